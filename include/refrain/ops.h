@@ -35,15 +35,66 @@ RFR_API rfr_value rfr_matmul_at(rfr_trace *t, rfr_source at, rfr_value a, rfr_va
                                 rfr_dtype to);
 /* y (T,N) = x (T,K) wT + b, w (N,K), b (N) or RFR_NONE; y has x's type. */
 RFR_API rfr_value rfr_linear_at(rfr_trace *t, rfr_source at, rfr_value x, rfr_value w, rfr_value b);
-/* Quantizes x (M,N) to E4M3 with one scale for the tensor, 448 / max |x|. Returns (M,N); *col (N,M) is the transposed
- * copy, *scale_inv f32 (1) the reciprocal of the scale. Unused results are not computed. */
-RFR_API rfr_value rfr_quantize_at(rfr_trace *t, rfr_source at, rfr_value x, rfr_value *col, rfr_value *scale_inv);
-/* y (M,N) = (a bT) scale_a scale_b [+ bias (N)]; a (M,K) and b (N,K) in E4M3, scales f32 (1). It has a gradient if a
- * and b are results of rfr_quantize; else differentiating it is the error grad.no_rule. */
-RFR_API rfr_value rfr_matmul_scaled_at(rfr_trace *t, rfr_source at, rfr_value a, rfr_value b, rfr_value scale_a,
-                                       rfr_value scale_b, rfr_value bias, rfr_dtype to);
-/* rfr_linear with x and w quantized to E4M3; the backward quantizes dy too. */
-RFR_API rfr_value rfr_linear_e4m3_at(rfr_trace *t, rfr_source at, rfr_value x, rfr_value w, rfr_value b);
+/* ---- scaled GEMMs ----
+ *
+ * A scaled operand is a tensor in 8 or 4 bits with scales: the value of an element is q * scale (* global). Both operands
+ * of a scaled GEMM are dense along the sum, so a tensor may be needed twice: as `row` and as its transposed copy `col`,
+ * each with scales along its own rows. Formulas and sources: docs/quantizers.md. */
+
+/*  X(enumerator, name, elements of a scale along a row (0: all), rows of a scale, type of a scale) */
+#define RFR_SCALINGS(X)                                  \
+  X(RFR_SCALING_TENSOR, "tensor", 0, 0, RFR_F32)         \
+  X(RFR_SCALING_ROW128, "row128", 128, 1, RFR_F32)       \
+  X(RFR_SCALING_BLOCK128, "block128", 128, 128, RFR_F32) \
+  X(RFR_SCALING_MX32, "mx32", 32, 1, RFR_E8M0)           \
+  X(RFR_SCALING_MX32X32, "mx32x32", 32, 32, RFR_E8M0)    \
+  X(RFR_SCALING_NV16, "nv16", 16, 1, RFR_E4M3)           \
+  X(RFR_SCALING_NV16X16, "nv16x16", 16, 16, RFR_E4M3)
+
+typedef enum rfr_scaling {
+#define RFR_SCALING_ENUM(e, name, block, rows, scale) e,
+  RFR_SCALINGS(RFR_SCALING_ENUM)
+#undef RFR_SCALING_ENUM
+      RFR_SCALING_COUNT
+} rfr_scaling;
+
+typedef enum rfr_quantize_bits {
+  RFR_QUANTIZE_POW2 = 1,       /* tensor, row128, block128: scales are rounded down to powers of two */
+  RFR_QUANTIZE_STOCHASTIC = 2, /* nv16, nv16x16: rounded at random, with the value as the mean; needs `step` */
+  RFR_QUANTIZE_HADAMARD = 4    /* nv16: col is of x after a Hadamard transform of 16 rows, for wgrad */
+} rfr_quantize_bits;
+
+typedef struct rfr_quantize_options {
+  size_t size;
+  rfr_dtype format; /* e4m3 or e5m2; nv16, nv16x16: e2m1 */
+  rfr_scaling scaling;
+  int bits;        /* of rfr_quantize_bits */
+  rfr_value scale; /* tensor: f32 (slices), multiplied by instead of a scale computed from x; RFR_NONE: none */
+  rfr_value step;  /* the step block of random numbers, or RFR_NONE */
+  int stream;
+} rfr_quantize_options;
+RFR_API rfr_quantize_options rfr_quantize_options_default(void); /* e4m3, one scale from the tensor itself */
+
+typedef struct rfr_quantized {
+  rfr_value row, col, row_scale, col_scale, row_global, col_global;
+  rfr_value amax; /* f32 (slices): max |x| */
+} rfr_quantized;
+
+/* Quantizes x (M,K), or each slice of x (G,M,K). Returns row; *out has all results. Unused ones are not computed. There
+ * is no gradient: the pass that quantizes runs after autodiff. */
+RFR_API rfr_value rfr_quantize_at(rfr_trace *t, rfr_source at, rfr_value x, const rfr_quantize_options *options,
+                                  rfr_quantized *out);
+/* The same for the rows of groups: x (R,K), offsets i32 (G+1); each group is a slice. */
+RFR_API rfr_value rfr_grouped_quantize_at(rfr_trace *t, rfr_source at, rfr_value x, rfr_value offsets,
+                                          const rfr_quantize_options *options, rfr_quantized *out);
+/* One operand of a scaled GEMM: row or col of a quantized tensor with its scales. global may be RFR_NONE except with
+ * nv16. */
+typedef struct rfr_scaled {
+  rfr_value q, scale, global;
+} rfr_scaled;
+/* y (M,N) = a bT [+ bias (N)], a (M,K), b (N,K). The scalings may differ. */
+RFR_API rfr_value rfr_matmul_scaled_at(rfr_trace *t, rfr_source at, const rfr_scaled *a, const rfr_scaled *b,
+                                       rfr_value bias, rfr_dtype to);
 
 /* ---- quantized storage ----
  *
@@ -376,10 +427,9 @@ RFR_API rfr_value rfr_text_end_at(rfr_trace *t, rfr_source at, rfr_value cursor,
 
 #define rfr_matmul(t, a, b, bias, ta, tb, to) rfr_matmul_at(t, RFR_HERE, a, b, bias, ta, tb, to)
 #define rfr_linear(t, x, w, b) rfr_linear_at(t, RFR_HERE, x, w, b)
-#define rfr_quantize(t, x, col, scale_inv) rfr_quantize_at(t, RFR_HERE, x, col, scale_inv)
-#define rfr_matmul_scaled(t, a, b, scale_a, scale_b, bias, to) \
-  rfr_matmul_scaled_at(t, RFR_HERE, a, b, scale_a, scale_b, bias, to)
-#define rfr_linear_e4m3(t, x, w, b) rfr_linear_e4m3_at(t, RFR_HERE, x, w, b)
+#define rfr_quantize(t, x, options, out) rfr_quantize_at(t, RFR_HERE, x, options, out)
+#define rfr_grouped_quantize(t, x, offsets, options, out) rfr_grouped_quantize_at(t, RFR_HERE, x, offsets, options, out)
+#define rfr_matmul_scaled(t, a, b, bias, to) rfr_matmul_scaled_at(t, RFR_HERE, a, b, bias, to)
 #define rfr_dequantize(t, x, format, rank, shape, to) rfr_dequantize_at(t, RFR_HERE, x, format, rank, shape, to)
 #define rfr_splits_to_offsets(t, splits, rows, bad) rfr_splits_to_offsets_at(t, RFR_HERE, splits, rows, bad)
 #define rfr_grouped_linear(t, x, w, offsets, bias, scale) rfr_grouped_linear_at(t, RFR_HERE, x, w, offsets, bias, scale)

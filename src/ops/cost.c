@@ -55,8 +55,15 @@ static double flops_of(const rfr_trace *t, const rfi_opr *op) {
       if (op->out[0] < 0) return 0;
       return 2 * (double)type_of(t, op->in[1])->shape[1] * (double)rfi_count(type_of(t, op->in[0]));
     case RFI_OP_matmul_scaled:
+    case RFI_OP_grouped_matmul_scaled:
+    case RFI_OP_grouped_wgrad_scaled: {
+      const rfr_type *a = type_of(t, op->in[0]);
+      const bool wgrad = op->def->code == RFI_OP_grouped_wgrad_scaled;
+      double terms = (double)(wgrad ? type_of(t, op->in[1])->shape[0] : 1);
+      terms *= (double)a->shape[1] * (a->dtype == RFR_U8 ? 2 : 1);
       if (op->out[0] < 0) return 0;
-      return 2 * (double)type_of(t, op->in[0])->shape[1] * (double)rfi_count(type_of(t, op->out[0]));
+      return 2 * terms * (wgrad ? (double)a->shape[0] : (double)rfi_count(type_of(t, op->out[0])));
+    }
     case RFI_OP_linear_cross_entropy: {
       double product = 2 * (double)rfi_count(type_of(t, op->in[0])) * (double)type_of(t, op->in[1])->shape[0];
       return product * (1 + (op->out[1] >= 0) + (op->out[2] >= 0));

@@ -6,6 +6,9 @@
 #include "ops/rule.h"
 
 #include <stdio.h>
+#include <string.h>
+
+#include "core/rng.h"
 
 /* ---- shape rules ---- */
 
@@ -94,4 +97,10 @@ rfr_dtype rfi_emit_dtype(const rfi_grad *g, int i) {
 void rfi_emit_end(rfi_grad *g, int i, rfr_value v) {
   g->dx[i] = rfi_emit_cast(g, v, rfi_emit_dtype(g, i));
   rfr_set_phase(g->t, RFR_PHASE_DGRAD);
+}
+
+int64_t rfi_stream_number(const rfr_trace *t, rfr_value state, int stream) {
+  const size_t n = strlen(RFI_STREAM_PREFIX);
+  const char *name = state < 0 || state >= t->n_values ? "" : t->values[state].name;
+  return strncmp(name, RFI_STREAM_PREFIX, n) == 0 ? (int64_t)(rfi_stream_id(name + n) + (uint64_t)stream) : stream;
 }

@@ -44,4 +44,9 @@ static inline rfr_value rfi_emit(rfi_grad *g, rfi_opcode code, int n_in, const r
   return rfi_record(g->t, g->at, code, n_in, in, attr, NULL);
 }
 
+/* ---- random numbers ---- */
+
+/* The number of a stream of the random state `state`: a named state's depends on its name. */
+int64_t rfi_stream_number(const rfr_trace *t, rfr_value state, int stream);
+
 #endif

@@ -56,24 +56,6 @@ static inline uint16_t rfi_f32_to_f16(float x) {
   return (uint16_t)(sign | r);
 }
 
-/* E4M3: 4 exponent bits with bias 7, 3 bits of mantissa, no infinity; largest 448 (0x7E), NaN 0x7F. */
-static inline float rfi_e4m3_to_f32(uint8_t q) {
-  uint32_t sign = (uint32_t)(q & 0x80u) << 24, magnitude = q & 0x7Fu;
-  uint32_t finite = rfi_bits_of(rfi_float_of(magnitude << 20) * 0x1p120f);
-  return rfi_float_of(sign | (magnitude == 0x7Fu ? 0x7FC00000u : finite));
-}
-/* Rounds to nearest even; larger values, infinity too, become 448. */
-static inline uint8_t rfi_f32_to_e4m3(float x) {
-  uint32_t u = rfi_bits_of(x), sign = (u >> 24) & 0x80u, a = u & 0x7FFFFFFFu;
-  /* as in f16: a normal number is rebiased and rounded, for a subnormal one the addition rounds */
-  uint32_t normal = (a - 0x3C000000u + 0x7FFFFu + ((a >> 20) & 1u)) >> 20;
-  uint32_t subnormal = rfi_bits_of(rfi_float_of(a) + 0x1p14f) - 0x46800000u;
-  uint32_t r = a < 0x3C800000u ? subnormal : normal;
-  r = r > 0x7Eu ? 0x7Eu : r;
-  r = a > 0x7F800000u ? 0x7Fu : r;
-  return (uint8_t)(sign | r);
-}
-
 /* ---- functions ---- */
 
 /* e^x: x = n ln2 + r, |r| <= ln2 / 2. 2^n is split into two factors, so that subnormal results and those close to the

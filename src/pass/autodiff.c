@@ -102,7 +102,7 @@ static rfr_status sweep(autodiff *a, const rfr_trace *t) {
       a->influenced[op->out[j]] = any && is_float(t, op->out[j]);
       a->weight[op->out[j]] = op->n_in > 0 && op->in[0] >= 0 && a->weight[op->in[0]] &&
                               ((op->def->flags & RFI_VIEW) || op->def->code == RFI_OP_cast ||
-                               op->def->code == RFI_OP_quantize || op->def->code == RFI_OP_all_gather);
+                               op->def->code == RFI_OP_all_gather);
     }
   }
   a->needed[a->loss] = true;

@@ -93,7 +93,7 @@ static uint64_t op_hash(const cse *c, const rfi_opr *op) {
 
 static bool ops_same(const cse *c, const rfi_opr *a, const rfi_opr *b) {
   if (a->def != b->def || a->n_in != b->n_in) return false;
-  if ((a->def->flags & RFI_RNG) && a->microbatch != b->microbatch) return false;
+  if (rfi_is_random(a) && a->microbatch != b->microbatch) return false;
   if (!rfi_attrs_equal(a, b)) return false;
   for (int k = 0; k < a->n_in; k++)
     if ((a->in[k] < 0 ? -1 : c->same[a->in[k]]) != (b->in[k] < 0 ? -1 : c->same[b->in[k]])) return false;

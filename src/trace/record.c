@@ -125,7 +125,8 @@ int64_t rfr_trace_sites(const rfr_trace *t) {
   int64_t n = 0;
   for (int i = 0; t && i < t->n_ops; i++) {
     const rfi_opr *op = &t->ops[i];
-    if (op->def->code == RFI_OP_dropout && op->attr[1].i >= n) n = op->attr[1].i + 1;
+    const int site = rfi_is_random(op) ? rfi_attr_index(op->def, "site") : -1;
+    if (site >= 0 && op->attr[site].i >= n) n = op->attr[site].i + 1;
   }
   return n;
 }

@@ -14,6 +14,7 @@
 #define RFI_TRACE_H
 
 #include <stdbool.h>
+#include <string.h>
 
 #include "base/arena.h"
 #include "base/names.h"
@@ -251,6 +252,25 @@ static inline int64_t rfi_count(const rfr_type *t) {
 }
 /* Bytes of a dense value of this type. */
 static inline int64_t rfi_bytes(const rfr_type *t) { return (rfi_count(t) * rfr_dtype_bits(t->dtype) + 7) / 8; }
+
+/* The index of an operand or attribute by name; -1: there is none. */
+static inline int rfi_operand_index(const rfi_op_def *def, const char *name) {
+  int k = 0;
+  while (k < def->n_operands && strcmp(def->operand[k], name) != 0) k++;
+  return k < def->n_operands ? k : -1;
+}
+static inline int rfi_attr_index(const rfi_op_def *def, const char *name) {
+  int k = 0;
+  while (k < def->n_attrs && strcmp(def->attr[k], name) != 0) k++;
+  return k < def->n_attrs ? k : -1;
+}
+
+/* Whether an op draws random numbers: an optional operand `step` says so in each op. */
+static inline bool rfi_is_random(const rfi_opr *op) {
+  if (!(op->def->flags & RFI_RNG)) return false;
+  const int step = rfi_operand_index(op->def, "step");
+  return step < 0 || (step < op->n_in && op->in[step] >= 0);
+}
 
 /* ---- gradient rules ---- */
 

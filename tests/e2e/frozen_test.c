@@ -262,14 +262,6 @@ static void packed(builder *b) {
   finish(b, dot(b, rfr_linear(t, rfr_add(t, rfr_mul(t, y[0], y[1]), y[2]), w, RFR_NONE)));
 }
 
-/* x 1, w0 2, w1 4 */
-static void fp8(builder *b) {
-  rfr_value x = candidate(b, "x", RFR_ROLE_INPUT_GRAD, RFR_ROLE_INPUT, T, A);
-  rfr_value w0 = weight(b, "w0", B, A), w1 = weight(b, "w1", C, B);
-  rfr_value h = rfr_gelu(b->t, rfr_linear_e4m3(b->t, x, w0, RFR_NONE), 1);
-  finish(b, dot(b, rfr_linear_e4m3(b->t, h, w1, RFR_NONE)));
-}
-
 /* Rows with weights, as those of experts; gate 1, up 2, weight 4 */
 static void weighted(builder *b) {
   rfr_value x = input(b, "x", T, A), gate = weight(b, "gate", B, A), up = weight(b, "up", B, A);
@@ -334,20 +326,6 @@ static const struct frozen_case {
      "forward: 4 matmul, add, 2 mul, sum; dgrad: matmul, 3 mul, fill; wgrad: 2 matmul, add, 2 pad"},
     {"packed and frozen", packed, 0x2, 0x3, T *B *F,
      "forward: 4 matmul, add, 2 mul, sum; dgrad: mul, fill; wgrad: matmul"},
-    {"E4M3, input without gradient", fp8, 0x6, 0x7, T *A + F + T *B *F + T *B + F + B *C + F,
-     "forward: quantize[row scale_inv], 3 quantize, 2 matmul_scaled, mul, gelu, sum; dgrad: quantize, "
-     "matmul_scaled, mul, fill, gelu_bwd; wgrad: quantize[col scale_inv], 2 matmul_scaled"},
-    {"E4M3, last weight frozen", fp8, 0x2, 0x6, T *A + F + T *B *F,
-     "load: quantize; forward: 2 quantize[row scale_inv], quantize, 2 matmul_scaled, mul, gelu, sum; "
-     "dgrad: quantize[row scale_inv], matmul_scaled, mul, fill, gelu_bwd; wgrad: quantize[col scale_inv], "
-     "matmul_scaled"},
-    {"E4M3, first weight frozen", fp8, 0x4, 0x6, T *B + F,
-     "load: quantize[row scale_inv]; forward: 2 quantize[row scale_inv], quantize, 2 matmul_scaled, mul, "
-     "gelu, sum; dgrad: mul, fill; wgrad: quantize[col scale_inv], matmul_scaled"},
-    {"E4M3, input alone", fp8, 0x1, 0x7, T *B *F,
-     "load: 2 quantize; forward: 2 quantize[row scale_inv], 2 matmul_scaled, mul, gelu, sum; "
-     "dgrad: 2 quantize[row scale_inv], 2 matmul_scaled, mul, fill, gelu_bwd",
-     false, true},
     {"weighted rows, trained: gate", weighted, 0x1, 0x7, 2 * T *B *F,
      "forward: 2 matmul, mul, swiglu_weighted, sum; dgrad: mul, fill, swiglu_weighted_bwd[dgate]; wgrad: matmul"},
     {"weighted rows, trained: up", weighted, 0x2, 0x7, 2 * T *B *F,

@@ -176,9 +176,9 @@ static void ops(void) {
   VALUE(rfr_matmul_at, NULL, NOWHERE, 0, 0, 0, 0, 0, RFR_F32);
   VALUE(rfr_linear_at, NULL, NOWHERE, 0, 0, 0);
   VALUE(rfr_quantize_at, NULL, NOWHERE, 0, NULL, NULL);
+  VALUE(rfr_grouped_quantize_at, NULL, NOWHERE, 0, 0, NULL, NULL);
   VALUE(rfr_dequantize_at, NULL, NOWHERE, 0, RFR_QUANT_NF4, 2, shape, RFR_F32);
-  VALUE(rfr_matmul_scaled_at, NULL, NOWHERE, 0, 0, 0, 0, 0, RFR_F32);
-  VALUE(rfr_linear_e4m3_at, NULL, NOWHERE, 0, 0, 0);
+  VALUE(rfr_matmul_scaled_at, NULL, NOWHERE, NULL, NULL, 0, RFR_F32);
   VALUE(rfr_splits_to_offsets_at, NULL, NOWHERE, 0, 0, NULL);
   VALUE(rfr_grouped_linear_at, NULL, NOWHERE, 0, 0, 0, 0, 0);
   VALUE(rfr_grouped_linear_separate_at, NULL, NOWHERE, 0, 1, (rfr_value[]){0}, 0, 0, 0);

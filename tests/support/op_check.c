@@ -60,7 +60,9 @@ void rft_cell_fail(rft_cell *cell, const rft_case *c, rfr_dtype type, const char
 static bool moves_values(rfi_opcode code) {
   switch (code) {
     case RFI_OP_embedding:
-    case RFI_OP_quantize: /* tolerance 0: the formula determines every bit */
+    case RFI_OP_quantize:
+    case RFI_OP_grouped_quantize:
+    case RFI_OP_scale_update: /* tolerance 0: the formula determines every bit */
     case RFI_OP_dequantize:
     case RFI_OP_cast:
     case RFI_OP_copy:
@@ -133,7 +135,7 @@ static void compare(const rft_case *c, int j, const rfi_arg *y, const rfi_arg *r
   for (int64_t i = 0; i < rfi_count(&y->type); i++) {
     double a = rft_get(y, i), b = rft_get(r, i);
     bool same = a == b || (isnan(a) && isnan(b));
-    if (!integer && exact) same = a == rounded(y->type.dtype, b);
+    if (!integer && exact && !isnan(b)) same = a == rounded(y->type.dtype, b);
     if ((integer || exact || !isfinite(b)) ? !same : !isfinite(a)) {
       rft_cell_fail(cell, c, type, "%s: %s[%lld] is %.9g, want %.9g", where, name, (long long)i, a, b);
       return;

@@ -148,7 +148,6 @@ static const char *check_trace(rfr_ctx *ctx, const rft_case *c, rfr_role role, r
 static const char *exempt(const rft_op *op, char word[32]) {
   static const char *const suffixes[] = {"_bwd", "_dx", "_dw", "_db", "_grad"};
   const rfi_op_def *def = op->def;
-  if (def->code == RFI_OP_quantize) return "in quant_test"; /* piecewise constant; its rule is the identity's */
   if (def->flags & RFI_GRAD) return NULL;
   for (size_t i = 0; i < sizeof suffixes / sizeof *suffixes; i++) {
     size_t n = strlen(def->name), m = strlen(suffixes[i]);
@@ -165,6 +164,9 @@ static const char *exempt(const rft_op *op, char word[32]) {
     return "is a backward";
   if (strcmp(def->family, "grouped") == 0 && def->code != RFI_OP_splits_to_offsets) return "via grouped_matmul";
   if (def->code == RFI_OP_add_layernorm || def->code == RFI_OP_add_rmsnorm || def->code == RFI_OP_lora_matmul)
+    return "none: lowered";
+  if (def->code == RFI_OP_quantize || def->code == RFI_OP_grouped_quantize || def->code == RFI_OP_matmul_scaled ||
+      def->code == RFI_OP_grouped_matmul_scaled || def->code == RFI_OP_grouped_wgrad_scaled)
     return "none: lowered";
   if (def->flags & RFI_STATE) return "none: state";
   if (strcmp(def->family, "optim") == 0) return "none: optimizer";

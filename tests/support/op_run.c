@@ -76,7 +76,9 @@ double rft_get(const rfi_arg *a, int64_t i) {
     case RFR_F64: return ((const double *)a->data)[at];
     case RFR_F32: return ((const float *)a->data)[at];
     case RFR_I64: return (double)((const int64_t *)a->data)[at];
-    case RFR_E4M3: return rfr_float_from_bits(RFR_E4M3, ((const uint8_t *)a->data)[at]);
+    case RFR_E4M3:
+    case RFR_E5M2:
+    case RFR_E8M0: return rfr_float_from_bits(a->type.dtype, ((const uint8_t *)a->data)[at]);
     case RFR_I32: return ((const int32_t *)a->data)[at];
     case RFR_U8: return ((const uint8_t *)a->data)[at];
     default: return rfr_float_from_bits(a->type.dtype, ((const uint16_t *)a->data)[at]);
@@ -91,7 +93,9 @@ void rft_set(const rfi_arg *a, int64_t i, double x) {
     case RFR_I64: ((int64_t *)a->data)[at] = (int64_t)x; break;
     case RFR_I32: ((int32_t *)a->data)[at] = (int32_t)x; break;
     case RFR_U8: ((uint8_t *)a->data)[at] = (uint8_t)x; break;
-    case RFR_E4M3: ((uint8_t *)a->data)[at] = (uint8_t)rfr_float_to_bits(RFR_E4M3, (float)x); break;
+    case RFR_E4M3:
+    case RFR_E5M2:
+    case RFR_E8M0: ((uint8_t *)a->data)[at] = (uint8_t)rfr_float_to_bits(a->type.dtype, (float)x); break;
     default: ((uint16_t *)a->data)[at] = (uint16_t)rfr_float_to_bits(a->type.dtype, (float)x);
   }
 }

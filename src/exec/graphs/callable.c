@@ -33,15 +33,20 @@ static rfr_status copy_op(rfi_callable *c, rfi_rewrite *r, int i, int64_t site) 
     return refuse(c, "the trace must be a forward only, but has op", op->def->name);
   if (op->def->flags & RFI_HOST)
     return refuse(c, "a callable cannot contain an op that waits for the host:", op->def->name);
-  if (!(op->def->flags & RFI_RNG)) return rfi_rewrite_op(r, i, NULL);
-  if (op->def->code != RFI_OP_dropout)
+  if (!rfi_is_random(op)) return rfi_rewrite_op(r, i, NULL);
+  const int at = rfi_operand_index(op->def, "microbatch"), own_site = rfi_attr_index(op->def, "site");
+  if (at < 0 || own_site < 0)
     return refuse(c, "a random op that cannot take the microbatch from the slot:", op->def->name);
   if (c->microbatch == RFR_NONE)
     c->microbatch = rfr_input(r->to, MICROBATCH, RFR_ROLE_INPUT, RFR_I32, 1, ((int64_t[]){1}));
-  rfr_value in[3] = {r->map[op->in[0]], r->map[op->in[1]], c->microbatch};
-  rfi_attr attr[3] = {op->attr[0], rfi_i(op->attr[1].i + site), op->attr[2]};
+  rfr_value in[RFI_MAX_NAMES];
+  rfi_attr attr[RFI_MAX_ATTR];
+  for (int k = 0; k < at; k++) in[k] = k < op->n_in && op->in[k] >= 0 ? r->map[op->in[k]] : RFR_NONE;
+  in[at] = c->microbatch;
+  memcpy(attr, op->attr, sizeof *attr * (size_t)op->def->n_attrs);
+  attr[own_site].i += site;
   rfi_opr own = *op;
-  own.n_in = 3;
+  own.n_in = at + 1;
   own.in = in;
   own.attr = attr;
   return rfi_rewrite_as(r, i, &own, NULL);

@@ -4,9 +4,6 @@
  * function of (seed and attempted count of the step block, stream; element, site, microbatch), so the gradient is the
  * same op on dy with the same attributes, and a recomputed or replayed op draws the same mask.
  */
-#include <string.h>
-
-#include "core/rng.h"
 #include "ops/rule.h"
 
 rfr_status rfi_infer_dropout(const rfi_infer *c) {
@@ -33,15 +30,8 @@ rfr_status rfi_grad_dropout(rfi_grad *g) {
   return g->t->status;
 }
 
-/* A named random stream gets its number from its name plus `stream`. */
-static int64_t stream_number(const rfr_trace *t, rfr_value state, int stream) {
-  const size_t n = strlen(RFI_STREAM_PREFIX);
-  const char *name = state < 0 || state >= t->n_values ? "" : t->values[state].name;
-  return strncmp(name, RFI_STREAM_PREFIX, n) == 0 ? (int64_t)(rfi_stream_id(name + n) + (uint64_t)stream) : stream;
-}
-
 rfr_value rfr_dropout_at(rfr_trace *t, rfr_source at, rfr_value x, rfr_value step, double p, int stream) {
   if (!rfi_trace_records(t)) return RFR_NONE;
-  rfi_attr attr[3] = {rfi_f(p), rfi_i(t->next_site++), rfi_i(stream_number(t, step, stream))};
+  rfi_attr attr[3] = {rfi_f(p), rfi_i(t->next_site++), rfi_i(rfi_stream_number(t, step, stream))};
   return rfi_record(t, at, RFI_OP_dropout, 2, (rfr_value[]){x, step}, attr, NULL);
 }

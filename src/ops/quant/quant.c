@@ -1,144 +1,315 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * quantize and matmul_scaled: E4M3 with one scale per tensor, computed from the tensor itself ("current scaling").
+ * Scaled operands: their shapes, and the calls that record quantizers and scaled GEMMs.
  *
- *   amax = max |x|,  scale = 448 / amax,  row = E4M3(x * scale),  scale_inv = 1 / scale
- *
- * scale is 1 if amax is 0, infinite or NaN, and the largest f32 if the quotient overflows. The formula is that of
- * TransformerEngine's recipe of this name, with its default settings.
- *
- * Tensor cores multiply FP8 in one layout only, y = a bT with both operands contiguous along the reduction. So dx = dy
- * w needs wT, and dw = dyT x needs dyT and xT: each is the result `col` of the quantize op whose `row` the other GEMM
- * reads. Unused results are pruned one by one, so frozen weights need no special case: without dw, xT and dyT are not
- * computed, and without dx, wT is not. The rounding has the gradient of the identity, the scale has none.
+ * Tensor cores multiply FP8 in one layout only, y = a bT with both operands contiguous along the sum. So dx = dy w
+ * needs wT, and dw = dyT x needs dyT and xT: each is the result `col` of the quantize op whose `row` another GEMM
+ * reads. Unused results are dropped one by one, so frozen weights need no special case: without dw, xT and dyT are not
+ * computed, and without dx, wT is not. A format and a scaling follow from the types and shapes of an operand and its
+ * scales, so a GEMM takes any two.
  */
+#include "ops/quant/scaled.h"
+
 #include "ops/rule.h"
-
-enum { ROW, COL, SCALE_INV }; /* results of quantize */
-
-/* ---- shapes ---- */
 
 static bool is_wide(rfr_dtype d) { return d == RFR_F32 || d == RFR_BF16 || d == RFR_F16; }
 
-rfr_status rfi_infer_quantize(const rfi_infer *c) {
-  const rfr_type *x = &c->in[0];
-  RFI_TRY(rfi_rule_rank(c, 0, 2, 2));
-  if (!is_wide(x->dtype)) return rfi_fail(RFI_E_TRACE_SHAPE, "x is %s, not f32, bf16 or f16", rfr_dtype_name(x->dtype));
-  c->out[ROW] = (rfr_type){.dtype = RFR_E4M3, .rank = 2, .shape = {x->shape[0], x->shape[1]}};
-  c->out[COL] = (rfr_type){.dtype = RFR_E4M3, .rank = 2, .shape = {x->shape[1], x->shape[0]}};
-  c->out[SCALE_INV] = (rfr_type){.dtype = RFR_F32, .rank = 1, .shape = {1}};
+/* ---- quantize ---- */
+
+typedef struct geometry {
+  int64_t slices, M, K; /* M: rows of all groups */
+  int64_t col;          /* elements of a row of the result col */
+  bool grouped;
+} geometry;
+
+static rfr_status check_options(const rfi_infer *c, const geometry *g, int scale) {
+  const rfr_dtype format = (rfr_dtype)c->attr[RFI_Q_FORMAT].i;
+  const int64_t scaling = c->attr[RFI_Q_SCALING].i, bits = c->attr[RFI_Q_OPTIONS].i;
+  if (scaling < 0 || scaling >= RFR_SCALING_COUNT)
+    return rfi_fail(RFI_E_TRACE_SHAPE, "%lld is not an rfr_scaling", (long long)scaling);
+  const rfi_scaling_info info = rfi_scaling_info_of(scaling);
+  const bool four = info.scale == RFR_E4M3;
+  if (four ? format != RFR_E2M1 : format != RFR_E4M3 && format != RFR_E5M2)
+    return rfi_fail(RFI_E_TRACE_SHAPE, "format must be %s with this scaling", four ? "e2m1" : "e4m3 or e5m2");
+  if (bits & ~(int64_t)(RFR_QUANTIZE_POW2 | RFR_QUANTIZE_STOCHASTIC | RFR_QUANTIZE_HADAMARD))
+    return rfi_fail(RFI_E_TRACE_SHAPE, "options has unknown bits: %lld", (long long)bits);
+  if ((bits & RFR_QUANTIZE_POW2) && info.scale != RFR_F32)
+    return rfi_fail(RFI_E_TRACE_SHAPE, "only scales in f32 are rounded to powers of two");
+  if ((bits & RFR_QUANTIZE_STOCHASTIC) && !four)
+    return rfi_fail(RFI_E_TRACE_SHAPE, "only e2m1 is rounded stochastically");
+  if (!(bits & RFR_QUANTIZE_STOCHASTIC) == rfi_present(c, scale + 1))
+    return rfi_fail(RFI_E_TRACE_SHAPE, "stochastic rounding and the operand step need each other");
+  if ((bits & RFR_QUANTIZE_HADAMARD) && scaling != RFR_SCALING_NV16)
+    return rfi_fail(RFI_E_TRACE_SHAPE, "the Hadamard transform needs the scaling nv16");
+  if ((bits & RFR_QUANTIZE_HADAMARD) && !g->grouped && g->M % RFI_HADAMARD != 0)
+    return rfi_fail(RFI_E_TRACE_SHAPE, "the Hadamard transform needs a multiple of 16 rows, not %lld", (long long)g->M);
+  if (four && (g->K % 2 != 0 || g->col % 2 != 0))
+    return rfi_fail(RFI_E_TRACE_SHAPE, "e2m1 has two elements in a byte: %lld x %lld has an odd side", (long long)g->M,
+                    (long long)g->K);
+  if (g->grouped && info.rows > 1)
+    return rfi_fail(RFI_E_TRACE_SHAPE, "a block of %d rows does not end where a group does", info.rows);
+  if (rfi_present(c, scale) && (scaling != RFR_SCALING_TENSOR || (bits & RFR_QUANTIZE_POW2)))
+    return rfi_fail(RFI_E_TRACE_SHAPE, "a given scale is for scaling %d without options", RFR_SCALING_TENSOR);
   return RFR_OK;
 }
 
+/* The type of (..., rows, n) in the format, and that of its scales. */
+static rfr_type data_type(rfr_dtype format, int rank, int64_t slices, int64_t rows, int64_t n) {
+  const bool four = format == RFR_E2M1;
+  rfr_type t = {.dtype = four ? RFR_U8 : format, .rank = rank, .shape = {slices}};
+  t.shape[rank - 2] = rows;
+  t.shape[rank - 1] = four ? n / 2 : n;
+  return t;
+}
+
+static rfr_type scale_type(int64_t scaling, int rank, int64_t slices, int64_t rows, int64_t n) {
+  const rfi_scaling_info info = rfi_scaling_info_of(scaling);
+  if (scaling == RFR_SCALING_TENSOR) return (rfr_type){.dtype = RFR_F32, .rank = 1, .shape = {slices}};
+  rfr_type t = {.dtype = info.scale, .rank = rank, .shape = {slices}};
+  t.shape[rank - 2] = scaling == RFR_SCALING_BLOCK128 ? rfi_blocks_of(rows, info.rows) : rows;
+  t.shape[rank - 1] = rfi_blocks_of(n, info.block);
+  return t;
+}
+
+static rfr_status infer(const rfi_infer *c, const geometry *g, int scale) {
+  const int rank = g->grouped ? 2 : c->in[0].rank;
+  if (!is_wide(c->in[0].dtype))
+    return rfi_fail(RFI_E_TRACE_SHAPE, "x is %s, not f32, bf16 or f16", rfr_dtype_name(c->in[0].dtype));
+  RFI_TRY(check_options(c, g, scale));
+  if (rfi_present(c, scale)) {
+    RFI_TRY(rfi_rule_dtype(c, scale, RFR_F32));
+    RFI_TRY(rfi_rule_vector(c, scale, g->slices));
+  }
+  if (rfi_present(c, scale + 1)) {
+    RFI_TRY(rfi_rule_dtype(c, scale + 1, RFR_I64));
+    RFI_TRY(rfi_rule_vector(c, scale + 1, 4));
+  }
+  if (rfi_present(c, scale + 2)) {
+    RFI_TRY(rfi_rule_dtype(c, scale + 2, RFR_I32));
+    RFI_TRY(rfi_rule_vector(c, scale + 2, 1));
+  }
+  const rfr_dtype format = (rfr_dtype)c->attr[RFI_Q_FORMAT].i;
+  const int64_t scaling = c->attr[RFI_Q_SCALING].i;
+  const rfr_type each = {.dtype = RFR_F32, .rank = 1, .shape = {g->slices}};
+  c->out[RFI_Q_ROW] = data_type(format, rank, g->slices, g->M, g->K);
+  c->out[RFI_Q_COL] = data_type(format, rank, g->slices, g->K, g->col);
+  c->out[RFI_Q_ROW_SCALE] = scale_type(scaling, rank, g->slices, g->M, g->K);
+  c->out[RFI_Q_COL_SCALE] = scale_type(scaling, rank, g->slices, g->K, g->col);
+  c->out[RFI_Q_ROW_GLOBAL] = c->out[RFI_Q_COL_GLOBAL] = c->out[RFI_Q_AMAX] = each;
+  return RFR_OK;
+}
+
+rfr_status rfi_infer_quantize(const rfi_infer *c) {
+  const rfr_type *x = &c->in[0];
+  RFI_TRY(rfi_rule_rank(c, 0, 2, 3));
+  const geometry g = {.slices = x->rank == 3 ? x->shape[0] : 1,
+                      .M = x->shape[x->rank - 2],
+                      .K = x->shape[x->rank - 1],
+                      .col = x->shape[x->rank - 2]};
+  return infer(c, &g, 1);
+}
+
+static rfr_status groups_of(const rfi_infer *c, int offsets, int64_t *groups) {
+  RFI_TRY(rfi_rule_dtype(c, offsets, RFR_I32));
+  RFI_TRY(rfi_rule_rank(c, offsets, 1, 1));
+  *groups = c->in[offsets].shape[0] - 1;
+  return *groups >= 0
+             ? RFR_OK
+             : rfi_fail(RFI_E_TRACE_SHAPE, "offsets are empty; they need one element more than there are groups");
+}
+
+rfr_status rfi_infer_grouped_quantize(const rfi_infer *c) {
+  const rfr_type *x = &c->in[0];
+  int64_t groups;
+  RFI_TRY(rfi_rule_rank(c, 0, 2, 2));
+  RFI_TRY(groups_of(c, 1, &groups));
+  const geometry g = {.slices = groups,
+                      .M = x->shape[0],
+                      .K = x->shape[1],
+                      .col = rfi_group_columns(c->attr[RFI_Q_SCALING].i, x->shape[0], groups),
+                      .grouped = true};
+  return infer(c, &g, 2);
+}
+
+/* ---- scaled GEMMs ---- */
+
+/* Checks operand q with its scales; `slices` tensors have a scale each. *length gets the number of elements of a row. */
+static rfr_status scaled(const rfi_infer *c, int q, int scale, int global, int rank, int64_t slices, int64_t *length) {
+  RFI_TRY(rfi_rule_rank(c, q, rank, rank));
+  RFI_TRY(rfi_rule_rank(c, scale, 1, rank));
+  const bool has_global = rfi_present(c, global);
+  const rfr_type *x = &c->in[q];
+  if (x->dtype != RFR_E4M3 && x->dtype != RFR_E5M2 && x->dtype != RFR_U8)
+    return rfi_fail(RFI_E_TRACE_SHAPE, "%s is %s, not e4m3, e5m2 or u8 (two e2m1)", c->def->operand[q],
+                    rfr_dtype_name(x->dtype));
+  const int64_t scaling = rfi_scaling_of(x, &c->in[scale]), rows = x->shape[rank - 2];
+  *length = x->shape[rank - 1] * (x->dtype == RFR_U8 ? 2 : 1);
+  if (scaling < 0 || (x->dtype == RFR_U8) != (scaling == RFR_SCALING_NV16))
+    return rfi_fail(RFI_E_TRACE_SHAPE, "%s in %s has no scales in %s of rank %d", c->def->operand[q],
+                    rfr_dtype_name(x->dtype), rfr_dtype_name(c->in[scale].dtype), c->in[scale].rank);
+  const rfr_type want = scale_type(scaling, rank, rank == 3 ? x->shape[0] : slices, rows, *length);
+  RFI_TRY(rfi_rule_type(c, scale, &want));
+  if (has_global) {
+    RFI_TRY(rfi_rule_dtype(c, global, RFR_F32));
+    return rfi_rule_vector(c, global, slices);
+  }
+  return scaling != RFR_SCALING_NV16
+             ? RFR_OK
+             : rfi_fail(RFI_E_TRACE_SHAPE, "%s in e2m1 needs %s", c->def->operand[q], c->def->operand[global]);
+}
+
+static rfr_status same_length(const rfi_infer *c, int64_t a, int64_t b) {
+  if (a == b) return RFR_OK;
+  return rfi_fail(RFI_E_TRACE_SHAPE, "inner dimensions differ: %s gives %lld, %s gives %lld", c->def->operand[0],
+                  (long long)a, c->def->operand[1], (long long)b);
+}
+
+static rfr_status result(const rfi_infer *c, rfr_type type, int acc) {
+  if (!is_wide(type.dtype)) return rfi_fail(RFI_E_TRACE_SHAPE, "to must be f32, bf16 or f16");
+  c->out[0] = type;
+  return acc >= 0 && rfi_present(c, acc) ? rfi_rule_type(c, acc, &c->out[0]) : RFR_OK;
+}
+
 rfr_status rfi_infer_matmul_scaled(const rfi_infer *c) {
-  const rfr_type scalar = {.dtype = RFR_F32, .rank = 1, .shape = {1}};
-  rfr_dtype to = (rfr_dtype)c->attr[0].i;
-  for (int i = 0; i < 2; i++) {
-    RFI_TRY(rfi_rule_rank(c, i, 2, 2));
-    RFI_TRY(rfi_rule_dtype(c, i, RFR_E4M3));
-    RFI_TRY(rfi_rule_type(c, 2 + i, &scalar));
+  int64_t K, other;
+  RFI_TRY(scaled(c, RFI_MS_A, RFI_MS_SCALE_A, RFI_MS_GLOBAL_A, 2, 1, &K));
+  RFI_TRY(scaled(c, RFI_MS_B, RFI_MS_SCALE_B, RFI_MS_GLOBAL_B, 2, 1, &other));
+  RFI_TRY(same_length(c, K, other));
+  const int64_t M = c->in[RFI_MS_A].shape[0], N = c->in[RFI_MS_B].shape[0];
+  if (rfi_present(c, RFI_MS_BIAS)) {
+    RFI_TRY(rfi_rule_vector(c, RFI_MS_BIAS, N));
+    if (!is_wide(c->in[RFI_MS_BIAS].dtype)) return rfi_fail(RFI_E_TRACE_SHAPE, "bias must be f32, bf16 or f16");
   }
-  if (!is_wide(to)) return rfi_fail(RFI_E_TRACE_SHAPE, "to must be f32, bf16 or f16");
-  int64_t M = c->in[0].shape[0], K = c->in[0].shape[1], N = c->in[1].shape[0];
-  if (c->in[1].shape[1] != K)
-    return rfi_fail(RFI_E_TRACE_SHAPE, "inner dimensions differ: a gives %lld, b gives %lld", (long long)K,
-                    (long long)c->in[1].shape[1]);
-  c->out[0] = (rfr_type){.dtype = to, .rank = 2, .shape = {M, N}};
-  if (rfi_present(c, 4)) {
-    RFI_TRY(rfi_rule_vector(c, 4, N));
-    if (!is_wide(c->in[4].dtype)) return rfi_fail(RFI_E_TRACE_SHAPE, "bias must be f32, bf16 or f16");
-  }
-  return rfi_present(c, 5) ? rfi_rule_type(c, 5, &c->out[0]) : RFR_OK;
+  return result(c, (rfr_type){.dtype = (rfr_dtype)c->attr[0].i, .rank = 2, .shape = {M, N}}, RFI_MS_ACC);
 }
 
-/* ---- gradients ---- */
-
-rfr_status rfi_grad_quantize(rfi_grad *g) {
-  rfr_value row = g->dy[ROW], col = g->dy[COL];
-  if (!g->need[0] || (row == RFR_NONE && col == RFR_NONE)) return RFR_OK;
-  rfi_emit_begin(g, 0);
-  if (col != RFR_NONE) {
-    col = rfr_transpose_at(g->t, g->at, col, 0, 1);
-    row = row == RFR_NONE ? col : rfr_add_at(g->t, g->at, row, rfi_emit_cast(g, col, rfr_value_type(g->t, row).dtype));
+rfr_status rfi_infer_grouped_matmul_scaled(const rfi_infer *c) {
+  int64_t K, other, groups;
+  RFI_TRY(groups_of(c, RFI_GM_OFFSETS, &groups));
+  RFI_TRY(scaled(c, RFI_GM_A, RFI_GM_SCALE_A, RFI_GM_GLOBAL_A, 2, groups, &K));
+  RFI_TRY(scaled(c, RFI_GM_W, RFI_GM_SCALE_W, RFI_GM_GLOBAL_W, 3, groups, &other));
+  RFI_TRY(same_length(c, K, other));
+  if (rfi_scaling_of(&c->in[RFI_GM_A], &c->in[RFI_GM_SCALE_A]) == RFR_SCALING_BLOCK128)
+    return rfi_fail(RFI_E_TRACE_SHAPE, "scales of 128 rows do not end where a group does");
+  const int64_t R = c->in[RFI_GM_A].shape[0], N = c->in[RFI_GM_W].shape[1];
+  if (c->in[RFI_GM_W].shape[0] != groups)
+    return rfi_fail(RFI_E_TRACE_SHAPE, "w has %lld groups, offsets have %lld", (long long)c->in[RFI_GM_W].shape[0],
+                    (long long)groups);
+  if (rfi_present(c, RFI_GM_BIAS)) {
+    const rfr_type want = {.dtype = c->in[RFI_GM_BIAS].dtype, .rank = 2, .shape = {groups, N}};
+    RFI_TRY(rfi_rule_float(c, RFI_GM_BIAS));
+    RFI_TRY(rfi_rule_type(c, RFI_GM_BIAS, &want));
   }
-  rfi_emit_end(g, 0, row);
-  return rfr_trace_status(g->t);
+  if (rfi_present(c, RFI_GM_SCALE)) {
+    if (!rfi_present(c, RFI_GM_BIAS)) return rfi_fail(RFI_E_TRACE_SHAPE, "scale is given without a bias");
+    RFI_TRY(rfi_rule_float(c, RFI_GM_SCALE));
+    RFI_TRY(rfi_rule_vector(c, RFI_GM_SCALE, R));
+  }
+  return result(c, (rfr_type){.dtype = (rfr_dtype)c->attr[0].i, .rank = 2, .shape = {R, N}}, -1);
 }
 
-/* The other copy of the quantized tensor v, and the type that it was quantized from. */
-static rfr_status transposed(const rfi_grad *g, rfr_value v, rfr_value *other, rfr_dtype *from) {
-  rfr_trace *t = g->t;
-  const rfi_value *x = &t->values[v];
-  if (x->op < 0 || t->ops[x->op].def->code != RFI_OP_quantize)
-    return rfi_fail_at(RFI_E_GRAD_NO_RULE, g->at.file ? g->at.file : "", g->at.line,
-                       "a matmul_scaled whose operands were not quantized in this trace has no gradient");
-  const rfi_opr *q = &t->ops[x->op];
-  bool is_row = x->result == ROW;
-  *from = t->values[q->in[0]].type.dtype;
-  *other = q->out[is_row ? COL : ROW];
-  if (*other == RFR_NONE) { /* a pass has dropped it: quantize again */
-    rfr_value col, row = rfr_quantize_at(t, g->at, q->in[0], &col, NULL);
-    *other = is_row ? col : row;
-  }
-  return rfr_trace_status(t);
+rfr_status rfi_infer_grouped_wgrad_scaled(const rfi_infer *c) {
+  const int64_t of = c->attr[1].i, first = c->attr[2].i;
+  int64_t R, other, groups;
+  RFI_TRY(groups_of(c, RFI_GW_OFFSETS, &groups));
+  RFI_TRY(scaled(c, RFI_GW_DY, RFI_GW_SCALE_DY, RFI_GW_GLOBAL_DY, 2, groups, &R));
+  RFI_TRY(scaled(c, RFI_GW_X, RFI_GW_SCALE_X, RFI_GW_GLOBAL_X, 2, groups, &other));
+  RFI_TRY(same_length(c, R, other));
+  if (first < 0 || of < 0 || first + groups > of)
+    return rfi_fail(RFI_E_TRACE_SHAPE, "groups %lld to %lld are not among the %lld that share the rows",
+                    (long long)first, (long long)(first + groups - 1), (long long)of);
+  const int64_t a = rfi_scaling_of(&c->in[RFI_GW_DY], &c->in[RFI_GW_SCALE_DY]);
+  if (a != rfi_scaling_of(&c->in[RFI_GW_X], &c->in[RFI_GW_SCALE_X]) || a == RFR_SCALING_BLOCK128)
+    return rfi_fail(RFI_E_TRACE_SHAPE, "dy and x need one scaling along the rows");
+  const rfr_type dw = {.dtype = (rfr_dtype)c->attr[0].i,
+                       .rank = 3,
+                       .shape = {groups, c->in[RFI_GW_DY].shape[0], c->in[RFI_GW_X].shape[0]}};
+  return result(c, dw, RFI_GW_ACC);
 }
 
-static rfr_value product(const rfi_grad *g, rfr_value a, rfr_value b, rfr_value scale_a, rfr_value scale_b,
-                         rfr_dtype to) {
-  return rfr_matmul_scaled_at(g->t, g->at, a, b, scale_a, scale_b, RFR_NONE, to);
-}
+/* ---- amax history ---- */
 
-/* With y = a bT: da = dy b and db = dyT a. dy is quantized once for both. */
-rfr_status rfi_grad_matmul_scaled(rfi_grad *g) {
-  const rfi_opr *op = g->op;
-  rfr_value dy = g->dy[0], row = RFR_NONE, col = RFR_NONE, scale = RFR_NONE, other;
-  rfr_dtype from_a, from_b;
-  if (dy == RFR_NONE) return RFR_OK;
-  if (g->need[0] || g->need[1]) {
-    rfr_set_phase(g->t, g->need[0] ? RFR_PHASE_DGRAD : RFR_PHASE_WGRAD);
-    row = rfr_quantize_at(g->t, g->at, dy, &col, &scale);
+rfr_status rfi_infer_scale_update(const rfi_infer *c) {
+  enum { HISTORY, SCALE, SKIP, AMAX };
+  const rfr_list slots = c->attr[3].l;
+  const rfr_dtype format = (rfr_dtype)c->attr[0].i;
+  RFI_TRY(rfi_rule_dtype(c, HISTORY, RFR_F32));
+  RFI_TRY(rfi_rule_rank(c, HISTORY, 2, 2));
+  RFI_TRY(rfi_rule_dtype(c, SCALE, RFR_F32));
+  RFI_TRY(rfi_rule_vector(c, SCALE, c->in[HISTORY].shape[1]));
+  if (c->in[HISTORY].shape[0] < 1) return rfi_fail(RFI_E_TRACE_SHAPE, "history has no rows");
+  if (format != RFR_E4M3 && format != RFR_E5M2) return rfi_fail(RFI_E_TRACE_SHAPE, "format must be e4m3 or e5m2");
+  if (c->attr[1].i < 0 || c->attr[1].i > 32) return rfi_fail(RFI_E_TRACE_SHAPE, "margin must be 0 to 32");
+  if (rfi_present(c, SKIP)) {
+    RFI_TRY(rfi_rule_dtype(c, SKIP, RFR_I32));
+    RFI_TRY(rfi_rule_vector(c, SKIP, 1));
   }
-  if (g->need[0]) {
-    rfi_emit_begin(g, 0);
-    RFI_TRY(transposed(g, op->in[0], &other, &from_a));
-    RFI_TRY(transposed(g, op->in[1], &other, &from_b));
-    g->dx[0] = product(g, row, other, scale, op->in[3], g->is_weight[0] ? rfi_emit_dtype(g, 0) : from_a);
+  const int n = c->n_in > AMAX ? c->n_in - AMAX : 0;
+  if (slots.n != n) return rfi_fail(RFI_E_TRACE_SHAPE, "slots has %lld numbers for %d amaxes", (long long)slots.n, n);
+  for (int i = 0; i < n; i++) {
+    RFI_TRY(rfi_rule_dtype(c, AMAX + i, RFR_F32));
+    RFI_TRY(rfi_rule_rank(c, AMAX + i, 1, 1));
+    if (!(slots.x[i] >= 0 && slots.x[i] + (double)c->in[AMAX + i].shape[0] <= (double)c->in[SCALE].shape[0]) ||
+        slots.x[i] != (double)(int64_t)slots.x[i])
+      return rfi_fail(RFI_E_TRACE_SHAPE, "amax %d is not of one of the %lld slots", i,
+                      (long long)c->in[SCALE].shape[0]);
   }
-  if (g->need[1]) {
-    rfi_emit_begin(g, 1);
-    RFI_TRY(transposed(g, op->in[1], &other, &from_b));
-    RFI_TRY(transposed(g, op->in[0], &other, &from_a));
-    g->dx[1] = product(g, col, other, scale, op->in[2], g->is_weight[1] ? rfi_emit_dtype(g, 1) : from_b);
-  }
-  if (op->in[4] != RFR_NONE && g->need[4]) {
-    rfi_attr attr[2] = {rfi_i(0), rfi_i(rfi_emit_dtype(g, 4))};
-    rfi_emit_begin(g, 4);
-    g->dx[4] = rfi_emit(g, RFI_OP_sum, 1, &dy, attr);
-  }
-  if (op->in[5] != RFR_NONE && g->need[5]) g->dx[5] = dy;
-  rfr_set_phase(g->t, RFR_PHASE_DGRAD);
-  return rfr_trace_status(g->t);
+  c->out[0] = c->in[HISTORY];
+  c->out[1] = c->in[SCALE];
+  return RFR_OK;
 }
 
 /* ---- recording ---- */
 
-rfr_value rfr_quantize_at(rfr_trace *t, rfr_source at, rfr_value x, rfr_value *col, rfr_value *scale_inv) {
-  rfr_value out[3];
-  rfi_record(t, at, RFI_OP_quantize, 1, &x, NULL, out);
-  if (col) *col = out[COL];
-  if (scale_inv) *scale_inv = out[SCALE_INV];
-  return out[ROW];
+rfr_quantize_options rfr_quantize_options_default(void) {
+  return (rfr_quantize_options){.size = sizeof(rfr_quantize_options),
+                                .format = RFR_E4M3,
+                                .scaling = RFR_SCALING_TENSOR,
+                                .scale = RFR_NONE,
+                                .step = RFR_NONE};
 }
 
-rfr_value rfr_matmul_scaled_at(rfr_trace *t, rfr_source at, rfr_value a, rfr_value b, rfr_value scale_a,
-                               rfr_value scale_b, rfr_value bias, rfr_dtype to) {
-  rfr_value in[] = {a, b, scale_a, scale_b, bias, RFR_NONE};
-  rfi_attr attr = rfi_i(to);
-  return rfi_record(t, at, RFI_OP_matmul_scaled, 6, in, &attr, NULL);
+static rfr_value record(rfr_trace *t, rfr_source at, rfi_opcode code, rfr_value x, rfr_value offsets,
+                        const rfr_quantize_options *options, rfr_quantized *out) {
+  rfr_value y[RFI_Q_RESULTS];
+  for (int j = 0; j < RFI_Q_RESULTS; j++) y[j] = RFR_NONE;
+  if (rfi_trace_records(t)) {
+    const rfr_quantize_options o = options ? *options : rfr_quantize_options_default();
+    const bool random = o.step != RFR_NONE;
+    const bool grouped = code == RFI_OP_grouped_quantize;
+    rfr_value in[4] = {x, offsets};
+    rfi_attr attr[5] = {rfi_i(o.format), rfi_i(o.scaling), rfi_i(o.bits), rfi_i(0), rfi_i(0)};
+    in[1 + grouped] = o.scale;
+    in[2 + grouped] = o.step;
+    if (random) attr[3].i = t->next_site++, attr[4].i = rfi_stream_number(t, o.step, o.stream);
+    rfi_record(t, at, code, 3 + grouped, in, attr, y);
+  }
+  if (out)
+    *out = (rfr_quantized){.row = y[RFI_Q_ROW],
+                           .col = y[RFI_Q_COL],
+                           .row_scale = y[RFI_Q_ROW_SCALE],
+                           .col_scale = y[RFI_Q_COL_SCALE],
+                           .row_global = y[RFI_Q_ROW_GLOBAL],
+                           .col_global = y[RFI_Q_COL_GLOBAL],
+                           .amax = y[RFI_Q_AMAX]};
+  return y[RFI_Q_ROW];
 }
 
-rfr_value rfr_linear_e4m3_at(rfr_trace *t, rfr_source at, rfr_value x, rfr_value w, rfr_value b) {
-  rfr_value scale_x, scale_w, qx = rfr_quantize_at(t, at, x, NULL, &scale_x);
-  rfr_value qw = rfr_quantize_at(t, at, w, NULL, &scale_w);
-  return rfr_matmul_scaled_at(t, at, qx, qw, scale_x, scale_w, b, rfr_value_type(t, x).dtype);
+rfr_value rfr_quantize_at(rfr_trace *t, rfr_source at, rfr_value x, const rfr_quantize_options *options,
+                          rfr_quantized *out) {
+  return record(t, at, RFI_OP_quantize, x, RFR_NONE, options, out);
+}
+
+rfr_value rfr_grouped_quantize_at(rfr_trace *t, rfr_source at, rfr_value x, rfr_value offsets,
+                                  const rfr_quantize_options *options, rfr_quantized *out) {
+  return record(t, at, RFI_OP_grouped_quantize, x, offsets, options, out);
+}
+
+rfr_value rfr_matmul_scaled_at(rfr_trace *t, rfr_source at, const rfr_scaled *a, const rfr_scaled *b, rfr_value bias,
+                               rfr_dtype to) {
+  if (!rfi_trace_records(t)) return RFR_NONE;
+  if (!a || !b) return rfi_trace_fail(t, at, "matmul_scaled", RFI_E_ARGUMENT, "a or b is NULL");
+  const rfr_value in[] = {a->q, b->q, a->scale, b->scale, a->global, b->global, bias};
+  const rfi_attr attr = rfi_i(to);
+  return rfi_record(t, at, RFI_OP_matmul_scaled, 7, in, &attr, NULL);
 }

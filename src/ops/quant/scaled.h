@@ -1,0 +1,70 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Operands, results and layouts of the quantizers and of scaled GEMMs.
+ */
+#ifndef RFI_SCALED_H
+#define RFI_SCALED_H
+
+#include "ops/quant/scaling.h"
+#include "refrain/trace.h"
+
+/* attributes and results of quantize and grouped_quantize */
+enum { RFI_Q_FORMAT, RFI_Q_SCALING, RFI_Q_OPTIONS, RFI_Q_SITE, RFI_Q_STREAM };
+enum {
+  RFI_Q_ROW,
+  RFI_Q_COL,
+  RFI_Q_ROW_SCALE,
+  RFI_Q_COL_SCALE,
+  RFI_Q_ROW_GLOBAL,
+  RFI_Q_COL_GLOBAL,
+  RFI_Q_AMAX,
+  RFI_Q_RESULTS
+};
+
+/* operands of the GEMMs */
+enum { RFI_MS_A, RFI_MS_B, RFI_MS_SCALE_A, RFI_MS_SCALE_B, RFI_MS_GLOBAL_A, RFI_MS_GLOBAL_B, RFI_MS_BIAS, RFI_MS_ACC };
+enum {
+  RFI_GM_A,
+  RFI_GM_W,
+  RFI_GM_OFFSETS,
+  RFI_GM_SCALE_A,
+  RFI_GM_SCALE_W,
+  RFI_GM_GLOBAL_A,
+  RFI_GM_GLOBAL_W,
+  RFI_GM_BIAS,
+  RFI_GM_SCALE
+};
+enum {
+  RFI_GW_DY,
+  RFI_GW_X,
+  RFI_GW_OFFSETS,
+  RFI_GW_SCALE_DY,
+  RFI_GW_SCALE_X,
+  RFI_GW_GLOBAL_DY,
+  RFI_GW_GLOBAL_X,
+  RFI_GW_ACC
+};
+
+/* The scaling of a tensor with these scales; -1: there is none. mx32x32 and nv16x16 repeat a scale for each row, so
+ * they count as mx32 and nv16. */
+RFI_SCALING int64_t rfi_scaling_of(const rfr_type *q, const rfr_type *scale) {
+  if (scale->rank == 1) return scale->dtype == RFR_F32 ? RFR_SCALING_TENSOR : -1;
+  if (scale->dtype == RFR_E8M0) return RFR_SCALING_MX32;
+  if (scale->dtype == RFR_E4M3) return RFR_SCALING_NV16;
+  if (scale->dtype != RFR_F32) return -1;
+  return scale->shape[scale->rank - 2] == q->shape[q->rank - 2] ? RFR_SCALING_ROW128 : RFR_SCALING_BLOCK128;
+}
+
+/* Where groups lie in the result col of grouped_quantize, in blocks: each group begins a block. Group g's rows need at
+ * most the blocks up to where g + 1 begins, so the layout follows from the offsets without a sum over groups. */
+RFI_SCALING int64_t rfi_group_block(int64_t scaling) {
+  const int block = rfi_scaling_info_of(scaling).block;
+  return block ? block : RFI_TENSOR_BLOCK;
+}
+RFI_SCALING int64_t rfi_group_columns(int64_t scaling, int64_t rows, int64_t groups) {
+  const int64_t block = rfi_group_block(scaling);
+  return block * (rfi_blocks_of(rows, block) + groups);
+}
+RFI_SCALING int64_t rfi_group_start(int64_t begin, int64_t g, int64_t block) { return begin / block + g; }
+
+#endif
