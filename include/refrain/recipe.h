@@ -71,6 +71,12 @@ typedef struct rfr_recipe {
   int n_keep;
 } rfr_recipe;
 
+/* States of fp8_delayed, which the pass adds to a program: the amax history f32 (history, slots) and the scales f32
+ * (slots). A caller writes 1 into each scale before the first step. Slot 3 l is x of the l-th linear of a microbatch,
+ * 3 l + 1 its w, 3 l + 2 its dy. */
+#define RFR_RECIPE_HISTORY "recipe.history"
+#define RFR_RECIPE_SCALE "recipe.scale"
+
 /* The usual settings of a recipe. */
 RFR_API rfr_recipe rfr_recipe_default(rfr_recipe_kind kind);
 RFR_API const char *rfr_recipe_name(rfr_recipe_kind kind); /* "fp8_current" */
