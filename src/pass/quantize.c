@@ -9,8 +9,9 @@
  *   dgrad    dx = dy.row w.colT
  *   wgrad    dw = dy.col x.colT
  *
- * A tensor is quantized once per microbatch, before its first reader, and all GEMMs read that op. Prune drops the results
- * that have no reader and moves weights to phase setup or load, so frozen weights and inputs need no special case here.
+ * A tensor is quantized once, before its first reader, and all GEMMs read that op; it has phase setup if several
+ * microbatches share the tensor. Prune drops the results that have no reader and moves what depends only on frozen inputs
+ * to phase load, so frozen weights and inputs need no special case here.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -50,6 +51,7 @@ typedef struct pass {
   rfi_delayed delayed;
   rfr_value step; /* of the new trace: the step block; RFR_NONE: there is none */
   int64_t sites;
+  bool several; /* microbatches */
   int gemms, quantized;
 } pass;
 
@@ -146,7 +148,7 @@ static rfi_opr proto_of(const pass *p, int i, rfi_opcode code, int n_in, rfr_val
 
 /* Appends the op that quantizes x, of the new trace, for op i. `offsets`: x has the rows of groups. */
 static rfr_status quantize(pass *p, int i, rfr_value x, rfi_operand operand, rfr_value offsets,
-                           const rfi_quantizer *how, int *index) {
+                           const rfi_quantizer *how, int microbatch, int *index) {
   const rfi_opr *op = &p->r.from->ops[i];
   const bool grouped = offsets >= 0, draws = how->options & RFR_QUANTIZE_STOCHASTIC;
   rfr_value in[5] = {x, offsets, RFR_NONE, RFR_NONE, RFR_NONE}, *more = in + 1 + grouped;
@@ -163,6 +165,8 @@ static rfr_status quantize(pass *p, int i, rfr_value x, rfi_operand operand, rfr
   const int64_t slices = grouped ? rfr_value_type(p->r.to, offsets).shape[0] - 1 : type.rank == 3 ? type.shape[0] : 1;
   rfi_opr made = proto_of(p, i, grouped ? RFI_OP_grouped_quantize : RFI_OP_quantize, 4 + grouped, in, attr);
   made.label = (rfi_label){0, 0};
+  made.microbatch = microbatch;
+  if (microbatch < 0 && op->microbatch >= 0 && p->several) made.phase = RFR_PHASE_SETUP;
   if (delays) RFI_TRY(rfi_delayed_scale(&p->delayed, &p->r, &made, slot, slices, &more[0]));
   rfr_value out[RFI_MAX_NAMES];
   RFI_TRY(rfi_rewrite_new(&p->r, &made, NULL, out));
@@ -170,21 +174,30 @@ static rfr_status quantize(pass *p, int i, rfr_value x, rfi_operand operand, rfr
   return delays ? rfi_delayed_note(&p->delayed, &p->r, &made, slot, how->format, slices, out[AMAX]) : RFR_OK;
 }
 
-/* The op that quantizes x, of the old trace, for op i; a later one of the same microbatch shares it. */
+/* The microbatch of a copy of x, which op reads: a tensor that all microbatches share is quantized once. */
+static int microbatch_of(const rfr_trace *t, const rfi_opr *op, rfr_value x) {
+  const rfi_value *v = &t->values[x];
+  const bool shared = v->op < 0 ? v->role != RFR_ROLE_INPUT && v->role != RFR_ROLE_INPUT_GRAD
+                                : t->ops[v->op].microbatch < 0;
+  return shared ? -1 : op->microbatch;
+}
+
+/* The op that quantizes x, of the old trace, for op i; later ones share it. */
 static rfr_status copy_of(pass *p, int i, rfr_value x, rfi_operand operand, rfr_value offsets, const rfi_opr **out) {
   const rfr_trace *t = p->r.from;
   const rfi_opr *op = &t->ops[i];
+  const int microbatch = microbatch_of(t, op, x);
   const rfi_quantizer how = rfi_recipe_quantizer(&t->recipes[op->label.recipe - 1], operand);
   int k = p->first[x];
   while (k >= 0 && !(quantizers_equal(&p->copies[k].how, &how) && p->copies[k].offsets == offsets &&
-                     p->copies[k].microbatch == op->microbatch))
+                     p->copies[k].microbatch == microbatch))
     k = p->copies[k].next;
   if (k < 0) {
     int made;
-    RFI_TRY(quantize(p, i, p->r.map[x], operand, offsets < 0 ? RFR_NONE : p->r.map[offsets], &how, &made));
+    RFI_TRY(quantize(p, i, p->r.map[x], operand, offsets < 0 ? RFR_NONE : p->r.map[offsets], &how, microbatch, &made));
     if (!rfi_arena_grow(p->arena, (void **)&p->copies, &p->cap_copies, p->n_copies + 1, sizeof *p->copies))
       return RFR_NO_MEMORY;
-    p->copies[p->n_copies] = (copy){how, offsets, op->microbatch, made, p->first[x]};
+    p->copies[p->n_copies] = (copy){how, offsets, microbatch, made, p->first[x]};
     p->first[x] = k = p->n_copies++;
   }
   *out = &p->r.to->ops[p->copies[k].op];
@@ -281,6 +294,7 @@ static rfr_status prepare(pass *p, const rfi_pass_options *o) {
     if (strcmp(t->values[t->inputs[i]].name, "step") == 0) p->step = p->r.map[t->inputs[i]];
   for (int i = 0; i < t->n_ops; i++) {
     const rfi_opr *op = &t->ops[i];
+    p->several = p->several || op->microbatch > 0;
     if (!op->label.recipe || left_because(t, linear_of(p, op), i, buf, sizeof buf)) continue;
     const rfr_recipe *recipe = &t->recipes[op->label.recipe - 1];
     if (recipe->kind == RFR_RECIPE_NVFP4 && o->split_phases)

@@ -228,7 +228,7 @@ static void trains(void **state) {
   char config[TEXT];
   rft_record r;
   for (int sparse = 0; sparse < 2; sparse++)
-    for (int i = 0; i < RECIPES; i++) {
+    for (int i = 0; i < RECIPES; i += RECIPES - 1) { /* the one with states, and the one with the fewest bits */
       char precision[200];
       config_of(config, sparse ? SPARSE : DENSE, precision_of(precision, "bf16", recipes[i], ""), STEPS);
       r = (rft_record){0};
