@@ -24,8 +24,8 @@
 extern "C" {
 #endif
 
-#define RFR_RECIPES(X)                    \
-  X(RFR_RECIPE_NONE, "none")              \
+#define RFR_RECIPES(X)                     \
+  X(RFR_RECIPE_NONE, "none")               \
   X(RFR_RECIPE_FP8_DELAYED, "fp8_delayed") \
   X(RFR_RECIPE_FP8_CURRENT, "fp8_current") \
   X(RFR_RECIPE_FP8_BLOCK, "fp8_block")     \
@@ -48,8 +48,8 @@ typedef enum rfr_recipe_format {
 } rfr_recipe_format;
 
 /* fp8_delayed: the largest amax of the history, or that of the last step. */
-#define RFR_AMAX_RULES(X)   \
-  X(RFR_AMAX_MAX, "max")    \
+#define RFR_AMAX_RULES(X) \
+  X(RFR_AMAX_MAX, "max")  \
   X(RFR_AMAX_MOST_RECENT, "most_recent")
 typedef enum rfr_amax_rule {
 #define RFR_RECIPE_ENUM(e, name) e,

@@ -8,8 +8,8 @@
  *
  * These are recorded as ordinary ops next to the base GEMM. The scale is applied to x AT (T,r), the smallest operand.
  * The pass fuse replaces the two GEMMs and their sum by one op (fuse_lora.c), and the two terms of dx as well. The pass
- * prune removes the gradient of the frozen base weight. A recipe applies to the base GEMM alone. Packed experts have A (E,r,in) and B (E,out,r) and use grouped
- * GEMMs.
+ * prune removes the gradient of the frozen base weight. A recipe applies to the base GEMM alone. Packed experts have
+ * A (E,r,in) and B (E,out,r) and use grouped GEMMs.
  */
 #include "nn/adapter.h"
 

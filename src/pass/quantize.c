@@ -2,16 +2,16 @@
  *
  * Quantize: the labelled GEMMs of linears become quantize ops and scaled GEMMs.
  *
- * Tensor cores multiply FP8 in one layout, y = a bT with both operands contiguous along the reduction. A quantize op has
- * both layouts as results: `row`, and `col`, the transposed copy. With y = x wT:
+ * Tensor cores multiply FP8 in one layout, y = a bT with both operands contiguous along the reduction. A quantize op
+ * has both layouts as results: `row`, and `col`, the transposed copy. With y = x wT:
  *
  *   forward  y  = x.row  w.rowT
  *   dgrad    dx = dy.row w.colT
  *   wgrad    dw = dy.col x.colT
  *
  * A tensor is quantized once, before its first reader, and all GEMMs read that op; it has phase setup if several
- * microbatches share the tensor. Prune drops the results that have no reader and moves what depends only on frozen inputs
- * to phase load, so frozen weights and inputs need no special case here.
+ * microbatches share the tensor. Prune drops the results that have no reader and moves what depends only on frozen
+ * inputs to phase load, so frozen weights and inputs need no special case here.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -152,8 +152,8 @@ static rfr_status quantize(pass *p, int i, rfr_value x, rfi_operand operand, rfr
   const rfi_opr *op = &p->r.from->ops[i];
   const bool grouped = offsets >= 0, draws = how->options & RFR_QUANTIZE_STOCHASTIC;
   rfr_value in[5] = {x, offsets, RFR_NONE, RFR_NONE, RFR_NONE}, *more = in + 1 + grouped;
-  const rfi_attr attr[5] = {rfi_i(how->format), rfi_i(how->scaling), rfi_i(how->options),
-                            rfi_i(draws ? p->sites++ : 0), rfi_i(draws ? (int64_t)rfi_stream_id("quantize") : 0)};
+  const rfi_attr attr[5] = {rfi_i(how->format), rfi_i(how->scaling), rfi_i(how->options), rfi_i(draws ? p->sites++ : 0),
+                            rfi_i(draws ? (int64_t)rfi_stream_id("quantize") : 0)};
   if (draws && p->step < 0)
     return rfi_fail_at(RFI_E_RECIPE, op->at.file ? op->at.file : "", op->at.line,
                        "nvfp4 rounds gradients at random and needs the step block (rfr_step_block) in the trace");
@@ -177,8 +177,8 @@ static rfr_status quantize(pass *p, int i, rfr_value x, rfi_operand operand, rfr
 /* The microbatch of a copy of x, which op reads: a tensor that all microbatches share is quantized once. */
 static int microbatch_of(const rfr_trace *t, const rfi_opr *op, rfr_value x) {
   const rfi_value *v = &t->values[x];
-  const bool shared = v->op < 0 ? v->role != RFR_ROLE_INPUT && v->role != RFR_ROLE_INPUT_GRAD
-                                : t->ops[v->op].microbatch < 0;
+  const bool shared =
+      v->op < 0 ? v->role != RFR_ROLE_INPUT && v->role != RFR_ROLE_INPUT_GRAD : t->ops[v->op].microbatch < 0;
   return shared ? -1 : op->microbatch;
 }
 
@@ -283,7 +283,7 @@ static rfr_status visit(pass *p, int i) {
 
 /* ---- the pass ---- */
 
-/* What the labels need besides ops. */
+/* Finds the step block, and declares the states of fp8_delayed. */
 static rfr_status prepare(pass *p, const rfi_pass_options *o) {
   const rfr_trace *t = p->r.from;
   char buf[200];

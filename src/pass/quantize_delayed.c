@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Delayed scaling: the scales of a step come from the amax of earlier steps, which two states hold: the history (H,S) and
- * the scales (S). Three slots belong to each linear, numbered as recorded: 3 l for x, 3 l + 1 for w, 3 l + 2 for dy.
- * Microbatches share them, and so do the experts of a layer; linears that read one x use the slot of the first.
+ * Delayed scaling: the scales of a step come from the amax of earlier steps, which two states hold: the history (H,S)
+ * and the scales (S). Three slots belong to each linear, numbered as recorded: 3 l for x, 3 l + 1 for w, 3 l + 2 for
+ * dy. Microbatches share them, and so do the experts of a layer; linears that read one x use the slot of the first.
  *
- * The states are updated by the last ops of the step, with the largest amax of each slot over all microbatches. A skipped
- * step leaves them as they are. An op takes at most RFR_MAX_LIST amaxes of one format, so several may update the states
- * one after the other; all amaxes of a slot are in one of them.
+ * The states are updated by the last ops of the step, with the largest amax of each slot over all microbatches. A
+ * skipped step leaves them as they are. An op takes at most RFR_MAX_LIST amaxes of one format, so several may update
+ * the states one after the other; all amaxes of a slot are in one of them.
  */
 #include "pass/quantize.h"
 

@@ -163,8 +163,7 @@ static rfr_status put_op(rfi_string *s, const rfr_trace *t, int i, int64_t live)
   if (op->policy != RFR_POLICY_AUTO) RFI_TRY(rfi_string_printf(s, " policy=%s", policy_names[op->policy]));
   if (op->label.recipe) {
     char recipe[RFI_RECIPE_TEXT];
-    RFI_TRY(rfi_string_printf(s, " linear=%d recipe=\"%s\"", op->label.linear,
-                              rfi_recipe_text(t, op->label, recipe)));
+    RFI_TRY(rfi_string_printf(s, " linear=%d recipe=\"%s\"", op->label.linear, rfi_recipe_text(t, op->label, recipe)));
   }
   if (op->scope[0]) {
     RFI_TRY(rfi_string_printf(s, " scope="));

@@ -2,9 +2,9 @@
  *
  * Recipes in a trace: scopes while it is recorded, labels of GEMMs, and their text.
  *
- * Only a linear gets a label: a matrix times a weight, plain or grouped. Its backward inherits the label with its number
- * (autodiff), so that the pass `quantize` knows which GEMMs belong together. A weight whose name matches a pattern is
- * labelled too, as kept, so that the pass can report it.
+ * Only a linear gets a label: a matrix times a weight, plain or grouped. Its backward inherits the label with its
+ * number (autodiff), so that the pass `quantize` knows which GEMMs belong together. A weight whose name matches a
+ * pattern is labelled too, as kept, so that the pass can report it.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -37,7 +37,7 @@ rfr_recipe rfr_recipe_default(rfr_recipe_kind kind) {
                       .powers_of_two = kind == RFR_RECIPE_FP8_BLOCK};
 }
 
-/* What is wrong with a recipe, or NULL. */
+/* The fault of a recipe; NULL: none. */
 static const char *fault_of(const rfr_recipe *r) {
   const bool delayed = r->kind == RFR_RECIPE_FP8_DELAYED;
   if ((unsigned)r->kind >= (unsigned)COUNT(kinds)) return "kind is not a recipe";

@@ -133,9 +133,12 @@ static void text(void **state) {
   again->recipes[0].margin++;
   assert_false(rfr_trace_equal(t, again));
   rfr_trace_destroy(again);
-  static const char *const bad[][2] = {{"fp8_delayed format", "fp9 format"}, {"history=1024", "history=4097"},
-                                       {"margin=0", "margin=x"},             {" linear=0", ""},
-                                       {"backward=quantized", "backward="},  {"linear=0", "linear=-1"},
+  static const char *const bad[][2] = {{"fp8_delayed format", "fp9 format"},
+                                       {"history=1024", "history=4097"},
+                                       {"margin=0", "margin=x"},
+                                       {" linear=0", ""},
+                                       {"backward=quantized", "backward="},
+                                       {"linear=0", "linear=-1"},
                                        {"recipe=\"keep\"", "recipe=\"kee\""}};
   for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
     char *at = strstr(out.data, bad[i][0]);

@@ -378,10 +378,9 @@ static rfr_status derive_recipe(rfi_config *c) {
               {RFI_CFG_precision_backward, any, "a recipe"}};
   for (size_t i = 0; i < sizeof keys / sizeof *keys; i++)
     if (given(c, keys[i].id) && !keys[i].used)
-      return rfi_fail_at(RFI_E_CONFIG_VALUE,
-                         c->source[keys[i].id].line ? c->source[keys[i].id].from : c->file, c->source[keys[i].id].line,
-                         "%s: it applies only with %s in precision.recipe; remove the key", rows[keys[i].id].path,
-                         keys[i].with);
+      return rfi_fail_at(RFI_E_CONFIG_VALUE, c->source[keys[i].id].line ? c->source[keys[i].id].from : c->file,
+                         c->source[keys[i].id].line, "%s: it applies only with %s in precision.recipe; remove the key",
+                         rows[keys[i].id].path, keys[i].with);
   if (keys[0].used) DERIVE(c, precision_format, tensor ? RFI_RECIPE_FORMAT_hybrid : RFI_RECIPE_FORMAT_e4m3);
   if (delayed) {
     DERIVE(c, precision_margin, 0);

@@ -42,13 +42,15 @@ static rfr_status read_keep(rfi_settings *s, rfr_recipe *r) {
   }
   r->keep = names;
   if (left) return RFR_OK;
-  return rfi_fail_at(RFI_E_CONFIG_VALUE, c->file, c->source[RFI_CFG_precision_keep].line,
-                 "precision.keep: every linear layer is kept, so that precision.recipe has no effect; give fewer patterns, "
-                 "or [] for none");
+  return rfi_fail_at(
+      RFI_E_CONFIG_VALUE, c->file, c->source[RFI_CFG_precision_keep].line,
+      "precision.keep: every linear layer is kept, so that precision.recipe has no effect; give fewer patterns, "
+      "or [] for none");
 }
 
 rfr_status rfi_settings_recipe(rfi_settings *s) {
-  _Static_assert((int)RFI_RECIPE_nvfp4 == (int)RFR_RECIPE_NVFP4 && (int)RFI_RECIPE_fp8_block == (int)RFR_RECIPE_FP8_BLOCK &&
+  _Static_assert((int)RFI_RECIPE_nvfp4 == (int)RFR_RECIPE_NVFP4 &&
+                     (int)RFI_RECIPE_fp8_block == (int)RFR_RECIPE_FP8_BLOCK &&
                      (int)RFI_RECIPE_FORMAT_hybrid == (int)RFR_RECIPE_FORMAT_HYBRID &&
                      (int)RFI_AMAX_RULE_most_recent == (int)RFR_AMAX_MOST_RECENT,
                  "same order");

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Runs with a low-precision recipe: replayed, eager, recomputed and resumed runs have the same bits, the losses stay close
- * to those without a recipe, and the states of fp8_delayed count trained steps alone.
+ * Runs with a low-precision recipe: replayed, eager, recomputed and resumed runs have the same bits, the losses stay
+ * close to those without a recipe, and the states of fp8_delayed count trained steps alone.
  */
 #include <math.h>
 #include <stdio.h>
@@ -109,7 +109,7 @@ static double last_losses(const rft_record *r, int steps) {
 static void losses(void **state) {
   (void)state;
   static const double bound[RECIPES] = {0.03, 0.02, 0.02, 0.02, 0.06};
-  rfr_ctx *ctx = rft_run_ctx(2);
+  rfr_ctx *ctx = rft_run_ctx(1);
   char config[TEXT], precision[200];
   rft_record wide, narrow;
   for (int sparse = 0; sparse < 2; sparse++) {
@@ -119,7 +119,8 @@ static void losses(void **state) {
       precision_of(precision, "f32", recipes[i], ", keep: []");
       rfr_run_close(train(ctx, config_of(config, model, precision, RFT_STEPS), NULL, false, RFT_STEPS, &narrow));
       const double a = last_losses(&wide, RFT_STEPS), b = last_losses(&narrow, RFT_STEPS);
-      if (!(fabs(b / a - 1) <= bound[i])) fail_msg("%s: loss %g, in f32 %g: %+.2f %%", precision, b, a, 100 * (b / a - 1));
+      if (!(fabs(b / a - 1) <= bound[i]))
+        fail_msg("%s: loss %g, in f32 %g: %+.2f %%", precision, b, a, 100 * (b / a - 1));
       assert_true(narrow.loss[RFT_STEPS] != wide.loss[RFT_STEPS]); /* it was applied */
       assert_true(b < 0.9 * narrow.loss[1]);
     }
@@ -182,7 +183,8 @@ static void delayed_states(void **state) {
     else assert_true(scale[s] == 1);
     used += amax > 0;
   }
-  assert_int_equal(used, 7 + 7 + 4); /* w and dy of seven linears; x of q, k and v is one, and so is that of gate and up */
+  assert_int_equal(used,
+                   7 + 7 + 4); /* w and dy of seven linears; x of q, k and v is one, and so is that of gate and up */
   rfr_run_close(run);
   rfr_ctx_destroy(ctx);
 }
@@ -224,7 +226,7 @@ static void skipped_step(void **state) {
 static void trains(void **state) {
   (void)state;
   enum { STEPS = 200 };
-  rfr_ctx *ctx = rft_run_ctx(2);
+  rfr_ctx *ctx = rft_run_ctx(1);
   char config[TEXT];
   rft_record r;
   for (int sparse = 0; sparse < 2; sparse++)
@@ -245,8 +247,8 @@ static void trains(void **state) {
 }
 
 int main(void) {
-  const struct CMUnitTest tests[] = {cmocka_unit_test(bits), cmocka_unit_test(bits_options), cmocka_unit_test(losses),
-                                     cmocka_unit_test(delayed_states), cmocka_unit_test(skipped_step),
-                                     cmocka_unit_test(trains)};
+  const struct CMUnitTest tests[] = {cmocka_unit_test(bits),         cmocka_unit_test(bits_options),
+                                     cmocka_unit_test(losses),       cmocka_unit_test(delayed_states),
+                                     cmocka_unit_test(skipped_step), cmocka_unit_test(trains)};
   return cmocka_run_group_tests_name("run_recipe", tests, rft_run_setup, rft_run_teardown);
 }

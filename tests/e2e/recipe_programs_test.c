@@ -4,8 +4,8 @@
  * microbatches; with and without recompute. For each: eager and replayed runs have the same bits, the results are near
  * those in f32, and the number of quantized copies is the closed form.
  *
- * x is read as x.row, and as x.col where its linear's weight is trained; w as w.row, and as w.col where its input needs a
- * gradient; dy as dy.row and dy.col in the same two cases.
+ * x is read as x.row, and as x.col where its linear's weight is trained; w as w.row, and as w.col where its input
+ * needs a gradient; dy as dy.row and dy.col in the same two cases.
  */
 #include <math.h>
 #include <stdio.h>
@@ -59,8 +59,7 @@ static rfr_trace *record(const cell *c) {
     snprintf(name[0], sizeof name[0], "x%d", m);
     snprintf(name[1], sizeof name[1], "r%d", m);
     rfr_microbatch(t, m);
-    x[m] = rfr_input(t, name[0], c->train_x ? RFR_ROLE_INPUT_GRAD : RFR_ROLE_INPUT, RFR_F32, 2,
-                     ((int64_t[]){ROWS, K}));
+    x[m] = rfr_input(t, name[0], c->train_x ? RFR_ROLE_INPUT_GRAD : RFR_ROLE_INPUT, RFR_F32, 2, ((int64_t[]){ROWS, K}));
     const rfr_value r = rfr_input(t, name[1], RFR_ROLE_INPUT, RFR_F32, 2, ((int64_t[]){ROWS, N}));
     rfr_value y = linear(t, c, rfr_gelu(t, linear(t, c, x[m], w1, offsets, b1), 1), w2, offsets, b2);
     y = rfr_sum(t, rfr_mul(t, y, r), -1);
@@ -69,7 +68,10 @@ static rfr_trace *record(const cell *c) {
   }
   rfr_recipe_end(t);
   rfr_output(t, "loss", loss);
-  const rfr_value wanted[] = {c->train_w1 ? w1 : RFR_NONE, c->train_w2 ? w2 : RFR_NONE, b1, b2,
+  const rfr_value wanted[] = {c->train_w1 ? w1 : RFR_NONE,
+                              c->train_w2 ? w2 : RFR_NONE,
+                              b1,
+                              b2,
                               c->train_x ? x[0] : RFR_NONE,
                               c->train_x && c->microbatches > 1 ? x[1] : RFR_NONE};
   static const char *const names[] = {"d_w1", "d_w2", "d_b1", "d_b2", "d_x0", "d_x1"};
@@ -168,8 +170,10 @@ static void check_bits(const cell *c, rfr_programs *p) {
 }
 
 static void check(const cell *c) {
-  static const double bound[] = {[RFR_RECIPE_FP8_DELAYED] = 0.12, [RFR_RECIPE_FP8_CURRENT] = 0.12,
-                                 [RFR_RECIPE_FP8_BLOCK] = 0.08,   [RFR_RECIPE_MXFP8] = 0.08,
+  static const double bound[] = {[RFR_RECIPE_FP8_DELAYED] = 0.12,
+                                 [RFR_RECIPE_FP8_CURRENT] = 0.12,
+                                 [RFR_RECIPE_FP8_BLOCK] = 0.08,
+                                 [RFR_RECIPE_MXFP8] = 0.08,
                                  [RFR_RECIPE_NVFP4] = 0.45};
   cell plain = *c;
   plain.recipe = RFR_RECIPE_NONE, plain.high = false, plain.recompute = RFR_RECOMPUTE_KEEP;
