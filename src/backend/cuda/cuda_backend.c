@@ -314,6 +314,10 @@ static void select_outside(const rfi_kernel *launcher, rfi_bound *b) {
   b->workspace = launcher->workspace ? (int64_t)launcher->workspace(&b->call) : 0;
 }
 
+static bool is_scaled_product(int code) {
+  return code == RFI_OP_matmul_scaled || code == RFI_OP_grouped_matmul_scaled || code == RFI_OP_grouped_wgrad_scaled;
+}
+
 static rfr_status select_kernel(rfi_device *d, const rfi_opr *op, rfi_arena *memory, rfi_bound *b) {
   const rfi_cuda_kernel *kernel = op->def->outside ? NULL : rfi_cuda_kernel_of(op->def->code);
   b->call.stream = d->stream;
@@ -327,6 +331,12 @@ static rfr_status select_kernel(rfi_device *d, const rfi_opr *op, rfi_arena *mem
     if (b->run) return RFR_OK;
     b->call.library = d;
   }
+  if (op->def->code == RFI_OP_matmul_scaled) {
+    /* a recomputed forward has the accumulator of the first one */
+    RFI_TRY(rfi_lt_select_scaled(d->lt, op->phase == RFR_PHASE_FORWARD || op->clone_of >= 0, b));
+    if (b->run) return RFR_OK;
+    b->call.library = d;
+  }
   if (op->def->code == RFI_OP_lora_matmul && !kernel->takes(&b->call)) return select_lora(d, memory, b);
   if (!kernel || !kernel->run || (kernel->takes && !kernel->takes(&b->call))) {
     b->why = refuses(op, memory, &b->call);
@@ -335,6 +345,7 @@ static rfr_status select_kernel(rfi_device *d, const rfi_opr *op, rfi_arena *mem
   if (op->def->code == RFI_OP_linear_cross_entropy) RFI_TRY(select_head(d, memory, &b->call));
   b->run = kernel->run;
   b->kernel = kernel->needs ? kernel->needs(&b->call) : "sm80";
+  if (is_scaled_product(op->def->code)) b->why = "decoded to f32: no tensor core takes its scaling, formats or sides";
   if (rfi_is_grouped_product(op->def->code)) b->why = rfi_grouped_lacks(&b->call, op->def->code);
   b->workspace = kernel->workspace ? (int64_t)kernel->workspace(&b->call) : 0;
   return RFR_OK;

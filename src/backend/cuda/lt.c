@@ -16,6 +16,7 @@
 
 #include "backend/cuda/cuda.h"
 #include "backend/cuda/lt_product.h"
+#include "ops/quant/scaled.h"
 
 typedef rfi_lt_functions functions;
 typedef rfi_lt_matrix matrix;
@@ -105,10 +106,19 @@ bool rfi_lt_describe(const rfi_cuda_host *core, char *text, size_t size) {
 /* ---- GEMMs ---- */
 
 static int32_t type_of(rfr_dtype t) {
-  return t == RFR_F32 ? CUDA_R_32F : t == RFR_BF16 ? CUDA_R_16BF : t == RFR_F16 ? CUDA_R_16F : -1;
+  switch (t) {
+    case RFR_F32: return CUDA_R_32F;
+    case RFR_BF16: return CUDA_R_16BF;
+    case RFR_F16: return CUDA_R_16F;
+    case RFR_E4M3: return CUDA_R_8F_E4M3;
+    case RFR_E5M2: return CUDA_R_8F_E5M2;
+    default: return -1;
+  }
 }
 
-static int64_t size_of(const rfr_arg *x) { return x->type.dtype == RFR_F32 ? 4 : 2; }
+static bool is_fp8(rfr_dtype t) { return t == RFR_E4M3 || t == RFR_E5M2; }
+
+static int64_t size_of(const rfr_arg *x) { return x->type.dtype == RFR_F32 ? 4 : is_fp8(x->type.dtype) ? 1 : 2; }
 
 static bool is_aligned(const rfr_arg *x, int64_t ld, int64_t batch_stride) {
   return (uintptr_t)x->data % 16 == 0 && ld * size_of(x) % 16 == 0 && batch_stride * size_of(x) % 16 == 0;
@@ -146,6 +156,27 @@ static bool describe(const rfr_call *call, key *k) {
   return k->bias < 0 || k->bias == k->d.type;
 }
 
+/* The same for matmul_scaled. Tensor cores want one scale per tensor, sides that are multiples of 16, and not E5M2
+ * twice; with a result in f32, the library wants a bias in bf16. */
+static bool describe_scaled(const rfr_call *call, bool fast, key *k) {
+  const rfr_arg *a = &call->in[RFI_MS_A], *b = &call->in[RFI_MS_B], *y = &call->out[0];
+  const rfr_arg *bias = call->n_in > RFI_MS_BIAS && call->in[RFI_MS_BIAS].data ? &call->in[RFI_MS_BIAS] : NULL;
+  memset(k, 0, sizeof *k);
+  k->batch = 1;
+  k->bias = bias ? type_of(bias->type.dtype) : -1;
+  k->accumulate = call->n_in > RFI_MS_ACC && call->in[RFI_MS_ACC].data;
+  k->scaled = 1;
+  k->fast = fast;
+  if (!is_fp8(a->type.dtype) || !is_fp8(b->type.dtype)) return false;
+  if (a->type.dtype == RFR_E5M2 && b->type.dtype == RFR_E5M2) return false;
+  for (int i = 0; i < 2; i++)
+    if (call->in[RFI_MS_SCALE_A + i].type.rank != 1 || call->in[RFI_MS_GLOBAL_A + i].data) return false;
+  if (!see(b, true, &k->a) || !see(a, false, &k->b) || !see(y, false, &k->d)) return false;
+  if (k->a.rows <= 0 || k->a.cols <= 0 || k->b.cols <= 0) return false;
+  if (k->a.rows % 16 != 0 || k->a.cols % 16 != 0 || k->b.cols % 16 != 0) return false;
+  return !bias || (k->bias == k->d.type && k->d.type != CUDA_R_32F);
+}
+
 static bool make_layout(const functions *f, const matrix *m, int64_t batch, cublasLtMatrixLayout_t *out) {
   const int32_t n = (int32_t)batch;
   if (f->cublasLtMatrixLayoutCreate(out, (cudaDataType_t)m->type, (uint64_t)m->rows, (uint64_t)m->cols, m->ld) !=
@@ -162,10 +193,12 @@ static bool make_desc(const functions *f, const key *k, cublasLtMatmulDesc_t *ou
   const cublasOperation_t a = k->a.transposed ? CUBLAS_OP_T : CUBLAS_OP_N,
                           b = k->b.transposed ? CUBLAS_OP_T : CUBLAS_OP_N;
   const cublasLtEpilogue_t epilogue = CUBLASLT_EPILOGUE_BIAS;
+  const int8_t fast = (int8_t)k->fast;
 #define SET(name, value) \
   (f->cublasLtMatmulDescSetAttribute(*out, CUBLASLT_MATMUL_DESC_##name, &value, sizeof value) == CUBLAS_STATUS_SUCCESS)
   if (f->cublasLtMatmulDescCreate(out, CUBLAS_COMPUTE_32F, CUDA_R_32F) != CUBLAS_STATUS_SUCCESS) return false;
   if (!SET(TRANSA, a) || !SET(TRANSB, b)) return false;
+  if (k->scaled && !SET(FAST_ACCUM, fast)) return false;
   return k->bias < 0 || (SET(EPILOGUE, epilogue) && SET(BIAS_DATA_TYPE, k->bias));
 #undef SET
 }
@@ -218,7 +251,7 @@ static bool choose_algorithm(product *p) {
   const int64_t sum = p->key.a.transposed ? p->key.a.rows : p->key.a.cols;
   int best = 0;
   if (n < 1) return false;
-  if (p->lt->info->major == 9 && sum <= SHORT_SUM)
+  if (p->lt->info->major == 9 && sum <= SHORT_SUM && !p->key.scaled)
     while (best < n && !(found[best].state == CUBLAS_STATUS_SUCCESS && holds_two_tiles(p, &found[best]))) best++;
   p->algo = found[best < n ? best : 0].algo;
   return true;
@@ -246,18 +279,17 @@ cublasStatus_t rfi_lt_multiply(const product *p, const cublasLtMatmulAlgo_t *alg
   const float one = 1.0f, beta = p->key.accumulate ? 1.0f : 0.0f;
   if (p->key.bias >= 0)
     f->cublasLtMatmulDescSetAttribute(p->desc, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &x->bias, sizeof x->bias);
+  if (p->key.scaled) {
+    f->cublasLtMatmulDescSetAttribute(p->desc, CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, &x->scale_a, sizeof x->scale_a);
+    f->cublasLtMatmulDescSetAttribute(p->desc, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, &x->scale_b, sizeof x->scale_b);
+  }
   return f->cublasLtMatmul(p->lt->handle, p->desc, &one, x->a, p->A, x->b, p->B, &beta, x->d, p->D, x->d, p->D, algo,
                            x->workspace, rfi_lt_workspace(&p->key), stream);
 }
 
-static rfr_status run(const rfr_call *call) {
+static rfr_status run_product(const rfr_call *call, const rfi_lt_operands *x) {
   const product *p = call->library;
-  const rfi_lt_operands x = {.a = call->in[1].data,
-                             .b = call->in[0].data,
-                             .bias = p->key.bias >= 0 ? call->in[2].data : NULL,
-                             .d = call->out[0].data,
-                             .workspace = call->workspace};
-  const cublasStatus_t s = rfi_lt_multiply(p, &p->algo, &x, (cudaStream_t)call->stream);
+  const cublasStatus_t s = rfi_lt_multiply(p, &p->algo, x, (cudaStream_t)call->stream);
   if (s == CUBLAS_STATUS_SUCCESS) return RFR_OK;
   const rfr_status alive = rfi_cuda_alive((cudaStream_t)call->stream, "multiplying by cuBLASLt");
   if (alive != RFR_OK) return alive;
@@ -269,18 +301,46 @@ static rfr_status run(const rfr_call *call) {
                            (long long)p->key.d.ld);
 }
 
-rfr_status rfi_lt_select(rfi_lt *lt, rfi_bound *b) {
-  key k;
+static rfr_status run(const rfr_call *call) {
+  const product *p = call->library;
+  return run_product(call, &(rfi_lt_operands){.a = call->in[1].data,
+                                              .b = call->in[0].data,
+                                              .bias = p->key.bias >= 0 ? call->in[2].data : NULL,
+                                              .d = call->out[0].data,
+                                              .workspace = call->workspace});
+}
+
+static rfr_status run_scaled(const rfr_call *call) {
+  const product *p = call->library;
+  return run_product(call, &(rfi_lt_operands){.a = call->in[RFI_MS_B].data,
+                                              .b = call->in[RFI_MS_A].data,
+                                              .bias = p->key.bias >= 0 ? call->in[RFI_MS_BIAS].data : NULL,
+                                              .scale_a = call->in[RFI_MS_SCALE_B].data,
+                                              .scale_b = call->in[RFI_MS_SCALE_A].data,
+                                              .d = call->out[0].data,
+                                              .workspace = call->workspace});
+}
+
+static rfr_status bind_product(rfi_lt *lt, const key *k, rfr_kernel_fn fn, rfi_bound *b) {
   product *p = NULL;
-  if (!describe(&b->call, &k)) return RFR_OK;
   if (lt) {
-    const rfr_status s = find(lt, &k, &p);
+    const rfr_status s = find(lt, k, &p);
     if (s != RFR_OK) return s;
     if (!p->usable) return RFR_OK;
   }
-  b->run = run;
+  b->run = fn;
   b->kernel = "cuBLASLt";
-  b->workspace = rfi_lt_workspace(&k);
+  b->workspace = rfi_lt_workspace(k);
   b->call.library = p;
   return RFR_OK;
+}
+
+rfr_status rfi_lt_select(rfi_lt *lt, rfi_bound *b) {
+  key k;
+  return describe(&b->call, &k) ? bind_product(lt, &k, run, b) : RFR_OK;
+}
+
+rfr_status rfi_lt_select_scaled(rfi_lt *lt, bool fast, rfi_bound *b) {
+  key k;
+  return describe_scaled(&b->call, fast, &k) ? bind_product(lt, &k, run_scaled, b) : RFR_OK;
 }

@@ -22,6 +22,9 @@ void rfi_lt_close(rfi_lt *lt); /* accepts NULL */
  * device; the workspace is the same as with one. */
 rfr_status rfi_lt_select(rfi_lt *lt, rfi_bound *b);
 
+/* The same for matmul_scaled: FP8 with a scale per tensor. fast: for forwards; gradients are summed in f32. */
+rfr_status rfi_lt_select_scaled(rfi_lt *lt, bool fast, rfi_bound *b);
+
 /* The i-th GEMM selected so far, as rfi_backend's `choice` and `choose`. Ops that were selected before use the new
  * algorithm from then on. */
 const char *rfi_lt_choice(const rfi_lt *lt, int i);

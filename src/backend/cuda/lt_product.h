@@ -41,6 +41,7 @@ typedef struct rfi_lt_key {
   rfi_lt_matrix a, b, d;
   int64_t batch;
   int32_t bias, accumulate; /* bias: a cudaDataType_t, -1 for none */
+  int32_t scaled, fast;     /* FP8 with a scale per tensor; fast: sums in the tensor core's own, narrower accumulator */
 } rfi_lt_key;
 
 typedef struct rfi_lt_product {
@@ -65,7 +66,8 @@ struct rfi_lt {
 
 typedef struct rfi_lt_operands {
   const void *a, *b, *bias; /* in cuBLASLt's order */
-  void *d, *workspace;      /* of rfi_lt_workspace's bytes, 256-byte aligned */
+  const void *scale_a, *scale_b;
+  void *d, *workspace; /* of rfi_lt_workspace's bytes, 256-byte aligned */
 } rfi_lt_operands;
 
 /* Workspace of a GEMM for split-K: RFI_LT_WORKSPACE, or 0 for a small one. */

@@ -201,10 +201,10 @@ static rfr_status fastest(bench *b, cublasLtMatmulAlgo_t *out) {
 
 /* ---- choices ---- */
 
-/* The i-th GEMM that cuBLASLt takes. */
+/* The i-th GEMM that cuBLASLt takes; FP8 is not measured. */
 static rfi_lt_product *product_at(const rfi_lt *lt, int i) {
   rfi_lt_product *p = lt->products;
-  while (p && (!p->usable || i-- > 0)) p = p->next;
+  while (p && (!p->usable || p->key.scaled || i-- > 0)) p = p->next;
   return p;
 }
 

@@ -1,58 +1,177 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The scaled GEMM on a GPU, for any shape: y = (a bT) scale_a scale_b + bias (+ acc), one rounding.
+ * The scaled GEMMs on a GPU, for any shape, format and scaling: the fallback where cuBLASLt has none.
  *
- * It uses the tiles of tile_any.cuh. An E4M3 number is exact in f32 and so is the product of two. The scales are
- * applied after the sum, one by one: their product alone might underflow.
+ * They use the tiles of tile_any.cuh, whose operands are f32. An element is decoded and multiplied by its block's scale
+ * while it is loaded. This is exact for E8M0 and E4M3 scales; with an f32 scale it rounds once. Scales of a tensor are
+ * applied after the sum, one by one, because their product alone might underflow.
  */
 #include "backend/cuda/any_type.cuh"
+#include "ops/grouped/walk.cuh"
 #include "ops/matmul/tile_any.cuh"
-#include "ops/quant/e4m3.cuh"
+#include "ops/quant/scaled.h"
+
+typedef struct factor {
+  const uint8_t *q;
+  const void *scale;
+  const float *global; /* NULL: none */
+  rfr_dtype dtype;
+  int64_t scaling, rows, row, scale_row; /* as on the CPU */
+} factor;
+
+static factor factor_of(const rfr_call *c, int q, int scale, int global) {
+  const rfr_type *x = &c->in[q].type, *s = &c->in[scale].type;
+  factor f = {};
+  f.q = (const uint8_t *)c->in[q].data;
+  f.scale = c->in[scale].data;
+  f.global = global < c->n_in ? (const float *)c->in[global].data : NULL;
+  f.dtype = x->dtype;
+  f.scaling = rfi_scaling_of(x, s);
+  f.rows = x->shape[x->rank - 2];
+  f.row = x->shape[x->rank - 1] * (x->dtype == RFR_U8 ? 2 : 1);
+  f.scale_row = s->shape[s->rank - 1];
+  return f;
+}
+
+/* Element (i, k) of slice g without the factors that apply after the sum. */
+static __device__ __forceinline__ float element(const factor &f, int64_t g, int64_t i, int64_t k) {
+  const int64_t line = g * f.rows + i, at = line * f.row + k;
+  float x;
+  if (f.dtype == RFR_U8) x = rfi_e2m1_widen((uint8_t)(f.q[at / 2] >> (at % 2 * 4)));
+  else x = f.dtype == RFR_E4M3 ? rfi_e4m3_widen(f.q[at]) : rfi_e5m2_widen(f.q[at]);
+  switch (f.scaling) {
+    case RFR_SCALING_ROW128: return x * ((const float *)f.scale)[line * f.scale_row + k / 128];
+    case RFR_SCALING_BLOCK128:
+      return x * ((const float *)f.scale)[(g * rfi_blocks_of(f.rows, 128) + i / 128) * f.scale_row + k / 128];
+    case RFR_SCALING_MX32: return x * rfi_e8m0_widen(((const uint8_t *)f.scale)[line * f.scale_row + k / 32]);
+    case RFR_SCALING_NV16: return x * rfi_e4m3_widen(((const uint8_t *)f.scale)[line * f.scale_row + k / 16]);
+    default: return x;
+  }
+}
+
+static __device__ __forceinline__ float late_scale(const factor &f, int64_t slice) {
+  const float scale = f.scaling == RFR_SCALING_TENSOR ? ((const float *)f.scale)[slice] : 1.0f;
+  return f.global ? scale * f.global[slice] : scale;
+}
 
 typedef struct problem {
-  const uint8_t *a, *b; /* (M,K), (N,K) */
-  const float *scale_a, *scale_b;
-  const void *bias; /* NULL: none */
+  factor a, b;
+  rfi_groups groups;
+  const int32_t *offsets;
+  const void *bias, *bias_scale; /* NULL: none */
   void *y;
-  rfr_dtype bias_type, y_type;
-  int64_t M, N, K;
+  rfr_dtype bias_type, bias_scale_type, y_type;
+  int64_t first, block, slices; /* wgrad: number of group 0; elements per block of a line */
   int accumulate;
 } problem;
 
+static __device__ __forceinline__ void finish(const problem &p, int64_t slice, int64_t at, int64_t row, int64_t j,
+                                              float sum) {
+  float y = sum * late_scale(p.a, slice) * late_scale(p.b, slice);
+  if (p.bias) {
+    const float by = p.bias_scale ? rfi_load(p.bias_scale, p.bias_scale_type, row) : 1.0f;
+    y += by * rfi_load(p.bias, p.bias_type, slice * p.b.rows + j);
+  }
+  if (p.accumulate) y += rfi_load(p.y, p.y_type, at);
+  rfi_store(p.y, p.y_type, at, y);
+}
+
 static __global__ void __launch_bounds__(RFI_TILE_THREADS) matmul_scaled(const problem p, int64_t tiles_m) {
   const int64_t i0 = (int64_t)(blockIdx.x % tiles_m) * RFI_TILE, j0 = (int64_t)(blockIdx.x / tiles_m) * RFI_TILE;
-  const float scale_a = *p.scale_a, scale_b = *p.scale_b;
   rfi_tile(
-      i0, p.M, j0, p.N, p.K, [&](int64_t i, int64_t k) { return rfi_e4m3_widen(p.a[i * p.K + k]); }, true,
-      [&](int64_t j, int64_t k) { return rfi_e4m3_widen(p.b[j * p.K + k]); }, true,
-      [&](int64_t i, int64_t j, float sum) {
-        const int64_t at = i * p.N + j;
-        float y = sum * scale_a * scale_b;
-        if (p.bias) y += rfi_load(p.bias, p.bias_type, j);
-        if (p.accumulate) y += rfi_load(p.y, p.y_type, at);
-        rfi_store(p.y, p.y_type, at, y);
-      });
+      i0, p.a.rows, j0, p.b.rows, p.a.row, [&](int64_t i, int64_t k) { return element(p.a, 0, i, k); }, true,
+      [&](int64_t j, int64_t k) { return element(p.b, 0, j, k); }, true,
+      [&](int64_t i, int64_t j, float sum) { finish(p, 0, i * p.b.rows + j, i, j, sum); });
+}
+
+/* The rows after the last group are one more group, of zeros. */
+static __global__ void __launch_bounds__(RFI_TILE_THREADS) grouped_scaled(const problem p) {
+  const int wide = (int)((p.b.rows + RFI_TILE - 1) / RFI_TILE);
+  rfi_unit_walk<1> u;
+  for (int unit = blockIdx.x; u.find(p.groups, unit, RFI_TILE, wide); unit += gridDim.x) {
+    const int64_t i0 = (int64_t)((unit - u.before) / wide) * RFI_TILE, first = u.first, g = u.group;
+    const int64_t j0 = (int64_t)((unit - u.before) % wide) * RFI_TILE;
+    const bool rest = u.group == p.groups.n;
+    rfi_tile(
+        i0, u.size, j0, p.b.rows, rest ? 0 : p.a.row,
+        [&](int64_t i, int64_t k) { return element(p.a, 0, first + i, k); }, true,
+        [&](int64_t j, int64_t k) { return element(p.b, g, j, k); }, true,
+        [&](int64_t i, int64_t j, float sum) {
+          const int64_t row = first + i, at = row * p.b.rows + j;
+          if (rest) rfi_store(p.y, p.y_type, at, 0.0f);
+          else finish(p, g, at, row, j, sum);
+        });
+  }
+}
+
+static __global__ void __launch_bounds__(RFI_TILE_THREADS) wgrad_scaled(const problem p, int64_t tiles_m) {
+  const int64_t i0 = (int64_t)(blockIdx.x % tiles_m) * RFI_TILE, j0 = (int64_t)(blockIdx.x / tiles_m) * RFI_TILE;
+  const int64_t g = blockIdx.y, begin = rfi_group_begin(p.offsets, g, p.a.row);
+  const int64_t start = rfi_group_start(begin, p.first + g, p.block) * p.block;
+  const int64_t rows = min(rfi_group_end(p.offsets, g, p.a.row) - begin, p.a.row - start);
+  if (rows <= 0 && p.accumulate) return;
+  rfi_tile(
+      i0, p.a.rows, j0, p.b.rows, max(rows, (int64_t)0),
+      [&](int64_t i, int64_t k) { return element(p.a, 0, i, start + k); }, true,
+      [&](int64_t j, int64_t k) { return element(p.b, 0, j, start + k); }, true,
+      [&](int64_t i, int64_t j, float sum) { finish(p, g, (g * p.a.rows + i) * p.b.rows + j, i, j, sum); });
+}
+
+static const rfr_arg *given(const rfr_call *c, int i) {
+  return i >= 0 && i < c->n_in && c->in[i].data ? &c->in[i] : NULL;
+}
+
+static problem problem_of(const rfr_call *c, const factor &a, const factor &b, int bias, int scale, int acc) {
+  const rfr_arg *with = given(c, bias), *by = given(c, scale), *y = &c->out[0];
+  problem p = {};
+  p.a = a, p.b = b;
+  p.bias = with ? with->data : NULL;
+  p.bias_type = with ? with->type.dtype : RFR_F32;
+  p.bias_scale = by ? by->data : NULL;
+  p.bias_scale_type = by ? by->type.dtype : RFR_F32;
+  p.y = y->data;
+  p.y_type = y->type.dtype;
+  p.accumulate = given(c, acc) != NULL;
+  return p;
 }
 
 static rfr_status run(const rfr_call *c) {
-  const rfr_arg *a = &c->in[0], *b = &c->in[1], *y = &c->out[0];
-  const rfr_arg *bias = c->n_in > 4 && c->in[4].data ? &c->in[4] : NULL;
-  const problem p = {(const uint8_t *)a->data,
-                     (const uint8_t *)b->data,
-                     (const float *)c->in[2].data,
-                     (const float *)c->in[3].data,
-                     bias ? bias->data : NULL,
-                     y->data,
-                     bias ? bias->type.dtype : RFR_F32,
-                     y->type.dtype,
-                     a->type.shape[0],
-                     b->type.shape[0],
-                     a->type.shape[1],
-                     c->n_in > 5 && c->in[5].data};
-  const int64_t tiles_m = rfi_blocks(p.M, RFI_TILE), tiles_n = rfi_blocks(p.N, RFI_TILE);
+  const problem p = problem_of(c, factor_of(c, RFI_MS_A, RFI_MS_SCALE_A, RFI_MS_GLOBAL_A),
+                               factor_of(c, RFI_MS_B, RFI_MS_SCALE_B, RFI_MS_GLOBAL_B), RFI_MS_BIAS, -1, RFI_MS_ACC);
+  const int64_t tiles_m = rfi_blocks(p.a.rows, RFI_TILE), tiles_n = rfi_blocks(p.b.rows, RFI_TILE);
   if (tiles_m > 0 && tiles_n > 0)
     matmul_scaled<<<(unsigned)(tiles_m * tiles_n), RFI_TILE_THREADS, 0, rfi_stream(c)>>>(p, tiles_m);
   return rfi_cuda_launched("matmul_scaled");
 }
 
+static rfr_status run_grouped(const rfr_call *c) {
+  problem p = problem_of(c, factor_of(c, RFI_GM_A, RFI_GM_SCALE_A, RFI_GM_GLOBAL_A),
+                         factor_of(c, RFI_GM_W, RFI_GM_SCALE_W, RFI_GM_GLOBAL_W), RFI_GM_BIAS, RFI_GM_SCALE, -1);
+  const int groups = (int)c->in[RFI_GM_OFFSETS].type.shape[0] - 1;
+  const int64_t most = (int64_t)rfi_cuda_info_of(c)->sms * 8;
+  const int64_t tiles = (p.a.rows / RFI_TILE + groups + 2) * rfi_blocks(p.b.rows, RFI_TILE);
+  p.groups.offset = (const int32_t *)c->in[RFI_GM_OFFSETS].data;
+  p.groups.n = p.groups.last = groups;
+  p.groups.rows = (int)p.a.rows;
+  if (p.a.rows > 0 && p.b.rows > 0)
+    grouped_scaled<<<(unsigned)(tiles < most ? tiles : most), RFI_TILE_THREADS, 0, rfi_stream(c)>>>(p);
+  return rfi_cuda_launched("grouped_matmul_scaled");
+}
+
+static rfr_status run_wgrad(const rfr_call *c) {
+  problem p = problem_of(c, factor_of(c, RFI_GW_DY, RFI_GW_SCALE_DY, RFI_GW_GLOBAL_DY),
+                         factor_of(c, RFI_GW_X, RFI_GW_SCALE_X, RFI_GW_GLOBAL_X), -1, -1, RFI_GW_ACC);
+  const int64_t tiles_m = rfi_blocks(p.a.rows, RFI_TILE), tiles_n = rfi_blocks(p.b.rows, RFI_TILE);
+  p.offsets = (const int32_t *)c->in[RFI_GW_OFFSETS].data;
+  p.slices = c->out[0].type.shape[0];
+  p.first = c->attr[2].i;
+  p.block = rfi_group_block(p.a.scaling);
+  if (tiles_m > 0 && tiles_n > 0 && p.slices > 0)
+    wgrad_scaled<<<dim3((unsigned)(tiles_m * tiles_n), (unsigned)p.slices), RFI_TILE_THREADS, 0, rfi_stream(c)>>>(
+        p, tiles_m);
+  return rfi_cuda_launched("grouped_wgrad_scaled");
+}
+
 extern "C" const rfi_cuda_kernel RFI_CUDA(matmul_scaled) = {run, NULL};
+extern "C" const rfi_cuda_kernel RFI_CUDA(grouped_matmul_scaled) = {run_grouped, NULL};
+extern "C" const rfi_cuda_kernel RFI_CUDA(grouped_wgrad_scaled) = {run_wgrad, NULL};

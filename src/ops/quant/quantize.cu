@@ -1,125 +1,517 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * quantize on a GPU: one launch computes the largest magnitude per block, a second one converts.
+ * quantize and grouped_quantize on a GPU, with the bits of the CPU's kernel (scaling.h).
  *
- * Magnitudes are compared as bit patterns, which have the order of the numbers, with NaN above all; a maximum does not
- * depend on its order. In the second launch every block computes the scale from all blocks' maxima, loads tiles of 64 x
- * 64 into shared memory and writes both copies from there.
+ *   amax      where a scale of a slice follows from the slice: its largest magnitude, by an integer maximum in global
+ *             memory, which does not depend on the order
+ *   convert   a block of threads loads 128 x 128 elements into shared memory once and writes both results from there:
+ *             `row` straight from registers, `col` through a transposed tile of codes. A block of scaling never crosses
+ *             such a tile, because a tile begins where a slice or a group does.
+ *   clear     grouped: zeros between the groups of `col` and after the last row
  */
-#include <float.h>
+#include <type_traits>
 
-#include "ops/quant/e4m3.cuh"
+#include "backend/cuda/kernels.cuh"
+#include "ops/grouped/grouped.h"
+#include "ops/quant/scaled.h"
 
-enum { TILE = 64, THREADS = 256, PER_SM = 4, MOST_BLOCKS = 1024 };
+enum { SIDE = 128, THREADS = 256, RUN = 16, RUNS = SIDE / RUN, CODES = SIDE + 4 /* bytes of a line of codes */ };
 
-typedef struct matrix {
-  const void *data;
-  int64_t M, N, row, col; /* strides in elements */
-} matrix;
+typedef struct plan {
+  const void *x;
+  int64_t batch, down, across; /* strides of x */
+  int64_t slices, M, K;
+  const int32_t *offsets;         /* NULL: not grouped */
+  int64_t col_row;                /* elements of a line of the result col */
+  int64_t row_scales, col_scales; /* per line */
+  const float *given;             /* NULL: none */
+  int64_t given_stride;
+  const int64_t *step; /* NULL: no random numbers */
+  int64_t step_stride;
+  const int32_t *microbatch_at;
+  uint32_t microbatch, site;
+  uint64_t stream;
+  rfr_dtype format, scale;
+  uint32_t overflow;
+  int rows, pow2, hadamard;
+  uint32_t *found; /* (2, slices): of x, of x transformed */
+  uint8_t *row, *col;
+  void *row_scale, *col_scale;
+  float *row_global, *col_global, *amax;
+  int64_t tiles, tiles_k;
+} plan;
 
-static __device__ uint32_t block_max(uint32_t x) {
-  __shared__ uint32_t part[THREADS / 32];
-  x = __reduce_max_sync(0xffffffffu, x);
-  if ((threadIdx.x & 31) == 0) part[threadIdx.x >> 5] = x;
-  __syncthreads();
-  for (int w = 0; w < THREADS / 32; w++) x = part[w] > x ? part[w] : x;
-  return x;
-}
+typedef struct tile {
+  int64_t slice, at;     /* offset in x */
+  int64_t i0, j0, line;  /* within the slice; `line`: of the row result */
+  int64_t col_at;        /* column in a line of col */
+  int rows, cols, write; /* write: columns of col that this tile writes, zeros at the end of a group included */
+} tile;
 
-static __device__ __forceinline__ uint32_t magnitude(float x) { return __float_as_uint(x) & 0x7FFFFFFFu; }
-
-/* Maximum over all elements, in the order of memory. */
-template <typename T> static __global__ void __launch_bounds__(THREADS) amax(const matrix x, uint32_t *found) {
-  const int64_t n = x.M * x.N, thread = (int64_t)blockIdx.x * THREADS + threadIdx.x;
-  const int64_t threads = (int64_t)gridDim.x * THREADS;
-  const bool by_row = x.col == 1 || x.row != 1;
-  const int64_t inner = by_row ? x.N : x.M, outer_stride = by_row ? x.row : x.col, stride = by_row ? x.col : x.row;
-  const T *data = (const T *)x.data;
-  uint32_t m = 0;
-  int64_t i = 0;
-  if (stride == 1 && outer_stride == inner && (uintptr_t)data % 16 == 0) {
-    constexpr int P = rfi_pack_width<T>;
-    const rfi_pack<T, P> *packs = (const rfi_pack<T, P> *)data;
-    for (int64_t k = thread; k < n / P; k += threads) {
-      const rfi_pack<T, P> v = packs[k];
-      for (int j = 0; j < P; j++) m = max(m, magnitude(rfi_widen(v.x[j])));
-    }
-    i = n / P * P;
+static __device__ bool find(const plan &p, int64_t unit, tile *t) {
+  int64_t down = unit / p.tiles_k;
+  t->j0 = unit % p.tiles_k * SIDE;
+  t->cols = (int)min((int64_t)SIDE, p.K - t->j0);
+  if (!p.offsets) {
+    const int64_t each = rfi_blocks_of(p.M, SIDE);
+    t->slice = down / each;
+    t->i0 = down % each * SIDE;
+    t->line = t->slice * p.M + t->i0;
+    t->rows = t->write = (int)min((int64_t)SIDE, p.M - t->i0);
+    t->col_at = t->i0;
+    t->at = t->slice * p.batch + t->i0 * p.down + t->j0 * p.across;
+    return true;
   }
-  for (i += thread; i < n; i += threads)
-    m = max(m, magnitude(rfi_widen(data[i / inner * outer_stride + i % inner * stride])));
-  m = block_max(m);
-  if (threadIdx.x == 0) found[blockIdx.x] = m;
+  for (int64_t g = 0; g < p.slices; g++) {
+    const int64_t begin = rfi_group_begin(p.offsets, g, p.M), rows = rfi_group_end(p.offsets, g, p.M) - begin;
+    const int64_t tall = rfi_blocks_of(rows, SIDE), block = p.rows == 0 ? RFI_TENSOR_BLOCK : p.col_row / p.col_scales;
+    if (down >= tall) {
+      down -= tall;
+      continue;
+    }
+    t->slice = g;
+    t->i0 = down * SIDE;
+    t->line = begin + t->i0;
+    t->rows = (int)min((int64_t)SIDE, rows - t->i0);
+    t->write = (int)(rfi_blocks_of(t->rows, block) * block);
+    t->col_at = rfi_group_start(begin, g, block) * block + t->i0;
+    t->at = t->line * p.down + t->j0 * p.across;
+    return true;
+  }
+  return false;
 }
 
-static __device__ float scale_of(const uint32_t *found, int n) {
-  uint32_t m = 0;
-  for (int i = threadIdx.x; i < n; i += THREADS) m = max(m, found[i]);
-  m = block_max(m);
-  if (m == 0 || m >= 0x7F800000u) return 1.0f;
-  const float scale = 448.0f / __uint_as_float(m);
-  return isinf(scale) ? FLT_MAX : scale;
+/* Calls put(i, j, pack) for packs of PACK elements along K of the tile; elements outside are zeros. */
+template <typename T, class PUT>
+static __device__ __forceinline__ void load(const plan &p, const tile &t, const PUT &put) {
+  constexpr int P = rfi_pack_width<T>;
+  const T *x = (const T *)p.x + t.at;
+  const bool packed = p.across == 1 && p.down % P == 0 && (uintptr_t)x % 16 == 0 && t.cols == SIDE;
+  if (packed) {
+#pragma unroll 4
+    for (int e = threadIdx.x; e < SIDE * SIDE / P; e += THREADS) {
+      const int i = e / (SIDE / P), j = e % (SIDE / P) * P;
+      rfi_pack<T, P> v = {};
+      if (i < t.rows) v = *(const rfi_pack<T, P> *)(x + i * p.down + j);
+      put(i, j, v);
+    }
+    return;
+  }
+  const bool by_row = p.across == 1 || p.down != 1;
+  for (int e = threadIdx.x; e < SIDE * SIDE; e += THREADS) {
+    const int i = by_row ? e / SIDE : e % SIDE, j = by_row ? e % SIDE : e / SIDE;
+    rfi_pack<T, 1> v = {};
+    if (i < t.rows && j < t.cols) v.x[0] = x[i * p.down + j * p.across];
+    put(i, j, v);
+  }
 }
 
-/* Writes rows i0 ... of `to` (rows, n), from column j0: tile[i][j], or tile[j][i] if flipped. */
-static __device__ void write_tile(uint8_t *to, const uint8_t (*tile)[TILE + 4], bool flipped, int64_t i0, int64_t j0,
-                                  int64_t rows, int64_t n) {
-  for (int e = threadIdx.x; e < TILE * TILE / 4; e += THREADS) {
-    const int i = e / (TILE / 4), j = e % (TILE / 4) * 4;
-    uint8_t q[4];
-    if (i0 + i >= rows || j0 + j >= n) continue;
-    for (int k = 0; k < 4; k++) q[k] = flipped ? tile[j + k][i] : tile[i][j + k];
-    uint8_t *at = to + (i0 + i) * n + j0 + j;
-    if (j0 + j + 4 <= n && (uintptr_t)at % 4 == 0) *(uchar4 *)at = make_uchar4(q[0], q[1], q[2], q[3]);
-    else
-      for (int k = 0; k < 4 && j0 + j + k < n; k++) at[k] = q[k];
+/* ---- the largest magnitude of a slice ---- */
+
+template <typename T> static __global__ void __launch_bounds__(THREADS) amax_tiles(const plan p) {
+  tile t;
+  uint32_t most = 0;
+  if (!find(p, blockIdx.x, &t)) return;
+  load<T>(p, t, [&](int, int, const auto &v) {
+    for (int k = 0; k < (int)(sizeof v / sizeof v.x[0]); k++) most = max(most, rfi_magnitude(rfi_widen(v.x[k])));
+  });
+  most = __reduce_max_sync(0xffffffffu, most);
+  if (threadIdx.x % 32 == 0 && most > 0) atomicMax(p.found + t.slice, most);
+}
+
+/* Of x transformed: a thread has 16 rows of a column. */
+template <typename T> static __global__ void __launch_bounds__(THREADS) amax_transformed(const plan p) {
+  tile t;
+  uint32_t most = 0;
+  if (!find(p, blockIdx.x, &t)) return;
+  for (int e = threadIdx.x; e < SIDE * RUNS; e += THREADS) {
+    const int j = e % SIDE, i0 = e / SIDE * RUN;
+    float v[RUN];
+    if (j >= t.cols || i0 >= t.rows) continue;
+#pragma unroll
+    for (int i = 0; i < RUN; i++)
+      v[i] = i0 + i < t.rows ? rfi_widen(((const T *)p.x)[t.at + (i0 + i) * p.down + j * p.across]) : 0.0f;
+    rfi_hadamard(v);
+#pragma unroll
+    for (int i = 0; i < RUN; i++) most = max(most, rfi_magnitude(v[i]));
+  }
+  most = __reduce_max_sync(0xffffffffu, most);
+  if (threadIdx.x % 32 == 0 && most > 0) atomicMax(p.found + p.slices + t.slice, most);
+}
+
+/* Scales of slices: one thread each. */
+static __device__ float slice_factor(const plan &p, int64_t slice, bool transformed) {
+  if (p.scale == RFR_E4M3) return rfi_global_of(p.found[slice + (transformed ? p.slices : 0)]);
+  if (p.rows != 0) return 1.0f;
+  return p.given ? p.given[slice * p.given_stride]
+                 : rfi_scale_of(p.found[slice], rfi_largest(p.format), RFI_F32_LARGEST, p.pow2);
+}
+
+static __global__ void finish_slices(const plan p) {
+  const int64_t s = (int64_t)blockIdx.x * THREADS + threadIdx.x;
+  if (s >= p.slices) return;
+  const bool global = p.scale == RFR_E4M3;
+  const float row = slice_factor(p, s, false), col = slice_factor(p, s, p.hadamard);
+  if (p.amax) p.amax[s] = rfi_number(p.found[s]);
+  if (p.row_global) p.row_global[s] = global ? 1.0f / row : 1.0f;
+  if (p.col_global) p.col_global[s] = global ? 1.0f / col : 1.0f;
+  if (p.rows == 0 && p.row_scale) ((float *)p.row_scale)[s] = 1.0f / row;
+  if (p.rows == 0 && p.col_scale) ((float *)p.col_scale)[s] = 1.0f / col;
+}
+
+/* ---- codes ---- */
+
+/* Four codes of 8 bits. */
+static __device__ __forceinline__ uint32_t encode8(const float *x, float by, rfr_dtype format) {
+  uint32_t q = 0;
+#if __CUDA_ARCH__ >= 890
+  uint16_t low, high;
+  const float a0 = fabsf(x[0] * by), a1 = fabsf(x[1] * by), a2 = fabsf(x[2] * by), a3 = fabsf(x[3] * by);
+  if (format == RFR_E4M3) {
+    asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(low) : "f"(a1), "f"(a0));
+    asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(high) : "f"(a3), "f"(a2));
+    q = (uint32_t)low | (uint32_t)high << 16;
+  } else {
+    asm("cvt.rn.satfinite.e5m2x2.f32 %0, %1, %2;" : "=h"(low) : "f"(a1), "f"(a0));
+    asm("cvt.rn.satfinite.e5m2x2.f32 %0, %1, %2;" : "=h"(high) : "f"(a3), "f"(a2));
+    q = (uint32_t)low | (uint32_t)high << 16;
+    q -= __vcmpeq4(q, 0x7F7F7F7Fu) & 0x01010101u; /* NaN is 0x7E */
+  }
+#pragma unroll
+  for (int k = 0; k < 4; k++) q |= (rfi_pattern(x[k]) >> 24 & 0x80u) << (8 * k);
+#else
+#pragma unroll
+  for (int k = 0; k < 4; k++)
+    q |= (uint32_t)(format == RFR_E4M3 ? rfi_e4m3_encode(x[k], by) : rfi_e5m2_encode(x[k], by)) << (8 * k);
+#endif
+  return q;
+}
+
+static __device__ rfi_rounding rounding_of(const plan &p) {
+  rfi_rounding r = {0, 0, p.site, p.microbatch};
+  if (!p.step) return r;
+  r.key = rfi_stream_key((uint64_t)p.step[2 * p.step_stride], p.stream);
+  r.attempted = (uint64_t)p.step[0];
+  if (p.microbatch_at) r.microbatch = *p.microbatch_at > 0 ? (uint32_t)*p.microbatch_at : 0;
+  return r;
+}
+
+/* n <= 8 codes of 4 bits, of elements e, e + step ... */
+static __device__ __forceinline__ uint32_t encode4(const float *x, float by, int n, const plan &p,
+                                                   const rfi_rounding &random, int64_t e, int64_t step, int col) {
+  uint32_t q = 0;
+#pragma unroll
+  for (int k = 0; k < n; k++) {
+    const float v = x[k] * by;
+    const uint32_t code = p.step ? rfi_e2m1_narrow_random(v, rfi_rounding_bits(&random, (uint64_t)(e + k * step), col))
+                                 : rfi_e2m1_narrow(v);
+    q |= code << (4 * k);
+  }
+  return q;
+}
+
+static __device__ rfi_block_scale block_scale(const plan &p, uint32_t amax, float global) {
+  return rfi_block_scale_of(amax, p.scale, p.format, p.overflow, p.pow2, global);
+}
+
+static __device__ void store_scale(const plan &p, void *to, int64_t at, const rfi_block_scale &s) {
+  if (!to) return;
+  if (p.scale == RFR_F32) ((float *)to)[at] = s.inverse;
+  else ((uint8_t *)to)[at] = s.stored;
+}
+
+/* ---- convert ---- */
+
+template <typename T> struct shared_tile {
+  static constexpr int PITCH = SIDE + 16 / (int)sizeof(T);
+  alignas(16) T x[SIDE][PITCH];
+  alignas(16) uint8_t q[SIDE][CODES]; /* col's codes: a line per column of x */
+  uint32_t square[RUNS][RUNS];        /* largest magnitudes of 16 x 16 elements */
+  uint32_t half[2][SIDE];
+};
+
+/* Finds the largest magnitude of each square of p.rows; every run of 16 x 16 in it gets the square's. */
+template <typename T> static __device__ void find_squares(shared_tile<T> &s, int n) {
+  for (int r = threadIdx.x / SIDE; r < RUNS; r += THREADS / SIDE) {
+    const int j = threadIdx.x % SIDE;
+    uint32_t most = 0;
+#pragma unroll
+    for (int i = 0; i < RUN; i++) most = max(most, rfi_magnitude(rfi_widen(s.x[r * RUN + i][j])));
+    for (int d = 1; d < RUN; d *= 2) most = max(most, __shfl_xor_sync(0xffffffffu, most, d));
+    if (j % RUN == 0) s.square[r][j / RUN] = most;
+  }
+  __syncthreads();
+  const int i = threadIdx.x / RUNS, j = threadIdx.x % RUNS;
+  uint32_t most = 0;
+  for (int a = 0; i < RUNS && a < n; a++)
+    for (int b = 0; b < n; b++) most = max(most, s.square[i / n * n + a][j / n * n + b]);
+  __syncthreads();
+  if (i < RUNS) s.square[i][j] = most;
+  __syncthreads();
+}
+
+/* A lane has 8 elements of a row, 16 lanes a row. */
+template <typename T, int BLOCK>
+static __device__ __forceinline__ void write_rows(const plan &p, const tile &t, const shared_tile<T> &s, float factor,
+                                                  const rfi_rounding &random) {
+  enum { EACH = 8, LANES = SIDE / EACH };
+  const int lane = threadIdx.x % LANES, j = lane * EACH;
+  for (int i = threadIdx.x / LANES; i < SIDE; i += THREADS / LANES) {
+    const int64_t line = t.line + i, at = line * p.K + t.j0 + j;
+    float v[EACH], by = factor;
+#pragma unroll
+    for (int k = 0; k < EACH; k++) v[k] = rfi_widen(s.x[i][j + k]);
+    if (BLOCK > 0) {
+      uint32_t most = 0;
+#pragma unroll
+      for (int k = 0; k < EACH; k++) most = max(most, rfi_magnitude(v[k]));
+#pragma unroll
+      for (int d = 1; d < BLOCK / EACH; d *= 2) most = max(most, __shfl_xor_sync(0xffffffffu, most, d));
+      if (p.rows > 1) most = s.square[i / RUN][j / RUN];
+      const rfi_block_scale scale = block_scale(p, most, factor);
+      by = scale.by;
+      const bool once = p.scale == RFR_F32 && p.rows > 1;
+      const int64_t to = once ? (t.slice * rfi_blocks_of(p.M, SIDE) + t.i0 / SIDE) * p.row_scales + t.j0 / SIDE
+                              : line * p.row_scales + (t.j0 + j) / (BLOCK ? BLOCK : 1);
+      if (i < t.rows && j < t.cols && j % (BLOCK ? BLOCK : 1) == 0 && (!once || i == 0))
+        store_scale(p, p.row_scale, to, scale);
+    }
+    const int n = min(t.cols - j, (int)EACH);
+    if (!p.row || i >= t.rows || n <= 0) continue;
+    if (BLOCK == 16) {
+      const uint32_t q = encode4(v, by, EACH, p, random, at, 1, 0);
+      uint8_t *to = p.row + at / 2;
+      if (n == EACH && (uintptr_t)to % 4 == 0) *(uint32_t *)to = q;
+      else
+        for (int k = 0; k < n / 2; k++) to[k] = (uint8_t)(q >> (8 * k));
+    } else {
+      const uint32_t low = encode8(v, by, p.format), high = encode8(v + 4, by, p.format);
+      uint8_t *to = p.row + at;
+      if (n == EACH && (uintptr_t)to % 8 == 0) *(uint2 *)to = make_uint2(low, high);
+      else
+        for (int k = 0; k < n; k++) to[k] = (uint8_t)((k < 4 ? low : high) >> (8 * (k % 4)));
+    }
   }
 }
 
 template <typename T>
-static __global__ void __launch_bounds__(THREADS)
-    convert(const matrix x, const uint32_t *found, int n_found, uint8_t *row, uint8_t *col, float *scale_inv) {
-  __shared__ uint8_t tile[TILE][TILE + 4];
-  const float scale = scale_of(found, n_found);
-  const bool by_row = x.col == 1 || x.row != 1;
-  const int64_t across = (x.N + TILE - 1) / TILE, tiles = (x.M + TILE - 1) / TILE * across;
-  if (scale_inv && blockIdx.x == 0 && threadIdx.x == 0) *scale_inv = 1.0f / scale;
-  for (int64_t k = blockIdx.x; k < tiles; k += gridDim.x) {
-    const int64_t i0 = k / across * TILE, j0 = k % across * TILE;
+static __device__ __forceinline__ void read_run(const shared_tile<T> &s, int i, int j, bool hadamard, float *v) {
 #pragma unroll
-    for (int e = threadIdx.x; e < TILE * TILE; e += THREADS) {
-      const int i = by_row ? e / TILE : e % TILE, j = by_row ? e % TILE : e / TILE;
-      const bool inside = i0 + i < x.M && j0 + j < x.N;
-      tile[i][j] = inside ? rfi_e4m3_narrow(rfi_widen(((const T *)x.data)[(i0 + i) * x.row + (j0 + j) * x.col]) * scale)
-                          : (uint8_t)0;
+  for (int k = 0; k < RUN; k++) v[k] = rfi_widen(s.x[i + k][j]);
+  if (hadamard) rfi_hadamard(v);
+}
+
+/* A thread has 64 rows of a column. */
+template <typename T, int BLOCK>
+static __device__ __forceinline__ void encode_columns(const plan &p, const tile &t, shared_tile<T> &s, float factor,
+                                                      const rfi_rounding &random) {
+  enum { EACH = SIDE * SIDE / THREADS, HAS = EACH / RUN };
+  const int j = threadIdx.x % SIDE, half = threadIdx.x / SIDE, i0 = half * EACH;
+  float v[RUN], by[HAS];
+  uint32_t most[HAS];
+#pragma unroll
+  for (int r = 0; r < HAS; r++) by[r] = factor, most[r] = 0;
+  if (BLOCK > 0) {
+    const bool once = p.scale == RFR_F32 && p.rows > 1;
+#pragma unroll
+    for (int r = 0; r < HAS; r++) {
+      if (p.rows > 1) {
+        most[r] = s.square[i0 / RUN + r][j / RUN];
+        continue;
+      }
+      read_run(s, i0 + r * RUN, j, p.hadamard, v);
+#pragma unroll
+      for (int k = 0; k < RUN; k++) most[r] = max(most[r], rfi_magnitude(v[k]));
     }
-    __syncthreads();
-    if (row) write_tile(row, tile, false, i0, j0, x.M, x.N);
-    if (col) write_tile(col, tile, true, j0, i0, x.N, x.M);
-    __syncthreads();
+    if (BLOCK == 32) {
+#pragma unroll
+      for (int r = 0; r < HAS; r += 2) most[r] = most[r + 1] = max(most[r], most[r + 1]);
+    }
+    if (BLOCK == 128) {
+      s.half[half][j] = max(max(most[0], most[1]), max(most[2], most[3]));
+      __syncthreads();
+#pragma unroll
+      for (int r = 0; r < HAS; r++) most[r] = max(s.half[0][j], s.half[1][j]);
+    }
+#pragma unroll
+    for (int r = 0; r < HAS; r++) {
+      const int i = i0 + r * RUN, block = BLOCK ? BLOCK : 1;
+      const rfi_block_scale scale = block_scale(p, most[r], factor);
+      by[r] = scale.by;
+      const int64_t line = t.slice * (p.offsets ? 0 : p.K) + t.j0 + j;
+      const int64_t to = once ? (t.slice * rfi_blocks_of(p.K, SIDE) + t.j0 / SIDE) * p.col_scales + t.i0 / SIDE
+                              : line * p.col_scales + (t.col_at + i) / block;
+      if (j < t.cols && i < t.rows && i % block == 0 && (!once || j == 0)) store_scale(p, p.col_scale, to, scale);
+    }
+  }
+  if (!p.col) return;
+#pragma unroll
+  for (int r = 0; r < HAS; r++) {
+    const int i = i0 + r * RUN;
+    read_run(s, i, j, p.hadamard, v);
+    if (BLOCK == 16) {
+      const int64_t e = (t.line + i) * p.K + t.j0 + j;
+      uint32_t *to = (uint32_t *)&s.q[j][i / 2];
+      to[0] = encode4(v, by[r], 8, p, random, e, p.K, 1);
+      to[1] = encode4(v + 8, by[r], 8, p, random, e + 8 * p.K, p.K, 1);
+    } else {
+      uint32_t *to = (uint32_t *)&s.q[j][i];
+#pragma unroll
+      for (int k = 0; k < 4; k++) to[k] = encode8(v + 4 * k, by[r], p.format);
+    }
   }
 }
 
-static int blocks_of(const rfr_call *c) {
-  const int n = rfi_cuda_info_of(c)->sms * PER_SM;
-  return n < MOST_BLOCKS ? n : MOST_BLOCKS;
+/* Adjacent lanes write adjacent words of a line. */
+static __device__ void write_columns(const plan &p, const tile &t, const uint8_t (*q)[CODES], bool four) {
+  const int bytes = four ? t.write / 2 : t.write;
+  const int64_t base = (t.slice * (p.offsets ? 0 : p.K) + t.j0) * p.col_row + t.col_at;
+  for (int e = threadIdx.x; e < SIDE * SIDE / 4; e += THREADS) {
+    const int j = e / (SIDE / 4), k = e % (SIDE / 4) * 4;
+    if (j >= t.cols || k >= bytes) continue;
+    uint8_t *to = p.col + (base + j * p.col_row) / (four ? 2 : 1) + k;
+    if (k + 4 <= bytes && (uintptr_t)to % 4 == 0) *(uint32_t *)to = *(const uint32_t *)&q[j][k];
+    else
+      for (int b = 0; b < 4 && k + b < bytes; b++) to[b] = q[j][k + b];
+  }
 }
 
-static size_t workspace(const rfr_call *c) { return (size_t)blocks_of(c) * sizeof(uint32_t); }
-
-template <typename T> static void launch(const rfr_call *c, const matrix &x) {
-  const int blocks = blocks_of(c);
-  uint32_t *found = (uint32_t *)c->workspace;
-  amax<T><<<blocks, THREADS, 0, rfi_stream(c)>>>(x, found);
-  convert<T><<<blocks, THREADS, 0, rfi_stream(c)>>>(x, found, blocks, (uint8_t *)c->out[0].data,
-                                                    (uint8_t *)c->out[1].data, (float *)c->out[2].data);
+template <typename T, int BLOCK> static __global__ void __launch_bounds__(THREADS) convert(const plan p) {
+  extern __shared__ __align__(16) unsigned char memory[];
+  shared_tile<T> &s = *(shared_tile<T> *)memory;
+  tile t;
+  if (!find(p, blockIdx.x, &t)) return;
+  const rfi_rounding random = rounding_of(p);
+  const float row = slice_factor(p, t.slice, false), col = slice_factor(p, t.slice, p.hadamard);
+  load<T>(p, t, [&](int i, int j, const auto &v) {
+    using pack = typename std::remove_cv<typename std::remove_reference<decltype(v)>::type>::type;
+    *(pack *)&s.x[i][j] = v;
+  });
+  __syncthreads();
+  if (BLOCK > 0 && p.rows > 1) find_squares(s, p.rows / RUN);
+  if (p.row || (BLOCK > 0 && p.row_scale)) write_rows<T, BLOCK>(p, t, s, row, random);
+  if (!p.col && !(BLOCK > 0 && p.col_scale)) return;
+  encode_columns<T, BLOCK>(p, t, s, col, random);
+  __syncthreads();
+  if (p.col) write_columns(p, t, s.q, BLOCK == 16);
 }
 
-static rfr_status run(const rfr_call *c) {
-  const rfr_arg *x = &c->in[0];
-  const matrix m = {x->data, x->type.shape[0], x->type.shape[1], x->stride[0], x->stride[1]};
-  RFI_WITH_FLOAT(x->type.dtype, T, launch<T>(c, m))
+/* ---- clear ---- */
+
+/* Zeros lines 0 ... K - 1 of y between the groups: columns in units of `each` bytes per block. */
+static __global__ void __launch_bounds__(THREADS) clear_gaps(const plan p, uint8_t *y, int64_t block, int64_t each) {
+  const int64_t g = blockIdx.y, all = p.col_row / block;
+  int64_t from = 0, to = all;
+  if (g > 0) {
+    const int64_t begin = rfi_group_begin(p.offsets, g - 1, p.M), rows = rfi_group_end(p.offsets, g - 1, p.M) - begin;
+    from = rfi_group_start(begin, g - 1, block) + rfi_blocks_of(rows, block);
+  }
+  if (g < p.slices) to = rfi_group_start(rfi_group_begin(p.offsets, g, p.M), g, block);
+  for (int64_t j = blockIdx.x; j < p.K; j += gridDim.x)
+    for (int64_t b = from * each + threadIdx.x; b < to * each; b += THREADS) y[j * all * each + b] = 0;
+}
+
+/* Zeros the rows before the first and after the last group. */
+static __global__ void __launch_bounds__(THREADS) clear_rows(const plan p, uint8_t *y, int64_t bytes) {
+  const int64_t first = rfi_group_begin(p.offsets, 0, p.M) * bytes;
+  const int64_t last = rfi_group_begin(p.offsets, p.slices, p.M) * bytes, n = p.M * bytes;
+  const int64_t thread = (int64_t)blockIdx.x * THREADS + threadIdx.x, threads = (int64_t)gridDim.x * THREADS;
+  for (int64_t b = thread; b < first; b += threads) y[b] = 0;
+  for (int64_t b = last + thread; b < n; b += threads) y[b] = 0;
+}
+
+/* ---- launch ---- */
+
+template <typename T, int BLOCK> static rfr_status launch_convert(const plan &p, cudaStream_t stream) {
+  const int bytes = (int)sizeof(shared_tile<T>);
+  cudaFuncSetAttribute(convert<T, BLOCK>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+  convert<T, BLOCK><<<(unsigned)p.tiles, THREADS, bytes, stream>>>(p);
+  return RFR_OK;
+}
+
+template <typename T> static void launch(const plan &p, int block, bool needs_amax, cudaStream_t stream) {
+  if (needs_amax) cudaMemsetAsync(p.found, 0, 2 * sizeof(uint32_t) * (size_t)p.slices, stream);
+  if (needs_amax && p.tiles > 0) amax_tiles<T><<<(unsigned)p.tiles, THREADS, 0, stream>>>(p);
+  if (p.hadamard && p.tiles > 0) amax_transformed<T><<<(unsigned)p.tiles, THREADS, 0, stream>>>(p);
+  if (p.slices > 0) finish_slices<<<(unsigned)rfi_blocks(p.slices, THREADS), THREADS, 0, stream>>>(p);
+  if (p.tiles == 0 || !(p.row || p.col || (block && (p.row_scale || p.col_scale)))) return;
+  if (block == 0) launch_convert<T, 0>(p, stream);
+  else if (block == 128) launch_convert<T, 128>(p, stream);
+  else if (block == 32) launch_convert<T, 32>(p, stream);
+  else launch_convert<T, 16>(p, stream);
+}
+
+static void clear(const plan &p, int block, cudaStream_t stream) {
+  enum { LINES = 64, BLOCKS = 128 };
+  const dim3 grid(LINES, (unsigned)p.slices + 1);
+  const int64_t size = p.scale == RFR_F32 ? 4 : 1, unit = block ? block : RFI_TENSOR_BLOCK;
+  const int64_t bits = p.format == RFR_E2M1 ? 4 : 8;
+  if (p.col && p.K > 0) clear_gaps<<<grid, THREADS, 0, stream>>>(p, p.col, unit, unit * bits / 8);
+  if (p.row && p.K > 0) clear_rows<<<BLOCKS, THREADS, 0, stream>>>(p, p.row, p.K * bits / 8);
+  if (!block) return;
+  if (p.col_scale && p.K > 0) clear_gaps<<<grid, THREADS, 0, stream>>>(p, (uint8_t *)p.col_scale, unit, size);
+  if (p.row_scale) clear_rows<<<BLOCKS, THREADS, 0, stream>>>(p, (uint8_t *)p.row_scale, p.row_scales * size);
+}
+
+static const rfr_arg *given(const rfr_call *c, int i) { return i < c->n_in && c->in[i].data ? &c->in[i] : NULL; }
+
+static plan plan_of(const rfr_call *c, bool grouped) {
+  const rfr_arg *x = &c->in[0], *scale = given(c, 1 + grouped), *step = given(c, 2 + grouped);
+  const rfr_arg *microbatch = given(c, 3 + grouped);
+  const rfi_scaling_info info = rfi_scaling_info_of(c->attr[RFI_Q_SCALING].i);
+  const int r = x->type.rank;
+  plan p = {};
+  p.x = x->data;
+  p.batch = r == 3 ? x->stride[0] : 0, p.down = x->stride[r - 2], p.across = x->stride[r - 1];
+  p.M = x->type.shape[r - 2], p.K = x->type.shape[r - 1];
+  p.slices = grouped ? c->in[1].type.shape[0] - 1 : r == 3 ? x->type.shape[0] : 1;
+  p.offsets = grouped ? (const int32_t *)c->in[1].data : NULL;
+  p.col_row = grouped ? rfi_group_columns(c->attr[RFI_Q_SCALING].i, p.M, p.slices) : p.M;
+  p.row_scales = info.block ? rfi_blocks_of(p.K, info.block) : 0;
+  p.col_scales = info.block ? rfi_blocks_of(p.col_row, info.block) : 0;
+  p.given = scale ? (const float *)scale->data : NULL;
+  p.given_stride = scale ? scale->stride[0] : 0;
+  p.step = step ? (const int64_t *)step->data : NULL;
+  p.step_stride = step ? step->stride[0] : 0;
+  p.microbatch_at = microbatch ? (const int32_t *)microbatch->data : NULL;
+  p.microbatch = c->microbatch > 0 ? (uint32_t)c->microbatch : 0;
+  p.site = (uint32_t)c->attr[RFI_Q_SITE].i;
+  p.stream = (uint64_t)c->attr[RFI_Q_STREAM].i;
+  p.format = (rfr_dtype)c->attr[RFI_Q_FORMAT].i;
+  p.scale = info.scale;
+  p.rows = info.rows;
+  p.overflow = rfi_largest_input(x->type.dtype);
+  p.pow2 = (c->attr[RFI_Q_OPTIONS].i & RFR_QUANTIZE_POW2) != 0;
+  p.hadamard = (c->attr[RFI_Q_OPTIONS].i & RFR_QUANTIZE_HADAMARD) != 0;
+  p.found = (uint32_t *)c->workspace;
+  p.row = (uint8_t *)c->out[RFI_Q_ROW].data;
+  p.col = (uint8_t *)c->out[RFI_Q_COL].data;
+  p.row_scale = c->out[RFI_Q_ROW_SCALE].data;
+  p.col_scale = c->out[RFI_Q_COL_SCALE].data;
+  p.row_global = (float *)c->out[RFI_Q_ROW_GLOBAL].data;
+  p.col_global = (float *)c->out[RFI_Q_COL_GLOBAL].data;
+  p.amax = (float *)c->out[RFI_Q_AMAX].data;
+  p.tiles_k = rfi_blocks_of(p.K, SIDE);
+  p.tiles = grouped ? (p.M / SIDE + p.slices) * p.tiles_k : p.slices * rfi_blocks_of(p.M, SIDE) * p.tiles_k;
+  return p;
+}
+
+static rfr_status run_any(const rfr_call *c, bool grouped) {
+  const plan p = plan_of(c, grouped);
+  const int block = rfi_scaling_info_of(c->attr[RFI_Q_SCALING].i).block;
+  const bool needs_amax = p.amax || p.scale == RFR_E4M3 || (block == 0 && !p.given);
+  if (grouped) clear(p, block, rfi_stream(c));
+  RFI_WITH_FLOAT(c->in[0].type.dtype, T, launch<T>(p, block, needs_amax, rfi_stream(c)))
   return rfi_cuda_launched("quantize");
 }
 
+static rfr_status run(const rfr_call *c) { return run_any(c, false); }
+static rfr_status run_grouped(const rfr_call *c) { return run_any(c, true); }
+
+static size_t workspace(const rfr_call *c) {
+  return 2 * sizeof(uint32_t) * (size_t)(c->in[0].type.rank == 3 ? c->in[0].type.shape[0] : 1);
+}
+static size_t workspace_grouped(const rfr_call *c) { return 2 * sizeof(uint32_t) * (size_t)c->in[1].type.shape[0]; }
+
 extern "C" const rfi_cuda_kernel RFI_CUDA(quantize) = {run, workspace};
+extern "C" const rfi_cuda_kernel RFI_CUDA(grouped_quantize) = {run_grouped, workspace_grouped};
