@@ -30,7 +30,7 @@ extern "C" {
 typedef struct rfr_programs rfr_programs;
 
 /* The passes in their order; "record" names the trace before the first. */
-#define RFR_PASSES(X) X(autodiff) X(prune) X(fuse) X(recompute) X(lower)
+#define RFR_PASSES(X) X(autodiff) X(quantize) X(prune) X(fuse) X(recompute) X(lower)
 
 /* Values that the backward reads: kept, or recomputed. Holds for ops that rfr_set_recompute left at auto. */
 typedef enum rfr_recompute {

@@ -15,6 +15,7 @@
 #include "refrain/op.h"
 #include "refrain/ops.h"
 #include "refrain/program.h"
+#include "refrain/recipe.h"
 #include "refrain/schedule.h"
 #include "refrain/span.h"
 #include "refrain/status.h"

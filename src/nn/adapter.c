@@ -8,8 +8,8 @@
  *
  * These are recorded as ordinary ops next to the base GEMM. The scale is applied to x AT (T,r), the smallest operand.
  * The pass fuse replaces the two GEMMs and their sum by one op (fuse_lora.c), and the two terms of dx as well. The pass
- * prune removes the gradient of the frozen base weight. Packed experts have A (E,r,in) and B (E,out,r) and use grouped
- * GEMMs.
+ * prune removes the gradient of the frozen base weight. A recipe applies to the base GEMM alone. Packed experts have
+ * A (E,r,in) and B (E,out,r) and use grouped GEMMs.
  */
 #include "nn/adapter.h"
 
@@ -314,10 +314,13 @@ rfr_value rfi_adapter_linear(rfr_trace *t, const rfr_model_config *c, const rfr_
   const rfr_value A = parameters[target->first], B = parameters[target->first + 1];
   rfr_value y = rfr_matmul(t, x, w, a->dora ? RFR_NONE : bias, 0, !swapped, to);
   const rfr_value dropped = drops ? rfr_dropout(t, x, step, a->dropout, RFI_DROPOUT_STREAM) : x;
+  rfr_recipe_begin(t, NULL);
   rfr_value u = rfr_matmul(t, dropped, A, RFR_NONE, 0, 1, c->dtype); /* (T,r) */
   u = rfr_matmul(t, scaled(t, u, target->scale), B, RFR_NONE, 0, 1, to);
+  const rfr_value g =
+      a->dora ? magnitude_scale(t, target, w, swapped, A, B, parameters[target->first + 2], to) : RFR_NONE;
+  rfr_recipe_end(t);
   if (!a->dora) return rfr_add(t, y, u);
-  const rfr_value g = magnitude_scale(t, target, w, swapped, A, B, parameters[target->first + 2], to);
   if (drops) { /* y = x WT + (g - 1) dropped WT + g u, as in PEFT */
     const rfr_value z = rfr_matmul(t, dropped, w, RFR_NONE, 0, !swapped, to);
     y = rfr_add(t, rfr_add(t, y, rfr_scale(t, z, -1.0, RFR_NONE)), rfr_mul(t, rfr_add(t, z, u), g));
@@ -333,17 +336,21 @@ rfr_value rfi_adapter_embedding(rfr_trace *t, const rfr_model_config *c, const r
   if (!target) return y;
   const rfr_value a = rfr_transpose(t, parameters[target->first], 0, 1); /* (V,r) */
   const rfr_value u = scaled(t, rfr_embedding(t, a, ids), target->scale);
-  return rfr_add(t, y, rfr_matmul(t, u, parameters[target->first + 1], RFR_NONE, 0, 1, c->dtype));
+  rfr_recipe_begin(t, NULL);
+  y = rfr_add(t, y, rfr_matmul(t, u, parameters[target->first + 1], RFR_NONE, 0, 1, c->dtype));
+  rfr_recipe_end(t);
+  return y;
 }
 
 rfr_value rfi_adapter_experts(rfr_trace *t, const rfr_model_config *c, const rfr_value *parameters, int weight,
                               rfr_value x, rfr_value offsets, rfr_value y) {
   const rfi_adapter_target *target = rfi_adapter_find(c->adapter, weight);
   if (!target) return y;
-  const rfr_value u = rfr_grouped_linear(t, x, parameters[target->first], offsets, RFR_NONE, RFR_NONE); /* (R,r) */
-  return rfr_add(
-      t, y,
-      rfr_grouped_linear(t, scaled(t, u, target->scale), parameters[target->first + 1], offsets, RFR_NONE, RFR_NONE));
+  rfr_recipe_begin(t, NULL);
+  rfr_value u = rfr_grouped_linear(t, x, parameters[target->first], offsets, RFR_NONE, RFR_NONE); /* (R,r) */
+  u = rfr_grouped_linear(t, scaled(t, u, target->scale), parameters[target->first + 1], offsets, RFR_NONE, RFR_NONE);
+  rfr_recipe_end(t);
+  return rfr_add(t, y, u);
 }
 
 /* ---- on the host ---- */

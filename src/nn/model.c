@@ -9,6 +9,7 @@
 
 #include "base/base.h"
 #include "nn/adapter.h"
+#include "refrain/recipe.h"
 
 rfr_value rfi_declare_parameter(rfr_trace *t, const rfr_model_config *c, int i, rfr_role role) {
   rfr_parameter p;
@@ -105,7 +106,9 @@ rfr_value rfr_model_logits(rfr_trace *t, const rfr_model_config *c, const rfr_va
   /* scales the hidden state: the loss computes its logits in chunks and stores none */
   if (c->logits_scaling > 0.0 && c->logits_scaling != 1.0)
     hidden = rfr_scale(t, hidden, 1.0 / c->logits_scaling, RFR_NONE);
+  rfr_recipe_begin(t, NULL);
   rfr_value y = rfi_adapter_linear(t, c, parameters, w, hidden, RFR_NONE, RFR_NONE, to); /* (T,V) */
+  rfr_recipe_end(t);
   if (c->logit_cap > 0.0) y = rfr_softcap(t, y, c->logit_cap);
   rfr_scope(t, "");
   return y;

@@ -9,6 +9,7 @@
  * with router_narrow in dtype as the transformers library does.
  */
 #include "nn/adapter.h"
+#include "refrain/recipe.h"
 
 static void return_value(const rfi_nn *n, rfr_value *out, rfr_value x) {
   if (out) out[n->routers] = x;
@@ -19,7 +20,9 @@ static rfr_value route(const rfi_nn *n, rfr_value x, rfr_value *index) {
   const rfr_model_config *c = n->c;
   rfr_moe_options o = rfr_moe_options_default();
   const rfr_dtype dtype = c->router_narrow ? c->dtype : RFR_F32;
+  rfr_recipe_begin(n->t, NULL);
   rfr_value logits = rfr_matmul(n->t, x, rfi_nn_parameter(n, RFI_PARAM_ROUTER), RFR_NONE, 0, 1, dtype);
+  rfr_recipe_end(n->t);
   o.k = c->experts_per_token;
   o.norm = c->expert_norm;
   rfr_value weight = rfr_moe_route(n->t, logits, RFR_NONE, &o, index);
@@ -33,7 +36,9 @@ static rfr_value route(const rfi_nn *n, rfr_value x, rfr_value *index) {
 static rfr_value shared_expert(const rfi_nn *n, rfr_value x) {
   const rfr_moe_options one_expert = {
       .size = sizeof one_expert, .k = 1, .score = RFR_MOE_SIGMOID, .groups = 1, .group_k = 1, .scale = 1};
+  rfr_recipe_begin(n->t, NULL);
   rfr_value gate = rfr_matmul(n->t, x, rfi_nn_parameter(n, RFI_PARAM_SHARED_GATE), RFR_NONE, 0, 1, n->c->dtype);
+  rfr_recipe_end(n->t);
   gate = rfr_moe_route(n->t, gate, RFR_NONE, &one_expert, NULL);
   if (n->c->dtype != RFR_F32) gate = rfr_cast(n->t, gate, n->c->dtype);
   return rfr_mul(n->t, rfi_nn_mlp(n, x), rfr_expand(n->t, gate, 1, n->c->hidden_size));

@@ -203,7 +203,10 @@ static rfr_status backward_into(autodiff *a, int i, const operands *o) {
                 .is_weight = o->weight,
                 .sum = o->sum,
                 .at = op->at};
-  RFI_TRY(op->def->grad(&g));
+  t->inherits = true, t->inherited = op->label;
+  const rfr_status recorded = op->def->grad(&g);
+  t->inherits = false;
+  RFI_TRY(recorded);
   RFI_TRY(rfr_trace_status(t));
   for (int k = 0; k < op->n_in; k++) {
     if (!o->need[k]) continue;

@@ -3,7 +3,7 @@
  * Passes. Each pass reads one trace, writes a new one, and reports a reason for every decision; it never
  * changes its input.
  *
- * Order (pipeline.c): autodiff -> prune -> fuse -> recompute -> lower; then plan.
+ * Order (pipeline.c): autodiff -> quantize -> prune -> fuse -> recompute -> lower; then plan.
  */
 #ifndef RFI_PASS_H
 #define RFI_PASS_H
@@ -98,6 +98,7 @@ typedef struct rfi_pass_options {
 } rfi_pass_options;
 
 rfr_status rfi_pass_autodiff(const rfr_trace *in, const rfi_pass_options *o, rfi_report *report, rfr_trace **out);
+rfr_status rfi_pass_quantize(const rfr_trace *in, const rfi_pass_options *o, rfi_report *report, rfr_trace **out);
 rfr_status rfi_pass_prune(const rfr_trace *in, const rfi_pass_options *o, rfi_report *report, rfr_trace **out);
 rfr_status rfi_pass_fuse(const rfr_trace *in, const rfi_pass_options *o, rfi_report *report, rfr_trace **out);
 rfr_status rfi_pass_recompute(const rfr_trace *in, const rfi_pass_options *o, rfi_report *report, rfr_trace **out);
@@ -112,7 +113,7 @@ rfr_status rfi_fuse_own_parts(const rfr_trace *in, const rfi_pass_options *o, rf
 rfr_status rfi_fuse_lora(const rfr_trace *in, const rfi_pass_options *o, rfi_report *report, rfr_trace **out);
 /* Part of lower: lora_matmul as two GEMMs, for a backend without a kernel for it (fuse_lora.c). */
 rfr_status rfi_split_lora(const rfr_trace *in, rfi_report *report, rfr_trace **out);
-/* End of fuse: each reader of a dequantized weight gets a dequantize op of its own (quantize.c). */
+/* End of fuse: each reader of a dequantized weight gets a dequantize op of its own (split_dequantize.c). */
 rfr_status rfi_split_dequantize(const rfr_trace *in, rfi_report *report, rfr_trace **out);
 /* Part of lower: an add and the norm that reads it become one op (fuse_norm.c). */
 rfr_status rfi_fuse_sums(const rfr_trace *in, rfi_report *report, rfr_trace **out);
@@ -154,7 +155,7 @@ typedef struct rfi_stage {
   rfi_report report;
   int64_t peak; /* most step-scoped bytes live at once */
 } rfi_stage;
-enum { RFI_STAGES = 6 };
+enum { RFI_STAGES = 7 };
 typedef struct rfi_pipeline {
   rfr_ctx *ctx;
   rfi_stage stage[RFI_STAGES];

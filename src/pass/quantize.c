@@ -1,61 +1,358 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Quantized storage in a step: each op that reads the result of a dequantize op gets its own dequantize op, just before
- * it and with its labels. So the values of a weight are live for one GEMM: the plan reuses their bytes, they are not
- * kept for the backward, and a recomputed GEMM dequantizes again. Without this, CSE would give all microbatches and the
- * backward one result that is live for the full step. A result that is an output is not changed.
+ * Quantize: the labelled GEMMs of linears become quantize ops and scaled GEMMs.
+ *
+ * Tensor cores multiply FP8 in one layout, y = a bT with both operands contiguous along the reduction. A quantize op
+ * has both layouts as results: `row`, and `col`, the transposed copy. With y = x wT:
+ *
+ *   forward  y  = x.row  w.rowT
+ *   dgrad    dx = dy.row w.colT
+ *   wgrad    dw = dy.col x.colT
+ *
+ * A tensor is quantized once, before its first reader, and all GEMMs read that op; it has phase setup if several
+ * microbatches share the tensor. Prune drops the results that have no reader and moves what depends only on frozen
+ * inputs to phase load, so frozen weights and inputs need no special case here.
  */
-#include "pass/pass.h"
+#include <stdlib.h>
+#include <string.h>
 
-static bool is_dequantized(const rfr_trace *t, const rfi_uses *uses, rfr_value v) {
-  const int op = v < 0 ? -1 : t->values[v].op;
-  return op >= 0 && (t->ops[op].def->flags & RFI_LOCAL) && !uses[v].output;
+#include "core/rng.h"
+#include "pass/quantize.h"
+#include "pass/recipe_rules.h"
+
+/* ops.def */
+enum { ROW, COL, ROW_SCALE, COL_SCALE, ROW_GLOBAL, COL_GLOBAL, AMAX };
+enum { X, W, OFFSETS, BIAS, SCALE, SEPARATE };
+
+typedef struct linear {
+  int32_t number;
+  int forward; /* op of the old trace: the first with this number */
+  int ordinal; /* among the linears of its microbatch */
+} linear;
+
+/* A quantized tensor: an op of the new trace. */
+typedef struct copy {
+  rfi_quantizer how;
+  rfr_value offsets; /* of groups; RFR_NONE: not grouped */
+  int microbatch;
+  int op;   /* of the new trace */
+  int next; /* of the same tensor; -1: none */
+} copy;
+
+typedef struct pass {
+  rfi_rewrite r;
+  rfi_report *report;
+  rfi_arena *arena;
+  linear *linears; /* by number */
+  int n_linears;
+  int *first; /* per old value: its newest copy; -1: none */
+  copy *copies;
+  int n_copies, cap_copies;
+  rfi_delayed delayed;
+  rfr_value step; /* of the new trace: the step block; RFR_NONE: there is none */
+  int64_t sites;
+  bool several; /* microbatches */
+  int gemms, quantized;
+} pass;
+
+/* ---- linears ---- */
+
+static int by_number(const void *a, const void *b) {
+  const linear *x = a, *y = b;
+  if (x->number != y->number) return x->number < y->number ? -1 : 1;
+  return x->forward - y->forward;
 }
 
-/* Copies op i, after dequantize ops for its operands. */
-static rfr_status emit(rfi_rewrite *r, const rfi_uses *uses, int i) {
-  const rfr_trace *t = r->from;
+static const linear *linear_of(const pass *p, const rfi_opr *op) {
+  const linear key = {.number = op->label.linear};
+  int low = 0, high = p->n_linears;
+  while (low < high) { /* the first one that is not less */
+    const int middle = (low + high) / 2;
+    if (p->linears[middle].number < key.number) low = middle + 1;
+    else high = middle;
+  }
+  return &p->linears[low];
+}
+
+/* Microbatches are recorded one after the other, so that an ordinal counts from the last change of the label. */
+static rfr_status find_linears(pass *p, const rfr_trace *t) {
+  int n = 0, next = 0, once = 0, current = -1;
+  RFI_TRY(RFI_ALLOC(t->ctx, sizeof *p->linears * (size_t)(t->n_ops + 1), &p->linears));
+  for (int i = 0; i < t->n_ops; i++)
+    if (t->ops[i].label.recipe) p->linears[n++] = (linear){t->ops[i].label.linear, i, 0};
+  qsort(p->linears, (size_t)n, sizeof *p->linears, by_number);
+  for (int i = 0; i < n; i++)
+    if (i == 0 || p->linears[i].number != p->linears[i - 1].number) p->linears[p->n_linears++] = p->linears[i];
+  for (int i = 0; i < t->n_ops; i++) {
+    const rfi_opr *op = &t->ops[i];
+    linear *l = op->label.recipe ? (linear *)linear_of(p, op) : NULL;
+    if (!l || l->forward != i) continue;
+    if (op->microbatch != current) next = once;
+    current = op->microbatch;
+    l->ordinal = next++;
+    if (current < 0) once = next;
+  }
+  return RFR_OK;
+}
+
+/* A GEMM that sums over rows: the first operand is transposed. */
+static bool is_wgrad(const rfi_opr *op) {
+  return op->def->code == RFI_OP_grouped_wgrad || (op->def->code == RFI_OP_matmul && op->attr[0].i);
+}
+
+/* ---- decisions ---- */
+
+static bool is_forward(const linear *l, int i) { return l->forward == i; }
+
+/* Why a GEMM is not quantized, as a clause in buf; NULL: it is. */
+static const char *left_because(const rfr_trace *t, const linear *l, int i, char *buf, size_t size) {
+  const rfi_opr *op = &t->ops[i], *forward = &t->ops[l->forward];
+  if (op->label.recipe == RFI_RECIPE_KEEP) {
+    const bool separate = forward->in[1] < 0;
+    const rfi_value *w = rfi_input_of(t, forward->in[separate ? SEPARATE : 1]);
+    rfi_snprintf(buf, size, "%s is kept by name", w ? w->name : "its weight");
+    return buf;
+  }
+  const rfr_recipe *recipe = &t->recipes[op->label.recipe - 1];
+  if (recipe->high_backward && !is_forward(l, i)) return "the recipe does not quantize the backward";
+  const bool grouped = forward->def->code == RFI_OP_grouped_matmul;
+  if (grouped && forward->in[1] < 0) return "its experts have separate weights";
+  if (!grouped && (forward->def->code != RFI_OP_matmul || forward->attr[0].i)) return "its forward is not in the trace";
+  const int64_t unit = rfi_recipe_unit(recipe);
+  const rfr_type *x = &t->values[forward->in[0]].type;
+  const rfr_type *w = &t->values[forward->in[1]].type;
+  const int64_t N = w->shape[w->rank - (forward->attr[grouped ? 0 : 1].i ? 2 : 1)], K = x->shape[1];
+  const int64_t M = grouped ? unit : x->shape[0]; /* the rows of a group are values, padded inside the ops */
+  if (M % unit == 0 && N % unit == 0 && K % unit == 0) return NULL;
+  rfi_snprintf(buf, size, "%lld x %lld x %lld are not multiples of %lld", (long long)x->shape[0], (long long)N,
+               (long long)K, (long long)unit);
+  return buf;
+}
+
+/* ---- quantized copies ---- */
+
+static bool quantizers_equal(const rfi_quantizer *a, const rfi_quantizer *b) {
+  return a->format == b->format && a->scaling == b->scaling && a->options == b->options;
+}
+
+/* An op with the labels of op i of the old trace. */
+static rfi_opr proto_of(const pass *p, int i, rfi_opcode code, int n_in, rfr_value *in, const rfi_attr *attr) {
+  rfi_opr op = p->r.from->ops[i];
+  op.def = rfi_op_def_get(code);
+  op.n_in = n_in, op.in = in, op.attr = attr;
+  op.clone_of = -1;
+  op.flops = 0;
+  op.reason = "quantized";
+  return op;
+}
+
+/* Appends the op that quantizes x, of the new trace, for op i. `offsets`: x has the rows of groups. */
+static rfr_status quantize(pass *p, int i, rfr_value x, rfi_operand operand, rfr_value offsets,
+                           const rfi_quantizer *how, int microbatch, int *index) {
+  const rfi_opr *op = &p->r.from->ops[i];
+  const bool grouped = offsets >= 0, draws = how->options & RFR_QUANTIZE_STOCHASTIC;
+  rfr_value in[5] = {x, offsets, RFR_NONE, RFR_NONE, RFR_NONE}, *more = in + 1 + grouped;
+  const rfi_attr attr[5] = {rfi_i(how->format), rfi_i(how->scaling), rfi_i(how->options), rfi_i(draws ? p->sites++ : 0),
+                            rfi_i(draws ? (int64_t)rfi_stream_id("quantize") : 0)};
+  if (draws && p->step < 0)
+    return rfi_fail_at(RFI_E_RECIPE, op->at.file ? op->at.file : "", op->at.line,
+                       "nvfp4 rounds gradients at random and needs the step block (rfr_step_block) in the trace");
+  if (draws) more[1] = p->step;
+  more[0] = more[2] = RFR_NONE;
+  const bool delays = p->r.from->recipes[op->label.recipe - 1].kind == RFR_RECIPE_FP8_DELAYED;
+  const int slot = RFI_OPERANDS * linear_of(p, op)->ordinal + (int)operand;
+  const rfr_type type = rfr_value_type(p->r.to, x);
+  const int64_t slices = grouped ? rfr_value_type(p->r.to, offsets).shape[0] - 1 : type.rank == 3 ? type.shape[0] : 1;
+  rfi_opr made = proto_of(p, i, grouped ? RFI_OP_grouped_quantize : RFI_OP_quantize, 4 + grouped, in, attr);
+  made.label = (rfi_label){0, 0};
+  made.microbatch = microbatch;
+  if (microbatch < 0 && op->microbatch >= 0 && p->several) made.phase = RFR_PHASE_SETUP;
+  if (delays) RFI_TRY(rfi_delayed_scale(&p->delayed, &p->r, &made, slot, slices, &more[0]));
+  rfr_value out[RFI_MAX_NAMES];
+  RFI_TRY(rfi_rewrite_new(&p->r, &made, NULL, out));
+  *index = p->r.to->n_ops - 1;
+  return delays ? rfi_delayed_note(&p->delayed, &p->r, &made, slot, how->format, slices, out[AMAX]) : RFR_OK;
+}
+
+/* The microbatch of a copy of x, which op reads: a tensor that all microbatches share is quantized once. */
+static int microbatch_of(const rfr_trace *t, const rfi_opr *op, rfr_value x) {
+  const rfi_value *v = &t->values[x];
+  const bool shared =
+      v->op < 0 ? v->role != RFR_ROLE_INPUT && v->role != RFR_ROLE_INPUT_GRAD : t->ops[v->op].microbatch < 0;
+  return shared ? -1 : op->microbatch;
+}
+
+/* The op that quantizes x, of the old trace, for op i; later ones share it. */
+static rfr_status copy_of(pass *p, int i, rfr_value x, rfi_operand operand, rfr_value offsets, const rfi_opr **out) {
+  const rfr_trace *t = p->r.from;
   const rfi_opr *op = &t->ops[i];
-  for (int k = 0; k < op->n_in; k++) {
-    bool again = false;
-    for (int j = 0; j < k; j++) again = again || op->in[j] == op->in[k];
-    if (again || !is_dequantized(t, uses, op->in[k])) continue;
-    const rfi_opr *dequantize = &t->ops[t->values[op->in[k]].op];
-    rfr_value x = r->map[dequantize->in[0]];
-    rfi_opr own = *dequantize;
-    own.in = &x;
-    own.phase = op->phase;
-    own.microbatch = op->microbatch;
-    own.scope = op->scope;
-    RFI_TRY(rfi_rewrite_new(r, &own, NULL, &r->map[op->in[k]]));
+  const int microbatch = microbatch_of(t, op, x);
+  const rfi_quantizer how = rfi_recipe_quantizer(&t->recipes[op->label.recipe - 1], operand);
+  int k = p->first[x];
+  while (k >= 0 && !(quantizers_equal(&p->copies[k].how, &how) && p->copies[k].offsets == offsets &&
+                     p->copies[k].microbatch == microbatch))
+    k = p->copies[k].next;
+  if (k < 0) {
+    int made;
+    RFI_TRY(quantize(p, i, p->r.map[x], operand, offsets < 0 ? RFR_NONE : p->r.map[offsets], &how, microbatch, &made));
+    if (!rfi_arena_grow(p->arena, (void **)&p->copies, &p->cap_copies, p->n_copies + 1, sizeof *p->copies))
+      return RFR_NO_MEMORY;
+    p->copies[p->n_copies] = (copy){how, offsets, microbatch, made, p->first[x]};
+    p->first[x] = k = p->n_copies++;
   }
-  return rfi_rewrite_op(r, i, NULL);
+  *out = &p->r.to->ops[p->copies[k].op];
+  return RFR_OK;
 }
 
-rfr_status rfi_split_dequantize(const rfr_trace *in, rfi_report *report, rfr_trace **out) {
-  rfr_status s;
-  rfi_rewrite r = {.from = in};
-  rfi_uses *uses = NULL;
-  int weights = 0, readers = 0;
-  *out = NULL;
-  RFI_TRY(rfi_count_uses(in, &uses));
-  RFI_GOTO(rfi_rewrite_begin(in, &r));
-  for (int i = 0; i < in->n_ops; i++) {
-    const rfr_value y = in->ops[i].n_out > 0 ? in->ops[i].out[0] : RFR_NONE;
-    if (is_dequantized(in, uses, y)) {
-      weights++;
-      readers += uses[y].count;
-    } else {
-      RFI_GOTO(emit(&r, uses, i));
-    }
+/* ---- scaled GEMMs ---- */
+
+/* One operand of a GEMM y = a bT. */
+typedef struct factor {
+  rfi_operand operand;
+  bool transposed; /* reads the copy `col` */
+  bool grouped;    /* has the rows of groups */
+} factor;
+
+/* The factors of op i, a GEMM of linear l. */
+static void factors_of(const rfr_trace *t, const linear *l, int i, factor f[2]) {
+  const rfi_opr *op = &t->ops[i], *forward = &t->ops[l->forward];
+  const bool grouped = forward->def->code == RFI_OP_grouped_matmul, wgrad = is_wgrad(op);
+  const bool tb = op->attr[grouped ? 0 : 1].i, forward_tb = forward->attr[grouped ? 0 : 1].i;
+  f[0] = (factor){i == l->forward ? RFI_OPERAND_X : RFI_OPERAND_DY, wgrad, grouped};
+  f[1] = (factor){RFI_OPERAND_W, wgrad || !tb, false};
+  if (!wgrad) return;
+  f[0].operand = forward_tb ? RFI_OPERAND_DY : RFI_OPERAND_X;
+  f[1] = (factor){forward_tb ? RFI_OPERAND_X : RFI_OPERAND_DY, true, grouped};
+}
+
+/* The quantized operand k of op i. */
+static rfr_status scaled(pass *p, int i, int k, const factor *f, rfr_value *q, rfr_value *scale, rfr_value *global) {
+  const rfi_opr *op = &p->r.from->ops[i], *c;
+  RFI_TRY(copy_of(p, i, op->in[k], f->operand, f->grouped ? op->in[OFFSETS] : RFR_NONE, &c));
+  const rfr_recipe *recipe = &p->r.from->recipes[op->label.recipe - 1];
+  *q = c->out[f->transposed ? COL : ROW];
+  *scale = c->out[f->transposed ? COL_SCALE : ROW_SCALE];
+  *global = recipe->kind == RFR_RECIPE_NVFP4 ? c->out[f->transposed ? COL_GLOBAL : ROW_GLOBAL] : RFR_NONE;
+  return RFR_OK;
+}
+
+static rfr_value mapped(const pass *p, const rfi_opr *op, int k) {
+  return k < op->n_in && op->in[k] >= 0 ? p->r.map[op->in[k]] : RFR_NONE;
+}
+
+/* A scaled GEMM in place of op i. */
+static rfr_status product(pass *p, int i) {
+  const rfi_opr *old = &p->r.from->ops[i];
+  rfr_value q[2], scale[2], global[2], in[9];
+  factor f[2];
+  factors_of(p->r.from, linear_of(p, old), i, f);
+  for (int k = 0; k < 2; k++) RFI_TRY(scaled(p, i, k, &f[k], &q[k], &scale[k], &global[k]));
+  const rfr_value matrices[] = {q[0], q[1], mapped(p, old, OFFSETS), scale[0], scale[1], global[0], global[1]};
+  if (old->def->code == RFI_OP_matmul) {
+    const rfr_value plain[] = {q[0], q[1], scale[0], scale[1], global[0], global[1], mapped(p, old, 2)};
+    memcpy(in, plain, sizeof plain);
+    const rfi_opr op = proto_of(p, i, RFI_OP_matmul_scaled, 7, in, &old->attr[2]);
+    return rfi_rewrite_as(&p->r, i, &op, NULL);
   }
-  if (weights > 0)
-    RFI_GOTO(rfi_report_line(report, "dequantized: %d weights, before each of %d products", weights, readers));
-  s = rfi_rewrite_end(&r, out);
-  rfi_free(in->ctx, uses);
-  return s;
+  memcpy(in, matrices, sizeof matrices);
+  if (old->def->code == RFI_OP_grouped_matmul) {
+    in[7] = mapped(p, old, BIAS), in[8] = mapped(p, old, SCALE);
+    const rfi_opr op = proto_of(p, i, RFI_OP_grouped_matmul_scaled, 9, in, &old->attr[1]);
+    return rfi_rewrite_as(&p->r, i, &op, NULL);
+  }
+  const rfi_attr attr[3] = {old->attr[0], old->attr[1], rfi_i(0)};
+  const rfi_opr op = proto_of(p, i, RFI_OP_grouped_wgrad_scaled, 7, in, attr);
+  return rfi_rewrite_as(&p->r, i, &op, NULL);
+}
+
+static rfr_status visit(pass *p, int i) {
+  const rfr_trace *t = p->r.from;
+  const rfi_opr *op = &t->ops[i];
+  char buf[200];
+  if (!op->label.recipe) return rfi_rewrite_op(&p->r, i, NULL);
+  p->gemms++;
+  const char *because = left_because(t, linear_of(p, op), i, buf, sizeof buf);
+  if (!because) {
+    p->quantized++;
+    return product(p, i);
+  }
+  RFI_TRY(rfi_report_line(p->report, "not quantized: op %d %s%s%s: %s", i, op->def->name, op->scope[0] ? " in " : "",
+                          op->scope, because));
+  return rfi_rewrite_op(&p->r, i, NULL);
+}
+
+/* ---- the pass ---- */
+
+/* Finds the step block, and declares the states of fp8_delayed. */
+static rfr_status prepare(pass *p, const rfi_pass_options *o) {
+  const rfr_trace *t = p->r.from;
+  char buf[200];
+  int slots = 0;
+  p->step = RFR_NONE;
+  p->sites = rfr_trace_sites(t);
+  for (int i = 0; i < t->n_inputs; i++)
+    if (strcmp(t->values[t->inputs[i]].name, "step") == 0) p->step = p->r.map[t->inputs[i]];
+  for (int i = 0; i < t->n_ops; i++) {
+    const rfi_opr *op = &t->ops[i];
+    p->several = p->several || op->microbatch > 0;
+    if (!op->label.recipe || left_because(t, linear_of(p, op), i, buf, sizeof buf)) continue;
+    const rfr_recipe *recipe = &t->recipes[op->label.recipe - 1];
+    if (recipe->kind == RFR_RECIPE_NVFP4 && o->split_phases)
+      return rfi_fail(RFI_E_RECIPE, "nvfp4 in graphed callables: its random rounding needs the number of the step's "
+                                    "microbatch at recording; use mxfp8, or one program for the step");
+    if (recipe->kind != RFR_RECIPE_FP8_DELAYED) continue;
+    if (o->split_phases)
+      return rfi_fail(RFI_E_RECIPE, "fp8_delayed in graphed callables: its history is updated once per step, and a "
+                                    "callable runs once per microbatch; use fp8_current, or one program for the step");
+    const int after = RFI_OPERANDS * (linear_of(p, op)->ordinal + 1);
+    if (after > slots) slots = after;
+    RFI_TRY(rfi_delayed_recipe(&p->delayed, recipe));
+  }
+  return slots > 0 ? rfi_delayed_begin(&p->delayed, &p->r, p->arena, slots) : RFR_OK;
+}
+
+/* The labels are consumed. */
+static void remove_labels(rfr_trace *t) {
+  for (int i = 0; i < t->n_ops; i++) t->ops[i].label = (rfi_label){0, 0};
+  t->n_recipes = 0;
+}
+
+static rfr_status report(const pass *p) {
+  const rfr_trace *t = p->r.to;
+  int64_t narrow = 0, wide = 0;
+  for (int k = 0; k < p->n_copies; k++) {
+    const rfi_opr *q = &t->ops[p->copies[k].op];
+    wide += rfi_bytes(&t->values[q->in[0]].type);
+    narrow += rfi_bytes(&t->values[q->out[ROW]].type) + rfi_bytes(&t->values[q->out[ROW_SCALE]].type);
+  }
+  return rfi_report_line(p->report, "quantized: %d of %d GEMMs; %d tensors of %lld bytes, %lld bytes per copy",
+                         p->quantized, p->gemms, p->n_copies, (long long)wide, (long long)narrow);
+}
+
+rfr_status rfi_pass_quantize(const rfr_trace *in, const rfi_pass_options *o, rfi_report *to, rfr_trace **out) {
+  rfr_status s;
+  pass p = {.r = {.from = in}, .report = to};
+  bool any = false;
+  *out = NULL;
+  for (int i = 0; i < in->n_ops; i++) any = any || in->ops[i].label.recipe;
+  if (!any) return rfi_copy_trace(in, out);
+  RFI_GOTO(rfi_arena_create(in->ctx, &p.arena));
+  RFI_GOTO(RFI_ALLOC(in->ctx, sizeof *p.first * (size_t)(in->n_values + 1), &p.first));
+  for (int v = 0; v < in->n_values; v++) p.first[v] = -1;
+  RFI_GOTO(find_linears(&p, in));
+  RFI_GOTO(rfi_rewrite_begin(in, &p.r));
+  RFI_GOTO(prepare(&p, o));
+  for (int i = 0; i < in->n_ops; i++) RFI_GOTO(visit(&p, i));
+  RFI_GOTO(report(&p));
+  RFI_GOTO(rfi_delayed_end(&p.delayed, &p.r));
+  remove_labels(p.r.to);
+  s = rfi_rewrite_end(&p.r, out);
+  goto done;
 fail:
-  if (r.map) rfi_rewrite_abort(&r);
-  rfi_free(in->ctx, uses);
+  if (p.r.map) rfi_rewrite_abort(&p.r);
+done:
+  rfi_free(in->ctx, p.first);
+  rfi_free(in->ctx, p.linears);
+  rfi_arena_destroy(p.arena);
   return s;
 }

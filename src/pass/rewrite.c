@@ -53,6 +53,10 @@ rfr_status rfi_rewrite_open(const rfr_trace *from, rfi_rewrite *r) {
   RFI_GOTO(RFI_ALLOC(from->ctx, sizeof *r->op_map * (size_t)(from->n_ops + 1), &r->op_map));
   for (int i = 0; i < from->n_ops; i++) r->op_map[i] = -1;
   r->to->next_site = from->next_site;
+  for (int i = 0; i < from->n_recipes; i++) {
+    uint8_t same;
+    RFI_GOTO(rfi_recipe_intern(r->to, &from->recipes[i], &same));
+  }
   return RFR_OK;
 fail:
   rfi_rewrite_abort(r);

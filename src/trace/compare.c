@@ -20,10 +20,11 @@ static bool values_equal(const rfi_value *a, const rfi_value *b) {
          (a->op >= 0 || sources_equal(a->at, b->at));
 }
 
-static bool ops_equal(const rfi_opr *a, const rfi_opr *b) {
+static bool ops_equal(const rfr_trace *ta, const rfi_opr *a, const rfr_trace *tb, const rfi_opr *b) {
   if (a->def != b->def || a->n_in != b->n_in || a->n_out != b->n_out || a->phase != b->phase ||
       a->policy != b->policy || a->microbatch != b->microbatch || a->token_in != b->token_in ||
-      a->clone_of != b->clone_of || strcmp(a->scope, b->scope) != 0 || !sources_equal(a->at, b->at))
+      a->clone_of != b->clone_of || strcmp(a->scope, b->scope) != 0 || !sources_equal(a->at, b->at) ||
+      !rfi_labels_equal(ta, a->label, tb, b->label))
     return false;
   return memcmp(a->in, b->in, sizeof *a->in * (size_t)a->n_in) == 0 &&
          memcmp(a->out, b->out, sizeof *a->out * (size_t)a->n_out) == 0 && rfi_attrs_equal(a, b);
@@ -36,7 +37,7 @@ int rfr_trace_equal(const rfr_trace *a, const rfr_trace *b) {
   for (int i = 0; i < a->n_values; i++)
     if (!values_equal(&a->values[i], &b->values[i])) return 0;
   for (int i = 0; i < a->n_ops; i++)
-    if (!ops_equal(&a->ops[i], &b->ops[i])) return 0;
+    if (!ops_equal(a, &a->ops[i], b, &b->ops[i])) return 0;
   for (int i = 0; i < a->n_outputs; i++)
     if (a->outputs[i].value != b->outputs[i].value || strcmp(a->outputs[i].name, b->outputs[i].name) != 0) return 0;
   return 1;

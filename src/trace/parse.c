@@ -237,10 +237,18 @@ static rfr_status parse_attr(parser *q, char type, rfi_attr *a) {
   return type == 'f' ? take_double(q, &a->f) : take_int(q, &a->i);
 }
 
+static rfr_status parse_recipe(parser *q, uint8_t *recipe) {
+  const char *text;
+  RFI_TRY(take_quoted(q, &text));
+  const rfr_status s = rfi_recipe_parse(q->t, text, recipe);
+  return s == RFR_OK || s == RFR_NO_MEMORY ? s : bad(q, "unknown recipe before");
+}
+
 /* key=value pairs after the operands */
 static rfr_status parse_pairs(parser *q, rfi_opr *op, rfi_attr *attr, int32_t *token) {
-  enum { PHASE, MB, TOKEN, CLONE_OF, POLICY, SCOPE, EFFECTS, LABELS };
-  static const char *const labels[LABELS] = {"phase", "mb", "token", "clone_of", "policy", "scope", "effects"};
+  enum { PHASE, MB, TOKEN, CLONE_OF, POLICY, SCOPE, LINEAR, RECIPE, EFFECTS, LABELS };
+  static const char *const labels[LABELS] = {"phase", "mb",     "token",  "clone_of", "policy",
+                                             "scope", "linear", "recipe", "effects"};
   unsigned seen = 0;
   op->phase = 255;
   op->microbatch = op->clone_of = *token = -1;
@@ -277,6 +285,11 @@ static rfr_status parse_pairs(parser *q, rfi_opr *op, rfi_attr *attr, int32_t *t
       op->policy = (uint8_t)policy;
     } else if (label == SCOPE) {
       RFI_TRY(take_quoted(q, &op->scope));
+    } else if (label == LINEAR) {
+      RFI_TRY(take_int32(q, &op->label.linear));
+      if (op->label.linear < 0) return bad(q, "a linear's number is 0 or more, before");
+    } else if (label == RECIPE) {
+      RFI_TRY(parse_recipe(q, &op->label.recipe));
     } else {
       const bool collective = take(q, "collective");
       bool state = take(q, "state"), host = state ? take(q, ",host") : take(q, "host");
@@ -287,6 +300,9 @@ static rfr_status parse_pairs(parser *q, rfi_opr *op, rfi_attr *attr, int32_t *t
   }
   const unsigned attributes = (1u << op->def->n_attrs) - 1;
   if ((seen & attributes) != attributes) return bad(q, "an attribute is missing before");
+  const unsigned both = 1u << (RFI_MAX_ATTR + LINEAR) | 1u << (RFI_MAX_ATTR + RECIPE);
+  if ((seen & both) != 0 && ((seen & both) != both || !rfi_takes_recipe(op->def)))
+    return bad(q, "linear and recipe are labels of GEMMs and come together, before");
   return op->phase == 255 ? bad(q, "phase is missing before") : RFR_OK;
 }
 

@@ -161,6 +161,10 @@ static rfr_status put_op(rfi_string *s, const rfr_trace *t, int i, int64_t live)
   if (op->token_in >= 0) RFI_TRY(rfi_string_printf(s, " token=%d", op->token_in));
   if (op->clone_of >= 0) RFI_TRY(rfi_string_printf(s, " clone_of=%d", op->clone_of));
   if (op->policy != RFR_POLICY_AUTO) RFI_TRY(rfi_string_printf(s, " policy=%s", policy_names[op->policy]));
+  if (op->label.recipe) {
+    char recipe[RFI_RECIPE_TEXT];
+    RFI_TRY(rfi_string_printf(s, " linear=%d recipe=\"%s\"", op->label.linear, rfi_recipe_text(t, op->label, recipe)));
+  }
   if (op->scope[0]) {
     RFI_TRY(rfi_string_printf(s, " scope="));
     RFI_TRY(put_quoted(s, op->scope));
@@ -236,6 +240,11 @@ rfr_status rfi_put_op_line(rfi_string *s, const rfr_trace *t, int i, int64_t liv
     RFI_TRY(rfi_put_bytes(s, live));
   }
   RFI_TRY(put_origin(s, t, op, ", "));
+  if (op->label.recipe) {
+    char recipe[RFI_RECIPE_TEXT];
+    rfi_recipe_text(t, op->label, recipe);
+    RFI_TRY(rfi_string_printf(s, ", recipe %.*s", (int)strcspn(recipe, " "), recipe));
+  }
   if (op->reason[0]) RFI_TRY(rfi_string_printf(s, ", %s", op->reason));
   return rfi_string_append(s, "\n", 1);
 }

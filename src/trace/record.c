@@ -364,7 +364,9 @@ static rfr_value record(rfr_trace *t, rfr_source at, const rfi_op_def *def, int 
                 .scope = t->scope,
                 .reason = t->reason,
                 .at = at};
-  if (rfi_append(t, &op, NULL, results) != RFR_OK) {
+  rfr_status s = rfi_label_now(t, def, n_in, in, attr, &op.label);
+  if (s == RFR_OK) s = rfi_append(t, &op, NULL, results);
+  if (s != RFR_OK) {
     rfr_error e = *rfr_last_error();
     char text[400];
     rfi_snprintf(text, sizeof text, "%s", e.message);

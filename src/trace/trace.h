@@ -20,6 +20,7 @@
 #include "base/names.h"
 #include "refrain/op.h"
 #include "refrain/ops.h"
+#include "refrain/recipe.h"
 #include "refrain/trace.h"
 
 enum { RFI_MAX_ATTR = 8, RFI_MAX_MICROBATCH = (1 << 20) - 1 };
@@ -164,6 +165,14 @@ typedef struct rfi_cost {
   double bytes; /* operands read once, results written once, as with perfect caches; 0 for views */
 } rfi_cost;
 
+/* The recipe of a linear's GEMMs. The forward GEMM gets a number when it is recorded; those of its backward inherit the
+ * label. The pass `quantize` reads labels, and no op has one after it. */
+enum { RFI_RECIPE_KEEP = 255, RFI_MAX_RECIPES = 64, RFI_MAX_RECIPE_SCOPES = 8 };
+typedef struct rfi_label {
+  int32_t linear; /* number of the linear, from 0; meaningless without a recipe */
+  uint8_t recipe; /* 0: none; index into the trace's recipes plus 1; RFI_RECIPE_KEEP: its weight is kept by name */
+} rfi_label;
+
 typedef struct rfi_opr {
   const rfi_op_def *def;
   int n_in, n_out;
@@ -172,6 +181,7 @@ typedef struct rfi_opr {
   const rfi_attr *attr; /* def->n_attrs; of a recorded op, bytes that their type does not use are zero */
   uint8_t phase;        /* rfr_phase */
   uint8_t policy;       /* rfr_policy of its results */
+  rfi_label label;
   int32_t microbatch;   /* -1: once per step */
   int32_t token_in;     /* previous op of its chain, -1: none */
   int32_t clone_of;     /* op that this one recomputes, -1: none */
@@ -198,6 +208,8 @@ struct rfr_trace {
   rfi_names input_names, output_names;
   rfi_output *outputs;
   int n_outputs, cap_outputs;
+  rfr_recipe *recipes; /* distinct ones, without patterns */
+  int n_recipes, cap_recipes;
   /* recording state */
   rfr_status status; /* first error; later calls return RFR_NONE */
   rfr_error error;   /* its text, copied into the arena */
@@ -206,6 +218,11 @@ struct rfr_trace {
   rfr_phase phase;
   rfr_policy policy;
   const char *reason;
+  rfr_recipe scopes[RFI_MAX_RECIPE_SCOPES]; /* open ones, the innermost last */
+  int n_scopes;
+  rfi_label inherited; /* of the op whose gradient rule runs; it counts instead of the scopes */
+  bool inherits;
+  int32_t next_linear;
   int32_t last_token[RFI_CHAINS]; /* the last op of each chain */
   int64_t next_site;              /* dropout sites are numbered as recorded */
   int finished_at;                /* rfi_trace_size when it was finished; 0: never */
@@ -220,6 +237,26 @@ static inline bool rfi_trace_is_finished(const rfr_trace *t) { return t->finishe
 rfr_status rfi_op_cost(const rfi_infer *c, rfi_cost *out);
 /* The index of an attribute, by name; -1: there is none. */
 int rfi_attr_find(const rfi_op_def *d, const char *name);
+
+/* ---- recipes (recipe.c) ---- */
+
+/* GEMMs of linears, which have labels. */
+static inline bool rfi_takes_recipe(const rfi_op_def *d) {
+  return d->code == RFI_OP_matmul || d->code == RFI_OP_grouped_matmul || d->code == RFI_OP_grouped_wgrad;
+}
+/* Label of a call that is recorded now. */
+rfr_status rfi_label_now(rfr_trace *t, const rfi_op_def *def, int n_in, const rfr_value *in, const rfi_attr *attr,
+                         rfi_label *out);
+/* The input that value v is a view, cast or dequantized copy of; NULL: none. */
+const rfi_value *rfi_input_of(const rfr_trace *t, rfr_value v);
+/* Index of an equal recipe plus 1; adds it if it is new. */
+rfr_status rfi_recipe_intern(rfr_trace *t, const rfr_recipe *recipe, uint8_t *out);
+bool rfi_labels_equal(const rfr_trace *a, rfi_label la, const rfr_trace *b, rfi_label lb);
+/* The text of a label's recipe, as "fp8_current format=hybrid ...", and back. */
+enum { RFI_RECIPE_TEXT = 160 };
+const char *rfi_recipe_text(const rfr_trace *t, rfi_label label, char buf[RFI_RECIPE_TEXT]);
+rfr_status rfi_recipe_parse(rfr_trace *t, const char *text, uint8_t *out);
+
 /* Attributes of two ops of one definition; `hash` continues with those of `op`. */
 bool rfi_attr_equal(char type, const rfi_attr *a, const rfi_attr *b);
 bool rfi_attrs_equal(const rfi_opr *a, const rfi_opr *b);

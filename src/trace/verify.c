@@ -152,6 +152,9 @@ rfr_status rfr_trace_verify(const rfr_trace *t) {
     if (op->token_in != (chain < 0 ? -1 : last[chain]))
       return rfi_fail(RFI_E_TRACE_VERIFY, "op %d (%s) breaks the token chain", i, op->def->name);
     if (chain >= 0) last[chain] = i;
+    if (op->label.recipe && (!rfi_takes_recipe(op->def) || op->label.linear < 0 ||
+                             (op->label.recipe > t->n_recipes && op->label.recipe != RFI_RECIPE_KEEP)))
+      return rfi_fail(RFI_E_TRACE_VERIFY, "op %d (%s): bad recipe label", i, op->def->name);
     if (op->phase > RFR_PHASE_OPTIM || op->policy > RFR_POLICY_RECOMPUTE || op->clone_of >= i)
       return rfi_fail(RFI_E_TRACE_VERIFY, "op %d (%s): bad phase, policy or clone_of", i, op->def->name);
   }

@@ -361,6 +361,39 @@ static rfr_status derive_adapter(rfi_config *c) {
   return RFR_OK;
 }
 
+/* A key that the recipe does not use is an error: the run would ignore it. */
+static rfr_status derive_recipe(rfi_config *c) {
+  static const char *const ends[] = {"first-and-last"};
+  const bool delayed = c->precision_recipe == RFI_RECIPE_fp8_delayed, any = c->precision_recipe != RFI_RECIPE_none;
+  const bool tensor = delayed || c->precision_recipe == RFI_RECIPE_fp8_current;
+  const struct {
+    rfi_config_id id;
+    bool used;
+    const char *with;
+  } keys[] = {{RFI_CFG_precision_format, any && c->precision_recipe != RFI_RECIPE_nvfp4, "an FP8 recipe"},
+              {RFI_CFG_precision_margin, delayed, "fp8_delayed"},
+              {RFI_CFG_precision_history, delayed, "fp8_delayed"},
+              {RFI_CFG_precision_history_rule, delayed, "fp8_delayed"},
+              {RFI_CFG_precision_keep, any, "a recipe"},
+              {RFI_CFG_precision_backward, any, "a recipe"}};
+  for (size_t i = 0; i < sizeof keys / sizeof *keys; i++)
+    if (given(c, keys[i].id) && !keys[i].used)
+      return rfi_fail_at(RFI_E_CONFIG_VALUE, c->source[keys[i].id].line ? c->source[keys[i].id].from : c->file,
+                         c->source[keys[i].id].line, "%s: it applies only with %s in precision.recipe; remove the key",
+                         rows[keys[i].id].path, keys[i].with);
+  if (keys[0].used) DERIVE(c, precision_format, tensor ? RFI_RECIPE_FORMAT_hybrid : RFI_RECIPE_FORMAT_e4m3);
+  if (delayed) {
+    DERIVE(c, precision_margin, 0);
+    DERIVE(c, precision_history, 1024);
+    DERIVE(c, precision_history_rule, RFI_AMAX_RULE_max);
+  }
+  if (any) {
+    DERIVE(c, precision_keep, ((rfi_config_list){ends, 1}));
+    DERIVE(c, precision_backward, RFI_BACKWARD_quantized);
+  }
+  return RFR_OK;
+}
+
 /* One of run.steps, run.epochs and run.time; --set of one replaces another in the file. */
 static rfr_status check_length(rfi_config *c) {
   const rfi_config_id ids[] = {RFI_CFG_run_steps, RFI_CFG_run_epochs, RFI_CFG_run_time};
@@ -418,6 +451,7 @@ static rfr_status resolve(rfi_config *c, const char *folder) {
   if (!*c->model) RFI_TRY(derive_model(c));
   RFI_TRY(derive_folders(c, folder));
   RFI_TRY(derive_adapter(c));
+  RFI_TRY(derive_recipe(c));
   RFI_TRY(check_length(c));
   RFI_TRY(check_batch(c));
   RFI_TRY(check_weights(c));

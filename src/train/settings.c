@@ -212,8 +212,7 @@ static rfr_status read_batch(rfi_settings *s) {
   return RFR_OK;
 }
 
-/* The parameters that a pattern matches; at least one must. */
-static rfr_status match_parameters(const rfi_settings *s, rfi_config_id key, const char *pattern, bool *matched) {
+rfr_status rfi_settings_match(const rfi_settings *s, rfi_config_id key, const char *pattern, bool *matched) {
   const rfr_model_config *m = &s->spec.model;
   char nearest[256] = "";
   bool any = false;
@@ -240,12 +239,12 @@ static rfr_status read_rules(rfi_settings *s) {
                                 .lr_scale = 1.0,
                                 .weight_decay = c->optimizer_weight_decay};
   for (int k = 0; k < c->optimizer_frozen.n; k++) {
-    RFI_TRY(match_parameters(s, RFI_CFG_optimizer_frozen, c->optimizer_frozen.items[k], matched));
+    RFI_TRY(rfi_settings_match(s, RFI_CFG_optimizer_frozen, c->optimizer_frozen.items[k], matched));
     for (size_t i = 0; i < n; i++) rules[i].frozen |= matched[i];
   }
   for (int k = 0; k < c->optimizer_groups.n; k++) {
     const rfi_config_group *g = &c->optimizer_groups.items[k];
-    RFI_TRY(match_parameters(s, RFI_CFG_optimizer_groups, g->match, matched));
+    RFI_TRY(rfi_settings_match(s, RFI_CFG_optimizer_groups, g->match, matched));
     for (size_t i = 0; i < n; i++) {
       if (!matched[i] || grouped[i]) continue; /* the first group that matches counts */
       rules[i].lr_scale = g->lr_scale;
@@ -337,6 +336,7 @@ rfr_status rfi_settings_read(rfr_ctx *ctx, const char *text, const rfr_run_optio
   status = read_model(s, bf16_fast);
   if (status == RFR_OK) status = read_adapter(s);
   if (status == RFR_OK) status = read_batch(s);
+  if (status == RFR_OK) status = rfi_settings_recipe(s);
   if (status == RFR_OK) status = read_optimizer(s);
   if (status == RFR_OK) status = read_schedule(s);
   if (status != RFR_OK) goto fail;

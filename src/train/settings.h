@@ -58,6 +58,10 @@ rfr_status rfi_settings_open_text(rfi_settings *s);
 struct rfi_dataset;
 rfr_status rfi_settings_open_data(const rfi_settings *s, bool evaluates, void (*warn)(void *user, const char *line),
                                   void *user, struct rfi_dataset **out);
+/* Marks the parameters that a pattern of the key `key` matches; at least one must. */
+rfr_status rfi_settings_match(const rfi_settings *s, rfi_config_id key, const char *pattern, bool *matched);
+/* Reads precision.recipe and its keys into spec.recipe. */
+rfr_status rfi_settings_recipe(rfi_settings *s);
 /* Sets the steps of a run with run.epochs, from its data. Errors: config.value (the schedule does not fit). */
 rfr_status rfi_settings_set_steps(rfi_settings *s, int64_t steps);
 /* Calls `warn` with one line for each ignored field of the model folder, up to a few. */

@@ -140,8 +140,52 @@ static void warmup(void **state) {
   assert_non_null(strstr(rfr_last_error()->message, "schedule.warmup: 1 "));
 }
 
+/* precision.* as a recipe; keys without effect are refused. */
+static void recipes(void **state) {
+  (void)state;
+  static const char *const wrong[][2] = {
+      {"precision={history: 4}", "precision.history: it applies only with fp8_delayed"},
+      {"precision={recipe: fp8_current, margin: 1}", "precision.margin: it applies only with fp8_delayed"},
+      {"precision={recipe: mxfp8, history_rule: max}", "precision.history_rule: it applies only with fp8_delayed"},
+      {"precision={recipe: nvfp4, format: e4m3}", "precision.format: it applies only with an FP8 recipe"},
+      {"precision={backward: high}", "precision.backward: it applies only with a recipe"},
+      {"precision={keep: []}", "precision.keep: it applies only with a recipe"},
+      {"precision={recipe: fp9}", "precision.recipe: \"fp9\""},
+      {"precision={recipe: fp8_block, keep: [\"*.q_porj*\"]}", "precision.keep: no parameter matches"},
+      {"precision={recipe: fp8_block, keep: [\"*\"]}", "precision.keep: every linear layer is kept"},
+      {"precision={recipe: fp8_block}", "precision.keep: every linear layer is kept"}, /* it has two layers */
+  };
+  static const struct {
+    const char *set;
+    rfr_recipe r;
+  } right[] = {
+      {"precision={recipe: none}", {.kind = RFR_RECIPE_NONE}},
+      {"precision={recipe: fp8_delayed, margin: 2, history: 16, history_rule: most_recent, format: e4m3, keep: []}",
+       {.kind = RFR_RECIPE_FP8_DELAYED, .margin = 2, .history = 16, .rule = RFR_AMAX_MOST_RECENT}},
+      {"precision={recipe: fp8_delayed, keep: []}",
+       {.kind = RFR_RECIPE_FP8_DELAYED, .history = 1024, .format = RFR_RECIPE_FORMAT_HYBRID}},
+      {"precision={recipe: fp8_block, backward: high, keep: [\"*.o_proj.weight\", \"*.1.self_attn.q*\"]}",
+       {.kind = RFR_RECIPE_FP8_BLOCK, .powers_of_two = 1, .high_backward = 1, .n_keep = 3}},
+      {"precision={recipe: nvfp4, keep: []}", {.kind = RFR_RECIPE_NVFP4}},
+  };
+  rfi_settings *s;
+  for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
+    if (read(wrong[i][0], &s) != RFR_INVALID) fail_msg("accepted: %s", wrong[i][0]);
+    if (!strstr(rfr_last_error()->message, wrong[i][1])) fail_msg("%s: %s", wrong[i][0], rfr_last_error()->message);
+  }
+  for (size_t i = 0; i < sizeof right / sizeof *right; i++) {
+    OK(read(right[i].set, &s));
+    const rfr_recipe *a = &s->spec.recipe, *b = &right[i].r;
+    if (a->kind != b->kind || a->format != b->format || a->margin != b->margin || a->history != b->history ||
+        a->rule != b->rule || a->powers_of_two != b->powers_of_two || a->high_backward != b->high_backward ||
+        a->n_keep != b->n_keep)
+      fail_msg("%s", right[i].set);
+    rfi_settings_destroy(s);
+  }
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {rft_context_test(matched), rft_context_test(refused), rft_context_test(losses),
-                                     rft_context_test(warmup)};
+                                     rft_context_test(warmup), rft_context_test(recipes)};
   return cmocka_run_group_tests_name("settings", tests, NULL, NULL);
 }

@@ -98,6 +98,19 @@ rfr_status rfi_state_set_lr_steps(rfr_run *run) {
   return rfr_programs_write(run->programs, &run->lr_steps, run->clock.lr_steps);
 }
 
+/* A scale of fp8_delayed is 1 until its first amax. */
+static rfr_status start_scales(rfr_run *run) {
+  rfr_tensor x;
+  float *ones;
+  if (run->settings->spec.recipe.kind != RFR_RECIPE_FP8_DELAYED || !run->block.data) return RFR_OK;
+  RFI_TRY(rfr_programs_tensor(run->programs, RFR_RECIPE_SCALE, &x));
+  RFI_TRY(RFI_ALLOC(run->ctx, (size_t)x.bytes, &ones));
+  for (int64_t i = 0; i < x.bytes / (int64_t)sizeof *ones; i++) ones[i] = 1.0f;
+  const rfr_status s = rfr_programs_write(run->programs, &x, ones);
+  rfi_free(run->ctx, ones);
+  return s;
+}
+
 /* Of programs that are new: tensors that are not written here are zeros. A checkpoint has everything but the base of an
  * adapter. */
 static rfr_status init_state(rfr_run *run, bool resumes) {
@@ -109,6 +122,7 @@ static rfr_status init_state(rfr_run *run, bool resumes) {
   if (run->block.data) RFI_TRY(rfr_programs_write(run->programs, &run->block, block));
   rfi_run_clock_init(&run->clock);
   if (run->lr_steps.data) RFI_TRY(rfi_state_set_lr_steps(run));
+  RFI_TRY(start_scales(run));
   run->step = run->launched = run->filled = 0;
   run->skipped_in_row = 0;
   return RFR_OK;

@@ -197,6 +197,7 @@ static void record_train(rfr_trace *t, const rfi_step_spec *s, rfr_value *values
   if (scaling.scale != RFR_NONE) inv = rfr_mul(t, inv, scaling.scale);
   rfr_value sum[REPORTS], balance = RFR_NONE;
   const int reports = s->preference ? REPORTS : 1;
+  rfr_recipe_begin(t, s->recipe.kind == RFR_RECIPE_NONE ? NULL : &s->recipe);
   for (int64_t m = 0; m < s->microbatches; m++) {
     rfr_microbatch(t, (int)m);
     rfr_scope(t, "inputs");
@@ -218,6 +219,7 @@ static void record_train(rfr_trace *t, const rfi_step_spec *s, rfr_value *values
     for (int i = 0; i < reports; i++) sum[i] = m == 0 ? part[i] : rfr_add(t, sum[i], part[i]);
     if (aux != RFR_NONE) balance = m == 0 ? aux : rfr_add(t, balance, aux);
   }
+  rfr_recipe_end(t);
   rfr_value loss = sum[LOSS], reported[REPORTS] = {RFR_NONE, RFR_NONE, RFR_NONE};
   for (int i = 0; i < reports; i++) reported[i] = unscaled(t, &scaling, sum[i]);
   rfr_value_set_name(t, reported[LOSS], "loss");

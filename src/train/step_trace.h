@@ -8,6 +8,7 @@
 #include <stdbool.h>
 
 #include "nn/adapter.h"
+#include "refrain/recipe.h"
 
 /* Targets with this value are ignored, as in the transformers library. */
 enum { RFI_IGNORE = -100 };
@@ -48,6 +49,7 @@ typedef struct rfi_step_spec {
   rfr_lr_options lr;
   bool preference; /* DPO: documents 2p and 2p + 1 of a microbatch are the chosen and the rejected answer of pair p */
   double beta, smoothing;
+  rfr_recipe recipe; /* of the training step; all zeros: none */
   bool timed; /* the state lr_steps has the steps at which the schedule changes, see rfr_lr_schedule_steps_at */
 } rfi_step_spec;
 

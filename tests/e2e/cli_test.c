@@ -203,7 +203,8 @@ static void bad_input(void **state) {
   rft_assert_says(rft_err, "error: --prompt is empty\nhelp: give at least one byte");
   assert_int_equal(access("none", F_OK), -1); /* nothing was created */
   assert_int_equal(RUN("trace", "small.yaml", "--after", "lunch"), 2);
-  rft_assert_says(rft_err, "error: --after: unknown value \"lunch\"\nhelp: choose from: record autodiff prune");
+  rft_assert_says(rft_err,
+                  "error: --after: unknown value \"lunch\"\nhelp: choose from: record autodiff quantize prune");
   assert_int_equal(RUN("bench", "nothing"), 2);
 }
 

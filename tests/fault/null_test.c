@@ -150,6 +150,9 @@ static void traces(void) {
   VOID(rfr_microbatch, NULL, 0);
   VOID(rfr_set_phase, NULL, RFR_PHASE_OPTIM);
   VOID(rfr_set_recompute, NULL, RFR_POLICY_KEEP);
+  VOID(rfr_recipe_begin, NULL, NULL);
+  VOID(rfr_recipe_end, NULL);
+  STATUS(rfr_recipe_check, NULL);
   QUIET(rfr_value_set_name, NULL, 0, "x");
   GIVES(0, rfr_trace_op_count, NULL);
   GIVES(0, rfr_trace_sites, NULL);

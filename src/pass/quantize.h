@@ -1,0 +1,37 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * States of delayed scaling, for the pass quantize (quantize_delayed.c).
+ */
+#ifndef RFI_QUANTIZE_H
+#define RFI_QUANTIZE_H
+
+#include "pass/pass.h"
+
+typedef struct rfi_amax {
+  rfr_value value; /* f32 (1), of the new trace */
+  int slot, order;
+  rfr_dtype format;
+} rfi_amax;
+
+typedef struct rfi_delayed {
+  const rfr_recipe *recipe; /* NULL: the trace has none */
+  rfr_value history, scale; /* of the new trace: f32 (H,S) and (S) */
+  rfi_arena *arena;
+  rfi_amax *amax;
+  int n, cap;
+} rfi_delayed;
+
+/* Takes note of a recipe; two different ones are refused. */
+rfr_status rfi_delayed_recipe(rfi_delayed *d, const rfr_recipe *recipe);
+/* Declares the states. */
+rfr_status rfi_delayed_begin(rfi_delayed *d, rfi_rewrite *r, rfi_arena *arena, int slots);
+/* The scale of a slot as f32 (slices), for an op with the labels of `like`. */
+rfr_status rfi_delayed_scale(const rfi_delayed *d, rfi_rewrite *r, const rfi_opr *like, int slot, int64_t slices,
+                             rfr_value *out);
+/* Adds an amax, f32 (slices), of a slot. */
+rfr_status rfi_delayed_note(rfi_delayed *d, rfi_rewrite *r, const rfi_opr *like, int slot, rfr_dtype format,
+                            int64_t slices, rfr_value amax);
+/* Updates the states at the end of the step. */
+rfr_status rfi_delayed_end(rfi_delayed *d, rfi_rewrite *r);
+
+#endif

@@ -1,0 +1,341 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Programs of two linears under every recipe: plain and grouped; weights, biases and input trained or not; one or two
+ * microbatches; with and without recompute. For each: eager and replayed runs have the same bits, the results are near
+ * those in f32, and the number of quantized copies is the closed form.
+ *
+ * x is read as x.row, and as x.col where its linear's weight is trained; w as w.row, and as w.col where its input
+ * needs a gradient; dy as dy.row and dy.col in the same two cases.
+ */
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/base.h"
+#include "pass/pass.h"
+#include "support/context.h"
+#include "trace/trace.h"
+
+enum { GROUPS = 3, ROWS = 64, K = 32, H = 96, N = 64, USED = 57 };
+
+typedef struct cell {
+  rfr_recipe_kind recipe; /* NONE: in f32 */
+  bool grouped, bias, train_x, train_w1, train_w2;
+  int microbatches;
+  bool high; /* backward not quantized */
+  rfr_recompute recompute;
+} cell;
+
+static rfr_value weight(rfr_trace *t, const cell *c, const char *name, bool trained, int64_t out, int64_t in) {
+  const rfr_role role = trained ? RFR_ROLE_TRAINABLE : RFR_ROLE_FROZEN;
+  if (c->grouped) return rfr_input(t, name, role, RFR_F32, 3, ((int64_t[]){GROUPS, out, in}));
+  return rfr_input(t, name, role, RFR_F32, 2, ((int64_t[]){out, in}));
+}
+
+static rfr_value bias(rfr_trace *t, const cell *c, const char *name, int64_t out) {
+  if (!c->bias) return RFR_NONE;
+  if (c->grouped) return rfr_input(t, name, RFR_ROLE_TRAINABLE, RFR_F32, 2, ((int64_t[]){GROUPS, out}));
+  return rfr_input(t, name, RFR_ROLE_TRAINABLE, RFR_F32, 1, ((int64_t[]){out}));
+}
+
+static rfr_value linear(rfr_trace *t, const cell *c, rfr_value x, rfr_value w, rfr_value offsets, rfr_value b) {
+  return c->grouped ? rfr_grouped_linear(t, x, w, offsets, b, RFR_NONE) : rfr_linear(t, x, w, b);
+}
+
+static rfr_trace *record(const cell *c) {
+  rfr_trace *t;
+  rfr_recipe recipe = rfr_recipe_default(c->recipe);
+  OK(rfr_trace_create(ctx, &t));
+  recipe.high_backward = c->high;
+  const rfr_value w1 = weight(t, c, "w1", c->train_w1, H, K), w2 = weight(t, c, "w2", c->train_w2, N, H);
+  const rfr_value b1 = bias(t, c, "b1", H), b2 = bias(t, c, "b2", N);
+  rfr_step_block(t);
+  const rfr_value offsets =
+      c->grouped ? rfr_input(t, "offsets", RFR_ROLE_INPUT, RFR_I32, 1, ((int64_t[]){GROUPS + 1})) : RFR_NONE;
+  rfr_value x[2], loss = RFR_NONE;
+  rfr_recipe_begin(t, &recipe);
+  for (int m = 0; m < c->microbatches; m++) {
+    char name[2][8];
+    snprintf(name[0], sizeof name[0], "x%d", m);
+    snprintf(name[1], sizeof name[1], "r%d", m);
+    rfr_microbatch(t, m);
+    x[m] = rfr_input(t, name[0], c->train_x ? RFR_ROLE_INPUT_GRAD : RFR_ROLE_INPUT, RFR_F32, 2, ((int64_t[]){ROWS, K}));
+    const rfr_value r = rfr_input(t, name[1], RFR_ROLE_INPUT, RFR_F32, 2, ((int64_t[]){ROWS, N}));
+    rfr_value y = linear(t, c, rfr_gelu(t, linear(t, c, x[m], w1, offsets, b1), 1), w2, offsets, b2);
+    y = rfr_sum(t, rfr_mul(t, y, r), -1);
+    rfr_microbatch(t, -1);
+    loss = m ? rfr_add(t, loss, y) : y;
+  }
+  rfr_recipe_end(t);
+  rfr_output(t, "loss", loss);
+  const rfr_value wanted[] = {c->train_w1 ? w1 : RFR_NONE,
+                              c->train_w2 ? w2 : RFR_NONE,
+                              b1,
+                              b2,
+                              c->train_x ? x[0] : RFR_NONE,
+                              c->train_x && c->microbatches > 1 ? x[1] : RFR_NONE};
+  static const char *const names[] = {"d_w1", "d_w2", "d_b1", "d_b2", "d_x0", "d_x1"};
+  for (int i = 0; i < 6; i++)
+    if (wanted[i] >= 0) rfr_output(t, names[i], rfr_gradient(t, loss, wanted[i], RFR_F32));
+  OK(rfr_trace_finish(t));
+  return t;
+}
+
+static rfr_programs *compile(const cell *c) {
+  rfr_trace *t = record(c);
+  rfr_compile_options o = rfr_compile_options_default();
+  rfr_tensor x;
+  o.recompute = c->recompute;
+  rfr_programs *p = rft_compile(t, &o);
+  rft_fill_inputs(p);
+  for (int i = 0; rfr_programs_tensor_at(p, i, &x) == RFR_OK; i++) {
+    if (strcmp(x.name, "offsets") == 0) memcpy(x.data, (int32_t[]){0, 21, 21, USED}, (size_t)x.bytes);
+    if (strcmp(x.name, RFR_RECIPE_HISTORY) == 0) memset(x.data, 0, (size_t)x.bytes);
+    for (int64_t k = 0; strcmp(x.name, RFR_RECIPE_SCALE) == 0 && k < rfi_count(&x.type); k++) ((float *)x.data)[k] = 1;
+  }
+  OK(rfr_programs_load(p));
+  rfr_trace_destroy(t);
+  return p;
+}
+
+static const char *text_of(const cell *c) {
+  static char text[160];
+  snprintf(text, sizeof text, "%s%s%s, train %s%s%s, %d microbatches%s%s", rfr_recipe_name(c->recipe),
+           c->grouped ? " grouped" : "", c->bias ? " bias" : "", c->train_x ? "x" : "", c->train_w1 ? " w1" : "",
+           c->train_w2 ? " w2" : "", c->microbatches, c->high ? ", high backward" : "",
+           c->recompute == RFR_RECOMPUTE_ALL ? ", recompute" : "");
+  return text;
+}
+
+/* Live results row and col of the quantize ops. */
+static int copies_in(const rfr_trace *t, rfr_phase phase) {
+  int n = 0;
+  for (int i = 0; i < t->n_ops; i++) {
+    const rfi_opr *op = &t->ops[i];
+    const bool quantizes = op->def->code == RFI_OP_quantize || op->def->code == RFI_OP_grouped_quantize;
+    if (quantizes && (phase == RFR_PHASE_OPTIM || op->phase == phase)) n += (op->out[0] >= 0) + (op->out[1] >= 0);
+  }
+  return n;
+}
+
+static void check_copies(const cell *c, const rfr_programs *p) {
+  const rfr_trace *t = rfr_program_trace(p, 0, "prune");
+  const bool back = !c->high;
+  const int dx = back && c->train_x, dw1 = back && c->train_w1, dw2 = back && c->train_w2;
+  const int dh = back && (c->train_x || c->train_w1 || c->bias); /* the first linear has a gradient */
+  const int weights = 2 + dh + dx, rest = 2 + dh + dx + 2 * dw1 + 2 * dw2;
+  const int all = copies_in(t, RFR_PHASE_OPTIM);
+  if (all != weights + rest * c->microbatches)
+    fail_msg("%s: %d copies, not %d + %d x %d", text_of(c), all, weights, rest, c->microbatches);
+  const int frozen = (c->train_w1 ? 0 : 1 + dx) + (c->train_w2 ? 0 : 1 + dh);
+  if (c->recipe != RFR_RECIPE_FP8_DELAYED) { /* whose scales are no constants */
+    if (copies_in(t, RFR_PHASE_LOAD) != frozen)
+      fail_msg("%s: %d copies in load, not %d", text_of(c), copies_in(t, RFR_PHASE_LOAD), frozen);
+  }
+  const int hoisted = c->recipe == RFR_RECIPE_FP8_DELAYED ? 0 : frozen;
+  const int setup = c->microbatches > 1 ? weights - hoisted : 0;
+  if (copies_in(t, RFR_PHASE_SETUP) != setup)
+    fail_msg("%s: %d copies in setup, not %d", text_of(c), copies_in(t, RFR_PHASE_SETUP), setup);
+}
+
+/* The difference of two outputs relative to the second, in the Frobenius norm. */
+static double difference(const rfr_programs *a, const rfr_programs *b, const char *name) {
+  rfr_tensor x, y;
+  double error = 0, norm = 0;
+  OK(rfr_program_output(a, 0, name, &x));
+  OK(rfr_program_output(b, 0, name, &y));
+  assert_int_equal(x.bytes, y.bytes);
+  for (int64_t i = 0; i < rfi_count(&x.type); i++) {
+    const double d = ((float *)x.data)[i] - ((float *)y.data)[i];
+    error += d * d, norm += (double)((float *)y.data)[i] * (double)((float *)y.data)[i];
+  }
+  return sqrt(error / norm);
+}
+
+static void check_bits(const cell *c, rfr_programs *p) {
+  rfr_programs *q = compile(c);
+  const rfr_trace *t = rfr_program_trace(p, 0, "lower");
+  OK(rfr_program_capture(q, 0));
+  for (int round = 0; round < 2; round++) { /* the second step of fp8_delayed has other scales */
+    OK(rfr_program_run(p, 0));
+    OK(rfr_program_replay(q, 0, NULL, 0));
+    for (int i = 0; i < t->n_outputs; i++) {
+      rfr_tensor x, y;
+      OK(rfr_program_output(p, 0, t->outputs[i].name, &x));
+      OK(rfr_program_output(q, 0, t->outputs[i].name, &y));
+      if (memcmp(x.data, y.data, (size_t)x.bytes) != 0) fail_msg("%s: %s differs", text_of(c), t->outputs[i].name);
+    }
+  }
+  rfr_programs_destroy(q);
+}
+
+static void check(const cell *c) {
+  static const double bound[] = {[RFR_RECIPE_FP8_DELAYED] = 0.12,
+                                 [RFR_RECIPE_FP8_CURRENT] = 0.12,
+                                 [RFR_RECIPE_FP8_BLOCK] = 0.08,
+                                 [RFR_RECIPE_MXFP8] = 0.08,
+                                 [RFR_RECIPE_NVFP4] = 0.45};
+  cell plain = *c;
+  plain.recipe = RFR_RECIPE_NONE, plain.high = false, plain.recompute = RFR_RECOMPUTE_KEEP;
+  rfr_programs *p = compile(c), *f32 = compile(&plain);
+  if (c->recompute == RFR_RECOMPUTE_KEEP) check_copies(c, p);
+  check_bits(c, p);
+  OK(rfr_program_run(f32, 0));
+  const rfr_trace *t = rfr_program_trace(f32, 0, "lower");
+  for (int i = 1; i < t->n_outputs; i++) { /* the loss is a sum with cancellation */
+    const double d = difference(p, f32, t->outputs[i].name);
+    if (!(d <= bound[c->recipe])) fail_msg("%s: %s differs by %g", text_of(c), t->outputs[i].name, d);
+    if (d == 0 && !c->high && strncmp(t->outputs[i].name, "d_b", 3) != 0)
+      fail_msg("%s: %s is not quantized", text_of(c), t->outputs[i].name);
+  }
+  rfr_programs_destroy(p);
+  rfr_programs_destroy(f32);
+}
+
+static void cells(void **state) {
+  (void)state;
+  for (int recipe = RFR_RECIPE_FP8_DELAYED; recipe <= RFR_RECIPE_NVFP4; recipe++)
+    for (int grouped = 0; grouped < 2; grouped++)
+      for (int train = 1; train < 8; train++)
+        for (int k = 0; k < 4; k++)
+          check(&(cell){.recipe = (rfr_recipe_kind)recipe,
+                        .grouped = grouped,
+                        .bias = k % 2,
+                        .train_x = train & 1,
+                        .train_w1 = train >> 1 & 1,
+                        .train_w2 = train >> 2,
+                        .microbatches = 1 + k / 2});
+}
+
+static void recomputed_and_high(void **state) {
+  (void)state;
+  for (int recipe = RFR_RECIPE_FP8_DELAYED; recipe <= RFR_RECIPE_NVFP4; recipe++)
+    for (int k = 0; k < 4; k++)
+      check(&(cell){.recipe = (rfr_recipe_kind)recipe,
+                    .grouped = k % 2,
+                    .train_x = true,
+                    .train_w1 = true,
+                    .train_w2 = true,
+                    .microbatches = 2,
+                    .high = k / 2,
+                    .recompute = k / 2 ? RFR_RECOMPUTE_KEEP : RFR_RECOMPUTE_ALL});
+}
+
+/* An amax counts once in a step, also where its op is recomputed: one per tensor and microbatch. */
+static void amaxes(void **state) {
+  (void)state;
+  for (int recompute = 0; recompute < 2; recompute++) {
+    const cell c = {.recipe = RFR_RECIPE_FP8_DELAYED,
+                    .train_x = true,
+                    .train_w1 = true,
+                    .train_w2 = true,
+                    .microbatches = 2,
+                    .recompute = recompute ? RFR_RECOMPUTE_ALL : RFR_RECOMPUTE_KEEP};
+    rfr_programs *p = compile(&c);
+    const rfr_trace *t = rfr_program_trace(p, 0, "lower");
+    int counted = 0, made = 0;
+    for (int i = 0; i < t->n_ops; i++) {
+      const rfi_opr *op = &t->ops[i];
+      if (op->def->code == RFI_OP_scale_update) counted += op->n_in - 3;
+      if (op->def->code == RFI_OP_quantize) made += op->out[6] >= 0;
+    }
+    assert_int_equal(counted, 4 * 2 + 2); /* x and dy of two linears, and their weights */
+    assert_int_equal(made, 4 * 2 + 2);
+    rfr_programs_destroy(p);
+  }
+}
+
+/* Why a GEMM is left as it is. */
+static void reasons(void **state) {
+  (void)state;
+  static const struct {
+    int64_t m, k, n;
+    rfr_recipe_kind recipe;
+    const char *keep, *says;
+  } rows[] = {{8, 32, 32, RFR_RECIPE_FP8_CURRENT, NULL, "8 x 32 x 32 are not multiples of 16"},
+              {16, 24, 32, RFR_RECIPE_FP8_CURRENT, NULL, "16 x 32 x 24 are not multiples of 16"},
+              {16, 32, 40, RFR_RECIPE_FP8_BLOCK, NULL, "16 x 40 x 32 are not multiples of 16"},
+              {16, 32, 32, RFR_RECIPE_MXFP8, NULL, "16 x 32 x 32 are not multiples of 32"},
+              {16, 32, 32, RFR_RECIPE_FP8_CURRENT, "w*", "weight is kept by name"},
+              {16, 32, 48, RFR_RECIPE_FP8_CURRENT, NULL, "quantized: 1 of 1 GEMMs; 2 tensors of 8192 bytes"}};
+  for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+    rfr_trace *t;
+    rfr_recipe r = rfr_recipe_default(rows[i].recipe);
+    r.keep = &rows[i].keep, r.n_keep = rows[i].keep != NULL;
+    OK(rfr_trace_create(ctx, &t));
+    const rfr_value x = rfr_input(t, "x", RFR_ROLE_INPUT, RFR_F32, 2, ((int64_t[]){rows[i].m, rows[i].k}));
+    const rfr_value w = rfr_input(t, "weight", RFR_ROLE_FROZEN, RFR_F32, 2, ((int64_t[]){rows[i].n, rows[i].k}));
+    rfr_recipe_begin(t, &r);
+    rfr_output(t, "y", rfr_linear(t, x, w, RFR_NONE));
+    rfr_recipe_end(t);
+    rfr_programs *p = rft_compile(t, NULL);
+    const char *report = rfr_program_report(p, 0, "quantize");
+    if (!strstr(report, rows[i].says)) fail_msg("\"%s\" is not in\n%s", rows[i].says, report);
+    rfr_programs_destroy(p);
+    rfr_trace_destroy(t);
+  }
+}
+
+static void refused(void **state) {
+  (void)state;
+  rfr_trace *t;
+  rfr_programs *p;
+  OK(rfr_trace_create(ctx, &t));
+  rfr_value x = rfr_input(t, "x", RFR_ROLE_INPUT, RFR_F32, 2, ((int64_t[]){16, 16}));
+  const rfr_value w = rfr_input(t, "w", RFR_ROLE_TRAINABLE, RFR_F32, 2, ((int64_t[]){16, 16}));
+  for (int i = 0; i < 2; i++) {
+    rfr_recipe r = rfr_recipe_default(RFR_RECIPE_FP8_DELAYED);
+    r.margin = i;
+    rfr_recipe_begin(t, &r);
+    x = rfr_linear(t, x, w, RFR_NONE);
+    rfr_recipe_end(t);
+  }
+  rfr_output(t, "y", x);
+  assert_int_equal(rfr_compile(ctx, 1, (const rfr_trace *const[]){t}, NULL, NULL, &p), RFR_UNSUPPORTED);
+  assert_string_equal(rfr_last_error()->slug, "recipe.unsupported");
+  rfr_trace_destroy(t);
+  /* random rounding without a step block */
+  OK(rfr_trace_create(ctx, &t));
+  const rfr_recipe nv = rfr_recipe_default(RFR_RECIPE_NVFP4);
+  x = rfr_input(t, "x", RFR_ROLE_INPUT, RFR_F32, 2, ((int64_t[]){16, 16}));
+  const rfr_value v = rfr_input(t, "w", RFR_ROLE_TRAINABLE, RFR_F32, 2, ((int64_t[]){16, 16}));
+  rfr_recipe_begin(t, &nv);
+  const rfr_value y = rfr_linear(t, x, v, RFR_NONE);
+  rfr_recipe_end(t);
+  rfr_output(t, "d", rfr_gradient(t, rfr_sum(t, y, -1), v, RFR_F32));
+  assert_int_equal(rfr_compile(ctx, 1, (const rfr_trace *const[]){t}, NULL, NULL, &p), RFR_UNSUPPORTED);
+  assert_non_null(strstr(rfr_last_error()->message, "step block"));
+  rfr_trace_destroy(t);
+}
+
+/* In callables: fp8_delayed and nvfp4 are refused by name, the others quantize forward, dgrad and wgrad. */
+static void callables(void **state) {
+  (void)state;
+  for (int recipe = RFR_RECIPE_FP8_DELAYED; recipe <= RFR_RECIPE_NVFP4; recipe++) {
+    const cell c = {.recipe = (rfr_recipe_kind)recipe, .train_w1 = true, .train_w2 = true, .microbatches = 1};
+    const rfi_pass_options o = {.fuse = true, .prune = true, .split_phases = true, .copies = 2, .loss_chunk = 8};
+    const bool accepted = recipe != RFR_RECIPE_FP8_DELAYED && recipe != RFR_RECIPE_NVFP4;
+    rfr_trace *t = record(&c), *differentiated = NULL, *quantized = NULL;
+    rfi_report report = {.text.ctx = ctx};
+    OK(rfi_pass_autodiff(t, &o, &report, &differentiated));
+    if (accepted) {
+      OK(rfi_pass_quantize(differentiated, &o, &report, &quantized));
+      assert_int_equal(copies_in(quantized, RFR_PHASE_OPTIM), 6 * 2); /* both results, before prune */
+    } else {
+      assert_int_equal(rfi_pass_quantize(differentiated, &o, &report, &quantized), RFR_UNSUPPORTED);
+      assert_non_null(strstr(rfr_last_error()->message, rfr_recipe_name(c.recipe)));
+    }
+    rfi_string_deinit(&report.text);
+    rfr_trace_destroy(quantized);
+    rfr_trace_destroy(differentiated);
+    rfr_trace_destroy(t);
+  }
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {rft_context_test(cells),   rft_context_test(recomputed_and_high),
+                                     rft_context_test(amaxes),  rft_context_test(reasons),
+                                     rft_context_test(refused), rft_context_test(callables)};
+  return cmocka_run_group_tests_name("recipe_programs", tests, NULL, NULL);
+}
