@@ -141,7 +141,6 @@ static rfi_opr proto_of(const pass *p, int i, rfi_opcode code, int n_in, rfr_val
   op.def = rfi_op_def_get(code);
   op.n_in = n_in, op.in = in, op.attr = attr;
   op.clone_of = -1;
-  op.flops = 0;
   op.reason = "quantized";
   return op;
 }
