@@ -34,7 +34,7 @@ static void put_data(json *j, const char *operand) {
   json_text(j, NULL, escaped);
 }
 
-/* What the rows need. */
+/* Needs of the rows. */
 typedef struct rows {
   bool preference, holds_out; /* pairs of answers; enough rows to hold some out */
 } rows;
