@@ -4,7 +4,9 @@
  *
  *   amax      where a scale of a slice follows from the slice: its largest magnitude, by an integer maximum in global
  *             memory, which does not depend on the order
- *   convert   a block of threads loads 128 x 128 elements into shared memory once and writes both results from there:
+ *   convert_tensor  one scale for each slice, full tiles, codes of 8 bits: every element is encoded once, and col is the
+ *             transposed codes. If the scale is given, the largest magnitude is found on the way
+ *   convert   everything else: a block of threads loads 128 x 128 elements into shared memory once and writes both results from there:
  *             `row` straight from registers, `col` through a transposed tile of codes. A block of scaling never crosses
  *             such a tile, because a tile begins where a slice or a group does.
  *   clear     grouped: zeros between the groups of `col` and after the last row
@@ -108,6 +110,12 @@ static __device__ __forceinline__ void load(const plan &p, const tile &t, const 
 
 /* ---- the largest magnitude of a slice ---- */
 
+/* Most warps find no larger one: they read and do not wait for each other. */
+static __device__ __forceinline__ void note_largest(uint32_t *found, uint32_t most) {
+  most = __reduce_max_sync(0xffffffffu, most);
+  if (threadIdx.x % 32 == 0 && most > __ldcg(found)) atomicMax(found, most);
+}
+
 template <typename T> static __global__ void __launch_bounds__(THREADS) amax_tiles(const plan p) {
   tile t;
   uint32_t most = 0;
@@ -115,8 +123,7 @@ template <typename T> static __global__ void __launch_bounds__(THREADS) amax_til
   load<T>(p, t, [&](int, int, const auto &v) {
     for (int k = 0; k < (int)(sizeof v / sizeof v.x[0]); k++) most = max(most, rfi_magnitude(rfi_widen(v.x[k])));
   });
-  most = __reduce_max_sync(0xffffffffu, most);
-  if (threadIdx.x % 32 == 0 && most > 0) atomicMax(p.found + t.slice, most);
+  note_largest(p.found + t.slice, most);
 }
 
 /* Of x transformed: a thread has 16 rows of a column. */
@@ -135,8 +142,7 @@ template <typename T> static __global__ void __launch_bounds__(THREADS) amax_tra
 #pragma unroll
     for (int i = 0; i < RUN; i++) most = max(most, rfi_magnitude(v[i]));
   }
-  most = __reduce_max_sync(0xffffffffu, most);
-  if (threadIdx.x % 32 == 0 && most > 0) atomicMax(p.found + p.slices + t.slice, most);
+  note_largest(p.found + p.slices + t.slice, most);
 }
 
 /* Scales of slices: one thread each. */
@@ -396,6 +402,59 @@ template <typename T, int BLOCK> static __global__ void __launch_bounds__(THREAD
   if (p.col) write_columns(p, t, s.q, BLOCK == 16);
 }
 
+/* ---- one scale for a slice, full tiles ---- */
+
+/* Byte k of word r of x becomes byte r of word k. */
+static __device__ __forceinline__ void transpose_bytes(uint32_t (&x)[4]) {
+  const uint32_t a = __byte_perm(x[0], x[1], 0x5140), b = __byte_perm(x[0], x[1], 0x7362);
+  const uint32_t c = __byte_perm(x[2], x[3], 0x5140), d = __byte_perm(x[2], x[3], 0x7362);
+  x[0] = __byte_perm(a, c, 0x5410);
+  x[1] = __byte_perm(a, c, 0x7632);
+  x[2] = __byte_perm(b, d, 0x5410);
+  x[3] = __byte_perm(b, d, 0x7632);
+}
+
+/* A tile of codes has 32 words a row. Word w of row i is at w ^ i / 4, so that neither a row nor a column of words
+ * meets a memory bank twice. */
+template <typename T, bool LARGEST> static __global__ void __launch_bounds__(THREADS) convert_tensor(const plan p) {
+  enum { EACH = 8, LANES = SIDE / EACH, WORDS = SIDE / 4 };
+  __shared__ uint32_t codes[SIDE][WORDS];
+  tile t;
+  if (!find(p, blockIdx.x, &t)) return;
+  const float by = slice_factor(p, t.slice, false);
+  const T *x = (const T *)p.x + t.at;
+  const int lane = threadIdx.x % LANES, j = lane * EACH;
+  uint32_t most = 0;
+#pragma unroll 4
+  for (int i = threadIdx.x / LANES; i < SIDE; i += THREADS / LANES) {
+    const rfi_pack<T, EACH> pack = *(const rfi_pack<T, EACH> *)(x + i * p.down + j);
+    float v[EACH];
+#pragma unroll
+    for (int k = 0; k < EACH; k++) {
+      v[k] = rfi_widen(pack.x[k]);
+      if (LARGEST) most = max(most, rfi_magnitude(v[k]));
+    }
+    const uint32_t low = encode8(v, by, p.format), high = encode8(v + 4, by, p.format);
+    if (p.row) *(uint2 *)(p.row + (t.line + i) * p.K + t.j0 + j) = make_uint2(low, high);
+    codes[i][2 * lane ^ i / 4] = low;
+    codes[i][(2 * lane + 1) ^ i / 4] = high;
+  }
+  if (LARGEST) note_largest(p.found + t.slice, most);
+  if (!p.col) return;
+  __syncthreads();
+  const int own = threadIdx.x % 32;
+  uint8_t *col = p.col + (t.slice * p.K + t.j0) * p.col_row + t.col_at + own * 4;
+#pragma unroll
+  for (int w = threadIdx.x / 32; w < WORDS; w += THREADS / 32) {
+    uint32_t q[4];
+#pragma unroll
+    for (int r = 0; r < 4; r++) q[r] = codes[own * 4 + r][w ^ own];
+    transpose_bytes(q);
+#pragma unroll
+    for (int k = 0; k < 4; k++) *(uint32_t *)(col + (w * 4 + k) * p.col_row) = q[k];
+  }
+}
+
 /* ---- clear ---- */
 
 /* Zeros lines 0 ... K - 1 of y between the groups: columns in units of `each` bytes per block. */
@@ -429,13 +488,25 @@ template <typename T, int BLOCK> static rfr_status launch_convert(const plan &p,
   return RFR_OK;
 }
 
+/* Whether convert_tensor takes the call. */
+template <typename T> static bool is_full(const plan &p, int block) {
+  return block == 0 && !p.offsets && !p.hadamard && p.M % SIDE == 0 && p.K % SIDE == 0 && p.across == 1 &&
+         p.down % 8 == 0 && p.batch % 8 == 0 && (uintptr_t)p.x % 16 == 0 && (uintptr_t)p.row % 8 == 0 &&
+         (uintptr_t)p.col % 4 == 0 && (p.row || p.col);
+}
+
 template <typename T> static void launch(const plan &p, int block, bool needs_amax, cudaStream_t stream) {
+  const bool full = is_full<T>(p, block), on_the_way = full && p.given;
   if (needs_amax) cudaMemsetAsync(p.found, 0, 2 * sizeof(uint32_t) * (size_t)p.slices, stream);
-  if (needs_amax && p.tiles > 0) amax_tiles<T><<<(unsigned)p.tiles, THREADS, 0, stream>>>(p);
+  if (full && p.tiles > 0 && needs_amax && on_the_way)
+    convert_tensor<T, true><<<(unsigned)p.tiles, THREADS, 0, stream>>>(p);
+  if (needs_amax && p.tiles > 0 && !on_the_way) amax_tiles<T><<<(unsigned)p.tiles, THREADS, 0, stream>>>(p);
   if (p.hadamard && p.tiles > 0) amax_transformed<T><<<(unsigned)p.tiles, THREADS, 0, stream>>>(p);
   if (p.slices > 0) finish_slices<<<(unsigned)rfi_blocks(p.slices, THREADS), THREADS, 0, stream>>>(p);
   if (p.tiles == 0 || !(p.row || p.col || (block && (p.row_scale || p.col_scale)))) return;
-  if (block == 0) launch_convert<T, 0>(p, stream);
+  if (on_the_way && needs_amax) return;
+  if (full) convert_tensor<T, false><<<(unsigned)p.tiles, THREADS, 0, stream>>>(p);
+  else if (block == 0) launch_convert<T, 0>(p, stream);
   else if (block == 128) launch_convert<T, 128>(p, stream);
   else if (block == 32) launch_convert<T, 32>(p, stream);
   else launch_convert<T, 16>(p, stream);
