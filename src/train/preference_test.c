@@ -149,24 +149,19 @@ static void evaluates(void **state) {
   rfr_ctx_destroy(ctx);
 }
 
-/* The numbers are read from the cache while the model and the rows are the same. Of the keys below, heads, epsilon,
- * theta and window change what is computed from equal weights. */
+/* The numbers are read from the cache while the model and the rows are the same. Of the keys below, epsilon, theta
+ * and window change the function of equal weights, and DoRA its rounding. */
 static void cached(void **state) {
   (void)state;
   static const struct {
     const char *set;
     int computed;
-  } cases[] = {{"run.seed=17", 1},
-               {"run.seed=17", 0},
-               {"preference.beta=0.2", 1},
-               {"preference.beta=1", 0},
-               {"precision.dtype=bf16", 1},
-               {"data.packing=true", 0},
-               {"data.cache=none", 1},
-               {"model.num_attention_heads=2", 1},
-               {"model.rms_norm_eps=0.1", 1},
-               {"model.rope_theta=500", 1},
-               {"model.sliding_window=8", 1}};
+  } cases[] = {{"run.seed=17", 1},          {"run.seed=17", 0},
+               {"preference.beta=0.2", 1},  {"preference.beta=1", 0},
+               {"precision.dtype=bf16", 1}, {"data.packing=true", 0},
+               {"data.cache=none", 1},      {"model.rms_norm_eps=0.1", 1},
+               {"model.rope_theta=500", 1}, {"model.sliding_window=8", 1},
+               {"adapter.type=lora", 0},    {"adapter.type=dora", 1}};
   write_pairs("pairs.jsonl", 31);
   rfr_ctx *ctx = rft_run_ctx(2);
   for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {

@@ -55,15 +55,15 @@ static rfr_status hash_json(rfr_run *run, rfi_hasher *h, json_t *o) {
   return s;
 }
 
-/* What is computed from the weights: equal weights with other heads, norms, windows or adapter scales are another
- * model. DoRA without changes is the base model up to rounding. */
+/* The function of the weights: equal weights with other heads, norms, windows or adapter scales are another model.
+ * A new adapter is the base model exactly, but with DoRA only up to rounding, which depends on its targets. */
 static rfr_status hash_model(rfr_run *run, rfi_hasher *h) {
   const rfr_model_config *m = &run->settings->spec.model;
   rfi_hasher_add_u64(h, (uint64_t)m->dtype);
   rfi_hasher_add_u64(h, m->router_narrow);
-  rfi_hasher_add_u64(h, m->adapter && m->adapter->dora);
   RFI_TRY(hash_json(run, h, rfi_hf_config(m)));
-  return run->settings->adapter_from ? hash_json(run, h, rfi_peft_config(m, "")) : RFR_OK;
+  const bool adapts = run->settings->adapter_from || (m->adapter && m->adapter->dora);
+  return adapts ? hash_json(run, h, rfi_peft_config(m, "")) : RFR_OK;
 }
 
 static rfr_status find_key(rfr_run *run, rfi_hash *key) {
