@@ -185,6 +185,8 @@ static void refused(void **state) {
       {"data.loss=all", "data.format", "only the answers", 0},
       {"data.sequence=2", "config.value", "too few", 0},
       {"preference.beta=0", "config.value", "preference.beta", 0},
+      {"preference.beta=1e-50", "config.value", "is 0 or infinite", 0},
+      {"preference.beta=1e39", "config.value", "is 0 or infinite", 0},
       {"preference.beta=0.2", "resume.mismatch", "preference.beta", 1},
       {"data.format=completion", "data.row", "completion", 1},
       {"data.train=plain.txt", "data.row", "", 1},
