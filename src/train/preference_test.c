@@ -149,15 +149,19 @@ static void evaluates(void **state) {
   rfr_ctx_destroy(ctx);
 }
 
-/* The numbers are read from the cache while weights and rows are the same. */
+/* The numbers are read from the cache while the model and the rows are the same. Of the keys below, epsilon, theta
+ * and window change the function of equal weights, and DoRA its rounding. */
 static void cached(void **state) {
   (void)state;
   static const struct {
     const char *set;
     int computed;
-  } cases[] = {{"run.seed=17", 1},       {"run.seed=17", 0},          {"preference.beta=0.2", 1},
-               {"preference.beta=1", 0}, {"precision.dtype=bf16", 1}, {"data.packing=true", 0},
-               {"data.cache=none", 1}};
+  } cases[] = {{"run.seed=17", 1},          {"run.seed=17", 0},
+               {"preference.beta=0.2", 1},  {"preference.beta=1", 0},
+               {"precision.dtype=bf16", 1}, {"data.packing=true", 0},
+               {"data.cache=none", 1},      {"model.rms_norm_eps=0.1", 1},
+               {"model.rope_theta=500", 1}, {"model.sliding_window=8", 1},
+               {"adapter.type=lora", 0},    {"adapter.type=dora", 1}};
   write_pairs("pairs.jsonl", 31);
   rfr_ctx *ctx = rft_run_ctx(2);
   for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
@@ -181,6 +185,8 @@ static void refused(void **state) {
       {"data.loss=all", "data.format", "only the answers", 0},
       {"data.sequence=2", "config.value", "too few", 0},
       {"preference.beta=0", "config.value", "preference.beta", 0},
+      {"preference.beta=1e-50", "config.value", "is 0 or infinite", 0},
+      {"preference.beta=1e39", "config.value", "is 0 or infinite", 0},
       {"preference.beta=0.2", "resume.mismatch", "preference.beta", 1},
       {"data.format=completion", "data.row", "completion", 1},
       {"data.train=plain.txt", "data.row", "", 1},

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "nn/adapter.h"
+#include "pass/recipe_rules.h"
 #include "train/settings.h"
 
 /* Marks the linear weights of the first and the last layer. */
@@ -48,6 +49,18 @@ static rfr_status read_keep(rfi_settings *s, rfr_recipe *r) {
       "or [] for none");
 }
 
+/* The tokens of a microbatch are a dimension of every GEMM; only the rows of experts are padded. */
+static rfr_status check_tokens(const rfi_settings *s, const rfr_recipe *r) {
+  const rfi_config *c = s->config;
+  const int64_t unit = rfi_recipe_unit(r), tokens = s->sequence * s->rows;
+  if (tokens % unit == 0 || s->spec.model.experts > 0) return RFR_OK;
+  return rfi_fail_at(
+      RFI_E_CONFIG_VALUE, c->file, c->source[RFI_CFG_precision_recipe].line,
+      "precision.recipe: it would have no effect, because data.sequence %lld x batch.microbatch %lld is not "
+      "a multiple of %lld; change one of them",
+      (long long)s->sequence, (long long)s->rows, (long long)unit);
+}
+
 rfr_status rfi_settings_recipe(rfi_settings *s) {
   _Static_assert((int)RFI_RECIPE_nvfp4 == (int)RFR_RECIPE_NVFP4 &&
                      (int)RFI_RECIPE_fp8_block == (int)RFR_RECIPE_FP8_BLOCK &&
@@ -62,6 +75,7 @@ rfr_status rfi_settings_recipe(rfi_settings *s) {
     r.history = (int)c->precision_history;
     r.rule = (rfr_amax_rule)c->precision_history_rule;
     r.high_backward = c->precision_backward == RFI_BACKWARD_high;
+    RFI_TRY(check_tokens(s, &r));
     RFI_TRY(read_keep(s, &r));
   }
   s->spec.recipe = r;

@@ -3,7 +3,7 @@
  * The reference of training on preferences: how much the model of step 0 prefers the chosen answer of each pair.
  *
  * A new adapter changes nothing, so with one the reference is the base model. The weights of step 0 can be loaded at
- * any time, so the numbers are a cache: a file beside the cached tokens, named by a hash of the weights, the rows and
+ * any time, so the numbers are a cache: a file beside the cached tokens, named by a hash of the model, the rows and
  * the precision. A resumed run reads it, or computes the same numbers before it loads its checkpoint. No second model
  * is in memory.
  */
@@ -12,7 +12,10 @@
 #include <string.h>
 
 #include "base/base.h"
+#include "base/json.h"
 #include "data/file.h"
+#include "model/hf.h"
+#include "model/peft.h"
 #include "nn/adapter.h"
 #include "text/row_dataset.h"
 #include "train/evaluate.h"
@@ -43,9 +46,28 @@ static rfr_status hash_weights(rfr_run *run, rfi_hasher *h) {
   return RFR_OK;
 }
 
-static rfr_status find_key(rfr_run *run, rfi_hash *key) {
-  enum { VERSION = 1 };
+static rfr_status hash_json(rfr_run *run, rfi_hasher *h, json_t *o) {
+  rfi_string text = {.ctx = run->ctx};
+  rfr_status s = o ? rfi_json_print_compact(o, &text) : rfi_fail(RFI_E_NO_MEMORY, "describing the model");
+  if (s == RFR_OK) rfi_hasher_add(h, text.data, text.n + 1);
+  json_decref(o);
+  rfi_string_deinit(&text);
+  return s;
+}
+
+/* The function of the weights: equal weights with other heads, norms, windows or adapter scales are another model.
+ * A new adapter is the base model exactly, but with DoRA only up to rounding, which depends on its targets. */
+static rfr_status hash_model(rfr_run *run, rfi_hasher *h) {
   const rfr_model_config *m = &run->settings->spec.model;
+  rfi_hasher_add_u64(h, (uint64_t)m->dtype);
+  rfi_hasher_add_u64(h, m->router_narrow);
+  RFI_TRY(hash_json(run, h, rfi_hf_config(m)));
+  const bool adapts = run->settings->adapter_from || (m->adapter && m->adapter->dora);
+  return adapts ? hash_json(run, h, rfi_peft_config(m, "")) : RFR_OK;
+}
+
+static rfr_status find_key(rfr_run *run, rfi_hash *key) {
+  enum { VERSION = 2 };
   const rfi_hash data = rfi_dataset_get_stats(run->data)->hash;
   rfi_hasher *h;
   RFI_TRY(rfi_hasher_create(run->ctx, &h));
@@ -53,9 +75,8 @@ static rfr_status find_key(rfr_run *run, rfi_hash *key) {
   rfi_hasher_add_u64(h, VERSION);
   rfi_hasher_add_u64(h, data.high);
   rfi_hasher_add_u64(h, data.low);
-  rfi_hasher_add_u64(h, (uint64_t)m->dtype);
-  rfi_hasher_add_u64(h, m->router_narrow);
-  const rfr_status s = hash_weights(run, h);
+  rfr_status s = hash_model(run, h);
+  if (s == RFR_OK) s = hash_weights(run, h);
   *key = rfi_hasher_result(h);
   rfi_hasher_destroy(h);
   return s;

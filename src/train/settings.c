@@ -5,6 +5,7 @@
  */
 #include "train/settings.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -200,6 +201,9 @@ static rfr_status read_batch(rfi_settings *s) {
   p->preference = c->data_format == RFI_FORMAT_preference;
   p->beta = c->preference_beta;
   p->smoothing = c->preference_label_smoothing;
+  if (p->preference && ((float)p->beta == 0 || isinf((float)p->beta)))
+    return FAIL_AT(s, RFI_CFG_preference_beta,
+                   "preference.beta: %g is 0 or infinite in f32, in which the loss is computed", p->beta);
   if (p->preference && s->sequence < RFI_PAIR_TOKENS)
     return FAIL_AT(s, RFI_CFG_data_sequence, "data.sequence: %lld tokens are too few for a pair of answers",
                    (long long)s->sequence);

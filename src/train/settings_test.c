@@ -184,8 +184,34 @@ static void recipes(void **state) {
   }
 }
 
+/* A microbatch of 16 tokens: a recipe that quantizes no GEMM is refused. */
+static void recipe_tokens(void **state) {
+  (void)state;
+  static const char dense[] =
+      "refrain: 1\nmodel: {model_type: llama, hidden_size: 32, num_hidden_layers: 3, num_attention_heads: 4}\n"
+      "data: {train: [x], tokenizer: bytes, sequence: 16}\nbatch: {tokens: 64, microbatch: 1}\n"
+      "optimizer: {name: adamw, lr: 1e-3}\nrun: {steps: 1}\n";
+  static const struct {
+    const char *recipe, *batch;
+    bool accepted;
+  } cases[] = {{"precision.recipe=fp8_block", "batch.microbatch=1", true},
+               {"precision.recipe=mxfp8", "batch.microbatch=1", false},
+               {"precision.recipe=mxfp8", "batch.microbatch=2", true}};
+  for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+    const char *const sets[] = {cases[i].recipe, cases[i].batch};
+    rfi_settings *s;
+    rfr_run_options o = rfr_run_options_default();
+    o.overrides = sets, o.n_overrides = 2;
+    const rfr_status status = rfi_settings_read(ctx, dense, &o, false, &s);
+    if (status != (cases[i].accepted ? RFR_OK : RFR_INVALID)) fail_msg("%s, %s", cases[i].recipe, cases[i].batch);
+    if (status == RFR_OK) rfi_settings_destroy(s);
+    else assert_non_null(strstr(rfr_last_error()->message, "would have no effect"));
+  }
+}
+
 int main(void) {
-  const struct CMUnitTest tests[] = {rft_context_test(matched), rft_context_test(refused), rft_context_test(losses),
-                                     rft_context_test(warmup), rft_context_test(recipes)};
+  const struct CMUnitTest tests[] = {rft_context_test(matched), rft_context_test(refused),
+                                     rft_context_test(losses),  rft_context_test(warmup),
+                                     rft_context_test(recipes), rft_context_test(recipe_tokens)};
   return cmocka_run_group_tests_name("settings", tests, NULL, NULL);
 }
