@@ -76,12 +76,12 @@ static rfr_status encode_line(const cli *c, cli_text *t, const char *place, json
                    place);
 }
 
-static rfr_status answer_line(cli *c, rfr_run *run, cli_text *t, const char *place, char *line, FILE *out,
-                              int64_t *tokens) {
+static rfr_status answer_line(cli *c, rfr_run *run, cli_text *t, const char *place, const char *line, size_t n,
+                              FILE *out, int64_t *tokens) {
   json_error_t e;
   cli_string made = {0};
   cli_stream x = {.text = t, .write = cli_string_add, .user = &made};
-  json_t *row = json_loads(line, JSON_REJECT_DUPLICATES, &e);
+  json_t *row = json_loadb(line, n, JSON_REJECT_DUPLICATES, &e);
   if (!json_is_object(row)) {
     json_decref(row);
     return cli_usage("write one JSON object a line", "%s:%d: %s", place, row ? 1 : e.column,
@@ -116,8 +116,8 @@ static rfr_status answer_file(cli *c, rfr_run *run, cli_text *t) {
   if (c->out && strcmp(c->out, "-") != 0 && !(out = fopen(c->out, "wb"))) s = cli_cannot_write(c->out);
   for (ssize_t got; s == RFR_OK && (got = getline(&line, &capacity, in)) >= 0;) {
     snprintf(place, sizeof place, "%s:%lld", from_stdin ? "standard input" : c->prompts, (long long)++n);
-    if (line[strspn(line, " \t\r\n")] == '\0') continue;
-    s = answer_line(c, run, t, place, line, out, &tokens);
+    if (strspn(line, " \t\r\n") == (size_t)got) continue;
+    s = answer_line(c, run, t, place, line, (size_t)got, out, &tokens);
     done += s == RFR_OK;
   }
   if (s == RFR_OK && ferror(in)) s = cli_fail(RFR_IO, "check the path", "%s cannot be read", c->prompts);

@@ -109,13 +109,14 @@ RFR_API rfr_run_options rfr_run_options_default(void);
  *   with RFR_RUN_TRAIN and resume    the run in `folder`, at its newest checkpoint; a new run if there is none.
  *                                    `config_text` NULL: the folder's config.yaml, whose folders are absolute, with the
  *                                    overrides
- *   without RFR_RUN_TRAIN            the newest checkpoint of the run in `folder`, for reading; `config_text` as above.
+ *   without RFR_RUN_TRAIN            the newest checkpoint of the run in `folder`, for reading, or with `config_text`
+ *                                    NULL the checkpoint RUN/step-N that `folder` is; `config_text` as above.
  *                                    `folder` NULL: the weights of the folder that the configuration's `model` names
  *   with no_data                     programs without data and weights; nothing is read or written
  * The folder stays locked while a run that writes into it is open.
  * Errors: config.*, data.*, model.*, plan.over_budget; run.exists: the folder holds a run or checkpoints and resume was
- * not asked for; run.busy: another process trains in it; run.folder: without a text, the folder is that of a checkpoint
- * or a model; file.space: less is free than checkpoints need; file.write: the folder cannot be written;
+ * not asked for; run.busy: another process trains in it; run.folder: without a text, the folder is that of a model,
+ * an adapter, or, for training, a checkpoint; file.space: less is free than checkpoints need; file.write: the folder cannot be written;
  * resume.mismatch; checkpoint. */
 RFR_API rfr_status rfr_run_open(rfr_ctx *ctx, const char *config_text, const char *folder,
                                 const rfr_run_options *options, rfr_run **out);

@@ -3,6 +3,9 @@
  * Fine-tuning and talking as a user does it: finetune, check with data, chat and generate, on a tiny model with a
  * tokenizer of single characters.
  */
+#include <glob.h>
+#include <stdlib.h>
+
 #include "support/program.h"
 
 /* tests/models/llama with a tokenizer in which token N is the character N; 1 and 2 begin and end a turn. */
@@ -140,7 +143,34 @@ static void talk(void **state) {
   rft_assert_says(rft_err, "model has no chat template\nhelp: name one: --template chatml");
   assert_int_equal(RUN_WITH("", CHAT), 0);
   assert_string_equal(rft_out, "");
+  assert_int_equal(system("printf 'a\\0b\\n' | " RFT_PROGRAM " chat runs/chat --context 64 2> nul.txt > nul.out"),
+                   2 << 8);
+  rft_slurp("nul.txt", rft_err, sizeof rft_err);
+  rft_assert_says(rft_err, "the message contains a NUL byte");
 #undef CHAT
+}
+
+/* One checkpoint of a run is read as the run is; an adapter alone says what it needs. */
+static void checkpoint_and_adapter(void **state) {
+  (void)state;
+  glob_t found;
+  assert_int_equal(glob("runs/chat/step-*", 0, NULL, &found), 0);
+  const char *const step = found.gl_pathv[found.gl_pathc - 1];
+#define ANSWER(path) "generate", path, "--prompt", "7", "--temperature", "0", "--tokens", "9", "--context", "64"
+  assert_int_equal(RUN(ANSWER("runs/chat")), 0);
+  char *const text = strdup(rft_out);
+  assert_int_equal(RUN(ANSWER(step)), 0);
+  assert_string_equal(rft_out, text);
+  assert_int_equal(RUN("train", step, "--resume"), 2);
+  assert_int_equal(RUN("export", "runs/chat", "--to", "peft", "--out", "alone"), 0);
+  assert_int_equal(RUN(ANSWER("alone")), 2);
+  rft_assert_says(rft_err, "alone is an adapter without its base");
+  assert_int_equal(RUN(ANSWER("model"), "--set", "adapter.from=alone", "--set", "precision.dtype=f32"), 0);
+  assert_string_equal(rft_out, text);
+#undef ANSWER
+  free(text);
+  globfree(&found);
+}
 }
 
 static void generate(void **state) {
@@ -188,6 +218,7 @@ int main(void) {
       cmocka_unit_test(check_data),
       cmocka_unit_test(finetune),
       cmocka_unit_test(talk),
+      cmocka_unit_test(checkpoint_and_adapter),
       cmocka_unit_test(generate),
   };
   return cmocka_run_group_tests(tests, set_up, rft_program_tear_down);
