@@ -100,6 +100,7 @@ typedef struct rfr_run_options {
   rfr_event_fn on_event; /* NULL: none */
   void *event_user;
   int plan_only; /* 1: as no_data, and the programs get no memory: rfr_compile_options.plan_only */
+  int64_t texts; /* that rfr_run_generate_batch continues at once, 1 to 64; 0: 1. Each has its own caches */
 } rfr_run_options;
 RFR_API rfr_run_options rfr_run_options_default(void);
 
@@ -171,6 +172,20 @@ typedef int (*rfr_token_fn)(int32_t token, void *user);
  * vocabulary. */
 RFR_API rfr_status rfr_run_generate_tokens(rfr_run *run, const int32_t *prompt, int64_t n,
                                            const rfr_generate_options *options, rfr_token_fn take, void *user);
+/* One text of a batch: its prompt, the seed of its draws, and where its tokens go. */
+typedef struct rfr_prompt {
+  const int32_t *tokens; /* n, at least one; borrowed until the call returns */
+  int64_t n;
+  uint64_t seed;
+  rfr_token_fn take;
+  void *user;
+} rfr_prompt;
+/* Continues n prompts, rfr_run_options.texts at a time; a prompt starts as soon as an earlier text has ended. Each text
+ * is that of rfr_run_generate_tokens with the prompt's seed: bit for bit with the portable GEMM, whose rows do not
+ * depend on their number, and otherwise within rounding, which may change a token. `options->seed` is not used. Errors:
+ * as above. */
+RFR_API rfr_status rfr_run_generate_batch(rfr_run *run, const rfr_prompt *prompts, int64_t n,
+                                          const rfr_generate_options *options);
 /* The same for a byte model: continues `n` bytes and passes each byte to `write`. Errors: as above; unsupported if the
  * model samples a token that is not a byte. */
 RFR_API rfr_status rfr_run_generate(rfr_run *run, const char *prompt, size_t n, const rfr_generate_options *options,

@@ -161,7 +161,7 @@ static void checkpoint_and_adapter(void **state) {
   char *const text = strdup(rft_out);
   assert_int_equal(RUN(ANSWER(step)), 0);
   assert_string_equal(rft_out, text);
-  assert_int_equal(RUN("train", step, "--resume"), 2);
+  assert_int_equal(RUN("train", step, "--resume"), 4);
   assert_int_equal(RUN("export", "runs/chat", "--to", "peft", "--out", "alone"), 0);
   assert_int_equal(RUN(ANSWER("alone")), 2);
   rft_assert_says(rft_err, "alone is an adapter without its base");
@@ -170,7 +170,6 @@ static void checkpoint_and_adapter(void **state) {
 #undef ANSWER
   free(text);
   globfree(&found);
-}
 }
 
 static void generate(void **state) {
@@ -203,6 +202,23 @@ static void generate(void **state) {
   assert_int_equal(strlen(got) + 1, strlen(text)); /* and the end of the line */
   json_decref(v);
   rft_assert_says(strchr(rft_out, '\n'), "\"prompt\": \"q\"");
+  /* several at once: the same, greedy and drawn, with more prompts than places and prompts of different lengths */
+  static char many[8192];
+  for (int i = 0, n = 0; i < 37; i++)
+    n += snprintf(many + n, sizeof many - (size_t)n, "{\"prompt\": \"%.*s\"}\n", 1 + i * 7 % 90,
+                  "the quick brown fox jumps over the lazy dog and runs away from it as fast as it can do, alas!!!");
+  rft_write_file("many.jsonl", many);
+  for (int drawn = 0; drawn < 2; drawn++) {
+#define MANY "generate", "model", "--temperature", drawn ? "1" : "0", "--tokens", "20", "--set", "precision.dtype=f32", \
+             "--context", "60", "--prompts", "many.jsonl", "--out"
+    assert_int_equal(RUN(MANY, "one.jsonl"), 0);
+    assert_int_equal(RUN(MANY, "three.jsonl", "--batch", "3"), 0);
+    assert_int_equal(RUN(MANY, "most.jsonl", "--batch", "64"), 0);
+#undef MANY
+    assert_int_equal(system("cmp one.jsonl three.jsonl && cmp one.jsonl most.jsonl"), 0);
+  }
+  assert_int_equal(RUN(GENERATE, "--batch", "2"), 2);
+  assert_int_equal(RUN(GENERATE, "--prompts", "many.jsonl", "--batch", "65"), 2);
   rft_write_file("prompts.jsonl", "{\"prompt\": \"abc\"}\n{\"prompt\" 1}\n");
   assert_int_equal(RUN(GENERATE, "--prompts", "prompts.jsonl"), 2);
   rft_assert_says(rft_err, "prompts.jsonl:2:");

@@ -122,7 +122,7 @@ static void chunks(void **state) {
 }
 
 static void refused(void **state) {
-  static const char *const texts[] = {"its shape must be [4]", "has 2 heads of 5", "logits must be one row",
+  static const char *const texts[] = {"its shape must be [4]", "has 2 heads of 5", "logits must be one row of each text",
                                       "rows is -1", "its shape must be [5]"};
   rfr_ctx *ctx;
   (void)state;
