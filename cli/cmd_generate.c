@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * refrain generate: continues a prompt, or answers it with the model's chat template. Text goes to standard output as
- * soon as it is complete; the speed goes to standard error. With --prompts, the lines of a file, --batch of them at a time.
+ * soon as it is complete; the speed goes to standard error. With --prompts, the lines of a file, --batch of them at a
+ * time.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -192,8 +193,7 @@ static rfr_status answer_file(cli *c, rfr_run *run, cli_text *t) {
   if (!from_stdin) fclose(p.in);
   free(p.lines);
   if (s == RFR_OK && !c->quiet && !c->json)
-    fprintf(stderr, "%lld prompts, %lld tokens in %.1f s\n", (long long)p.done, (long long)p.tokens,
-            cli_now() - start);
+    fprintf(stderr, "%lld prompts, %lld tokens in %.1f s\n", (long long)p.done, (long long)p.tokens, cli_now() - start);
   return s;
 }
 
@@ -201,7 +201,8 @@ static rfr_status answer_file(cli *c, rfr_run *run, cli_text *t) {
 
 static rfr_status check_options(const cli *c) {
   if (c->prompts && c->prompt) return cli_usage("omit one of them", "--prompt and --prompts both give prompts");
-  if (c->batch < 0 || c->batch > 64) return cli_usage("give 1 to 64", "--batch %lld is out of range", (long long)c->batch);
+  if (c->batch < 0 || c->batch > 64)
+    return cli_usage("give 1 to 64", "--batch %lld is out of range", (long long)c->batch);
   if (c->batch > 1 && !c->prompts) return cli_usage("omit --batch", "--batch is for --prompts");
   if (c->out && !c->prompts) return cli_usage("omit --out", "--out is for --prompts");
   if (c->system && !c->chat) return cli_usage("add --chat", "--system is for --chat");

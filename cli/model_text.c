@@ -211,8 +211,7 @@ rfr_status cli_stream_end(cli_stream *x) {
 rfr_status cli_stream_run(cli *c, rfr_run *run, cli_stream *x) {
   const rfr_generate_options g = cli_sampling(c, x->text);
   rfr_status s = cli_stream_begin(c, run, x);
-  if (s == RFR_OK)
-    s = rfr_run_generate_tokens(run, x->text->tokens.ids, x->text->tokens.n, &g, cli_stream_take, x);
+  if (s == RFR_OK) s = rfr_run_generate_tokens(run, x->text->tokens.ids, x->text->tokens.n, &g, cli_stream_take, x);
   return s == RFR_OK ? cli_stream_end(x) : s;
 }
 

@@ -117,7 +117,8 @@ RFR_API rfr_run_options rfr_run_options_default(void);
  * The folder stays locked while a run that writes into it is open.
  * Errors: config.*, data.*, model.*, plan.over_budget; run.exists: the folder holds a run or checkpoints and resume was
  * not asked for; run.busy: another process trains in it; run.folder: without a text, the folder is that of a model,
- * an adapter, or, for training, a checkpoint; file.space: less is free than checkpoints need; file.write: the folder cannot be written;
+ * an adapter, or, for training, a checkpoint; file.space: less is free than checkpoints need; file.write: the folder
+ * cannot be written;
  * resume.mismatch; checkpoint. */
 RFR_API rfr_status rfr_run_open(rfr_ctx *ctx, const char *config_text, const char *folder,
                                 const rfr_run_options *options, rfr_run **out);

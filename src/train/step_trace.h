@@ -60,21 +60,21 @@ static inline int rfi_metric_count(const rfi_step_spec *s) {
 }
 
 /* Names of the tensors that the host writes and reads. */
-#define RFI_NAME_TOKENS "tokens"                /* i32 (R,k,T) */
-#define RFI_NAME_TARGETS "targets"              /* i32 (R,k,T) */
-#define RFI_NAME_OFFSETS "offsets"              /* i32 (R,k,T+1) */
-#define RFI_NAME_METRICS "metrics"              /* f64 (R,1+rfi_metric_count) */
-#define RFI_NAME_ZERO_STEPS "zero_steps"        /* i32 (trainable), see rfr_grad_norm_zeros */
-#define RFI_NAME_LR_STEPS "lr_steps"            /* i64 (3), see rfr_lr_schedule_steps_at */
-#define RFI_NAME_LOSS_SCALE "loss_scale"        /* i32 (2), of f16 training, see rfr_loss_scale */
-#define RFI_NAME_EVAL_TOKENS "eval.tokens"      /* i32 (eval_tokens) */
-#define RFI_NAME_EVAL_TARGETS "eval.targets"    /* i32 (eval_tokens) */
-#define RFI_NAME_EVAL_OFFSETS "eval.offsets"    /* i32 (eval_tokens+1) */
-#define RFI_NAME_NLL "nll"                      /* output f32 (1), a sum in nats */
-#define RFI_NAME_TEXT "text"                    /* i32 (window+1), or (texts,window+1); see rfr_text_read */
-#define RFI_NAME_CURSOR "text.cursor"           /* i64 (4), or (texts,4) */
-#define RFI_NAME_SAMPLING "text.sampling"       /* f64 (5), see rfr_text_append_at */
-#define RFI_NAME_LOGITS "logits"                /* output f32 (texts,V), of the last token taken */
+#define RFI_NAME_TOKENS "tokens"             /* i32 (R,k,T) */
+#define RFI_NAME_TARGETS "targets"           /* i32 (R,k,T) */
+#define RFI_NAME_OFFSETS "offsets"           /* i32 (R,k,T+1) */
+#define RFI_NAME_METRICS "metrics"           /* f64 (R,1+rfi_metric_count) */
+#define RFI_NAME_ZERO_STEPS "zero_steps"     /* i32 (trainable), see rfr_grad_norm_zeros */
+#define RFI_NAME_LR_STEPS "lr_steps"         /* i64 (3), see rfr_lr_schedule_steps_at */
+#define RFI_NAME_LOSS_SCALE "loss_scale"     /* i32 (2), of f16 training, see rfr_loss_scale */
+#define RFI_NAME_EVAL_TOKENS "eval.tokens"   /* i32 (eval_tokens) */
+#define RFI_NAME_EVAL_TARGETS "eval.targets" /* i32 (eval_tokens) */
+#define RFI_NAME_EVAL_OFFSETS "eval.offsets" /* i32 (eval_tokens+1) */
+#define RFI_NAME_NLL "nll"                   /* output f32 (1), a sum in nats */
+#define RFI_NAME_TEXT "text"                 /* i32 (window+1), or (texts,window+1); see rfr_text_read */
+#define RFI_NAME_CURSOR "text.cursor"        /* i64 (4), or (texts,4) */
+#define RFI_NAME_SAMPLING "text.sampling"    /* f64 (5), see rfr_text_append_at */
+#define RFI_NAME_LOGITS "logits"             /* output f32 (texts,V), of the last token taken */
 
 static inline int64_t rfi_step_texts(const rfi_step_spec *s) { return s->texts > 1 ? s->texts : 1; }
 

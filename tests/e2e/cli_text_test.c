@@ -209,8 +209,9 @@ static void generate(void **state) {
                   "the quick brown fox jumps over the lazy dog and runs away from it as fast as it can do, alas!!!");
   rft_write_file("many.jsonl", many);
   for (int drawn = 0; drawn < 2; drawn++) {
-#define MANY "generate", "model", "--temperature", drawn ? "1" : "0", "--tokens", "20", "--set", "precision.dtype=f32", \
-             "--context", "60", "--prompts", "many.jsonl", "--out"
+#define MANY                                                                                                 \
+  "generate", "model", "--temperature", drawn ? "1" : "0", "--tokens", "20", "--set", "precision.dtype=f32", \
+      "--context", "60", "--prompts", "many.jsonl", "--out"
     assert_int_equal(RUN(MANY, "one.jsonl"), 0);
     assert_int_equal(RUN(MANY, "three.jsonl", "--batch", "3"), 0);
     assert_int_equal(RUN(MANY, "most.jsonl", "--batch", "64"), 0);
@@ -231,10 +232,8 @@ static void generate(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(check_data),
-      cmocka_unit_test(finetune),
-      cmocka_unit_test(talk),
-      cmocka_unit_test(checkpoint_and_adapter),
+      cmocka_unit_test(check_data), cmocka_unit_test(finetune),
+      cmocka_unit_test(talk),       cmocka_unit_test(checkpoint_and_adapter),
       cmocka_unit_test(generate),
   };
   return cmocka_run_group_tests(tests, set_up, rft_program_tear_down);

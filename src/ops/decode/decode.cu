@@ -30,8 +30,8 @@ static rfr_status run_read(const rfr_call *call) {
   for (int64_t b = 0; b < rfi_texts(&call->in[1].type); b++) {
     const rfr_call one = rfi_call_of_text(call, &rfi_split_text_read, b, &of), *c = &one;
     read_text<<<(unsigned)(rows > 256 ? rfi_blocks(rows, 256) : 1), 256, 0, rfi_stream(c)>>>(
-        (const int32_t *)c->in[0].data, c->in[1], rows, c->in[0].type.shape[0] - 1, b * rows,
-        (int32_t *)c->out[0].data, (int32_t *)c->out[1].data, (int32_t *)c->out[2].data);
+        (const int32_t *)c->in[0].data, c->in[1], rows, c->in[0].type.shape[0] - 1, b * rows, (int32_t *)c->out[0].data,
+        (int32_t *)c->out[1].data, (int32_t *)c->out[2].data);
   }
   return rfi_cuda_launched("text_read");
 }
@@ -81,8 +81,7 @@ static rfr_status run_end(const rfr_call *call) {
   rfi_text_call of;
   for (int64_t b = 0; b < rfi_texts(&call->in[0].type); b++) {
     const rfr_call one = rfi_call_of_text(call, &rfi_split_text_end, b, &of), *c = &one;
-    end_text<<<1, 1, 0, rfi_stream(c)>>>((int64_t *)c->out[0].data, c->in[0], c->attr[0].i,
-                                         c->in[1].type.shape[0] - 1);
+    end_text<<<1, 1, 0, rfi_stream(c)>>>((int64_t *)c->out[0].data, c->in[0], c->attr[0].i, c->in[1].type.shape[0] - 1);
   }
   return rfi_cuda_launched("text_end");
 }
@@ -241,8 +240,7 @@ static __device__ void penalize(draw_args &a) {
   const int64_t known = rfi_cursor_get(&a.cursor, RFI_CURSOR_KNOWN);
   for (int64_t i = threadIdx.x; i < known; i += THREADS) {
     const int32_t token = a.text[i];
-    if (token >= 0 && token < a.V)
-      a.x[token] = rfi_sampling_penalize(a.sampling, rfi_load(a.logits, a.dtype, token));
+    if (token >= 0 && token < a.V) a.x[token] = rfi_sampling_penalize(a.sampling, rfi_load(a.logits, a.dtype, token));
   }
   __syncthreads();
   a.logits = a.x;
@@ -277,8 +275,7 @@ static __device__ int64_t draw(draw_args a) {
   if (top_k < a.V || top_p < 1.0) {
     const double enough = top_p * all;
     c.by_id = false;
-    const bound kept = {(uint64_t)top_k,
-                        enough < (double)total ? (enough > 0.0 ? (uint64_t)ceil(enough) : 0) : total};
+    const bound kept = {(uint64_t)top_k, enough < (double)total ? (enough > 0.0 ? (uint64_t)ceil(enough) : 0) : total};
     const place end = find(c, kept);
     total = end.before.weight + end.nth * (end.same.count ? end.same.weight / end.same.count : 0);
     if (total == 0) return best;
