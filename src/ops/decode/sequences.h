@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * Several texts in one call. A cursor (4) has one text; a cursor (B,4) has B, and then texts and caches have a
- * dimension of B in front, and other operands have the rows of text 0, then those of text 1, and so on. An op is defined for one
- * text; it computes each text as a call of its own, so no text depends on another.
+ * dimension of B in front, and other operands have the rows of text 0, then those of text 1, and so on. An op is
+ * defined for one text; it computes each text as a call of its own, so no text depends on another.
  */
 #ifndef RFI_SEQUENCES_H
 #define RFI_SEQUENCES_H
