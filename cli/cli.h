@@ -85,7 +85,7 @@ typedef struct cli {
   int64_t threads; /* -1: not given */
   const char *device;
   const char *prompt, *prompts, *system, *template;
-  int64_t tokens, seed, top_k, context;
+  int64_t tokens, seed, top_k, context, batch;
   double temperature, top_p, min_p, penalty;
   bool chat;
   cli_list stops; /* --stop, in order */

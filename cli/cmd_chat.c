@@ -43,8 +43,8 @@ static void reset(chat *x) {
 
 /* ---- input ---- */
 
-/* One message, without the end of its last line; NULL at the end of the input. From malloc. */
-static char *read_message(const chat *x) {
+/* One message of *length bytes, without the end of its last line; NULL at the end of the input. From malloc. */
+static char *read_message(const chat *x, size_t *length) {
   cli_string s = {0};
   char *line = NULL;
   size_t capacity = 0;
@@ -63,6 +63,7 @@ static char *read_message(const chat *x) {
     cli_string_add(line, n, &s);
   }
   free(line);
+  *length = s.n;
   if (any) return s.data;
   free(s.data);
   return NULL;
@@ -168,9 +169,11 @@ rfr_status cli_chat(cli *c) {
       sigaction(SIGINT, &action, NULL);
     }
   }
-  for (char *message; s == RFR_OK && (message = read_message(&x));) {
+  size_t n;
+  for (char *message; s == RFR_OK && (message = read_message(&x, &n));) {
     bool goes_on = true;
-    if (*message == '/') goes_on = run_command(&x, message);
+    if (strlen(message) != n) s = cli_usage("write the message without it", "the message contains a NUL byte");
+    else if (*message == '/') goes_on = run_command(&x, message);
     else if (*message) s = answer_message(&x, message);
     free(message);
     if (!goes_on) break;

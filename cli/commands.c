@@ -125,6 +125,8 @@ static const cli_command commands[CLI_COMMAND_COUNT] = {
              {"prompt", "TEXT", NULL, CLI_TEXT, FIELD(prompt), "text to continue; - reads standard input (a newline)"},
              {"prompts", "FILE", NULL, CLI_TEXT, FIELD(prompts),
               "JSONL of prompts: {\"prompt\": TEXT} or {\"messages\": [...]}; - is standard input"},
+             {"batch", "N", NULL, CLI_INTEGER, FIELD(batch),
+              "continue N of the --prompts at once, at most 64; each has its own caches (1)"},
              {"out", "FILE", NULL, CLI_TEXT, FIELD(out), "write the results of --prompts here (standard output)"},
              {"chat", NULL, NULL, CLI_FLAG, FIELD(chat), "the prompt is a message; answer with the chat template"},
              TEMPLATE, SAMPLING, SET, ON_A_DEVICE)},

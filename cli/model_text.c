@@ -120,8 +120,8 @@ static void add_piece(const char *piece, size_t n, void *user) {
   memmove(x->pending, x->pending + ready, x->n);
 }
 
-static int take_token(int32_t token, void *user) {
-  cli_stream *x = user;
+int cli_stream_take(int32_t token, void *stream) {
+  cli_stream *x = stream;
   const char byte = (char)token;
   x->last = cli_now();
   if (x->tokens++ == 0) x->first = x->last;
@@ -133,8 +133,7 @@ static int take_token(int32_t token, void *user) {
   return x->stopped || x->status != RFR_OK || (x->interrupted && atomic_load(x->interrupted));
 }
 
-rfr_status cli_stream_run(cli *c, rfr_run *run, cli_stream *x) {
-  rfr_run_info info;
+rfr_generate_options cli_sampling(const cli *c, const cli_text *text) {
   rfr_generate_options g = rfr_generate_options_default();
   g.tokens = c->tokens;
   g.temperature = c->temperature;
@@ -143,8 +142,13 @@ rfr_status cli_stream_run(cli *c, rfr_run *run, cli_stream *x) {
   g.min_p = c->min_p;
   g.repetition_penalty = c->penalty;
   g.seed = (uint64_t)c->seed;
-  g.stop = x->text->stop;
-  g.n_stop = x->text->n_stop;
+  g.stop = text->stop;
+  g.n_stop = text->n_stop;
+  return g;
+}
+
+rfr_status cli_stream_begin(const cli *c, const rfr_run *run, cli_stream *x) {
+  rfr_run_info info;
   x->stops = &c->stops;
   if (x->text->tokenizer && !x->decoder) x->status = rfr_decoder_create(x->text->tokenizer, 0, &x->decoder);
   x->start = x->first = x->last = cli_now();
@@ -158,12 +162,22 @@ rfr_status cli_stream_run(cli *c, rfr_run *run, cli_stream *x) {
              (long long)x->text->tokens.n, (long long)info.window, (long long)(info.window + 1) / 2);
     cli_warn(c, line);
   }
-  rfr_status s = rfr_run_generate_tokens(run, x->text->tokens.ids, x->text->tokens.n, &g, take_token, x);
-  if (s == RFR_OK) s = x->status;
+  return RFR_OK;
+}
+
+rfr_status cli_stream_end(cli_stream *x) {
+  rfr_status s = x->status;
   if (s == RFR_OK && x->decoder) s = rfr_decoder_end(x->decoder, add_piece, x);
   if (s == RFR_OK && !x->stopped && x->n > 0) x->write(x->pending, x->n, x->user); /* no stop string after all */
   x->n = 0;
   return s;
+}
+
+rfr_status cli_stream_run(cli *c, rfr_run *run, cli_stream *x) {
+  const rfr_generate_options g = cli_sampling(c, x->text);
+  rfr_status s = cli_stream_begin(c, run, x);
+  if (s == RFR_OK) s = rfr_run_generate_tokens(run, x->text->tokens.ids, x->text->tokens.n, &g, cli_stream_take, x);
+  return s == RFR_OK ? cli_stream_end(x) : s;
 }
 
 void cli_stream_deinit(cli_stream *x) {
@@ -217,6 +231,7 @@ rfr_status cli_open_generator(cli *c, rfr_run **out) {
   if (s == RFR_OK) {
     rfr_run_options o = cli_run_options(c);
     o.programs = RFR_RUN_GENERATE;
+    o.texts = c->batch;
     o.on_event = warn;
     o.event_user = c;
     o.overrides = sets.items;

@@ -53,6 +53,12 @@ typedef struct cli_stream {
 /* Continues text->tokens. --tokens, --temperature, ... are the options of `c`. The caller calls cli_stream_deinit. */
 rfr_status cli_stream_run(cli *c, rfr_run *run, cli_stream *stream);
 void cli_stream_deinit(cli_stream *stream);
+/* The parts of cli_stream_run for texts of a batch: text->tokens is the prompt at the begin; cli_stream_take gets the
+ * tokens. */
+rfr_generate_options cli_sampling(const cli *c, const cli_text *text);
+rfr_status cli_stream_begin(const cli *c, const rfr_run *run, cli_stream *stream);
+int cli_stream_take(int32_t token, void *stream); /* a rfr_token_fn */
+rfr_status cli_stream_end(cli_stream *stream);
 /* Without the first token, whose time is that of the prompt. 0: unknown. */
 double cli_stream_rate(const cli_stream *stream);
 

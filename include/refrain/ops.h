@@ -421,7 +421,9 @@ RFR_API rfr_value rfr_metrics_write_at(rfr_trace *t, rfr_source at, rfr_value ri
  *   dropped  tokens that were removed from the beginning of the text
  *   seed     of the draws
  * A program is recorded with a fixed number of `rows` and takes the next min(rows, known - cached) tokens, within the
- * capacity. The host writes text, known and seed before the first replay, and nothing between replays. */
+ * capacity. The host writes text, known and seed before the first replay, and nothing between replays.
+ * Several texts: text (B,capacity+1), cursor (B,4), caches (B,capacity,Hk,D), logits (B,V); rows are those of text 0,
+ * then those of text 1, and so on, and `last` (B) counts among all of them. No text depends on another. */
 
 /* The tokens taken, i32 (rows), followed by 0s; *positions i32 (rows) in the text; *last i32 (1): the row of the last
  * token taken (0 if there is none). */

@@ -139,6 +139,7 @@ typedef struct rfr_run_options {
   void *event_user;
   int plan_only;               /* 1: as no_data, and the programs get no memory: rfr_compile_options.plan_only */
   const rfr_data_source *data; /* NULL: files; otherwise data.train is [], and no tokenizer is needed. Copied */
+  int64_t texts; /* that rfr_run_generate_batch continues at once, 1 to 64; 0: 1. Each has its own caches */
 } rfr_run_options;
 RFR_API rfr_run_options rfr_run_options_default(void);
 
@@ -148,13 +149,15 @@ RFR_API rfr_run_options rfr_run_options_default(void);
  *   with RFR_RUN_TRAIN and resume    the run in `folder`, at its newest checkpoint; a new run if there is none.
  *                                    `config_text` NULL: the folder's config.yaml, whose folders are absolute, with the
  *                                    overrides
- *   without RFR_RUN_TRAIN            the newest checkpoint of the run in `folder`, for reading; `config_text` as above.
+ *   without RFR_RUN_TRAIN            the newest checkpoint of the run in `folder`, for reading, or with `config_text`
+ *                                    NULL the checkpoint RUN/step-N that `folder` is; `config_text` as above.
  *                                    `folder` NULL: the weights of the folder that the configuration's `model` names
  *   with no_data                     programs without data and weights; nothing is read or written
  * The folder stays locked while a run that writes into it is open.
  * Errors: config.*, data.*, model.*, plan.over_budget; run.exists: the folder holds a run or checkpoints and resume was
- * not asked for; run.busy: another process trains in it; run.folder: without a text, the folder is that of a checkpoint
- * or a model; file.space: less is free than checkpoints need; file.write: the folder cannot be written;
+ * not asked for; run.busy: another process trains in it; run.folder: without a text, the folder is that of a model,
+ * an adapter, or, for training, a checkpoint; file.space: less is free than checkpoints need; file.write: the folder
+ * cannot be written;
  * resume.mismatch; checkpoint. */
 RFR_API rfr_status rfr_run_open(rfr_ctx *ctx, const char *config_text, const char *folder,
                                 const rfr_run_options *options, rfr_run **out);
@@ -211,6 +214,20 @@ typedef int (*rfr_token_fn)(int32_t token, void *user);
  * vocabulary. */
 RFR_API rfr_status rfr_run_generate_tokens(rfr_run *run, const int32_t *prompt, int64_t n,
                                            const rfr_generate_options *options, rfr_token_fn take, void *user);
+/* One text of a batch: its prompt, the seed of its draws, and where its tokens go. */
+typedef struct rfr_prompt {
+  const int32_t *tokens; /* n, at least one; borrowed until the call returns */
+  int64_t n;
+  uint64_t seed;
+  rfr_token_fn take;
+  void *user;
+} rfr_prompt;
+/* Continues n prompts, rfr_run_options.texts at a time; a prompt starts as soon as an earlier text has ended. Each text
+ * is that of rfr_run_generate_tokens with the prompt's seed: bit for bit with the portable GEMM, whose rows do not
+ * depend on their number, and otherwise within rounding, which may change a token. `options->seed` is not used. Errors:
+ * as above. */
+RFR_API rfr_status rfr_run_generate_batch(rfr_run *run, const rfr_prompt *prompts, int64_t n,
+                                          const rfr_generate_options *options);
 /* The same for a byte model: continues `n` bytes and passes each byte to `write`. Errors: as above; unsupported if the
  * model samples a token that is not a byte. */
 RFR_API rfr_status rfr_run_generate(rfr_run *run, const char *prompt, size_t n, const rfr_generate_options *options,

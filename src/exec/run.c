@@ -47,7 +47,8 @@ static rfr_status read_share(rfr_programs *p, const rfi_opr *op, const rfi_call 
   const rfi_share *rule = op->def->share;
   if (!rule) return RFR_OK;
   const rfi_arg *x = &call->in[rule->operand];
-  const int64_t n = (x->type.shape[0] - 1) * x->stride[0] + 1;
+  int64_t n = 1; /* elements from the first to the last */
+  for (int d = 0; d < x->type.rank; d++) n += (x->type.shape[d] - 1) * x->stride[d];
   const size_t bytes = (size_t)n * (size_t)rfr_dtype_bits(x->type.dtype) / 8;
   void *values;
   RFI_TRY(rfi_alloc(p->ctx, bytes, &values));

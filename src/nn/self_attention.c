@@ -18,10 +18,13 @@ static rfr_value heads_of(const rfi_nn *n, rfr_value x, int64_t heads) {
 
 /* Writes x into the layer's cache of keys ("k") or values ("v") and returns the cache. */
 static rfr_value cached(const rfi_nn *n, const char *which, rfr_value x) {
-  const int64_t shape[3] = {n->capacity, n->c->kv_heads, n->c->head_dim};
+  const rfr_type cursor = rfr_value_type(n->t, n->cursor);
+  const int64_t shape[4] = {cursor.shape[0], n->capacity, n->c->kv_heads, n->c->head_dim};
+  const int one = cursor.rank == 1; /* a single text's cache has no dimension of texts */
   char name[40];
   snprintf(name, sizeof name, "cache.%lld.%s", (long long)n->layer, which);
-  return rfr_cache_write(n->t, rfr_input(n->t, name, RFR_ROLE_STATE, n->c->dtype, 3, shape), x, n->cursor);
+  rfr_value cache = rfr_input(n->t, name, RFR_ROLE_STATE, n->c->dtype, 4 - one, shape + one);
+  return rfr_cache_write(n->t, cache, x, n->cursor);
 }
 
 /* Rows of the longest document that this program may have. */

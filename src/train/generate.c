@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Text from a model, as tokens. The device has the text, its cursor and the cached keys and values: prefill reads the
- * prompt in chunks, then each replay of decode reads the last token and appends one. Sampling is an op of the
- * program. The host writes the prompt and reads the appended tokens; it ends the text at a stop token.
+ * Texts from a model, as tokens. The device has the texts, their cursors and the cached keys and values: prefill reads
+ * the prompts in chunks, then each replay of decode reads the last token of each text and appends one. Sampling is an
+ * op of the program. The host writes the prompts and reads the appended tokens; it ends a text at a stop token and
+ * starts the next prompt in its place. While one text reads its prompt, the others go on by one token a launch.
  *
  * The caches have as many rows as a training window. A longer text continues from its last half, read again from
  * position 0. So a token costs the same however long the text is, and no position exceeds those of training.
@@ -46,13 +47,21 @@ static rfr_status check_tokens(const rfr_run *run, const int32_t *tokens, int64_
   return RFR_OK;
 }
 
-/* The text on the device and the position of its cursor, which follow from the launches. */
+/* One of the texts on the device and the position of its cursor, which follow from the launches. */
 typedef struct made {
-  rfr_run *run;
-  int32_t *tokens; /* capacity+1 */
-  int64_t capacity, cached, known, dropped, seed;
-  rfr_tensor text;
+  const rfr_prompt *prompt; /* NULL: idle */
+  int32_t *tokens;          /* capacity+1 */
+  int64_t cached, known, dropped, added;
 } made;
+
+typedef struct batch {
+  rfr_run *run;
+  const rfr_generate_options *options;
+  int64_t n, capacity; /* texts; tokens of a text */
+  rfr_tensor text, cursor;
+  int32_t *tokens;
+  made *made;
+} batch;
 
 static rfr_status set(rfr_run *run, const char *name, const void *value) {
   rfr_tensor x;
@@ -60,45 +69,57 @@ static rfr_status set(rfr_run *run, const char *name, const void *value) {
   return rfr_programs_write(run->programs, &x, value);
 }
 
+/* `bytes` of a tensor from byte `at`. */
+static rfr_tensor part_of(rfr_tensor x, int64_t at, int64_t bytes) {
+  x.data = (char *)x.data + at;
+  x.bytes = bytes;
+  return x;
+}
+
 /* How many of n tokens are kept. */
 static int64_t kept_of(int64_t n, int64_t capacity) { return n > capacity ? (capacity + 1) / 2 : n; }
 
+static rfr_status write_cursor(const batch *b, const made *m) {
+  const int64_t cursor[RFI_CURSOR_N] = {[RFI_CURSOR_KNOWN] = m->known,
+                                        [RFI_CURSOR_DROPPED] = m->dropped,
+                                        [RFI_CURSOR_SEED] = m->prompt ? (int64_t)m->prompt->seed : 0};
+  const rfr_tensor x = part_of(b->cursor, (m - b->made) * (int64_t)sizeof cursor, sizeof cursor);
+  return rfr_programs_write(b->run->programs, &x, cursor);
+}
+
 /* Writes the known tokens as the text; nothing of it is cached. */
-static rfr_status start(made *m) {
-  const int64_t cursor[RFI_CURSOR_N] = {
-      [RFI_CURSOR_KNOWN] = m->known, [RFI_CURSOR_DROPPED] = m->dropped, [RFI_CURSOR_SEED] = m->seed};
+static rfr_status start(const batch *b, made *m) {
+  const int64_t bytes = (b->capacity + 1) * (int64_t)sizeof *m->tokens;
+  const rfr_tensor x = part_of(b->text, (m - b->made) * bytes, bytes);
   m->cached = 0;
-  RFI_TRY(rfr_programs_write(m->run->programs, &m->text, m->tokens));
-  return set(m->run, RFI_NAME_CURSOR, cursor);
+  RFI_TRY(rfr_programs_write(b->run->programs, &x, m->tokens));
+  return write_cursor(b, m);
 }
 
-static rfr_status append(made *m) {
-  const int64_t kept = kept_of(m->known, m->capacity), rows = rfi_prefill_rows(&m->run->settings->spec);
-  if (kept < m->known) {
-    memmove(m->tokens, m->tokens + m->known - kept, (size_t)kept * sizeof *m->tokens);
-    m->dropped += m->known - kept;
-    m->known = kept;
-    RFI_TRY(start(m));
-  }
-  while (m->cached < m->known) {
-    const int64_t left = m->known - m->cached;
-    RFI_TRY(rfi_launch(m->run, left > 1 ? RFR_RUN_PREFILL : RFR_RUN_DECODE));
-    m->cached += left < rows ? left : rows;
-  }
-  rfr_tensor token = m->text;
-  token.data = (int32_t *)m->text.data + m->known;
-  token.bytes = sizeof *m->tokens;
-  RFI_TRY(rfr_programs_read(m->run->programs, &token, &m->tokens[m->known]));
-  m->known++;
-  return RFR_OK;
+static rfr_status start_prompt(const batch *b, made *m, const rfr_prompt *prompt) {
+  m->prompt = prompt;
+  m->known = kept_of(prompt->n, b->capacity);
+  m->dropped = prompt->n - m->known;
+  m->added = 0;
+  memcpy(m->tokens, prompt->tokens + m->dropped, (size_t)m->known * sizeof *m->tokens);
+  return start(b, m);
 }
 
-/* Opens the text on the device; m->tokens is to be freed. */
-static rfr_status open_text(made *m, rfr_run *run, uint64_t seed) {
-  *m = (made){.run = run, .capacity = run->settings->spec.window, .seed = (int64_t)seed};
-  RFI_TRY(rfi_state_prepare(run, false));
-  RFI_TRY(rfr_programs_tensor(run->programs, RFI_NAME_TEXT, &m->text));
-  return RFI_ALLOC(run->ctx, (size_t)m->text.bytes, &m->tokens);
+/* An idle text has no token that a program could take. */
+static rfr_status end(const batch *b, made *m) {
+  m->prompt = NULL;
+  m->cached = m->known = m->dropped = 0;
+  return write_cursor(b, m);
+}
+
+/* A text that fills its caches continues from its last half. */
+static rfr_status shorten(const batch *b, made *m) {
+  const int64_t kept = kept_of(m->known, b->capacity);
+  if (kept == m->known) return RFR_OK;
+  memmove(m->tokens, m->tokens + m->known - kept, (size_t)kept * sizeof *m->tokens);
+  m->dropped += m->known - kept;
+  m->known = kept;
+  return start(b, m);
 }
 
 static bool is_stop(const rfr_generate_options *o, int32_t token) {
@@ -107,34 +128,96 @@ static bool is_stop(const rfr_generate_options *o, int32_t token) {
   return false;
 }
 
-rfr_status rfr_run_generate_tokens(rfr_run *run, const int32_t *prompt, int64_t n, const rfr_generate_options *options,
-                                   rfr_token_fn take, void *user) {
+/* Reads the token that a launch has appended. */
+static rfr_status read_token(const batch *b, made *m) {
+  const int64_t at = (m - b->made) * (b->capacity + 1) + m->known;
+  const rfr_tensor x = part_of(b->text, at * (int64_t)sizeof *m->tokens, sizeof *m->tokens);
+  RFI_TRY(rfr_programs_read(b->run->programs, &x, &m->tokens[m->known]));
+  const int32_t token = m->tokens[m->known++];
+  if (is_stop(b->options, token) || m->prompt->take(token, m->prompt->user) != 0 || ++m->added >= b->options->tokens)
+    return end(b, m);
+  return RFR_OK;
+}
+
+/* One launch: each text takes its next tokens. */
+static rfr_status advance(const batch *b) {
+  bool prefill = false;
+  for (int64_t i = 0; i < b->n; i++) {
+    if (b->made[i].prompt) RFI_TRY(shorten(b, &b->made[i]));
+    prefill |= b->made[i].known - b->made[i].cached > 1;
+  }
+  const int64_t rows = prefill ? rfi_prefill_rows(&b->run->settings->spec) : 1;
+  RFI_TRY(rfi_launch(b->run, prefill ? RFR_RUN_PREFILL : RFR_RUN_DECODE));
+  for (int64_t i = 0; i < b->n; i++) {
+    made *m = &b->made[i];
+    if (!m->prompt) continue;
+    const int64_t left = m->known - m->cached;
+    m->cached += left < rows ? left : rows;
+    if (m->cached == m->known) RFI_TRY(read_token(b, m));
+  }
+  return RFR_OK;
+}
+
+/* Opens the texts on the device, all idle; free with close_batch. */
+static rfr_status open_batch(batch *b, rfr_run *run) {
+  *b = (batch){.run = run, .n = rfi_step_texts(&run->settings->spec), .capacity = run->settings->spec.window};
+  RFI_TRY(rfi_state_prepare(run, false));
+  RFI_TRY(rfr_programs_tensor(run->programs, RFI_NAME_TEXT, &b->text));
+  RFI_TRY(rfr_programs_tensor(run->programs, RFI_NAME_CURSOR, &b->cursor));
+  RFI_TRY(RFI_ALLOC(run->ctx, (size_t)b->text.bytes, &b->tokens));
+  RFI_TRY(RFI_ALLOC(run->ctx, (size_t)b->n * sizeof *b->made, &b->made));
+  for (int64_t i = 0; i < b->n; i++) {
+    b->made[i] = (made){.tokens = b->tokens + i * (b->capacity + 1)};
+    RFI_TRY(write_cursor(b, &b->made[i]));
+  }
+  return RFR_OK;
+}
+
+static void close_batch(batch *b) {
+  if (!b->run) return;
+  rfi_free(b->run->ctx, b->tokens);
+  rfi_free(b->run->ctx, b->made);
+}
+
+rfr_status rfr_run_generate_batch(rfr_run *run, const rfr_prompt *prompts, int64_t n,
+                                  const rfr_generate_options *options) {
   rfr_status s;
-  made m = {0};
+  batch b = {0};
   const rfr_generate_options o = options ? *options : rfr_generate_options_default();
-  RFI_TRY(check_options(&o, n));
   RFI_TRY(rfi_run_check(run, RFR_RUN_GENERATE));
-  RFI_TRY(check_tokens(run, prompt, n));
+  if (n < 0 || (n > 0 && !prompts)) return rfi_fail(RFI_E_ARGUMENT, "%lld prompts", (long long)n);
+  for (int64_t i = 0; i < n; i++) {
+    RFI_TRY(check_options(&o, prompts[i].n));
+    RFI_TRY(check_tokens(run, prompts[i].tokens, prompts[i].n));
+  }
   const double sampling[RFI_SAMPLING_N] = {[RFI_SAMPLING_TEMPERATURE] = o.temperature,
                                            [RFI_SAMPLING_TOP_K] = (double)o.top_k,
                                            [RFI_SAMPLING_TOP_P] = o.top_p,
                                            [RFI_SAMPLING_MIN_P] = o.min_p,
                                            [RFI_SAMPLING_PENALTY] = o.repetition_penalty};
-  RFI_GOTO(open_text(&m, run, o.seed));
-  m.known = kept_of(n, m.capacity);
-  m.dropped = n - m.known;
-  memcpy(m.tokens, prompt + m.dropped, (size_t)m.known * sizeof *m.tokens);
-  RFI_GOTO(start(&m));
+  RFI_GOTO(open_batch(&b, run));
+  b.options = &o;
   RFI_GOTO(set(run, RFI_NAME_SAMPLING, sampling));
-  for (int64_t i = 0; i < o.tokens && !rfi_stop_requested(run); i++) {
-    RFI_GOTO(append(&m));
-    const int32_t token = m.tokens[m.known - 1];
-    if (is_stop(&o, token) || take(token, user) != 0) break;
+  int64_t next = o.tokens > 0 ? 0 : n;
+  while (!rfi_stop_requested(run)) {
+    bool any = false;
+    for (int64_t i = 0; i < b.n; i++) {
+      if (!b.made[i].prompt && next < n) RFI_GOTO(start_prompt(&b, &b.made[i], &prompts[next++]));
+      any |= b.made[i].prompt != NULL;
+    }
+    if (!any) break;
+    RFI_GOTO(advance(&b));
   }
   s = RFR_OK;
 fail:
-  rfi_free(run->ctx, m.tokens);
+  close_batch(&b);
   return s;
+}
+
+rfr_status rfr_run_generate_tokens(rfr_run *run, const int32_t *prompt, int64_t n, const rfr_generate_options *options,
+                                   rfr_token_fn take, void *user) {
+  const rfr_generate_options o = options ? *options : rfr_generate_options_default();
+  return rfr_run_generate_batch(run, &(rfr_prompt){prompt, n, o.seed, take, user}, 1, &o);
 }
 
 /* ---- bytes ---- */
@@ -181,24 +264,24 @@ fail:
 
 rfr_status rfr_run_score(rfr_run *run, const int32_t *tokens, int64_t n, float *logits) {
   rfr_status s;
-  made m = {0};
+  batch b = {0};
   rfr_tensor row;
   RFI_TRY(rfi_run_check(run, RFR_RUN_GENERATE));
+  const int64_t V = run->settings->spec.model.vocab_size;
   if (n < 1 || n > run->settings->spec.window)
     return rfi_fail(RFI_E_ARGUMENT, "%lld tokens; the caches hold 1 to %lld (data.sequence)", (long long)n,
                     (long long)run->settings->spec.window);
   RFI_TRY(check_tokens(run, tokens, n));
-  RFI_GOTO(open_text(&m, run, 0));
-  m.known = n;
-  memcpy(m.tokens, tokens, (size_t)n * sizeof *tokens);
-  RFI_GOTO(start(&m));
+  RFI_GOTO(open_batch(&b, run));
+  RFI_GOTO(start_prompt(&b, b.made, &(rfr_prompt){.tokens = tokens, .n = n}));
   RFI_GOTO(rfr_program_output(run->programs, rfr_run_program_index(run, RFR_RUN_DECODE), RFI_NAME_LOGITS, &row));
+  row = part_of(row, 0, V * (int64_t)sizeof *logits); /* of the first text */
   for (int64_t i = 0; i < n; i++) {
     RFI_GOTO(rfi_launch(run, RFR_RUN_DECODE));
-    RFI_GOTO(rfr_programs_read(run->programs, &row, logits + i * run->settings->spec.model.vocab_size));
+    RFI_GOTO(rfr_programs_read(run->programs, &row, logits + i * V));
   }
   s = RFR_OK;
 fail:
-  rfi_free(run->ctx, m.tokens);
+  close_batch(&b);
   return s;
 }

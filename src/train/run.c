@@ -15,6 +15,7 @@
 #include "data/file.h"
 #include "data/json_file.h"
 #include "data/source_dataset.h"
+#include "model/peft.h"
 #include "train/events.h"
 #include "train/host.h"
 #include "train/reference.h"
@@ -28,6 +29,8 @@ rfr_run_options rfr_run_options_default(void) {
 static rfr_status check_options(const rfr_run_options *o, const char *config_text, const char *folder) {
   if (o->size != sizeof *o)
     return rfi_fail(RFI_E_ARGUMENT, "rfr_run_options: size %zu; start from the default", o->size);
+  if (o->texts < 0 || o->texts > 64)
+    return rfi_fail(RFI_E_ARGUMENT, "rfr_run_options.texts is %lld; it is 1 to 64", (long long)o->texts);
   if (o->programs & ~RFR_RUN_ALL) return rfi_fail(RFI_E_ARGUMENT, "rfr_run_options.programs is %d", o->programs);
   if (o->n_overrides < 0 || (o->n_overrides > 0 && !o->overrides))
     return rfi_fail(RFI_E_ARGUMENT, "rfr_run_options: %d overrides, but no list", o->n_overrides);
@@ -201,7 +204,9 @@ static rfr_status check_folder(rfr_ctx *ctx, const char *folder) {
   static const struct {
     const char *file, *what;
   } others[] = {{"MANIFEST.json", "is a checkpoint: give the folder above it, which is the run's"},
-                {"config.json", "is a model's folder: `model:` in a configuration starts a run from it"}};
+                {"config.json", "is a model's folder: `model:` in a configuration starts a run from it"},
+                {RFI_PEFT_CONFIG, "is an adapter without its base: give the base's folder, and the adapter with "
+                                  "--set adapter.from=FOLDER"}};
   for (size_t i = 0; i < sizeof others / sizeof others[0]; i++) {
     char *path, kind;
     RFI_TRY(rfi_path_join(ctx, folder, others[i].file, &path));
@@ -211,6 +216,25 @@ static rfr_status check_folder(rfr_ctx *ctx, const char *folder) {
     if (kind) return rfi_fail(RFI_E_RUN_FOLDER, "%s %s", folder, others[i].what);
   }
   return RFR_OK;
+}
+
+/* The config.yaml of the run that the checkpoint in `folder` belongs to; NULL: it is no checkpoint of a run. */
+static rfr_status find_run_config(rfr_ctx *ctx, const char *folder, char **out) {
+  rfr_status s;
+  char *manifest = NULL, *above = NULL, *path = NULL, kind;
+  *out = NULL;
+  RFI_GOTO(rfi_path_join(ctx, folder, "MANIFEST.json", &manifest));
+  RFI_GOTO(rfi_path_kind(manifest, &kind));
+  if (!kind) goto fail;
+  RFI_GOTO(rfi_path_join(ctx, folder, "..", &above));
+  RFI_GOTO(rfi_path_join(ctx, above, "config.yaml", &path));
+  RFI_GOTO(rfi_path_kind(path, &kind));
+  if (kind) *out = path, path = NULL;
+fail:
+  rfi_free(ctx, manifest);
+  rfi_free(ctx, above);
+  rfi_free(ctx, path);
+  return s;
 }
 
 /* Room for the checkpoints that the run will hold at one time, less those that are there: run.keep of them, and one
@@ -286,12 +310,15 @@ fail:
   return s;
 }
 
-static rfr_status open_reader(rfr_run *run, const char *text, const char *folder, const char *config_path) {
+/* `folder`: a run's, whose newest checkpoint is read, or that of one of its checkpoints. */
+static rfr_status open_reader(rfr_run *run, const char *text, const char *folder, const char *config_path,
+                              bool is_checkpoint) {
   rfi_checkpoint *from = NULL;
-  char reason[512];
+  char reason[512] = "";
   rfr_status s;
   RFI_TRY(read_settings(run, text, config_path));
-  if (folder) RFI_TRY(find_checkpoint(run->ctx, folder, &from, reason));
+  if (is_checkpoint) RFI_TRY(rfi_checkpoint_open(run->ctx, folder, &from));
+  else if (folder) RFI_TRY(find_checkpoint(run->ctx, folder, &from, reason));
   const bool from_model = !folder && run->settings->weights; /* the weights of the configuration's model */
   if (!from && !from_model)
     return rfi_fail(RFI_E_CHECKPOINT, "%s: there is no checkpoint to read", folder ? folder : "no folder");
@@ -313,11 +340,18 @@ static rfr_status open_run(rfr_run *run, const char *text, const char *folder, c
   int checkpoints = 0;
   if (folder) RFI_TRY(look(run->ctx, folder, config_path, &config, &checkpoints));
   if (folder && !config && !text) {
+    char *above = NULL;
+    if (!trains && !o->no_data && o->programs) RFI_TRY(find_run_config(run->ctx, folder, &above));
+    if (above) {
+      const rfr_status s = open_reader(run, NULL, folder, above, true);
+      rfi_free(run->ctx, above);
+      return s;
+    }
     RFI_TRY(check_folder(run->ctx, folder));
     return rfi_file_read(run->ctx, config_path, &(char *){NULL}, &(size_t){0}); /* the error of the missing file */
   }
   if (o->no_data || o->programs == 0) return open_new(run, text, NULL, config_path);
-  if (!trains) return open_reader(run, text, folder, config_path);
+  if (!trains) return open_reader(run, text, folder, config_path, false);
   if (folder && o->resume && (config || checkpoints)) return open_resumed(run, text, folder, config_path);
   return open_new(run, text, folder, config_path);
 }

@@ -119,6 +119,7 @@ rfr_status rfi_run_compile(rfr_run *run) {
   const char *names[N_KINDS];
   char message[128];
   run->n_programs = 0;
+  run->settings->spec.texts = run->options.texts;
   for (int i = 0; i < N_KINDS; i++) {
     if (!(run->options.programs >> i & 1)) continue;
     names[run->n_programs] = kinds[i].name;

@@ -242,19 +242,21 @@ static void record_evaluate(rfr_trace *t, const rfi_step_spec *s, rfr_value *w) 
                            : rfr_cross_entropy(t, logits, targets, rfr_fill(t, 1.0, RFR_F32, 1, &one), RFI_IGNORE));
 }
 
-/* Reads the next `rows` tokens of the text and appends the token after them. */
+/* Reads the next `rows` tokens of each text and appends the token after them. */
 static void record_generate(rfr_trace *t, const rfi_step_spec *s, rfr_value *w, int64_t rows) {
-  const int64_t four = 4, five = RFI_SAMPLING_N, text_size = s->window + 1;
+  const int64_t five = RFI_SAMPLING_N, texts = rfi_step_texts(s);
+  const int64_t text_shape[2] = {texts, s->window + 1}, cursor_shape[2] = {texts, RFI_CURSOR_N};
+  const int one = texts == 1;
   rfr_value positions, last;
   declare_parameters(t, s, w);
-  rfr_value text = rfr_input(t, RFI_NAME_TEXT, RFR_ROLE_STATE, RFR_I32, 1, &text_size);
-  rfr_value cursor = rfr_input(t, RFI_NAME_CURSOR, RFR_ROLE_STATE, RFR_I64, 1, &four);
+  rfr_value text = rfr_input(t, RFI_NAME_TEXT, RFR_ROLE_STATE, RFR_I32, 2 - one, text_shape + one);
+  rfr_value cursor = rfr_input(t, RFI_NAME_CURSOR, RFR_ROLE_STATE, RFR_I64, 2 - one, cursor_shape + one);
   rfr_value sampling = rfr_input(t, RFI_NAME_SAMPLING, RFR_ROLE_INPUT, RFR_F64, 1, &five);
   rfr_scope(t, "text");
   rfr_value tokens = rfr_text_read(t, text, cursor, rows, &positions, &last);
   rfr_value h = rfr_model_forward_cached(t, &s->model, w, tokens, positions, cursor, s->window);
   rfr_scope(t, "head");
-  if (rows > 1) h = rfr_embedding(t, h, last); /* only its last row */
+  if (rows > 1) h = rfr_embedding(t, h, last); /* only the last row of each text */
   rfr_value logits = rfr_model_logits(t, &s->model, w, h, RFR_F32);
   rfr_scope(t, "text");
   text = rfr_text_append(t, text, logits, cursor, sampling, rows);

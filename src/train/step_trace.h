@@ -39,6 +39,7 @@ typedef struct rfi_step_spec {
   int64_t tokens;       /* T, per microbatch; also the limit of its documents */
   int64_t eval_tokens;
   int64_t window; /* rows of the caches of generation: the tokens that it attends to */
+  int64_t texts;  /* that generation continues at once; 0 counts as 1 */
   bool sgd;
   double momentum; /* SGD */
   rfr_adamw_options adamw;
@@ -50,7 +51,7 @@ typedef struct rfi_step_spec {
   bool preference; /* DPO: documents 2p and 2p + 1 of a microbatch are the chosen and the rejected answer of pair p */
   double beta, smoothing;
   rfr_recipe recipe; /* of the training step; all zeros: none */
-  bool timed; /* the state lr_steps has the steps at which the schedule changes, see rfr_lr_schedule_steps_at */
+  bool timed;        /* the state lr_steps has the steps at which the schedule changes, see rfr_lr_schedule_steps_at */
 } rfi_step_spec;
 
 static inline rfi_param_rule rfi_step_rule(const rfi_step_spec *s, int parameter) {
@@ -88,15 +89,18 @@ static inline int64_t rfi_most_pairs(int64_t tokens) { return tokens / RFI_PAIR_
 #define RFI_NAME_EVAL_TARGETS "eval.targets" /* i32 (eval_tokens) */
 #define RFI_NAME_EVAL_OFFSETS "eval.offsets" /* i32 (eval_tokens+1) */
 #define RFI_NAME_NLL "nll"                /* output f32 (1), a sum in nats; with preferences f32 (2P), of each answer */
-#define RFI_NAME_TEXT "text"              /* i32 (window+1), see rfr_text_read */
-#define RFI_NAME_CURSOR "text.cursor"     /* i64 (4) */
+#define RFI_NAME_TEXT "text"              /* i32 (window+1), or (texts,window+1); see rfr_text_read */
+#define RFI_NAME_CURSOR "text.cursor"     /* i64 (4), or (texts,4) */
 #define RFI_NAME_SAMPLING "text.sampling" /* f64 (5), see rfr_text_append_at */
-#define RFI_NAME_LOGITS "logits"          /* output f32 (1,V), of the last token taken */
+#define RFI_NAME_LOGITS "logits"          /* output f32 (texts,V), of the last token taken */
 
-/* Tokens of a prompt per prefill, at most the window: enough to amortize reading the weights. */
+static inline int64_t rfi_step_texts(const rfi_step_spec *s) { return s->texts > 1 ? s->texts : 1; }
+
+/* Tokens of each prompt per prefill, at most the window: over all texts enough to amortize reading the weights. */
 enum { RFI_PREFILL_ROWS = 64 };
 static inline int64_t rfi_prefill_rows(const rfi_step_spec *s) {
-  return s->window < RFI_PREFILL_ROWS ? s->window : RFI_PREFILL_ROWS;
+  const int64_t rows = rfi_step_texts(s) < RFI_PREFILL_ROWS ? RFI_PREFILL_ROWS / rfi_step_texts(s) : 1;
+  return s->window < rows ? s->window : rows;
 }
 
 /* Suffixes of the optimizer states of a parameter. */

@@ -3,6 +3,9 @@
  * Fine-tuning and talking as a user does it: finetune, check with data, chat and generate, on a tiny model with a
  * tokenizer of single characters.
  */
+#include <glob.h>
+#include <stdlib.h>
+
 #include "support/program.h"
 
 /* tests/models/llama with a tokenizer in which token N is the character N; 1 and 2 begin and end a turn. */
@@ -187,7 +190,33 @@ static void talk(void **state) {
   rft_assert_says(rft_err, "model has no chat template\nhelp: name one: --template chatml");
   assert_int_equal(RUN_WITH("", CHAT), 0);
   assert_string_equal(rft_out, "");
+  assert_int_equal(system("printf 'a\\0b\\n' | " RFT_PROGRAM " chat runs/chat --context 64 2> nul.txt > nul.out"),
+                   2 << 8);
+  rft_slurp("nul.txt", rft_err, sizeof rft_err);
+  rft_assert_says(rft_err, "the message contains a NUL byte");
 #undef CHAT
+}
+
+/* One checkpoint of a run is read as the run is; an adapter alone says what it needs. */
+static void checkpoint_and_adapter(void **state) {
+  (void)state;
+  glob_t found;
+  assert_int_equal(glob("runs/chat/step-*", 0, NULL, &found), 0);
+  const char *const step = found.gl_pathv[found.gl_pathc - 1];
+#define ANSWER(path) "generate", path, "--prompt", "7", "--temperature", "0", "--tokens", "9", "--context", "64"
+  assert_int_equal(RUN(ANSWER("runs/chat")), 0);
+  char *const text = strdup(rft_out);
+  assert_int_equal(RUN(ANSWER(step)), 0);
+  assert_string_equal(rft_out, text);
+  assert_int_equal(RUN("train", step, "--resume"), 4);
+  assert_int_equal(RUN("export", "runs/chat", "--to", "peft", "--out", "alone"), 0);
+  assert_int_equal(RUN(ANSWER("alone")), 2);
+  rft_assert_says(rft_err, "alone is an adapter without its base");
+  assert_int_equal(RUN(ANSWER("model"), "--set", "adapter.from=alone", "--set", "precision.dtype=f32"), 0);
+  assert_string_equal(rft_out, text);
+#undef ANSWER
+  free(text);
+  globfree(&found);
 }
 
 static void generate(void **state) {
@@ -220,6 +249,24 @@ static void generate(void **state) {
   assert_int_equal(strlen(got) + 1, strlen(text)); /* and the end of the line */
   json_decref(v);
   rft_assert_says(strchr(rft_out, '\n'), "\"prompt\": \"q\"");
+  /* several at once: the same, greedy and drawn, with more prompts than places and prompts of different lengths */
+  static char many[8192];
+  for (int i = 0, n = 0; i < 37; i++)
+    n += snprintf(many + n, sizeof many - (size_t)n, "{\"prompt\": \"%.*s\"}\n", 1 + i * 7 % 90,
+                  "the quick brown fox jumps over the lazy dog and runs away from it as fast as it can do, alas!!!");
+  rft_write_file("many.jsonl", many);
+  for (int drawn = 0; drawn < 2; drawn++) {
+#define MANY                                                                                                 \
+  "generate", "model", "--temperature", drawn ? "1" : "0", "--tokens", "20", "--set", "precision.dtype=f32", \
+      "--context", "60", "--prompts", "many.jsonl", "--out"
+    assert_int_equal(RUN(MANY, "one.jsonl"), 0);
+    assert_int_equal(RUN(MANY, "three.jsonl", "--batch", "3"), 0);
+    assert_int_equal(RUN(MANY, "most.jsonl", "--batch", "64"), 0);
+#undef MANY
+    assert_int_equal(system("cmp one.jsonl three.jsonl && cmp one.jsonl most.jsonl"), 0);
+  }
+  assert_int_equal(RUN(GENERATE, "--batch", "2"), 2);
+  assert_int_equal(RUN(GENERATE, "--prompts", "many.jsonl", "--batch", "65"), 2);
   rft_write_file("prompts.jsonl", "{\"prompt\": \"abc\"}\n{\"prompt\" 1}\n");
   assert_int_equal(RUN(GENERATE, "--prompts", "prompts.jsonl"), 2);
   rft_assert_says(rft_err, "prompts.jsonl:2:");
@@ -232,8 +279,9 @@ static void generate(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(check_data), cmocka_unit_test(finetune), cmocka_unit_test(first_mistakes),
-      cmocka_unit_test(talk),       cmocka_unit_test(generate),
+      cmocka_unit_test(check_data),             cmocka_unit_test(finetune),
+      cmocka_unit_test(first_mistakes),         cmocka_unit_test(talk),
+      cmocka_unit_test(checkpoint_and_adapter), cmocka_unit_test(generate),
   };
   return cmocka_run_group_tests(tests, set_up, rft_program_tear_down);
 }

@@ -10,6 +10,7 @@
 #include <math.h>
 
 #include "ops/decode/cursor.h"
+#include "ops/decode/sequence_rule.h"
 #include "ops/rule.h"
 
 rfr_status rfi_infer_attention(const rfi_infer *c);
@@ -90,13 +91,16 @@ rfr_status rfi_infer_attention_bwd_packed(const rfi_infer *c) {
   return RFR_OK;
 }
 
-rfr_status rfi_infer_attention_cached(const rfi_infer *c) {
+rfr_status rfi_infer_attention_cached(const rfi_infer *call) {
+  rfr_type in[4];
+  rfi_infer one, *c = &one;
+  RFI_TRY(rfi_infer_text(call, &rfi_split_attention_cached, 4, in, c));
   RFI_TRY(check_heads(c, 0));
   RFI_TRY(rfi_rule_dtype(c, 3, RFR_I64));
   RFI_TRY(rfi_rule_vector(c, 3, RFI_CURSOR_N));
   RFI_TRY(check_mask(c));
   if (!c->attr[1].i) return rfi_fail(RFI_E_TRACE_SHAPE, "causal is 0; attention to cached keys must be causal");
-  c->out[0] = c->in[0];
+  c->out[0] = call->in[0];
   return RFR_OK;
 }
 

@@ -13,6 +13,7 @@
 #include "backend/cuda/kernels.cuh"
 #include "ops/attention/attention_limits.h"
 #include "ops/decode/cursor.h"
+#include "ops/decode/sequences.h"
 #include "ops/op_index.h"
 
 enum { WARPS = 8, THREADS = 32 * WARPS, KEYS = 4, MOST_D = RFI_ATTENTION_MOST_D, PER_LANE = MOST_D / 32 };
@@ -128,7 +129,11 @@ template <typename T> static void launch(const rfr_call *call) {
 static rfr_status run(const rfr_call *call) {
   const rfr_arg *o = &call->out[0];
   if (rfi_elements(o) == 0 || !o->data) return RFR_OK;
-  RFI_WITH_FLOAT(o->type.dtype, T, launch<T>(call));
+  rfi_text_call of;
+  for (int64_t b = 0; b < rfi_texts(&call->in[3].type); b++) {
+    const rfr_call one = rfi_call_of_text(call, &rfi_split_attention_cached, b, &of);
+    RFI_WITH_FLOAT(o->type.dtype, T, launch<T>(&one));
+  }
   return rfi_cuda_launched("attention_cached");
 }
 

@@ -7,6 +7,7 @@
  * for the offsets or the cursor of a step.
  */
 #include "ops/decode/cursor.h"
+#include "ops/decode/sequences.h"
 #include "ops/op_index.h"
 #include "ops/rule.h"
 
@@ -28,7 +29,7 @@ static double most_pairs(double T, const rfi_attr *attr) {
 
 /* Keys per row of cached attention: the mean over a text that fills the cache. */
 static double cached_pairs(const rfr_type *cache, const rfi_attr *attr) {
-  const double capacity = (double)cache->shape[0];
+  const double capacity = (double)cache->shape[cache->rank - 3];
   return capacity > 0 ? pairs_of(capacity, attr) / capacity : 0;
 }
 
@@ -65,15 +66,24 @@ static double share_backward(const rfr_call *call, const void *values) {
   return share_of(call, &call->in[RFI_IN_attention_bwd_q].type, &call->in[RFI_IN_attention_bwd_offsets], values);
 }
 
-/* The rows that are taken see the text up to their positions. */
+/* The rows that are taken see their text up to their positions. */
 static double share_cached(const rfr_call *call, const void *values) {
   const rfr_type *q = &call->in[RFI_IN_attention_cached_q].type, *cache = &call->in[RFI_IN_attention_cached_k].type;
-  rfr_arg cursor = call->in[RFI_IN_attention_cached_cursor];
-  cursor.data = (void *)values;
+  rfr_call known = *call;
+  rfr_arg in[4];
+  rfi_text_call of;
+  for (int i = 0; i < 4; i++) in[i] = call->in[i];
+  in[RFI_IN_attention_cached_cursor].data = (void *)values;
+  known.in = in;
   const double most = (double)q->shape[0] * cached_pairs(cache, call->attr);
-  const rfi_take take = rfi_take_next(&cursor, q->shape[0], cache->shape[0]);
-  const double before = (double)take.first, after = (double)(take.first + take.count);
-  return most > 0 ? (pairs_of(after, call->attr) - pairs_of(before, call->attr)) / most : 1;
+  double pairs = 0;
+  for (int64_t b = 0; b < rfi_texts(&in[RFI_IN_attention_cached_cursor].type); b++) {
+    const rfr_call one = rfi_call_of_text(&known, &rfi_split_attention_cached, b, &of);
+    const rfi_take take = rfi_take_next(&one.in[RFI_IN_attention_cached_cursor], one.in[0].type.shape[0],
+                                        one.in[RFI_IN_attention_cached_k].type.shape[0]);
+    pairs += pairs_of((double)(take.first + take.count), call->attr) - pairs_of((double)take.first, call->attr);
+  }
+  return most > 0 ? pairs / most : 1;
 }
 
 const rfi_share rfi_share_attention = {RFI_IN_attention_offsets, share_forward};

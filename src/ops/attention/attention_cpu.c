@@ -32,6 +32,7 @@
 #include "backend/cpu/cpu.h"
 #include "ops/attention/packed.h"
 #include "ops/decode/cursor.h"
+#include "ops/decode/sequences.h"
 #include "ops/matmul/tile.h"
 
 enum {
@@ -328,10 +329,14 @@ static rfr_status forward(const rfi_call *call) {
 
 enum { FEW_ROWS = 8 }; /* with fewer rows, row by row is cheaper than a block of BLOCK_Q */
 
+/* The shape of one text's call. The texts' tasks are shared among the threads. */
 static shape shape_cached(const rfi_call *call) {
-  shape s = shape_make(call, &call->in[0], &call->in[1], false);
-  int64_t tasks = s.H * (s.T < FEW_ROWS ? s.T : s.blocks);
-  s.threads = call->threads < 1 || s.H * s.T * call->in[1].type.shape[0] < MIN_WORK ? 1 : call->threads;
+  rfi_text_call of;
+  const int64_t texts = rfi_texts(&call->in[3].type);
+  const rfi_call one = rfi_call_of_text(call, &rfi_split_attention_cached, 0, &of);
+  shape s = shape_make(call, &one.in[0], &one.in[1], false);
+  int64_t tasks = texts * s.H * (s.T < FEW_ROWS ? s.T : s.blocks);
+  s.threads = call->threads < 1 || texts * s.H * s.T * one.in[1].type.shape[0] < MIN_WORK ? 1 : call->threads;
   if (s.threads > tasks) s.threads = tasks > 0 ? (int)tasks : 1;
   s.ranges = 0;
   return s;
@@ -388,37 +393,43 @@ static void cached_row(const rfi_call *call, const shape *s, int64_t head, int64
   rfi_narrow((char *)o->data + (t * s->H + head) * s->D * (o->type.dtype == RFR_F32 ? 4 : 2), o->type.dtype, acc, s->D);
 }
 
-/* Cached attention: rows of q are positions of the text, keys are in its cache; the cursor decides which tiles are
- * read. */
-static rfr_status cached(const rfi_call *call) {
-  const shape s = shape_cached(call);
-  const rfi_take take = rfi_take_next(&call->in[3], s.T, call->in[1].type.shape[0]);
+/* One block of rows, or with few rows one row, of a head of one text. */
+static void cached_part(const rfi_call *call, const shape *s, int64_t head, int64_t part, float *scratch) {
+  const rfi_take take = rfi_take_next(&call->in[3], s->T, call->in[1].type.shape[0]);
   const rfi_arg out[2] = {call->out[0], {.type = {.rank = -1}}}; /* no lse */
   rfi_call forward = *call;
   forward.out = out;
-  const bool few = s.T < FEW_ROWS;
-  const int64_t parts = few ? s.T : s.blocks;
+  if (s->T < FEW_ROWS) {
+    const int64_t position = take.first + part;
+    cached_row(call, s, head, part, first_seen(call, position), part < take.count ? position + 1 : 0, scratch);
+    return;
+  }
+  const int64_t t0 = part * BLOCK_Q;
+  block b = {.t0 = t0, .n = s->T - t0 < BLOCK_Q ? (int)(s->T - t0) : BLOCK_Q};
+  for (int i = 0; i < b.n; i++) {
+    const int64_t position = take.first + b.t0 + i;
+    b.from[i] = (int32_t)first_seen(call, position);
+    b.to[i] = b.t0 + i < take.count ? (int32_t)(position + 1) : 0;
+    if (i == 0) b.first = b.from[0]; /* `from` and `to` ascend over the valid rows */
+    if (b.from[i] > b.all_from) b.all_from = b.from[i];
+    if (b.to[i] > b.last) b.last = b.to[i];
+    if (i == 0 || b.to[i] < b.all_to) b.all_to = b.to[i];
+  }
+  if (!forward_block(&forward, s, head, &b, false, scratch)) forward_block(&forward, s, head, &b, true, scratch);
+}
+
+/* Cached attention: rows of q are positions of a text, keys are in its cache; the cursor decides which tiles are
+ * read. */
+static rfr_status cached(const rfi_call *call) {
+  const shape s = shape_cached(call);
+  const int64_t parts = s.T < FEW_ROWS ? s.T : s.blocks, texts = rfi_texts(&call->in[3].type);
   if (!call->out[0].data) return RFR_OK;
 #pragma omp parallel for schedule(dynamic, 1) num_threads(s.threads) if (s.threads > 1)
-  for (int64_t task = 0; task < s.H * parts; task++) {
+  for (int64_t task = 0; task < texts * s.H * parts; task++) {
+    rfi_text_call of;
+    const rfi_call one = rfi_call_of_text(call, &rfi_split_attention_cached, task / (s.H * parts), &of);
     float *scratch = (float *)call->workspace + s.scratch * (size_t)rfi_thread();
-    const int64_t head = task / parts, t = task % parts;
-    if (few) {
-      const int64_t position = take.first + t;
-      cached_row(call, &s, head, t, first_seen(call, position), t < take.count ? position + 1 : 0, scratch);
-      continue;
-    }
-    block b = {.t0 = t * BLOCK_Q, .n = s.T - t * BLOCK_Q < BLOCK_Q ? (int)(s.T - t * BLOCK_Q) : BLOCK_Q};
-    for (int i = 0; i < b.n; i++) {
-      const int64_t position = take.first + b.t0 + i;
-      b.from[i] = (int32_t)first_seen(call, position);
-      b.to[i] = b.t0 + i < take.count ? (int32_t)(position + 1) : 0;
-      if (i == 0) b.first = b.from[0]; /* `from` and `to` ascend over the valid rows */
-      if (b.from[i] > b.all_from) b.all_from = b.from[i];
-      if (b.to[i] > b.last) b.last = b.to[i];
-      if (i == 0 || b.to[i] < b.all_to) b.all_to = b.to[i];
-    }
-    if (!forward_block(&forward, &s, head, &b, false, scratch)) forward_block(&forward, &s, head, &b, true, scratch);
+    cached_part(&one, &s, task / parts % s.H, task % parts, scratch);
   }
   return RFR_OK;
 }

@@ -7,6 +7,7 @@
  * token per replay. The host writes text and cursor before it starts and may read the text at any time.
  */
 #include "ops/decode/cursor.h"
+#include "ops/decode/sequence_rule.h"
 #include "ops/op_index.h"
 #include "ops/rule.h"
 
@@ -14,6 +15,31 @@ rfr_status rfi_infer_text_read(const rfi_infer *c);
 rfr_status rfi_infer_cache_write(const rfi_infer *c);
 rfr_status rfi_infer_text_append(const rfi_infer *c);
 rfr_status rfi_infer_text_end(const rfi_infer *c);
+
+rfr_status rfi_infer_text(const rfi_infer *c, const rfi_split *s, int n, rfr_type *in, rfi_infer *one) {
+  const rfr_type *cursor = &c->in[s->cursor];
+  *one = *c;
+  if (cursor->rank != 2) return RFR_OK;
+  const int64_t texts = cursor->shape[0];
+  for (int i = 0; i < n; i++) {
+    rfr_type *x = &in[i];
+    *x = c->in[i];
+    if (s->in_front >> i & 1) {
+      if (x->rank < 2 || x->shape[0] != texts)
+        return rfi_fail(RFI_E_TRACE_SHAPE, "operand %d must have %lld texts, as the cursor", i, (long long)texts);
+      x->rank--;
+      for (int d = 0; d < x->rank; d++) x->shape[d] = x->shape[d + 1];
+      x->shape[x->rank] = 0;
+    } else if (s->in_rows >> i & 1) {
+      if (x->rank < 1 || texts < 1 || x->shape[0] % texts != 0)
+        return rfi_fail(RFI_E_TRACE_SHAPE, "the rows of operand %d cannot be divided among %lld texts", i,
+                        (long long)texts);
+      x->shape[0] /= texts;
+    }
+  }
+  one->in = in;
+  return RFR_OK;
+}
 
 static rfr_status check_cursor(const rfi_infer *c, int i) {
   RFI_TRY(rfi_rule_dtype(c, i, RFR_I64));
@@ -31,16 +57,24 @@ static rfr_status check_text(const rfi_infer *c, int i, int64_t rows) {
   return RFR_OK;
 }
 
-rfr_status rfi_infer_text_read(const rfi_infer *c) {
-  int64_t rows = c->attr[0].i;
+rfr_status rfi_infer_text_read(const rfi_infer *call) {
+  rfr_type in[2];
+  rfi_infer one, *c = &one;
+  const int64_t rows = call->attr[0].i, texts = rfi_texts(&call->in[1]);
+  RFI_TRY(rfi_infer_text(call, &rfi_split_text_read, 2, in, c));
   RFI_TRY(check_text(c, 0, rows));
   RFI_TRY(check_cursor(c, 1));
-  c->out[0] = c->out[1] = (rfr_type){.dtype = RFR_I32, .rank = 1, .shape = {rows}};
-  c->out[2] = (rfr_type){.dtype = RFR_I32, .rank = 1, .shape = {1}};
+  if (rows > INT32_MAX / (texts > 0 ? texts : 1))
+    return rfi_fail(RFI_E_TRACE_SHAPE, "%lld texts have too many rows", (long long)texts);
+  c->out[0] = c->out[1] = (rfr_type){.dtype = RFR_I32, .rank = 1, .shape = {texts * rows}};
+  c->out[2] = (rfr_type){.dtype = RFR_I32, .rank = 1, .shape = {texts}};
   return RFR_OK;
 }
 
-rfr_status rfi_infer_cache_write(const rfi_infer *c) {
+rfr_status rfi_infer_cache_write(const rfi_infer *call) {
+  rfr_type in[3];
+  rfi_infer one, *c = &one;
+  RFI_TRY(rfi_infer_text(call, &rfi_split_cache_write, 3, in, c));
   const rfr_type *cache = &c->in[0], *x = &c->in[1];
   RFI_TRY(rfi_rule_float(c, 0));
   RFI_TRY(rfi_rule_dtype(c, 1, cache->dtype));
@@ -50,7 +84,7 @@ rfr_status rfi_infer_cache_write(const rfi_infer *c) {
     return rfi_fail(RFI_E_TRACE_SHAPE, "cache has %lld heads of %lld, x has %lld of %lld", (long long)cache->shape[1],
                     (long long)cache->shape[2], (long long)x->shape[1], (long long)x->shape[2]);
   RFI_TRY(check_cursor(c, 2));
-  c->out[0] = *cache;
+  c->out[0] = call->in[0];
   return RFR_OK;
 }
 
@@ -60,24 +94,30 @@ double rfi_bytes_cache_write(const rfi_infer *c) {
   return (c->out[0].rank < 0 ? 1 : 2) * x + (double)rfi_bytes(&c->in[RFI_IN_cache_write_cursor]);
 }
 
-rfr_status rfi_infer_text_append(const rfi_infer *c) {
+rfr_status rfi_infer_text_append(const rfi_infer *call) {
+  rfr_type in[4];
+  rfi_infer one, *c = &one;
+  RFI_TRY(rfi_infer_text(call, &rfi_split_text_append, 4, in, c));
   RFI_TRY(check_text(c, 0, c->attr[0].i));
   RFI_TRY(rfi_rule_float(c, 1));
   RFI_TRY(rfi_rule_rank(c, 1, 2, 2));
   if (c->in[1].dtype == RFR_F64) return rfi_fail(RFI_E_TRACE_SHAPE, "logits must be f32, bf16 or f16");
   if (c->in[1].shape[0] != 1 || c->in[1].shape[1] < 1)
-    return rfi_fail(RFI_E_TRACE_SHAPE, "logits must be one row, (1,V)");
+    return rfi_fail(RFI_E_TRACE_SHAPE, "logits must be one row of each text, (1,V)");
   RFI_TRY(check_cursor(c, 2));
   RFI_TRY(rfi_rule_dtype(c, 3, RFR_F64));
   RFI_TRY(rfi_rule_vector(c, 3, RFI_SAMPLING_N));
-  c->out[0] = c->in[0];
+  c->out[0] = call->in[0];
   return RFR_OK;
 }
 
-rfr_status rfi_infer_text_end(const rfi_infer *c) {
+rfr_status rfi_infer_text_end(const rfi_infer *call) {
+  rfr_type in[2];
+  rfi_infer one, *c = &one;
+  RFI_TRY(rfi_infer_text(call, &rfi_split_text_end, 2, in, c));
   RFI_TRY(check_cursor(c, 0));
   RFI_TRY(check_text(c, 1, c->attr[0].i));
-  c->out[0] = c->in[0];
+  c->out[0] = call->in[0];
   return RFR_OK;
 }
 

@@ -10,24 +10,29 @@
  */
 #include "backend/cuda/any_type.cuh"
 #include "ops/decode/cursor.h"
+#include "ops/decode/sequences.h"
 
 /* ---- text, cursor, caches ---- */
 
 static __global__ void __launch_bounds__(256)
     read_text(const int32_t *text, const __grid_constant__ rfr_arg cursor, int64_t rows, int64_t capacity,
-              int32_t *tokens, int32_t *positions, int32_t *last) {
+              int64_t before, int32_t *tokens, int32_t *positions, int32_t *last) {
   const rfi_take take = rfi_take_next(&cursor, rows, capacity);
   const int64_t i = (int64_t)blockIdx.x * 256 + threadIdx.x;
   if (i < rows && tokens) tokens[i] = i < take.count ? text[take.first + i] : 0;
   if (i < rows && positions) positions[i] = (int32_t)(take.first + i);
-  if (i == 0 && last) *last = (int32_t)(take.count > 0 ? take.count - 1 : 0);
+  if (i == 0 && last) *last = (int32_t)(before + (take.count > 0 ? take.count - 1 : 0));
 }
 
-static rfr_status run_read(const rfr_call *c) {
-  const int64_t rows = c->attr[0].i;
-  read_text<<<(unsigned)(rows > 256 ? rfi_blocks(rows, 256) : 1), 256, 0, rfi_stream(c)>>>(
-      (const int32_t *)c->in[0].data, c->in[1], rows, c->in[0].type.shape[0] - 1, (int32_t *)c->out[0].data,
-      (int32_t *)c->out[1].data, (int32_t *)c->out[2].data);
+static rfr_status run_read(const rfr_call *call) {
+  const int64_t rows = call->attr[0].i;
+  rfi_text_call of;
+  for (int64_t b = 0; b < rfi_texts(&call->in[1].type); b++) {
+    const rfr_call one = rfi_call_of_text(call, &rfi_split_text_read, b, &of), *c = &one;
+    read_text<<<(unsigned)(rows > 256 ? rfi_blocks(rows, 256) : 1), 256, 0, rfi_stream(c)>>>(
+        (const int32_t *)c->in[0].data, c->in[1], rows, c->in[0].type.shape[0] - 1, b * rows, (int32_t *)c->out[0].data,
+        (int32_t *)c->out[1].data, (int32_t *)c->out[2].data);
+  }
   return rfi_cuda_launched("text_read");
 }
 
@@ -44,15 +49,23 @@ static __global__ void __launch_bounds__(256)
       ((const UNIT *)x.data)[t * x.stride[0] + h * x.stride[1] + d * x.stride[2]];
 }
 
-static rfr_status run_write(const rfr_call *c) {
+static void launch_write(const rfr_call *c) {
   const rfr_arg *cache = &c->out[0], *x = &c->in[1];
   const int64_t n = rfi_elements(x);
   const unsigned blocks = (unsigned)rfi_blocks(n, 256);
-  if (n == 0) return RFR_OK;
+  if (n == 0) return;
   switch (rfi_element_bytes(x->type.dtype)) {
     case 2: write_cache<uint16_t><<<blocks, 256, 0, rfi_stream(c)>>>(*cache, *x, c->in[2], n); break;
     case 4: write_cache<uint32_t><<<blocks, 256, 0, rfi_stream(c)>>>(*cache, *x, c->in[2], n); break;
     default: write_cache<uint64_t><<<blocks, 256, 0, rfi_stream(c)>>>(*cache, *x, c->in[2], n);
+  }
+}
+
+static rfr_status run_write(const rfr_call *call) {
+  rfi_text_call of;
+  for (int64_t b = 0; b < rfi_texts(&call->in[2].type); b++) {
+    const rfr_call one = rfi_call_of_text(call, &rfi_split_cache_write, b, &of);
+    launch_write(&one);
   }
   return rfi_cuda_launched("cache_write");
 }
@@ -64,8 +77,12 @@ static __global__ void end_text(int64_t *cursor, const __grid_constant__ rfr_arg
   cursor[RFI_CURSOR_KNOWN] += take.all;
 }
 
-static rfr_status run_end(const rfr_call *c) {
-  end_text<<<1, 1, 0, rfi_stream(c)>>>((int64_t *)c->out[0].data, c->in[0], c->attr[0].i, c->in[1].type.shape[0] - 1);
+static rfr_status run_end(const rfr_call *call) {
+  rfi_text_call of;
+  for (int64_t b = 0; b < rfi_texts(&call->in[0].type); b++) {
+    const rfr_call one = rfi_call_of_text(call, &rfi_split_text_end, b, &of), *c = &one;
+    end_text<<<1, 1, 0, rfi_stream(c)>>>((int64_t *)c->out[0].data, c->in[0], c->attr[0].i, c->in[1].type.shape[0] - 1);
+  }
   return rfi_cuda_launched("text_end");
 }
 
@@ -223,8 +240,7 @@ static __device__ void penalize(draw_args &a) {
   const int64_t known = rfi_cursor_get(&a.cursor, RFI_CURSOR_KNOWN);
   for (int64_t i = threadIdx.x; i < known; i += THREADS) {
     const int32_t token = a.text[i];
-    if (token >= 0 && token < a.V)
-      a.x[token] = rfi_sampling_penalize(a.sampling, rfi_load(a.logits, a.dtype, token));
+    if (token >= 0 && token < a.V) a.x[token] = rfi_sampling_penalize(a.sampling, rfi_load(a.logits, a.dtype, token));
   }
   __syncthreads();
   a.logits = a.x;
@@ -259,8 +275,7 @@ static __device__ int64_t draw(draw_args a) {
   if (top_k < a.V || top_p < 1.0) {
     const double enough = top_p * all;
     c.by_id = false;
-    const bound kept = {(uint64_t)top_k,
-                        enough < (double)total ? (enough > 0.0 ? (uint64_t)ceil(enough) : 0) : total};
+    const bound kept = {(uint64_t)top_k, enough < (double)total ? (enough > 0.0 ? (uint64_t)ceil(enough) : 0) : total};
     const place end = find(c, kept);
     total = end.before.weight + end.nth * (end.same.count ? end.same.weight / end.same.count : 0);
     if (total == 0) return best;
@@ -282,7 +297,7 @@ static size_t append_workspace(const rfr_call *c) {
   return (size_t)c->in[1].type.shape[1] * (sizeof(uint64_t) + sizeof(float));
 }
 
-static rfr_status run_append(const rfr_call *c) {
+static void launch_append(const rfr_call *c) {
   draw_args a = {};
   a.text = (int32_t *)c->out[0].data;
   a.logits = c->in[1].data;
@@ -295,6 +310,14 @@ static rfr_status run_append(const rfr_call *c) {
   a.weight = (uint64_t *)c->workspace;
   a.x = (float *)(a.weight + a.V);
   append_text<<<1, THREADS, 0, rfi_stream(c)>>>(a);
+}
+
+static rfr_status run_append(const rfr_call *call) {
+  rfi_text_call of;
+  for (int64_t b = 0; b < rfi_texts(&call->in[2].type); b++) { /* one after another: they share the workspace */
+    const rfr_call one = rfi_call_of_text(call, &rfi_split_text_append, b, &of);
+    launch_append(&one);
+  }
   return rfi_cuda_launched("text_append");
 }
 

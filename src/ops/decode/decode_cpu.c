@@ -11,11 +11,12 @@
 
 #include "backend/cpu/cpu.h"
 #include "ops/decode/cursor.h"
+#include "ops/decode/sequences.h"
 #include "ops/walk.h"
 
 /* ---- text, cursor, caches ---- */
 
-static rfr_status read_run(const rfi_call *c) {
+static void read_text(const rfi_call *c, int64_t before) {
   const int64_t rows = c->attr[0].i;
   const int32_t *text = c->in[0].data;
   const rfi_take take = rfi_take_next(&c->in[1], rows, c->in[0].type.shape[0] - 1);
@@ -24,25 +25,49 @@ static rfr_status read_run(const rfi_call *c) {
     if (tokens) tokens[i] = i < take.count ? text[take.first + i] : 0;
     if (positions) positions[i] = (int32_t)(take.first + i);
   }
-  if (last) *last = (int32_t)(take.count > 0 ? take.count - 1 : 0);
+  if (last) *last = (int32_t)(before + (take.count > 0 ? take.count - 1 : 0));
+}
+
+static rfr_status read_run(const rfi_call *c) {
+  rfi_text_call of;
+  for (int64_t b = 0; b < rfi_texts(&c->in[1].type); b++) {
+    const rfi_call one = rfi_call_of_text(c, &rfi_split_text_read, b, &of);
+    read_text(&one, b * c->attr[0].i);
+  }
   return RFR_OK;
 }
 
-static rfr_status write_run(const rfi_call *c) {
+static void write_cache(const rfi_call *c) {
   const rfi_arg *cache = &c->out[0], *x = &c->in[1];
   const rfi_take take = rfi_take_next(&c->in[2], x->type.shape[0], cache->type.shape[0]);
   rfi_arg rows = *x, to = *cache;
   rows.type.shape[0] = to.type.shape[0] = take.count;
   to.data = (char *)cache->data + take.first * cache->stride[0] * (rfr_dtype_bits(cache->type.dtype) / 8);
   if (rfi_arg_count(&rows)) rfi_copy_part(&to, &rows, 0, rfi_arg_count(&rows));
+}
+
+static rfr_status write_run(const rfi_call *c) {
+  rfi_text_call of;
+  for (int64_t b = 0; b < rfi_texts(&c->in[2].type); b++) {
+    const rfi_call one = rfi_call_of_text(c, &rfi_split_cache_write, b, &of);
+    write_cache(&one);
+  }
   return RFR_OK;
 }
 
-static rfr_status end_run(const rfi_call *c) {
+static void end_text(const rfi_call *c) {
   int64_t *cursor = c->out[0].data;
   const rfi_take take = rfi_take_next(&c->in[0], c->attr[0].i, c->in[1].type.shape[0] - 1);
   cursor[RFI_CURSOR_CACHED] = take.first + take.count;
   cursor[RFI_CURSOR_KNOWN] += take.all;
+}
+
+static rfr_status end_run(const rfi_call *c) {
+  rfi_text_call of;
+  for (int64_t b = 0; b < rfi_texts(&c->in[0].type); b++) {
+    const rfi_call one = rfi_call_of_text(c, &rfi_split_text_end, b, &of);
+    end_text(&one);
+  }
   return RFR_OK;
 }
 
@@ -132,8 +157,12 @@ static size_t append_workspace(const rfi_call *c) {
 }
 
 static rfr_status append_run(const rfi_call *c) {
-  const rfi_take take = rfi_take_next(&c->in[2], c->attr[0].i, c->out[0].type.shape[0] - 1);
-  if (take.all) ((int32_t *)c->out[0].data)[take.first + take.count] = draw(c);
+  rfi_text_call of;
+  for (int64_t b = 0; b < rfi_texts(&c->in[2].type); b++) {
+    const rfi_call one = rfi_call_of_text(c, &rfi_split_text_append, b, &of);
+    const rfi_take take = rfi_take_next(&one.in[2], one.attr[0].i, one.out[0].type.shape[0] - 1);
+    if (take.all) ((int32_t *)one.out[0].data)[take.first + take.count] = draw(&one);
+  }
   return RFR_OK;
 }
 

@@ -122,8 +122,8 @@ static void chunks(void **state) {
 }
 
 static void refused(void **state) {
-  static const char *const texts[] = {"its shape must be [4]", "has 2 heads of 5", "logits must be one row",
-                                      "rows is -1", "its shape must be [5]"};
+  static const char *const texts[] = {"its shape must be [4]", "has 2 heads of 5",
+                                      "logits must be one row of each text", "rows is -1", "its shape must be [5]"};
   rfr_ctx *ctx;
   (void)state;
   assert_int_equal(rfr_ctx_create(NULL, &ctx), RFR_OK);
