@@ -28,7 +28,8 @@ static rfi_tval attribute_of(rfi_render *r, const rfi_tval *item, const rfi_tval
       rfi_tval key = rfi_text_slice(r, s, begin, end);
       if (rfi_text_is_class(r, key.as.text, "isdigit")) {
         const char *digits = rfi_text_string(r, key.as.text);
-        key = rfi_tval_int(digits ? (int64_t)rfi_strtod(digits, NULL) : 0);
+        const double index = digits ? rfi_strtod(digits, NULL) : 0;
+        key = rfi_tval_int(index < 0x1p62 ? (int64_t)index : INT64_MAX);
       }
       v = rfi_tval_item(r, &v, &key);
       if (v.kind == RFI_T_UNDEFINED && otherwise && otherwise->kind != RFI_T_ABSENT && otherwise->kind != RFI_T_NONE)

@@ -354,10 +354,11 @@ static rfr_status prepare(const rfr_tokenizer *k, rfr_tokens *t, size_t n) {
   return RFR_OK;
 }
 
+/* `vocabulary` NULL: ids need not be in it. */
 static rfr_status copy_ids(rfr_ctx *ctx, const rfi_tokenizer_spec *spec, const char *what, const int32_t *ids, int n,
-                           int64_t vocab, int32_t **out) {
+                           const rfi_vocabulary *vocabulary, int32_t **out) {
   for (int i = 0; i < n; i++)
-    if (ids[i] < 0 || ids[i] >= vocab)
+    if (ids[i] < 0 || (vocabulary && (ids[i] >= vocabulary->n || !vocabulary->is_used[ids[i]])))
       return rfi_fail_at(RFI_E_TOKENIZER, spec->name, 0, "%s: the vocabulary has no id %d", what, ids[i]);
   if (n == 0) return RFR_OK;
   RFI_TRY(RFI_ALLOC(ctx, (size_t)n * sizeof **out, out));
@@ -495,9 +496,9 @@ rfr_status rfi_tokenizer_create(rfr_ctx *ctx, const rfi_tokenizer_spec *spec, rf
   if (spec->model == RFI_UNIGRAM) RFI_GOTO(rfi_unigram_create(ctx, spec, &k->v, &k->unigram));
   if (spec->model == RFI_WORDPIECE) RFI_GOTO(rfi_wordpiece_create(ctx, spec, &k->v, &k->wordpiece));
   RFI_GOTO(rfi_decode_chain_create(ctx, spec, &k->chain));
-  RFI_GOTO(copy_ids(ctx, spec, "post_processor", spec->before, spec->n_before, k->v.n, &k->before));
-  RFI_GOTO(copy_ids(ctx, spec, "post_processor", spec->after, spec->n_after, k->v.n, &k->after));
-  RFI_GOTO(copy_ids(ctx, spec, "the ids that end a text", spec->stop, spec->n_stop, INT32_MAX, &k->stop));
+  RFI_GOTO(copy_ids(ctx, spec, "post_processor", spec->before, spec->n_before, &k->v, &k->before));
+  RFI_GOTO(copy_ids(ctx, spec, "post_processor", spec->after, spec->n_after, &k->v, &k->after));
+  RFI_GOTO(copy_ids(ctx, spec, "the ids that end a text", spec->stop, spec->n_stop, NULL, &k->stop));
   k->n_before = spec->n_before;
   k->n_after = spec->n_after;
   k->n_stop = spec->n_stop;

@@ -277,6 +277,8 @@ static rfr_status derive_experts(rfi_config *c) {
              (long long)c->model_num_experts);
 }
 
+enum { MOST_HEAD_DIM = 65536 }; /* of the schema */
+
 static rfr_status derive_model(rfi_config *c) {
   const bool gpt2 = c->model_model_type == RFI_MODEL_TYPE_gpt2;
   int64_t width = c->model_hidden_size, heads = c->model_num_attention_heads;
@@ -284,6 +286,10 @@ static rfr_status derive_model(rfi_config *c) {
     return BAD(c, model_num_attention_heads,
                "model.num_attention_heads: %lld does not divide hidden_size %lld; set model.head_dim", (long long)heads,
                (long long)width);
+  if (!given(c, RFI_CFG_model_head_dim) && width / heads > MOST_HEAD_DIM)
+    return BAD(c, model_num_attention_heads,
+               "model.num_attention_heads: %lld heads of hidden_size %lld are %lld wide; model.head_dim is at most %d",
+               (long long)heads, (long long)width, (long long)(width / heads), MOST_HEAD_DIM);
   DERIVE(c, model_head_dim, width / heads);
   DERIVE(c, model_num_key_value_heads, heads);
   if (heads % c->model_num_key_value_heads != 0)

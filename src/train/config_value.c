@@ -313,11 +313,25 @@ rfr_status rfi_config_parse(rfi_arena *arena, const rfi_config_row *row, const c
 
 /* ---- printing ---- */
 
+/* The code point of a character of 2 or 3 bytes that YAML folds or refuses: C1 controls, U+2028, U+2029 and byte order
+ * marks; 0: any other. */
+static unsigned special_at(const unsigned char *s) {
+  if (s[0] == 0xC2 && s[1] >= 0x80 && s[1] < 0xA0) return s[1];
+  if (s[0] == 0xE2 && s[1] == 0x80 && (s[2] == 0xA8 || s[2] == 0xA9)) return 0x2000u + (s[2] & 0x3Fu);
+  return s[0] == 0xEF && s[1] == 0xBB && s[2] == 0xBF ? 0xFEFFu : 0;
+}
+
 /* In double quotes, with escapes that JSON and YAML share. */
 static rfr_status format_text(const char *text, rfi_string *out) {
   RFI_TRY(rfi_string_append(out, "\"", 1));
   for (; *text; text++) {
     unsigned char c = (unsigned char)*text;
+    const unsigned special = special_at((const unsigned char *)text);
+    if (special) {
+      RFI_TRY(rfi_string_printf(out, "\\u%04x", special));
+      text += special < 0x100 ? 1 : 2;
+      continue;
+    }
     if (c == '"' || c == '\\') RFI_TRY(rfi_string_printf(out, "\\%c", c));
     else if (c < 0x20 || c == 0x7f) RFI_TRY(rfi_string_printf(out, "\\x%02x", c));
     else RFI_TRY(rfi_string_append(out, text, 1));

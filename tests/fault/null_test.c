@@ -311,6 +311,7 @@ static void runs(void) {
   STATUS(rfr_export, NULL, "a", "b", NULL);
   STATUS(rfr_inspect, NULL, "a", 0, ignore, NULL);
   STATUS(rfr_tokenizer_open, NULL, "a", &(rfr_tokenizer *){NULL});
+  STATUS(rfr_run_generate_batch, NULL, &(rfr_prompt){0}, 1, NULL);
   STATUS(rfr_run_generate_tokens, NULL, &(int32_t){0}, 1, NULL, take_token, NULL);
   STATUS(rfr_run_score, NULL, &(int32_t){0}, 1, &(float){0});
   STATUS(rfr_run_save, NULL);

@@ -4,11 +4,11 @@
  *
  *   amax      where a scale of a slice follows from the slice: its largest magnitude, by an integer maximum in global
  *             memory, which does not depend on the order
- *   convert_tensor  one scale for each slice, full tiles, codes of 8 bits: every element is encoded once, and col is the
- *             transposed codes. If the scale is given, the largest magnitude is found on the way
- *   convert   everything else: a block of threads loads 128 x 128 elements into shared memory once and writes both results from there:
- *             `row` straight from registers, `col` through a transposed tile of codes. A block of scaling never crosses
- *             such a tile, because a tile begins where a slice or a group does.
+ *   convert_tensor  full tiles with one scale for a slice and codes of 8 bits: each element is encoded once, and col
+ *             is the transposed codes. If the scale is given, the largest magnitude is found on the way
+ *   convert   everything else: a block of threads loads 128 x 128 elements into shared memory once and writes both
+ *             results from there: `row` straight from registers, `col` through a transposed tile of codes. A block of
+ *             scaling never crosses such a tile, because a tile begins where a slice or a group does.
  *   clear     grouped: zeros between the groups of `col` and after the last row
  */
 #include <type_traits>
