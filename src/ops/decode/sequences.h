@@ -19,6 +19,16 @@ static const rfi_split rfi_split_text_read = {3, 0, 0, 7, 1}, rfi_split_cache_wr
                        rfi_split_text_append = {5, 2, 1, 0, 2}, rfi_split_text_end = {3, 0, 1, 0, 0},
                        rfi_split_attention_cached = {14, 1, 0, 1, 3};
 
+/* Bits of an element; the module for GPUs has no functions of the library. */
+static inline int64_t rfi_element_bits(rfr_dtype dtype) {
+  static const int bits[] = {
+#define RFI_ELEMENT_BITS(e, name, n, st) n,
+      RFR_DTYPES(RFI_ELEMENT_BITS)
+#undef RFI_ELEMENT_BITS
+  };
+  return bits[dtype];
+}
+
 static inline int64_t rfi_texts(const rfr_type *cursor) { return cursor->rank == 2 ? cursor->shape[0] : 1; }
 
 static inline rfr_arg rfi_text_of(rfr_arg x, unsigned bit, unsigned front, unsigned rows, int64_t b, int64_t texts) {
@@ -34,7 +44,7 @@ static inline rfr_arg rfi_text_of(rfr_arg x, unsigned bit, unsigned front, unsig
     x.type.shape[0] /= texts;
     step = x.type.shape[0] * x.stride[0];
   }
-  if (x.data) x.data = (char *)x.data + b * step * (rfr_dtype_bits(x.type.dtype) / 8);
+  if (x.data) x.data = (char *)x.data + b * step * (rfi_element_bits(x.type.dtype) / 8);
   return x;
 }
 
