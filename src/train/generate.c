@@ -187,6 +187,9 @@ rfr_status rfr_run_generate_batch(rfr_run *run, const rfr_prompt *prompts, int64
   RFI_TRY(rfi_run_check(run, RFR_RUN_GENERATE));
   if (n < 0 || (n > 0 && !prompts)) return rfi_fail(RFI_E_ARGUMENT, "%lld prompts", (long long)n);
   for (int64_t i = 0; i < n; i++) {
+    if (!prompts[i].tokens || !prompts[i].take)
+      return rfi_fail(RFI_E_ARGUMENT, "rfr_prompt.%s of prompt %lld is NULL", prompts[i].tokens ? "take" : "tokens",
+                      (long long)i);
     RFI_TRY(check_options(&o, prompts[i].n));
     RFI_TRY(check_tokens(run, prompts[i].tokens, prompts[i].n));
   }
