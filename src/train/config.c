@@ -277,8 +277,6 @@ static rfr_status derive_experts(rfi_config *c) {
              (long long)c->model_num_experts);
 }
 
-enum { MOST_HEAD_DIM = 65536 }; /* of the schema */
-
 static rfr_status derive_model(rfi_config *c) {
   const bool gpt2 = c->model_model_type == RFI_MODEL_TYPE_gpt2;
   int64_t width = c->model_hidden_size, heads = c->model_num_attention_heads;
@@ -286,10 +284,6 @@ static rfr_status derive_model(rfi_config *c) {
     return BAD(c, model_num_attention_heads,
                "model.num_attention_heads: %lld does not divide hidden_size %lld; set model.head_dim", (long long)heads,
                (long long)width);
-  if (!given(c, RFI_CFG_model_head_dim) && width / heads > MOST_HEAD_DIM)
-    return BAD(c, model_num_attention_heads,
-               "model.num_attention_heads: %lld heads of hidden_size %lld are %lld wide; model.head_dim is at most %d",
-               (long long)heads, (long long)width, (long long)(width / heads), MOST_HEAD_DIM);
   DERIVE(c, model_head_dim, width / heads);
   DERIVE(c, model_num_key_value_heads, heads);
   if (heads % c->model_num_key_value_heads != 0)
@@ -400,6 +394,18 @@ static rfr_status derive_recipe(rfi_config *c) {
   return RFR_OK;
 }
 
+/* Derived values are in the ranges of the schema too, since a printed configuration is read again. */
+static rfr_status check_derived(rfi_config *c) {
+  for (int i = 0; i < RFI_CFG_COUNT; i++) {
+    if (rows[i].kind != RFI_KIND_INT || !c->source[i].from || strcmp(c->source[i].from, "derived") != 0) continue;
+    const int64_t x = *(const int64_t *)value_of(c, i);
+    if (!rfi_config_in_range(&rows[i], (double)x))
+      return rfi_fail_at(RFI_E_CONFIG_VALUE, c->file, 0, "%s: %lld, derived from other keys, is not in the range %s",
+                         rows[i].path, (long long)x, rows[i].accepted);
+  }
+  return RFR_OK;
+}
+
 /* One of run.steps, run.epochs and run.time; --set of one replaces another in the file. */
 static rfr_status check_length(rfi_config *c) {
   const rfi_config_id ids[] = {RFI_CFG_run_steps, RFI_CFG_run_epochs, RFI_CFG_run_time};
@@ -458,6 +464,7 @@ static rfr_status resolve(rfi_config *c, const char *folder) {
   RFI_TRY(derive_folders(c, folder));
   RFI_TRY(derive_adapter(c));
   RFI_TRY(derive_recipe(c));
+  RFI_TRY(check_derived(c));
   RFI_TRY(check_length(c));
   RFI_TRY(check_batch(c));
   RFI_TRY(check_weights(c));

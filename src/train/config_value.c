@@ -70,7 +70,7 @@ static bool integer(const char *text, int64_t *x, const char **rest) {
   return true;
 }
 
-static bool in_range(const rfi_config_row *row, double x) {
+bool rfi_config_in_range(const rfi_config_row *row, double x) {
   const char *text = row->accepted, *rest;
   double low, high;
   if (*text == '>') return number(text + 1, &low, &rest) && x > low;
@@ -95,12 +95,12 @@ static rfr_status parse_int(const place *p, const char *text, int64_t *out) {
       if (__builtin_mul_overflow(*out, factors[i].factor, out)) return refuse(p, text);
       rest++;
     }
-  return *rest || !in_range(p->row, (double)*out) ? refuse(p, text) : RFR_OK;
+  return *rest || !rfi_config_in_range(p->row, (double)*out) ? refuse(p, text) : RFR_OK;
 }
 
 static rfr_status parse_float(const place *p, const char *text, double *out) {
   const char *rest;
-  return !number(text, out, &rest) || *rest || !in_range(p->row, *out) ? refuse(p, text) : RFR_OK;
+  return !number(text, out, &rest) || *rest || !rfi_config_in_range(p->row, *out) ? refuse(p, text) : RFR_OK;
 }
 
 static rfr_status parse_size(const place *p, const char *text, int64_t *out) {
@@ -111,13 +111,13 @@ static rfr_status parse_size(const place *p, const char *text, int64_t *out) {
                  {"TB", 1e12}, {"KiB", 0x1p10}, {"MiB", 0x1p20}, {"GiB", 0x1p30}, {"TiB", 0x1p40}};
   const char *rest;
   double x;
-  if (integer(text, out, &rest) && !*rest) return in_range(p->row, (double)*out) ? RFR_OK : refuse(p, text);
+  if (integer(text, out, &rest) && !*rest) return rfi_config_in_range(p->row, (double)*out) ? RFR_OK : refuse(p, text);
   if (!number(text, &x, &rest)) return refuse(p, text);
   while (*rest == ' ') rest++;
   for (size_t i = 0; i < sizeof factors / sizeof *factors; i++)
     if (strcmp(rest, factors[i].suffix) == 0) {
       x *= factors[i].factor;
-      if (x >= 0x1p63 || x != floor(x) || !in_range(p->row, x)) return refuse(p, text);
+      if (x >= 0x1p63 || x != floor(x) || !rfi_config_in_range(p->row, x)) return refuse(p, text);
       *out = (int64_t)x;
       return RFR_OK;
     }
@@ -135,7 +135,7 @@ static rfr_status parse_duration(const place *p, const char *text, double *out) 
   for (size_t i = 0; i < sizeof factors / sizeof *factors; i++)
     if (strcmp(rest, factors[i].suffix) == 0) {
       *out *= factors[i].factor;
-      return in_range(p->row, *out) ? RFR_OK : refuse(p, text);
+      return rfi_config_in_range(p->row, *out) ? RFR_OK : refuse(p, text);
     }
   return refuse(p, text);
 }
@@ -178,7 +178,7 @@ static rfr_status parse_amount(const place *p, const char *text, rfi_config_amou
   const char *rest;
   out->percent = percent(text, &out->value);
   if (out->percent) return out->value >= 0 && out->value <= 100 ? RFR_OK : refuse(p, text);
-  if (!integer(text, &steps, &rest) || *rest || !in_range(p->row, (double)steps)) return refuse(p, text);
+  if (!integer(text, &steps, &rest) || *rest || !rfi_config_in_range(p->row, (double)steps)) return refuse(p, text);
   out->value = (double)steps;
   return RFR_OK;
 }
@@ -217,7 +217,7 @@ static rfr_status parse_pair(const place *p, const rfi_yaml *node, rfi_config_pa
 static rfr_status parse_split(const place *p, const rfi_yaml *node, rfi_config_split *out) {
   *out = (rfi_config_split){0};
   if (node->kind == RFI_YAML_SCALAR && percent(node->text, &out->percent))
-    return in_range(p->row, out->percent) ? RFR_OK : refuse(p, node->text);
+    return rfi_config_in_range(p->row, out->percent) ? RFR_OK : refuse(p, node->text);
   const char *rest;
   double x;
   if (node->kind == RFI_YAML_SCALAR && number(node->text, &x, &rest) && !*rest)

@@ -31,6 +31,8 @@ typedef struct rfi_config_row {
 /* Parses `node` as the row's type into `value`. Errors: config.value with the file, the node's line and the key. */
 rfr_status rfi_config_parse(rfi_arena *arena, const rfi_config_row *row, const char *file, const rfi_yaml *node,
                             void *value);
+/* Whether a number is in the row's range; true for a row without one. */
+bool rfi_config_in_range(const rfi_config_row *row, double x);
 /* Appends the value as YAML on one line. */
 rfr_status rfi_config_format(const rfi_config_row *row, const void *value, rfi_string *out);
 /* The values that a file may give for this type, as text. */
