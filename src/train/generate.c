@@ -248,8 +248,6 @@ rfr_status rfr_run_generate(rfr_run *run, const char *prompt, size_t n, const rf
   if (run->settings->tokenizer)
     return rfi_fail(RFI_E_DATA_TOKENIZER, "the model's tokens are not bytes: rfr_run_generate_tokens takes tokens");
   if (n > INT32_MAX) return rfi_fail(RFI_E_ARGUMENT, "the prompt has %zu bytes", n);
-  if (run->settings->tokenizer)
-    return rfi_fail(RFI_E_UNSUPPORTED, "the run's tokens are not bytes; encode the prompt for rfr_run_generate_tokens");
   RFI_TRY(RFI_ALLOC(run->ctx, (n + 1) * sizeof *tokens, &tokens));
   for (size_t i = 0; i < n; i++) tokens[i] = (unsigned char)prompt[i];
   RFI_GOTO(rfr_run_generate_tokens(run, tokens, (int64_t)n, options, write_byte, &w));

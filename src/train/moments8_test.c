@@ -49,27 +49,11 @@ static void test_bytes(void **state) {
 
 static void same_bits(const char *config, const char *wide, const char *name) {
   rfr_ctx *ctx = rft_run_ctx(2);
-  rft_record replayed = {0}, eager = {0}, resumed = {0}, full = {0};
+  rft_record replayed = {0}, full = {0};
   rfr_run_options o = rft_run_options(&replayed);
   rfr_run *a = rft_run_open(ctx, config, NULL, &o);
   rft_run_steps(a, STEPS);
-  o = rft_run_options(&eager);
-  o.eager = 1;
-  rfr_run *b = rft_run_open(ctx, config, NULL, &o);
-  rft_run_steps(b, STEPS);
-  rft_assert_same_state(a, b);
-  rfr_run_close(b);
-  o = rft_run_options(&resumed);
-  b = rft_run_open(ctx, config, name, &o);
-  rft_run_steps(b, 6);
-  assert_int_equal(rfr_run_save(b), RFR_OK);
-  rft_run_steps(b, 2);
-  rfr_run_close(b);
-  o.resume = o.strict = 1;
-  b = rft_run_open(ctx, config, name, &o);
-  rft_run_steps(b, STEPS - 6);
-  rft_assert_same_state(a, b);
-  rfr_run_close(b);
+  rft_assert_eager_and_resumed(a, config, name, STEPS);
   rfr_run_close(a);
   o = rft_run_options(&full);
   a = rft_run_open(ctx, wide, NULL, &o);

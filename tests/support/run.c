@@ -124,6 +124,29 @@ void rft_assert_same_state(rfr_run *a, rfr_run *b) {
   assert_true(n > 20);
 }
 
+void rft_assert_eager_and_resumed(rfr_run *a, const char *config, const char *name, int steps) {
+  enum { SAVED = 6, LOST = 2 };
+  rft_record eager = {0}, resumed = {0};
+  rfr_run_options o = rft_run_options(&eager);
+  o.eager = 1;
+  rfr_run *b = rft_run_open(a->ctx, config, NULL, &o);
+  rft_run_steps(b, steps);
+  rft_assert_same_state(a, b);
+  rfr_run_close(b);
+  o = rft_run_options(&resumed);
+  b = rft_run_open(a->ctx, config, name, &o);
+  rft_run_steps(b, SAVED);
+  assert_int_equal(rfr_run_save(b), RFR_OK);
+  rft_run_steps(b, LOST);
+  rfr_run_close(b);
+  o.resume = o.strict = 1;
+  b = rft_run_open(a->ctx, config, name, &o);
+  rft_run_steps(b, steps - SAVED);
+  rft_assert_same_state(a, b);
+  assert_int_equal(resumed.warnings, 0);
+  rfr_run_close(b);
+}
+
 void rft_assert_same_losses(const rft_record *a, const rft_record *b) {
   for (int i = 1; i <= RFT_STEPS; i++) {
     if (a->loss[i] != b->loss[i]) fail_msg("step %d: %.17g and %.17g", i, a->loss[i], b->loss[i]);

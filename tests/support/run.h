@@ -67,6 +67,9 @@ rfr_run *rft_run_open(rfr_ctx *ctx, const char *config, const char *name, const 
 void rft_run_steps(rfr_run *run, int n);
 
 void rft_assert_same_state(rfr_run *a, rfr_run *b); /* every tensor that outlives a step */
+/* An eager run, and one in folder `name` that is saved at step 6 and resumed there, end in the state of `a` after
+ * `steps` steps. */
+void rft_assert_eager_and_resumed(rfr_run *a, const char *config, const char *name, int steps);
 void rft_assert_same_losses(const rft_record *a, const rft_record *b);
 
 #endif

@@ -5,6 +5,7 @@
 #include <math.h>
 #include <string.h>
 
+#include "ops/loss/loss_ref.h"
 #include "support/op_case.h"
 
 RFT_REF(token_count) {
@@ -25,14 +26,6 @@ RFT_CASES(token_count) = {
     "token_count(i[0]<9) ignore=-100",
     NULL,
 };
-
-static double row_lse(const double *logits, int64_t V) {
-  double max = -INFINITY, sum = 0;
-  for (int64_t v = 0; v < V; v++) max = logits[v] > max ? logits[v] : max;
-  for (int64_t v = 0; v < V; v++) sum += exp(logits[v] - max);
-  return max + log(sum);
-}
-static int is_valid(int32_t target, int64_t ignore, int64_t V) { return target != ignore && target >= 0 && target < V; }
 
 RFT_REF(cross_entropy) {
   const double *logits = call->in[0].data, *inv_valid = call->in[2].data;

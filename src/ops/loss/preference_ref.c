@@ -5,17 +5,10 @@
 #include <math.h>
 #include <string.h>
 
+#include "ops/loss/loss_ref.h"
 #include "support/op_case.h"
 
 /* ---- losses of tokens ---- */
-
-static double row_lse(const double *logits, int64_t V) {
-  double max = -INFINITY, sum = 0;
-  for (int64_t v = 0; v < V; v++) max = logits[v] > max ? logits[v] : max;
-  for (int64_t v = 0; v < V; v++) sum += exp(logits[v] - max);
-  return max + log(sum);
-}
-static int is_valid(int32_t target, int64_t ignore, int64_t V) { return target != ignore && target >= 0 && target < V; }
 
 RFT_REF(token_loss) {
   const double *logits = call->in[0].data;
