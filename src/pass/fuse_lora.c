@@ -38,9 +38,13 @@ static bool is_plain(const rfr_trace *t, const rfi_opr *op) {
   return t->values[op->in[0]].type.rank == 2 && !op->attr[0].i && (op->n_in < 4 || op->in[3] < 0);
 }
 
-/* Whether u is c (x m) for a matrix m, with or without dropout of x: then x w + u b is x (w + c m b). */
+/* Whether u is c (x m) for a matrix m, with or without dropout of x: then x w + u b is x (w + c m b). Or u is a slice of
+ * columns of such a value, or has one beside others. */
 static bool is_low_rank_of(const rfr_trace *t, rfr_value u, rfr_value x) {
   const rfi_opr *op = t->values[u].op < 0 ? NULL : &t->ops[t->values[u].op];
+  if (op && op->def->code == RFI_OP_slice) return is_low_rank_of(t, op->in[0], x);
+  for (int k = 0; op && op->def->code == RFI_OP_concat && k < op->n_in; k++)
+    if (is_low_rank_of(t, op->in[k], x)) return true;
   if (op && op->def->code == RFI_OP_scale) op = t->values[op->in[0]].op < 0 ? NULL : &t->ops[t->values[op->in[0]].op];
   if (!op || op->def->code != RFI_OP_matmul) return false;
   const rfr_value from = op->in[0];
