@@ -370,8 +370,7 @@ void rfi_adapter_prepare(rfr_trace *t, const rfr_model_config *c, const rfr_valu
   if (find_alike(t, c, parameters, weights, n, step, targets)) (void)scaled_a(t, parameters, targets, n);
   else
     for (int i = 0; i < n; i++)
-      if (targets[0] = rfi_adapter_find(c->adapter, weights[i]), targets[0])
-        (void)scaled_a(t, parameters, targets, 1);
+      if (targets[0] = rfi_adapter_find(c->adapter, weights[i]), targets[0]) (void)scaled_a(t, parameters, targets, 1);
 }
 
 void rfi_adapter_project(rfr_trace *t, const rfr_model_config *c, const rfr_value *parameters, const int *weights,
@@ -382,8 +381,7 @@ void rfi_adapter_project(rfr_trace *t, const rfr_model_config *c, const rfr_valu
   rfr_recipe_begin(t, NULL);
   const rfr_value all = rfr_matmul(t, x, scaled_a(t, parameters, target, n), RFR_NONE, 0, 1, c->dtype);
   rfr_recipe_end(t);
-  for (int64_t i = 0, first = 0; i < n; first += target[i++]->rank)
-    u[i] = rfr_slice(t, all, 1, first, target[i]->rank);
+  for (int64_t i = 0, first = 0; i < n; first += target[i++]->rank) u[i] = rfr_slice(t, all, 1, first, target[i]->rank);
 }
 
 rfr_value rfi_adapter_linear(rfr_trace *t, const rfr_model_config *c, const rfr_value *parameters, int weight,

@@ -180,8 +180,8 @@ static int check_one_reader(const rfr_trace *t, rfi_opcode code) {
 }
 
 static void recipes_are_local(void **state) {
-  static const char *const bases[] = {"nf4", "int8", "fp8"},
-                           *const recipes[] = {"fp8_current", "fp8_delayed", "fp8_block", "mxfp8", "nvfp4"};
+  static const char *const bases[] = {"nf4", "int8", "fp8"}, *const recipes[] = {"fp8_current", "fp8_delayed",
+                                                                                 "fp8_block", "mxfp8", "nvfp4"};
   (void)state;
   rfr_ctx *ctx = rft_run_ctx(2);
   for (int m = 0; m < MODELS; m++)
@@ -260,8 +260,8 @@ static double loss_of(rfr_run *run) {
 /* The adapter is merged into the quantized base, and into no other base. */
 static void exported(void **state) {
   (void)state;
-  static const char *const sets[] = {"adapter.base=nf4", "adapter.base=int8", "adapter.base=fp8",
-                                     "adapter.base=model", "adapter.type=dora"};
+  static const char *const sets[] = {"adapter.base=nf4", "adapter.base=int8", "adapter.base=fp8", "adapter.base=model",
+                                     "adapter.type=dora"};
   rfr_ctx *ctx = rft_run_ctx(2);
   for (int i = 0; i < 5; i++) {
     char base[512], merged[512], name[16], config[2400];
@@ -307,7 +307,7 @@ static void refused(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(weights),  cmocka_unit_test(bits_nf4), cmocka_unit_test(bits_int8_gpt2_dora),
+      cmocka_unit_test(weights),  cmocka_unit_test(bits_nf4),          cmocka_unit_test(bits_int8_gpt2_dora),
       cmocka_unit_test(bits_fp8), cmocka_unit_test(recipes_are_local), cmocka_unit_test(fp8_as_it_is),
       cmocka_unit_test(exported), cmocka_unit_test(refused),
   };

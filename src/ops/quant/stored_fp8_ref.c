@@ -15,7 +15,9 @@ RFT_REF(transposed) {
 }
 
 RFT_CASES(transposed) = {
-    "transposed(e[7,13])",        "transposed(e[3,67,131])",  "transposed(e[1,300])",    "transposed(e[257,1])",
-    "transposed(e[2,144,272])",   "transposed(e[400,16])",    "transposed(e[129,128])",  "transposed(e[96,517])",
-    "transposed(e[0,5])",         NULL,
+    "transposed(e[7,13])",      "transposed(e[3,67,131])",
+    "transposed(e[1,300])",     "transposed(e[257,1])",
+    "transposed(e[2,144,272])", "transposed(e[400,16])",
+    "transposed(e[129,128])",   "transposed(e[96,517])",
+    "transposed(e[0,5])",       NULL,
 };
