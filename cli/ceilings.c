@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The machine's ceilings, measured: the best rate of a large GEMM through the library in each type, and the best memory
- * rate, counting read and written bytes alike. Other work on the machine can only slow a try down, so the best one counts.
+ * The machine's ceilings, measured: the best rate of a large GEMM through the library in each type, and the best
+ * memory rate, counting read and written bytes alike. Other work on the machine can only slow a try down, so the best
+ * one counts.
  *
  * An op whose operands are still in a cache may exceed the memory ceiling.
  */

@@ -61,8 +61,8 @@ void rfi_adapter_project(rfr_trace *t, const rfr_model_config *c, const rfr_valu
 /* Records scale A of n weights that read one x, before the ops of the first microbatch. */
 void rfi_adapter_prepare(rfr_trace *t, const rfr_model_config *c, const rfr_value *parameters, const int *weights,
                          int n, rfr_value step);
-/* x W + b in the layout of the model's type, plus the adapter of the parameter `weight`. u: from rfi_adapter_project, or
- * RFR_NONE. `to` is the type of the result. `step`: a step block turns dropout on, RFR_NONE off. */
+/* x W + b in the layout of the model's type, plus the adapter of the parameter `weight`. u: from rfi_adapter_project,
+ * or RFR_NONE. `to` is the type of the result. `step`: a step block turns dropout on, RFR_NONE off. */
 rfr_value rfi_adapter_linear(rfr_trace *t, const rfr_model_config *c, const rfr_value *parameters, int weight,
                              rfr_value x, rfr_value u, rfr_value bias, rfr_value step, rfr_dtype to);
 /* y plus the adapter of a packed weight of experts; x, y: rows sorted by expert. */

@@ -38,8 +38,8 @@ static bool is_plain(const rfr_trace *t, const rfi_opr *op) {
   return t->values[op->in[0]].type.rank == 2 && !op->attr[0].i && (op->n_in < 4 || op->in[3] < 0);
 }
 
-/* Whether u is c (x m) for a matrix m, with or without dropout of x: then x w + u b is x (w + c m b). Or u is a slice of
- * columns of such a value, or has one beside others. */
+/* Whether u is c (x m) for a matrix m, with or without dropout of x: then x w + u b is x (w + c m b). Or u is a slice
+ * of columns of such a value, or has one beside others. */
 static bool is_low_rank_of(const rfr_trace *t, rfr_value u, rfr_value x) {
   const rfi_opr *op = t->values[u].op < 0 ? NULL : &t->ops[t->values[u].op];
   if (op && op->def->code == RFI_OP_slice) return is_low_rank_of(t, op->in[0], x);

@@ -13,9 +13,9 @@
  * microbatches share the tensor. Prune drops the results that have no reader and moves what depends only on frozen
  * inputs to phase load, so frozen weights and inputs need no special case here.
  *
- * A weight that is stored in quantized form is the result of a dequantize op. Stored in FP8, its codes and its scale are
- * operands as they are; a GEMM that reads the other layout gets transposed codes. Other formats are dequantized and
- * quantized for each GEMM (split_dequantize.c), with scales of their own also in fp8_delayed: they do not change.
+ * A weight that is stored in quantized form is the result of a dequantize op. Stored in FP8, its codes and its scale
+ * are operands as they are; a GEMM that reads the other layout gets transposed codes. Other formats are dequantized
+ * and quantized for each GEMM (split_dequantize.c), with scales of their own also in fp8_delayed: they do not change.
  */
 #include <stdlib.h>
 #include <string.h>

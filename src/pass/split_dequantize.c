@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * Quantized storage in a step: each op that reads the result of a local op (dequantize, transposed) gets a local op of
- * its own, just before it and with its labels, and so do the readers of what is cast or quantized from such a result. So
- * the values of a weight are live for one GEMM: the plan reuses their bytes, they are not kept for the backward, and a
- * recomputed GEMM makes them again. Without this, CSE would give all microbatches and the backward one result that is
- * live for the full step. A result that is an output is not changed.
+ * its own, just before it and with its labels, and so do the readers of what is cast or quantized from such a result.
+ * So the values of a weight are live for one GEMM: the plan reuses their bytes, they are not kept for the backward,
+ * and a recomputed GEMM makes them again. Without this, CSE would give all microbatches and the backward one result
+ * that is live for the full step. A result that is an output is not changed.
  */
 #include "pass/pass.h"
 
@@ -14,7 +14,7 @@ typedef struct split {
   int made; /* local ops of the new trace */
 } split;
 
-/* Whether op i is made again for each reader. */
+/* Whether each reader of op i gets an op of its own. */
 static bool is_local(const split *s, int i) {
   const rfr_trace *t = s->r.from;
   const rfi_opr *op = &t->ops[i];
@@ -38,8 +38,8 @@ static bool reads(const rfi_opr *op, rfr_value v) {
   return false;
 }
 
-/* Appends the local ops whose results `reader` reads, with the labels of `labels`. Their chain ends at a stored weight:
- * an op of it has few operands. */
+/* Appends the local ops whose results `reader` reads, with the labels of `labels`. Their chain ends at a stored
+ * weight: an op of it has few operands. */
 static rfr_status make_operands(split *s, const rfi_opr *reader, const rfi_opr *labels) {
   const rfr_trace *t = s->r.from;
   for (int k = 0; k < reader->n_in; k++) {

@@ -2,9 +2,9 @@
  *
  * Adapters on a quantized base (adapter.base): the bytes of its weights in closed form and without a copy in another
  * type; their contents are the quantization of the weights that the run would have without it; training, resumed
- * training and recompute have the same bits; an export has the loss of the run; another base than the run's, and a base
- * without an adapter, are refused. With a recipe, a base in FP8 has the bits of one in the model's type, and no base has
- * a copy that lives from one GEMM to another.
+ * training and recompute have the same bits; an export has the loss of the run; another base than the run's, and a
+ * base without an adapter, are refused. With a recipe, a base in FP8 has the bits of one in the model's type, and no
+ * base has a copy that lives from one GEMM to another.
  */
 #include <math.h>
 #include <stdio.h>
@@ -157,8 +157,8 @@ static rfr_run *open_recipe(rfr_ctx *ctx, const char *model, const char *base, c
   return open_with(ctx, config, set, record);
 }
 
-/* Ops on stored weights: what they make has one reader, at most two ops later, of the same phase and microbatch. Returns
- * the number of ops with `code`. */
+/* Ops on stored weights: what they make has one reader, at most two ops later, of the same phase and microbatch.
+ * Returns the number of ops with `code`. */
 static int check_one_reader(const rfr_trace *t, rfi_opcode code) {
   int n = 0;
   for (int i = 0; i < t->n_ops; i++) {

@@ -207,8 +207,9 @@ static void bench(void **state) {
   }
   assert_true(attention);
   json_decref(v);
-  assert_int_equal(RUN("bench", "demo", "--steps", "1", "--json", "--dtype", "f32", "--set", "model.num_hidden_layers=1",
-                       "--set", "precision.recipe=fp8_current", "--set", "precision.keep=[]"),
+  assert_int_equal(RUN("bench", "demo", "--steps", "1", "--json", "--dtype", "f32", "--set",
+                       "model.num_hidden_layers=1", "--set", "precision.recipe=fp8_current", "--set",
+                       "precision.keep=[]"),
                    0);
   v = rft_parsed(); /* FP8 has a ceiling of its own */
   assert_true(json_number_value(json_object_get(json_object_get(v, "ceilings"), "flops_per_second_fp8")) > 0);
