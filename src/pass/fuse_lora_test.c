@@ -2,8 +2,8 @@
  *
  * Adapters as one op: the forward and dgrad of a layer with LoRA become lora_matmul, also where dx is a sum over
  * several layers; gradients equal those without the fusion but for rounding; recompute drops the results and keeps the
- * bits; a narrow GEMM that does not come from the same operand is left alone; and GEMMs in FP8 are added onto the narrow
- * one.
+ * bits; a narrow GEMM that does not come from the same operand is left alone; and GEMMs in FP8 are added onto the
+ * narrow one.
  */
 #include <math.h>
 #include <stdio.h>
@@ -127,7 +127,8 @@ static void test_step(void **state) {
   }
 }
 
-/* In FP8 each sum begins with the narrow GEMM, in the forward and, for dx of one layer and of several, in the backward. */
+/* In FP8 each sum begins with the narrow GEMM, in the forward and, for dx of one layer and of several, in the
+ * backward. */
 static void test_scaled(void **state) {
   (void)state;
   const rfr_recipe recipe = rfr_recipe_default(RFR_RECIPE_FP8_CURRENT);
