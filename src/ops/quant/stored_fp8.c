@@ -15,7 +15,8 @@ rfr_status rfi_infer_bytes_as(const rfi_infer *c) {
   int64_t end = bits / 8;
   RFI_TRY(rfi_rule_dtype(c, 0, RFR_U8));
   RFI_TRY(rfi_rule_rank(c, 0, 1, 1));
-  if (bits % 8 != 0 || bits == 0 || start < 0 || start % (bits / 8) != 0)
+  if (!rfr_dtype_is_float(to)) return rfi_fail(RFI_E_TRACE_SHAPE, "to is %s, not a float", rfr_dtype_name(to));
+  if (bits % 8 != 0 || start < 0 || start % (bits / 8) != 0)
     return rfi_fail(RFI_E_TRACE_SHAPE, "start %lld is not an element of %s", (long long)start, rfr_dtype_name(to));
   if (shape->rank < 0 || shape->rank > RFR_MAX_RANK)
     return rfi_fail(RFI_E_TRACE_SHAPE, "rank is %d; it must be at most %d", shape->rank, RFR_MAX_RANK);
