@@ -16,7 +16,7 @@
 #include "backend/cuda/kernels.cuh"
 #include "ops/quant/dynamic8.h"
 
-enum { THREADS = 256, PER_SM = 4, CHUNK = 4096 };
+enum { THREADS = 256, CHUNK = 4096 };
 enum { MOST = 256 }; /* tensors per launch: arguments have at most 32,764 bytes */
 
 typedef struct tensor {
@@ -25,6 +25,9 @@ typedef struct tensor {
 } tensor;
 
 typedef enum kind { ADAMW, ADAMW8, MOMENTUM, SGD } kind;
+
+/* Blocks of a multiprocessor; with three, moments of 8 bits need no spills. */
+static constexpr int per_sm(kind k) { return k == ADAMW8 ? 3 : 4; }
 
 typedef struct update {
   tensor w, g, m, v, master;
@@ -344,7 +347,7 @@ static __device__ void update_blocks(const update &u, const factors &f, const ta
 }
 
 template <kind KIND>
-static __global__ void __launch_bounds__(THREADS, PER_SM) update_all(const __grid_constant__ updates all) {
+static __global__ void __launch_bounds__(THREADS, per_sm(KIND)) update_all(const __grid_constant__ updates all) {
   __shared__ corrections step;
   __shared__ tables t;
   if (all.skip && *all.skip) return;
@@ -416,7 +419,7 @@ static bool share(const updates &a, const updates &b) {
 }
 
 static void launch(const rfr_call *c, kind k, const updates &all) {
-  const int64_t most = (int64_t)rfi_cuda_info_of(c)->sms * PER_SM;
+  const int64_t most = (int64_t)rfi_cuda_info_of(c)->sms * per_sm(k);
   const unsigned grid = (unsigned)(all.chunks < most ? all.chunks : most);
   if (grid == 0) return;
   if (k == ADAMW) update_all<ADAMW><<<grid, THREADS, 0, rfi_stream(c)>>>(all);
