@@ -155,6 +155,8 @@ static void print_model(const rfr_run_info *i) {
     fprintf(stderr, ", %lld trainable", (long long)i->trainable_parameters);
   else fputs(", all trainable", stderr);
   fprintf(stderr, ", %s\n", rfr_dtype_name(i->dtype));
+  if (i->adapter_parameters > 0 && !*i->model)
+    fputs("        the base has the random weights of run.seed: the adapter cannot be exported\n", stderr);
 }
 
 static void print_steps(const rfr_run_info *i) {
