@@ -67,7 +67,7 @@ static rfr_status hash_model(rfr_run *run, rfi_hasher *h) {
   return adapts ? hash_json(run, h, rfi_peft_config(m, "")) : RFR_OK;
 }
 
-/* The bits of an evaluation depend on the machine, and on how rows are put into windows and batches. */
+/* The bits of an evaluation depend on the machine and on the batch; the hash of the data has the packing. */
 static void hash_machine(const rfr_run *run, rfi_hasher *h) {
   const rfi_settings *s = run->settings;
   hash_text(h, rfi_ctx_device(run->ctx));
@@ -76,7 +76,6 @@ static void hash_machine(const rfr_run *run, rfi_hasher *h) {
   rfi_hasher_add_u64(h, (uint64_t)rfi_ctx_threads(run->ctx));
   rfi_hasher_add_u64(h, (uint64_t)s->sequence);
   rfi_hasher_add_u64(h, (uint64_t)s->eval_rows);
-  rfi_hasher_add_u64(h, s->config->data_packing);
 }
 
 static rfr_status find_key(rfr_run *run, rfi_hash *key) {
