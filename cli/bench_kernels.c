@@ -201,7 +201,7 @@ rfr_status bench_kernels(cli *c) {
     if (s == RFR_OK) s = measure(p, &results[i]);
     rfr_programs_destroy(p);
   }
-  if (s == RFR_OK) s = cli_ceilings_measure(c, dtype, &ceilings);
+  if (s == RFR_OK) s = cli_ceilings_measure(c, dtype, NULL, 0, &ceilings);
   if (s == RFR_OK) print(c, dtype, results, ceilings.stream);
   return s;
 }

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The machine's ceilings, measured: the best rate of a large GEMM through the library, and the best memory rate,
- * counting read and written bytes alike. Other work on the machine can only slow a try down, so the best one counts.
+ * The machine's ceilings, measured: the best rate of a large GEMM through the library in each type, and the best
+ * memory rate, counting read and written bytes alike. Other work on the machine can only slow a try down, so the best
+ * one counts.
  *
  * An op whose operands are still in a cache may exceed the memory ceiling.
  */
@@ -19,11 +20,14 @@ static rfr_status fill(rfr_programs *p, const rfr_tensor *x) {
   char *host = malloc((size_t)x->bytes);
   if (!host) return RFR_NO_MEMORY;
   uint32_t draw = 1;
-  for (int64_t i = 0; i < x->bytes; i += x->type.dtype == RFR_F32 ? 4 : 2) {
+  const int64_t size = rfr_dtype_bits(x->type.dtype) / 8;
+  for (int64_t i = 0; i < x->bytes; i += size) {
     draw = draw * 1664525u + 1013904223u; /* random enough: power draw depends on the data */
     const float value = (float)(int32_t)draw * 0x1p-31f;
-    if (x->type.dtype == RFR_F32) memcpy(host + i, &value, 4);
-    else memcpy(host + i, &(uint16_t){(uint16_t)rfr_float_to_bits(x->type.dtype, value)}, 2);
+    const uint32_t bits = rfr_float_to_bits(x->type.dtype, value);
+    if (size == 4) memcpy(host + i, &value, 4);
+    else if (size == 2) memcpy(host + i, &(uint16_t){(uint16_t)bits}, 2);
+    else host[i] = (char)bits;
   }
   rfr_status s = rfr_programs_write(p, x, host);
   free(host);
@@ -60,14 +64,23 @@ static rfr_status time_trace(rfr_ctx *ctx, rfr_trace *t, double work, double *ra
 
 static double product_flops(int64_t n) { return 2.0 * (double)n * (double)n * (double)n; }
 
+/* A GEMM in FP8 multiplies scaled tensors. */
+static bool is_fp8(rfr_dtype dtype) { return dtype == RFR_E4M3 || dtype == RFR_E5M2; }
+
 static rfr_status time_product(rfr_ctx *ctx, rfr_dtype dtype, int64_t n, double *rate) {
-  const int64_t shape[2] = {n, n};
+  const int64_t shape[2] = {n, n}, one = 1;
   rfr_trace *t = NULL;
   rfr_status s = rfr_trace_create(ctx, &t);
   if (s != RFR_OK) return s;
   rfr_value x = rfr_input(t, "x", RFR_ROLE_INPUT, dtype, 2, shape);
   rfr_value w = rfr_input(t, "w", RFR_ROLE_INPUT, dtype, 2, shape);
-  rfr_output(t, "y", rfr_linear(t, x, w, RFR_NONE));
+  if (is_fp8(dtype)) {
+    const rfr_value scale = rfr_input(t, "scale", RFR_ROLE_INPUT, RFR_F32, 1, &one);
+    const rfr_scaled a = {x, scale, RFR_NONE}, b = {w, scale, RFR_NONE};
+    rfr_output(t, "y", rfr_matmul_scaled(t, &a, &b, RFR_NONE, RFR_BF16));
+  } else {
+    rfr_output(t, "y", rfr_linear(t, x, w, RFR_NONE));
+  }
   return time_trace(ctx, t, product_flops(n), rate);
 }
 
@@ -145,19 +158,32 @@ static rfr_status measure_copy(rfr_ctx *ctx, double *rate) {
   return time_trace(ctx, t, 8.0 * (double)n, rate);
 }
 
-rfr_status cli_ceilings_measure(const cli *c, rfr_dtype dtype, cli_ceilings *out) {
+/* The type whose peak counts for a type: both of FP8 have one, and what has no GEMM of its own counts as f32. */
+static rfr_dtype peak_type(rfr_dtype dtype) {
+  if (is_fp8(dtype)) return RFR_E4M3;
+  return dtype == RFR_BF16 || dtype == RFR_F16 ? dtype : RFR_F32;
+}
+
+static rfr_status need_peak(const cli *c, rfr_dtype dtype, cli_ceilings *out) {
+  double *rate = &out->product[peak_type(dtype)];
+  return *rate > 0 ? RFR_OK : cli_peak(c->ctx, peak_type(dtype), rate);
+}
+
+rfr_status cli_ceilings_measure(const cli *c, rfr_dtype dtype, const rfr_op_time *ops, int n, cli_ceilings *out) {
   rfr_machine m;
   *out = (cli_ceilings){.dtype = dtype};
   rfr_status s = rfr_machine_describe(c->ctx, &m);
-  if (s == RFR_OK) s = cli_peak(c->ctx, dtype, &out->product);
-  if (s == RFR_OK) s = cli_peak(c->ctx, RFR_F32, &out->product_f32);
+  if (s == RFR_OK) s = need_peak(c, dtype, out);
+  if (s == RFR_OK) s = need_peak(c, RFR_F32, out);
+  for (int i = 0; i < n && s == RFR_OK; i++)
+    if (ops[i].flops > 0) s = need_peak(c, ops[i].dtype, out);
   if (s == RFR_OK)
     s = strcmp(m.device, "cpu") != 0 ? measure_copy(c->ctx, &out->stream) : measure_stream(m.threads, &out->stream);
   return s;
 }
 
 double cli_ceilings_least(const cli_ceilings *c, const rfr_op_time *op) {
-  const double product = op->flops / (op->dtype == c->dtype ? c->product : c->product_f32);
+  const double product = op->flops > 0 ? op->flops / c->product[peak_type(op->dtype)] : 0.0;
   const double stream = op->bytes / c->stream;
   return product > stream ? product : stream;
 }

@@ -196,10 +196,11 @@ rfr_status cli_peak(rfr_ctx *ctx, rfr_dtype dtype, double *rate);
 /* Upper bounds of an op's rate, per second. An op in a cache may exceed them. */
 typedef struct cli_ceilings {
   rfr_dtype dtype;
-  double product, product_f32; /* floating-point operations of GEMMs, in `dtype` and in f32 */
+  double product[RFR_DTYPE_COUNT]; /* floating-point operations of GEMMs by type of the operands; 0: not measured */
   double stream;               /* bytes read and written, from and to memory */
 } cli_ceilings;
-rfr_status cli_ceilings_measure(const cli *c, rfr_dtype dtype, cli_ceilings *out);
+/* Those of `dtype`, of f32, and of the types in which n ops count FLOPs. */
+rfr_status cli_ceilings_measure(const cli *c, rfr_dtype dtype, const rfr_op_time *ops, int n, cli_ceilings *out);
 /* The shortest time that the ceilings allow an op, seconds. */
 double cli_ceilings_least(const cli_ceilings *c, const rfr_op_time *op);
 

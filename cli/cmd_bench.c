@@ -119,7 +119,7 @@ static rfr_status bench(cli *c, const cli_builtin *b) {
   if (s == RFR_OK) s = time_steps(run, c->steps, &r.seconds, &r.n);
   if (s == RFR_OK) s = op_times_take(run, NULL, c->steps, &r.times);
   if (s == RFR_OK) rfr_run_get_info(run, &info);
-  if (s == RFR_OK) s = cli_ceilings_measure(c, info.dtype, &r.ceilings);
+  if (s == RFR_OK) s = cli_ceilings_measure(c, info.dtype, r.times.op, r.times.n, &r.ceilings);
   if (s == RFR_OK) s = op_times_group(&r.times, BY_KIND, &r.ceilings, &r.kinds, &r.n_kinds);
   if (s == RFR_OK) print_result(c, run, &r);
   free(r.kinds);

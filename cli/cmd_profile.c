@@ -163,7 +163,7 @@ rfr_status cli_profile(cli *c) {
   else if (bench_is_other(c->operand)) s = refuse(c->operand);
   else s = profile_config(c, &t, &dtype, &run);
   if (s == RFR_OK && c->trace) s = write_trace(c, &t);
-  if (s == RFR_OK) s = cli_ceilings_measure(c, dtype, &ceilings);
+  if (s == RFR_OK) s = cli_ceilings_measure(c, dtype, t.op, t.n, &ceilings);
   if (s == RFR_OK) s = print_tables(c, &t, &ceilings, rfr_dtype_name(dtype));
   op_times_deinit(&t);
   rfr_programs_destroy(p);

@@ -186,18 +186,21 @@ void op_rows_json(json *j, const char *key, const op_row *rows, int n, int most)
 
 void ceilings_print(const cli_ceilings *c) {
   printf("  ceilings, measured now:");
-  if (c->dtype != RFR_F32) printf(" %.0f GFLOP/s in %s,", 1e-9 * c->product, rfr_dtype_name(c->dtype));
+  for (int t = 0; t < RFR_DTYPE_COUNT; t++)
+    if (t != RFR_F32 && c->product[t] > 0)
+      printf(" %.0f GFLOP/s in %s,", 1e-9 * c->product[t], rfr_dtype_name((rfr_dtype)t));
   printf(
       " %.0f GFLOP/s in f32, %.1f GB/s read and written\n"
       "  roofline: the least time, max(FLOPs / ceiling, bytes / ceiling), of the time; more than 100%%: from a cache\n",
-      1e-9 * c->product_f32, 1e-9 * c->stream);
+      1e-9 * c->product[RFR_F32], 1e-9 * c->stream);
 }
 
 void ceilings_json(json *j, const cli_ceilings *c) {
   json_begin(j, "ceilings", '{');
   json_text(j, "dtype", rfr_dtype_name(c->dtype));
-  json_double(j, "flops_per_second", c->product);
-  json_double(j, "flops_per_second_f32", c->product_f32);
+  json_double(j, "flops_per_second", c->product[c->dtype]);
+  json_double(j, "flops_per_second_f32", c->product[RFR_F32]);
+  if (c->product[RFR_E4M3] > 0) json_double(j, "flops_per_second_fp8", c->product[RFR_E4M3]);
   json_double(j, "bytes_per_second", c->stream);
   json_end(j, '}');
 }

@@ -98,16 +98,18 @@ RFR_API rfr_value rfr_matmul_scaled_at(rfr_trace *t, rfr_source at, const rfr_sc
 
 /* ---- quantized storage ----
  *
- * A quantized tensor is one u8 tensor (bytes): codes, then scales. nf4 and int8 are for frozen weights. nf4 has blocks
- * of 64 with quantized scales (double quantization); int8 has one scale per row, its largest magnitude. dynamic8
- * (signed) and dynamic8u (unsigned) are for optimizer states. Codes and scales are those of bitsandbytes.
+ * A quantized tensor is one u8 tensor (bytes): codes, then scales. nf4, int8 and fp8 are for frozen weights. nf4 has
+ * blocks of 64 with quantized scales (double quantization); int8 has one scale per row, its largest magnitude; fp8 is
+ * E4M3 with one scale per matrix, the codes and scales of rfr_quantize. dynamic8 (signed) and dynamic8u (unsigned) are
+ * for optimizer states. Codes and scales of the other formats are those of bitsandbytes.
  * Sources: Dettmers et al., arXiv 2305.14314 (NF4), 2208.07339 (int8), 2110.02861 (dynamic maps). */
 
-/*  X(enumerator, name, bits of a code, elements of a block (0: a row), type of a scale) */
+/*  X(enumerator, name, bits of a code, elements of a block (0: a row, -1: a matrix), type of a scale) */
 #define RFR_QUANTS(X)                                \
   X(RFR_QUANT_NONE, "model", 0, 0, RFR_F32)          \
   X(RFR_QUANT_NF4, "nf4", 4, 64, RFR_U8)             \
   X(RFR_QUANT_INT8, "int8", 8, 0, RFR_F32)           \
+  X(RFR_QUANT_FP8, "fp8", 8, -1, RFR_F32)            \
   X(RFR_QUANT_DYNAMIC8, "dynamic8", 8, 256, RFR_F32) \
   X(RFR_QUANT_DYNAMIC8U, "dynamic8u", 8, 256, RFR_F32)
 

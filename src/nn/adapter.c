@@ -3,13 +3,15 @@
  * Adapters of low rank: LoRA (Hu et al., arXiv 2106.09685), rsLoRA (Kalajdzievski, arXiv 2312.03732) and DoRA (Liu et
  * al., arXiv 2402.09353), with the names, shapes and initial values of the PEFT library.
  *
- *   LoRA   y = x WT + b + (scale (x AT)) BT
- *   DoRA   y = (x WT + (scale (x AT)) BT) m / n + b, n = the norm of each row of W + scale B A, without a gradient
+ *   LoRA   y = x WT + b + (x (scale A)T) BT
+ *   DoRA   y = (x WT + (x (scale A)T) BT) m / n + b, n = the norm of each row of W + scale B A, without a gradient
  *
- * These are recorded as ordinary ops next to the base GEMM. The scale is applied to x AT (T,r), the smallest operand.
- * The pass fuse replaces the two GEMMs and their sum by one op (fuse_lora.c), and the two terms of dx as well. The pass
- * prune removes the gradient of the frozen base weight. A recipe applies to the base GEMM alone. Packed experts have
- * A (E,r,in) and B (E,out,r) and use grouped GEMMs.
+ * These are recorded as ordinary ops before the base GEMM, so that a GEMM in FP8, which cannot share an accumulator,
+ * can add onto their result. The scale is applied to A (r,in), the smallest operand, and not to x AT (T,r): a power
+ * of two gives the same bits. Layers that read one x share one GEMM with their A side by side.
+ * The pass fuse replaces the two GEMMs and their sum by one op (fuse_lora.c), and the two terms of dx as well. The
+ * pass prune removes the gradient of the frozen base weight. A recipe applies to the base GEMM alone. Packed experts
+ * have A (E,r,in) and B (E,out,r) and use grouped GEMMs.
  */
 #include "nn/adapter.h"
 
@@ -303,25 +305,103 @@ static rfr_value magnitude_scale(rfr_trace *t, const rfi_adapter_target *target,
   return to == RFR_F32 ? g : rfr_cast(t, g, to);
 }
 
+/* The op of no microbatch that comes before those of all microbatches and equals this one; NULL: none. *open: such an
+ * op can still be recorded. */
+static const rfi_opr *find_shared(const rfr_trace *t, const rfi_opr *like, bool *open) {
+  *open = true;
+  for (int i = 0; i < t->n_ops; i++) {
+    const rfi_opr *op = &t->ops[i];
+    const bool is_float = op->n_out > 0 && rfr_dtype_is_float(t->values[op->out[0]].type.dtype);
+    *open = *open && (op->microbatch < 0 || !is_float);
+    if (!*open) return NULL;
+    bool equal = op->microbatch < 0 && op->def == like->def && op->n_in >= like->n_in && rfi_attrs_equal(op, like);
+    for (int k = 0; equal && k < op->n_in; k++) equal = op->in[k] == (k < like->n_in ? like->in[k] : RFR_NONE);
+    if (equal) return op;
+  }
+  return NULL;
+}
+
+/* An op on trained weights, recorded once if possible: then gradients are summed over microbatches before they are
+ * scaled and sliced. Autodiff wants such an op before those of all microbatches. */
+static rfr_value of_weights(rfr_trace *t, rfi_opcode code, int n, rfr_value *in, rfi_attr attr) {
+  const rfi_opr like = {.def = rfi_op_def_get(code), .n_in = n, .in = in, .attr = &attr};
+  bool open;
+  if (!rfi_trace_records(t)) return RFR_NONE;
+  const rfi_opr *op = find_shared(t, &like, &open);
+  if (op) return op->out[0];
+  const int microbatch = t->microbatch;
+  if (open) rfr_microbatch(t, -1);
+  const rfr_value y = rfi_record(t, RFR_HERE, code, n, in, &attr, NULL);
+  rfr_microbatch(t, microbatch);
+  return y;
+}
+
+/* scale A of n targets, one below the other. */
+static rfr_value scaled_a(rfr_trace *t, const rfr_value *parameters, const rfi_adapter_target *const *targets, int n) {
+  rfr_value a[RFI_MOST_SHARED];
+  for (int i = 0; i < n; i++) a[i] = parameters[targets[i]->first];
+  if (n > 1) a[0] = of_weights(t, RFI_OP_concat, n, a, rfi_i(0));
+  return targets[0]->scale == 1.0 ? a[0] : of_weights(t, RFI_OP_scale, 1, a, rfi_f(targets[0]->scale));
+}
+
+static bool drops(const rfr_adapter *a, rfr_value step) { return a->dropout > 0.0 && step != RFR_NONE; }
+
+/* Whether the A of two targets can be one tensor; a frozen one would get a gradient with the other. */
+static bool is_alike(const rfr_trace *t, const rfr_value *parameters, const rfi_adapter_target *p,
+                     const rfi_adapter_target *q) {
+  const rfr_value a = parameters[p->first], b = parameters[q->first];
+  return p->scale == q->scale && a >= 0 && b >= 0 && t->values[a].role == t->values[b].role;
+}
+
+/* The targets of n weights that read one x; false: their A cannot be one tensor. */
+static bool find_alike(const rfr_trace *t, const rfr_model_config *c, const rfr_value *parameters, const int *weights,
+                       int n, rfr_value step, const rfi_adapter_target **targets) {
+  for (int i = 0; i < n; i++) {
+    targets[i] = rfi_adapter_find(c->adapter, weights[i]);
+    if (!targets[i] || drops(c->adapter, step) || !is_alike(t, parameters, targets[0], targets[i])) return false;
+  }
+  return true;
+}
+
+void rfi_adapter_prepare(rfr_trace *t, const rfr_model_config *c, const rfr_value *parameters, const int *weights,
+                         int n, rfr_value step) {
+  const rfi_adapter_target *targets[RFI_MOST_SHARED];
+  if (!c->adapter || !rfi_trace_records(t)) return;
+  if (find_alike(t, c, parameters, weights, n, step, targets)) (void)scaled_a(t, parameters, targets, n);
+  else
+    for (int i = 0; i < n; i++)
+      if (targets[0] = rfi_adapter_find(c->adapter, weights[i]), targets[0]) (void)scaled_a(t, parameters, targets, 1);
+}
+
+void rfi_adapter_project(rfr_trace *t, const rfr_model_config *c, const rfr_value *parameters, const int *weights,
+                         int n, rfr_value x, rfr_value step, rfr_value *u) {
+  const rfi_adapter_target *target[RFI_MOST_SHARED];
+  for (int i = 0; i < n; i++) u[i] = RFR_NONE;
+  if (!c->adapter || !rfi_trace_records(t) || !find_alike(t, c, parameters, weights, n, step, target)) return;
+  rfr_recipe_begin(t, NULL);
+  const rfr_value all = rfr_matmul(t, x, scaled_a(t, parameters, target, n), RFR_NONE, 0, 1, c->dtype);
+  rfr_recipe_end(t);
+  for (int64_t i = 0, first = 0; i < n; first += target[i++]->rank) u[i] = rfr_slice(t, all, 1, first, target[i]->rank);
+}
+
 rfr_value rfi_adapter_linear(rfr_trace *t, const rfr_model_config *c, const rfr_value *parameters, int weight,
-                             rfr_value x, rfr_value bias, rfr_value step, rfr_dtype to) {
+                             rfr_value x, rfr_value u, rfr_value bias, rfr_value step, rfr_dtype to) {
   const rfr_adapter *a = c->adapter;
   const rfi_adapter_target *target = rfi_adapter_find(a, weight);
   const rfr_value w = rfi_parameter_values(t, c, parameters, weight);
   const bool swapped = is_swapped(c, weight);
   if (!target) return rfr_matmul(t, x, w, bias, 0, !swapped, to);
-  const bool drops = a->dropout > 0.0 && step != RFR_NONE;
   const rfr_value A = parameters[target->first], B = parameters[target->first + 1];
-  rfr_value y = rfr_matmul(t, x, w, a->dora ? RFR_NONE : bias, 0, !swapped, to);
-  const rfr_value dropped = drops ? rfr_dropout(t, x, step, a->dropout, RFI_DROPOUT_STREAM) : x;
+  const rfr_value dropped = drops(a, step) ? rfr_dropout(t, x, step, a->dropout, RFI_DROPOUT_STREAM) : x;
   rfr_recipe_begin(t, NULL);
-  rfr_value u = rfr_matmul(t, dropped, A, RFR_NONE, 0, 1, c->dtype); /* (T,r) */
-  u = rfr_matmul(t, scaled(t, u, target->scale), B, RFR_NONE, 0, 1, to);
+  if (u == RFR_NONE) u = rfr_matmul(t, dropped, scaled_a(t, parameters, &target, 1), RFR_NONE, 0, 1, c->dtype);
+  u = rfr_matmul(t, u, B, RFR_NONE, 0, 1, to);
   const rfr_value g =
       a->dora ? magnitude_scale(t, target, w, swapped, A, B, parameters[target->first + 2], to) : RFR_NONE;
   rfr_recipe_end(t);
+  rfr_value y = rfr_matmul(t, x, w, a->dora ? RFR_NONE : bias, 0, !swapped, to);
   if (!a->dora) return rfr_add(t, y, u);
-  if (drops) { /* y = x WT + (g - 1) dropped WT + g u, as in PEFT */
+  if (drops(a, step)) { /* y = x WT + (g - 1) dropped WT + g u, as in PEFT */
     const rfr_value z = rfr_matmul(t, dropped, w, RFR_NONE, 0, !swapped, to);
     y = rfr_add(t, rfr_add(t, y, rfr_scale(t, z, -1.0, RFR_NONE)), rfr_mul(t, rfr_add(t, z, u), g));
   } else {
@@ -347,8 +427,8 @@ rfr_value rfi_adapter_experts(rfr_trace *t, const rfr_model_config *c, const rfr
   const rfi_adapter_target *target = rfi_adapter_find(c->adapter, weight);
   if (!target) return y;
   rfr_recipe_begin(t, NULL);
-  rfr_value u = rfr_grouped_linear(t, x, parameters[target->first], offsets, RFR_NONE, RFR_NONE); /* (R,r) */
-  u = rfr_grouped_linear(t, scaled(t, u, target->scale), parameters[target->first + 1], offsets, RFR_NONE, RFR_NONE);
+  rfr_value u = rfr_grouped_linear(t, x, scaled_a(t, parameters, &target, 1), offsets, RFR_NONE, RFR_NONE); /* (R,r) */
+  u = rfr_grouped_linear(t, u, parameters[target->first + 1], offsets, RFR_NONE, RFR_NONE);
   rfr_recipe_end(t);
   return rfr_add(t, y, u);
 }

@@ -256,8 +256,8 @@ rfr_status rfr_model_config_check(const rfr_model_config *c) {
     return rfi_fail(RFI_E_MODEL_CONFIG, "dropout %g is outside [0, 1)", c->dropout);
   if (!(c->norm_eps > 0.0) || !(c->rope_theta > 0.0) || !(c->init_std >= 0.0))
     return rfi_fail(RFI_E_MODEL_CONFIG, "norm_eps and rope_theta must be positive, and init_std not negative");
-  if (c->base_format > RFR_QUANT_INT8)
-    return rfi_fail(RFI_E_MODEL_CONFIG, "base_format is %d; weights can be stored in nf4 and int8",
+  if (c->base_format > RFR_QUANT_FP8)
+    return rfi_fail(RFI_E_MODEL_CONFIG, "base_format is %d; weights can be stored in nf4, int8 and fp8",
                     (int)c->base_format);
   if (c->dtype != RFR_F32 && c->dtype != RFR_BF16 && c->dtype != RFR_F16)
     return rfi_fail(RFI_E_MODEL_CONFIG, "dtype %s is not supported for parameters; use f32, bf16 or f16",

@@ -15,9 +15,37 @@ rfr_value rfi_nn_parameter(const rfi_nn *n, rfi_param_kind kind) {
 }
 
 rfr_value rfi_nn_linear(const rfi_nn *n, rfr_value x, rfi_param_kind weight) {
+  return rfi_nn_linear_with(n, x, weight, RFR_NONE);
+}
+
+rfr_value rfi_nn_linear_with(const rfi_nn *n, rfr_value x, rfi_param_kind weight, rfr_value u) {
   const rfr_value b = rfi_nn_parameter(n, (rfi_param_kind)(weight + 1));
   const int w = rfi_parameter_index(n->c, weight, n->layer);
-  return rfi_adapter_linear(n->t, n->c, n->parameters, w, x, b, n->step, n->c->dtype);
+  return rfi_adapter_linear(n->t, n->c, n->parameters, w, x, u, b, n->step, n->c->dtype);
+}
+
+void rfi_nn_project(const rfi_nn *n, rfr_value x, const rfi_param_kind *weights, int count, rfr_value *u) {
+  int w[3];
+  for (int i = 0; i < count; i++) w[i] = rfi_parameter_index(n->c, weights[i], n->layer);
+  rfi_adapter_project(n->t, n->c, n->parameters, w, count, x, n->step, u);
+}
+
+void rfi_nn_prepare(rfi_nn *n) {
+  static const rfi_param_kind shared[][3] = {{RFI_PARAM_Q, RFI_PARAM_K, RFI_PARAM_V}, {RFI_PARAM_UP, RFI_PARAM_GATE}};
+  static const rfi_param_kind single[] = {RFI_PARAM_QKV,  RFI_PARAM_O,         RFI_PARAM_GATE_UP,
+                                          RFI_PARAM_DOWN, RFI_PARAM_EXPERT_UP, RFI_PARAM_EXPERT_DOWN};
+  for (n->layer = 0; n->c->adapter && n->layer < n->c->layers; n->layer++) {
+    int w[3];
+    for (int g = 0; g < 2; g++) {
+      const int count = 3 - g;
+      for (int i = 0; i < count; i++) w[i] = rfi_parameter_index(n->c, shared[g][i], n->layer);
+      rfi_adapter_prepare(n->t, n->c, n->parameters, w, count, n->step);
+    }
+    for (size_t i = 0; i < sizeof single / sizeof *single; i++) {
+      w[0] = rfi_parameter_index(n->c, single[i], n->layer);
+      rfi_adapter_prepare(n->t, n->c, n->parameters, w, 1, n->step);
+    }
+  }
 }
 
 rfr_value rfi_nn_norm(const rfi_nn *n, rfr_value x, rfi_param_kind weight) {

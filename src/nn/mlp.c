@@ -13,9 +13,13 @@ rfr_value rfi_nn_mlp(const rfi_nn *n, rfr_value x) {
     x = rfi_nn_linear(n, x, RFI_PARAM_GATE_UP); /* (T,2I) */
     return rfi_nn_linear(n, rfr_swiglu(n->t, rfr_slice(n->t, x, 1, 0, I), rfr_slice(n->t, x, 1, I, I)), RFI_PARAM_DOWN);
   }
-  rfr_value up = rfi_nn_linear(n, x, RFI_PARAM_UP), y;
-  if (n->c->type == RFR_MODEL_GPT2) y = rfr_gelu(n->t, up, 1);
-  else if (rfi_is_gemma(n->c)) y = rfr_mul(n->t, rfr_gelu(n->t, rfi_nn_linear(n, x, RFI_PARAM_GATE), 1), up);
-  else y = rfr_swiglu(n->t, rfi_nn_linear(n, x, RFI_PARAM_GATE), up);
+  if (n->c->type == RFR_MODEL_GPT2)
+    return rfi_nn_linear(n, rfr_gelu(n->t, rfi_nn_linear(n, x, RFI_PARAM_UP), 1), RFI_PARAM_DOWN);
+  static const rfi_param_kind weights[2] = {RFI_PARAM_UP, RFI_PARAM_GATE};
+  rfr_value u[2];
+  rfi_nn_project(n, x, weights, 2, u);
+  const rfr_value up = rfi_nn_linear_with(n, x, RFI_PARAM_UP, u[0]);
+  const rfr_value gate = rfi_nn_linear_with(n, x, RFI_PARAM_GATE, u[1]);
+  const rfr_value y = rfi_is_gemma(n->c) ? rfr_mul(n->t, rfr_gelu(n->t, gate, 1), up) : rfr_swiglu(n->t, gate, up);
   return rfi_nn_linear(n, y, RFI_PARAM_DOWN);
 }

@@ -47,6 +47,7 @@ static double embedding_scale(const rfr_model_config *c) {
 /* From the tokens to the last norm. */
 static rfr_value forward(rfi_nn *n, rfr_value tokens) {
   rfr_trace *t = n->t;
+  rfi_nn_prepare(n);
   rfr_value x = rfr_embedding(t, rfi_nn_parameter(n, RFI_PARAM_TOKENS), tokens); /* (T,C) */
   x = rfi_adapter_embedding(t, n->c, n->parameters, tokens, x);
   if (n->c->type == RFR_MODEL_GPT2)
@@ -107,7 +108,7 @@ rfr_value rfr_model_logits(rfr_trace *t, const rfr_model_config *c, const rfr_va
   if (c->logits_scaling > 0.0 && c->logits_scaling != 1.0)
     hidden = rfr_scale(t, hidden, 1.0 / c->logits_scaling, RFR_NONE);
   rfr_recipe_begin(t, NULL);
-  rfr_value y = rfi_adapter_linear(t, c, parameters, w, hidden, RFR_NONE, RFR_NONE, to); /* (T,V) */
+  rfr_value y = rfi_adapter_linear(t, c, parameters, w, hidden, RFR_NONE, RFR_NONE, RFR_NONE, to); /* (T,V) */
   rfr_recipe_end(t);
   if (c->logit_cap > 0.0) y = rfr_softcap(t, y, c->logit_cap);
   rfr_scope(t, "");

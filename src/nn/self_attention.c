@@ -61,8 +61,9 @@ static rfr_value rotate(const rfi_nn *n, rfr_value x) {
 }
 
 /* q or k: (T, heads, D) with the norm of the row, if the model has one. */
-static rfr_value project(const rfi_nn *n, rfr_value x, rfi_param_kind weight, rfi_param_kind norm, int64_t heads) {
-  x = rfi_nn_linear(n, x, weight);
+static rfr_value project(const rfi_nn *n, rfr_value x, rfi_param_kind weight, rfr_value u, rfi_param_kind norm,
+                         int64_t heads) {
+  x = rfi_nn_linear_with(n, x, weight, u);
   if (rfi_has_row_norms(n->c)) x = rfi_nn_norm(n, x, norm);
   return heads_of(n, x, heads);
 }
@@ -78,9 +79,12 @@ rfr_value rfi_nn_attention(const rfi_nn *n, rfr_value x) {
     k = heads_of(n, rfr_slice(t, qkv, 1, Q, K), c->kv_heads);
     v = heads_of(n, rfr_slice(t, qkv, 1, Q + K, K), c->kv_heads);
   } else {
-    q = project(n, x, RFI_PARAM_Q, RFI_PARAM_Q_NORM, c->heads);
-    k = project(n, x, RFI_PARAM_K, RFI_PARAM_K_NORM, c->kv_heads);
-    v = heads_of(n, rfi_nn_linear(n, x, RFI_PARAM_V), c->kv_heads);
+    static const rfi_param_kind weights[3] = {RFI_PARAM_Q, RFI_PARAM_K, RFI_PARAM_V};
+    rfr_value u[3];
+    rfi_nn_project(n, x, weights, 3, u);
+    q = project(n, x, RFI_PARAM_Q, u[0], RFI_PARAM_Q_NORM, c->heads);
+    k = project(n, x, RFI_PARAM_K, u[1], RFI_PARAM_K_NORM, c->kv_heads);
+    v = heads_of(n, rfi_nn_linear_with(n, x, RFI_PARAM_V, u[2]), c->kv_heads);
     if (c->qk_norm && !rfi_has_row_norms(c)) {
       q = rfi_nn_norm(n, q, RFI_PARAM_Q_NORM);
       k = rfi_nn_norm(n, k, RFI_PARAM_K_NORM);

@@ -46,6 +46,11 @@ enum { RFI_AT_scale_update_format, RFI_AT_scale_update_margin, RFI_AT_scale_upda
 enum { RFI_IN_dequantize_x };
 enum { RFI_OUT_dequantize_y };
 enum { RFI_AT_dequantize_format, RFI_AT_dequantize_to, RFI_AT_dequantize_shape };
+enum { RFI_IN_bytes_as_x };
+enum { RFI_OUT_bytes_as_y };
+enum { RFI_AT_bytes_as_to, RFI_AT_bytes_as_start, RFI_AT_bytes_as_shape };
+enum { RFI_IN_transposed_x };
+enum { RFI_OUT_transposed_y };
 enum { RFI_IN_splits_to_offsets_splits };
 enum { RFI_OUT_splits_to_offsets_offsets, RFI_OUT_splits_to_offsets_bad };
 enum { RFI_AT_splits_to_offsets_rows };

@@ -6,9 +6,14 @@
  * u must come from x: other sums of GEMMs keep their bits. (sum + du A) + dy W becomes sum + lora_matmul, which
  * fuse_accumulate adds in place.
  *
+ * A GEMM in FP8 has an accumulator of its own. There the narrow GEMM comes first and writes the result, and those in
+ * FP8 add onto it in their epilogues: (s1 + s2) + u A becomes (u A + s1) + s2, with s1 and s2 moved after u A. In the
+ * other order the narrow GEMM would read and write the sum, which takes twice its time.
+ *
  * Recompute can drop the result of this op. It cannot drop that of a GEMM onto which another GEMM is added in place. A
  * backend without a kernel for lora_matmul gets the two GEMMs back after recompute (rfi_split_lora, in lower).
  */
+#include "ops/op_index.h"
 #include "pass/pass.h"
 
 enum { MOST_INNER = 256 }; /* a longer reduction stays a separate GEMM */
@@ -38,9 +43,13 @@ static bool is_plain(const rfr_trace *t, const rfi_opr *op) {
   return t->values[op->in[0]].type.rank == 2 && !op->attr[0].i && (op->n_in < 4 || op->in[3] < 0);
 }
 
-/* Whether u is c (x m) for a matrix m, with or without dropout of x: then x w + u b is x (w + c m b). */
+/* Whether u is c (x m) for a matrix m, with or without dropout of x: then x w + u b is x (w + c m b). Or u is a slice
+ * of columns of such a value, or has one beside others. */
 static bool is_low_rank_of(const rfr_trace *t, rfr_value u, rfr_value x) {
   const rfi_opr *op = t->values[u].op < 0 ? NULL : &t->ops[t->values[u].op];
+  if (op && op->def->code == RFI_OP_slice) return is_low_rank_of(t, op->in[0], x);
+  for (int k = 0; op && op->def->code == RFI_OP_concat && k < op->n_in; k++)
+    if (is_low_rank_of(t, op->in[k], x)) return true;
   if (op && op->def->code == RFI_OP_scale) op = t->values[op->in[0]].op < 0 ? NULL : &t->ops[t->values[op->in[0]].op];
   if (!op || op->def->code != RFI_OP_matmul) return false;
   const rfr_value from = op->in[0];
@@ -139,6 +148,82 @@ done:
   rfi_free(in->ctx, f);
   rfi_free(in->ctx, gone);
   return s;
+}
+
+/* ---- FP8 ---- */
+
+enum { MOST_TERMS = 12 };
+
+/* A sum of GEMMs, by op, in its order. */
+typedef struct sum {
+  int narrow[MOST_TERMS], scaled[MOST_TERMS], inner[MOST_TERMS]; /* inner: the adds inside it */
+  int n_narrow, n_scaled, n_inner;
+} sum;
+
+static bool note(int *ops, int *n, int op) {
+  if (*n == MOST_TERMS) return false;
+  ops[(*n)++] = op;
+  return true;
+}
+
+/* Collects the terms of v, which op `reader` alone reads; false if one is neither a scaled nor a narrow GEMM. */
+static bool find_terms(const rfr_trace *t, const rfi_uses *uses, rfr_value v, const rfi_opr *reader, sum *s) {
+  const int at = t->values[v].op, acc = RFI_IN_matmul_scaled_acc;
+  const rfi_opr *op = maker_of(t, uses, v, reader, RFI_OP_matmul_scaled);
+  if (op) return !(acc < op->n_in && op->in[acc] >= 0) && note(s->scaled, &s->n_scaled, at);
+  op = maker_of(t, uses, v, reader, RFI_OP_matmul);
+  if (op)
+    return is_plain(t, op) && inner(t, op) <= MOST_INNER && (op->n_in < 3 || op->in[2] < 0) &&
+           note(s->narrow, &s->n_narrow, at);
+  op = maker_of(t, uses, v, reader, RFI_OP_add);
+  return op && note(s->inner, &s->n_inner, at) && find_terms(t, uses, op->in[0], op, s) &&
+         find_terms(t, uses, op->in[1], op, s);
+}
+
+/* Whether op i is a sum of scaled and narrow GEMMs in which a scaled one comes before a narrow one. */
+static bool match_sum(const rfr_trace *t, const rfi_uses *uses, int i, sum *s) {
+  const rfi_opr *add = &t->ops[i];
+  *s = (sum){.n_narrow = 0};
+  if (add->def->code != RFI_OP_add || !find_terms(t, uses, add->in[0], add, s) ||
+      !find_terms(t, uses, add->in[1], add, s))
+    return false;
+  for (int j = 0; j < s->n_scaled; j++)
+    for (int k = 0; k < s->n_narrow; k++)
+      if (s->scaled[j] < s->narrow[k]) return true;
+  return false;
+}
+
+static void mark_sums(rfi_rewriter *w) {
+  sum s;
+  for (int i = w->to.from->n_ops - 1; i >= 0; i--) {
+    if (w->skip[i] || !match_sum(w->to.from, w->uses, i, &s)) continue;
+    for (int j = 0; j < s.n_scaled; j++) w->skip[s.scaled[j]] = true;
+    for (int j = 0; j < s.n_inner; j++) w->skip[s.inner[j]] = true;
+  }
+}
+
+static rfr_status visit_sum(rfi_rewriter *w, int i) {
+  const rfr_trace *t = w->to.from;
+  const rfi_opr *add = &t->ops[i];
+  sum s;
+  if (!match_sum(t, w->uses, i, &s)) return rfi_rewrite_op(&w->to, i, NULL);
+  rfr_value terms[2];
+  rfi_opr op = *add;
+  op.in = terms;
+  op.reason = "fused: narrow GEMMs first";
+  for (int j = 0; j < s.n_narrow + s.n_scaled; j++) {
+    const int term = j < s.n_narrow ? s.narrow[j] : s.scaled[j - s.n_narrow];
+    if (j >= s.n_narrow) RFI_TRY(rfi_rewrite_op(&w->to, term, NULL));
+    terms[j > 0] = w->to.map[t->ops[term].out[0]];
+    if (j > 0 && j + 1 < s.n_narrow + s.n_scaled) RFI_TRY(rfi_rewrite_new(&w->to, &op, NULL, &terms[0]));
+  }
+  RFI_TRY(rfi_rewrite_as(&w->to, i, &op, NULL));
+  return rfi_report_line(w->report, "fused: op %d add%s%s, %d scaled GEMMs after %d narrow ones; changes bits", i,
+                         add->scope[0] ? " in " : "", add->scope, s.n_scaled, s.n_narrow);
+}
+
+rfr_status rfi_fuse_scaled_sums(const rfr_trace *in, const rfi_pass_options *o, rfi_report *report, rfr_trace **out) {
+  return rfi_rewrite_walk(in, o, report, mark_sums, visit_sum, out);
 }
 
 /* ---- lower ---- */

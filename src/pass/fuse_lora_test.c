@@ -2,20 +2,23 @@
  *
  * Adapters as one op: the forward and dgrad of a layer with LoRA become lora_matmul, also where dx is a sum over
  * several layers; gradients equal those without the fusion but for rounding; recompute drops the results and keeps the
- * bits; and a narrow GEMM that does not come from the same operand is left alone.
+ * bits; a narrow GEMM that does not come from the same operand is left alone; and GEMMs in FP8 are added onto the
+ * narrow one.
  */
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
 
+#include "ops/op_index.h"
 #include "pass/pass.h"
+#include "refrain/recipe.h"
 #include "support/context.h"
 
-enum { T = 24, C = 64, RANK = 4, OUTS = 3, DEPTH = 4, MOST = 2 * (OUTS + DEPTH) };
+enum { T = 32, C = 64, RANK = 4, OUTS = 3, DEPTH = 4, MOST = 2 * (OUTS + DEPTH) };
 
 /* y = x wT + bias + 0.5 (dropout(x) aT) bT */
 static rfr_value layer(rfr_trace *t, const char *name, rfr_value x, int64_t out, bool bias, rfr_value step,
-                       rfr_value *trained, int *n) {
+                       const rfr_recipe *recipe, rfr_value *trained, int *n) {
   char text[4][24];
   static const char *const parts[] = {"w", "bias", "a", "b"};
   for (int i = 0; i < 4; i++) snprintf(text[i], sizeof text[i], "%s.%s", name, parts[i]);
@@ -25,14 +28,16 @@ static rfr_value layer(rfr_trace *t, const char *name, rfr_value x, int64_t out,
   const rfr_value b = rfr_input(t, text[3], RFR_ROLE_TRAINABLE, RFR_F32, 2, ((int64_t[]){out, RANK}));
   trained[(*n)++] = a;
   trained[(*n)++] = b;
+  rfr_recipe_begin(t, recipe);
   rfr_value y = rfr_matmul(t, x, w, c, 0, 1, RFR_F32);
+  rfr_recipe_end(t);
   if (step != RFR_NONE) x = rfr_dropout(t, x, step, 0.25, 1);
   rfr_value u = rfr_scale(t, rfr_matmul(t, x, a, RFR_NONE, 0, 1, RFR_F32), 0.5, RFR_NONE);
   return rfr_add(t, y, rfr_matmul(t, u, b, RFR_NONE, 0, 1, RFR_F32));
 }
 
 /* A chain of layers, then layers that all read its result: their dx has a pair of terms for each. */
-static rfr_trace *record(bool dropout) {
+static rfr_trace *record(bool dropout, const rfr_recipe *recipe) {
   static const int64_t outs[OUTS] = {48, 16, 16};
   rfr_trace *t;
   rfr_value trained[MOST], loss = RFR_NONE;
@@ -43,12 +48,12 @@ static rfr_trace *record(bool dropout) {
   for (int i = 0; i < DEPTH; i++) {
     char name[8];
     snprintf(name, sizeof name, "deep%d", i);
-    x = rfr_silu(t, layer(t, name, x, C, i == 1, step, trained, &n));
+    x = rfr_silu(t, layer(t, name, x, C, i == 1, step, recipe, trained, &n));
   }
   for (int i = 0; i < OUTS; i++) {
     char name[8];
     snprintf(name, sizeof name, "out%d", i);
-    rfr_value part = rfr_sum(t, rfr_silu(t, layer(t, name, x, outs[i], i == 1, step, trained, &n)), -1);
+    rfr_value part = rfr_sum(t, rfr_silu(t, layer(t, name, x, outs[i], i == 1, step, recipe, trained, &n)), -1);
     loss = i ? rfr_add(t, loss, part) : part;
   }
   for (int i = 0; i < n; i++) {
@@ -100,7 +105,7 @@ static void compare(const rfr_trace *t, const rfr_programs *p, const rfr_program
 static void test_step(void **state) {
   (void)state;
   for (int dropout = 0; dropout < 2; dropout++) {
-    rfr_trace *t = record(dropout);
+    rfr_trace *t = record(dropout, NULL);
     rfr_programs *plain = compile(t, 0, RFR_RECOMPUTE_KEEP), *fused = compile(t, 1, RFR_RECOMPUTE_KEEP);
     rfr_programs *small = compile(t, 1, RFR_RECOMPUTE_ALL);
     assert_int_equal(count(plain, "fuse", RFI_OP_lora_matmul, -1), 0);
@@ -120,6 +125,34 @@ static void test_step(void **state) {
     rfr_programs_destroy(small);
     rfr_trace_destroy(t);
   }
+}
+
+/* In FP8 each sum begins with the narrow GEMM, in the forward and, for dx of one layer and of several, in the
+ * backward. */
+static void test_scaled(void **state) {
+  (void)state;
+  const rfr_recipe recipe = rfr_recipe_default(RFR_RECIPE_FP8_CURRENT);
+  rfr_trace *t = record(false, &recipe);
+  rfr_programs *plain = compile(t, 0, RFR_RECOMPUTE_KEEP), *fused = compile(t, 1, RFR_RECOMPUTE_KEEP);
+  rfr_programs *small = compile(t, 1, RFR_RECOMPUTE_ALL);
+  const rfr_trace *after = rfr_program_trace(fused, 0, "lower");
+  int onto = 0, scaled = 0;
+  for (int i = 0; i < after->n_ops; i++) {
+    const rfi_opr *op = &after->ops[i];
+    if (op->def->code == RFI_OP_matmul && op->n_in > 3 && op->in[3] >= 0)
+      assert_int_equal(after->ops[after->values[op->in[3]].op].def->code, RFI_OP_matmul);
+    if (op->def->code != RFI_OP_matmul_scaled) continue;
+    scaled++;
+    onto += op->n_in > RFI_IN_matmul_scaled_acc && op->in[RFI_IN_matmul_scaled_acc] >= 0;
+  }
+  assert_int_equal(scaled, DEPTH + OUTS + DEPTH - 1 + OUTS);
+  assert_int_equal(onto, scaled);
+  compare(t, fused, plain, 2e-2);
+  compare(t, small, fused, 0);
+  rfr_programs_destroy(plain);
+  rfr_programs_destroy(fused);
+  rfr_programs_destroy(small);
+  rfr_trace_destroy(t);
 }
 
 /* x w + u b with u from elsewhere, with a wider u, and with results that have a second reader. */
@@ -149,6 +182,7 @@ static void test_left_alone(void **state) {
 }
 
 int main(void) {
-  const struct CMUnitTest tests[] = {rft_context_test(test_step), rft_context_test(test_left_alone)};
+  const struct CMUnitTest tests[] = {rft_context_test(test_step), rft_context_test(test_scaled),
+                                     rft_context_test(test_left_alone)};
   return cmocka_run_group_tests_name("fuse_lora", tests, NULL, NULL);
 }

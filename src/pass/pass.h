@@ -111,6 +111,8 @@ rfr_status rfi_fuse_parts(const rfr_trace *in, const rfi_pass_options *o, rfi_re
 rfr_status rfi_fuse_own_parts(const rfr_trace *in, const rfi_pass_options *o, rfi_report *report, rfr_trace **out);
 /* Part of fuse: a GEMM and a narrow one that is added to it become one op (fuse_lora.c). */
 rfr_status rfi_fuse_lora(const rfr_trace *in, const rfi_pass_options *o, rfi_report *report, rfr_trace **out);
+/* Part of fuse: scaled GEMMs are added onto the narrow GEMM of an adapter, not it onto them (fuse_lora.c). */
+rfr_status rfi_fuse_scaled_sums(const rfr_trace *in, const rfi_pass_options *o, rfi_report *report, rfr_trace **out);
 /* Part of lower: lora_matmul as two GEMMs, for a backend without a kernel for it (fuse_lora.c). */
 rfr_status rfi_split_lora(const rfr_trace *in, rfi_report *report, rfr_trace **out);
 /* End of fuse: each reader of a dequantized weight gets a dequantize op of its own (split_dequantize.c). */

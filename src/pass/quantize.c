@@ -12,11 +12,17 @@
  * A tensor is quantized once, before its first reader, and all GEMMs read that op; it has phase setup if several
  * microbatches share the tensor. Prune drops the results that have no reader and moves what depends only on frozen
  * inputs to phase load, so frozen weights and inputs need no special case here.
+ *
+ * A weight that is stored in quantized form is the result of a dequantize op. Stored in FP8, its codes and its scale
+ * are operands as they are; a GEMM that reads the other layout gets transposed codes. Other formats are dequantized
+ * and quantized for each GEMM (split_dequantize.c), with scales of their own also in fp8_delayed: they do not change.
  */
 #include <stdlib.h>
 #include <string.h>
 
 #include "core/rng.h"
+#include "ops/op_index.h"
+#include "ops/quant/formats.h"
 #include "pass/quantize.h"
 #include "pass/recipe_rules.h"
 
@@ -52,7 +58,7 @@ typedef struct pass {
   rfr_value step; /* of the new trace: the step block; RFR_NONE: there is none */
   int64_t sites;
   bool several; /* microbatches */
-  int gemms, quantized;
+  int gemms, quantized, stored;
 } pass;
 
 /* ---- linears ---- */
@@ -135,6 +141,10 @@ static bool quantizers_equal(const rfi_quantizer *a, const rfi_quantizer *b) {
   return a->format == b->format && a->scaling == b->scaling && a->options == b->options;
 }
 
+static bool is_dequantized(const rfr_trace *t, rfr_value v) {
+  return t->values[v].op >= 0 && t->ops[t->values[v].op].def->flags & RFI_LOCAL;
+}
+
 /* An op with the labels of op i of the old trace. */
 static rfi_opr proto_of(const pass *p, int i, rfi_opcode code, int n_in, rfr_value *in, const rfi_attr *attr) {
   rfi_opr op = p->r.from->ops[i];
@@ -158,7 +168,8 @@ static rfr_status quantize(pass *p, int i, rfr_value x, rfi_operand operand, rfr
                        "nvfp4 rounds gradients at random and needs the step block (rfr_step_block) in the trace");
   if (draws) more[1] = p->step;
   more[0] = more[2] = RFR_NONE;
-  const bool delays = p->r.from->recipes[op->label.recipe - 1].kind == RFR_RECIPE_FP8_DELAYED;
+  const bool delays =
+      p->r.from->recipes[op->label.recipe - 1].kind == RFR_RECIPE_FP8_DELAYED && !is_dequantized(p->r.to, x);
   const int slot = RFI_OPERANDS * linear_of(p, op)->ordinal + (int)operand;
   const rfr_type type = rfr_value_type(p->r.to, x);
   const int64_t slices = grouped ? rfr_value_type(p->r.to, offsets).shape[0] - 1 : type.rank == 3 ? type.shape[0] : 1;
@@ -224,14 +235,49 @@ static void factors_of(const rfr_trace *t, const linear *l, int i, factor f[2]) 
   f[1] = (factor){forward_tb ? RFI_OPERAND_X : RFI_OPERAND_DY, true, grouped};
 }
 
+/* The dequantize op of v, a weight that is stored as `how` would quantize it; NULL: it is not. */
+static const rfi_opr *stored_of(const rfr_trace *t, rfr_value v, const rfi_quantizer *how) {
+  const rfi_opr *op = t->values[v].op < 0 ? NULL : &t->ops[t->values[v].op];
+  const bool stored = op && op->def->code == RFI_OP_dequantize &&
+                      op->attr[RFI_AT_dequantize_format].i == RFR_QUANT_FP8 && how->format == RFR_E4M3 &&
+                      how->scaling == RFR_SCALING_TENSOR;
+  return stored ? op : NULL;
+}
+
+/* Appends `code` with one operand, a rewritten form of a stored weight, for op i. */
+static rfr_status stored_form(pass *p, int i, rfi_opcode code, rfr_value x, const rfi_attr *attr, rfr_value *out) {
+  rfi_opr op = proto_of(p, i, code, 1, &x, attr);
+  op.label = (rfi_label){0, 0};
+  op.reason = "stored in fp8";
+  return rfi_rewrite_new(&p->r, &op, NULL, out);
+}
+
+/* The codes and the scale of a stored weight, for op i. */
+static rfr_status stored(pass *p, int i, const rfi_opr *dequantize, bool transposed, rfr_value *q, rfr_value *scale) {
+  const rfr_value x = p->r.map[dequantize->in[RFI_IN_dequantize_x]];
+  const rfi_shape *shape = &dequantize->attr[RFI_AT_dequantize_shape].s;
+  const rfi_quant_layout l = rfi_quant_layout_for(RFR_QUANT_FP8, shape->rank, shape->dim);
+  rfi_attr codes[3] = {rfi_i(RFR_E4M3), rfi_i(0), rfi_i(0)}, scales[3] = {rfi_i(RFR_F32), rfi_i(l.scales_at), rfi_i(0)};
+  codes[RFI_AT_bytes_as_shape].s = *shape;
+  scales[RFI_AT_bytes_as_shape].s = (rfi_shape){.rank = 1, .dim = {l.scales}};
+  p->stored++;
+  RFI_TRY(stored_form(p, i, RFI_OP_bytes_as, x, scales, scale));
+  RFI_TRY(stored_form(p, i, RFI_OP_bytes_as, x, codes, q));
+  return transposed ? stored_form(p, i, RFI_OP_transposed, *q, NULL, q) : RFR_OK;
+}
+
 /* The quantized operand k of op i. */
 static rfr_status scaled(pass *p, int i, int k, const factor *f, rfr_value *q, rfr_value *scale, rfr_value *global) {
   const rfi_opr *op = &p->r.from->ops[i], *c;
+  const rfi_quantizer how = rfi_recipe_quantizer(&p->r.from->recipes[op->label.recipe - 1], f->operand);
+  const rfi_opr *dequantize = stored_of(p->r.from, op->in[k], &how);
+  *global = RFR_NONE;
+  if (dequantize) return stored(p, i, dequantize, f->transposed, q, scale);
   RFI_TRY(copy_of(p, i, op->in[k], f->operand, f->grouped ? op->in[OFFSETS] : RFR_NONE, &c));
-  const rfr_recipe *recipe = &p->r.from->recipes[op->label.recipe - 1];
   *q = c->out[f->transposed ? COL : ROW];
   *scale = c->out[f->transposed ? COL_SCALE : ROW_SCALE];
-  *global = recipe->kind == RFR_RECIPE_NVFP4 ? c->out[f->transposed ? COL_GLOBAL : ROW_GLOBAL] : RFR_NONE;
+  if (p->r.from->recipes[op->label.recipe - 1].kind == RFR_RECIPE_NVFP4)
+    *global = c->out[f->transposed ? COL_GLOBAL : ROW_GLOBAL];
   return RFR_OK;
 }
 
@@ -324,6 +370,8 @@ static rfr_status report(const pass *p) {
     wide += rfi_bytes(&t->values[q->in[0]].type);
     narrow += rfi_bytes(&t->values[q->out[ROW]].type) + rfi_bytes(&t->values[q->out[ROW_SCALE]].type);
   }
+  if (p->stored > 0)
+    RFI_TRY(rfi_report_line(p->report, "stored in fp8: %d operands are read without a copy in 16 bits", p->stored));
   return rfi_report_line(p->report, "quantized: %d of %d GEMMs; %d tensors of %lld bytes, %lld bytes per copy",
                          p->quantized, p->gemms, p->n_copies, (long long)wide, (long long)narrow);
 }

@@ -1,61 +1,95 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Quantized storage in a step: each op that reads the result of a dequantize op gets its own dequantize op, just before
- * it and with its labels. So the values of a weight are live for one GEMM: the plan reuses their bytes, they are not
- * kept for the backward, and a recomputed GEMM dequantizes again. Without this, CSE would give all microbatches and the
- * backward one result that is live for the full step. A result that is an output is not changed.
+ * Quantized storage in a step: each op that reads the result of a local op (dequantize, transposed) gets a local op of
+ * its own, just before it and with its labels, and so do the readers of what is cast or quantized from such a result.
+ * So the values of a weight are live for one GEMM: the plan reuses their bytes, they are not kept for the backward,
+ * and a recomputed GEMM makes them again. Without this, CSE would give all microbatches and the backward one result
+ * that is live for the full step. A result that is an output is not changed.
  */
 #include "pass/pass.h"
 
-static bool is_dequantized(const rfr_trace *t, const rfi_uses *uses, rfr_value v) {
-  const int op = v < 0 ? -1 : t->values[v].op;
-  return op >= 0 && (t->ops[op].def->flags & RFI_LOCAL) && !uses[v].output;
+typedef struct split {
+  rfi_rewrite r;
+  const rfi_uses *uses;
+  int made; /* local ops of the new trace */
+} split;
+
+/* Whether each reader of op i gets an op of its own. */
+static bool is_local(const split *s, int i) {
+  const rfr_trace *t = s->r.from;
+  const rfi_opr *op = &t->ops[i];
+  const unsigned other = RFI_VIEW | RFI_STATE | RFI_HOST | RFI_COLLECTIVE;
+  for (int j = 0; j < op->n_out; j++)
+    if (op->out[j] >= 0 && s->uses[op->out[j]].output) return false;
+  if (op->def->flags & RFI_LOCAL) return true;
+  return op->def->flags & RFI_FORM && !(op->def->flags & other) && op->n_in <= RFI_MAX_NAMES && op->in[0] >= 0 &&
+         t->values[op->in[0]].op >= 0 && is_local(s, t->values[op->in[0]].op);
 }
 
-/* Copies op i, after dequantize ops for its operands. */
-static rfr_status emit(rfi_rewrite *r, const rfi_uses *uses, int i) {
-  const rfr_trace *t = r->from;
-  const rfi_opr *op = &t->ops[i];
-  for (int k = 0; k < op->n_in; k++) {
-    bool again = false;
-    for (int j = 0; j < k; j++) again = again || op->in[j] == op->in[k];
-    if (again || !is_dequantized(t, uses, op->in[k])) continue;
-    const rfi_opr *dequantize = &t->ops[t->values[op->in[k]].op];
-    rfr_value x = r->map[dequantize->in[0]];
-    rfi_opr own = *dequantize;
-    own.in = &x;
-    own.phase = op->phase;
-    own.microbatch = op->microbatch;
-    own.scope = op->scope;
-    RFI_TRY(rfi_rewrite_new(r, &own, NULL, &r->map[op->in[k]]));
+/* The local op that computes v; -1: none. */
+static int local_of(const split *s, rfr_value v) {
+  const int op = v < 0 ? -1 : s->r.from->values[v].op;
+  return op >= 0 && is_local(s, op) ? op : -1;
+}
+
+static bool reads(const rfi_opr *op, rfr_value v) {
+  for (int k = 0; k < op->n_in; k++)
+    if (op->in[k] == v) return true;
+  return false;
+}
+
+/* Appends the local ops whose results `reader` reads, with the labels of `labels`. Their chain ends at a stored
+ * weight: an op of it has few operands. */
+static rfr_status make_operands(split *s, const rfi_opr *reader, const rfi_opr *labels) {
+  const rfr_trace *t = s->r.from;
+  for (int k = 0; k < reader->n_in; k++) {
+    const int maker = local_of(s, reader->in[k]);
+    bool again = false, dead[RFI_MAX_NAMES];
+    rfr_value in[RFI_MAX_NAMES], out[RFI_MAX_NAMES];
+    for (int j = 0; j < k; j++) again = again || (reader->in[j] >= 0 && t->values[reader->in[j]].op == maker);
+    if (maker < 0 || again) continue;
+    const rfi_opr *op = &t->ops[maker];
+    RFI_TRY(make_operands(s, op, labels));
+    for (int j = 0; j < op->n_in; j++) in[j] = op->in[j] < 0 ? RFR_NONE : s->r.map[op->in[j]];
+    for (int j = 0; j < op->n_out; j++) dead[j] = op->out[j] < 0 || !reads(reader, op->out[j]);
+    rfi_opr own = *op;
+    own.in = in;
+    own.phase = labels->phase;
+    own.microbatch = labels->microbatch;
+    own.scope = labels->scope;
+    RFI_TRY(rfi_rewrite_new(&s->r, &own, dead, out));
+    for (int j = 0; j < op->n_out; j++)
+      if (!dead[j]) s->r.map[op->out[j]] = out[j];
+    s->made += (op->def->flags & RFI_LOCAL) != 0;
   }
-  return rfi_rewrite_op(r, i, NULL);
+  return RFR_OK;
 }
 
 rfr_status rfi_split_dequantize(const rfr_trace *in, rfi_report *report, rfr_trace **out) {
   rfr_status s;
-  rfi_rewrite r = {.from = in};
+  split p = {.r = {.from = in}};
   rfi_uses *uses = NULL;
-  int weights = 0, readers = 0;
+  int results = 0;
   *out = NULL;
   RFI_TRY(rfi_count_uses(in, &uses));
-  RFI_GOTO(rfi_rewrite_begin(in, &r));
+  p.uses = uses;
+  RFI_GOTO(rfi_rewrite_begin(in, &p.r));
   for (int i = 0; i < in->n_ops; i++) {
-    const rfr_value y = in->ops[i].n_out > 0 ? in->ops[i].out[0] : RFR_NONE;
-    if (is_dequantized(in, uses, y)) {
-      weights++;
-      readers += uses[y].count;
-    } else {
-      RFI_GOTO(emit(&r, uses, i));
+    if (is_local(&p, i)) {
+      results += (in->ops[i].def->flags & RFI_LOCAL) != 0;
+      continue;
     }
+    RFI_GOTO(make_operands(&p, &in->ops[i], &in->ops[i]));
+    RFI_GOTO(rfi_rewrite_op(&p.r, i, NULL));
   }
-  if (weights > 0)
-    RFI_GOTO(rfi_report_line(report, "dequantized: %d weights, before each of %d products", weights, readers));
-  s = rfi_rewrite_end(&r, out);
+  if (results > 0)
+    RFI_GOTO(rfi_report_line(report, "local: %d results from stored weights, %d times, each for one product", results,
+                             p.made));
+  s = rfi_rewrite_end(&p.r, out);
   rfi_free(in->ctx, uses);
   return s;
 fail:
-  if (r.map) rfi_rewrite_abort(&r);
+  if (p.r.map) rfi_rewrite_abort(&p.r);
   rfi_free(in->ctx, uses);
   return s;
 }

@@ -61,9 +61,29 @@ static void test_parse_damaged(void **state) {
   free(copy);
 }
 
+/* A view in another type: offset and strides count its own elements. */
+static void test_bytes_as(void **state) {
+  static const char *const lines = "refrain-trace 1\ninput %0 \"q\" frozen u8[36]\n"
+                                   "%1 f32[1]@%0+8{1} = bytes_as(%0) to=f32 start=32 shape=[1] phase=load\n"
+                                   "%2 e4m3[2,16]@%0 = bytes_as(%0) to=e4m3 start=0 shape=[2,16] phase=load\n"
+                                   "%3 e4m3[16,2] = transposed(%2) phase=load\n";
+  rfr_trace *t, *back;
+  rft_text text = {0};
+  (void)state;
+  assert_int_equal(rfr_trace_parse(ctx, "stored", lines, strlen(lines), &t), RFR_OK);
+  assert_int_equal(t->values[1].offset, 8);
+  rft_trace_print(t, 1, &text);
+  assert_int_equal(rfr_trace_parse(ctx, "printed", text.data, text.n, &back), RFR_OK);
+  assert_true(rfr_trace_equal(t, back));
+  free(text.data);
+  rfr_trace_destroy(t);
+  rfr_trace_destroy(back);
+}
+
 #define ROPE                                                                                      \
   "refrain-trace 1\ninput %0 \"x\" input f32[2,1,4]\ninput %1 \"p\" input i32[2]\n%2 f32[2,1,4] " \
   "= rope_table(%0, %1) "
+#define STORED "refrain-trace 1\ninput %0 \"q\" frozen u8[36]\n"
 static void test_parse_errors(void **state) {
   (void)state;
   static const struct {
@@ -104,6 +124,11 @@ static void test_parse_errors(void **state) {
       {ROPE "inverse=0 scale=1 frequency=[] phase=forward\n", "0 frequencies"},
       {ROPE "inverse=0 scale=1 frequency=[1,2,3] phase=forward\n", "3 frequencies"},
       {ROPE "inverse=0 scale=0 frequency=[1,2] phase=forward\n", "scale is 0"},
+      {STORED "%1 f32[1] = bytes_as(%0) to=f32 start=30 shape=[1] phase=load\n", "not an element of f32"},
+      {STORED "%1 f32[2] = bytes_as(%0) to=f32 start=32 shape=[2] phase=load\n", "the values need 40"},
+      {STORED "%1 i32[1] = bytes_as(%0) to=i32 start=32 shape=[1] phase=load\n", "to is i32"},
+      {STORED "%1 e4m3[37] = bytes_as(%0) to=e4m3 start=0 shape=[37] phase=load\n", "the values need 37"},
+      {STORED "%1 u8[1,36] = transposed(%0) phase=load\n", "rank"},
   };
   for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
     rfr_trace *t;
@@ -152,8 +177,8 @@ static void test_null(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      rft_context_test(test_round_trip),   rft_context_test(test_parse_damaged), rft_context_test(test_parse_errors),
-      rft_context_test(test_parse_memory), rft_context_test(test_null),
+      rft_context_test(test_round_trip),   rft_context_test(test_bytes_as),     rft_context_test(test_parse_damaged),
+      rft_context_test(test_parse_errors), rft_context_test(test_parse_memory), rft_context_test(test_null),
   };
   return cmocka_run_group_tests_name("parse", tests, NULL, NULL);
 }

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * Runs that train an adapter: the same bits eager, recomputed and resumed; bytes of weights, masters and moments in
- * closed form; nothing but the weights of the frozen base; the checkpoint is an adapter's folder that another run
- * starts from; another base is refused; a tensor without a gradient stops the run.
+ * closed form; nothing but the weights of the frozen base; linears of one x share a GEMM; the checkpoint is an
+ * adapter's folder that another run starts from; another base is refused; a tensor without a gradient stops the run.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -94,6 +94,59 @@ static void planned_bytes(void **state) {
   assert_int_equal(info.trainable_parameters, adapter);
   assert_int_equal(info.checkpoint_bytes, 12 * adapter + 4 * 28);
   rfr_run_close(run);
+  rfr_ctx_destroy(ctx);
+}
+
+/* ---- shared GEMMs ---- */
+
+enum { RANK = 3, LAYERS = 2, MICROBATCHES = 2 };
+
+/* GEMMs of a phase, of all microbatches, with a result of (_,n), or (n,_) for gradients. */
+static int gemms(const rfr_trace *t, rfr_phase phase, int dimension, int64_t n) {
+  int count = 0;
+  for (int i = 0; i < t->n_ops; i++) {
+    const rfi_opr *op = &t->ops[i];
+    count += op->def->code == RFI_OP_matmul && op->phase == phase && t->values[op->out[0]].type.shape[dimension] == n;
+  }
+  return count;
+}
+
+/* The A of q, k and v, and of gate and up, are one tensor unless something differs between them. */
+static void shared_gemms(void **state) {
+  static const struct {
+    const char *set;
+    bool qkv, mlp;
+  } cases[] = {{"adapter.rslora=false", true, true},
+               {"adapter.rslora=true", true, true},
+               {"adapter.type=dora", true, true},
+               {"adapter.dropout=0.1", false, false},
+               {"adapter.alphas={\"*.k_proj\": 5}", false, true},
+               {"adapter.targets=[q_proj, k_proj, o_proj, up_proj, gate_proj, down_proj]", false, true},
+               {"optimizer.frozen=[\"*.gate_proj.lora_A.weight\"]", true, false}};
+  (void)state;
+  rfr_ctx *ctx = rft_run_ctx(1);
+  for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+    rft_record record = {0};
+    rfr_run_options o = rft_run_options(&record);
+    o.keep_traces = 1;
+    o.overrides = &cases[i].set, o.n_overrides = 1;
+    rfr_run *run = rft_run_open(
+        ctx, "refrain: 1\n" LLAMA BF16 "adapter: {type: lora, rank: 3, alpha: 6}\n" DATA TWO_BATCHES FAST RUN, NULL,
+        &o);
+    const rfr_trace *t = rfr_program_trace(run->programs, rfr_run_program_index(run, RFR_RUN_TRAIN), "lower");
+    assert_non_null(t);
+    for (int k = 2; k <= 3; k++) { /* a GEMM of k ranks for each microbatch: u, and the gradient of A */
+      const int want = (k == 3 ? cases[i].qkv : cases[i].mlp) ? LAYERS * MICROBATCHES : 0;
+      assert_int_equal(gemms(t, RFR_PHASE_FORWARD, 1, k * RANK), want);
+      assert_int_equal(gemms(t, RFR_PHASE_WGRAD, 0, k * RANK), want);
+    }
+    if (i == 0) { /* A is scaled once a step, and so is its gradient */
+      int scales = 0;
+      for (int k = 0; k < t->n_ops; k++) scales += t->ops[k].def->code == RFI_OP_scale;
+      assert_int_equal(scales, 2 * 4 * LAYERS);
+    }
+    rfr_run_close(run);
+  }
   rfr_ctx_destroy(ctx);
 }
 
@@ -326,10 +379,10 @@ static void refused(void **state) {
 }
 
 int main(void) {
-  const struct CMUnitTest tests[] = {cmocka_unit_test(bits_lora),      cmocka_unit_test(bits_dora),
-                                     cmocka_unit_test(planned_bytes),  cmocka_unit_test(another_base),
-                                     cmocka_unit_test(start_from),     cmocka_unit_test(masters_saved),
-                                     cmocka_unit_test(masters_needed), cmocka_unit_test(own_keys),
-                                     cmocka_unit_test(no_gradient),    cmocka_unit_test(refused)};
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(bits_lora),     cmocka_unit_test(bits_dora),      cmocka_unit_test(planned_bytes),
+      cmocka_unit_test(shared_gemms),  cmocka_unit_test(another_base),   cmocka_unit_test(start_from),
+      cmocka_unit_test(masters_saved), cmocka_unit_test(masters_needed), cmocka_unit_test(own_keys),
+      cmocka_unit_test(no_gradient),   cmocka_unit_test(refused)};
   return cmocka_run_group_tests_name("adapter runs", tests, rft_run_setup, rft_run_teardown);
 }

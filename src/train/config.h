@@ -68,7 +68,7 @@ typedef struct rfi_config_numbers {
 #define RFI_CHOICES_SCHEDULE(X) X(SCHEDULE, constant) X(SCHEDULE, linear) X(SCHEDULE, cosine) X(SCHEDULE, wsd)
 #define RFI_CHOICES_RECOMPUTE(X) X(RECOMPUTE, none) X(RECOMPUTE, auto) X(RECOMPUTE, all)
 #define RFI_CHOICES_ADAPTER(X) X(ADAPTER, none) X(ADAPTER, lora) X(ADAPTER, dora)
-#define RFI_CHOICES_BASE(X) X(BASE, model) X(BASE, nf4) X(BASE, int8)
+#define RFI_CHOICES_BASE(X) X(BASE, model) X(BASE, nf4) X(BASE, int8) X(BASE, fp8)
 #define RFI_CHOICES_RECIPE(X)                                                                           \
   X(RECIPE, none) X(RECIPE, fp8_delayed) X(RECIPE, fp8_current) X(RECIPE, fp8_block) X(RECIPE, mxfp8) \
   X(RECIPE, nvfp4)

@@ -2,8 +2,9 @@
  *
  * Adapters on a quantized base (adapter.base): the bytes of its weights in closed form and without a copy in another
  * type; their contents are the quantization of the weights that the run would have without it; training, resumed
- * training and recompute have the same bits; an export has the loss of the run; another base than the run's, and a base
- * without an adapter, are refused.
+ * training and recompute have the same bits; an export has the loss of the run; another base than the run's, and a
+ * base without an adapter, are refused. With a recipe, a base in FP8 has the bits of one in the model's type, and no
+ * base has a copy that lives from one GEMM to another.
  */
 #include <math.h>
 #include <stdio.h>
@@ -90,6 +91,8 @@ static void weights(void **state) {
                 RFR_QUANT_INT8);
   check_weights(ctx, "refrain: 1\n" FOLDER SINGLE ADAPTER("model") DATA TWO_BATCHES ADAM RUN, "adapter.base=nf4",
                 RFR_QUANT_NF4);
+  check_weights(ctx, "refrain: 1\n" LLAMA ADAPTER("model") DATA TWO_BATCHES ADAM RUN, "adapter.base=fp8",
+                RFR_QUANT_FP8);
   rfr_ctx_destroy(ctx);
 }
 
@@ -129,6 +132,115 @@ static void bits_int8_gpt2_dora(void **state) {
   same_bits("refrain: 1\n" GPT2 DORA("int8") DATA TWO_BATCHES ADAM RUN, "int8");
 }
 
+static void bits_fp8(void **state) {
+  (void)state;
+  same_bits("refrain: 1\n" LLAMA ADAPTER("fp8") DATA TWO_BATCHES ADAM RUN, "fp8");
+}
+
+/* ---- with a recipe ---- */
+
+static const char *const models[] = {
+    "model: {model_type: llama, hidden_size: 32, intermediate_size: 64, num_hidden_layers: 2,\n"
+    "        num_attention_heads: 4, num_key_value_heads: 2}\n",
+    "model: {model_type: gpt2, hidden_size: 32, num_hidden_layers: 2, num_attention_heads: 4}\n",
+    "model: {model_type: mixtral, hidden_size: 32, intermediate_size: 32, num_hidden_layers: 2, num_experts: 4,\n"
+    "        num_attention_heads: 4}\n"};
+enum { MODELS = sizeof models / sizeof *models };
+
+static rfr_run *open_recipe(rfr_ctx *ctx, const char *model, const char *base, const char *recipe, const char *set,
+                            rft_record *record) {
+  char config[2400];
+  snprintf(config, sizeof config,
+           "refrain: 1\n%sadapter: {type: lora, rank: 4, base: %s}\nprecision: {dtype: bf16, recipe: %s, keep: []}\n%s",
+           model, base, recipe, DATA TWO_BATCHES ADAM RUN);
+  *record = (rft_record){0};
+  return open_with(ctx, config, set, record);
+}
+
+/* Ops on stored weights: what they make has one reader, at most two ops later, of the same phase and microbatch.
+ * Returns the number of ops with `code`. */
+static int check_one_reader(const rfr_trace *t, rfi_opcode code) {
+  int n = 0;
+  for (int i = 0; i < t->n_ops; i++) {
+    const rfi_opr *op = &t->ops[i];
+    const rfi_opr *from = op->n_in > 0 && t->values[op->in[0]].op >= 0 ? &t->ops[t->values[op->in[0]].op] : NULL;
+    const bool quantizes = op->def->code == RFI_OP_quantize && from && from->def->code == RFI_OP_dequantize;
+    n += op->def->code == code;
+    if (!(op->def->flags & RFI_LOCAL) && !quantizes) continue;
+    for (int k = i + 1; k < t->n_ops; k++)
+      for (int j = 0; j < t->ops[k].n_in; j++) {
+        const rfr_value v = t->ops[k].in[j];
+        if (v < 0 || t->values[v].op != i) continue;
+        assert_true(k <= i + 2);
+        assert_int_equal(t->ops[k].phase, op->phase);
+        assert_int_equal(t->ops[k].microbatch, op->microbatch);
+      }
+  }
+  return n;
+}
+
+static void recipes_are_local(void **state) {
+  static const char *const bases[] = {"nf4", "int8", "fp8"}, *const recipes[] = {"fp8_current", "fp8_delayed",
+                                                                                 "fp8_block", "mxfp8", "nvfp4"};
+  (void)state;
+  rfr_ctx *ctx = rft_run_ctx(2);
+  for (int m = 0; m < MODELS; m++)
+    for (int b = 0; b < 3; b++)
+      for (int r = 0; r < 5; r++) {
+        rft_record record;
+        rfr_run *run = open_recipe(ctx, models[m], bases[b], recipes[r], "memory.recompute=none", &record);
+        const rfr_trace *t = rfr_program_trace(rfr_run_programs(run), 0, "lower");
+        const bool as_it_is = b == 2 && r < 2; /* E4M3 with a scale per matrix */
+        assert_non_null(t);
+        assert_int_equal(check_one_reader(t, RFI_OP_dequantize) > 0, !as_it_is);
+        assert_int_equal(check_one_reader(t, RFI_OP_transposed) > 0, as_it_is);
+        for (int i = 0; i < t->n_ops; i++) /* nothing of the size of a weight is made once for all */
+          for (int j = 0; j < t->ops[i].n_out && t->ops[i].phase <= RFR_PHASE_SETUP; j++)
+            if (t->ops[i].out[j] >= 0 && !(t->ops[i].def->flags & RFI_VIEW) && t->ops[i].in &&
+                rfi_bytes(&t->values[t->ops[i].out[j]].type) >= 1024)
+              fail_msg("%s with %s: op %d %s is made once", bases[b], recipes[r], i, t->ops[i].def->name);
+        rfr_run_close(run);
+      }
+  rfr_ctx_destroy(ctx);
+}
+
+/* The codes are those that the recipe would make of the weights: the same losses and the same adapter. */
+static void fp8_as_it_is(void **state) {
+  (void)state;
+  rfr_ctx *ctx = rft_run_ctx(2);
+  for (int m = 0; m < MODELS; m++) {
+    rft_record wide, stored, small;
+    rfr_run *a = open_recipe(ctx, models[m], "model", "fp8_current", "run.seed=7", &wide);
+    rfr_run *b = open_recipe(ctx, models[m], "fp8", "fp8_current", "run.seed=7", &stored);
+    rft_run_steps(a, STEPS);
+    rft_run_steps(b, STEPS);
+    rfr_tensor x;
+    int adapters = 0;
+    for (int i = 0; rfr_programs_tensor_at(rfr_run_programs(a), i, &x) == RFR_OK; i++) {
+      if (x.role != RFR_ROLE_TRAINABLE) continue;
+      rfr_tensor from, to;
+      void *want = read_tensor(a, x.name, &from), *have = read_tensor(b, x.name, &to);
+      adapters++;
+      assert_memory_equal(want, have, (size_t)x.bytes);
+      free(want);
+      free(have);
+    }
+    assert_true(adapters > 0);
+    rft_assert_same_losses(&wide, &stored);
+    rfr_run_close(a);
+    a = open_recipe(ctx, models[m], "fp8", "fp8_current", "memory.recompute=all", &small);
+    rfr_run_close(b);
+    b = open_recipe(ctx, models[m], "fp8", "fp8_current", "memory.recompute=none", &stored);
+    rft_run_steps(a, STEPS);
+    rft_run_steps(b, STEPS);
+    rft_assert_same_losses(&small, &stored);
+    rft_assert_same_state(a, b);
+    rfr_run_close(a);
+    rfr_run_close(b);
+  }
+  rfr_ctx_destroy(ctx);
+}
+
 static rfr_status export_f32(rfr_ctx *ctx, const char *model, const char *name, char out[512]) {
   char from[512];
   rfr_export_options o = rfr_export_options_default();
@@ -148,15 +260,15 @@ static double loss_of(rfr_run *run) {
 /* The adapter is merged into the quantized base, and into no other base. */
 static void exported(void **state) {
   (void)state;
-  static const char *const sets[] = {"adapter.base=nf4", "adapter.base=int8", "adapter.base=model",
+  static const char *const sets[] = {"adapter.base=nf4", "adapter.base=int8", "adapter.base=fp8", "adapter.base=model",
                                      "adapter.type=dora"};
   rfr_ctx *ctx = rft_run_ctx(2);
-  for (int i = 0; i < 4; i++) {
+  for (int i = 0; i < 5; i++) {
     char base[512], merged[512], name[16], config[2400];
     rft_record record = {0};
     assert_int_equal(export_f32(ctx, RFT_SOURCE_DIR "/tests/models/llama", "base", base), RFR_OK);
     snprintf(config, sizeof config, "refrain: 1\nmodel: %s\n%s%s", base, SINGLE DATA TWO_BATCHES ADAM RUN,
-             i == 3 ? ADAPTER("nf4") : ADAPTER("model"));
+             i == 4 ? ADAPTER("nf4") : ADAPTER("model"));
     rfr_run_options o = rft_run_options(&record);
     o.overrides = &sets[i], o.n_overrides = 1;
     snprintf(name, sizeof name, "export-%d", i);
@@ -195,7 +307,8 @@ static void refused(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(weights),  cmocka_unit_test(bits_nf4), cmocka_unit_test(bits_int8_gpt2_dora),
+      cmocka_unit_test(weights),  cmocka_unit_test(bits_nf4),          cmocka_unit_test(bits_int8_gpt2_dora),
+      cmocka_unit_test(bits_fp8), cmocka_unit_test(recipes_are_local), cmocka_unit_test(fp8_as_it_is),
       cmocka_unit_test(exported), cmocka_unit_test(refused),
   };
   return cmocka_run_group_tests_name("quantized_base", tests, rft_run_setup, rft_run_teardown);

@@ -148,7 +148,9 @@ static rfr_status read_adapter_folder(rfi_settings *s) {
 
 /* Adds the adapter to the description of the model. */
 static rfr_status read_adapter(rfi_settings *s) {
-  _Static_assert((int)RFI_BASE_nf4 == (int)RFR_QUANT_NF4 && (int)RFI_BASE_int8 == (int)RFR_QUANT_INT8, "same order");
+  _Static_assert((int)RFI_BASE_nf4 == (int)RFR_QUANT_NF4 && (int)RFI_BASE_int8 == (int)RFR_QUANT_INT8 &&
+                     (int)RFI_BASE_fp8 == (int)RFR_QUANT_FP8,
+                 "same order");
   const rfi_config *c = s->config;
   if (!*c->adapter_from && c->adapter_type == RFI_ADAPTER_none) return RFR_OK;
   s->spec.model.base_format = (rfr_quant)c->adapter_base;

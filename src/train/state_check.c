@@ -26,7 +26,7 @@ static const char *wrong_moment(const rfr_run *run, const rfr_tensor *x, const v
   rfr_tensor w;
   snprintf(name, sizeof name, "%.*s", (int)(strlen(x->name) - strlen(suffix)), x->name);
   if (rfr_programs_tensor(run->programs, name, &w) != RFR_OK) return "no weight";
-  const rfi_quant_layout l = rfi_quant_layout_of(RFR_QUANT_DYNAMIC8, rfi_count(&w.type), 0);
+  const rfi_quant_layout l = rfi_quant_layout_for(RFR_QUANT_DYNAMIC8, w.type.rank, w.type.shape);
   return wrong_scales((const float *)((const char *)values + l.scales_at), l.scales, false);
 }
 

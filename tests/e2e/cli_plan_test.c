@@ -196,6 +196,7 @@ static void bench(void **state) {
   const json_t *ceilings = json_object_get(v, "ceilings"), *kinds = json_object_get(v, "kinds");
   assert_true(json_number_value(json_object_get(ceilings, "flops_per_second")) > 0);
   assert_true(json_number_value(json_object_get(ceilings, "bytes_per_second")) > 0);
+  assert_null(json_object_get(ceilings, "flops_per_second_fp8"));
   check_rows(kinds, rft_number(v, "profiled_ops"));
   bool attention = false;
   for (size_t i = 0; i < json_array_size(kinds); i++) {
@@ -205,6 +206,13 @@ static void bench(void **state) {
     assert_true(json_number_value(json_object_get(row, "flops")) == 2.0 * 2 * 4 * (128 * 129 / 2 + 128 * 128) * 128);
   }
   assert_true(attention);
+  json_decref(v);
+  assert_int_equal(RUN("bench", "demo", "--steps", "1", "--json", "--dtype", "f32", "--set",
+                       "model.num_hidden_layers=1", "--set", "precision.recipe=fp8_current", "--set",
+                       "precision.keep=[]"),
+                   0);
+  v = rft_parsed(); /* FP8 has a ceiling of its own */
+  assert_true(json_number_value(json_object_get(json_object_get(v, "ceilings"), "flops_per_second_fp8")) > 0);
   json_decref(v);
   assert_int_equal(RUN("bench", "demo", "--dtype", "f31"), 2);
   rft_assert_says(rft_err, "dtype");

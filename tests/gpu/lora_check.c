@@ -5,7 +5,8 @@
  *   lora_check [DEVICE]    default: cuda
  *
  * lora: for shapes of Llama 3 8B, 8192 rows, rank 16, forward and dgrad: the base GEMM alone; u = x AT alone;
- * lora_matmul, less u's time; and the base GEMM with u BT added by a second GEMM. The results of both forms must agree.
+ * lora_matmul, less u's time; the base GEMM with u BT added by a second GEMM; and u BT with the base GEMM added onto
+ * it. The results of the forms must agree.
  * dequantize: time and bandwidth of NF4 and int8 to bf16.
  * One line per case; the exit code is 1 if any line says BAD.
  */
@@ -23,7 +24,7 @@
 
 enum { M = 8192, R = 16, TIMES = 50, ROUNDS = 3 };
 
-typedef enum form { BASE, NARROW, FUSED, TWO } form;
+typedef enum form { BASE, NARROW, FUSED, TWO, FIRST } form;
 
 static int bad;
 
@@ -50,9 +51,11 @@ static rfr_trace *record(rfr_ctx *ctx, form f, int tb, int64_t n, int64_t k) {
   const rfr_value x = matrix(t, "x", M, tb ? k : n);
   const rfr_value a = tb ? matrix(t, "a", R, k) : matrix(t, "a", n, R); /* the factor next to x */
   const rfr_value b = tb ? matrix(t, "b", n, R) : matrix(t, "b", R, k);
-  rfr_value u = f == TWO ? matrix(t, "u", M, R) : rfr_matmul(t, x, a, RFR_NONE, 0, tb, RFR_BF16), y = u;
+  rfr_value u = f >= TWO ? matrix(t, "u", M, R) : rfr_matmul(t, x, a, RFR_NONE, 0, tb, RFR_BF16), y = u;
+  const rfr_value first = f == FIRST ? rfr_matmul(t, u, b, RFR_NONE, 0, tb, RFR_BF16) : RFR_NONE;
   if (f != NARROW) y = rfr_matmul(t, x, matrix(t, "w", n, k), RFR_NONE, 0, tb, RFR_BF16);
   if (f == FUSED || f == TWO) y = rfr_add(t, y, rfr_matmul(t, u, b, RFR_NONE, 0, tb, RFR_BF16));
+  if (f == FIRST) y = rfr_add(t, first, y);
   rfr_output(t, "y", y);
   must(rfr_trace_finish(t), "trace");
   return t;
@@ -115,14 +118,15 @@ static void check_shape(rfr_ctx *ctx, int tb, int64_t n, int64_t k) {
   const double base = measure(ctx, record(ctx, BASE, tb, n, k), NULL, NULL);
   const double one = measure(ctx, record(ctx, FUSED, tb, n, k), fused, NULL) - narrow;
   const double both = measure(ctx, record(ctx, TWO, tb, n, k), two, u);
+  const double onto = measure(ctx, record(ctx, FIRST, tb, n, k), two, u);
   const double d = distance(fused, two, M * columns), tflops = 2e-6 * M * (double)n * (double)k;
   const bool agrees = d < 6e-3;
   bad |= !agrees;
   printf("%-8s N %5lld K %5lld  base %7.1f us (%4.0f TFLOP/s)  u %5.1f  fused %7.1f (%+5.1f %%)  two GEMMs %7.1f "
          "(%+5.1f %%)  "
-         "distance %.1e %s\n",
+         "narrow first %7.1f (%+5.1f %%)  distance %.1e %s\n",
          tb ? "forward" : "dgrad", (long long)n, (long long)k, base, tflops / base, narrow, one, 100 * (one / base - 1),
-         both, 100 * (both / base - 1), d, agrees ? "ok" : "BAD");
+         both, 100 * (both / base - 1), onto, 100 * (onto / base - 1), d, agrees ? "ok" : "BAD");
   fflush(stdout);
   free(u), free(fused), free(two);
 }

@@ -166,7 +166,8 @@ static const char *exempt(const rft_op *op, char word[32]) {
   if (def->code == RFI_OP_add_layernorm || def->code == RFI_OP_add_rmsnorm || def->code == RFI_OP_lora_matmul)
     return "none: lowered";
   if (def->code == RFI_OP_quantize || def->code == RFI_OP_grouped_quantize || def->code == RFI_OP_matmul_scaled ||
-      def->code == RFI_OP_grouped_matmul_scaled || def->code == RFI_OP_grouped_wgrad_scaled)
+      def->code == RFI_OP_grouped_matmul_scaled || def->code == RFI_OP_grouped_wgrad_scaled ||
+      def->code == RFI_OP_transposed)
     return "none: lowered";
   if (def->flags & RFI_STATE) return "none: state";
   if (strcmp(def->family, "optim") == 0) return "none: optimizer";

@@ -11,7 +11,6 @@
 
 #include "base/base.h"
 #include "core/rng.h"
-#include "ops/quant/formats.h"
 #include "trace/trace.h"
 
 static bool is_scalar(const rfr_type *t, rfr_dtype dtype) {
@@ -82,7 +81,7 @@ static rfr_status check_update(const rfr_type *w, const rfr_type *g, int n, cons
 /* A moment of 8 bits; both formats have the same size. */
 static bool is_8bit(const rfr_type *x, const rfr_type *w) {
   return x->dtype == RFR_U8 && x->rank == 1 &&
-         x->shape[0] == rfi_quant_layout_of(RFR_QUANT_DYNAMIC8, rfi_count(w), 0).bytes;
+         x->shape[0] == rfr_quant_bytes(RFR_QUANT_DYNAMIC8, w->rank, w->shape);
 }
 
 rfr_status rfi_infer_adamw(const rfi_infer *c) {

@@ -7,7 +7,8 @@
  * (pass/quantize.c), so the values are live for one GEMM only. The codes have no gradient.
  *
  * Quantization rounds to the nearest number of the format; ties go to the smaller number, as in bitsandbytes' CUDA
- * kernels. A block of zeros has scale 0.
+ * kernels. A block of zeros has scale 0. fp8 has the arithmetic of the op quantize (scaling.h) instead, so that a GEMM
+ * can read the codes as they are.
  */
 #include <math.h>
 #include <string.h>
@@ -15,6 +16,7 @@
 #include "base/base.h"
 #include "core/convert.h"
 #include "ops/quant/dynamic8.h"
+#include "ops/quant/scaling.h"
 #include "ops/rule.h"
 
 static const struct {
@@ -39,14 +41,8 @@ static bool is_format(int64_t format) { return format > RFR_QUANT_NONE && format
 
 const char *rfr_quant_name(rfr_quant format) { return (unsigned)format < RFR_QUANT_COUNT ? rows[format].name : "?"; }
 
-static rfi_quant_layout layout_of(rfr_quant format, int rank, const int64_t *shape) {
-  int64_t n = 1;
-  for (int d = 0; d < rank; d++) n *= shape[d];
-  return rfi_quant_layout_of(format, n, rank > 0 ? shape[rank - 1] : 1);
-}
-
 int64_t rfr_quant_bytes(rfr_quant format, int rank, const int64_t *shape) {
-  return is_format(format) ? layout_of(format, rank, shape).bytes : 0;
+  return is_format(format) ? rfi_quant_layout_for(format, rank, shape).bytes : 0;
 }
 
 /* ---- quantization ---- */
@@ -139,6 +135,29 @@ static void encode_block(rfr_quant format, const rfi_quant_layout *l, const sour
   }
 }
 
+/* One matrix of l->block elements: its magnitude first, which does not depend on the order. */
+static void encode_fp8(const rfi_quant_layout *l, const source *s, int64_t b, int threads, float *scale, uint8_t *out) {
+  const int64_t begin = b * l->block, chunks = (l->block + CHUNK - 1) / CHUNK;
+  uint32_t most = 0; /* the pattern of a NaN is the largest */
+  (void)threads;     /* unused without OpenMP */
+#pragma omp parallel for num_threads(threads) if (l->block >= CHUNK) schedule(static) reduction(max : most)
+  for (int64_t c = 0; c < chunks; c++) {
+    float buffer[CHUNK];
+    const int64_t n = l->block - c * CHUNK < CHUNK ? l->block - c * CHUNK : CHUNK;
+    const float *x = read_block(s, begin + c * CHUNK, n, buffer);
+    for (int64_t i = 0; i < n; i++) most = rfi_magnitude(x[i]) > most ? rfi_magnitude(x[i]) : most;
+  }
+  const float by = rfi_scale_of(most, rfi_largest(RFR_E4M3), RFI_F32_LARGEST, 0);
+  scale[b] = 1.0f / by;
+#pragma omp parallel for num_threads(threads) if (l->block >= CHUNK) schedule(static)
+  for (int64_t c = 0; c < chunks; c++) {
+    float buffer[CHUNK];
+    const int64_t at = begin + c * CHUNK, n = l->block - c * CHUNK < CHUNK ? l->block - c * CHUNK : CHUNK;
+    const float *x = read_block(s, at, n, buffer);
+    for (int64_t i = 0; i < n; i++) out[at + i] = rfi_e4m3_encode(x[i], by);
+  }
+}
+
 rfr_status rfr_quant_encode(rfr_ctx *ctx, rfr_quant format, int rank, const int64_t *shape, rfr_dtype dtype,
                             const void *data, int threads, void *out) {
   if (!is_format(format)) return rfi_fail(RFI_E_ARGUMENT, "quant format %d", (int)format);
@@ -147,7 +166,7 @@ rfr_status rfr_quant_encode(rfr_ctx *ctx, rfr_quant format, int rank, const int6
                     rfr_dtype_name(dtype));
   if (threads < 1 || threads > RFI_MAX_THREADS)
     return rfi_fail(RFI_E_ARGUMENT, "%d threads, not 1 to %d", threads, RFI_MAX_THREADS);
-  const rfi_quant_layout l = layout_of(format, rank, shape);
+  const rfi_quant_layout l = rfi_quant_layout_for(format, rank, shape);
   const source s = {dtype, data};
   float *nested = NULL;
   if (format == RFR_QUANT_NF4) RFI_TRY(RFI_ALLOC(ctx, sizeof *nested * ((size_t)l.scales + 1), &nested));
@@ -155,8 +174,10 @@ rfr_status rfr_quant_encode(rfr_ctx *ctx, rfr_quant format, int rank, const int6
   if (status == RFR_OK) {
     memset(out, 0, (size_t)l.bytes);
     float *scale = nested ? nested : (float *)(void *)((uint8_t *)out + l.scales_at);
+    for (int64_t b = 0; format == RFR_QUANT_FP8 && b < l.scales; b++) encode_fp8(&l, &s, b, threads, scale, out);
+    const int64_t blocks = format == RFR_QUANT_FP8 ? 0 : l.scales;
 #pragma omp parallel for num_threads(threads) if (l.n >= CHUNK) schedule(static)
-    for (int64_t b = 0; b < l.scales; b++) encode_block(format, &l, &s, b, scale, out);
+    for (int64_t b = 0; b < blocks; b++) encode_block(format, &l, &s, b, scale, out);
     if (nested) nest_scales(&l, nested, out);
   }
   rfi_free(ctx, nested);
@@ -164,7 +185,7 @@ rfr_status rfr_quant_encode(rfr_ctx *ctx, rfr_quant format, int rank, const int6
 }
 
 void rfi_quant_decode(rfr_quant format, int rank, const int64_t *shape, const void *x, float *values) {
-  const rfi_quant_layout l = layout_of(format, rank, shape);
+  const rfi_quant_layout l = rfi_quant_layout_for(format, rank, shape);
   const uint8_t *codes = x;
   const float *factor = (const float *)(const void *)(codes + l.nested_at);
   for (int64_t i = 0; i < l.n; i++) {
@@ -177,6 +198,7 @@ void rfi_quant_decode(rfr_quant format, int rank, const int64_t *shape, const vo
     }
     const float scale = ((const float *)(const void *)(codes + l.scales_at))[b];
     if (format == RFR_QUANT_INT8) values[i] = (float)(int8_t)codes[i] * scale * RFI_INT8_STEP;
+    else if (format == RFR_QUANT_FP8) values[i] = rfi_e4m3_widen(codes[i]) * scale;
     else values[i] = (format == RFR_QUANT_DYNAMIC8 ? dynamic_signed : dynamic_unsigned)[codes[i]] * scale;
   }
 }

@@ -9,6 +9,7 @@
  */
 #include "backend/cuda/kernels.cuh"
 #include "ops/quant/formats.h"
+#include "ops/quant/scaling.h"
 
 static __constant__ float nf4_map[16] = {
 #include "ops/quant/nf4.def"
@@ -78,7 +79,7 @@ template <typename T, rfr_quant F>
 static __global__ void __launch_bounds__(THREADS) bytes(const __grid_constant__ problem p) {
   __shared__ float map[256];
   const rfi_quant_layout &l = p.layout;
-  if (F != RFR_QUANT_INT8) {
+  if (F == RFR_QUANT_DYNAMIC8 || F == RFR_QUANT_DYNAMIC8U) {
     for (int i = threadIdx.x; i < 256; i += THREADS) map[i] = F == RFR_QUANT_DYNAMIC8 ? signed_map[i] : unsigned_map[i];
     __syncthreads();
   }
@@ -95,8 +96,9 @@ static __global__ void __launch_bounds__(THREADS) bytes(const __grid_constant__ 
         left = (block + 1) * l.block - i;
         scale = f32_at(p.x, l.scales_at, block);
       }
-      v[k] = F == RFR_QUANT_INT8 ? __fmul_rn(__fmul_rn((float)(int8_t)code.x[k], scale), RFI_INT8_STEP)
-                                 : __fmul_rn(map[code.x[k]], scale);
+      v[k] = F == RFR_QUANT_INT8  ? __fmul_rn(__fmul_rn((float)(int8_t)code.x[k], scale), RFI_INT8_STEP)
+             : F == RFR_QUANT_FP8 ? __fmul_rn(rfi_e4m3_widen(code.x[k]), scale)
+                                  : __fmul_rn(map[code.x[k]], scale);
     }
     put((T *)p.y, v, i, l.n);
   }
@@ -109,6 +111,7 @@ template <typename T> static void launch(const rfr_call *c, rfr_quant format, co
   switch (format) {
     case RFR_QUANT_NF4: nf4<T><<<blocks, THREADS, 0, rfi_stream(c)>>>(p); break;
     case RFR_QUANT_INT8: bytes<T, RFR_QUANT_INT8><<<blocks, THREADS, 0, rfi_stream(c)>>>(p); break;
+    case RFR_QUANT_FP8: bytes<T, RFR_QUANT_FP8><<<blocks, THREADS, 0, rfi_stream(c)>>>(p); break;
     case RFR_QUANT_DYNAMIC8: bytes<T, RFR_QUANT_DYNAMIC8><<<blocks, THREADS, 0, rfi_stream(c)>>>(p); break;
     default: bytes<T, RFR_QUANT_DYNAMIC8U><<<blocks, THREADS, 0, rfi_stream(c)>>>(p);
   }
@@ -117,8 +120,7 @@ template <typename T> static void launch(const rfr_call *c, rfr_quant format, co
 static rfr_status run(const rfr_call *c) {
   const rfr_arg *x = &c->in[0], *y = &c->out[0];
   const rfr_quant format = (rfr_quant)c->attr[0].i;
-  const int64_t row = y->type.rank > 0 ? y->type.shape[y->type.rank - 1] : 1;
-  const problem p = {(const uint8_t *)x->data, y->data, rfi_quant_layout_of(format, rfi_elements(y), row)};
+  const problem p = {(const uint8_t *)x->data, y->data, rfi_quant_layout_for(format, y->type.rank, y->type.shape)};
   RFI_WITH_FLOAT(y->type.dtype, T, launch<T>(c, format, p))
   return rfi_cuda_launched("dequantize");
 }

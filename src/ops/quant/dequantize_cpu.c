@@ -6,6 +6,7 @@
  */
 #include "backend/cpu/cpu.h"
 #include "ops/quant/formats.h"
+#include "ops/quant/scaling.h"
 #include "ops/walk.h"
 #ifdef __AVX512F__
 #include <immintrin.h>
@@ -65,6 +66,10 @@ static void decode_int8(float *restrict y, const int8_t *restrict codes, float s
   }
 }
 
+static void decode_fp8(float *restrict y, const uint8_t *restrict codes, float scale, int64_t n) {
+  for (int64_t i = 0; i < n; i++) y[i] = rfi_e4m3_widen(codes[i]) * scale;
+}
+
 static float scale_of(const work *w, rfr_quant format, const uint8_t *x, int64_t block) {
   const rfi_quant_layout *l = &w->layout;
   if (format != RFR_QUANT_NF4) return ((const float *)(const void *)(x + l->scales_at))[block];
@@ -92,6 +97,7 @@ static void decode_part(const rfi_call *c, int64_t begin, int64_t end, int part)
     switch (format) {
       case RFR_QUANT_NF4: decode_nf4(to, x + i / 2, scale, n); break;
       case RFR_QUANT_INT8: decode_int8(to, (const int8_t *)x + i, scale, n); break;
+      case RFR_QUANT_FP8: decode_fp8(to, x + i, scale, n); break;
       case RFR_QUANT_DYNAMIC8: decode_map(to, x + i, dynamic_signed, scale, n); break;
       default: decode_map(to, x + i, dynamic_unsigned, scale, n);
     }
@@ -101,9 +107,8 @@ static void decode_part(const rfi_call *c, int64_t begin, int64_t end, int part)
 
 static rfr_status run(const rfi_call *call) {
   const rfr_type *y = &call->out[0].type;
-  const int64_t n = rfi_count(y), row = y->rank > 0 ? y->shape[y->rank - 1] : 1;
-  const work w = {*call, rfi_quant_layout_of((rfr_quant)call->attr[0].i, n, row)};
-  rfi_parallel(&w.call, (n + RUN - 1) / RUN, RUN, decode_part);
+  const work w = {*call, rfi_quant_layout_for((rfr_quant)call->attr[0].i, y->rank, y->shape)};
+  rfi_parallel(&w.call, (w.layout.n + RUN - 1) / RUN, RUN, decode_part);
   return RFR_OK;
 }
 

@@ -17,12 +17,10 @@ static const float dynamic_unsigned[256] = {
 
 static rfi_quant_layout layout_of(const rfi_call *call) {
   const rfr_shape *s = &call->attr[2].s;
-  int64_t n = 1;
-  for (int d = 0; d < s->rank; d++) n *= s->dim[d];
-  return rfi_quant_layout_of((rfr_quant)call->attr[0].i, n, s->rank > 0 ? s->dim[s->rank - 1] : 1);
+  return rfi_quant_layout_for((rfr_quant)call->attr[0].i, s->rank, s->dim);
 }
 
-/* Finite scales; random bytes could be NaN or infinite. */
+/* Finite scales; random bytes could be NaN or infinite. Half of the numbers of fp8 get a sign. */
 RFT_OPERANDS(dequantize) {
   const rfi_quant_layout l = layout_of(call);
   uint8_t *x = call->in[0].data;
@@ -31,6 +29,7 @@ RFT_OPERANDS(dequantize) {
     const float scale = 0.1f + (float)x[i] / 64;
     memcpy(x + i, &scale, sizeof scale);
   }
+  for (int64_t i = 0; i < l.n && call->attr[0].i == RFR_QUANT_FP8; i += 2) x[i] |= 0x80;
 }
 
 static float f32_at(const uint8_t *x, int64_t at, int64_t i) {
@@ -54,6 +53,7 @@ RFT_REF(dequantize) {
     } else {
       scale = f32_at(x, l.scales_at, b);
       number = format == RFR_QUANT_INT8       ? (float)(int8_t)x[i]
+               : format == RFR_QUANT_FP8      ? (float)rfr_float_from_bits(RFR_E4M3, x[i])
                : format == RFR_QUANT_DYNAMIC8 ? dynamic_signed[x[i]]
                                               : dynamic_unsigned[x[i]];
     }
@@ -69,8 +69,13 @@ RFT_CASES(dequantize) = {
     "dequantize(b[124]<256) format=2 to=f shape=[7,13]",
     "dequantize(b[34908]<256) format=2 to=f shape=[67,517]",
     "dequantize(b[0]<256) format=2 to=f shape=[0,4]",
-    "dequantize(b[100]<256) format=3 to=f shape=[91]",
-    "dequantize(b[20332]<256) format=3 to=f shape=[1,20003]",
-    "dequantize(b[604]<256) format=4 to=f shape=[19,31]",
+    "dequantize(b[100]<127) format=3 to=f shape=[7,13]",
+    "dequantize(b[26348]<127) format=3 to=f shape=[3,131,67]",
+    "dequantize(b[34644]<127) format=3 to=f shape=[67,517]",
+    "dequantize(b[20]<127) format=3 to=f shape=[1]",
+    "dequantize(b[0]<127) format=3 to=f shape=[0,4]",
+    "dequantize(b[100]<256) format=4 to=f shape=[91]",
+    "dequantize(b[20332]<256) format=4 to=f shape=[1,20003]",
+    "dequantize(b[604]<256) format=5 to=f shape=[19,31]",
     NULL,
 };

@@ -99,7 +99,7 @@ static void test_bitsandbytes(void **state) {
     const rfr_quant format = cases[i].format;
     const int64_t *shape = cases[i].shape, n = shape[0] * shape[1];
     const char *name = rfr_quant_name(format);
-    const rfi_quant_layout l = rfi_quant_layout_of(format, n, shape[1]);
+    const rfi_quant_layout l = rfi_quant_layout_for(format, 2, shape);
     make_weights(w, n, cases[i].seed);
     for (int64_t k = 0; k < n && format == RFR_QUANT_DYNAMIC8U; k++) w[k] &= 0x7FFF;
     assert_int_equal(rfr_quant_bytes(format, 2, shape), l.bytes);
