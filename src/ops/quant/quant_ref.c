@@ -13,8 +13,6 @@
 #include "ops/quant/scaled.h"
 #include "support/op_case.h"
 
-#ifndef RFT_PLAIN /* the quantizers are exact: the plain computation is this one */
-
 /* One result of a slice: v (lines, length), already transposed and transformed. */
 typedef struct lines {
   const rfi_call *call;
@@ -212,13 +210,6 @@ RFT_REF(grouped_quantize) {
                    col);
   }
 }
-
-#else
-
-RFT_REF(quantize) { (void)call; }
-RFT_REF(grouped_quantize) { (void)call; }
-
-#endif
 
 RFT_CASES(quantize) = {
     "quantize(f[7,13]) format=e4m3",
