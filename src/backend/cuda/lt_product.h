@@ -41,7 +41,8 @@ typedef struct rfi_lt_key {
   rfi_lt_matrix a, b, d;
   int64_t batch;
   int32_t bias, accumulate; /* bias: a cudaDataType_t, -1 for none */
-  int32_t scaled, fast;     /* FP8 with a scale per tensor; fast: sums in the tensor core's own, narrower accumulator */
+  int32_t scaled, fast;     /* FP8; fast: sums in the tensor core's own, narrower accumulator */
+  int32_t scale_a, scale_b; /* cublasLtMatmulMatrixScale_t */
 } rfi_lt_key;
 
 typedef struct rfi_lt_product {
