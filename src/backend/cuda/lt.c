@@ -236,12 +236,17 @@ size_t rfi_lt_workspace(const key *k) {
   return K <= SHORT_SUM && flops <= SMALL_FLOPS ? 0 : RFI_LT_WORKSPACE;
 }
 
-/* Bytes of the scales of a matrix in cuBLASLt's layout; 0: those of the call are in it. */
-static size_t scale_bytes(const matrix *m, int32_t mode) {
-  const int64_t blocks = m->rows / SCALE_BLOCK;
-  if (mode == CUBLASLT_MATMUL_MATRIX_SCALE_SCALAR_32F || (!is_each_line(mode) && blocks % 4 == 0)) return 0;
-  const int64_t lines = is_each_line(mode) ? m->cols : (m->cols + SCALE_BLOCK - 1) / SCALE_BLOCK;
-  return ((size_t)(lines * ((blocks + 3) / 4 * 4)) * sizeof(float) + 255) / 256 * 256;
+size_t rfi_lt_scale_bytes(const matrix *m, int32_t mode) {
+  const int64_t blocks = m->rows / SCALE_BLOCK, lines = (m->cols + SCALE_BLOCK - 1) / SCALE_BLOCK;
+  if (mode == CUBLASLT_MATMUL_MATRIX_SCALE_SCALAR_32F) return sizeof(float);
+  return (size_t)(is_each_line(mode) ? m->cols * blocks : lines * ((blocks + 3) / 4 * 4)) * sizeof(float);
+}
+
+/* Bytes of the workspace for a matrix's scales; 0: those of the call are in cuBLASLt's layout. */
+static size_t scale_space(const matrix *m, int32_t mode) {
+  if (mode == CUBLASLT_MATMUL_MATRIX_SCALE_SCALAR_32F) return 0;
+  if (!is_each_line(mode) && m->rows / SCALE_BLOCK % 4 == 0) return 0;
+  return (rfi_lt_scale_bytes(m, mode) + 255) / 256 * 256;
 }
 
 int rfi_lt_heuristics(const product *p, uint32_t reductions, cublasLtMatmulHeuristicResult_t *out, int most) {
@@ -347,7 +352,7 @@ static rfr_status run(const rfr_call *call) {
 static rfr_status lay_out_scales(const rfr_call *call, int scale, const matrix *m, int32_t mode, char **space,
                                  const void **out) {
   const rfr_arg *s = &call->in[scale];
-  const size_t bytes = scale_bytes(m, mode);
+  const size_t bytes = scale_space(m, mode);
   *out = bytes ? *space : s->data;
   if (!bytes) return RFR_OK;
   *space += bytes;
@@ -381,7 +386,7 @@ static rfr_status bind_product(rfi_lt *lt, const key *k, rfr_kernel_fn fn, rfi_b
   }
   b->run = fn;
   b->kernel = "cuBLASLt";
-  b->workspace = rfi_lt_workspace(k) + scale_bytes(&k->a, k->scale_a) + scale_bytes(&k->b, k->scale_b);
+  b->workspace = rfi_lt_workspace(k) + scale_space(&k->a, k->scale_a) + scale_space(&k->b, k->scale_b);
   b->call.library = p;
   return RFR_OK;
 }

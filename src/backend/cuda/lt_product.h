@@ -71,6 +71,9 @@ typedef struct rfi_lt_operands {
   void *d, *workspace; /* of rfi_lt_workspace's bytes, 256-byte aligned */
 } rfi_lt_operands;
 
+/* Bytes of a matrix's scales in cuBLASLt's layout. */
+size_t rfi_lt_scale_bytes(const rfi_lt_matrix *m, int32_t mode);
+
 /* Workspace of a GEMM for split-K: RFI_LT_WORKSPACE, or 0 for a small one. */
 size_t rfi_lt_workspace(const rfi_lt_key *k);
 
