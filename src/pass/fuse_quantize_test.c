@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * Fusion with quantize: the same program with the pass and without it gives the same results bit for bit, for every
- * recipe, both norms, two types, with recompute and without; the fused ops are those that the recipe allows; and a result
- * that another op reads is still stored.
+ * recipe, both norms, two types, with recompute and without. The recipe decides which ops are fused, and a result that
+ * another op reads is still stored.
  */
 #include <stdio.h>
 #include <string.h>

@@ -223,7 +223,7 @@ static bool make_desc(const functions *f, const key *k, cublasLtMatmulDesc_t *ou
   if (f->cublasLtMatmulDescCreate(out, CUBLAS_COMPUTE_32F, CUDA_R_32F) != CUBLAS_STATUS_SUCCESS) return false;
   if (!SET(TRANSA, a) || !SET(TRANSB, b)) return false;
   if (k->scaled && !SET(FAST_ACCUM, fast)) return false;
-  /* the library proposes algorithms for blocks of scales only if it sees pointers to them; they are set for each call */
+  /* with blocks of scales the library proposes algorithms only if it sees pointers; each call sets its own */
   const void *const scales = (const void *)(uintptr_t)256;
   if (k->scale_a && (!SET(A_SCALE_MODE, k->scale_a) || !SET(B_SCALE_MODE, k->scale_b))) return false;
   if (k->scale_a && (!SET(A_SCALE_POINTER, scales) || !SET(B_SCALE_POINTER, scales))) return false;
