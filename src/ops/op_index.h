@@ -26,6 +26,42 @@ enum { RFI_OUT_grouped_quantize_row, RFI_OUT_grouped_quantize_col, RFI_OUT_group
   RFI_OUT_grouped_quantize_amax };
 enum { RFI_AT_grouped_quantize_format, RFI_AT_grouped_quantize_scaling, RFI_AT_grouped_quantize_options,
   RFI_AT_grouped_quantize_site, RFI_AT_grouped_quantize_stream };
+enum { RFI_IN_swiglu_quantize_gate, RFI_IN_swiglu_quantize_up, RFI_IN_swiglu_quantize_scale };
+enum { RFI_OUT_swiglu_quantize_y, RFI_OUT_swiglu_quantize_row, RFI_OUT_swiglu_quantize_col,
+  RFI_OUT_swiglu_quantize_row_scale, RFI_OUT_swiglu_quantize_col_scale, RFI_OUT_swiglu_quantize_amax };
+enum { RFI_AT_swiglu_quantize_format, RFI_AT_swiglu_quantize_options };
+enum { RFI_IN_swiglu_bwd_quantize_dy, RFI_IN_swiglu_bwd_quantize_gate, RFI_IN_swiglu_bwd_quantize_up,
+  RFI_IN_swiglu_bwd_quantize_gate_scale, RFI_IN_swiglu_bwd_quantize_up_scale };
+enum { RFI_OUT_swiglu_bwd_quantize_dgate, RFI_OUT_swiglu_bwd_quantize_dup, RFI_OUT_swiglu_bwd_quantize_gate_row,
+  RFI_OUT_swiglu_bwd_quantize_gate_col, RFI_OUT_swiglu_bwd_quantize_gate_row_scale,
+  RFI_OUT_swiglu_bwd_quantize_gate_col_scale, RFI_OUT_swiglu_bwd_quantize_gate_amax, RFI_OUT_swiglu_bwd_quantize_up_row,
+  RFI_OUT_swiglu_bwd_quantize_up_col, RFI_OUT_swiglu_bwd_quantize_up_row_scale,
+  RFI_OUT_swiglu_bwd_quantize_up_col_scale, RFI_OUT_swiglu_bwd_quantize_up_amax };
+enum { RFI_AT_swiglu_bwd_quantize_format, RFI_AT_swiglu_bwd_quantize_options };
+enum { RFI_IN_rmsnorm_quantize_x, RFI_IN_rmsnorm_quantize_w, RFI_IN_rmsnorm_quantize_scale };
+enum { RFI_OUT_rmsnorm_quantize_y, RFI_OUT_rmsnorm_quantize_rstd, RFI_OUT_rmsnorm_quantize_row,
+  RFI_OUT_rmsnorm_quantize_col, RFI_OUT_rmsnorm_quantize_row_scale, RFI_OUT_rmsnorm_quantize_col_scale,
+  RFI_OUT_rmsnorm_quantize_amax };
+enum { RFI_AT_rmsnorm_quantize_eps, RFI_AT_rmsnorm_quantize_format, RFI_AT_rmsnorm_quantize_options };
+enum { RFI_IN_add_rmsnorm_quantize_x, RFI_IN_add_rmsnorm_quantize_other, RFI_IN_add_rmsnorm_quantize_w,
+  RFI_IN_add_rmsnorm_quantize_scale };
+enum { RFI_OUT_add_rmsnorm_quantize_sum, RFI_OUT_add_rmsnorm_quantize_y, RFI_OUT_add_rmsnorm_quantize_rstd,
+  RFI_OUT_add_rmsnorm_quantize_row, RFI_OUT_add_rmsnorm_quantize_col, RFI_OUT_add_rmsnorm_quantize_row_scale,
+  RFI_OUT_add_rmsnorm_quantize_col_scale, RFI_OUT_add_rmsnorm_quantize_amax };
+enum { RFI_AT_add_rmsnorm_quantize_eps, RFI_AT_add_rmsnorm_quantize_format, RFI_AT_add_rmsnorm_quantize_options };
+enum { RFI_IN_layernorm_quantize_x, RFI_IN_layernorm_quantize_w, RFI_IN_layernorm_quantize_b,
+  RFI_IN_layernorm_quantize_scale };
+enum { RFI_OUT_layernorm_quantize_y, RFI_OUT_layernorm_quantize_mean, RFI_OUT_layernorm_quantize_rstd,
+  RFI_OUT_layernorm_quantize_row, RFI_OUT_layernorm_quantize_col, RFI_OUT_layernorm_quantize_row_scale,
+  RFI_OUT_layernorm_quantize_col_scale, RFI_OUT_layernorm_quantize_amax };
+enum { RFI_AT_layernorm_quantize_eps, RFI_AT_layernorm_quantize_format, RFI_AT_layernorm_quantize_options };
+enum { RFI_IN_add_layernorm_quantize_x, RFI_IN_add_layernorm_quantize_other, RFI_IN_add_layernorm_quantize_w,
+  RFI_IN_add_layernorm_quantize_b, RFI_IN_add_layernorm_quantize_scale };
+enum { RFI_OUT_add_layernorm_quantize_sum, RFI_OUT_add_layernorm_quantize_y, RFI_OUT_add_layernorm_quantize_mean,
+  RFI_OUT_add_layernorm_quantize_rstd, RFI_OUT_add_layernorm_quantize_row, RFI_OUT_add_layernorm_quantize_col,
+  RFI_OUT_add_layernorm_quantize_row_scale, RFI_OUT_add_layernorm_quantize_col_scale,
+  RFI_OUT_add_layernorm_quantize_amax };
+enum { RFI_AT_add_layernorm_quantize_eps, RFI_AT_add_layernorm_quantize_format, RFI_AT_add_layernorm_quantize_options };
 enum { RFI_IN_matmul_scaled_a, RFI_IN_matmul_scaled_b, RFI_IN_matmul_scaled_scale_a, RFI_IN_matmul_scaled_scale_b,
   RFI_IN_matmul_scaled_global_a, RFI_IN_matmul_scaled_global_b, RFI_IN_matmul_scaled_bias, RFI_IN_matmul_scaled_acc };
 enum { RFI_OUT_matmul_scaled_y };

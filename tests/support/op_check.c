@@ -84,9 +84,20 @@ static bool has_narrow_intermediates(rfi_opcode code) {
   return rfi_is_head(code) || code == RFI_OP_grouped_swiglu || code == RFI_OP_lora_matmul;
 }
 
-static int mantissa(rfr_dtype d) { return d == RFR_BF16 ? 8 : d == RFR_F16 ? 11 : d == RFR_F32 ? 24 : 53; }
+static int mantissa(rfr_dtype d) {
+  switch (d) {
+    case RFR_E5M2: return 3;
+    case RFR_E4M3: return 4;
+    case RFR_BF16: return 8;
+    case RFR_F16: return 11;
+    case RFR_F32: return 24;
+    default: return 53;
+  }
+}
 static double half_ulp(rfr_dtype d, double x) {
-  int lowest = d == RFR_F16 ? -13 : d == RFR_F64 ? -1021 : -125, e; /* of the smallest normal number, as from frexp */
+  /* of the smallest normal number, as from frexp */
+  const int lowest = d == RFR_E4M3 ? -5 : d == RFR_F16 || d == RFR_E5M2 ? -13 : d == RFR_F64 ? -1021 : -125;
+  int e;
   frexp(x, &e);
   return ldexp(0.5, (e > lowest ? e : lowest) - mantissa(d));
 }

@@ -165,11 +165,8 @@ static const char *exempt(const rft_op *op, char word[32]) {
   if (strcmp(def->family, "grouped") == 0 && def->code != RFI_OP_splits_to_offsets) return "via grouped_matmul";
   if (def->code == RFI_OP_add_layernorm || def->code == RFI_OP_add_rmsnorm || def->code == RFI_OP_lora_matmul)
     return "none: lowered";
-  if (def->code == RFI_OP_quantize || def->code == RFI_OP_grouped_quantize || def->code == RFI_OP_matmul_scaled ||
-      def->code == RFI_OP_grouped_matmul_scaled || def->code == RFI_OP_grouped_wgrad_scaled ||
-      def->code == RFI_OP_transposed)
-    return "none: lowered";
   if (def->flags & RFI_STATE) return "none: state";
+  if (strcmp(def->family, "quant") == 0 && def->code != RFI_OP_dequantize) return "none: lowered";
   if (strcmp(def->family, "optim") == 0) return "none: optimizer";
   if (strcmp(def->family, "ring") == 0) return "none: host data";
   if (strcmp(def->family, "decode") == 0 || def->code == RFI_OP_attention_cached) return "none: generation";

@@ -16,6 +16,7 @@
 
 #include "backend/cuda/cuda.h"
 #include "backend/cuda/lt_product.h"
+#include "backend/cuda/scale_layout.h"
 #include "ops/gemm.h"
 #include "ops/op_index.h"
 
@@ -156,9 +157,24 @@ static bool describe(const rfr_call *call, const rfi_gemm_desc *g, key *k) {
   return k->bias < 0 || k->bias == k->d.type;
 }
 
-/* The same for matmul_scaled. Tensor cores want one scale per tensor, sides that are multiples of 16, and not E5M2
- * twice; with a result in f32, the library wants a bias in bf16. */
-static bool describe_scaled(const rfr_call *call, bool fast, key *k) {
+enum { SCALE_BLOCK = 128 }; /* elements of a block of scales */
+
+static bool is_each_line(int32_t mode) { return mode == CUBLASLT_MATMUL_MATRIX_SCALE_VEC128_32F; }
+
+/* Finds out whether operand `scale` has a scale for the tensor, or for each block of 128 elements of a line or of 128
+ * lines. Hopper has kernels for them; the blocks must be full. False: none of these. */
+static bool see_scale(const rfr_call *call, const rfr_arg *x, int scale, int major, int32_t *mode) {
+  const rfr_type *s = &call->in[scale].type, *q = &x->type;
+  *mode = CUBLASLT_MATMUL_MATRIX_SCALE_SCALAR_32F;
+  if (s->rank == 1) return true;
+  *mode = s->shape[0] == q->shape[0] ? CUBLASLT_MATMUL_MATRIX_SCALE_VEC128_32F
+                                     : CUBLASLT_MATMUL_MATRIX_SCALE_BLK128x128_32F;
+  return s->dtype == RFR_F32 && major == 9 && q->shape[1] % SCALE_BLOCK == 0;
+}
+
+/* The same for matmul_scaled. Tensor cores want scales of f32, sides that are multiples of 16, and not E5M2 twice; with
+ * a result in f32, the library wants a bias in bf16. */
+static bool describe_scaled(const rfr_call *call, int major, bool fast, key *k) {
   const rfr_arg *a = &call->in[RFI_IN_matmul_scaled_a], *b = &call->in[RFI_IN_matmul_scaled_b], *y = &call->out[0];
   const rfr_arg *bias = call->n_in > RFI_IN_matmul_scaled_bias && call->in[RFI_IN_matmul_scaled_bias].data
                             ? &call->in[RFI_IN_matmul_scaled_bias]
@@ -172,8 +188,13 @@ static bool describe_scaled(const rfr_call *call, bool fast, key *k) {
   if (!is_fp8(a->type.dtype) || !is_fp8(b->type.dtype)) return false;
   if (a->type.dtype == RFR_E5M2 && b->type.dtype == RFR_E5M2) return false;
   for (int i = 0; i < 2; i++)
-    if (call->in[RFI_IN_matmul_scaled_scale_a + i].type.rank != 1 || call->in[RFI_IN_matmul_scaled_global_a + i].data)
-      return false;
+    if (call->in[RFI_IN_matmul_scaled_global_a + i].data) return false;
+  if (!see_scale(call, b, RFI_IN_matmul_scaled_scale_b, major, &k->scale_a)) return false;
+  if (!see_scale(call, a, RFI_IN_matmul_scaled_scale_a, major, &k->scale_b)) return false;
+  if (k->scale_a || k->scale_b) { /* blocks: both or none, and one operand with a scale for each line */
+    if (!k->scale_a || !k->scale_b || (k->scale_a == k->scale_b && !is_each_line(k->scale_a))) return false;
+    k->fast = false;
+  }
   if (!see(b, true, &k->a) || !see(a, false, &k->b) || !see(y, false, &k->d)) return false;
   if (k->a.rows <= 0 || k->a.cols <= 0 || k->b.cols <= 0) return false;
   if (k->a.rows % 16 != 0 || k->a.cols % 16 != 0 || k->b.cols % 16 != 0) return false;
@@ -202,6 +223,10 @@ static bool make_desc(const functions *f, const key *k, cublasLtMatmulDesc_t *ou
   if (f->cublasLtMatmulDescCreate(out, CUBLAS_COMPUTE_32F, CUDA_R_32F) != CUBLAS_STATUS_SUCCESS) return false;
   if (!SET(TRANSA, a) || !SET(TRANSB, b)) return false;
   if (k->scaled && !SET(FAST_ACCUM, fast)) return false;
+  /* with blocks of scales the library proposes algorithms only if it sees pointers; each call sets its own */
+  const void *const scales = (const void *)(uintptr_t)256;
+  if (k->scale_a && (!SET(A_SCALE_MODE, k->scale_a) || !SET(B_SCALE_MODE, k->scale_b))) return false;
+  if (k->scale_a && (!SET(A_SCALE_POINTER, scales) || !SET(B_SCALE_POINTER, scales))) return false;
   return k->bias < 0 || (SET(EPILOGUE, epilogue) && SET(BIAS_DATA_TYPE, k->bias));
 #undef SET
 }
@@ -212,6 +237,19 @@ size_t rfi_lt_workspace(const key *k) {
   const int64_t K = k->a.transposed ? k->a.rows : k->a.cols;
   const double flops = 2.0 * (double)k->batch * (double)k->d.rows * (double)k->d.cols * (double)K;
   return K <= SHORT_SUM && flops <= SMALL_FLOPS ? 0 : RFI_LT_WORKSPACE;
+}
+
+size_t rfi_lt_scale_bytes(const matrix *m, int32_t mode) {
+  const int64_t blocks = m->rows / SCALE_BLOCK, lines = (m->cols + SCALE_BLOCK - 1) / SCALE_BLOCK;
+  if (mode == CUBLASLT_MATMUL_MATRIX_SCALE_SCALAR_32F) return sizeof(float);
+  return (size_t)(is_each_line(mode) ? m->cols * blocks : lines * ((blocks + 3) / 4 * 4)) * sizeof(float);
+}
+
+/* Bytes of the workspace for a matrix's scales; 0: those of the call are in cuBLASLt's layout. */
+static size_t scale_space(const matrix *m, int32_t mode) {
+  if (mode == CUBLASLT_MATMUL_MATRIX_SCALE_SCALAR_32F) return 0;
+  if (!is_each_line(mode) && m->rows / SCALE_BLOCK % 4 == 0) return 0;
+  return (rfi_lt_scale_bytes(m, mode) + 255) / 256 * 256;
 }
 
 int rfi_lt_heuristics(const product *p, uint32_t reductions, cublasLtMatmulHeuristicResult_t *out, int most) {
@@ -313,14 +351,31 @@ static rfr_status run(const rfr_call *call) {
                                               .workspace = call->workspace});
 }
 
+/* The scales of a matrix in cuBLASLt's layout, in *space if they need another one. */
+static rfr_status lay_out_scales(const rfr_call *call, int scale, const matrix *m, int32_t mode, char **space,
+                                 const void **out) {
+  const rfr_arg *s = &call->in[scale];
+  const size_t bytes = scale_space(m, mode);
+  *out = bytes ? *space : s->data;
+  if (!bytes) return RFR_OK;
+  *space += bytes;
+  return rfi_cuda_scale_layout(s->data, s->type.shape[0], s->type.shape[1], is_each_line(mode), (float *)*out,
+                               (cudaStream_t)call->stream);
+}
+
 static rfr_status run_scaled(const rfr_call *call) {
   const product *p = call->library;
+  char *space = call->workspace ? (char *)call->workspace + rfi_lt_workspace(&p->key) : NULL;
+  const void *scale_a, *scale_b;
+  rfr_status s = lay_out_scales(call, RFI_IN_matmul_scaled_scale_b, &p->key.a, p->key.scale_a, &space, &scale_a);
+  if (s == RFR_OK) s = lay_out_scales(call, RFI_IN_matmul_scaled_scale_a, &p->key.b, p->key.scale_b, &space, &scale_b);
+  if (s != RFR_OK) return s;
   return run_product(call,
                      &(rfi_lt_operands){.a = call->in[RFI_IN_matmul_scaled_b].data,
                                         .b = call->in[RFI_IN_matmul_scaled_a].data,
                                         .bias = p->key.bias >= 0 ? call->in[RFI_IN_matmul_scaled_bias].data : NULL,
-                                        .scale_a = call->in[RFI_IN_matmul_scaled_scale_b].data,
-                                        .scale_b = call->in[RFI_IN_matmul_scaled_scale_a].data,
+                                        .scale_a = scale_a,
+                                        .scale_b = scale_b,
                                         .d = call->out[0].data,
                                         .workspace = call->workspace});
 }
@@ -334,7 +389,7 @@ static rfr_status bind_product(rfi_lt *lt, const key *k, rfr_kernel_fn fn, rfi_b
   }
   b->run = fn;
   b->kernel = "cuBLASLt";
-  b->workspace = rfi_lt_workspace(k);
+  b->workspace = rfi_lt_workspace(k) + scale_space(&k->a, k->scale_a) + scale_space(&k->b, k->scale_b);
   b->call.library = p;
   return RFR_OK;
 }
@@ -347,5 +402,5 @@ rfr_status rfi_lt_select(rfi_lt *lt, const rfi_op_def *def, rfi_bound *b) {
 
 rfr_status rfi_lt_select_scaled(rfi_lt *lt, bool fast, rfi_bound *b) {
   key k;
-  return describe_scaled(&b->call, fast, &k) ? bind_product(lt, &k, run_scaled, b) : RFR_OK;
+  return describe_scaled(&b->call, lt ? lt->info->major : 9, fast, &k) ? bind_product(lt, &k, run_scaled, b) : RFR_OK;
 }

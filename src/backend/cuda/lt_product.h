@@ -41,7 +41,8 @@ typedef struct rfi_lt_key {
   rfi_lt_matrix a, b, d;
   int64_t batch;
   int32_t bias, accumulate; /* bias: a cudaDataType_t, -1 for none */
-  int32_t scaled, fast;     /* FP8 with a scale per tensor; fast: sums in the tensor core's own, narrower accumulator */
+  int32_t scaled, fast;     /* FP8; fast: sums in the tensor core's own, narrower accumulator */
+  int32_t scale_a, scale_b; /* cublasLtMatmulMatrixScale_t */
 } rfi_lt_key;
 
 typedef struct rfi_lt_product {
@@ -69,6 +70,9 @@ typedef struct rfi_lt_operands {
   const void *scale_a, *scale_b;
   void *d, *workspace; /* of rfi_lt_workspace's bytes, 256-byte aligned */
 } rfi_lt_operands;
+
+/* Bytes of a matrix's scales in cuBLASLt's layout. */
+size_t rfi_lt_scale_bytes(const rfi_lt_matrix *m, int32_t mode);
 
 /* Workspace of a GEMM for split-K: RFI_LT_WORKSPACE, or 0 for a small one. */
 size_t rfi_lt_workspace(const rfi_lt_key *k);

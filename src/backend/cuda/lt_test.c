@@ -23,6 +23,12 @@ cudaError_t cudaGetLastError(void) {
 const char *cudaGetErrorString(cudaError_t e) { return e == cudaErrorIllegalAddress ? "an address" : "another"; }
 const char *cudaGetErrorName(cudaError_t e) { return cudaGetErrorString(e); }
 
+rfr_status rfi_cuda_scale_layout(const float *from, int64_t lines, int64_t blocks, bool each_line, float *to,
+                                 cudaStream_t stream) {
+  (void)from, (void)lines, (void)blocks, (void)each_line, (void)to, (void)stream;
+  return RFR_OK;
+}
+
 static cublasStatus_t multiply(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc, const void *alpha, const void *A,
                                cublasLtMatrixLayout_t a, const void *B, cublasLtMatrixLayout_t b, const void *beta,
                                const void *C, cublasLtMatrixLayout_t c, void *D, cublasLtMatrixLayout_t d,

@@ -40,14 +40,39 @@ typedef struct bench {
   rfi_lt_operands x;
   void *first, *start_d; /* the first run's result, and the initial d of each run */
   int *differs;
-  size_t d_bytes;
+  size_t d_bytes, scale_bytes[2];
   candidate candidates[RFI_LT_MOST];
   int n;
 } bench;
 
 /* ---- names and words ---- */
 
-static const char *type_name(int32_t type) { return type == CUDA_R_32F ? "f32" : type == CUDA_R_16BF ? "bf16" : "f16"; }
+static rfr_dtype dtype_of(int32_t type) {
+  switch (type) {
+    case CUDA_R_32F: return RFR_F32;
+    case CUDA_R_16BF: return RFR_BF16;
+    case CUDA_R_8F_E4M3: return RFR_E4M3;
+    case CUDA_R_8F_E5M2: return RFR_E5M2;
+    default: return RFR_F16;
+  }
+}
+
+static const char *type_name(int32_t type) {
+  switch (dtype_of(type)) {
+    case RFR_F32: return "f32";
+    case RFR_BF16: return "bf16";
+    case RFR_E4M3: return "e4m3";
+    case RFR_E5M2: return "e5m2";
+    default: return "f16";
+  }
+}
+
+/* Of the scales of a matrix. */
+static const char *scale_name(int32_t mode) {
+  return mode == CUBLASLT_MATMUL_MATRIX_SCALE_VEC128_32F       ? "by 1x128 "
+         : mode == CUBLASLT_MATMUL_MATRIX_SCALE_BLK128x128_32F ? "by 128x128 "
+                                                               : "";
+}
 
 /* In row-major terms: a column-major matrix is the transpose of a row-major one. */
 static int print_matrix(const rfi_lt_matrix *m, char *text, size_t size) {
@@ -62,7 +87,8 @@ static void print_name(rfi_lt_product *p) {
   print_matrix(&p->key.a, b, sizeof b);
   print_matrix(&p->key.d, d, sizeof d);
   if (p->key.batch != 1) snprintf(batch, sizeof batch, "x%" PRId64 " ", p->key.batch);
-  snprintf(p->name, sizeof p->name, "%s%s* %s%s-> %s%s", batch, a, b, p->key.bias >= 0 ? "+ bias " : "", d,
+  snprintf(p->name, sizeof p->name, "%s%s%s* %s%s%s-> %s%s%s", batch, a, scale_name(p->key.scale_b), b,
+           scale_name(p->key.scale_a), p->key.bias >= 0 ? "+ bias " : "", d, p->key.fast ? "fast " : "",
            p->key.accumulate ? "added" : "");
   for (size_t n = strlen(p->name); n > 0 && p->name[n - 1] == ' ';) p->name[--n] = '\0';
 }
@@ -74,14 +100,17 @@ static void print_words(const cublasLtMatmulAlgo_t *algo, char value[RFI_CHOICE]
 
 /* ---- buffers ---- */
 
-static size_t size_of(int32_t type) { return type == CUDA_R_32F ? 4 : 2; }
+static size_t size_of(int32_t type) {
+  switch (type) {
+    case CUDA_R_32F: return 4;
+    case CUDA_R_8F_E4M3:
+    case CUDA_R_8F_E5M2: return 1;
+    default: return 2;
+  }
+}
 
 static size_t bytes_of(const rfi_lt_matrix *m, int64_t batch) {
   return (size_t)((batch - 1) * m->batch_stride + (m->cols - 1) * m->ld + m->rows) * size_of(m->type);
-}
-
-static rfr_dtype dtype_of(int32_t type) {
-  return type == CUDA_R_32F ? RFR_F32 : type == CUDA_R_16BF ? RFR_BF16 : RFR_F16;
 }
 
 static char *take(char **at, size_t bytes) {
@@ -102,6 +131,9 @@ static size_t lay_out(bench *b) {
   b->first = take(&at, b->d_bytes);
   b->start_d = take(&at, b->d_bytes);
   b->x.workspace = take(&at, RFI_LT_WORKSPACE);
+  b->scale_bytes[0] = rfi_lt_scale_bytes(&k->a, k->scale_a), b->scale_bytes[1] = rfi_lt_scale_bytes(&k->b, k->scale_b);
+  b->x.scale_a = take(&at, b->scale_bytes[0]);
+  b->x.scale_b = take(&at, b->scale_bytes[1]);
   b->differs = (int *)take(&at, sizeof *b->differs);
   return (size_t)(at - b->memory);
 }
@@ -120,6 +152,8 @@ static rfr_status set_up(bench *b) {
   RFI_TRY(fill(b, b->x.b, bytes_of(&k->b, k->batch), k->b.type, 2));
   RFI_TRY(fill(b, b->x.bias, (size_t)k->d.rows * size_of(k->d.type), k->d.type, 3));
   RFI_TRY(fill(b, b->start_d, b->d_bytes, k->d.type, 4));
+  RFI_TRY(fill(b, b->x.scale_a, b->scale_bytes[0], CUDA_R_32F, 5));
+  RFI_TRY(fill(b, b->x.scale_b, b->scale_bytes[1], CUDA_R_32F, 6));
   return rfi_cuda_check(cudaMemcpyAsync(b->x.d, b->start_d, b->d_bytes, cudaMemcpyDeviceToDevice, b->stream),
                         "copying");
 }
@@ -201,10 +235,10 @@ static rfr_status fastest(bench *b, cublasLtMatmulAlgo_t *out) {
 
 /* ---- choices ---- */
 
-/* The i-th GEMM that cuBLASLt takes; FP8 is not measured. */
+/* The i-th GEMM that cuBLASLt takes. */
 static rfi_lt_product *product_at(const rfi_lt *lt, int i) {
   rfi_lt_product *p = lt->products;
-  while (p && (!p->usable || p->key.scaled || i-- > 0)) p = p->next;
+  while (p && (!p->usable || i-- > 0)) p = p->next;
   return p;
 }
 

@@ -23,6 +23,15 @@ template <typename T> static __global__ void random_numbers(T *to, int64_t n, ui
     to[i] = rfi_narrow<T>((float)(int32_t)mix(((uint64_t)seed << 40) + (uint64_t)i) * 0x1p-31f);
 }
 
+/* Finite codes of 8 bits. */
+static __global__ void random_codes(uint8_t *to, int64_t n, uint32_t seed) {
+  const int64_t step = (int64_t)gridDim.x * THREADS;
+  for (int64_t i = (int64_t)blockIdx.x * THREADS + threadIdx.x; i < n; i += step) {
+    const uint32_t draw = mix(((uint64_t)seed << 40) + (uint64_t)i);
+    to[i] = (uint8_t)((draw & 0x80u) | (draw >> 8) % 0x70u);
+  }
+}
+
 static __global__ void compare(const uint16_t *a, const uint16_t *b, int64_t n, int *differs) {
   const int64_t step = (int64_t)gridDim.x * THREADS;
   bool other = false;
@@ -37,6 +46,8 @@ static unsigned blocks_for(int64_t n) {
 
 rfr_status rfi_cuda_random(void *to, rfr_dtype dtype, int64_t n, uint32_t seed, cudaStream_t stream) {
   if (n == 0) return RFR_OK;
+  if (dtype == RFR_E4M3 || dtype == RFR_E5M2)
+    random_codes<<<blocks_for(n), THREADS, 0, stream>>>((uint8_t *)to, n, seed);
   RFI_WITH_FLOAT(dtype, T, random_numbers<T><<<blocks_for(n), THREADS, 0, stream>>>((T *)to, n, seed));
   return rfi_cuda_launched("random numbers");
 }

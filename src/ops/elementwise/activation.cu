@@ -13,23 +13,10 @@
  * compute-bound.
  */
 #include "ops/elementwise/halves.h"
+#include "ops/elementwise/logistic.cuh"
 #include "ops/elementwise/map.cuh"
 
 /* ---- functions ---- */
-
-template <bool FAST> static __device__ __forceinline__ float exponential(float x) { return FAST ? __expf(x) : expf(x); }
-template <bool FAST> static __device__ __forceinline__ float inverse(float x) {
-  return FAST ? __fdividef(1.0f, x) : 1.0f / x;
-}
-template <bool FAST> static __device__ __forceinline__ float sigmoid(float x) {
-  return inverse<FAST>(1.0f + exponential<FAST>(-x));
-}
-/* The logistic function of x and, in `rest`, of -x. Both come from e^(-|x|), neither from a subtraction. */
-template <bool FAST> static __device__ __forceinline__ float sigmoids(float x, float *rest) {
-  const float e = exponential<FAST>(-fabsf(x)), large = inverse<FAST>(1.0f + e), small = e * large;
-  *rest = x < 0 ? large : small;
-  return x < 0 ? small : large;
-}
 
 /* 2u and, in `slope`, its derivative. x is clamped to [-20, 20], where the logistic function is exactly 0 or 1 beyond:
  * so infinity is never multiplied by that 0. NaN stays NaN. */
@@ -43,8 +30,6 @@ static __device__ __forceinline__ float gelu_argument(float x, float *slope) {
 
 /* ---- ops: T is the storage type ---- */
 
-template <typename T> constexpr bool is_fast = sizeof(T) < sizeof(float);
-
 struct activation : rfi_map_op {
   void take(const rfr_call *) {} /* reads the attributes that the functor needs */
 };
@@ -56,7 +41,7 @@ template <typename T, bool TANH> struct gelu_op : activation {
     for (int v = 0; v < V; v++) {
       const float a = x[0][v];
       float slope;
-      y[0][v] = a * (TANH ? sigmoid<is_fast<T>>(gelu_argument(a, &slope)) : normcdff(a));
+      y[0][v] = a * (TANH ? rfi_sigmoid<rfi_is_fast<T>>(gelu_argument(a, &slope)) : normcdff(a));
     }
   }
 };
@@ -69,10 +54,10 @@ template <typename T, bool TANH> struct gelu_bwd_op : activation {
       const float dy = x[0][v], a = x[1][v];
       float slope, rest;
       if (TANH) {
-        const float s = sigmoids<is_fast<T>>(gelu_argument(a, &slope), &rest);
+        const float s = rfi_sigmoids<rfi_is_fast<T>>(gelu_argument(a, &slope), &rest);
         y[0][v] = dy * (s + a * (s * rest) * slope);
       } else {
-        y[0][v] = dy * (normcdff(a) + a * (0.398942280f * exponential<is_fast<T>>(-0.5f * a * a)));
+        y[0][v] = dy * (normcdff(a) + a * (0.398942280f * rfi_exponential<rfi_is_fast<T>>(-0.5f * a * a)));
       }
     }
   }
@@ -82,7 +67,7 @@ template <typename T> struct silu_op : activation {
   static const char *name() { return "silu"; }
   template <int V> __device__ void operator()(int64_t, const float (&x)[1][V], float (&y)[1][V]) const {
 #pragma unroll
-    for (int v = 0; v < V; v++) y[0][v] = x[0][v] * sigmoid<is_fast<T>>(x[0][v]);
+    for (int v = 0; v < V; v++) y[0][v] = x[0][v] * rfi_sigmoid<rfi_is_fast<T>>(x[0][v]);
   }
 };
 
@@ -92,7 +77,7 @@ template <typename T> struct silu_bwd_op : activation {
 #pragma unroll
     for (int v = 0; v < V; v++) {
       float rest;
-      const float a = x[1][v], s = sigmoids<is_fast<T>>(a, &rest);
+      const float a = x[1][v], s = rfi_sigmoids<rfi_is_fast<T>>(a, &rest);
       y[0][v] = x[0][v] * (s + s * a * rest);
     }
   }
@@ -102,7 +87,7 @@ template <typename T> struct swiglu_op : activation {
   static const char *name() { return "swiglu"; }
   template <int V> __device__ void operator()(int64_t, const float (&x)[2][V], float (&y)[1][V]) const {
 #pragma unroll
-    for (int v = 0; v < V; v++) y[0][v] = x[0][v] * sigmoid<is_fast<T>>(x[0][v]) * x[1][v];
+    for (int v = 0; v < V; v++) y[0][v] = rfi_swiglu<T>(x[0][v], x[1][v]);
   }
 };
 
@@ -110,12 +95,7 @@ template <typename T> struct swiglu_bwd_op : activation {
   static const char *name() { return "swiglu_bwd"; }
   template <int V> __device__ void operator()(int64_t, const float (&x)[3][V], float (&y)[2][V]) const {
 #pragma unroll
-    for (int v = 0; v < V; v++) {
-      float rest;
-      const float dy = x[0][v], gate = x[1][v], up = x[2][v], s = sigmoids<is_fast<T>>(gate, &rest);
-      y[0][v] = dy * up * (s + s * gate * rest);
-      y[1][v] = dy * gate * s;
-    }
+    for (int v = 0; v < V; v++) rfi_swiglu_bwd<T>(x[0][v], x[1][v], x[2][v], &y[0][v], &y[1][v]);
   }
 };
 

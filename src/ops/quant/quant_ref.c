@@ -13,8 +13,6 @@
 #include "ops/quant/scaled.h"
 #include "support/op_case.h"
 
-#ifndef RFT_PLAIN /* the quantizers are exact: the plain computation is this one */
-
 /* One result of a slice: v (lines, length), already transposed and transformed. */
 typedef struct lines {
   const rfi_call *call;
@@ -213,13 +211,6 @@ RFT_REF(grouped_quantize) {
   }
 }
 
-#else
-
-RFT_REF(quantize) { (void)call; }
-RFT_REF(grouped_quantize) { (void)call; }
-
-#endif
-
 RFT_CASES(quantize) = {
     "quantize(f[7,13]) format=e4m3",
     "quantize(f[1,17]) format=e5m2",
@@ -341,6 +332,10 @@ RFT_CASES(matmul_scaled) = {
     "matmul_scaled(e[67,521], e[131,521], F[67,5], F[2,5], _, _, f[131]) to=f",
     "matmul_scaled(e[131,140], e[133,140], F[2,2], F[2,2], _, _, _, F[131,133]) to=f32",
     "matmul_scaled(e[9,140], g[3,140], F[9,2], F[1]=0.3) to=f",
+    "matmul_scaled(e[64,256], e[80,256], F[64,2]>0, F[1,2]>0) to=bf16",
+    "matmul_scaled(e[144,640], e[272,640], F[144,5]>0, F[3,5]>0) to=bf16",
+    "matmul_scaled(g[400,384], e[144,384], F[4,3]>0, F[144,3]>0) to=bf16",
+    "matmul_scaled(e[272,512], e[144,512], F[272,4]>0, F[144,4]>0) to=bf16",
     "matmul_scaled(e[7,70], e[5,70], p[7,3]>0, p[5,3]>0) to=f",
     "matmul_scaled(e[101,292], g[131,292], p[101,10]>0, p[131,10]>0, _, _, f[131], f[101,131]) to=f",
     "matmul_scaled(b[7,9]<256, b[5,9]<256, e[7,2], e[5,2], F[1]=0.1, F[1]=0.3) to=f",

@@ -4,8 +4,8 @@
  *
  *   amax      where a scale of a slice follows from the slice: its largest magnitude, by an integer maximum in global
  *             memory, which does not depend on the order
- *   convert_tensor  full tiles with one scale for a slice and codes of 8 bits: each element is encoded once, and col
- *             is the transposed codes. If the scale is given, the largest magnitude is found on the way
+ *   tiles     full tiles with one scale for a slice and codes of 8 bits (codes.cuh). If the scale is given, the largest
+ *             magnitude is found on the way
  *   convert   everything else: a block of threads loads 128 x 128 elements into shared memory once and writes both
  *             results from there: `row` straight from registers, `col` through a transposed tile of codes. A block of
  *             scaling never crosses such a tile, because a tile begins where a slice or a group does.
@@ -15,6 +15,7 @@
 
 #include "backend/cuda/kernels.cuh"
 #include "ops/grouped/grouped.h"
+#include "ops/quant/codes.cuh"
 #include "ops/quant/scaled.h"
 
 enum { SIDE = 128, THREADS = 256, RUN = 16, RUNS = SIDE / RUN, CODES = SIDE + 4 /* bytes of a line of codes */ };
@@ -110,12 +111,6 @@ static __device__ __forceinline__ void load(const plan &p, const tile &t, const 
 
 /* ---- the largest magnitude of a slice ---- */
 
-/* Most warps find no larger one: they read and do not wait for each other. */
-static __device__ __forceinline__ void note_largest(uint32_t *found, uint32_t most) {
-  most = __reduce_max_sync(0xffffffffu, most);
-  if (threadIdx.x % 32 == 0 && most > __ldcg(found)) atomicMax(found, most);
-}
-
 template <typename T> static __global__ void __launch_bounds__(THREADS) amax_tiles(const plan p) {
   tile t;
   uint32_t most = 0;
@@ -123,7 +118,7 @@ template <typename T> static __global__ void __launch_bounds__(THREADS) amax_til
   load<T>(p, t, [&](int, int, const auto &v) {
     for (int k = 0; k < (int)(sizeof v / sizeof v.x[0]); k++) most = max(most, rfi_magnitude(rfi_widen(v.x[k])));
   });
-  note_largest(p.found + t.slice, most);
+  rfi_note_largest(p.found + t.slice, most);
 }
 
 /* Of x transformed: a thread has 16 rows of a column. */
@@ -142,7 +137,7 @@ template <typename T> static __global__ void __launch_bounds__(THREADS) amax_tra
 #pragma unroll
     for (int i = 0; i < RUN; i++) most = max(most, rfi_magnitude(v[i]));
   }
-  note_largest(p.found + p.slices + t.slice, most);
+  rfi_note_largest(p.found + p.slices + t.slice, most);
 }
 
 /* Scales of slices: one thread each. */
@@ -166,32 +161,6 @@ static __global__ void finish_slices(const plan p) {
 }
 
 /* ---- codes ---- */
-
-/* Four codes of 8 bits. */
-static __device__ __forceinline__ uint32_t encode8(const float *x, float by, rfr_dtype format) {
-  uint32_t q = 0;
-#if __CUDA_ARCH__ >= 890
-  uint16_t low, high;
-  const float a0 = fabsf(x[0] * by), a1 = fabsf(x[1] * by), a2 = fabsf(x[2] * by), a3 = fabsf(x[3] * by);
-  if (format == RFR_E4M3) {
-    asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(low) : "f"(a1), "f"(a0));
-    asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(high) : "f"(a3), "f"(a2));
-    q = (uint32_t)low | (uint32_t)high << 16;
-  } else {
-    asm("cvt.rn.satfinite.e5m2x2.f32 %0, %1, %2;" : "=h"(low) : "f"(a1), "f"(a0));
-    asm("cvt.rn.satfinite.e5m2x2.f32 %0, %1, %2;" : "=h"(high) : "f"(a3), "f"(a2));
-    q = (uint32_t)low | (uint32_t)high << 16;
-    q -= __vcmpeq4(q, 0x7F7F7F7Fu) & 0x01010101u; /* NaN is 0x7E */
-  }
-#pragma unroll
-  for (int k = 0; k < 4; k++) q |= (rfi_pattern(x[k]) >> 24 & 0x80u) << (8 * k);
-#else
-#pragma unroll
-  for (int k = 0; k < 4; k++)
-    q |= (uint32_t)(format == RFR_E4M3 ? rfi_e4m3_encode(x[k], by) : rfi_e5m2_encode(x[k], by)) << (8 * k);
-#endif
-  return q;
-}
 
 static __device__ rfi_rounding rounding_of(const plan &p) {
   rfi_rounding r = {0, 0, p.site, p.microbatch};
@@ -291,7 +260,7 @@ static __device__ __forceinline__ void write_rows(const plan &p, const tile &t, 
       else
         for (int k = 0; k < n / 2; k++) to[k] = (uint8_t)(q >> (8 * k));
     } else {
-      const uint32_t low = encode8(v, by, p.format), high = encode8(v + 4, by, p.format);
+      const uint32_t low = rfi_encode8(v, by, p.format), high = rfi_encode8(v + 4, by, p.format);
       uint8_t *to = p.row + at;
       if (n == EACH && (uintptr_t)to % 8 == 0) *(uint2 *)to = make_uint2(low, high);
       else
@@ -363,7 +332,7 @@ static __device__ __forceinline__ void encode_columns(const plan &p, const tile 
     } else {
       uint32_t *to = (uint32_t *)&s.q[j][i];
 #pragma unroll
-      for (int k = 0; k < 4; k++) to[k] = encode8(v + 4 * k, by[r], p.format);
+      for (int k = 0; k < 4; k++) to[k] = rfi_encode8(v + 4 * k, by[r], p.format);
     }
   }
 }
@@ -402,59 +371,6 @@ template <typename T, int BLOCK> static __global__ void __launch_bounds__(THREAD
   if (p.col) write_columns(p, t, s.q, BLOCK == 16);
 }
 
-/* ---- one scale for a slice, full tiles ---- */
-
-/* Byte k of word r of x becomes byte r of word k. */
-static __device__ __forceinline__ void transpose_bytes(uint32_t (&x)[4]) {
-  const uint32_t a = __byte_perm(x[0], x[1], 0x5140), b = __byte_perm(x[0], x[1], 0x7362);
-  const uint32_t c = __byte_perm(x[2], x[3], 0x5140), d = __byte_perm(x[2], x[3], 0x7362);
-  x[0] = __byte_perm(a, c, 0x5410);
-  x[1] = __byte_perm(a, c, 0x7632);
-  x[2] = __byte_perm(b, d, 0x5410);
-  x[3] = __byte_perm(b, d, 0x7632);
-}
-
-/* A tile of codes has 32 words a row. Word w of row i is at w ^ i / 4, so that neither a row nor a column of words
- * meets a memory bank twice. */
-template <typename T, bool LARGEST> static __global__ void __launch_bounds__(THREADS) convert_tensor(const plan p) {
-  enum { EACH = 8, LANES = SIDE / EACH, WORDS = SIDE / 4 };
-  __shared__ uint32_t codes[SIDE][WORDS];
-  tile t;
-  if (!find(p, blockIdx.x, &t)) return;
-  const float by = slice_factor(p, t.slice, false);
-  const T *x = (const T *)p.x + t.at;
-  const int lane = threadIdx.x % LANES, j = lane * EACH;
-  uint32_t most = 0;
-#pragma unroll 4
-  for (int i = threadIdx.x / LANES; i < SIDE; i += THREADS / LANES) {
-    const rfi_pack<T, EACH> pack = *(const rfi_pack<T, EACH> *)(x + i * p.down + j);
-    float v[EACH];
-#pragma unroll
-    for (int k = 0; k < EACH; k++) {
-      v[k] = rfi_widen(pack.x[k]);
-      if (LARGEST) most = max(most, rfi_magnitude(v[k]));
-    }
-    const uint32_t low = encode8(v, by, p.format), high = encode8(v + 4, by, p.format);
-    if (p.row) *(uint2 *)(p.row + (t.line + i) * p.K + t.j0 + j) = make_uint2(low, high);
-    codes[i][2 * lane ^ i / 4] = low;
-    codes[i][(2 * lane + 1) ^ i / 4] = high;
-  }
-  if (LARGEST) note_largest(p.found + t.slice, most);
-  if (!p.col) return;
-  __syncthreads();
-  const int own = threadIdx.x % 32;
-  uint8_t *col = p.col + (t.slice * p.K + t.j0) * p.col_row + t.col_at + own * 4;
-#pragma unroll
-  for (int w = threadIdx.x / 32; w < WORDS; w += THREADS / 32) {
-    uint32_t q[4];
-#pragma unroll
-    for (int r = 0; r < 4; r++) q[r] = codes[own * 4 + r][w ^ own];
-    transpose_bytes(q);
-#pragma unroll
-    for (int k = 0; k < 4; k++) *(uint32_t *)(col + (w * 4 + k) * p.col_row) = q[k];
-  }
-}
-
 /* ---- clear ---- */
 
 /* Zeros lines 0 ... K - 1 of y between the groups: columns in units of `each` bytes per block. */
@@ -488,25 +404,54 @@ template <typename T, int BLOCK> static rfr_status launch_convert(const plan &p,
   return RFR_OK;
 }
 
-/* Whether convert_tensor takes the call. */
+/* Whether the tiles of codes.cuh take the call. */
 template <typename T> static bool is_full(const plan &p, int block) {
-  return block == 0 && !p.offsets && !p.hadamard && p.M % SIDE == 0 && p.K % SIDE == 0 && p.across == 1 &&
-         p.down % 8 == 0 && p.batch % 8 == 0 && (uintptr_t)p.x % 16 == 0 && (uintptr_t)p.row % 8 == 0 &&
-         (uintptr_t)p.col % 4 == 0 && (p.row || p.col);
+  return block == 0 && !p.offsets && !p.hadamard && p.tiles > 0 && p.M % SIDE == 0 && p.K % SIDE == 0 &&
+         p.across == 1 && p.down % 8 == 0 && p.batch % 8 == 0 && (uintptr_t)p.x % 16 == 0 &&
+         (uintptr_t)p.row % 8 == 0 && (uintptr_t)p.col % 4 == 0 && (p.row || p.col) && p.slices <= UINT16_MAX;
+}
+
+template <typename T> static void launch_full(const plan &p, bool needs_amax, cudaStream_t stream) {
+  const rfi_source_tensor<T> source = {(const T *)p.x, p.batch, p.down};
+  const dim3 tiles((unsigned)(p.tiles / p.slices), (unsigned)p.slices);
+  rfi_codes_of<1> to = {};
+  rfi_codes *c = &to.part[0];
+  c->given = p.given, c->given_stride = p.given_stride;
+  c->largest = needs_amax ? p.amax ? (uint32_t *)p.amax : p.found : NULL;
+  c->row = p.row, c->col = p.col;
+  c->row_scale = (float *)p.row_scale, c->col_scale = (float *)p.col_scale;
+  c->format = p.format, c->pow2 = p.pow2;
+  if (needs_amax) cudaMemsetAsync(c->largest, 0, sizeof(uint32_t) * (size_t)p.slices, stream);
+  if (needs_amax && p.given) {
+    rfi_codes_tiles<T, rfi_source_tensor<T>, true, true><<<tiles, THREADS, 0, stream>>>(source, to, p.M, p.K);
+    return;
+  }
+  if (needs_amax)
+    rfi_codes_tiles<T, rfi_source_tensor<T>, false, true><<<tiles, THREADS, 0, stream>>>(source, to, p.M, p.K);
+  to.backwards = needs_amax;
+  rfi_codes_tiles<T, rfi_source_tensor<T>, true, false><<<tiles, THREADS, 0, stream>>>(source, to, p.M, p.K);
+}
+
+static __global__ void fill_ones(float *row, float *col, int64_t n) {
+  const int64_t s = (int64_t)blockIdx.x * THREADS + threadIdx.x;
+  if (s >= n) return;
+  if (row) row[s] = 1.0f;
+  if (col) col[s] = 1.0f;
 }
 
 template <typename T> static void launch(const plan &p, int block, bool needs_amax, cudaStream_t stream) {
-  const bool full = is_full<T>(p, block), on_the_way = full && p.given;
+  if (is_full<T>(p, block)) {
+    launch_full<T>(p, needs_amax, stream);
+    if (p.row_global || p.col_global)
+      fill_ones<<<(unsigned)rfi_blocks(p.slices, THREADS), THREADS, 0, stream>>>(p.row_global, p.col_global, p.slices);
+    return;
+  }
   if (needs_amax) cudaMemsetAsync(p.found, 0, 2 * sizeof(uint32_t) * (size_t)p.slices, stream);
-  if (full && p.tiles > 0 && needs_amax && on_the_way)
-    convert_tensor<T, true><<<(unsigned)p.tiles, THREADS, 0, stream>>>(p);
-  if (needs_amax && p.tiles > 0 && !on_the_way) amax_tiles<T><<<(unsigned)p.tiles, THREADS, 0, stream>>>(p);
+  if (needs_amax && p.tiles > 0) amax_tiles<T><<<(unsigned)p.tiles, THREADS, 0, stream>>>(p);
   if (p.hadamard && p.tiles > 0) amax_transformed<T><<<(unsigned)p.tiles, THREADS, 0, stream>>>(p);
   if (p.slices > 0) finish_slices<<<(unsigned)rfi_blocks(p.slices, THREADS), THREADS, 0, stream>>>(p);
   if (p.tiles == 0 || !(p.row || p.col || (block && (p.row_scale || p.col_scale)))) return;
-  if (on_the_way && needs_amax) return;
-  if (full) convert_tensor<T, false><<<(unsigned)p.tiles, THREADS, 0, stream>>>(p);
-  else if (block == 0) launch_convert<T, 0>(p, stream);
+  if (block == 0) launch_convert<T, 0>(p, stream);
   else if (block == 128) launch_convert<T, 128>(p, stream);
   else if (block == 32) launch_convert<T, 32>(p, stream);
   else launch_convert<T, 16>(p, stream);

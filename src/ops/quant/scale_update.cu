@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * scale_update on a GPU, as on the CPU: first the largest finite amax of each slot, by integer maxima, then one thread
- * per slot.
+ * scale_update on a GPU, as on the CPU: first the largest finite amax of each slot, by integer maxima, then the history
+ * of each slot.
  */
 #include <math.h>
 
@@ -23,14 +23,38 @@ static __global__ void collect(const __grid_constant__ amaxes a, uint32_t *newes
     }
 }
 
-static __global__ void update(float *history, float *scale, const int32_t *skip, const uint32_t *newest, int64_t H,
-                              int64_t S, float largest, int only_newest) {
-  const int64_t s = (int64_t)blockIdx.x * THREADS + threadIdx.x;
-  if (s >= S || (skip && *skip != 0) || newest[s] == 0) return;
-  float amax = rfi_number(newest[s]);
-  for (int64_t h = H - 1; h > 0; h--) history[h * S + s] = history[(h - 1) * S + s];
-  history[s] = amax;
-  for (int64_t h = 1; h < H && !only_newest; h++) amax = history[h * S + s] > amax ? history[h * S + s] : amax;
+/* A block has SLOTS slots, and DOWN threads for the rows of each. Rows move down by one, the last ones first: every row
+ * is read before the barrier that precedes its first write. */
+enum { SLOTS = 32, DOWN = 16, EACH = 4 };
+
+static __global__ void __launch_bounds__(SLOTS *DOWN)
+    update(float *history, float *scale, const int32_t *skip, const uint32_t *newest, int64_t H, int64_t S,
+           float largest, int only_newest) {
+  __shared__ float most[DOWN][SLOTS];
+  const int lane = threadIdx.x % SLOTS, down = threadIdx.x / SLOTS;
+  const int64_t s = (int64_t)blockIdx.x * SLOTS + lane;
+  const bool active = s < S && !(skip && *skip != 0) && newest[s] != 0;
+  float amax = active ? rfi_number(newest[s]) : 0.0f;
+  for (int64_t end = H; end > 1; end -= DOWN * EACH) {
+    float row[EACH];
+#pragma unroll
+    for (int k = 0; k < EACH; k++) {
+      const int64_t h = end - 1 - down - k * DOWN;
+      row[k] = active && h > 0 ? history[(h - 1) * S + s] : 0.0f;
+      if (!only_newest) amax = row[k] > amax ? row[k] : amax;
+    }
+    __syncthreads();
+#pragma unroll
+    for (int k = 0; k < EACH; k++) {
+      const int64_t h = end - 1 - down - k * DOWN;
+      if (active && h > 0) history[h * S + s] = row[k];
+    }
+  }
+  most[down][lane] = amax;
+  __syncthreads();
+  if (down > 0 || !active) return;
+  for (int k = 1; k < DOWN; k++) amax = most[k][lane] > amax ? most[k][lane] : amax;
+  history[s] = rfi_number(newest[s]);
   scale[s] = rfi_scale_of(rfi_magnitude(amax), largest, RFI_F32_LARGEST, 0);
 }
 
@@ -50,7 +74,7 @@ static rfr_status run(const rfr_call *c) {
     }
     collect<<<a.n, THREADS, 0, rfi_stream(c)>>>(a, newest);
   }
-  update<<<(unsigned)rfi_blocks(S, THREADS), THREADS, 0, rfi_stream(c)>>>(
+  update<<<(unsigned)rfi_blocks(S, SLOTS), SLOTS * DOWN, 0, rfi_stream(c)>>>(
       (float *)c->out[0].data, (float *)c->out[1].data, skip, newest, H, S, largest, (int)c->attr[2].i);
   return rfi_cuda_launched("scale_update");
 }

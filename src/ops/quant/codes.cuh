@@ -1,0 +1,207 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Codes of 8 bits with one scale for a tensor: the tiles that quantize and its fused forms share.
+ *
+ * A block of threads has a tile of 128 x 128 elements. A source gives the elements, eight adjacent ones of a row at a
+ * time: it loads them, or computes them from other tensors. Each element is rounded to the storage type and encoded
+ * once; `row` is written from registers, and `col`, the transposed copy, from a tile of codes in shared memory. The
+ * largest magnitude is an integer maximum in global memory, which does not depend on the order.
+ */
+#ifndef RFI_CODES_CUH
+#define RFI_CODES_CUH
+
+#include "backend/cuda/kernels.cuh"
+#include "ops/quant/scaling.h"
+
+enum {
+  RFI_CODES_SIDE = 128,
+  RFI_CODES_THREADS = 256,
+  RFI_CODES_EACH = 8, /* elements of a thread at a time */
+  RFI_CODES_LANES = RFI_CODES_SIDE / RFI_CODES_EACH,
+  RFI_CODES_DOWN = RFI_CODES_THREADS / RFI_CODES_LANES, /* rows of a block at a time */
+  RFI_CODES_WORDS = RFI_CODES_SIDE / 4
+};
+
+/* One quantized tensor, or slices of one shape with a scale each. */
+typedef struct rfi_codes {
+  const float *given; /* scales; NULL: they follow from the largest magnitudes, which are complete */
+  int64_t given_stride;
+  uint32_t *largest;            /* largest magnitudes; they begin as zeros. NULL: not wanted */
+  uint8_t *row, *col;           /* (M,K) and (K,M); NULL: not wanted */
+  float *row_scale, *col_scale; /* NULL: not wanted */
+  void *wide;                   /* (M,K) in the storage type; NULL: not wanted */
+  rfr_dtype format;
+  int pow2;
+} rfi_codes;
+
+/* Most warps find no larger one: they read and do not wait for each other. */
+static __device__ __forceinline__ void rfi_note_largest(uint32_t *largest, uint32_t most) {
+  most = __reduce_max_sync(0xffffffffu, most);
+  if (threadIdx.x % 32 == 0 && most > __ldcg(largest)) atomicMax(largest, most);
+}
+
+/* Four codes of 8 bits. */
+static __device__ __forceinline__ uint32_t rfi_encode8(const float *x, float by, rfr_dtype format) {
+  uint32_t q = 0;
+#if __CUDA_ARCH__ >= 890
+  uint16_t low, high;
+  const float a0 = fabsf(x[0] * by), a1 = fabsf(x[1] * by), a2 = fabsf(x[2] * by), a3 = fabsf(x[3] * by);
+  if (format == RFR_E4M3) {
+    asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(low) : "f"(a1), "f"(a0));
+    asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(high) : "f"(a3), "f"(a2));
+    q = (uint32_t)low | (uint32_t)high << 16;
+  } else {
+    asm("cvt.rn.satfinite.e5m2x2.f32 %0, %1, %2;" : "=h"(low) : "f"(a1), "f"(a0));
+    asm("cvt.rn.satfinite.e5m2x2.f32 %0, %1, %2;" : "=h"(high) : "f"(a3), "f"(a2));
+    q = (uint32_t)low | (uint32_t)high << 16;
+    q -= __vcmpeq4(q, 0x7F7F7F7Fu) & 0x01010101u; /* NaN is 0x7E */
+  }
+#pragma unroll
+  for (int k = 0; k < 4; k++) q |= (rfi_pattern(x[k]) >> 24 & 0x80u) << (8 * k);
+#else
+#pragma unroll
+  for (int k = 0; k < 4; k++)
+    q |= (uint32_t)(format == RFR_E4M3 ? rfi_e4m3_encode(x[k], by) : rfi_e5m2_encode(x[k], by)) << (8 * k);
+#endif
+  return q;
+}
+
+/* Byte k of word r of x becomes byte r of word k. */
+static __device__ __forceinline__ void rfi_transpose_bytes(uint32_t (&x)[4]) {
+  const uint32_t a = __byte_perm(x[0], x[1], 0x5140), b = __byte_perm(x[0], x[1], 0x7362);
+  const uint32_t c = __byte_perm(x[2], x[3], 0x5140), d = __byte_perm(x[2], x[3], 0x7362);
+  x[0] = __byte_perm(a, c, 0x5410);
+  x[1] = __byte_perm(a, c, 0x7632);
+  x[2] = __byte_perm(b, d, 0x5410);
+  x[3] = __byte_perm(b, d, 0x7632);
+}
+
+static __device__ __forceinline__ float rfi_codes_factor(const rfi_codes &c, int64_t slice) {
+  return c.given ? c.given[slice * c.given_stride]
+                 : rfi_scale_of(c.largest[slice], rfi_largest(c.format), RFI_F32_LARGEST, c.pow2);
+}
+
+/* Eight adjacent elements, 16 bytes at a time, through the read-only cache: the compiler may load ahead of stores. */
+template <typename T> static __device__ __forceinline__ rfi_pack<T, RFI_CODES_EACH> rfi_load8(const T *from) {
+  union {
+    uint4 word[RFI_CODES_EACH * sizeof(T) / 16];
+    rfi_pack<T, RFI_CODES_EACH> pack;
+  } u;
+#pragma unroll
+  for (int k = 0; k < (int)(RFI_CODES_EACH * sizeof(T) / 16); k++) u.word[k] = __ldg((const uint4 *)from + k);
+  return u.pack;
+}
+
+template <int PARTS> struct rfi_codes_of {
+  rfi_codes part[PARTS];
+  bool backwards; /* the last tile first: what an earlier kernel has read or written last is still in the L2 cache */
+};
+
+/* A tile. Members of a source S, which has rows of the storage type T:
+ *   S::PARTS                     tensors that it gives
+ *   S::column                    what a thread keeps of its eight columns; column at(int64_t j)
+ *   S::raw                       eight elements of each of its operands; raw fetch(slice, i, j)
+ *   give(raw, column, y)         y[PARTS][8], as f32
+ *   S::FLIGHT                    rows that a thread has in flight
+ * CODES: encodes; else only finds the largest magnitude. Word w of row i of the codes is at w ^ i / 4, so that neither a
+ * row nor a column of words meets a memory bank twice. */
+template <typename T, class S, bool CODES, bool LARGEST>
+static __global__ void __launch_bounds__(RFI_CODES_THREADS)
+    rfi_codes_tiles(const __grid_constant__ S source, const __grid_constant__ rfi_codes_of<S::PARTS> to, int64_t M,
+                    int64_t K) {
+  enum { SIDE = RFI_CODES_SIDE, EACH = RFI_CODES_EACH, ROUNDS = SIDE / RFI_CODES_DOWN, FLIGHT = S::FLIGHT };
+  __shared__ uint32_t codes[CODES ? S::PARTS : 1][SIDE][RFI_CODES_WORDS];
+  const int64_t wide = K / SIDE, slice = blockIdx.y;
+  const unsigned unit = to.backwards ? gridDim.x - 1 - blockIdx.x : blockIdx.x;
+  const int64_t i0 = unit / wide * SIDE, j0 = unit % wide * SIDE;
+  const int lane = threadIdx.x % RFI_CODES_LANES;
+  const int64_t j = j0 + lane * EACH;
+  const auto column = source.at(j);
+  float by[S::PARTS];
+  uint32_t most[S::PARTS] = {};
+#pragma unroll
+  for (int p = 0; p < S::PARTS; p++) {
+    by[p] = CODES ? rfi_codes_factor(to.part[p], slice) : 1.0f;
+    if (CODES && blockIdx.x == 0 && threadIdx.x == 0) {
+      if (to.part[p].row_scale) to.part[p].row_scale[slice] = 1.0f / by[p];
+      if (to.part[p].col_scale) to.part[p].col_scale[slice] = 1.0f / by[p];
+    }
+  }
+#pragma unroll 1
+  for (int round = 0; round < ROUNDS; round += FLIGHT) {
+    typename S::raw raw[FLIGHT];
+    const int first = round * RFI_CODES_DOWN + threadIdx.x / RFI_CODES_LANES;
+#pragma unroll
+    for (int f = 0; f < FLIGHT; f++) raw[f] = source.fetch(slice, i0 + first + f * RFI_CODES_DOWN, j);
+#pragma unroll
+    for (int f = 0; f < FLIGHT; f++) {
+      const int i = first + f * RFI_CODES_DOWN;
+      float v[S::PARTS][EACH];
+      source.give(raw[f], column, v);
+#pragma unroll
+      for (int p = 0; p < S::PARTS; p++) {
+        const rfi_codes &c = to.part[p];
+        const int64_t at = (slice * M + i0 + i) * K + j;
+        rfi_pack<T, EACH> narrow;
+#pragma unroll
+        for (int k = 0; k < EACH; k++) {
+          narrow.x[k] = rfi_narrow<T>(v[p][k]);
+          v[p][k] = rfi_widen(narrow.x[k]);
+          if (LARGEST) most[p] = max(most[p], rfi_magnitude(v[p][k]));
+        }
+        if (CODES && c.wide) {
+          const rfi_pack<T, rfi_pack_width<T>> *half = (const rfi_pack<T, rfi_pack_width<T>> *)&narrow;
+#pragma unroll
+          for (int k = 0; k < EACH / rfi_pack_width<T>; k++)
+            rfi_put((rfi_pack<T, rfi_pack_width<T>> *)((T *)c.wide + at) + k, half[k]);
+        }
+        if (!CODES) continue;
+        const uint32_t low = rfi_encode8(v[p], by[p], c.format), high = rfi_encode8(v[p] + 4, by[p], c.format);
+        if (c.row) *(uint2 *)(c.row + at) = make_uint2(low, high);
+        codes[p][i][2 * lane ^ i / 4] = low;
+        codes[p][i][(2 * lane + 1) ^ i / 4] = high;
+      }
+    }
+  }
+#pragma unroll
+  for (int p = 0; p < S::PARTS; p++)
+    if (LARGEST && to.part[p].largest) rfi_note_largest(to.part[p].largest + slice, most[p]);
+  if (!CODES) return;
+  __syncthreads();
+  const int own = threadIdx.x % 32;
+#pragma unroll
+  for (int p = 0; p < S::PARTS; p++) {
+    if (!to.part[p].col) continue;
+    uint8_t *col = to.part[p].col + (slice * K + j0) * M + i0 + own * 4;
+#pragma unroll
+    for (int w = threadIdx.x / 32; w < RFI_CODES_WORDS; w += RFI_CODES_THREADS / 32) {
+      uint32_t q[4];
+#pragma unroll
+      for (int r = 0; r < 4; r++) q[r] = codes[p][own * 4 + r][w ^ own];
+      rfi_transpose_bytes(q);
+#pragma unroll
+      for (int k = 0; k < 4; k++) *(uint32_t *)(col + (w * 4 + k) * M) = q[k];
+    }
+  }
+}
+
+struct rfi_no_column {};
+
+/* A tensor as it is. */
+template <typename T> struct rfi_source_tensor {
+  enum { PARTS = 1, FLIGHT = 4 };
+  const T *x;
+  int64_t batch, down; /* strides */
+  typedef rfi_no_column column;
+  typedef rfi_pack<T, RFI_CODES_EACH> raw;
+  __device__ column at(int64_t) const { return column(); }
+  __device__ raw fetch(int64_t slice, int64_t i, int64_t j) const {
+    return rfi_load8(x + slice * batch + i * down + j);
+  }
+  __device__ void give(const raw &r, const column &, float (&y)[1][RFI_CODES_EACH]) const {
+#pragma unroll
+    for (int k = 0; k < RFI_CODES_EACH; k++) y[0][k] = rfi_widen(r.x[k]);
+  }
+};
+
+#endif
