@@ -26,9 +26,17 @@
 #include "pass/quantize.h"
 #include "pass/recipe_rules.h"
 
-/* ops.def */
-enum { ROW, COL, ROW_SCALE, COL_SCALE, ROW_GLOBAL, COL_GLOBAL, AMAX };
-enum { X, W, OFFSETS, BIAS, SCALE, SEPARATE };
+/* Operands of grouped_matmul; grouped_wgrad has its offsets at the same place. */
+enum {
+  W = RFI_IN_grouped_matmul_w,
+  OFFSETS = RFI_IN_grouped_matmul_offsets,
+  BIAS = RFI_IN_grouped_matmul_bias,
+  SCALE = RFI_IN_grouped_matmul_scale,
+  SEPARATE = RFI_IN_grouped_matmul_ws
+};
+
+/* Whether op is a grouped GEMM with one weight per group. */
+static bool is_separate(const rfi_opr *op) { return op->def->code == RFI_OP_grouped_matmul && op->in[W] < 0; }
 
 typedef struct linear {
   int32_t number;
@@ -114,19 +122,17 @@ static bool is_forward(const linear *l, int i) { return l->forward == i; }
 static const char *left_because(const rfr_trace *t, const linear *l, int i, char *buf, size_t size) {
   const rfi_opr *op = &t->ops[i], *forward = &t->ops[l->forward];
   if (op->label.recipe == RFI_RECIPE_KEEP) {
-    const bool separate = forward->in[1] < 0;
-    const rfi_value *w = rfi_input_of(t, forward->in[separate ? SEPARATE : 1]);
+    const rfi_value *w = rfi_input_of(t, forward->in[is_separate(forward) ? SEPARATE : W]);
     rfi_snprintf(buf, size, "%s is kept by name", w ? w->name : "its weight");
     return buf;
   }
   const rfr_recipe *recipe = &t->recipes[op->label.recipe - 1];
   if (recipe->high_backward && !is_forward(l, i)) return "the recipe does not quantize the backward";
   const bool grouped = forward->def->code == RFI_OP_grouped_matmul;
-  if (grouped && forward->in[1] < 0) return "its experts have separate weights";
   if (!grouped && (forward->def->code != RFI_OP_matmul || forward->attr[0].i)) return "its forward is not in the trace";
   const int64_t unit = rfi_recipe_unit(recipe);
   const rfr_type *x = &t->values[forward->in[0]].type;
-  const rfr_type *w = &t->values[forward->in[1]].type;
+  const rfr_type *w = &t->values[forward->in[is_separate(forward) ? SEPARATE : W]].type;
   const int64_t N = w->shape[w->rank - (forward->attr[grouped ? 0 : 1].i ? 2 : 1)], K = x->shape[1];
   const int64_t M = grouped ? unit : x->shape[0]; /* the rows of a group are values, padded inside the ops */
   if (M % unit == 0 && N % unit == 0 && K % unit == 0) return NULL;
@@ -181,7 +187,8 @@ static rfr_status quantize(pass *p, int i, rfr_value x, rfi_operand operand, rfr
   rfr_value out[RFI_MAX_NAMES];
   RFI_TRY(rfi_rewrite_new(&p->r, &made, NULL, out));
   *index = p->r.to->n_ops - 1;
-  return delays ? rfi_delayed_note(&p->delayed, &p->r, &made, slot, how->format, slices, out[AMAX]) : RFR_OK;
+  return delays ? rfi_delayed_note(&p->delayed, &p->r, &made, slot, how->format, slices, out[RFI_OUT_quantize_amax])
+                : RFR_OK;
 }
 
 /* The microbatch of a copy of x, which op reads: a tensor that all microbatches share is quantized once. */
@@ -235,6 +242,11 @@ static void factors_of(const rfr_trace *t, const linear *l, int i, factor f[2]) 
   f[1] = (factor){forward_tb ? RFI_OPERAND_X : RFI_OPERAND_DY, true, grouped};
 }
 
+/* A quantized operand of a scaled GEMM. */
+typedef struct scaled {
+  rfr_value q, scale, global; /* global: RFR_NONE but in nvfp4 */
+} scaled;
+
 /* The dequantize op of v, a weight that is stored as `how` would quantize it; NULL: it is not. */
 static const rfi_opr *stored_of(const rfr_trace *t, rfr_value v, const rfi_quantizer *how) {
   const rfi_opr *op = t->values[v].op < 0 ? NULL : &t->ops[t->values[v].op];
@@ -253,60 +265,135 @@ static rfr_status stored_form(pass *p, int i, rfi_opcode code, rfr_value x, cons
 }
 
 /* The codes and the scale of a stored weight, for op i. */
-static rfr_status stored(pass *p, int i, const rfi_opr *dequantize, bool transposed, rfr_value *q, rfr_value *scale) {
+static rfr_status stored(pass *p, int i, const rfi_opr *dequantize, bool transposed, scaled *out) {
   const rfr_value x = p->r.map[dequantize->in[RFI_IN_dequantize_x]];
   const rfi_shape *shape = &dequantize->attr[RFI_AT_dequantize_shape].s;
   const rfi_quant_layout l = rfi_quant_layout_for(RFR_QUANT_FP8, shape->rank, shape->dim);
   rfi_attr codes[3] = {rfi_i(RFR_E4M3), rfi_i(0), rfi_i(0)}, scales[3] = {rfi_i(RFR_F32), rfi_i(l.scales_at), rfi_i(0)};
   codes[RFI_AT_bytes_as_shape].s = *shape;
   scales[RFI_AT_bytes_as_shape].s = (rfi_shape){.rank = 1, .dim = {l.scales}};
+  out->global = RFR_NONE;
   p->stored++;
-  RFI_TRY(stored_form(p, i, RFI_OP_bytes_as, x, scales, scale));
-  RFI_TRY(stored_form(p, i, RFI_OP_bytes_as, x, codes, q));
-  return transposed ? stored_form(p, i, RFI_OP_transposed, *q, NULL, q) : RFR_OK;
+  RFI_TRY(stored_form(p, i, RFI_OP_bytes_as, x, scales, &out->scale));
+  RFI_TRY(stored_form(p, i, RFI_OP_bytes_as, x, codes, &out->q));
+  return transposed ? stored_form(p, i, RFI_OP_transposed, out->q, NULL, &out->q) : RFR_OK;
 }
 
-/* The quantized operand k of op i. */
-static rfr_status scaled(pass *p, int i, int k, const factor *f, rfr_value *q, rfr_value *scale, rfr_value *global) {
-  const rfi_opr *op = &p->r.from->ops[i], *c;
+static scaled results_of(const pass *p, int i, const rfi_opr *copy, bool transposed) {
+  const rfi_opr *op = &p->r.from->ops[i];
+  const bool nv = p->r.from->recipes[op->label.recipe - 1].kind == RFR_RECIPE_NVFP4;
+  return (scaled){copy->out[transposed ? RFI_OUT_quantize_col : RFI_OUT_quantize_row],
+                  copy->out[transposed ? RFI_OUT_quantize_col_scale : RFI_OUT_quantize_row_scale],
+                  nv ? copy->out[transposed ? RFI_OUT_quantize_col_global : RFI_OUT_quantize_row_global] : RFR_NONE};
+}
+
+/* Appends an op for op i with the phase and microbatch of `like`, a copy in the new trace. */
+static rfr_status append(pass *p, int i, const rfi_opr *like, rfi_opcode code, int n_in, rfr_value *in, rfi_attr attr,
+                         rfr_value *out) {
+  rfi_opr op = proto_of(p, i, code, n_in, in, &attr);
+  op.label = (rfi_label){0, 0};
+  op.phase = like->phase, op.microbatch = like->microbatch;
+  return rfi_rewrite_new(&p->r, &op, NULL, out);
+}
+
+/* Stacks the experts' values along a new first dimension, scales of tensors along their only one. */
+static rfr_status stack(pass *p, int i, const rfi_opr *like, int n, rfr_value *x, rfr_value *out) {
+  for (int e = 0; e < n; e++) {
+    const rfr_type type = rfr_value_type(p->r.to, x[e]);
+    if (type.rank == 1) continue;
+    const rfi_attr one = {.s = {.rank = 3, .dim = {1, type.shape[0], type.shape[1]}}};
+    RFI_TRY(append(p, i, like, RFI_OP_reshape, 1, &x[e], one, &x[e]));
+  }
+  return append(p, i, like, RFI_OP_concat, n, x, rfi_i(0), out);
+}
+
+/* The separate weights of op i: each is quantized alone, so that a frozen one is quantized once at load, and the copies
+ * are stacked as the scaled GEMM reads them. */
+static rfr_status stacked(pass *p, int i, const factor *f, scaled *out) {
+  const rfi_opr *op = &p->r.from->ops[i];
+  const int n = op->n_in - SEPARATE;
+  rfi_opr like = {0};
+  rfr_value *x = rfi_arena_alloc(p->arena, sizeof *x * 3 * (size_t)n);
+  if (!x) return RFR_NO_MEMORY;
+  for (int e = 0; e < n; e++) {
+    const rfi_opr *c;
+    RFI_TRY(copy_of(p, i, op->in[SEPARATE + e], f->operand, RFR_NONE, &c));
+    const scaled one = results_of(p, i, c, f->transposed);
+    x[e] = one.q, x[n + e] = one.scale, x[2 * n + e] = one.global;
+    like = *c;
+  }
+  RFI_TRY(stack(p, i, &like, n, x, &out->q));
+  RFI_TRY(stack(p, i, &like, n, x + n, &out->scale));
+  out->global = RFR_NONE;
+  return x[2 * n] < 0 ? RFR_OK : stack(p, i, &like, n, x + 2 * n, &out->global);
+}
+
+/* The quantized operand k of op i. Rows of groups are quantized with the offsets of the forward, which cover all
+ * groups; those of a wgrad may cover some. */
+static rfr_status quantized(pass *p, int i, int k, const factor *f, scaled *out) {
+  const rfi_opr *op = &p->r.from->ops[i], *forward = &p->r.from->ops[linear_of(p, op)->forward], *c;
+  if (k == W && is_separate(op)) return stacked(p, i, f, out);
   const rfi_quantizer how = rfi_recipe_quantizer(&p->r.from->recipes[op->label.recipe - 1], f->operand);
   const rfi_opr *dequantize = stored_of(p->r.from, op->in[k], &how);
-  *global = RFR_NONE;
-  if (dequantize) return stored(p, i, dequantize, f->transposed, q, scale);
-  RFI_TRY(copy_of(p, i, op->in[k], f->operand, f->grouped ? op->in[OFFSETS] : RFR_NONE, &c));
-  *q = c->out[f->transposed ? COL : ROW];
-  *scale = c->out[f->transposed ? COL_SCALE : ROW_SCALE];
-  if (p->r.from->recipes[op->label.recipe - 1].kind == RFR_RECIPE_NVFP4)
-    *global = c->out[f->transposed ? COL_GLOBAL : ROW_GLOBAL];
+  if (dequantize) return stored(p, i, dequantize, f->transposed, out);
+  RFI_TRY(copy_of(p, i, op->in[k], f->operand, f->grouped ? forward->in[OFFSETS] : RFR_NONE, &c));
+  *out = results_of(p, i, c, f->transposed);
   return RFR_OK;
+}
+
+/* ---- the groups of a wgrad ---- */
+
+/* The first group whose weight op i, a grouped wgrad, computes: separate weights may be trained in part. */
+static int64_t first_group(const rfr_trace *t, const rfi_opr *op) {
+  const rfi_value *offsets = &t->values[op->in[OFFSETS]];
+  const rfi_opr *from = offsets->op < 0 ? NULL : &t->ops[offsets->op];
+  return from && from->def->code == RFI_OP_slice ? from->attr[RFI_AT_slice_start].i : 0;
+}
+
+/* Takes the part of the scales (groups) that belongs to n groups. Scales of blocks belong to rows. */
+static rfr_status part_of(pass *p, int i, int64_t first, int64_t n, rfr_value *scale) {
+  if (*scale < 0 || rfr_value_type(p->r.to, *scale).rank != 1) return RFR_OK;
+  const rfi_attr part[3] = {rfi_i(0), rfi_i(first), rfi_i(n)};
+  rfi_opr op = proto_of(p, i, RFI_OP_slice, 1, scale, part);
+  op.label = (rfi_label){0, 0};
+  return rfi_rewrite_new(&p->r, &op, NULL, scale);
 }
 
 static rfr_value mapped(const pass *p, const rfi_opr *op, int k) {
   return k < op->n_in && op->in[k] >= 0 ? p->r.map[op->in[k]] : RFR_NONE;
 }
 
+/* A scaled wgrad in place of op i, for the groups of its offsets. */
+static rfr_status grouped_wgrad(pass *p, int i, scaled m[2]) {
+  const rfi_opr *old = &p->r.from->ops[i];
+  const int64_t groups = p->r.from->values[old->in[OFFSETS]].type.shape[0] - 1, of = old->attr[1].i;
+  const int64_t first = groups == of ? 0 : first_group(p->r.from, old);
+  for (int k = 0; groups != of && k < 2; k++) {
+    RFI_TRY(part_of(p, i, first, groups, &m[k].scale));
+    RFI_TRY(part_of(p, i, first, groups, &m[k].global));
+  }
+  rfr_value in[] = {m[0].q, m[1].q, mapped(p, old, OFFSETS), m[0].scale, m[1].scale, m[0].global, m[1].global};
+  const rfi_attr attr[3] = {old->attr[0], old->attr[1], rfi_i(first)};
+  const rfi_opr op = proto_of(p, i, RFI_OP_grouped_wgrad_scaled, 7, in, attr);
+  return rfi_rewrite_as(&p->r, i, &op, NULL);
+}
+
 /* A scaled GEMM in place of op i. */
 static rfr_status product(pass *p, int i) {
   const rfi_opr *old = &p->r.from->ops[i];
-  rfr_value q[2], scale[2], global[2], in[9];
+  scaled m[2];
   factor f[2];
   factors_of(p->r.from, linear_of(p, old), i, f);
-  for (int k = 0; k < 2; k++) RFI_TRY(scaled(p, i, k, &f[k], &q[k], &scale[k], &global[k]));
-  const rfr_value matrices[] = {q[0], q[1], mapped(p, old, OFFSETS), scale[0], scale[1], global[0], global[1]};
+  for (int k = 0; k < 2; k++) RFI_TRY(quantized(p, i, k, &f[k], &m[k]));
+  if (old->def->code == RFI_OP_grouped_wgrad) return grouped_wgrad(p, i, m);
   if (old->def->code == RFI_OP_matmul) {
-    const rfr_value plain[] = {q[0], q[1], scale[0], scale[1], global[0], global[1], mapped(p, old, 2)};
-    memcpy(in, plain, sizeof plain);
+    rfr_value in[] = {m[0].q, m[1].q, m[0].scale, m[1].scale, m[0].global, m[1].global, mapped(p, old, 2)};
     const rfi_opr op = proto_of(p, i, RFI_OP_matmul_scaled, 7, in, &old->attr[2]);
     return rfi_rewrite_as(&p->r, i, &op, NULL);
   }
-  memcpy(in, matrices, sizeof matrices);
-  if (old->def->code == RFI_OP_grouped_matmul) {
-    in[7] = mapped(p, old, BIAS), in[8] = mapped(p, old, SCALE);
-    const rfi_opr op = proto_of(p, i, RFI_OP_grouped_matmul_scaled, 9, in, &old->attr[1]);
-    return rfi_rewrite_as(&p->r, i, &op, NULL);
-  }
-  const rfi_attr attr[3] = {old->attr[0], old->attr[1], rfi_i(0)};
-  const rfi_opr op = proto_of(p, i, RFI_OP_grouped_wgrad_scaled, 7, in, attr);
+  rfr_value in[] = {m[0].q,      m[1].q,      mapped(p, old, OFFSETS), m[0].scale,           m[1].scale,
+                    m[0].global, m[1].global, mapped(p, old, BIAS),    mapped(p, old, SCALE)};
+  const rfi_opr op = proto_of(p, i, RFI_OP_grouped_matmul_scaled, 9, in, &old->attr[1]);
   return rfi_rewrite_as(&p->r, i, &op, NULL);
 }
 
@@ -368,7 +455,8 @@ static rfr_status report(const pass *p) {
   for (int k = 0; k < p->n_copies; k++) {
     const rfi_opr *q = &t->ops[p->copies[k].op];
     wide += rfi_bytes(&t->values[q->in[0]].type);
-    narrow += rfi_bytes(&t->values[q->out[ROW]].type) + rfi_bytes(&t->values[q->out[ROW_SCALE]].type);
+    narrow += rfi_bytes(&t->values[q->out[RFI_OUT_quantize_row]].type) +
+              rfi_bytes(&t->values[q->out[RFI_OUT_quantize_row_scale]].type);
   }
   if (p->stored > 0)
     RFI_TRY(rfi_report_line(p->report, "stored in fp8: %d operands are read without a copy in 16 bits", p->stored));

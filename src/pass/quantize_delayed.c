@@ -4,9 +4,11 @@
  * and the scales (S). Three slots belong to each linear, numbered as recorded: 3 l for x, 3 l + 1 for w, 3 l + 2 for
  * dy. Microbatches share them, and so do the experts of a layer; linears that read one x use the slot of the first.
  *
- * The states are updated by the last ops of the step, with the largest amax of each slot over all microbatches. A
- * skipped step leaves them as they are. An op takes at most RFR_MAX_LIST amaxes of one format, so several may update
- * the states one after the other; all amaxes of a slot are in one of them.
+ * The states are updated by the last ops of the step, with the largest amax of each slot over all microbatches and,
+ * in a program with collectives, over all ranks: one all_gather of scope "recipe" brings their amaxes to every rank, so
+ * that all ranks update their states to the same bits. A skipped step leaves them as they are. An op takes at most
+ * RFR_MAX_LIST amaxes of one format, so several may update the states one after the other; all amaxes of a slot are in
+ * one of them.
  */
 #include "pass/quantize.h"
 
@@ -75,6 +77,57 @@ static int run_end(const rfi_delayed *d, int first) {
   return last;
 }
 
+/* ---- ranks ---- */
+
+/* The ranks of the program: those of its collectives. */
+static int64_t ranks_of(const rfr_trace *t) {
+  int64_t ranks = 1;
+  for (int i = 0; i < t->n_ops; i++)
+    if (t->ops[i].def->flags & RFI_COLLECTIVE && t->ops[i].attr[0].i > ranks) ranks = t->ops[i].attr[0].i;
+  return ranks;
+}
+
+static rfi_opr last_op(rfi_opcode code, int n_in, rfr_value *in, const rfi_attr *attr) {
+  return (rfi_opr){.def = rfi_op_def_get(code),
+                   .n_in = n_in,
+                   .in = in,
+                   .attr = attr,
+                   .phase = RFR_PHASE_OPTIM,
+                   .microbatch = -1,
+                   .clone_of = -1,
+                   .scope = "recipe",
+                   .reason = "quantized"};
+}
+
+/* Replaces the amaxes by those of all ranks. They stay single values, as those of microbatches are: an update ignores
+ * each that is not finite. */
+static rfr_status gather(rfi_delayed *d, rfi_rewrite *r, int64_t ranks) {
+  const int own = d->n;
+  const rfi_attr axis = rfi_i(0), all = rfi_i(ranks);
+  rfr_value x, *in = rfi_arena_alloc(d->arena, sizeof *in * (size_t)own);
+  if (!in) return RFR_NO_MEMORY;
+  if (ranks > INT32_MAX / own) return rfi_fail(RFI_E_OVERFLOW, "%d amaxes of %lld ranks", own, (long long)ranks);
+  for (int i = 0; i < own; i++) in[i] = d->amax[i].value;
+  const rfi_opr concat = last_op(RFI_OP_concat, own, in, &axis);
+  RFI_TRY(rfi_rewrite_new(r, &concat, NULL, &x));
+  const rfi_opr collect = last_op(RFI_OP_all_gather, 1, &x, &all);
+  rfr_value gathered;
+  RFI_TRY(rfi_rewrite_new(r, &collect, NULL, &gathered));
+  const int n = own * (int)ranks;
+  if (!rfi_arena_grow(d->arena, (void **)&d->amax, &d->cap, n, sizeof *d->amax)) return RFR_NO_MEMORY;
+  for (int k = 0; k < n; k++) {
+    const rfi_attr slice[3] = {rfi_i(0), rfi_i(k), rfi_i(1)};
+    const rfi_opr op = last_op(RFI_OP_slice, 1, &gathered, slice);
+    d->amax[k] = d->amax[k % own];
+    d->amax[k].order = k;
+    RFI_TRY(rfi_rewrite_new(r, &op, NULL, &d->amax[k].value));
+  }
+  d->n = n;
+  return RFR_OK;
+}
+
+/* ---- the update ---- */
+
 static rfr_status update(rfi_delayed *d, rfi_rewrite *r, int first, int end, rfr_value skip) {
   rfr_value in[FIRST_AMAX + RFR_MAX_LIST] = {d->history, d->scale, skip}, out[RFI_MAX_NAMES];
   double slots[RFR_MAX_LIST];
@@ -82,15 +135,7 @@ static rfr_status update(rfi_delayed *d, rfi_rewrite *r, int first, int end, rfr
                       rfi_i(d->recipe->rule == RFR_AMAX_MOST_RECENT)};
   for (int i = first; i < end; i++) in[FIRST_AMAX + i - first] = d->amax[i].value, slots[i - first] = d->amax[i].slot;
   attr[3].l.n = end - first, attr[3].l.x = slots;
-  const rfi_opr op = {.def = rfi_op_def_get(RFI_OP_scale_update),
-                      .n_in = FIRST_AMAX + end - first,
-                      .in = in,
-                      .attr = attr,
-                      .phase = RFR_PHASE_OPTIM,
-                      .microbatch = -1,
-                      .clone_of = -1,
-                      .scope = "recipe",
-                      .reason = "quantized"};
+  const rfi_opr op = last_op(RFI_OP_scale_update, FIRST_AMAX + end - first, in, attr);
   RFI_TRY(rfi_rewrite_new(r, &op, NULL, out));
   d->history = out[0], d->scale = out[1];
   return RFR_OK;
@@ -106,11 +151,14 @@ rfr_status rfi_delayed_end(rfi_delayed *d, rfi_rewrite *r) {
     backward = backward || t->ops[i].phase == RFR_PHASE_DGRAD || t->ops[i].phase == RFR_PHASE_WGRAD;
   }
   if (!backward) return RFR_OK; /* an evaluation reads the scales */
+  if (ranks_of(t) > 1 && d->n > 0) RFI_TRY(gather(d, r, ranks_of(t)));
   qsort(d->amax, (size_t)d->n, sizeof *d->amax, by_format);
   for (int first = 0, end; first < d->n; first = end) {
     end = run_end(d, first);
     if (end == first)
-      return rfi_fail(RFI_E_RECIPE, "fp8_delayed supports at most %d microbatches in a program; use fp8_current",
+      return rfi_fail(RFI_E_RECIPE,
+                      "fp8_delayed supports at most %d amaxes of a tensor in a step, one per microbatch, rank and "
+                      "separate expert; use fp8_current",
                       RFR_MAX_LIST);
     RFI_TRY(update(d, r, first, end, skip));
   }

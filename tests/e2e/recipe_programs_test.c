@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Programs of two linears under every recipe: plain and grouped; weights, biases and input trained or not; one or two
- * microbatches; with and without recompute. For each: eager and replayed runs have the same bits, the results are near
- * those in f32, and the number of quantized copies is the closed form.
+ * Programs of two linears under every recipe: plain and grouped, with packed and separate weights; weights, biases,
+ * factors of biases and input trained or not; one group empty; one or two microbatches; with and without recompute. For
+ * each: eager and replayed runs have the same bits, the results are near those in f32, and the number of quantized
+ * copies is the closed form.
  *
  * x is read as x.row, and as x.col where its linear's weight is trained; w as w.row, and as w.col where its input
  * needs a gradient; dy as dy.row and dy.col in the same two cases.
@@ -25,12 +26,27 @@ typedef struct cell {
   int microbatches;
   bool high; /* backward not quantized */
   rfr_recompute recompute;
+  bool separate, scaled; /* grouped: one weight per group; a factor of each row's bias */
+  bool freeze_one;       /* separate: the first weight of each linear is frozen */
 } cell;
 
-static rfr_value weight(rfr_trace *t, const cell *c, const char *name, bool trained, int64_t out, int64_t in) {
-  const rfr_role role = trained ? RFR_ROLE_TRAINABLE : RFR_ROLE_FROZEN;
-  if (c->grouped) return rfr_input(t, name, role, RFR_F32, 3, ((int64_t[]){GROUPS, out, in}));
-  return rfr_input(t, name, role, RFR_F32, 2, ((int64_t[]){out, in}));
+typedef struct weights {
+  rfr_value of[GROUPS];
+  bool trained[GROUPS];
+  int n;
+} weights;
+
+static weights declare_weights(rfr_trace *t, const cell *c, const char *name, bool trained, int64_t out, int64_t in) {
+  weights w = {.n = c->separate ? GROUPS : 1};
+  for (int e = 0; e < w.n; e++) {
+    char own[8];
+    snprintf(own, sizeof own, c->separate ? "%s.%d" : "%s", name, e);
+    w.trained[e] = trained && !(c->freeze_one && e == 0);
+    const rfr_role role = w.trained[e] ? RFR_ROLE_TRAINABLE : RFR_ROLE_FROZEN;
+    w.of[e] = c->grouped && !c->separate ? rfr_input(t, own, role, RFR_F32, 3, ((int64_t[]){GROUPS, out, in}))
+                                         : rfr_input(t, own, role, RFR_F32, 2, ((int64_t[]){out, in}));
+  }
+  return w;
 }
 
 static rfr_value bias(rfr_trace *t, const cell *c, const char *name, int64_t out) {
@@ -39,8 +55,20 @@ static rfr_value bias(rfr_trace *t, const cell *c, const char *name, int64_t out
   return rfr_input(t, name, RFR_ROLE_TRAINABLE, RFR_F32, 1, ((int64_t[]){out}));
 }
 
-static rfr_value linear(rfr_trace *t, const cell *c, rfr_value x, rfr_value w, rfr_value offsets, rfr_value b) {
-  return c->grouped ? rfr_grouped_linear(t, x, w, offsets, b, RFR_NONE) : rfr_linear(t, x, w, b);
+static rfr_value linear(rfr_trace *t, const cell *c, rfr_value x, const weights *w, rfr_value offsets, rfr_value b,
+                        rfr_value scale) {
+  if (c->separate) return rfr_grouped_linear_separate(t, x, GROUPS, w->of, offsets, b, scale);
+  return c->grouped ? rfr_grouped_linear(t, x, w->of[0], offsets, b, scale) : rfr_linear(t, x, w->of[0], b);
+}
+
+static void want(rfr_trace *t, rfr_value loss, rfr_value of, bool wanted, const char *name, int number) {
+  char text[16];
+  snprintf(text, sizeof text, number < 0 ? "d_%s" : "d_%s.%d", name, number);
+  if (wanted) rfr_output(t, text, rfr_gradient(t, loss, of, RFR_F32));
+}
+
+static void want_weights(rfr_trace *t, rfr_value loss, const cell *c, const weights *w, const char *name) {
+  for (int e = 0; e < w->n; e++) want(t, loss, w->of[e], w->trained[e], name, c->separate ? e : -1);
 }
 
 static rfr_trace *record(const cell *c) {
@@ -48,11 +76,14 @@ static rfr_trace *record(const cell *c) {
   rfr_recipe recipe = rfr_recipe_default(c->recipe);
   OK(rfr_trace_create(ctx, &t));
   recipe.high_backward = c->high;
-  const rfr_value w1 = weight(t, c, "w1", c->train_w1, H, K), w2 = weight(t, c, "w2", c->train_w2, N, H);
+  const weights w1 = declare_weights(t, c, "w1", c->train_w1, H, K),
+                w2 = declare_weights(t, c, "w2", c->train_w2, N, H);
   const rfr_value b1 = bias(t, c, "b1", H), b2 = bias(t, c, "b2", N);
   rfr_step_block(t);
   const rfr_value offsets =
       c->grouped ? rfr_input(t, "offsets", RFR_ROLE_INPUT, RFR_I32, 1, ((int64_t[]){GROUPS + 1})) : RFR_NONE;
+  const rfr_value scale =
+      c->scaled ? rfr_input(t, "scale", RFR_ROLE_INPUT_GRAD, RFR_F32, 1, ((int64_t[]){ROWS})) : RFR_NONE;
   rfr_value x[2], loss = RFR_NONE;
   rfr_recipe_begin(t, &recipe);
   for (int m = 0; m < c->microbatches; m++) {
@@ -62,24 +93,33 @@ static rfr_trace *record(const cell *c) {
     rfr_microbatch(t, m);
     x[m] = rfr_input(t, name[0], c->train_x ? RFR_ROLE_INPUT_GRAD : RFR_ROLE_INPUT, RFR_F32, 2, ((int64_t[]){ROWS, K}));
     const rfr_value r = rfr_input(t, name[1], RFR_ROLE_INPUT, RFR_F32, 2, ((int64_t[]){ROWS, N}));
-    rfr_value y = linear(t, c, rfr_gelu(t, linear(t, c, x[m], w1, offsets, b1), 1), w2, offsets, b2);
+    const rfr_value h = rfr_gelu(t, linear(t, c, x[m], &w1, offsets, b1, scale), 1);
+    rfr_value y = linear(t, c, h, &w2, offsets, b2, scale);
     y = rfr_sum(t, rfr_mul(t, y, r), -1);
     rfr_microbatch(t, -1);
     loss = m ? rfr_add(t, loss, y) : y;
   }
   rfr_recipe_end(t);
   rfr_output(t, "loss", loss);
-  const rfr_value wanted[] = {c->train_w1 ? w1 : RFR_NONE,
-                              c->train_w2 ? w2 : RFR_NONE,
-                              b1,
-                              b2,
-                              c->train_x ? x[0] : RFR_NONE,
-                              c->train_x && c->microbatches > 1 ? x[1] : RFR_NONE};
-  static const char *const names[] = {"d_w1", "d_w2", "d_b1", "d_b2", "d_x0", "d_x1"};
-  for (int i = 0; i < 6; i++)
-    if (wanted[i] >= 0) rfr_output(t, names[i], rfr_gradient(t, loss, wanted[i], RFR_F32));
+  want_weights(t, loss, c, &w1, "w1");
+  want_weights(t, loss, c, &w2, "w2");
+  want(t, loss, b1, c->bias, "b1", -1);
+  want(t, loss, b2, c->bias, "b2", -1);
+  want(t, loss, scale, c->scaled, "scale", -1);
+  for (int m = 0; m < c->microbatches; m++) want(t, loss, x[m], c->train_x, m ? "x1" : "x0", -1);
   OK(rfr_trace_finish(t));
   return t;
+}
+
+/* Separate weights get the values of the packed one. */
+static void fill_weight(const rfr_tensor *x) {
+  static float packed[GROUPS * H * N];
+  const int64_t n = rfi_count(&x->type), group = x->name[2] ? x->name[3] - '0' : 0;
+  rfr_tensor all = *x;
+  all.data = packed, all.bytes = (int64_t)sizeof packed;
+  all.type = (rfr_type){.dtype = RFR_F32, .rank = 1, .shape = {GROUPS * H * N}};
+  rft_fill(&all, 90 + (uint64_t)x->name[1]);
+  memcpy(x->data, packed + group * n, (size_t)x->bytes);
 }
 
 static rfr_programs *compile(const cell *c) {
@@ -88,8 +128,9 @@ static rfr_programs *compile(const cell *c) {
   rfr_tensor x;
   o.recompute = c->recompute;
   rfr_programs *p = rft_compile(t, &o);
-  rft_fill_inputs(p);
-  for (int i = 0; rfr_programs_tensor_at(p, i, &x) == RFR_OK; i++) {
+  for (int i = 0; rfr_programs_tensor_at(p, i, &x) == RFR_OK; i++) { /* by name: in programs of other inputs too */
+    if (x.type.dtype == RFR_F32) rft_fill(&x, (uint64_t)x.name[0] * 256 + (uint64_t)x.name[1]);
+    if (x.name[0] == 'w') fill_weight(&x);
     if (strcmp(x.name, "offsets") == 0) memcpy(x.data, (int32_t[]){0, 21, 21, USED}, (size_t)x.bytes);
     if (strcmp(x.name, RFR_RECIPE_HISTORY) == 0) memset(x.data, 0, (size_t)x.bytes);
     for (int64_t k = 0; strcmp(x.name, RFR_RECIPE_SCALE) == 0 && k < rfi_count(&x.type); k++) ((float *)x.data)[k] = 1;
@@ -101,8 +142,9 @@ static rfr_programs *compile(const cell *c) {
 
 static const char *text_of(const cell *c) {
   static char text[160];
-  snprintf(text, sizeof text, "%s%s%s, train %s%s%s, %d microbatches%s%s", rfr_recipe_name(c->recipe),
-           c->grouped ? " grouped" : "", c->bias ? " bias" : "", c->train_x ? "x" : "", c->train_w1 ? " w1" : "",
+  snprintf(text, sizeof text, "%s%s%s%s%s, train %s%s%s, %d microbatches%s%s", rfr_recipe_name(c->recipe),
+           c->grouped ? c->separate ? " separate" : " grouped" : "", c->bias ? " bias" : "", c->scaled ? " scaled" : "",
+           c->freeze_one ? " one frozen" : "", c->train_x ? "x" : "", c->train_w1 ? " w1" : "",
            c->train_w2 ? " w2" : "", c->microbatches, c->high ? ", high backward" : "",
            c->recompute == RFR_RECOMPUTE_ALL ? ", recompute" : "");
   return text;
@@ -124,11 +166,13 @@ static void check_copies(const cell *c, const rfr_programs *p) {
   const bool back = !c->high;
   const int dx = back && c->train_x, dw1 = back && c->train_w1, dw2 = back && c->train_w2;
   const int dh = back && (c->train_x || c->train_w1 || c->bias); /* the first linear has a gradient */
-  const int weights = 2 + dh + dx, rest = 2 + dh + dx + 2 * dw1 + 2 * dw2;
+  const int tensors = c->separate ? GROUPS : 1;
+  const int weights = (2 + dh + dx) * tensors, rest = 2 + dh + dx + 2 * dw1 + 2 * dw2;
   const int all = copies_in(t, RFR_PHASE_OPTIM);
   if (all != weights + rest * c->microbatches)
     fail_msg("%s: %d copies, not %d + %d x %d", text_of(c), all, weights, rest, c->microbatches);
-  const int frozen = (c->train_w1 ? 0 : 1 + dx) + (c->train_w2 ? 0 : 1 + dh);
+  const int frozen_w1 = c->train_w1 ? c->freeze_one : tensors, frozen_w2 = c->train_w2 ? c->freeze_one : tensors;
+  const int frozen = frozen_w1 * (1 + dx) + frozen_w2 * (1 + dh);
   if (c->recipe != RFR_RECIPE_FP8_DELAYED) { /* whose scales are no constants */
     if (copies_in(t, RFR_PHASE_LOAD) != frozen)
       fail_msg("%s: %d copies in load, not %d", text_of(c), copies_in(t, RFR_PHASE_LOAD), frozen);
@@ -150,7 +194,7 @@ static double difference(const rfr_programs *a, const rfr_programs *b, const cha
     const double d = ((float *)x.data)[i] - ((float *)y.data)[i];
     error += d * d, norm += (double)((float *)y.data)[i] * (double)((float *)y.data)[i];
   }
-  return sqrt(error / norm);
+  return norm > 0 ? sqrt(error / norm) : error;
 }
 
 static void check_bits(const cell *c, rfr_programs *p) {
@@ -186,7 +230,8 @@ static void check(const cell *c) {
   for (int i = 1; i < t->n_outputs; i++) { /* the loss is a sum with cancellation */
     const double d = difference(p, f32, t->outputs[i].name);
     if (!(d <= bound[c->recipe])) fail_msg("%s: %s differs by %g", text_of(c), t->outputs[i].name, d);
-    if (d == 0 && !c->high && strncmp(t->outputs[i].name, "d_b", 3) != 0)
+    const bool empty = strstr(t->outputs[i].name, ".1"); /* the weight of the empty group */
+    if (d == 0 && !c->high && !empty && strncmp(t->outputs[i].name, "d_b", 3) != 0)
       fail_msg("%s: %s is not quantized", text_of(c), t->outputs[i].name);
   }
   rfr_programs_destroy(p);
@@ -206,6 +251,57 @@ static void cells(void **state) {
                         .train_w1 = train >> 1 & 1,
                         .train_w2 = train >> 2,
                         .microbatches = 1 + k / 2});
+}
+
+static void assert_part(const rfr_programs *p, const rfr_programs *q, const cell *c, const char *name, int group) {
+  char own[16];
+  rfr_tensor x, y;
+  snprintf(own, sizeof own, "%s.%d", name, group);
+  OK(rfr_program_output(p, 0, own, &x));
+  OK(rfr_program_output(q, 0, name, &y));
+  if (memcmp(x.data, (const char *)y.data + group * x.bytes, (size_t)x.bytes) != 0)
+    fail_msg("%s: %s differs from the packed weight", text_of(c), own);
+}
+
+/* The packed program has the same bits, also of the weights that remain trained if one is frozen. */
+static void check_packed(const cell *c) {
+  cell packed = *c;
+  packed.separate = packed.freeze_one = false;
+  rfr_programs *p = compile(c), *q = compile(&packed);
+  for (int round = 0; round < 2; round++) {
+    OK(rfr_program_run(p, 0));
+    OK(rfr_program_run(q, 0));
+    for (int e = c->freeze_one; e < GROUPS; e++) {
+      if (c->train_w1) assert_part(p, q, c, "d_w1", e);
+      if (c->train_w2) assert_part(p, q, c, "d_w2", e);
+    }
+    if (c->train_x && difference(p, q, "d_x0") != 0)
+      fail_msg("%s: round %d, d_x0 differs by %g from packed", text_of(c), round, difference(p, q, "d_x0"));
+    assert_true(difference(p, q, "d_scale") == 0);
+    assert_true(difference(p, q, "loss") == 0);
+  }
+  rfr_programs_destroy(p);
+  rfr_programs_destroy(q);
+}
+
+static void separate(void **state) {
+  (void)state;
+  for (int recipe = RFR_RECIPE_FP8_DELAYED; recipe <= RFR_RECIPE_NVFP4; recipe++)
+    for (int train = 1; train < 8; train++)
+      for (int k = 0; k < 2; k++) {
+        const cell c = {.recipe = (rfr_recipe_kind)recipe,
+                        .grouped = true,
+                        .separate = true,
+                        .bias = true,
+                        .scaled = true,
+                        .freeze_one = k,
+                        .train_x = train & 1,
+                        .train_w1 = train >> 1 & 1,
+                        .train_w2 = train >> 2,
+                        .microbatches = 1 + k};
+        check(&c);
+        check_packed(&c);
+      }
 }
 
 static void recomputed_and_high(void **state) {
@@ -333,9 +429,11 @@ static void callables(void **state) {
   }
 }
 
-int main(void) {
-  const struct CMUnitTest tests[] = {rft_context_test(cells),   rft_context_test(recomputed_and_high),
-                                     rft_context_test(amaxes),  rft_context_test(reasons),
-                                     rft_context_test(refused), rft_context_test(callables)};
+int main(int argc, char **argv) {
+  const struct CMUnitTest tests[] = {
+      rft_context_test(cells),    rft_context_test(separate), rft_context_test(recomputed_and_high),
+      rft_context_test(amaxes),   rft_context_test(reasons),  rft_context_test(refused),
+      rft_context_test(callables)};
+  if (argc > 1) cmocka_set_test_filter(argv[1]);
   return cmocka_run_group_tests_name("recipe_programs", tests, NULL, NULL);
 }
