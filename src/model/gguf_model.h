@@ -44,4 +44,7 @@ bool rfi_gguf_matrix_name(const rfr_model_config *c, int parameter, char *out, s
 /* Rows of a matrix in the order of the file; the two arrays do not overlap. */
 void rfi_gguf_interleave(const float *from, int64_t rows, int64_t width, int64_t head_dim, float *to);
 
+/* Refuses a model that llama.cpp would compute differently; type: the model_type of config.json, for errors. */
+rfr_status rfi_gguf_limits(const rfr_model_config *c, const char *architecture, const char *type);
+
 #endif
