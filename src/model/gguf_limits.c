@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Which models llama.cpp computes as described. A GGUF file has no keys for some properties; llama.cpp derives them from
- * the architecture and the number of layers. An export of another model is refused before anything is written.
+ * Which models llama.cpp computes as described. GGUF has no keys for some properties; llama.cpp derives them from the
+ * architecture and the number of layers. An export of another model is refused before anything is written.
  *
  * Sources: hyperparameters and graphs of llama.cpp, src/models/ and src/llama-model.cpp.
  */
@@ -22,7 +22,7 @@ static rfr_status check_layers(const rfr_model_config *c, const char *a, const c
     const bool all_rows = is(a, "phi3") && c->window >= c->max_positions;
     if (!all_rows && rfr_model_has_window(c, l) != wanted)
       return REFUSE("layer %lld: GGUF cannot store which layers of %s have a sliding window", (long long)l, type);
-    if (rfr_model_has_rope(c, l) != (!is(a, "smollm3") || (l + 1) % SMOLLM3_PERIOD != 0))
+    if (c->type != RFR_MODEL_GPT2 && rfr_model_has_rope(c, l) != (!is(a, "smollm3") || (l + 1) % SMOLLM3_PERIOD != 0))
       return REFUSE("layer %lld: GGUF cannot store which layers of %s have no RoPE; llama.cpp takes every fourth",
                     (long long)l, type);
   }
@@ -72,14 +72,15 @@ static rfr_status check_gemma(const rfr_model_config *c, const char *a) {
 }
 
 rfr_status rfi_gguf_limits(const rfr_model_config *c, const char *architecture, const char *type) {
-  const bool olmo2 = is(architecture, "olmo2");
+  const bool biases = is(architecture, "llama") || is(architecture, "granite") || is(architecture, "gpt2");
   RFI_TRY(check_layers(c, architecture, type));
   RFI_TRY(check_experts(c, architecture, type));
   RFI_TRY(check_rope(c, architecture, type));
   RFI_TRY(check_gemma(c, architecture));
-  if (c->attention_bias && (olmo2 || is(architecture, "gemma3")))
-    return REFUSE("attention_bias of %s cannot be written as GGUF; llama.cpp has no such biases", type);
-  if (c->tie_embeddings && olmo2)
+  if ((c->attention_bias || c->mlp_bias) && !biases)
+    return REFUSE("%s of %s cannot be written as GGUF; llama.cpp has no such biases",
+                  c->attention_bias ? "attention_bias" : "mlp_bias", type);
+  if (c->tie_embeddings && is(architecture, "olmo2"))
     return REFUSE("tie_word_embeddings of olmo2 cannot be written as GGUF; llama.cpp needs an LM head");
   return RFR_OK;
 }

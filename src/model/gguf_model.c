@@ -236,7 +236,8 @@ static rfr_status read_list(rfr_ctx *ctx, rfi_gguf *g, const rfi_gguf_tensor *t,
   return s;
 }
 
-/* Phi-3's factors. Files without attn_factor have the attention factor of the lengths. */
+/* Phi-3's factors. An attention factor that the lengths give within f32 is left out: the reader of config.json computes
+ * it. */
 static rfr_status read_longrope(rfr_ctx *ctx, rfi_gguf *g, const architecture *a, json_t *o) {
   static const char *const tensors[] = {"rope_factors_short.weight", "rope_factors_long.weight"}, *const fields[] = {
                                                                                                       "short_factor",
@@ -254,10 +255,13 @@ static rfr_status read_longrope(rfr_ctx *ctx, rfi_gguf *g, const architecture *a
     if (!t) return FAIL("there is no tensor %s", tensors[i]);
     RFI_TRY(read_list(ctx, g, t, list));
   }
-  if (attention) RFI_TRY(rfi_gguf_real(g, attention, 0, &x));
-  if (attention && isfinite(x)) RFI_TRY(rfi_json_set(scaling, "attention_factor", number(x)));
   if (original) RFI_TRY(rfi_gguf_int(g, original, 0, &length));
-  return original ? rfi_json_set(o, "original_max_position_embeddings", json_integer(length)) : RFR_OK;
+  if (original) RFI_TRY(rfi_json_set(o, "original_max_position_embeddings", json_integer(length)));
+  if (attention) RFI_TRY(rfi_gguf_real(g, attention, 0, &x));
+  const double ratio = (double)integer_of(o, "max_position_embeddings") / (double)length;
+  const double usual = ratio > 1.0 ? sqrt(1.0 + log(ratio) / log((double)length)) : 1.0;
+  if (!attention || !isfinite(x) || fabs(x - usual) <= 1e-6 * usual) return RFR_OK;
+  return rfi_json_set(scaling, "attention_factor", number(x));
 }
 
 /* Phi-3 rotates the first columns of a head. */

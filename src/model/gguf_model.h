@@ -4,8 +4,8 @@
  * names. In GGUF, names differ, rows of q and k of architecture llama are interleaved, norms of Gemma have 1 added,
  * GEMM weights of GPT-2 are transposed, and the experts of a layer are one tensor.
  *
- * Architectures: llama (also Mistral, SmolLM2 and Mixtral), qwen2, qwen3, qwen2moe, qwen3moe, gemma, gemma2, gpt2. A
- * hyperparameter that is not known is refused by its name.
+ * Architectures: llama (also Mistral, SmolLM2 and Mixtral), qwen2, qwen3, qwen2moe, qwen3moe, gemma, gemma2, gemma3,
+ * phi3, olmo2, smollm3, granite, gpt2. A hyperparameter that is not known is refused by its name.
  */
 #ifndef RFI_GGUF_MODEL_H
 #define RFI_GGUF_MODEL_H
