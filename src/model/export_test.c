@@ -125,6 +125,80 @@ static void folders(void **state) {
   }
 }
 
+/* Numbers within f32. */
+static bool same_json(const json_t *a, const json_t *b) {
+  const char *key;
+  const json_t *x;
+  size_t i;
+  if (json_is_number(a) && json_is_number(b))
+    return fabs(json_number_value(a) - json_number_value(b)) <= 1e-6 * fabs(json_number_value(a));
+  if (json_is_object(a) && json_object_size(a) == json_object_size(b)) {
+    json_object_foreach((json_t *)a, key, x) if (!same_json(x, json_object_get(b, key))) return false;
+    return true;
+  }
+  if (json_is_array(a) && json_array_size(a) == json_array_size(b)) {
+    json_array_foreach(a, i, x) if (!same_json(x, json_array_get(b, i))) return false;
+    return true;
+  }
+  return json_equal(a, b);
+}
+
+/* A folder of tests/models with other fields in its config.json. */
+static void vary(rft_folder *f, const char *name, const char *fields, const char *out) {
+  char path[512], file[64];
+  size_t n;
+  json_t *o, *changes = json_loads(fields, 0, NULL);
+  rft_folder from = {.ctx = f->ctx};
+  snprintf(path, sizeof path, MODELS "%s/config.json", name);
+  OK(rfi_json_load(f->ctx, path, &o));
+  assert_non_null(changes);
+  assert_int_equal(json_object_update(o, changes), 0);
+  char *text = json_dumps(o, 0);
+  snprintf(file, sizeof file, "%s/config.json", out);
+  rft_write(f, file, text, strlen(text));
+  snprintf(from.path, sizeof from.path, MODELS "%s", name);
+  char *weights = rft_read(&from, "model.safetensors", &n);
+  snprintf(file, sizeof file, "%s/model.safetensors", out);
+  rft_write(f, file, weights, n);
+  free(weights);
+  free(text);
+  json_decref(changes);
+  json_decref(o);
+}
+
+/* Description and weights of a GGUF file are those of the folder. */
+static void families(void **state) {
+  static const struct {
+    const char *name, *fields;
+  } cases[] = {{"granite", "{}"},
+               {"phi3-short", "{}"},
+               {"phi3-long", "{\"sliding_window\": 64}"},
+               {"olmo2", "{\"attention_bias\": false}"},
+               {"smollm3", "{\"no_rope_layers\": [1, 1]}"},
+               {"qwen3-yarn",
+                "{\"rope_parameters\": {\"rope_type\": \"yarn\", \"rope_theta\": 1000.0, \"factor\": 4.0, "
+                "\"original_max_position_embeddings\": 16}}"},
+               {"gemma3", "{\"query_pre_attn_scalar\": 10, \"final_logit_softcapping\": null, \"layer_types\": "
+                          "[\"sliding_attention\", \"sliding_attention\", \"sliding_attention\"], \"rope_parameters\": "
+                          "{\"full_attention\": {\"rope_type\": \"linear\", \"factor\": 4.0, \"rope_theta\": 5000.0}, "
+                          "\"sliding_attention\": {\"rope_type\": \"default\", \"rope_theta\": 10000.0}}}"}};
+  rft_folder *f = *state;
+  for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+    rfr_model_config a = rfr_model_config_default(RFR_MODEL_LLAMA), b = a;
+    vary(f, cases[i].name, cases[i].fields, "varied");
+    export_as(f, rft_path(f, "varied"), "gguf", "f32", "m.gguf");
+    compare_all(f->ctx, rft_path(f, "varied"), rft_path(f, "m.gguf"));
+    OK(rfi_hf_read(f->ctx, rft_path(f, "varied"), false, &a));
+    OK(rfi_hf_read(f->ctx, rft_path(f, "m.gguf"), false, &b));
+    json_t *x = rfi_hf_config(&a), *y = rfi_hf_config(&b);
+    if (!same_json(x, y)) fail_msg("%s: %s is now %s", cases[i].name, json_dumps(x, 0), json_dumps(y, 0));
+    json_decref(x);
+    json_decref(y);
+  }
+  rfi_tree_discard(rft_path(f, "varied"));
+  rfi_tree_discard(rft_path(f, "m.gguf"));
+}
+
 static void refuse(rft_folder *f, const char *model, const char *format, const char *dtype, const char *says) {
   rfr_export_options o = rfr_export_options_default();
   char kind;
@@ -143,6 +217,11 @@ static void refused(void **state) {
   refuse(f, MODELS "mistral", "gguf", NULL, "models of type mistral");
   refuse(f, MODELS "qwen2-window", "gguf", NULL, "sliding window");
   refuse(f, MODELS "gemma2", "gguf", NULL, "query_pre_attn_scalar 12");
+  refuse(f, MODELS "gemma3", "gguf", NULL, "sliding window");
+  refuse(f, MODELS "smollm3", "gguf", NULL, "have no RoPE");
+  refuse(f, MODELS "phi3", "gguf", NULL, "sliding window");
+  refuse(f, MODELS "olmo2", "gguf", NULL, "attention_bias of olmo2");
+  refuse(f, MODELS "qwen3-yarn", "gguf", NULL, "rope_type yarn");
   refuse(f, MODELS "qwen2-mixed", "gguf", NULL, "experts in only some layers");
   refuse(f, MODELS "qwen3", "onnx", NULL, "\"onnx\" is none of");
   refuse(f, MODELS "qwen3", "hf", "q8_0", "cannot be written as hf");
@@ -264,7 +343,7 @@ static void inspects(void **state) {
 }
 
 int main(void) {
-  const struct CMUnitTest tests[] = {rft_folder_test(same_file), rft_folder_test(folders), rft_folder_test(refused),
-                                     rft_folder_test(adapters), rft_folder_test(inspects)};
+  const struct CMUnitTest tests[] = {rft_folder_test(same_file), rft_folder_test(folders),  rft_folder_test(families),
+                                     rft_folder_test(refused),   rft_folder_test(adapters), rft_folder_test(inspects)};
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

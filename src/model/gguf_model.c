@@ -21,13 +21,22 @@ typedef struct architecture {
   bool interleaved;                         /* rows of q and k */
   bool norm_plus_one;
   bool transposed; /* GEMM weights are Conv1D in the library */
+  bool post_norms; /* norms after the branches */
 } architecture;
 
-static const architecture architectures[] = {
-    {"llama", "llama", "mixtral", true, false, false},    {"qwen2", "qwen2", NULL, false, false, false},
-    {"qwen3", "qwen3", NULL, false, false, false},        {"qwen2moe", NULL, "qwen2_moe", false, false, false},
-    {"qwen3moe", NULL, "qwen3_moe", false, false, false}, {"gemma", "gemma", NULL, false, true, false},
-    {"gemma2", "gemma2", NULL, false, true, false},       {"gpt2", "gpt2", NULL, false, false, true}};
+static const architecture architectures[] = {{"llama", "llama", "mixtral", .interleaved = true},
+                                             {"qwen2", "qwen2", NULL},
+                                             {"qwen3", "qwen3", NULL},
+                                             {"qwen2moe", NULL, "qwen2_moe"},
+                                             {"qwen3moe", NULL, "qwen3_moe"},
+                                             {"gemma", "gemma", NULL, .norm_plus_one = true},
+                                             {"gemma2", "gemma2", NULL, .norm_plus_one = true, .post_norms = true},
+                                             {"gemma3", "gemma3_text", NULL, .norm_plus_one = true, .post_norms = true},
+                                             {"phi3", "phi3", NULL},
+                                             {"olmo2", "olmo2", NULL, .post_norms = true},
+                                             {"smollm3", "smollm3", NULL, .interleaved = true},
+                                             {"granite", "granite", NULL, .interleaved = true},
+                                             {"gpt2", "gpt2", NULL, .transposed = true}};
 
 static rfr_status find_architecture(const rfi_gguf *g, const architecture **out) {
   const char *text = "", *path = rfi_gguf_path(g);
@@ -45,7 +54,7 @@ static rfr_status find_architecture(const rfi_gguf *g, const architecture **out)
   }
   return rfi_fail_at(RFI_E_MODEL_CONFIG, path, 0,
                      "general.architecture is %.*s; supported are llama, qwen2, qwen3, qwen2moe, qwen3moe, gemma, "
-                     "gemma2 and gpt2",
+                     "gemma2, gemma3, phi3, olmo2, smollm3, granite and gpt2",
                      n < 100 ? (int)n : 100, text);
 }
 
@@ -77,6 +86,11 @@ static const hyperparameter of_llama[] = {
     {"rope.scaling.factor", NULL, CHECKED},
     {"rope.scaling.original_context_length", NULL, CHECKED},
     {"rope.scaling.finetuned", NULL, CHECKED},
+    {"rope.scaling.attn_factor", NULL, CHECKED},
+    {"logit_scale", "logits_scaling", REAL},
+    {"residual_scale", "residual_multiplier", REAL},
+    {"embedding_scale", "embedding_multiplier", REAL},
+    {"attention.scale", "attention_multiplier", REAL},
     {"vocab_size", NULL, CHECKED},
     {"expert_count", NULL, CHECKED},
     {"expert_used_count", "num_experts_per_tok", SIZE},
@@ -209,17 +223,74 @@ static rfr_status read_rope_factors(rfr_ctx *ctx, rfi_gguf *g, const rfi_gguf_te
                                 "original_max_position_embeddings", length));
 }
 
+static rfr_status read_list(rfr_ctx *ctx, rfi_gguf *g, const rfi_gguf_tensor *t, json_t *list) {
+  float *x;
+  if (t->rank != 1 || t->elements > RFR_MAX_FACTORS)
+    return FAIL("%s is not a list of at most %d numbers", t->name, RFR_MAX_FACTORS);
+  RFI_TRY(RFI_ALLOC(ctx, (size_t)t->elements * sizeof *x, &x));
+  rfr_status s = rfi_gguf_read(g, t, 0, 1, 0, RFR_F32, x);
+  for (int64_t i = 0; s == RFR_OK && i < t->elements; i++)
+    if (!isfinite(x[i]) || json_array_append_new(list, number((double)x[i])) != 0)
+      s = FAIL("%s has an element that is not a number", t->name);
+  rfi_free(ctx, x);
+  return s;
+}
+
+/* Phi-3's factors. An attention factor that the lengths give within f32 is left out: the reader of config.json computes
+ * it. */
+static rfr_status read_longrope(rfr_ctx *ctx, rfi_gguf *g, const architecture *a, json_t *o) {
+  static const char *const tensors[] = {"rope_factors_short.weight", "rope_factors_long.weight"}, *const fields[] = {
+                                                                                                      "short_factor",
+                                                                                                      "long_factor"};
+  const rfi_gguf_value *attention = key_of(g, a, "rope.scaling.attn_factor");
+  const rfi_gguf_value *original = key_of(g, a, "rope.scaling.original_context_length");
+  json_t *scaling = json_pack("{s:s}", "type", "longrope");
+  double x = 0.0;
+  int64_t length = 0;
+  RFI_TRY(rfi_json_set(o, "rope_scaling", scaling));
+  for (size_t i = 0; i < 2; i++) {
+    const rfi_gguf_tensor *t = rfi_gguf_tensor_find(g, tensors[i]);
+    json_t *list = json_array();
+    RFI_TRY(rfi_json_set(scaling, fields[i], list));
+    if (!t) return FAIL("there is no tensor %s", tensors[i]);
+    RFI_TRY(read_list(ctx, g, t, list));
+  }
+  if (original) RFI_TRY(rfi_gguf_int(g, original, 0, &length));
+  if (original) RFI_TRY(rfi_json_set(o, "original_max_position_embeddings", json_integer(length)));
+  if (attention) RFI_TRY(rfi_gguf_real(g, attention, 0, &x));
+  const double ratio = (double)integer_of(o, "max_position_embeddings") / (double)length;
+  const double usual = ratio > 1.0 ? sqrt(1.0 + log(ratio) / log((double)length)) : 1.0;
+  if (!attention || !isfinite(x) || fabs(x - usual) <= 1e-6 * usual) return RFR_OK;
+  return rfi_json_set(scaling, "attention_factor", number(x));
+}
+
+/* Phi-3 rotates the first columns of a head. */
+static rfr_status read_rotated(const rfi_gguf *g, const architecture *a, json_t *o) {
+  const rfi_gguf_value *v = key_of(g, a, "rope.dimension_count");
+  const int64_t head_dim = integer_of(o, "head_dim");
+  int64_t rotated = head_dim;
+  if (strcmp(a->name, "phi3") != 0) return check_number(g, a, "rope.dimension_count", head_dim);
+  if (v) RFI_TRY(get_size(g, v, &rotated));
+  if (rotated == head_dim) return RFR_OK;
+  if (rotated < 2 || rotated > head_dim)
+    return FAIL("%s is %" PRId64 "; a head has %" PRId64, v->key, rotated, head_dim);
+  double part = (double)rotated / (double)head_dim;
+  if ((int64_t)((double)head_dim * part) < rotated) part = nextafter(part, 1.0); /* its reader rounds down */
+  return rfi_json_set(o, "partial_rotary_factor", json_real(part));
+}
+
 static rfr_status read_rope(rfr_ctx *ctx, rfi_gguf *g, const architecture *a, json_t *o) {
-  static const char *const factors[] = {"rope_factors_long.weight", "rope_factors_short.weight"};
   const rfi_gguf_value *type = key_of(g, a, "rope.scaling.type"), *factor = key_of(g, a, "rope.scaling.factor");
   const rfi_gguf_value *original = key_of(g, a, "rope.scaling.original_context_length");
   const rfi_gguf_tensor *t = rfi_gguf_tensor_find(g, "rope_freqs.weight");
   const char *text = "none";
   size_t n = 4;
-  for (size_t i = 0; i < 2; i++)
-    if (rfi_gguf_tensor_find(g, factors[i])) return FAIL("%s (longrope) is not supported", factors[i]);
   if (!json_object_get(o, "rope_theta")) RFI_TRY(rfi_json_set(o, "rope_theta", json_integer(10000)));
-  RFI_TRY(check_number(g, a, "rope.dimension_count", integer_of(o, "head_dim")));
+  RFI_TRY(read_rotated(g, a, o));
+  if (rfi_gguf_tensor_find(g, "rope_factors_long.weight")) {
+    if (strcmp(a->name, "phi3") == 0) return read_longrope(ctx, g, a, o);
+    return FAIL("rope_factors_long.weight (longrope) is not supported for this architecture");
+  }
   if (t) return read_rope_factors(ctx, g, t, o);
   if (type) RFI_TRY(rfi_gguf_string(g, type, &text, &n));
   if (n == 4 && memcmp(text, "none", 4) == 0) return RFR_OK;
@@ -252,12 +323,16 @@ static rfr_status read_llama(rfr_ctx *ctx, rfi_gguf *g, const architecture *a, b
       rfi_json_set(o, gemma ? "hidden_activation" : "hidden_act", json_string(gemma ? "gelu_pytorch_tanh" : "silu")));
   RFI_TRY(rfi_json_set(o, "attention_bias", json_boolean(rfi_gguf_tensor_find(g, "blk.0.attn_output.bias") != NULL)));
   RFI_TRY(rfi_json_set(o, "mlp_bias", json_boolean(rfi_gguf_tensor_find(g, "blk.0.ffn_up.bias") != NULL)));
-  if (strcmp(a->name, "gemma2") == 0) {
-    /* llama.cpp recognizes the 27B model, whose scale differs, by its 46 layers. */
-    const int64_t head_dim = integer_of(o, "head_dim");
-    const int64_t scalar = integer_of(o, "num_hidden_layers") == 46 && heads > 0 ? hidden / heads : head_dim;
+  const bool gemma3 = strcmp(a->name, "gemma3") == 0;
+  if (gemma && a->post_norms) {
+    /* llama.cpp recognizes the 27B models, whose scale differs, by their number of layers. */
+    const int64_t head_dim = integer_of(o, "head_dim"), largest = gemma3 ? 62 : 46;
+    const int64_t scalar = integer_of(o, "num_hidden_layers") == largest && heads > 0 ? hidden / heads : head_dim;
+    if (gemma3) RFI_TRY(rfi_json_set(o, "sliding_window_pattern", json_integer(6)));
     RFI_TRY(rfi_json_set(o, "query_pre_attn_scalar", json_integer(scalar)));
     if (!json_object_get(o, "sliding_window")) RFI_TRY(rfi_json_set(o, "sliding_window", json_integer(4096)));
+  } else if (strcmp(a->name, "phi3") == 0) { /* 0: none */
+    if (integer_of(o, "sliding_window") == 0) RFI_TRY(rfi_json_set(o, "sliding_window", json_null()));
   } else if (json_object_get(o, "sliding_window")) {
     return FAIL("%s.attention.sliding_window is not supported for this architecture", a->name);
   }
@@ -339,11 +414,13 @@ static const module inner[] = {{"input_layernorm", "attn_norm"},
                                {"self_attn.k_proj", "attn_k"},
                                {"self_attn.v_proj", "attn_v"},
                                {"self_attn.o_proj", "attn_output"},
+                               {"self_attn.qkv_proj", "attn_qkv"},
                                {"self_attn.q_norm", "attn_q_norm"},
                                {"self_attn.k_norm", "attn_k_norm"},
                                {"post_attention_layernorm", "ffn_norm"},
                                {"mlp.gate_proj", "ffn_gate"},
                                {"mlp.up_proj", "ffn_up"},
+                               {"mlp.gate_up_proj", "ffn_up"},
                                {"mlp.down_proj", "ffn_down"},
                                {"mlp.gate", "ffn_gate_inp"},
                                {"block_sparse_moe.gate", "ffn_gate_inp"},
@@ -357,10 +434,10 @@ static const module inner[] = {{"input_layernorm", "attn_norm"},
                                {"ln_2", "ffn_norm"},
                                {"mlp.c_fc", "ffn_up"},
                                {"mlp.c_proj", "ffn_down"}};
-/* Gemma 2 has norms before and after each branch; these rows come first. */
-static const module inner_gemma2[] = {{"post_attention_layernorm", "post_attention_norm"},
-                                      {"pre_feedforward_layernorm", "ffn_norm"},
-                                      {"post_feedforward_layernorm", "post_ffw_norm"}};
+/* Of architectures with norms after the branches; these rows come first. */
+static const module inner_post_norms[] = {{"post_attention_layernorm", "post_attention_norm"},
+                                          {"pre_feedforward_layernorm", "ffn_norm"},
+                                          {"post_feedforward_layernorm", "post_ffw_norm"}};
 static const module of_expert[] = {{"gate_proj", "ffn_gate"}, {"up_proj", "ffn_up"}, {"down_proj", "ffn_down"},
                                    {"w1", "ffn_gate"},        {"w3", "ffn_up"},      {"w2", "ffn_down"}};
 
@@ -412,7 +489,7 @@ static bool translate(const rfi_gguf *g, const architecture *a, const char *name
       return true;
     }
     const size_t length = (size_t)(suffix - rest);
-    if (strcmp(a->name, "gemma2") == 0) found = FIND(inner_gemma2, rest, length);
+    if (a->post_norms) found = FIND(inner_post_norms, rest, length);
     if (!found) found = FIND(inner, rest, length);
     if (!found) return false;
     snprintf(out, size, "blk.%" PRId64 ".%s%s", layer, found, suffix);
@@ -517,23 +594,9 @@ static const architecture *architecture_of(const char *model_type) {
 /* The architecture of a description; an error if llama.cpp would compute the model differently. */
 static rfr_status writable(const rfr_model_config *c, const json_t *o, const architecture **out) {
   const char *type = json_string_value(json_object_get(o, "model_type"));
-  const architecture *a = *out = architecture_of(type ? type : "");
-  if (!a) return rfi_fail(RFI_E_MODEL_CONFIG, "models of type %s cannot be written as GGUF", type);
-  const bool gemma2 = strcmp(a->name, "gemma2") == 0;
-  for (int64_t l = 0; l < c->layers; l++)
-    if (rfr_model_has_window(c, l) != (gemma2 && l % 2 == 0))
-      return rfi_fail(RFI_E_MODEL_CONFIG, "layer %lld: GGUF cannot store which layers of %s have a sliding window",
-                      (long long)l, type);
-  if (c->experts > 0 && rfr_model_expert_layers(c) != c->layers)
-    return rfi_fail(RFI_E_MODEL_CONFIG, "a model with experts in only some layers cannot be written as GGUF");
-  if (c->experts > 0 && c->expert_norm != (strcmp(a->name, "qwen2moe") != 0))
-    return rfi_fail(RFI_E_MODEL_CONFIG, "norm_topk_prob %d cannot be written as GGUF for %s", c->expert_norm, type);
-  const double scalar = c->layers == 46 ? (double)(c->hidden_size / c->heads) : (double)c->head_dim;
-  if (gemma2 && c->attention_scalar > 0.0 && c->attention_scalar != scalar)
-    return rfi_fail(RFI_E_MODEL_CONFIG,
-                    "query_pre_attn_scalar %g cannot be written as GGUF; llama.cpp computes with %g",
-                    c->attention_scalar, scalar);
-  return RFR_OK;
+  *out = architecture_of(type ? type : "");
+  if (!*out) return rfi_fail(RFI_E_MODEL_CONFIG, "models of type %s cannot be written as GGUF", type);
+  return rfi_gguf_limits(c, (*out)->name, type);
 }
 
 static rfr_status architecture_for(const rfr_model_config *c, const architecture **a) {
@@ -559,6 +622,43 @@ static void put_size(rfi_gguf_writer *w, const architecture *a, const char *name
   char key[128];
   snprintf(key, sizeof key, "%s.%s", a->name, name);
   rfi_gguf_put_u32(w, key, x);
+}
+
+static void put_real(rfi_gguf_writer *w, const architecture *a, const char *name, double x) {
+  char key[128];
+  snprintf(key, sizeof key, "%s.%s", a->name, name);
+  rfi_gguf_put_f32(w, key, x);
+}
+
+static int64_t pairs_of(const rfr_model_config *c) { return (c->rotary_dim > 0 ? c->rotary_dim : c->head_dim) / 2; }
+
+/* The tensors with frequency factors are written before the parameters. */
+typedef struct factors {
+  int n;
+  const char *names[2];
+} factors;
+static factors factors_of(const rfr_model_config *c) {
+  if (c->rope_extension.type == RFR_ROPE_LONGROPE)
+    return (factors){2, {"rope_factors_long.weight", "rope_factors_short.weight"}};
+  return (factors){c->rope_scaling.factor != 1.0 && c->rope_scaling.original > 0, {"rope_freqs.weight"}};
+}
+
+static void put_rope(rfi_gguf_writer *w, const architecture *a, const rfr_model_config *c) {
+  const rfr_rope_extension *e = &c->rope_extension;
+  const factors f = factors_of(c);
+  const char *type = e->type == RFR_ROPE_YARN                    ? "yarn"
+                     : e->type == RFR_ROPE_LONGROPE              ? "longrope"
+                     : c->rope_scaling.factor != 1.0 && f.n == 0 ? "linear"
+                                                                 : NULL;
+  char key[128];
+  snprintf(key, sizeof key, "%s.rope.scaling.type", a->name);
+  if (type) rfi_gguf_put_text(w, key, type, strlen(type));
+  if (type && e->type != RFR_ROPE_LONGROPE)
+    put_real(w, a, "rope.scaling.factor", e->type == RFR_ROPE_YARN ? e->factor : c->rope_scaling.factor);
+  if (e->type != RFR_ROPE_PLAIN) put_size(w, a, "rope.scaling.original_context_length", e->original);
+  if (e->type == RFR_ROPE_LONGROPE) put_real(w, a, "rope.scaling.attn_factor", e->attention_factor);
+  for (int i = 0; i < f.n; i++)
+    rfi_gguf_put_tensor(w, f.names[i], rfi_block_format_named("F32"), 1, (int64_t[]){pairs_of(c)});
 }
 
 /* Numbers of general.file_type: enum llama_ftype of llama.h. */
@@ -637,22 +737,13 @@ rfr_status rfi_gguf_put_model(rfi_gguf_writer *w, const rfr_model_config *c, con
   }
   json_decref(o);
   RFI_TRY(s);
-  const bool scaled = c->rope_scaling.factor != 1.0, frequencies = scaled && c->rope_scaling.original > 0;
   if (!a->transposed) {
     put_size(w, a, "attention.value_length", c->head_dim);
-    put_size(w, a, "rope.dimension_count", c->head_dim);
+    put_size(w, a, "rope.dimension_count", 2 * pairs_of(c));
     put_size(w, a, "vocab_size", c->vocab_size);
     if (c->experts > 0) put_size(w, a, "expert_count", c->experts);
   }
-  if (scaled && !frequencies) {
-    char key[128];
-    snprintf(key, sizeof key, "%s.rope.scaling.type", a->name);
-    rfi_gguf_put_text(w, key, "linear", 6);
-    snprintf(key, sizeof key, "%s.rope.scaling.factor", a->name);
-    rfi_gguf_put_f32(w, key, c->rope_scaling.factor);
-  }
-  if (frequencies)
-    rfi_gguf_put_tensor(w, "rope_freqs.weight", rfi_block_format_named("F32"), 1, (int64_t[]){c->head_dim / 2});
+  put_rope(w, a, c);
   for (int i = 0; i < rfr_model_parameter_count(c); i++) {
     part parts[2];
     const int n = parts_of(c, a, i, format, parts);
@@ -693,15 +784,22 @@ static rfr_status write_part(rfr_ctx *ctx, rfi_gguf_writer *w, rfi_file *file, c
   return s;
 }
 
-static rfr_status write_frequencies(rfr_ctx *ctx, rfi_gguf_writer *w, rfi_file *file, const rfr_model_config *c) {
+static rfr_status write_factors(rfr_ctx *ctx, rfi_gguf_writer *w, rfi_file *file, const rfr_model_config *c) {
   const rfr_rope_scaling *r = &c->rope_scaling;
-  const int64_t n = c->head_dim / 2;
+  const rfr_rope_extension *e = &c->rope_extension;
+  const int64_t n = pairs_of(c);
+  const factors f = factors_of(c);
+  rfr_status s = RFR_OK;
   float *x;
   RFI_TRY(RFI_ALLOC(ctx, (size_t)n * sizeof *x, &x));
-  for (int64_t i = 0; i < n; i++)
-    x[i] = (float)llama3_factor(pow(c->rope_theta, (double)i / (double)n), r->factor, r->low, r->high,
-                                (double)r->original);
-  const rfr_status s = rfi_gguf_write_rows(w, file, x, 1);
+  for (int k = 0; s == RFR_OK && k < f.n; k++) {
+    const double *listed = k == 0 ? e->long_factor : e->short_factor;
+    for (int64_t i = 0; i < n; i++)
+      x[i] = (float)(f.n == 2 ? listed[i]
+                              : llama3_factor(pow(c->rope_theta, (double)i / (double)n), r->factor, r->low, r->high,
+                                              (double)r->original));
+    s = rfi_gguf_write_rows(w, file, x, 1);
+  }
   rfi_free(ctx, x);
   return s;
 }
@@ -713,8 +811,7 @@ rfr_status rfi_gguf_write_parameter(rfr_ctx *ctx, rfi_gguf_writer *w, rfi_file *
   const architecture *a;
   rfr_status s = RFR_OK;
   RFI_TRY(architecture_for(c, &a));
-  if (i == 0 && c->rope_scaling.factor != 1.0 && c->rope_scaling.original > 0)
-    RFI_TRY(write_frequencies(ctx, w, file, c));
+  if (i == 0) RFI_TRY(write_factors(ctx, w, file, c));
   RFI_TRY(rfr_model_parameter(c, i, &p));
   const int n = parts_of(c, a, i, rfi_block_format_named("F32"), parts); /* the writer knows the formats */
   const int64_t width = p.shape[p.rank - 1];

@@ -4,8 +4,8 @@
  * names. In GGUF, names differ, rows of q and k of architecture llama are interleaved, norms of Gemma have 1 added,
  * GEMM weights of GPT-2 are transposed, and the experts of a layer are one tensor.
  *
- * Architectures: llama (also Mistral, SmolLM2 and Mixtral), qwen2, qwen3, qwen2moe, qwen3moe, gemma, gemma2, gpt2. A
- * hyperparameter that is not known is refused by its name.
+ * Architectures: llama (also Mistral, SmolLM2 and Mixtral), qwen2, qwen3, qwen2moe, qwen3moe, gemma, gemma2, gemma3,
+ * phi3, olmo2, smollm3, granite, gpt2. A hyperparameter that is not known is refused by its name.
  */
 #ifndef RFI_GGUF_MODEL_H
 #define RFI_GGUF_MODEL_H
@@ -43,5 +43,8 @@ rfr_status rfi_gguf_put_adapter(rfi_gguf_writer *w, const rfr_model_config *c, d
 bool rfi_gguf_matrix_name(const rfr_model_config *c, int parameter, char *out, size_t size, int64_t *head_dim);
 /* Rows of a matrix in the order of the file; the two arrays do not overlap. */
 void rfi_gguf_interleave(const float *from, int64_t rows, int64_t width, int64_t head_dim, float *to);
+
+/* Refuses a model that llama.cpp would compute differently; type: the model_type of config.json, for errors. */
+rfr_status rfi_gguf_limits(const rfr_model_config *c, const char *architecture, const char *type);
 
 #endif
