@@ -100,7 +100,7 @@ static rfr_status look(cli *c, const char *model, int64_t sequence, rows *rows, 
 /* The shortest window that cuts at most 1 % of the rows, up to the model's longest sequence and 2048 tokens. The rows
  * are tokenized once; later calls read the cache. */
 static rfr_status choose_sequence(cli *c, const char *model, rows *rows, int64_t *out) {
-  enum { SHORTEST = 4, LEAST = 256, MOST = 2048, SHARE = 100 };
+  enum { SHORTEST = 32 /* a multiple that every recipe accepts */, LEAST = 256, MOST = 2048, SHARE = 100 };
   const char *given = find_set(c, "data.sequence=");
   rfr_run_info info = {0};
   const char *format = find_set(c, "data.format=");

@@ -8,8 +8,8 @@
 #define DRAW RFR_QUANTIZE_STOCHASTIC
 #define TURN RFR_QUANTIZE_HADAMARD
 
-/* FP8 formats come from the recipe; E2M1 has one. wgrad reads the turned copies of x and dy, so that the transform
- * cancels. */
+/* FP8 formats come from the recipe; E2M1 has one. wgrad multiplies the Hadamard-transformed copies of x and
+ * dy, so the transforms cancel. */
 static const struct {
   int64_t unit;
   bool fp4;

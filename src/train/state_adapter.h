@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The adapter of a run in a checkpoint: its values, and what a load must agree with.
+ * The adapter of a run in a checkpoint: its values, and the checks of a load.
  */
 #ifndef RFI_STATE_ADAPTER_H
 #define RFI_STATE_ADAPTER_H
@@ -9,8 +9,8 @@
 #include "train/run.h"
 #include "train/state_json.h"
 
-/* Whether a tensor of a run with an adapter is the form of a parameter that a checkpoint has: the master weights, or
- * the weights themselves if there are no master weights. */
+/* Whether a checkpoint of a run with an adapter stores this tensor. Of a parameter it stores the master weights, or the
+ * weights if there are no master weights. */
 bool rfi_adapter_state_stores(const rfr_run *run, const rfr_tensor *x);
 /* The adapter's values and master weights, from a folder in PEFT's format; NULL: the first values. `resumes`: the
  * folder is a checkpoint whose master weights must be there without rounding. Errors: adapter; resume.mismatch;
@@ -18,9 +18,9 @@ bool rfi_adapter_state_stores(const rfr_run *run, const rfr_tensor *x);
 rfr_status rfi_adapter_state_start(rfr_run *run, const char *folder, bool resumes);
 /* adapter_config.json and adapter_model.safetensors. Errors: run.diverged for values that are not finite; file.*. */
 rfr_status rfi_adapter_state_save(rfr_run *run, rfi_checkpoint_writer *w);
-/* The base that was loaded must be the one that the checkpoint's adapter was trained on. Errors: adapter.base. */
+/* Refuses a base other than the one that the checkpoint's adapter was trained on. Errors: adapter.base. */
 rfr_status rfi_adapter_state_check_base(const rfr_run *run, const char *path, const rfi_state_json *theirs);
-/* The keys of the adapter must be those of the checkpoint: others are another function of the weights. Errors:
+/* Refuses adapter keys that differ from the checkpoint's: the same weights would compute another function. Errors:
  * resume.mismatch. */
 rfr_status rfi_adapter_state_check_keys(const rfr_run *run, const char *path, const rfi_state_json *theirs);
 

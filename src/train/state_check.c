@@ -11,7 +11,7 @@
 #include "train/load_weights.h"
 #include "train/step_trace.h"
 
-/* Scales of blocks are largest magnitudes, and so are those of fp8_delayed's history; its scales divide. */
+/* Block scales and the amax history are magnitudes and may be 0. The scales of fp8_delayed are divisors: `positive`. */
 static const char *wrong_scales(const float *x, int64_t n, bool positive) {
   for (int64_t i = 0; i < n; i++)
     if (!isfinite(x[i]) || x[i] < 0 || (positive && x[i] == 0))
@@ -19,7 +19,7 @@ static const char *wrong_scales(const float *x, int64_t n, bool positive) {
   return NULL;
 }
 
-/* The scales after the codes of 8-bit moments. */
+/* The fault in the block scales of an 8-bit moment, which follow its codes. */
 static const char *wrong_moment(const rfr_run *run, const rfr_tensor *x, const void *values) {
   const char *suffix = rfi_ends_in(x->name, RFI_SUFFIX_V) ? RFI_SUFFIX_V : RFI_SUFFIX_M;
   char name[128];

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Numbers that no step can have: a state that has one is not saved, and a checkpoint that has one is not resumed, even
- * if its manifest has the hash of the changed file.
+ * Values that no step can produce: a state with one is not saved, and a checkpoint with one is not resumed, even if its
+ * manifest has the hash of the changed file.
  */
 #include <fcntl.h>
 #include <math.h>

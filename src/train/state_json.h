@@ -7,7 +7,7 @@
  *    "seconds": SECONDS, "position": POSITION, "tuned": {NAME: VALUE, ...},
  *    "base": {"model": FOLDER, "hash": HASH}}
  *
- * A resume must agree with the configuration; the environment is what the bits depend on besides. "seconds" is the time
+ * A resume needs the same configuration; the bits also depend on the environment. "seconds" is the time
  * that a run given in time has used, "position" that of rfr_window, "tuned" the algorithms of a run with run.tune. The
  * reader accepts counts that steps can lead to, and flat objects of texts and integers. Printed text reads back equal.
  */

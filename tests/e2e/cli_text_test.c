@@ -79,6 +79,9 @@ static void check_data(void **state) {
   }
   assert_string_equal(text[1], "a0<|im_end|>");
   json_decref(v);
+  assert_int_equal(RUN("check", "model", "chat.jsonl", TEMPLATE, "--set", "precision.recipe=fp8_current", "--set",
+                       "precision.keep=[]", "--set", "precision.dtype=f32"),
+                   0); /* every sequence that is tried suits a recipe */
   assert_int_equal(RUN("check", "model", "chat.jsonl", "--files", "train"), 2);
   assert_int_equal(RUN("finetune", "model"), 2);
   rft_assert_says(rft_err, "refrain finetune needs MODEL DATA...");

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The cursor of a text during generation, which tokens a program takes next, and the operand `sampling`. All ops of a
- * text use these functions, so that they agree. The cursor is data and may have any value: the tokens taken are
- * within the caches' capacity in any case.
+ * The cursor of a text during generation, the tokens that a program reads next, and the operand `sampling`. All decode
+ * ops use these functions, so they agree. The cursor is data and may have any value; the tokens read always fit into
+ * the caches.
  */
 #ifndef RFI_CURSOR_H
 #define RFI_CURSOR_H

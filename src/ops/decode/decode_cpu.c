@@ -4,7 +4,7 @@
  *
  * The draw at a position of the full text (dropped tokens included) is a pure function of the seed and that position,
  * computed in double with the candidates in a fixed order: all of them by id, or the most probable first (ties by id)
- * when top_k or top_p exclude some. min_p sets weights to 0. In the second case candidates are popped from a heap
+ * when top_k or top_p exclude some. min_p sets weights to 0. The most probable ones are popped from a heap
  * until there are enough: no full sort, no allocation.
  */
 #include <math.h>

@@ -1,15 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Several texts in one call. A cursor (4) has one text; a cursor (B,4) has B, and then texts and caches have a
- * dimension of B in front, and other operands have the rows of text 0, then those of text 1, and so on. An op is
- * defined for one text; it computes each text as a call of its own, so no text depends on another.
+ * Several texts in one call. A cursor (4) is for one text, a cursor (B,4) for B texts. Then text and caches have a
+ * leading dimension B, and other operands have the rows of text 0, then those of text 1, and so on. An op is defined
+ * for one text and runs once per text, so no text depends on another.
  */
 #ifndef RFI_SEQUENCES_H
 #define RFI_SEQUENCES_H
 
 #include "refrain/op.h"
 
-/* Operands and results by bit: those with a dimension of texts in front, and those with rows of all texts. */
+/* Bit masks of operands and results: those with a leading dimension B, and those with the rows of all texts. */
 typedef struct rfi_split {
   unsigned in_front, in_rows, out_front, out_rows;
   int cursor; /* operand */
@@ -53,7 +53,7 @@ typedef struct rfi_text_call {
   rfr_arg in[4], out[3];
 } rfi_text_call;
 
-/* The call for text b alone; `of` must outlive it. */
+/* The call for text b; `of` must outlive it. */
 static inline rfr_call rfi_call_of_text(const rfr_call *c, const rfi_split *s, int64_t b, rfi_text_call *of) {
   rfr_call one = *c;
   if (c->in[s->cursor].type.rank != 2) return one;

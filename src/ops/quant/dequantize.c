@@ -47,10 +47,10 @@ int64_t rfr_quant_bytes(rfr_quant format, int rank, const int64_t *shape) {
 
 /* ---- quantization ---- */
 
-/* The larger one; NaN where one is. */
+/* The larger of two numbers; NaN if one is NaN. */
 static float larger(float a, float b) { return a > b || isnan(a) ? a : b; }
 
-/* The largest magnitude; NaN where one element is NaN. */
+/* The largest magnitude; NaN if an element is NaN. */
 static float largest(const float *x, int64_t n) {
   float most = 0;
   for (int64_t i = 0; i < n; i++) most = larger(most, fabsf(x[i]));
