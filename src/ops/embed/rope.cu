@@ -13,7 +13,7 @@
 #include "ops/elementwise/map.cuh"
 #include "ops/embed/rope.h"
 
-enum { THREADS = 256, PAIRS = 256, TURNS = 1024, AT_ONCE = 4, SCAN_THREADS = 1024 };
+enum { THREADS = 256, PAIRS = 256, TURNS = 1024, AT_ONCE = 4, SCAN_THREADS = 1024, SCAN_EACH = 8 };
 
 /* ---- rope ---- */
 
@@ -157,24 +157,45 @@ static rfr_status run_rope_table(const rfr_call *call) { return rotate(call, rfi
 
 /* ---- positions ---- */
 
+/* The largest x of the threads before this one, INT32_MIN for the first; *all: of the block, 1024 threads. `part` may
+ * be reused after another scan. */
+static __device__ __forceinline__ int32_t largest_before(int32_t x, int32_t *part, int32_t *all) {
+  const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32;
+#pragma unroll
+  for (int back = 1; back < 32; back *= 2) {
+    const int32_t y = __shfl_up_sync(0xffffffffu, x, back);
+    if (lane >= back) x = max(x, y);
+  }
+  if (lane == 31) part[warp] = x;
+  const int32_t y = __shfl_up_sync(0xffffffffu, x, 1);
+  __syncthreads();
+  const int32_t of_warp = part[lane];
+  *all = __reduce_max_sync(0xffffffffu, of_warp);
+  return max(lane > 0 ? y : INT32_MIN, __reduce_max_sync(0xffffffffu, lane < warp ? of_warp : INT32_MIN));
+}
+
 /* Document d begins at the largest offset up to d: an offset below its predecessor counts as equal to it, a negative
- * one as 0. One block; there may be as many documents as tokens. */
+ * one as 0. One block; there may be as many documents as tokens. A thread has SCAN_EACH adjacent offsets, all in
+ * flight. */
 static __global__ void __launch_bounds__(SCAN_THREADS) ascend(const int32_t *offset, int32_t *edge, int64_t n) {
-  __shared__ int32_t most[SCAN_THREADS];
+  __shared__ int32_t part[2][SCAN_THREADS / 32];
   int32_t before = 0;
-  for (int64_t first = 0; first < n; first += SCAN_THREADS) {
-    const int64_t i = first + threadIdx.x;
-    most[threadIdx.x] = i < n ? offset[i] : 0;
-    __syncthreads();
-    for (int back = 1; back < SCAN_THREADS; back *= 2) {
-      const int32_t x = threadIdx.x >= back ? most[threadIdx.x - back] : 0;
-      __syncthreads();
-      if (x > most[threadIdx.x]) most[threadIdx.x] = x;
-      __syncthreads();
+  int odd = 0;
+  for (int64_t first = 0; first < n; first += SCAN_THREADS * SCAN_EACH, odd ^= 1) {
+    const int64_t i = first + threadIdx.x * SCAN_EACH;
+    int32_t x[SCAN_EACH], all;
+#pragma unroll
+    for (int j = 0; j < SCAN_EACH; j++) x[j] = i + j < n ? offset[i + j] : 0;
+    int32_t most = x[0];
+#pragma unroll
+    for (int j = 1; j < SCAN_EACH; j++) most = max(most, x[j]);
+    most = max(before, largest_before(most, part[odd], &all));
+#pragma unroll
+    for (int j = 0; j < SCAN_EACH; j++) {
+      most = max(most, x[j]);
+      if (i + j < n) edge[i + j] = most;
     }
-    if (i < n) edge[i] = most[threadIdx.x] > before ? most[threadIdx.x] : before;
-    before = most[SCAN_THREADS - 1] > before ? most[SCAN_THREADS - 1] : before;
-    __syncthreads();
+    before = max(before, all);
   }
 }
 

@@ -25,11 +25,14 @@ static __global__ void __launch_bounds__(THREADS)
   if (threadIdx.x == 0) sum = first ? 0 : (unsigned long long)*so_far;
   __syncthreads();
   for (int i = 0; i < all.lists; i++)
+#pragma unroll 16 /* loads in flight: there is one block */
     for (int64_t k = threadIdx.x; k < all.n[i]; k += THREADS) {
       const int32_t target = all.targets[i][k];
       mine += target != ignore && target >= 0;
     }
-  atomicAdd(&sum, (unsigned long long)mine); /* integers: the order does not matter */
+#pragma unroll
+  for (int half = 16; half > 0; half /= 2) mine += __shfl_down_sync(0xffffffffu, mine, half);
+  if (threadIdx.x % 32 == 0) atomicAdd(&sum, (unsigned long long)mine); /* integers: the order does not matter */
   __syncthreads();
   if (threadIdx.x > 0) return;
   *so_far = (int64_t)sum;

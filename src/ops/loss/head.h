@@ -16,8 +16,10 @@
 /* Operands; after the targets, linear_cross_entropy has inv_valid; the last two are the cotangent and acc. */
 enum { RFI_HEAD_X, RFI_HEAD_W, RFI_HEAD_TARGETS, RFI_HEAD_INV_VALID };
 enum { RFI_HEAD_LOGITS, RFI_HEAD_DX, RFI_HEAD_DW, RFI_HEAD_DW_REST, RFI_HEAD_PRODUCTS }; /* of one chunk */
-enum { RFI_HEAD_ALIGNED = 16 }; /* on a GPU, row strides in elements are multiples of this: full cache lines */
-enum { RFI_HEAD_TILE = 128 };   /* rows of dw */
+/* On a GPU, row strides of logits in elements are multiples of this: whole cache lines. With 50,272 columns instead of
+ * 50,304, cuBLASLt did not offer the algorithms that hold two tiles (lt.c). */
+enum { RFI_HEAD_ALIGNED = 64 };
+enum { RFI_HEAD_TILE = 128 }; /* rows of dw */
 enum { RFI_HEAD_FIRST, RFI_HEAD_MIDDLE, RFI_HEAD_TAIL, RFI_HEAD_CHUNKS };
 
 /* How a library runs one GEMM; run is NULL if the matmul kernel runs it. call->library of linear_cross_entropy points
