@@ -78,9 +78,10 @@ typedef struct cli {
   bool help, version, json, quiet;
   cli_list sets; /* --set, in order */
   const char *out;
-  char config[4200]; /* path of the configuration, or of the model's folder; "": none */
-  bool is_model;     /* it is a model's folder */
-  char folder[4096]; /* of the configuration, or of the run */
+  char config[4200];              /* path of the configuration, or of the model's folder; "": none */
+  bool is_model;                  /* it is a model's folder */
+  char folder[4096];              /* of the configuration, or of the run */
+  char base[4200], adapter[4300]; /* of an operand that is an adapter: its base, and adapter.from=FOLDER */
   bool resume, strict, debug, eager;
   int64_t threads; /* -1: not given */
   const char *device;
@@ -141,6 +142,8 @@ typedef enum cli_operand {
 cli_operand cli_operand_kind(cli *c);
 /* An operand like org/name, where no such path exists, is a name on the Hugging Face Hub: models are not fetched. */
 rfr_status cli_refuse_hub_name(const cli *c);
+/* An operand that is the folder of an adapter becomes its base, with adapter.from in the configuration. */
+rfr_status cli_take_adapter(cli *c);
 /* The configuration that the operand names: a file, that of a run, or one made for a model's folder, which a training
  * step of 512 tokens reads; from malloc. Sets c->config. */
 rfr_status cli_read_config(cli *c, char **out);

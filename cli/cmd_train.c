@@ -119,6 +119,8 @@ static void print_rows(const rfr_run_info *i) {
     fprintf(stderr, "        %lld rows are longer than data.sequence and were dropped\n", (long long)i->dropped_rows);
   if (i->untrained_rows > 0)
     fprintf(stderr, "        %lld rows have no token to train and were left out\n", (long long)i->untrained_rows);
+  if (i->equal_rows > 0)
+    fprintf(stderr, "        %lld pairs have two equal answers and were left out\n", (long long)i->equal_rows);
 }
 
 static void print_held_out(const rfr_run_info *i) {
@@ -153,6 +155,8 @@ static void print_model(const rfr_run_info *i) {
     fprintf(stderr, ", %lld trainable", (long long)i->trainable_parameters);
   else fputs(", all trainable", stderr);
   fprintf(stderr, ", %s\n", rfr_dtype_name(i->dtype));
+  if (i->adapter_parameters > 0 && !*i->model)
+    fputs("        the base has the random weights of run.seed: the adapter cannot be exported\n", stderr);
 }
 
 static void print_steps(const rfr_run_info *i) {

@@ -52,6 +52,7 @@ static void put_json_piece(const char *text, size_t n, int trained, void *user) 
   X(cut_tokens, "tokens cut off")                                               \
   X(dropped_rows, "rows dropped, because they are longer than a window")        \
   X(untrained_rows, "rows left out, because they have no token to train")       \
+  X(equal_rows, "pairs left out, because both answers are equal")               \
   X(parameters, "parameters of the model")                                      \
   X(adapter_parameters, "parameters of the adapter")                            \
   X(trainable_parameters, "trainable parameters")

@@ -66,6 +66,7 @@ static rfr_status run_command(cli *c) {
   o.log_user = c;
   c->ctx_options = o;
   rfr_status s = cli_refuse_hub_name(c);
+  if (s == RFR_OK) s = cli_take_adapter(c);
   if (s == RFR_OK) s = rfr_ctx_create(&o, &c->ctx);
   if (s == RFR_OK) s = table[c->command](c);
   cli_report(c, s);

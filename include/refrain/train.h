@@ -270,6 +270,7 @@ typedef struct rfr_run_info {
   int64_t truncated_rows, cut_tokens;      /* rows longer than data.sequence that were cut; tokens cut off */
   int64_t dropped_rows;                    /* rows left out because they are longer than data.sequence */
   int64_t untrained_rows;                  /* rows left out because they have no token with a loss */
+  int64_t equal_rows;                      /* pairs left out because both answers are equal */
   int64_t cached_files;                    /* files whose tokens were read from the cache */
   int64_t max_positions;                   /* longest sequence of the model, tokens */
   int64_t window;                          /* data.sequence: tokens of a window, and of the caches of generation */

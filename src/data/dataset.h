@@ -59,6 +59,7 @@ typedef struct rfi_dataset_stats {
   int64_t truncated, cut;       /* rows that were longer than a window and were cut; tokens that were cut off */
   int64_t dropped;              /* rows that were longer than a window and were dropped */
   int64_t untrained;            /* rows left out because they have no token to train */
+  int64_t equal;                /* pairs left out because both answers are equal */
   int cached;                   /* files whose tokens came from the cache */
   bool rows;                    /* the files have rows */
   int duplicates;               /* files dropped because an equal file is kept */

@@ -153,9 +153,9 @@ static rfr_status put_use(report *r, const char *folder, const json_t *config) {
   rfi_string text = {.ctx = r->ctx};
   if (!base || !*base) base = "MODEL";
   rfr_status s = rfi_string_printf(&text,
-                                   "to train it further: refrain finetune %s DATA --set adapter.from=%s; to merge it "
-                                   "into its base: refrain export %s --to hf --out FOLDER, then refrain chat FOLDER",
-                                   base, folder, folder);
+                                   "refrain chat %s chats with it; to train it further: refrain finetune %s DATA --set "
+                                   "adapter.from=%s; to merge it into its base: refrain export %s --to hf --out FOLDER",
+                                   folder, base, folder, folder);
   if (s == RFR_OK) s = put(r->root, "use", json_string(text.data));
   rfi_string_deinit(&text);
   return s;

@@ -334,6 +334,15 @@ static bool is_trained(const row_dataset *ds, const row_file *f, const place *ro
   return !ds->pairs || trained_tokens(ids + row->second, row->n_second) > 0;
 }
 
+/* A pair whose answers are equal, or differ only in tokens that were cut off, has no gradient. */
+static bool is_equal_pair(const row_dataset *ds, const row_file *f, const place *row) {
+  const uint32_t *chosen = f->table.ids + row->start, *rejected = chosen + row->second;
+  if (!ds->pairs || row->n != row->n_second) return false;
+  for (int32_t i = 0; i < row->n; i++)
+    if (chosen[i] != (rejected[i] & ~RFI_TOKEN_REJECTED)) return false;
+  return true;
+}
+
 /* The tokens of a row that a window gets; row->n 0: the row is left out. */
 static rfr_status fit_row(row_dataset *ds, const row_file *f, int64_t end, int64_t number, rfi_row_truncate truncate,
                           place *row) {
@@ -350,8 +359,9 @@ static rfr_status fit_row(row_dataset *ds, const row_file *f, int64_t end, int64
   row->n = (int32_t)(first < most ? first : most);
   if (ds->pairs) row->second = first, row->n_second = (int32_t)(length - first < most ? length - first : most);
   cut_row(row, most);
-  if (!is_trained(ds, f, row)) {
-    stats->untrained++;
+  const bool trained = is_trained(ds, f, row);
+  if (!trained || is_equal_pair(ds, f, row)) {
+    *(trained ? &stats->equal : &stats->untrained) += 1;
     row->n = row->n_second = 0;
   } else if (length > most) {
     stats->truncated++;
@@ -440,8 +450,9 @@ static rfr_status check_split(const row_dataset *ds, const rfi_row_dataset_optio
     return rfi_fail(
         RFI_E_DATA_UNTRAINED,
         "no row is left to train on: %lld rows have no token with a loss in their first %d tokens, %lld are "
-        "longer and were dropped, %lld are held out",
-        (long long)s->untrained, ds->sequence, (long long)s->dropped, (long long)ds->n[RFI_VALIDATION]);
+        "longer and were dropped, %lld are pairs of equal answers, %lld are held out",
+        (long long)s->untrained, ds->sequence, (long long)s->dropped, (long long)s->equal,
+        (long long)ds->n[RFI_VALIDATION]);
   if (held && ds->n[RFI_VALIDATION] == 0)
     return rfi_fail(RFI_E_DATA_HELD_OUT,
                     "the rows held out for validation have no token with a loss in their first %d "

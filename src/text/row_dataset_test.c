@@ -323,6 +323,7 @@ static void test_pairs(void **state) {
                   "cccccccccccccccccccccccccccccccccccccccccccccccccccccccccccc", 1 + i * 3 % 50,
                   "rrrrrrrrrrrrrrrrrrrrrrrrrrrrrrrrrrrrrrrrrrrrrrrrrr");
   at += sprintf(at, "{\"prompt\": \"p\", \"chosen\": \"\", \"rejected\": \"r\"}\n");
+  at += sprintf(at, "{\"prompt\": \"p\", \"chosen\": \"same\", \"rejected\": \"same\"}\n");
   rft_write(f, "p.jsonl", text, (size_t)(at - text));
   opened o = defaults(f);
   o.options.form = RFI_ROW_preference;
@@ -334,6 +335,7 @@ static void test_pairs(void **state) {
     const rfi_dataset_stats *stats = rfi_dataset_get_stats(o.ds);
     assert_int_equal(stats->documents[RFI_TRAIN], 40);
     assert_int_equal(stats->untrained, 1); /* an answer without a token */
+    assert_int_equal(stats->equal, 1);
     assert_int_equal(stats->trained[RFI_TRAIN], stats->tokens[RFI_TRAIN] - 80);
     assert_int_equal(rfi_row_dataset_windows_once(o.ds, RFI_TRAIN, &windows), RFR_OK);
     for (int64_t i = 0; i < windows; i++) {

@@ -156,6 +156,10 @@ static void test_preferences(void **state) {
         "{\"chosen\":[" USER("a") "," ANSWER("b") "," USER("c") "," ANSWER("d") "],\"rejected\":[" USER("a") "," ANSWER(
             "b") "," USER("c") "," ANSWER("e") "]}",
         turns);
+  check(f, &s, RFI_ROW_preference,
+        "{\"chosen\":[" USER("a") "," ANSWER("b") "," ANSWER("c") "],\"rejected\":[" USER("a") "," ANSWER(
+            "b") "," ANSWER("d") "]}",
+        "^user\na$\n^assistant\nb$\n^assistant\n[c$]\n|^user\na$\n^assistant\nb$\n^assistant\n[d$]\n");
   close_scene(&s);
   s = open_scene(f, false);
   check(f, &s, RFI_ROW_preference, texts, "@a[b$]|@a[c$]");

@@ -58,7 +58,10 @@ static void change(rfi_unicode *u, uint32_t first, uint32_t last, uint16_t set, 
       *index = (uint16_t)u->n++;
       memcpy(u->pages[*index], u->pages[old], sizeof u->pages[old]);
     }
-    for (; c <= end; c++) u->pages[*index][c & 255] = (uint16_t)((u->pages[*index][c & 255] | set) & ~clear);
+    uint16_t *flags = u->pages[*index] + (c & 255);
+    const uint32_t n = end + 1 - c;
+    for (uint32_t i = 0; i < n; i++) flags[i] = (uint16_t)((flags[i] | set) & ~clear);
+    c = end + 1;
   }
 }
 

@@ -361,6 +361,15 @@ static rfr_status derive_adapter(rfi_config *c) {
   return RFR_OK;
 }
 
+/* A key of a loss that the run does not have is an error: the run would ignore it. */
+static rfr_status check_preference(const rfi_config *c) {
+  for (int i = 0; i < RFI_CFG_COUNT && c->data_format != RFI_FORMAT_preference; i++)
+    if (strcmp(rows[i].section, "preference") == 0 && given(c, i) && strcmp(c->source[i].from, "default") != 0)
+      return rfi_fail_at(RFI_E_CONFIG_VALUE, c->source[i].line ? c->source[i].from : c->file, c->source[i].line,
+                         "%s: it applies only with data.format: preference; set that, or remove the key", rows[i].path);
+  return RFR_OK;
+}
+
 /* A key that the recipe does not use is an error: the run would ignore it. */
 static rfr_status derive_recipe(rfi_config *c) {
   static const char *const ends[] = {"first-and-last"};
@@ -464,6 +473,7 @@ static rfr_status resolve(rfi_config *c, const char *folder) {
   RFI_TRY(derive_folders(c, folder));
   RFI_TRY(derive_adapter(c));
   RFI_TRY(derive_recipe(c));
+  RFI_TRY(check_preference(c));
   RFI_TRY(check_derived(c));
   RFI_TRY(check_length(c));
   RFI_TRY(check_batch(c));

@@ -17,6 +17,7 @@
 #define LORA "adapter: {type: lora, rank: 4}\noptimizer: {name: adamw, lr: 1e-2, clip: 1.0}\n"
 #define STEPS "run: {steps: 50, seed: 3, log_every: 1}\n"
 #define CONFIG "refrain: 1\n" LLAMA SINGLE PAIRS BATCH BETA PLAIN
+#define DEFAULTS "refrain: 1\n" LLAMA SINGLE PAIRS BATCH PLAIN
 
 /* Pairs of lengths that differ; the chosen answer has the letter x. */
 static void write_pairs(const char *name, int n) {
@@ -150,29 +151,31 @@ static void evaluates(void **state) {
 }
 
 /* The numbers are read from the cache while the model and the rows are the same. Of the keys below, epsilon, theta
- * and window change the function of equal weights, and DoRA its rounding. */
+ * and window change the function of equal weights; DoRA, packing, microbatch and threads its rounding. */
 static void cached(void **state) {
   (void)state;
   static const struct {
     const char *set;
-    int computed;
-  } cases[] = {{"run.seed=17", 1},          {"run.seed=17", 0},
-               {"preference.beta=0.2", 1},  {"preference.beta=1", 0},
-               {"precision.dtype=bf16", 1}, {"data.packing=true", 0},
-               {"data.cache=none", 1},      {"model.rms_norm_eps=0.1", 1},
-               {"model.rope_theta=500", 1}, {"model.sliding_window=8", 1},
-               {"adapter.type=lora", 0},    {"adapter.type=dora", 1}};
+    int computed, threads;
+  } cases[] = {{"run.seed=17", 1, 2},          {"run.seed=17", 0, 2},
+               {"preference.beta=0.2", 1, 2},  {"preference.beta=1", 0, 2},
+               {"precision.dtype=bf16", 1, 2}, {"data.packing=true", 0, 2},
+               {"data.packing=false", 1, 2},   {"batch.microbatch=2", 1, 2},
+               {"preference.beta=1", 1, 1},    {"preference.beta=1", 0, 1},
+               {"data.cache=none", 1, 2},      {"model.rms_norm_eps=0.1", 1, 2},
+               {"model.rope_theta=500", 1, 2}, {"model.sliding_window=8", 1, 2},
+               {"adapter.type=lora", 0, 2},    {"adapter.type=dora", 1, 2}};
   write_pairs("pairs.jsonl", 31);
-  rfr_ctx *ctx = rft_run_ctx(2);
   for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+    rfr_ctx *ctx = rft_run_ctx(cases[i].threads);
     seen s = {0};
     rfr_run_options o = options_of(&s);
     o.overrides = &cases[i].set;
     o.n_overrides = 1;
     rfr_run_close(rft_run_open(ctx, CONFIG, NULL, &o));
     if (s.references != cases[i].computed) fail_msg("%s: computed %d times", cases[i].set, s.references);
+    rfr_ctx_destroy(ctx);
   }
-  rfr_ctx_destroy(ctx);
 }
 
 static void refused(void **state) {
@@ -181,14 +184,13 @@ static void refused(void **state) {
     const char *set, *slug, *message;
     int resume;
   } cases[] = {
-      {"data.format=auto", "data.preference", "chosen and rejected", 0},
+      {"data.format=auto", "config.value", "preference.beta: it applies only with data.format: preference", 0},
       {"data.loss=all", "data.format", "only the answers", 0},
       {"data.sequence=2", "config.value", "too few", 0},
       {"preference.beta=0", "config.value", "preference.beta", 0},
       {"preference.beta=1e-50", "config.value", "is 0 or infinite", 0},
       {"preference.beta=1e39", "config.value", "is 0 or infinite", 0},
       {"preference.beta=0.2", "resume.mismatch", "preference.beta", 1},
-      {"data.format=completion", "data.row", "completion", 1},
       {"data.train=plain.txt", "data.row", "", 1},
   };
   write_pairs("pairs.jsonl", 60);
@@ -210,10 +212,17 @@ static void refused(void **state) {
     assert_string_equal(rfr_last_error()->slug, cases[i].slug);
     if (!strstr(rfr_last_error()->message, cases[i].message)) fail_msg("%s", rfr_last_error()->message);
   }
+  o.resume = 0;
+  o.overrides = (const char *[]){"data.format=auto"};
+  assert_int_equal(rfr_run_open(ctx, DEFAULTS, NULL, &o, &run), RFR_INVALID);
+  assert_string_equal(rfr_last_error()->slug, "data.preference");
   o.resume = 1; /* the state of one loss does not continue with another */
+  o.overrides = (const char *[]){"data.format=completion"};
+  assert_int_equal(rfr_run_open(ctx, DEFAULTS, rft_run_folder("pairs-refused"), &o, &run), RFR_INVALID);
+  assert_string_equal(rfr_last_error()->slug, "data.row");
   o.overrides = (const char *[]){"data.format=text", "data.train=*.txt"};
   o.n_overrides = 2;
-  assert_int_equal(rfr_run_open(ctx, CONFIG, rft_run_folder("pairs-refused"), &o, &run), RFR_MISMATCH);
+  assert_int_equal(rfr_run_open(ctx, DEFAULTS, rft_run_folder("pairs-refused"), &o, &run), RFR_MISMATCH);
   assert_non_null(strstr(rfr_last_error()->message, "data.format was preference"));
   rfr_ctx_destroy(ctx);
 }

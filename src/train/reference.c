@@ -3,9 +3,9 @@
  * The reference of training on preferences: how much the model of step 0 prefers the chosen answer of each pair.
  *
  * A new adapter changes nothing, so with one the reference is the base model. The weights of step 0 can be loaded at
- * any time, so the numbers are a cache: a file beside the cached tokens, named by a hash of the model, the rows and
- * the precision. A resumed run reads it, or computes the same numbers before it loads its checkpoint. No second model
- * is in memory.
+ * any time, so the numbers are a cache: a file beside the cached tokens, named by a hash of the model, the rows, the
+ * precision, the machine and the batch. A resumed run reads it, or computes the same numbers before it loads its
+ * checkpoint. No second model is in memory.
  */
 #include "train/reference.h"
 
@@ -26,6 +26,8 @@
 
 /* ---- the key ---- */
 
+static void hash_text(rfi_hasher *h, const char *text) { rfi_hasher_add(h, text, strlen(text) + 1); }
+
 /* First values of an adapter do not change the model. */
 static bool is_in_key(const rfr_run *run, const rfr_tensor *x) {
   if (x->role != RFR_ROLE_TRAINABLE && x->role != RFR_ROLE_FROZEN) return false;
@@ -38,7 +40,7 @@ static rfr_status hash_weights(rfr_run *run, rfi_hasher *h) {
     void *host;
     if (!is_in_key(run, &x)) continue;
     RFI_TRY(rfi_host_open(run, &x, RFI_HOST_READ, &host));
-    rfi_hasher_add(h, x.name, strlen(x.name) + 1);
+    hash_text(h, x.name);
     rfi_hasher_add_u64(h, (uint64_t)x.type.dtype);
     rfi_hasher_add(h, host, (size_t)x.bytes);
     RFI_TRY(rfi_host_close(run, &x, RFI_HOST_READ, host, RFR_OK));
@@ -59,15 +61,25 @@ static rfr_status hash_json(rfr_run *run, rfi_hasher *h, json_t *o) {
  * A new adapter is the base model exactly, but with DoRA only up to rounding, which depends on its targets. */
 static rfr_status hash_model(rfr_run *run, rfi_hasher *h) {
   const rfr_model_config *m = &run->settings->spec.model;
-  rfi_hasher_add_u64(h, (uint64_t)m->dtype);
   rfi_hasher_add_u64(h, m->router_narrow);
   RFI_TRY(hash_json(run, h, rfi_hf_config(m)));
   const bool adapts = run->settings->adapter_from || (m->adapter && m->adapter->dora);
   return adapts ? hash_json(run, h, rfi_peft_config(m, "")) : RFR_OK;
 }
 
+/* The bits of an evaluation depend on the machine and on the batch; the hash of the data has the packing. */
+static void hash_machine(const rfr_run *run, rfi_hasher *h) {
+  const rfi_settings *s = run->settings;
+  hash_text(h, rfi_ctx_device(run->ctx));
+  hash_text(h, rfi_ctx_isa(run->ctx));
+  hash_text(h, run->machine.matmul);
+  rfi_hasher_add_u64(h, (uint64_t)rfi_ctx_threads(run->ctx));
+  rfi_hasher_add_u64(h, (uint64_t)s->sequence);
+  rfi_hasher_add_u64(h, (uint64_t)s->eval_rows);
+}
+
 static rfr_status find_key(rfr_run *run, rfi_hash *key) {
-  enum { VERSION = 2 };
+  enum { VERSION = 3 };
   const rfi_hash data = rfi_dataset_get_stats(run->data)->hash;
   rfi_hasher *h;
   RFI_TRY(rfi_hasher_create(run->ctx, &h));
@@ -75,6 +87,7 @@ static rfr_status find_key(rfr_run *run, rfi_hash *key) {
   rfi_hasher_add_u64(h, VERSION);
   rfi_hasher_add_u64(h, data.high);
   rfi_hasher_add_u64(h, data.low);
+  hash_machine(run, h);
   rfr_status s = hash_model(run, h);
   if (s == RFR_OK) s = hash_weights(run, h);
   *key = rfi_hasher_result(h);

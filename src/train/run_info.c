@@ -71,6 +71,7 @@ void rfr_run_get_info(const rfr_run *run, rfr_run_info *out) {
     out->cut_tokens = d->cut;
     out->dropped_rows = d->dropped;
     out->untrained_rows = d->untrained;
+    out->equal_rows = d->equal;
     out->cached_files = d->cached;
     out->duplicate_files = d->duplicates;
     out->empty_files = d->empty;

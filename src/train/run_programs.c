@@ -112,6 +112,34 @@ static rfr_status keep_choices(rfr_run *run, double seconds) {
   return s;
 }
 
+/* GEMMs that stay in 16 or 32 bits because of their shapes, not because the configuration keeps them. The report of
+ * pass quantize has a line for each, and one with the sums. */
+static rfr_status check_recipe(rfr_run *run) {
+  static const char left[] = "not quantized: ";
+  const rfi_config *c = run->settings->config;
+  const int program = rfr_run_program_index(run, RFR_RUN_TRAIN);
+  int n = 0, quantized = 0, gemms = 0;
+  char first[256] = "";
+  if (run->settings->spec.recipe.kind == RFR_RECIPE_NONE || program < 0) return RFR_OK;
+  for (const char *line = rfr_program_report(run->programs, program, "quantize"); line && *line;) {
+    const char *end = strchr(line, '\n');
+    const int length = (int)(end ? end - line : (ptrdiff_t)strlen(line));
+    sscanf(line, "quantized: %d of %d GEMMs", &quantized, &gemms);
+    if (strncmp(line, left, sizeof left - 1) == 0 &&
+        (memmem(line, (size_t)length, "multiples of", 12) || memmem(line, (size_t)length, "separate weights", 16)) &&
+        n++ == 0)
+      snprintf(first, sizeof first, "%.*s", length - (int)sizeof left + 1, line + sizeof left - 1);
+    line = end ? end + 1 : NULL;
+  }
+  if (n > 0 && quantized == 0)
+    return rfi_fail_at(RFI_E_RECIPE, c->file, c->source[RFI_CFG_precision_recipe].line,
+                       "precision.recipe: it quantizes none of the %d GEMMs of linear layers; %s", gemms, first);
+  if (n > 0)
+    rfi_run_warn(run, "precision.recipe: %d of %d GEMMs of linear layers are not quantized; the first: %s", n, gemms,
+                 first);
+  return RFR_OK;
+}
+
 rfr_status rfi_run_compile(rfr_run *run) {
   rfr_status s = RFR_OK;
   rfr_choice *choices = NULL;
@@ -140,6 +168,7 @@ rfr_status rfi_run_compile(rfr_run *run) {
   if (o.tune && !o.plan_only) RFI_GOTO(keep_choices(run, rfi_now() - start));
   snprintf(message, sizeof message, "compiled %d program%s", run->n_programs, run->n_programs == 1 ? "" : "s");
   rfi_run_emit(run, &(rfr_event){.kind = RFR_EVENT_COMPILE, .message = message, .seconds = rfi_now() - start});
+  RFI_GOTO(check_recipe(run));
   s = find_tensors(run);
 fail:
   rfi_free(run->ctx, choices);

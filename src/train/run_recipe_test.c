@@ -246,9 +246,37 @@ static void trains(void **state) {
   rfr_ctx_destroy(ctx);
 }
 
+/* Widths that no tile fits: a recipe that would do nothing is refused, one that does less is a warning. */
+static void unfit(void **state) {
+  (void)state;
+  static const char none[] =
+      "model: {model_type: llama, hidden_size: 40, intermediate_size: 88, num_hidden_layers: 1,\n"
+      "        num_attention_heads: 4}\n",
+                    some[] =
+                        "model: {model_type: llama, hidden_size: 32, intermediate_size: 88, num_hidden_layers: 1,\n"
+                        "        num_attention_heads: 4}\n",
+                    precision[] = "dtype: f32, recipe: fp8_current, keep: []";
+  rfr_ctx *ctx = rft_run_ctx(1);
+  rft_record r = {0};
+  rfr_run *run;
+  char config[TEXT];
+  rfr_run_options o = rft_run_options(&r);
+  o.config_folder = rft_run_root;
+  assert_int_equal(rfr_run_open(ctx, config_of(config, none, precision, 3), NULL, &o, &run), RFR_UNSUPPORTED);
+  assert_non_null(strstr(rfr_last_error()->message, "it quantizes none of the 42 GEMMs"));
+  assert_non_null(strstr(rfr_last_error()->message, "64 x 40 x 40 are not multiples of 16"));
+  rfr_run_close(train(ctx, config_of(config, some, precision, 3), NULL, false, 0, &r));
+  assert_int_equal(r.warnings, 1);
+  assert_non_null(strstr(r.warning, "18 of 42 GEMMs of linear layers are not quantized"));
+  rfr_run_close(train(ctx, config_of(config, DENSE, precision, 3), NULL, false, 0, &r));
+  assert_int_equal(r.warnings, 0);
+  rfr_ctx_destroy(ctx);
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {cmocka_unit_test(bits),         cmocka_unit_test(bits_options),
                                      cmocka_unit_test(losses),       cmocka_unit_test(delayed_states),
-                                     cmocka_unit_test(skipped_step), cmocka_unit_test(trains)};
+                                     cmocka_unit_test(skipped_step), cmocka_unit_test(trains),
+                                     cmocka_unit_test(unfit)};
   return cmocka_run_group_tests_name("run_recipe", tests, rft_run_setup, rft_run_teardown);
 }

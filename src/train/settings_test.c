@@ -50,11 +50,13 @@ static void matched(void **state) {
     }
     assert_int_equal(n, cases[i].n);
     rfi_settings_destroy(s);
-    snprintf(override, sizeof override, "optimizer.groups=[{match: \"%s\", lr_scale: 0.5}, {match: \"*\"}]",
-             cases[i].pattern);
+    snprintf(override, sizeof override,
+             "optimizer.groups=[{match: \"%s\", lr_scale: 0.5, weight_decay: 0.25}, {match: \"*\"}]", cases[i].pattern);
     OK(read(override, &s));
     for (int k = 0; rfr_model_parameter(&s->spec.model, k, &p) == RFR_OK; k++) {
-      assert_true(s->spec.rules[k].lr_scale == (rfr_name_matches(cases[i].own, p.name) ? 0.5 : 1.0));
+      const bool first = rfr_name_matches(cases[i].own, p.name);
+      assert_true(s->spec.rules[k].lr_scale == (first ? 0.5 : 1.0));
+      assert_true(s->spec.rules[k].weight_decay == (first ? 0.25 : s->config->optimizer_weight_decay));
     }
     rfi_settings_destroy(s);
   }

@@ -32,6 +32,7 @@
 #include "train/load_weights.h"
 #include "train/run_programs.h"
 #include "train/state_adapter.h"
+#include "train/state_check.h"
 #include "train/state_json.h"
 
 /* master = w, exactly */
@@ -86,6 +87,8 @@ static rfr_status load_optimizer(rfr_run *run, const char *path) {
     void *host;
     RFI_GOTO(rfi_host_open(run, &x, RFI_HOST_WRITE, &host));
     s = rfi_safetensors_read_as(st, stored, x.type.dtype, host, stored->elements);
+    const char *wrong = s == RFR_OK ? rfi_state_wrong(run, &x, host) : NULL;
+    if (wrong) s = rfi_fail_at(RFI_E_CHECKPOINT, path, 0, "%s has %s", x.name, wrong);
     RFI_GOTO(rfi_host_close(run, &x, RFI_HOST_WRITE, host, s));
   }
   s = RFR_OK;
@@ -313,10 +316,10 @@ static int pieces_of(const rfr_tensor *x, rfi_kind which) {
 }
 
 rfr_status rfi_state_check_finite(const rfr_run *run, const rfr_tensor *x, const void *host) {
-  if (rfi_values_finite(x->type.dtype, host, x->bytes)) return RFR_OK;
-  return rfi_fail(RFI_E_RUN_DIVERGED,
-                  "step %lld: %s has elements that are NaN or infinite: no checkpoint is written%s%s",
-                  (long long)run->step, x->name, *run->checkpoint ? "; the last good one is " : "", run->checkpoint);
+  const char *wrong = rfi_state_wrong(run, x, host);
+  if (!wrong) return RFR_OK;
+  return rfi_fail(RFI_E_RUN_DIVERGED, "step %lld: %s has %s: no checkpoint is written%s%s", (long long)run->step,
+                  x->name, wrong, *run->checkpoint ? "; the last good one is " : "", run->checkpoint);
 }
 
 static rfr_status save_tensors(rfr_run *run, rfi_checkpoint_writer *w, const char *name, rfi_kind which) {
@@ -349,7 +352,7 @@ static rfr_status save_tensors(rfr_run *run, rfi_checkpoint_writer *w, const cha
     if (rfi_kind_of(run, &x) != which) continue;
     void *host;
     RFI_GOTO(rfi_host_open(run, &x, RFI_HOST_READ, &host));
-    s = which == RFI_KIND_WEIGHT ? rfi_state_check_finite(run, &x, host) : RFR_OK;
+    s = rfi_state_check_finite(run, &x, host);
     if (s == RFR_OK) s = rfi_file_append(file, host, (size_t)x.bytes);
     RFI_GOTO(rfi_host_close(run, &x, RFI_HOST_READ, host, s));
   }

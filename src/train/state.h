@@ -19,7 +19,7 @@ rfr_status rfi_state_load_tuned(rfr_run *run, const rfi_checkpoint *checkpoint);
 rfr_status rfi_state_set_lr_steps(rfr_run *run);
 /* Writes a checkpoint; emits its event. */
 rfr_status rfi_state_save(rfr_run *run);
-/* Errors: run.diverged for a tensor with elements that are NaN or infinite. */
+/* Errors: run.diverged for values that no step can have (state_check.h). */
 rfr_status rfi_state_check_finite(const rfr_run *run, const rfr_tensor *x, const void *host);
 /* Bytes of the tensors of one checkpoint. */
 int64_t rfi_state_bytes(const rfr_run *run);

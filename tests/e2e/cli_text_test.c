@@ -132,7 +132,7 @@ static void first_mistakes(void **state) {
   rft_assert_says(rft_out, "\n  refrain export runs/one --to gguf --out runs/one.gguf  # ");
   assert_int_equal(RUN("export", "runs/one", "--to", "peft", "--out", "runs/one-peft"), 0);
   assert_int_equal(RUN("inspect", "runs/one-peft"), 0);
-  rft_assert_says(rft_out, "use: to train it further: refrain finetune ");
+  rft_assert_says(rft_out, "use: refrain chat runs/one-peft chats with it; to train it further: refrain finetune ");
   rft_assert_says(rft_out,
                   "DATA --set adapter.from=runs/one-peft; to merge it into its base: refrain export runs/one-peft");
   assert_int_equal(RUN("generate", "runs/one", "--prompt", "a", "--set", "precision.dtype=bf16"), 2);
@@ -197,7 +197,7 @@ static void talk(void **state) {
 #undef CHAT
 }
 
-/* One checkpoint of a run is read as the run is; an adapter alone says what it needs. */
+/* One checkpoint of a run is read as the run is; an adapter alone with the base that it names. */
 static void checkpoint_and_adapter(void **state) {
   (void)state;
   glob_t found;
@@ -210,8 +210,21 @@ static void checkpoint_and_adapter(void **state) {
   assert_string_equal(rft_out, text);
   assert_int_equal(RUN("train", step, "--resume"), 4);
   assert_int_equal(RUN("export", "runs/chat", "--to", "peft", "--out", "alone"), 0);
-  assert_int_equal(RUN(ANSWER("alone")), 2);
-  rft_assert_says(rft_err, "alone is an adapter without its base");
+  assert_int_equal(RUN(ANSWER("alone"), "--set", "precision.dtype=f32"), 0);
+  assert_string_equal(rft_out, text);
+  FILE *config = fopen("alone/adapter_config.json", "r+");
+  char json[4096] = "", lost[4096];
+  assert_non_null(config);
+  assert_true(fread(json, 1, sizeof json - 1, config) > 0);
+  char *const name = strstr(json, "_path\": \"") + 9;
+  snprintf(lost, sizeof lost, "%.*sorg/none%s", (int)(name - json), json, strchr(name, '"'));
+  rewind(config);
+  assert_int_equal(ftruncate(fileno(config), 0), 0);
+  fputs(lost, config);
+  fclose(config);
+  assert_int_not_equal(RUN(ANSWER("alone")), 0);
+  rft_assert_says(rft_err, "alone is an adapter whose base \"org/none\" is neither a file nor a folder here");
+  rft_assert_says(rft_err, "--set adapter.from=alone");
   assert_int_equal(RUN(ANSWER("model"), "--set", "adapter.from=alone", "--set", "precision.dtype=f32"), 0);
   assert_string_equal(rft_out, text);
 #undef ANSWER
@@ -279,9 +292,12 @@ static void generate(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(check_data),             cmocka_unit_test(finetune),
-      cmocka_unit_test(first_mistakes),         cmocka_unit_test(talk),
-      cmocka_unit_test(checkpoint_and_adapter), cmocka_unit_test(generate),
+      cmocka_unit_test(check_data),
+      cmocka_unit_test(finetune),
+      cmocka_unit_test(first_mistakes),
+      cmocka_unit_test(talk),
+      cmocka_unit_test(checkpoint_and_adapter),
+      cmocka_unit_test(generate),
   };
   return cmocka_run_group_tests(tests, set_up, rft_program_tear_down);
 }

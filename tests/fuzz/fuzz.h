@@ -29,7 +29,7 @@ void rft_fuzz_status(rfr_status s);
 void rft_fuzz_clean(void);
 /* Path of a file in memory that holds `data`; the same file at each call. */
 const char *rft_fuzz_file(const void *data, size_t n);
-/* Path of a temporary folder, removed at exit. */
+/* Path of a folder in memory. */
 const char *rft_fuzz_folder(void);
 /* Sets the contents of a file of this folder; NULL: the folder does not have it. */
 void rft_fuzz_put(const char *name, const void *data, size_t n);

@@ -13,7 +13,14 @@
 
 #include "backend/onednn/amx_pack.h"
 
-enum { F32_A = 16, F32_SLICE = 8, F32_VECTORS = 3, F32_B = 16 * F32_VECTORS, F32_STEP = 16 };
+enum {
+  F32_A = 16,
+  F32_SLICE = 8,
+  F32_VECTORS = 3,
+  F32_B = 16 * F32_VECTORS,
+  F32_STEP = 16,
+  F32_SUM = 64, /* terms of one sum, as in ops/matmul/product.h: one sum of all terms has a larger error */
+};
 
 /* Up to 16 rows along K (ps == 1) of up to 16 elements, transposed; padded with zeros. */
 static inline void f32_turn(float *restrict to, int64_t width, const float *restrict x, int64_t n, int64_t k,
@@ -49,14 +56,15 @@ static inline void f32_pack_b(void *to, const void *x, int64_t n, int64_t k, int
   f32_pack(to, F32_B, x, n, k, is, ps);
 }
 
-/* F32_SLICE rows of C, F32_B columns, are c = from + A B over k, or A B where `from` is NULL. */
+/* F32_SLICE rows of C, F32_B columns, are c = from + A B over k, or A B where `from` is NULL. The sum over k begins
+ * with zero. */
 static inline void f32_slice(int64_t k, const float *restrict a, const float *restrict b, const float *from, float *c) {
   __m512 sum[F32_SLICE][F32_VECTORS], x, y[F32_VECTORS];
 #pragma GCC unroll 8
   for (int i = 0; i < F32_SLICE; i++)
 #pragma GCC unroll 3
     for (int h = 0; h < F32_VECTORS; h++)
-      sum[i][h] = from ? _mm512_load_ps(from + i * F32_B + 16 * h) : _mm512_setzero_ps();
+      sum[i][h] = _mm512_setzero_ps();
 #pragma GCC unroll 2
   for (int64_t p = 0; p < k; p++, a += F32_A, b += F32_B) {
 #pragma GCC unroll 3
@@ -68,6 +76,12 @@ static inline void f32_slice(int64_t k, const float *restrict a, const float *re
       for (int h = 0; h < F32_VECTORS; h++) sum[i][h] = _mm512_fmadd_ps(x, y[h], sum[i][h]);
     }
   }
+  if (from)
+#pragma GCC unroll 8
+    for (int i = 0; i < F32_SLICE; i++)
+#pragma GCC unroll 3
+      for (int h = 0; h < F32_VECTORS; h++)
+        sum[i][h] = _mm512_add_ps(sum[i][h], _mm512_load_ps(from + i * F32_B + 16 * h));
 #pragma GCC unroll 8
   for (int i = 0; i < F32_SLICE; i++)
 #pragma GCC unroll 3

@@ -162,7 +162,10 @@ static void amx_multiply(int64_t k, const void *a_panel, const void *b_panel, co
 
 static void f32_multiply(int64_t k, const void *a, const void *b, const float *from, float *c, shadow *s) {
   for (int i = 0; i < F32_A; i += F32_SLICE) {
-    f32_slice(k, (const float *)a + i, b, from ? from + i * F32_B : NULL, c + i * F32_B);
+    const float *sum = from ? from + i * F32_B : NULL;
+    for (int64_t p = 0; p < k; p += F32_SUM, sum = c + i * F32_B)
+      f32_slice(min64(k - p, F32_SUM), (const float *)a + p * F32_A + i, (const float *)b + p * F32_B, sum,
+                c + i * F32_B);
     finish_rows(s, F32_SLICE);
   }
 }

@@ -51,5 +51,25 @@ static __device__ __forceinline__ float rfi_ce_scale(const rfi_ce_rows &r, int64
   const float dloss = r.dloss[r.per_row ? t : 0];
   return r.inv_valid ? dloss * *r.inv_valid : dloss;
 }
+
+static constexpr float RFI_LOG2E = 1.4426950408889634f;
+
+/* The error of 2^d grows as |d|, which does not matter in a sum where the term is 2^d. */
+static __device__ __forceinline__ float rfi_exp2(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+/* Terms of a row are 2^(logit log2 e - base(m)) for the row's maximum m. The product is rounded by itself, so that all
+ * readers subtract the same base. */
+static __device__ __forceinline__ float rfi_ce_base(float most) { return __fmul_rn(most, RFI_LOG2E); }
+
+/* Log sum exp of a row from (m, sum). The maximum's own term is 1 but for the rounding of the base; the sum is divided
+ * by it, so that the loss of a row with one logit is exactly 0. */
+static __device__ __forceinline__ double rfi_ce_lse(float2 row) {
+  const float own = isinf(row.x) ? 1.0f : rfi_exp2(fmaf(row.x, RFI_LOG2E, -rfi_ce_base(row.x)));
+  return (double)row.x + log2((double)row.y / (double)own) * 0.693147180559945309417;
+}
 #endif
 #endif

@@ -109,39 +109,25 @@ static __device__ __forceinline__ void store(D *d, const float (&v)[P], const ro
 
 /* ---- log sum exp ---- */
 
-static constexpr float LOG2E = 1.4426950408889634f;
-
-/* The error of 2^d grows as |d|, which does not matter in a sum where the term is 2^d. */
-static __device__ __forceinline__ float exp2_fast(float x) {
-  float y;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
-}
-
-/* Merges (maximum, sum of 2^(x - maximum)) of x = logit log2 e. A sum without a maximum is 0, or NaN if there was a
- * NaN. */
+/* Merges (maximum m, sum of 2^(logit log2 e - base(m))). A sum without a maximum is 0, or NaN if there was a NaN. */
 static __device__ __forceinline__ float2 merge(float2 a, float2 b) {
-  const float top = fmaxf(a.x, b.x);
+  const float top = fmaxf(a.x, b.x), base = rfi_ce_base(top);
   if (top == -INFINITY) return make_float2(top, a.y + b.y);
-  return make_float2(top, a.y * exp2_fast(a.x - top) + b.y * exp2_fast(b.x - top));
+  return make_float2(top, a.y * rfi_exp2(rfi_ce_base(a.x) - base) + b.y * rfi_exp2(rfi_ce_base(b.x) - base));
 }
 
 template <int P> static __device__ __forceinline__ void add(float2 *sum, const float (&v)[P]) {
   float top = v[0], more[2] = {};
 #pragma unroll
   for (int i = 1; i < P; i++) top = fmaxf(top, v[i]);
-  top *= LOG2E;
   if (top > sum->x) {
-    sum->y *= exp2_fast(sum->x - top);
+    sum->y *= rfi_exp2(rfi_ce_base(sum->x) - rfi_ce_base(top));
     sum->x = top;
   }
-  const float base = sum->x == -INFINITY ? 0.0f : sum->x;
+  const float base = sum->x == -INFINITY ? 0.0f : rfi_ce_base(sum->x);
 #pragma unroll
-  for (int i = 0; i < P; i++) more[i % 2] += exp2_fast(fmaf(v[i], LOG2E, -base));
+  for (int i = 0; i < P; i++) more[i % 2] += rfi_exp2(fmaf(v[i], RFI_LOG2E, -base));
   sum->y += more[0] + more[1];
-}
-static __device__ __forceinline__ double lse_of(float2 sum) {
-  return ((double)sum.x + log2((double)sum.y)) * 0.693147180559945309417;
 }
 
 /* Every thread gets the result. `part` may be reused after another merge. */
@@ -165,7 +151,7 @@ typedef struct gradient {
 
 static __device__ __forceinline__ gradient gradient_of(const rfi_ce_rows &r, int64_t t, double lse, int64_t target) {
   const float high = (float)lse;
-  return {high, (float)(lse - (double)high), high * LOG2E, rfi_ce_scale(r, t), r.cap, target};
+  return {high, (float)(lse - (double)high), high * RFI_LOG2E, rfi_ce_scale(r, t), r.cap, target};
 }
 
 /* v becomes the gradient of the elements from `first`; if that is rounded to 16 bits, a less accurate e^x is enough. */
@@ -180,7 +166,7 @@ static __device__ __forceinline__ void turn(float (&v)[P], const gradient &g, in
     for (int i = 0; i < P; i++) by[i] *= (1.0f - v[i] / g.cap) * (1.0f + v[i] / g.cap);
 #pragma unroll
   for (int i = 0; i < P; i++)
-    v[i] = sizeof(D) == 2 ? exp2_fast(fmaf(v[i], LOG2E, -g.high2)) : expf(v[i] - g.high - g.low);
+    v[i] = sizeof(D) == 2 ? rfi_exp2(fmaf(v[i], RFI_LOG2E, -g.high2)) : expf(v[i] - g.high - g.low);
   if (at >= 0 && at < P)
 #pragma unroll
     for (int i = 0; i < P; i++) v[i] = i == (int)at ? v[i] - 1.0f : v[i];
@@ -233,7 +219,7 @@ static __global__ void __launch_bounds__(MOST_THREADS) ce_rows(const rfi_ce_rows
       add(&sum, v);
     }
     sum = block_merge(sum, part[odd]);
-    const double lse = lse_of(sum);
+    const double lse = rfi_ce_lse(sum);
     if (me == 0) {
       if (r.lse) r.lse[t] = (float)lse;
       if (r.nll) r.nll[t] = target >= 0 ? lse - (double)hit : 0.0;
@@ -302,7 +288,7 @@ static __global__ void __launch_bounds__(FORWARD_THREADS, FORWARD_BLOCKS) ce_for
     sum = block_merge(sum, part[odd]);
     if (me > 0) continue;
     const int64_t target = target_of(r, t);
-    const double lse = lse_of(sum);
+    const double lse = rfi_ce_lse(sum);
     if (r.lse) r.lse[t] = (float)lse;
     const double nll = target >= 0 ? lse - (double)softcap(rfi_widen(row.x[target]), r.cap) : 0.0;
     if (r.nll) r.nll[t] = nll;

@@ -17,13 +17,6 @@ enum { MOST_BLOCKS = 8 };                                  /* of a cluster */
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 
-static constexpr float LOG2E = 1.4426950408889634f;
-
-static __device__ __forceinline__ float exp2_fast(float x) {
-  float y;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
-}
 static __device__ __forceinline__ uint32_t address_of(const void *x) { return (uint32_t)__cvta_generic_to_shared(x); }
 static __device__ __forceinline__ unsigned block_of_cluster(void) {
   unsigned x;
@@ -62,13 +55,13 @@ static __device__ __forceinline__ void exchange_wait(exchange *m, int parity) {
                : "memory");
 }
 
-/* Merges (maximum, sum of 2^(x - maximum)), in units of log2 e, over 32 lanes; each gets the result. */
+/* Merges (maximum m, sum of 2^(logit log2 e - base(m))) over 32 lanes; each gets the result. */
 static __device__ __forceinline__ float2 merge_lanes(float2 x) {
   /* integers in the order of the floats */
   const int bits = __float_as_int(x.x), order = bits ^ (bits >> 31 & 0x7fffffff);
   const int top = __reduce_max_sync(0xffffffffu, order);
   const float most = __int_as_float(top ^ (top >> 31 & 0x7fffffff));
-  float sum = most == -INFINITY ? x.y : x.y * exp2_fast(x.x - most);
+  float sum = most == -INFINITY ? x.y : x.y * rfi_exp2(rfi_ce_base(x.x) - rfi_ce_base(most));
 #pragma unroll
   for (int step = 16; step > 0; step >>= 1) sum += __shfl_xor_sync(0xffffffffu, sum, step);
   return make_float2(most, sum);
@@ -145,23 +138,23 @@ static __global__ void __launch_bounds__(THREADS, 1)
 #pragma unroll
       for (int i = 0; i < 4; i++) top = fmaxf(top, v[j][i]);
     }
-    top *= LOG2E;
-    const float base = top == -INFINITY ? 0.0f : top;
+    const float base = top == -INFINITY ? 0.0f : rfi_ce_base(top);
 #pragma unroll
     for (int j = 0; j < PIECES; j++)
 #pragma unroll
       for (int i = 0; i < 4; i++) {
-        v[j][i] = exp2_fast(fmaf(v[j][i], LOG2E, -base));
+        v[j][i] = rfi_exp2(fmaf(v[j][i], RFI_LOG2E, -base));
         sum += v[j][i];
       }
     const float2 all = cluster_merge(make_float2(top, sum), part[turn & 1], &peer[turn & 1], blocks, turn / 2);
     if (first == 0) {
-      const double lse = ((double)all.x + log2((double)all.y)) * 0.693147180559945309417;
+      const double lse = rfi_ce_lse(all);
       if (r.lse) r.lse[t] = (float)lse;
       if (r.nll) r.nll[t] = valid ? lse - (double)hit : 0.0;
       if (r.loss) r.loss[t] = valid ? (float)(lse - (double)hit) : 0.0f;
     }
-    const float share = __fdividef(scale, all.y), by = exp2_fast(base - all.x) * share;
+    const float share = __fdividef(scale, all.y), row_base = rfi_ce_base(all.x);
+    const float by = rfi_exp2(base - row_base) * share;
     D *const to = (D *)r.dlogits + t * r.dlogits_ld + first;
 #pragma unroll
     for (int j = 0; j < PIECES; j++) {
@@ -172,7 +165,7 @@ static __global__ void __launch_bounds__(THREADS, 1)
     }
     const int at = wanted - first; /* may be outside the thread's elements */
     if (valid && at >= 0 && at < left && at % STRIDE < 4)
-      to[at] = rfi_narrow<D>(exp2_fast(fmaf(hit, LOG2E, -all.x)) * share - scale);
+      to[at] = rfi_narrow<D>(rfi_exp2(fmaf(hit, RFI_LOG2E, -row_base)) * share - scale);
   }
   if (blocks > 1) cluster_barrier(); /* a block's shared memory must exist until all sends to it have finished */
 #endif

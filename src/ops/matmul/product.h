@@ -4,15 +4,21 @@
  * grouped GEMMs share it, so that both give the same bits.
  *
  * For each part of K it packs a strip of B (into panels of RFI_NR columns) and a block of A, both widened to f32, and
- * runs the register tile over them into an f32 block of C. Added operands and the only rounding come at the end. How K
- * is split depends on K alone, so the bits depend on K and the instruction set, not on the block's size.
+ * runs the register tile over them into an f32 block of C, which receives a sum of at most RFI_SUM_K terms at a time.
+ * Added operands and the only rounding come at the end. How K is split depends on K alone, so the bits depend on K and
+ * the instruction set, not on the block's size.
  */
 #ifndef RFI_PRODUCT_H
 #define RFI_PRODUCT_H
 
 #include "ops/matmul/tile.h"
 
-enum { RFI_BLOCK_K = 256 }; /* a panel of B (32 KiB in f32 at 32 columns) stays in the L1 cache */
+enum {
+  RFI_BLOCK_K = 256, /* a panel of B (32 KiB in f32 at 32 columns) stays in the L1 cache */
+  /* Terms of one sum. With n terms of random sign, sums of s have an error of sqrt(s / 2 + n / 2s) units, one sum of
+   * all has sqrt(n / 2). */
+  RFI_SUM_K = 64,
+};
 
 /* Element (i, j) is at i*rs + j*cs. */
 typedef struct rfi_matrix {
@@ -49,6 +55,17 @@ RFI_INLINE const void *rfi_matrix_at(const rfi_matrix *x, int64_t i, int64_t j) 
   return rfi_at(x->data, x->dtype, i * x->rs + j * x->cs);
 }
 
+/* C (mr x RFI_NR) = or += A B over k steps, in sums of at most RFI_SUM_K. */
+RFI_INLINE void rfi_tile_sums(int mr, int64_t k, const float *a, int by_row, const float *b, float *c, int64_t ldc,
+                              int add) {
+  const int64_t terms = RFI_SUM_K;
+  for (int64_t p = 0; p < k; p += terms, add = 1) {
+    const int64_t n = k - p < terms ? k - p : terms;
+    if (by_row) rfi_tile_n(mr, n, a + p, k, b + p * RFI_NR, RFI_NR, c, ldc, add);
+    else rfi_tile_t(mr, n, a + p * RFI_MR, RFI_MR, b + p * RFI_NR, RFI_NR, c, ldc, add);
+  }
+}
+
 /* C (m x n) = A (m x K) B (K x n); returns C, in the scratch, with row stride ldc. */
 RFI_COLD float *rfi_product(const rfi_scratch *s, const rfi_matrix *a, const rfi_matrix *b, int64_t m, int64_t n,
                             int64_t K, float *scratch) {
@@ -71,9 +88,7 @@ RFI_COLD float *rfi_product(const rfi_scratch *s, const rfi_matrix *a, const rfi
     for (int64_t j = 0; j < n; j += RFI_NR)
       for (int64_t i = 0; i < m; i += RFI_MR) {
         int mr = m - i < RFI_MR ? (int)(m - i) : RFI_MR;
-        float *ct = c + i * s->ldc + j;
-        if (by_row) rfi_tile_n(mr, k, ap + i * k, k, bp + j * k, RFI_NR, ct, s->ldc, k0 > 0);
-        else rfi_tile_t(mr, k, ap + i * k, RFI_MR, bp + j * k, RFI_NR, ct, s->ldc, k0 > 0);
+        rfi_tile_sums(mr, k, ap + i * k, by_row, bp + j * k, c + i * s->ldc + j, s->ldc, k0 > 0);
       }
   }
   return c;

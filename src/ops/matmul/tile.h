@@ -5,7 +5,8 @@
  * rfi_tile adds (or stores) an mr x RFI_NR block of C, mr <= RFI_MR, over k steps: each step loads one row of RFI_NR
  * columns of B as two vectors and multiplies it by mr broadcast elements of A. The block stays in registers, so a step
  * costs mr + 2 loads for 2 mr multiply-adds. The order of the sum over k is fixed: the bits of an element do not depend
- * on where its tile starts.
+ * on where its tile starts. The sum over k begins with zero and is added to C at the end: one sum over all of a long K
+ * would round each term to the size of the sum so far.
  *
  * Operands are f32 in scratch: narrower types are widened once, during packing. Only kernel files, which are compiled
  * once per instruction set, include this header.
@@ -148,8 +149,8 @@ RFI_INLINE void rfi_tile_rows(int mr, int64_t k, const float *restrict a, int64_
   rfi_vf acc[RFI_MR][2];
 #pragma GCC unroll 8
   for (int i = 0; i < mr; i++) {
-    acc[i][0] = add ? *(const rfi_vf *)(c + i * ldc) : (rfi_vf){0};
-    acc[i][1] = add ? *(const rfi_vf *)(c + i * ldc + RFI_LANES) : (rfi_vf){0};
+    acc[i][0] = (rfi_vf){0};
+    acc[i][1] = (rfi_vf){0};
   }
   for (int64_t p = 0; p < k; p++) {
     rfi_vf b0 = *(const rfi_vf *)(b + p * ldb), b1 = *(const rfi_vf *)(b + p * ldb + RFI_LANES);
@@ -160,6 +161,12 @@ RFI_INLINE void rfi_tile_rows(int mr, int64_t k, const float *restrict a, int64_
       acc[i][1] += x * b1;
     }
   }
+  if (add)
+#pragma GCC unroll 8
+    for (int i = 0; i < mr; i++) {
+      acc[i][0] += *(const rfi_vf *)(c + i * ldc);
+      acc[i][1] += *(const rfi_vf *)(c + i * ldc + RFI_LANES);
+    }
 #pragma GCC unroll 8
   for (int i = 0; i < mr; i++) {
     *(rfi_vf *)(c + i * ldc) = acc[i][0];

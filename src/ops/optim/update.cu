@@ -10,12 +10,13 @@
  * tensor where they differ. If skip is set, a block ends before it writes.
  *
  * Moments of 8 bits have a kernel of their own: a warp holds the 256 elements of a scale in registers, from the old
- * codes to the new ones.
+ * codes to the new ones. The nearest code is one read of a table in shared memory; a binary search, eight dependent
+ * reads, took twice the time that the memory needs.
  */
 #include "backend/cuda/kernels.cuh"
 #include "ops/quant/dynamic8.h"
 
-enum { THREADS = 256, PER_SM = 4, CHUNK = 4096 };
+enum { THREADS = 256, CHUNK = 4096 };
 enum { MOST = 256 }; /* tensors per launch: arguments have at most 32,764 bytes */
 
 typedef struct tensor {
@@ -24,6 +25,9 @@ typedef struct tensor {
 } tensor;
 
 typedef enum kind { ADAMW, ADAMW8, MOMENTUM, SGD } kind;
+
+/* Blocks of a multiprocessor; with three, moments of 8 bits need no spills. */
+static constexpr int per_sm(kind k) { return k == ADAMW8 ? 3 : 4; }
 
 typedef struct update {
   tensor w, g, m, v, master;
@@ -195,17 +199,29 @@ static __constant__ float numbers[2][256] = {{
 #include "ops/quant/dynamic_unsigned.def"
                                              }};
 
-/* The numbers of both moments, and what is halfway between them. */
+/* The numbers of both moments, and the tables that find the nearest. */
 typedef struct tables {
   float map[2][256], middle[2][256];
+  uint32_t m[2 * RFI_DYNAMIC8_ENTRIES(RFI_DYNAMIC8_SIGNED_DROP)], v[RFI_DYNAMIC8_ENTRIES(RFI_DYNAMIC8_UNSIGNED_DROP)];
 } tables;
 
+/* By all threads of a block. */
 static __device__ void fill(tables *t) {
-  const int k = (int)threadIdx.x;
+  const int k = (int)threadIdx.x, n_m = RFI_DYNAMIC8_ENTRIES(RFI_DYNAMIC8_SIGNED_DROP);
   for (int s = M; s <= V; s++) {
     t->map[s][k] = numbers[s][k];
     t->middle[s][k] = k < 255 ? rfi_dynamic8_middle(numbers[s], k) : 0;
   }
+  __syncthreads();
+  for (int i = k; i < 2 * n_m; i += THREADS)
+    t->m[i] = rfi_dynamic8_entry(t->middle[M], RFI_DYNAMIC8_SIGNED_DROP, i >= n_m, i % n_m);
+  for (int i = k; i < RFI_DYNAMIC8_ENTRIES(RFI_DYNAMIC8_UNSIGNED_DROP); i += THREADS)
+    t->v[i] = rfi_dynamic8_entry(t->middle[V], RFI_DYNAMIC8_UNSIGNED_DROP, false, i);
+}
+
+template <int S> static __device__ __forceinline__ uint32_t nearest(const tables &t, float x) {
+  return (uint32_t)(S == M ? rfi_dynamic8_find(t.m, RFI_DYNAMIC8_SIGNED_DROP, x)
+                           : rfi_dynamic8_find(t.v, RFI_DYNAMIC8_UNSIGNED_DROP, x));
 }
 
 typedef struct moment {
@@ -217,53 +233,121 @@ static __device__ moment moment_of(const tensor &x, int64_t n) {
   return {(uint8_t *)x.data, (float *)((char *)x.data + rfi_dynamic8_scales(n))};
 }
 
-static __device__ float most_of(float x) {
+/* The largest magnitude of a warp's numbers; NaNs do not count. */
+static __device__ __forceinline__ float most_of(const float (&x)[PER_LANE]) {
+  float most = 0;
 #pragma unroll
-  for (int k = 16; k > 0; k /= 2) x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, k));
-  return x;
+  for (int j = 0; j < PER_LANE; j++) most = fmaxf(most, fabsf(x[j]));
+  return __uint_as_float(__reduce_max_sync(0xffffffffu, __float_as_uint(most)));
 }
 
-/* One block by one warp. */
-static __device__ void update_block(const update &u, const factors &f, const tables &t, int64_t begin) {
+/* One block by one warp. A lane's codes are read before its warp's are written: most_of is between. */
+template <int S>
+static __device__ void encode_singly(const moment &m, const tables &t, int64_t n, int64_t begin,
+                                     const float (&x)[PER_LANE]) {
   const int lane = (int)threadIdx.x % 32;
-  const moment moments[2] = {moment_of(u.m, u.n), moment_of(u.v, u.n)};
-  float x[2][PER_LANE], scale[2];
+  const float most = most_of(x), inverse = rfi_dynamic8_inverse(most);
+  if (lane == 0) m.scales[begin / BLOCK] = most;
 #pragma unroll
-  for (int s = M; s <= V; s++) scale[s] = moments[s].scales[begin / BLOCK];
+  for (int j = 0; j < PER_LANE; j++)
+    if (begin + j * 32 + lane < n) m.codes[begin + j * 32 + lane] = (uint8_t)nearest<S>(t, x[j] * inverse);
+}
+
+static __device__ void update_block(const update &u, const factors &f, const tables &t, int64_t begin) {
+  const moment m = moment_of(u.m, u.n), v = moment_of(u.v, u.n);
+  const float m_scale = m.scales[begin / BLOCK], v_scale = v.scales[begin / BLOCK];
+  float m8[PER_LANE], v8[PER_LANE];
 #pragma unroll
   for (int j = 0; j < PER_LANE; j++) {
-    const int64_t i = begin + j * 32 + lane;
-    x[M][j] = x[V][j] = 0;
+    const int64_t i = begin + j * 32 + (int)threadIdx.x % 32;
+    m8[j] = v8[j] = 0;
     if (i >= u.n) continue;
     float w = fetch(u.master.data ? u.master : u.w, i);
-#pragma unroll
-    for (int s = M; s <= V; s++) x[s][j] = t.map[s][moments[s].codes[i]] * scale[s];
-    update_one<ADAMW>(f, &w, fetch(u.g, i), &x[M][j], &x[V][j]);
+    m8[j] = t.map[M][m.codes[i]] * m_scale;
+    v8[j] = t.map[V][v.codes[i]] * v_scale;
+    update_one<ADAMW>(f, &w, fetch(u.g, i), &m8[j], &v8[j]);
     store(u.w, i, w);
     store(u.master, i, w);
   }
+  encode_singly<M>(m, t, u.n, begin, m8);
+  encode_singly<V>(v, t, u.n, begin, v8);
+}
+
+/* A complete block whose tensors allow 4 elements at a time: a lane has two times 4 of them. */
+template <int S>
+static __device__ __forceinline__ void encode_fours(const moment &m, const tables &t, int64_t begin,
+                                                    const float (&x)[PER_LANE]) {
+  const int lane = (int)threadIdx.x % 32;
+  const float most = most_of(x), inverse = rfi_dynamic8_inverse(most);
+  if (lane == 0) m.scales[begin / BLOCK] = most;
 #pragma unroll
-  for (int s = M; s <= V; s++) {
-    float most = 0;
+  for (int h = 0; h < PER_LANE; h += 4) {
+    uint32_t codes = 0;
 #pragma unroll
-    for (int j = 0; j < PER_LANE; j++) most = fmaxf(most, fabsf(x[s][j]));
-    most = most_of(most); /* of all lanes: every code of the block was read */
-    const float inverse = rfi_dynamic8_inverse(most);
-    if (lane == 0) moments[s].scales[begin / BLOCK] = most;
-#pragma unroll
-    for (int j = 0; j < PER_LANE; j++) {
-      const int64_t i = begin + j * 32 + lane;
-      if (i < u.n) moments[s].codes[i] = (uint8_t)rfi_dynamic8_nearest(t.middle[s], x[s][j] * inverse);
-    }
+    for (int k = 0; k < 4; k++) codes |= nearest<S>(t, x[h + k] * inverse) << 8 * k;
+    ((uint32_t *)(m.codes + begin))[h * 8 + lane] = codes;
   }
 }
 
+template <typename W, typename G>
+static __device__ __forceinline__ void update_block_by_fours(const update &u, const factors &f, const tables &t,
+                                                             int64_t begin) {
+  const int lane = (int)threadIdx.x % 32;
+  const tensor copy = u.master.data ? u.w : tensor{};
+  W *const w = (W *)(u.master.data ? u.master.data : u.w.data) + begin + lane * 4;
+  const G *const g = (const G *)u.g.data + begin + lane * 4;
+  const moment m = moment_of(u.m, u.n), v = moment_of(u.v, u.n);
+  const float m_scale = m.scales[begin / BLOCK], v_scale = v.scales[begin / BLOCK];
+  rfi_pack<W, 4> wp[PER_LANE / 4];
+  rfi_pack<G, 4> gp[PER_LANE / 4];
+  uint32_t m_codes[PER_LANE / 4], v_codes[PER_LANE / 4];
+  float m8[PER_LANE], v8[PER_LANE];
+#pragma unroll
+  for (int h = 0; h < PER_LANE / 4; h++) {
+    wp[h] = *(const rfi_pack<W, 4> *)(w + h * 128);
+    gp[h] = *(const rfi_pack<G, 4> *)(g + h * 128);
+    m_codes[h] = ((const uint32_t *)(m.codes + begin))[h * 32 + lane];
+    v_codes[h] = ((const uint32_t *)(v.codes + begin))[h * 32 + lane];
+  }
+#pragma unroll
+  for (int h = 0; h < PER_LANE / 4; h++) {
+    float x[4];
+#pragma unroll
+    for (int k = 0; k < 4; k++) {
+      const int j = h * 4 + k;
+      x[k] = rfi_widen(wp[h].x[k]);
+      m8[j] = t.map[M][m_codes[h] >> 8 * k & 255] * m_scale;
+      v8[j] = t.map[V][v_codes[h] >> 8 * k & 255] * v_scale;
+      update_one<ADAMW>(f, &x[k], rfi_widen(gp[h].x[k]), &m8[j], &v8[j]);
+    }
+    put(w + h * 128, x);
+    const int64_t i = begin + h * 128 + lane * 4;
+    if (!copy.data) continue;
+    if (copy.dtype == RFR_F32) put((float *)copy.data + i, x);
+    else if (copy.dtype == RFR_BF16) put((rfi_bf16 *)copy.data + i, x);
+    else put((rfi_f16 *)copy.data + i, x);
+  }
+  encode_fours<M>(m, t, begin, m8);
+  encode_fours<V>(v, t, begin, v8);
+}
+
+template <typename W>
+static __device__ void update_block_of(const update &u, const factors &f, const tables &t, int64_t begin) {
+  if (u.g.dtype == RFR_BF16) update_block_by_fours<W, rfi_bf16>(u, f, t, begin);
+  else update_block_by_fours<W, float>(u, f, t, begin);
+}
+
 static __device__ void update_blocks(const update &u, const factors &f, const tables &t, int64_t begin, int64_t end) {
-  for (int64_t b = begin + threadIdx.x / 32 * BLOCK; b < end; b += THREADS / 32 * BLOCK) update_block(u, f, t, b);
+  const bool is_bf16 = (u.master.data ? u.master : u.w).dtype == RFR_BF16;
+  for (int64_t b = begin + threadIdx.x / 32 * BLOCK; b < end; b += THREADS / 32 * BLOCK) {
+    if (!u.wide || b + BLOCK > end) update_block(u, f, t, b);
+    else if (is_bf16) update_block_of<rfi_bf16>(u, f, t, b);
+    else update_block_of<float>(u, f, t, b);
+  }
 }
 
 template <kind KIND>
-static __global__ void __launch_bounds__(THREADS, PER_SM) update_all(const __grid_constant__ updates all) {
+static __global__ void __launch_bounds__(THREADS, per_sm(KIND)) update_all(const __grid_constant__ updates all) {
   __shared__ corrections step;
   __shared__ tables t;
   if (all.skip && *all.skip) return;
@@ -335,7 +419,7 @@ static bool share(const updates &a, const updates &b) {
 }
 
 static void launch(const rfr_call *c, kind k, const updates &all) {
-  const int64_t most = (int64_t)rfi_cuda_info_of(c)->sms * PER_SM;
+  const int64_t most = (int64_t)rfi_cuda_info_of(c)->sms * per_sm(k);
   const unsigned grid = (unsigned)(all.chunks < most ? all.chunks : most);
   if (grid == 0) return;
   if (k == ADAMW) update_all<ADAMW><<<grid, THREADS, 0, rfi_stream(c)>>>(all);

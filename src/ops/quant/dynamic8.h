@@ -6,6 +6,9 @@
 #ifndef RFI_DYNAMIC8_H
 #define RFI_DYNAMIC8_H
 
+#include <stdbool.h>
+#include <string.h>
+
 #include "ops/quant/formats.h"
 
 #ifdef __CUDACC__
@@ -28,6 +31,48 @@ RFI_DYNAMIC8 int rfi_dynamic8_nearest(const float *middle, float x) {
 #endif
   for (int step = 128; step > 0; step /= 2) k += x > middle[k + step - 1] ? step : 0;
   return k;
+}
+
+RFI_DYNAMIC8 uint32_t rfi_dynamic8_bits(float x) {
+  uint32_t bits;
+  memcpy(&bits, &x, sizeof bits);
+  return bits;
+}
+RFI_DYNAMIC8 float rfi_dynamic8_float(uint32_t bits) {
+  float x;
+  memcpy(&x, &bits, sizeof x);
+  return x;
+}
+
+/* The same index for x = -1 ... 1 (rounding may exceed it by some ulps) or NaN, from a table: the leading bits of x
+ * choose an entry, whose high part is the index at the entry's least value; its low part is compared with the other
+ * bits of x. This needs entries that have at most one middle: with `drop` trailing bits in the low part, at most
+ * RFI_DYNAMIC8_SIGNED_DROP for the signed map and RFI_DYNAMIC8_UNSIGNED_DROP for the unsigned one. Magnitudes below
+ * 2^-23 share an entry, and so do NaNs, after that of 1. Entries of negative numbers follow those of positive ones. */
+enum { RFI_DYNAMIC8_SIGNED_DROP = 17, RFI_DYNAMIC8_UNSIGNED_DROP = 16 };
+enum { RFI_DYNAMIC8_LEAST = 0x34000000, RFI_DYNAMIC8_ONE = 0x3f800000 };
+#define RFI_DYNAMIC8_ENTRIES(drop) (((RFI_DYNAMIC8_ONE - RFI_DYNAMIC8_LEAST) >> (drop)) + 2)
+
+/* Entry i of one sign. */
+RFI_DYNAMIC8 uint32_t rfi_dynamic8_entry(const float *middle, int drop, bool negative, int i) {
+  const uint32_t low = (1u << drop) - 1, first = ((RFI_DYNAMIC8_LEAST >> drop) + (uint32_t)i) << drop,
+                 last = first | low;
+  if (i == RFI_DYNAMIC8_ENTRIES(drop) - 1) return low; /* a NaN is above no middle */
+  const float a = rfi_dynamic8_float(first), b = rfi_dynamic8_float(last);
+  const int begin = rfi_dynamic8_nearest(middle, negative ? -b : a);
+  const bool split = rfi_dynamic8_nearest(middle, negative ? -a : b) != begin;
+  const uint32_t bits = split ? rfi_dynamic8_bits(middle[begin]) : 0;
+  return (uint32_t)begin << drop | (split ? (negative ? ~bits : bits) & low : low);
+}
+
+RFI_DYNAMIC8 int rfi_dynamic8_find(const uint32_t *table, int drop, float x) {
+  const uint32_t bits = rfi_dynamic8_bits(x), sign = 0u - (bits >> 31), low = (1u << drop) - 1;
+  const uint32_t most = RFI_DYNAMIC8_ONE + (1u << drop);
+  uint32_t size = bits & 0x7fffffffu;
+  size = size < RFI_DYNAMIC8_LEAST ? RFI_DYNAMIC8_LEAST : size > most ? most : size;
+  const uint32_t at = (size >> drop) - (RFI_DYNAMIC8_LEAST >> drop) + (sign & RFI_DYNAMIC8_ENTRIES(drop));
+  const uint32_t entry = table[at];
+  return (int)((entry >> drop) + (((size ^ sign) & low) > (entry & low)));
 }
 
 /* Byte offset of the scales after n codes. */
