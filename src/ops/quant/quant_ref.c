@@ -426,7 +426,7 @@ RFT_CASES(grouped_wgrad_scaled) = {
     "grouped_wgrad_scaled(e[9,768], e[131,768], i[4]=0,131,131,290, F[9,6], F[131,6]) to=f of=3",
     "grouped_wgrad_scaled(e[9,768], e[13,768], i[3]=131,131,290, F[9,6], F[13,6], _, _, f[2,9,13]) to=f of=3 first=1",
     "grouped_wgrad_scaled(e[136,640], e[264,640], i[4]=0,128,128,256, F[136,5]>0, F[264,5]>0) to=bf16 of=3",
-    "grouped_wgrad_scaled(g[40,640], e[72,640], i[4]=0,128,128,256, F[3]>0, F[3]>0, _, _, f[3,40,72]) to=bf16 of=3",
+    "grouped_wgrad_scaled(g[40,640], e[72,640], i[4]=0,128,128,256, F[3]>0, F[3]>0) to=bf16 of=3",
     "grouped_wgrad_scaled(g[37,192], e[6,192], i[4]=0,33,64,65, p[37,6]>0, p[6,6]>0) to=f32 of=3",
     "grouped_wgrad_scaled(b[38,64]<256, b[6,64]<256, i[4]=0,31,64,65, e[38,8], e[6,8], F[3]>0, F[3]>0) to=f of=3",
     "grouped_wgrad_scaled(e[4,256], e[3,256], i[3]=0,0,0, F[2]>0, F[2]>0) to=f of=2",
