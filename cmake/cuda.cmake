@@ -51,6 +51,11 @@ target_include_directories(grouped_check PRIVATE include src)
 target_compile_options(grouped_check PRIVATE "$<$<COMPILE_LANGUAGE:CUDA>:--Werror=all-warnings>"
                                              "$<$<COMPILE_LANGUAGE:CUDA>:--expt-relaxed-constexpr>")
 set_target_properties(grouped_check PROPERTIES CUDA_RUNTIME_LIBRARY Static)
+add_executable(scaled_check EXCLUDE_FROM_ALL tests/gpu/scaled_check.cu src/ops/quant/scaled_sm90.cu)
+target_include_directories(scaled_check PRIVATE include src)
+target_compile_options(scaled_check PRIVATE "$<$<COMPILE_LANGUAGE:CUDA>:--Werror=all-warnings>"
+                                            "$<$<COMPILE_LANGUAGE:CUDA>:--expt-relaxed-constexpr>")
+set_target_properties(scaled_check PROPERTIES CUDA_RUNTIME_LIBRARY Static)
 file(GLOB sources CONFIGURE_DEPENDS src/ops/moe/*.cu src/ops/grouped/grouped_rows.cu src/ops/elementwise/activation.cu
      src/ops/elementwise/swiglu_weighted.cu)
 add_executable(moe_check EXCLUDE_FROM_ALL tests/gpu/moe_check.cu ${sources})

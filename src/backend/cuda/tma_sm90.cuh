@@ -196,6 +196,28 @@ static __device__ __forceinline__ void rfi_wgmma256(float (&c)[32][4], uint64_t 
   else RFI_WGMMA256("f16.f16");
 }
 
+#define RFI_WGMMA256_FP8(type)                                                                                   \
+  asm volatile("wgmma.mma_async.sync.aligned.m64n256k32.f32." type " " RFI_SUM_NAMES256 ", %128, %129, 1, 1, 1;" \
+               : RFI_SUMS16(c, 0), RFI_SUMS16(c, 16)                                                             \
+               : "l"(a), "l"(b))
+#define RFI_WGMMA128_FP8(type)                                                                               \
+  asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %66, 0;\nwgmma.mma_async.sync.aligned.m64n128k32.f32." type \
+               " " RFI_SUM_NAMES128 ", %64, %65, p, 1, 1;\n}"                                                \
+               : RFI_SUMS16(c, 0)                                                                            \
+               : "l"(a), "l"(b), "r"((int)add))
+
+/* The same of 8 bits: a (64 x 32) in E4M3 or E5M2, b in E4M3, both rows of panels. The sums have fewer bits than f32. */
+template <bool E5M2>
+static __device__ __forceinline__ void rfi_wgmma256_fp8(float (&c)[32][4], uint64_t a, uint64_t b) {
+  if constexpr (E5M2) RFI_WGMMA256_FP8("e5m2.e4m3");
+  else RFI_WGMMA256_FP8("e4m3.e4m3");
+}
+template <bool E5M2>
+static __device__ __forceinline__ void rfi_wgmma128_fp8(float (&c)[16][4], uint64_t a, uint64_t b, bool add) {
+  if constexpr (E5M2) RFI_WGMMA128_FP8("e5m2.e4m3");
+  else RFI_WGMMA128_FP8("e4m3.e4m3");
+}
+
 #endif
 
 /* ---- on the host ---- */
@@ -214,10 +236,11 @@ static inline rfr_status rfi_tma_describe(CUtensorMap *map, const void *data, rf
       "cuTensorMapEncodeTiled");
   if (s != RFR_OK) return s;
   const cuuint64_t shape[3] = {(cuuint64_t)wide, (cuuint64_t)high, (cuuint64_t)depth};
-  const cuuint32_t size = dtype == RFR_F32 ? 4 : 2;
+  const cuuint32_t size = (cuuint32_t)rfi_element_bytes(dtype);
   const cuuint64_t pitch[2] = {(cuuint64_t)row * size, (cuuint64_t)group * size};
   const cuuint32_t box[3] = {128 / size, (cuuint32_t)rows, 1}, every[3] = {1, 1, 1};
-  const CUtensorMapDataType type = dtype == RFR_F32    ? CU_TENSOR_MAP_DATA_TYPE_FLOAT32
+  const CUtensorMapDataType type = size == 1           ? CU_TENSOR_MAP_DATA_TYPE_UINT8
+                                   : dtype == RFR_F32  ? CU_TENSOR_MAP_DATA_TYPE_FLOAT32
                                    : dtype == RFR_BF16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
                                                        : CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
   const CUresult r = ((rfi_encode_fn *)encode)(map, type, 3, (void *)data, shape, pitch, box, every,

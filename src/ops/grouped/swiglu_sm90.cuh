@@ -12,22 +12,11 @@
 #define RFI_SWIGLU_SM90_CUH
 
 #include "backend/cuda/any_type.cuh"
-#include "backend/cuda/tma_sm90.cuh"
 #include "ops/elementwise/logistic.cuh"
-
-enum { RFI_SLAB = 16 * 128 /* of a warp's rows; a warp has two slabs */ };
+#include "ops/grouped/tile_sm90.cuh"
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 
-/* The offset of chunk c (16 bytes) of row r in the copy engine's swizzled layout. */
-static __device__ __forceinline__ int rfi_swizzled(int r, int c) { return r * 128 + (c ^ r % 8) * 16; }
-
-template <typename O> static __device__ __forceinline__ uint32_t rfi_narrow_two(float x, float y) {
-  const rfi_pack<O, 2> p = {{rfi_narrow<O>(x), rfi_narrow<O>(y)}};
-  uint32_t bits;
-  __builtin_memcpy(&bits, &p, 4);
-  return bits;
-}
 template <typename O> static __device__ __forceinline__ void rfi_widen_two(uint32_t bits, float (&x)[2]) {
   rfi_pack<O, 2> p;
   __builtin_memcpy(&p, &bits, 4);

@@ -9,21 +9,12 @@
 #include <stdio.h>
 
 #include "backend/cuda/any_type.cuh"
-#include "ops/grouped/walk.cuh"
 #include "ops/matmul/tile_any.cuh"
-#include "ops/quant/scaled.h"
+#include "ops/quant/scaled_gemm.cuh"
 
-typedef struct factor {
-  const uint8_t *q;
-  const void *scale;
-  const float *global; /* NULL: none */
-  rfr_dtype dtype;
-  int64_t scaling, rows, row, scale_row; /* as on the CPU */
-} factor;
-
-static factor factor_of(const rfr_call *c, int q, int scale, int global) {
+static rfi_factor factor_of(const rfr_call *c, int q, int scale, int global) {
   const rfr_type *x = &c->in[q].type, *s = &c->in[scale].type;
-  factor f = {};
+  rfi_factor f = {};
   f.q = (const uint8_t *)c->in[q].data;
   f.scale = c->in[scale].data;
   f.global = global < c->n_in ? (const float *)c->in[global].data : NULL;
@@ -36,7 +27,7 @@ static factor factor_of(const rfr_call *c, int q, int scale, int global) {
 }
 
 /* Element (i, k) of slice g without the factors that apply after the sum. */
-static __device__ __forceinline__ float element(const factor &f, int64_t g, int64_t i, int64_t k) {
+static __device__ __forceinline__ float element(const rfi_factor &f, int64_t g, int64_t i, int64_t k) {
   const int64_t line = g * f.rows + i, at = line * f.row + k;
   float x;
   if (f.dtype == RFR_U8) x = rfi_e2m1_widen((uint8_t)(f.q[at / 2] >> (at % 2 * 4)));
@@ -51,24 +42,13 @@ static __device__ __forceinline__ float element(const factor &f, int64_t g, int6
   }
 }
 
-static __device__ __forceinline__ float late_scale(const factor &f, int64_t slice) {
+static __device__ __forceinline__ float late_scale(const rfi_factor &f, int64_t slice) {
   const float scale = f.scaling == RFR_SCALING_TENSOR ? ((const float *)f.scale)[slice] : 1.0f;
   return f.global ? scale * f.global[slice] : scale;
 }
 
-typedef struct problem {
-  factor a, b;
-  rfi_groups groups;
-  const int32_t *offsets;
-  const void *bias, *bias_scale; /* NULL: none */
-  void *y;
-  rfr_dtype bias_type, bias_scale_type, y_type;
-  int64_t first, block, slices; /* wgrad: number of group 0; elements per block of a line */
-  int accumulate;
-} problem;
-
-static __device__ __forceinline__ void finish(const problem &p, int64_t slice, int64_t at, int64_t row, int64_t j,
-                                              float sum) {
+static __device__ __forceinline__ void finish(const rfi_scaled_gemm &p, int64_t slice, int64_t at, int64_t row,
+                                              int64_t j, float sum) {
   float y = sum * late_scale(p.a, slice) * late_scale(p.b, slice);
   if (p.bias) {
     const float by = p.bias_scale ? rfi_load(p.bias_scale, p.bias_scale_type, row) : 1.0f;
@@ -78,7 +58,7 @@ static __device__ __forceinline__ void finish(const problem &p, int64_t slice, i
   rfi_store(p.y, p.y_type, at, y);
 }
 
-static __global__ void __launch_bounds__(RFI_TILE_THREADS) matmul_scaled(const problem p, int64_t tiles_m) {
+static __global__ void __launch_bounds__(RFI_TILE_THREADS) matmul_scaled(const rfi_scaled_gemm p, int64_t tiles_m) {
   const int64_t i0 = (int64_t)(blockIdx.x % tiles_m) * RFI_TILE, j0 = (int64_t)(blockIdx.x / tiles_m) * RFI_TILE;
   rfi_tile(
       i0, p.a.rows, j0, p.b.rows, p.a.row, [&](int64_t i, int64_t k) { return element(p.a, 0, i, k); }, true,
@@ -87,7 +67,7 @@ static __global__ void __launch_bounds__(RFI_TILE_THREADS) matmul_scaled(const p
 }
 
 /* The rows after the last group are one more group, of zeros. */
-static __global__ void __launch_bounds__(RFI_TILE_THREADS) grouped_scaled(const problem p) {
+static __global__ void __launch_bounds__(RFI_TILE_THREADS) grouped_scaled(const rfi_scaled_gemm p) {
   const int wide = (int)((p.b.rows + RFI_TILE - 1) / RFI_TILE);
   rfi_unit_walk<1> u;
   for (int unit = blockIdx.x; u.find(p.groups, unit, RFI_TILE, wide); unit += gridDim.x) {
@@ -106,11 +86,11 @@ static __global__ void __launch_bounds__(RFI_TILE_THREADS) grouped_scaled(const 
   }
 }
 
-static __global__ void __launch_bounds__(RFI_TILE_THREADS) wgrad_scaled(const problem p, int64_t tiles_m) {
+static __global__ void __launch_bounds__(RFI_TILE_THREADS) wgrad_scaled(const rfi_scaled_gemm p, int64_t tiles_m) {
   const int64_t i0 = (int64_t)(blockIdx.x % tiles_m) * RFI_TILE, j0 = (int64_t)(blockIdx.x / tiles_m) * RFI_TILE;
-  const int64_t g = blockIdx.y, begin = rfi_group_begin(p.offsets, g, p.a.row);
+  const int64_t g = blockIdx.y, begin = rfi_group_begin(p.groups.offset, g, p.a.row);
   const int64_t start = rfi_group_start(begin, p.first + g, p.block) * p.block;
-  const int64_t rows = min(rfi_group_end(p.offsets, g, p.a.row) - begin, p.a.row - start);
+  const int64_t rows = min(rfi_group_end(p.groups.offset, g, p.a.row) - begin, p.a.row - start);
   if (rows <= 0 && p.accumulate) return;
   rfi_tile(
       i0, p.a.rows, j0, p.b.rows, max(rows, (int64_t)0),
@@ -123,9 +103,10 @@ static const rfr_arg *given(const rfr_call *c, int i) {
   return i >= 0 && i < c->n_in && c->in[i].data ? &c->in[i] : NULL;
 }
 
-static problem problem_of(const rfr_call *c, const factor &a, const factor &b, int bias, int scale, int acc) {
+static rfi_scaled_gemm gemm_of(const rfr_call *c, const rfi_factor &a, const rfi_factor &b, int bias, int scale,
+                               int acc) {
   const rfr_arg *with = given(c, bias), *by = given(c, scale), *y = &c->out[0];
-  problem p = {};
+  rfi_scaled_gemm p = {};
   p.a = a, p.b = b;
   p.bias = with ? with->data : NULL;
   p.bias_type = with ? with->type.dtype : RFR_F32;
@@ -137,59 +118,104 @@ static problem problem_of(const rfr_call *c, const factor &a, const factor &b, i
   return p;
 }
 
+static bool has_sm90(const rfr_call *c) {
+  const rfi_cuda_info *info = rfi_cuda_info_of(c);
+  return info->major == 9 && !info->portable;
+}
+
+static rfi_scaled_gemm dense_of(const rfr_call *c) {
+  rfi_scaled_gemm p =
+      gemm_of(c, factor_of(c, RFI_IN_matmul_scaled_a, RFI_IN_matmul_scaled_scale_a, RFI_IN_matmul_scaled_global_a),
+              factor_of(c, RFI_IN_matmul_scaled_b, RFI_IN_matmul_scaled_scale_b, RFI_IN_matmul_scaled_global_b),
+              RFI_IN_matmul_scaled_bias, -1, RFI_IN_matmul_scaled_acc);
+  p.along = true, p.slices = 1, p.block = rfi_group_block(p.a.scaling);
+  p.groups.n = 1, p.groups.rows = (int)p.a.row, p.groups.high = (int)p.a.rows;
+  return p;
+}
+
+static rfi_scaled_gemm grouped_of(const rfr_call *c) {
+  rfi_scaled_gemm p = gemm_of(c,
+                              factor_of(c, RFI_IN_grouped_matmul_scaled_a, RFI_IN_grouped_matmul_scaled_scale_a,
+                                        RFI_IN_grouped_matmul_scaled_global_a),
+                              factor_of(c, RFI_IN_grouped_matmul_scaled_w, RFI_IN_grouped_matmul_scaled_scale_w,
+                                        RFI_IN_grouped_matmul_scaled_global_w),
+                              RFI_IN_grouped_matmul_scaled_bias, RFI_IN_grouped_matmul_scaled_scale, -1);
+  p.slices = c->in[RFI_IN_grouped_matmul_scaled_offsets].type.shape[0] - 1;
+  p.groups.offset = (const int32_t *)c->in[RFI_IN_grouped_matmul_scaled_offsets].data;
+  p.groups.n = p.groups.last = (int)p.slices;
+  p.groups.rows = (int)p.a.rows;
+  return p;
+}
+
+static rfi_scaled_gemm wgrad_of(const rfr_call *c) {
+  rfi_scaled_gemm p = gemm_of(c,
+                              factor_of(c, RFI_IN_grouped_wgrad_scaled_dy, RFI_IN_grouped_wgrad_scaled_scale_dy,
+                                        RFI_IN_grouped_wgrad_scaled_global_dy),
+                              factor_of(c, RFI_IN_grouped_wgrad_scaled_x, RFI_IN_grouped_wgrad_scaled_scale_x,
+                                        RFI_IN_grouped_wgrad_scaled_global_x),
+                              -1, -1, RFI_IN_grouped_wgrad_scaled_acc);
+  p.along = true, p.slices = c->out[0].type.shape[0];
+  p.groups.offset = (const int32_t *)c->in[RFI_IN_grouped_wgrad_scaled_offsets].data;
+  p.groups.n = (int)p.slices, p.groups.last = (int)p.slices - 1;
+  p.groups.rows = (int)p.a.row, p.groups.high = (int)p.a.rows;
+  p.first = c->attr[2].i;
+  p.block = rfi_group_block(p.a.scaling);
+  return p;
+}
+
+static rfr_status launch_sm90(const rfr_call *c, const rfi_scaled_gemm &p) {
+  return rfi_scaled_sm90(p, (int32_t *)c->workspace, rfi_cuda_info_of(c)->sms, rfi_stream(c));
+}
+
 static rfr_status run(const rfr_call *c) {
-  const problem p =
-      problem_of(c, factor_of(c, RFI_IN_matmul_scaled_a, RFI_IN_matmul_scaled_scale_a, RFI_IN_matmul_scaled_global_a),
-                 factor_of(c, RFI_IN_matmul_scaled_b, RFI_IN_matmul_scaled_scale_b, RFI_IN_matmul_scaled_global_b),
-                 RFI_IN_matmul_scaled_bias, -1, RFI_IN_matmul_scaled_acc);
+  const rfi_scaled_gemm p = dense_of(c);
   const int64_t tiles_m = rfi_blocks(p.a.rows, RFI_TILE), tiles_n = rfi_blocks(p.b.rows, RFI_TILE);
+  if (has_sm90(c) && !rfi_scaled_sm90_lacks(p)) return launch_sm90(c, p);
   if (tiles_m > 0 && tiles_n > 0)
     matmul_scaled<<<(unsigned)(tiles_m * tiles_n), RFI_TILE_THREADS, 0, rfi_stream(c)>>>(p, tiles_m);
   return rfi_cuda_launched("matmul_scaled");
 }
 
 static rfr_status run_grouped(const rfr_call *c) {
-  problem p = problem_of(c,
-                         factor_of(c, RFI_IN_grouped_matmul_scaled_a, RFI_IN_grouped_matmul_scaled_scale_a,
-                                   RFI_IN_grouped_matmul_scaled_global_a),
-                         factor_of(c, RFI_IN_grouped_matmul_scaled_w, RFI_IN_grouped_matmul_scaled_scale_w,
-                                   RFI_IN_grouped_matmul_scaled_global_w),
-                         RFI_IN_grouped_matmul_scaled_bias, RFI_IN_grouped_matmul_scaled_scale, -1);
-  const int groups = (int)c->in[RFI_IN_grouped_matmul_scaled_offsets].type.shape[0] - 1;
+  const rfi_scaled_gemm p = grouped_of(c);
   const int64_t most = (int64_t)rfi_cuda_info_of(c)->sms * 8;
-  const int64_t tiles = (p.a.rows / RFI_TILE + groups + 2) * rfi_blocks(p.b.rows, RFI_TILE);
-  p.groups.offset = (const int32_t *)c->in[RFI_IN_grouped_matmul_scaled_offsets].data;
-  p.groups.n = p.groups.last = groups;
-  p.groups.rows = (int)p.a.rows;
+  const int64_t tiles = (p.a.rows / RFI_TILE + p.slices + 2) * rfi_blocks(p.b.rows, RFI_TILE);
+  if (has_sm90(c) && !rfi_scaled_sm90_lacks(p)) return launch_sm90(c, p);
   if (p.a.rows > 0 && p.b.rows > 0)
     grouped_scaled<<<(unsigned)(tiles < most ? tiles : most), RFI_TILE_THREADS, 0, rfi_stream(c)>>>(p);
   return rfi_cuda_launched("grouped_matmul_scaled");
 }
 
 static rfr_status run_wgrad(const rfr_call *c) {
-  problem p = problem_of(c,
-                         factor_of(c, RFI_IN_grouped_wgrad_scaled_dy, RFI_IN_grouped_wgrad_scaled_scale_dy,
-                                   RFI_IN_grouped_wgrad_scaled_global_dy),
-                         factor_of(c, RFI_IN_grouped_wgrad_scaled_x, RFI_IN_grouped_wgrad_scaled_scale_x,
-                                   RFI_IN_grouped_wgrad_scaled_global_x),
-                         -1, -1, RFI_IN_grouped_wgrad_scaled_acc);
+  const rfi_scaled_gemm p = wgrad_of(c);
   const int64_t tiles_m = rfi_blocks(p.a.rows, RFI_TILE), tiles_n = rfi_blocks(p.b.rows, RFI_TILE);
-  p.offsets = (const int32_t *)c->in[RFI_IN_grouped_wgrad_scaled_offsets].data;
-  p.slices = c->out[0].type.shape[0];
-  p.first = c->attr[2].i;
-  p.block = rfi_group_block(p.a.scaling);
+  if (has_sm90(c) && !rfi_scaled_sm90_lacks(p)) return launch_sm90(c, p);
   if (tiles_m > 0 && tiles_n > 0 && p.slices > 0)
     wgrad_scaled<<<dim3((unsigned)(tiles_m * tiles_n), (unsigned)p.slices), RFI_TILE_THREADS, 0, rfi_stream(c)>>>(
         p, tiles_m);
   return rfi_cuda_launched("grouped_wgrad_scaled");
 }
 
-static bool lacks(const rfr_call *c, char *text, size_t size) {
-  (void)c;
-  snprintf(text, size, "decoded to f32: no tensor core takes its scaling, formats or sides");
-  return true;
+static const char *name_of(const rfr_call *c, const rfi_scaled_gemm &p) {
+  return has_sm90(c) && !rfi_scaled_sm90_lacks(p) ? "sm90" : "sm80";
 }
+static const char *needs(const rfr_call *c) { return name_of(c, dense_of(c)); }
+static const char *grouped_needs(const rfr_call *c) { return name_of(c, grouped_of(c)); }
+static const char *wgrad_needs(const rfr_call *c) { return name_of(c, wgrad_of(c)); }
 
-extern "C" const rfi_cuda_kernel RFI_CUDA(matmul_scaled) = {run, NULL, NULL, NULL, NULL, lacks};
-extern "C" const rfi_cuda_kernel RFI_CUDA(grouped_matmul_scaled) = {run_grouped, NULL, NULL, NULL, NULL, lacks};
-extern "C" const rfi_cuda_kernel RFI_CUDA(grouped_wgrad_scaled) = {run_wgrad, NULL, NULL, NULL, NULL, lacks};
+static bool say(const rfr_call *c, const rfi_scaled_gemm &p, char *text, size_t size) {
+  const char *why = has_sm90(c) ? rfi_scaled_sm90_lacks(p) : "no tensor core takes its scaling, formats or sides";
+  if (why) snprintf(text, size, "decoded to f32: %s", why);
+  return why != NULL;
+}
+static bool lacks(const rfr_call *c, char *text, size_t size) { return say(c, dense_of(c), text, size); }
+static bool grouped_lacks(const rfr_call *c, char *text, size_t size) { return say(c, grouped_of(c), text, size); }
+static bool wgrad_lacks(const rfr_call *c, char *text, size_t size) { return say(c, wgrad_of(c), text, size); }
+
+static size_t workspace(const rfr_call *c) { return has_sm90(c) ? RFI_GROUPED_TAKEN : 0; }
+
+extern "C" const rfi_cuda_kernel RFI_CUDA(matmul_scaled) = {run, workspace, NULL, NULL, needs, lacks};
+extern "C" const rfi_cuda_kernel RFI_CUDA(grouped_matmul_scaled) = {run_grouped, workspace,     NULL,
+                                                                    NULL,        grouped_needs, grouped_lacks};
+extern "C" const rfi_cuda_kernel RFI_CUDA(grouped_wgrad_scaled) = {run_wgrad, workspace,   NULL,
+                                                                   NULL,      wgrad_needs, wgrad_lacks};

@@ -379,6 +379,9 @@ RFT_CASES(grouped_matmul_scaled) = {
     "grouped_matmul_scaled(e[301,140], e[5,100,140], i[6]=0,64,129,129,257,290, F[301,2], F[5,1,2], _, _, f[5,100]) "
     "to=f",
     "grouped_matmul_scaled(e[67,262], e[2,131,262], i[3]=0,33,65, F[67,3], F[2,131,3]) to=f32",
+    "grouped_matmul_scaled(e[301,144], e[5,104,144], i[6]=0,64,129,129,257,290, F[301,2]>0, F[5,1,2]>0, _, _, "
+    "f[5,104]) to=bf16",
+    "grouped_matmul_scaled(g[203,272], e[3,136,272], i[4]=0,70,70,199, F[3]>0, F[3]>0) to=bf16",
     "grouped_matmul_scaled(g[70,75], e[2,31,75], i[3]=0,3,70, p[70,3]>0, p[2,31,3]>0) to=f",
     "grouped_matmul_scaled(b[70,20]<256, b[2,31,20]<256, i[3]=0,3,69, e[70,3], e[2,31,3], F[2]>0, F[2]>0) to=f",
     "grouped_matmul_scaled(e[0,4], e[2,3,4], i[3]=0,0,0, F[2]>0, F[2]>0) to=f",
@@ -417,6 +420,8 @@ RFT_CASES(grouped_wgrad_scaled) = {
     "grouped_wgrad_scaled(e[7,512], g[5,512], i[4]=0,4,4,9, F[3]>0, F[3]>0, _, _, F[3,7,5]) to=f32 of=3",
     "grouped_wgrad_scaled(e[9,768], e[131,768], i[4]=0,131,131,290, F[9,6], F[131,6]) to=f of=3",
     "grouped_wgrad_scaled(e[9,768], e[13,768], i[3]=131,131,290, F[9,6], F[13,6], _, _, f[2,9,13]) to=f of=3 first=1",
+    "grouped_wgrad_scaled(e[136,640], e[264,640], i[4]=0,128,128,256, F[136,5]>0, F[264,5]>0) to=bf16 of=3",
+    "grouped_wgrad_scaled(g[40,640], e[72,640], i[4]=0,128,128,256, F[3]>0, F[3]>0) to=bf16 of=3",
     "grouped_wgrad_scaled(g[37,192], e[6,192], i[4]=0,33,64,65, p[37,6]>0, p[6,6]>0) to=f32 of=3",
     "grouped_wgrad_scaled(b[38,64]<256, b[6,64]<256, i[4]=0,31,64,65, e[38,8], e[6,8], F[3]>0, F[3]>0) to=f of=3",
     "grouped_wgrad_scaled(e[4,256], e[3,256], i[3]=0,0,0, F[2]>0, F[2]>0) to=f of=2",
