@@ -4,7 +4,6 @@
  * ones of a single rank whose step has the ranks' batches as microbatches, also if the amax of one rank is infinite.
  */
 #include <math.h>
-#include <pthread.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -12,15 +11,14 @@
 #include "refrain/ops.h"
 #include "refrain/recipe.h"
 #include "support/context.h"
+#include "support/ranks.h"
 #include "trace/trace.h"
 
 enum { M = 32, K = 32, N = 48, STEPS = 3, INFINITE_STEP = 1, MOST_RANKS = 4, HISTORY = 4, SLOTS = 6 };
 
 typedef struct rank {
-  rfr_comm *comm;
-  int number, ranks, microbatches;
+  int ranks, microbatches;
   float history[STEPS][HISTORY * SLOTS], scale[STEPS][SLOTS];
-  char error[256]; /* "": no error */
 } rank;
 
 /* Two linears; the gradients are summed over the ranks. */
@@ -76,11 +74,12 @@ static rfr_status take(rfr_programs *p, const char *name, float *to, size_t byte
   return s;
 }
 
-static rfr_status train(rank *r, rfr_ctx *own) {
+static rfr_status train(void *rank_of_test, int number, rfr_comm *comm, rfr_ctx *own) {
+  rank *r = rank_of_test;
   rfr_programs *p = NULL;
   rfr_tensor x;
   rfr_compile_options o = rfr_compile_options_default();
-  o.comm = r->comm;
+  o.comm = comm;
   rfr_trace *t = record(own, r);
   rfr_status s = t ? rfr_compile(own, 1, (const rfr_trace *const *)&t, NULL, &o, &p) : RFR_NO_MEMORY;
   rfr_trace_destroy(t);
@@ -91,7 +90,7 @@ static rfr_status train(rank *r, rfr_ctx *own) {
       char name[8];
       snprintf(name, sizeof name, "x%d", m);
       s = rfr_programs_tensor(p, name, &x);
-      if (s == RFR_OK) fill_batch(&x, step, r->number + m);
+      if (s == RFR_OK) fill_batch(&x, step, number + m);
     }
     if (s == RFR_OK) s = rfr_program_replay(p, 0, NULL, 0);
     if (s == RFR_OK) s = take(p, RFR_RECIPE_HISTORY, r->history[step], sizeof r->history[step]);
@@ -101,37 +100,16 @@ static rfr_status train(rank *r, rfr_ctx *own) {
   return s;
 }
 
-static void *run(void *arg) {
-  rank *r = arg;
-  rfr_ctx *own;
-  rfr_ctx_options o = rfr_ctx_options_default();
-  o.threads = 1;
-  rfr_status s = rfr_ctx_create(&o, &own);
-  if (s == RFR_OK) s = train(r, own);
-  if (s != RFR_OK) snprintf(r->error, sizeof r->error, "%s", rfr_last_error()->message), rfr_comm_abort(r->comm);
-  rfr_ctx_destroy(own);
-  return NULL;
-}
-
 static void ranks_as_microbatches(void **state) {
   (void)state;
   for (int ranks = 2; ranks <= MOST_RANKS; ranks += 2) {
     static rank one, many[MOST_RANKS];
-    rfr_comm *comm[MOST_RANKS];
-    pthread_t thread[MOST_RANKS];
     one = (rank){.ranks = 1, .microbatches = ranks};
-    run(&one);
-    if (one.error[0]) fail_msg("%s", one.error);
+    rft_run_ranks(1, &one, sizeof one, train);
     assert_memory_not_equal(one.scale[0], one.scale[STEPS - 1], sizeof one.scale[0]);
-    OK(rfr_comm_threads_create(ctx, ranks, 60, comm));
+    for (int i = 0; i < ranks; i++) many[i] = (rank){.ranks = ranks, .microbatches = 1};
+    rft_run_ranks(ranks, many, sizeof *many, train);
     for (int i = 0; i < ranks; i++) {
-      many[i] = (rank){.comm = comm[i], .number = i, .ranks = ranks, .microbatches = 1};
-      assert_int_equal(pthread_create(&thread[i], NULL, run, &many[i]), 0);
-    }
-    for (int i = 0; i < ranks; i++) pthread_join(thread[i], NULL);
-    for (int i = 0; i < ranks; i++) rfr_comm_destroy(comm[i]);
-    for (int i = 0; i < ranks; i++) {
-      if (many[i].error[0]) fail_msg("rank %d of %d: %s", i, ranks, many[i].error);
       assert_memory_equal(one.history, many[i].history, sizeof one.history);
       assert_memory_equal(one.scale, many[i].scale, sizeof one.scale);
     }

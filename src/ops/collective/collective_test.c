@@ -3,13 +3,13 @@
  * Collective ops over ranks that are threads: values and gradients bit by bit, eager and replayed; their tokens when
  * printed and parsed; passes that must not change them; and refusals.
  */
-#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "exec/exec.h"
 #include "support/context.h"
+#include "support/ranks.h"
 #include "support/text.h"
 
 enum { D0 = 6, D1 = 5, MOST_RANKS = 3 };
@@ -21,7 +21,6 @@ static float data(int rank, int stream, int64_t i) {
 /* ---- values and gradients ---- */
 
 typedef struct rank {
-  rfr_comm *comm;
   int number, size;
   char error[256]; /* "": no error */
 } rank;
@@ -87,11 +86,13 @@ static void fill(rank *r, rfr_programs *p, const char *name, int stream) {
   for (int64_t i = 0; i < count(&x); i++) ((float *)x.data)[i] = data(r->number, stream, i);
 }
 
-static rfr_status work(rank *r, rfr_ctx *own) {
+static rfr_status work(void *rank_of_test, int number, rfr_comm *comm, rfr_ctx *own) {
+  rank *r = rank_of_test;
+  r->number = number;
   static const char *const outputs[] = {"all", "part", "sum", "dx"};
   rfr_programs *p = NULL;
   rfr_compile_options o = rfr_compile_options_default();
-  o.comm = r->comm;
+  o.comm = comm;
   rfr_trace *t = record(own, r->size);
   if (!t) return RFR_NO_MEMORY;
   rfr_status s = rfr_compile(own, 1, (const rfr_trace *const *)&t, NULL, &o, &p);
@@ -107,31 +108,12 @@ static rfr_status work(rank *r, rfr_ctx *own) {
   return s;
 }
 
-static void *run_rank(void *arg) {
-  rank *r = arg;
-  rfr_ctx *own;
-  rfr_ctx_options o = rfr_ctx_options_default();
-  o.threads = 1;
-  rfr_status s = rfr_ctx_create(&o, &own);
-  if (s == RFR_OK) s = work(r, own);
-  if (s != RFR_OK) snprintf(r->error, sizeof r->error, "%s", rfr_last_error()->message), rfr_comm_abort(r->comm);
-  rfr_ctx_destroy(own);
-  return NULL;
-}
-
 static void test_ranks(void **state) {
   (void)state;
   for (int size = 2; size <= MOST_RANKS; size++) {
     rank ranks[MOST_RANKS];
-    rfr_comm *comm[MOST_RANKS];
-    pthread_t thread[MOST_RANKS];
-    OK(rfr_comm_threads_create(ctx, size, 60, comm));
-    for (int i = 0; i < size; i++) {
-      ranks[i] = (rank){comm[i], i, size, ""};
-      assert_int_equal(pthread_create(&thread[i], NULL, run_rank, &ranks[i]), 0);
-    }
-    for (int i = 0; i < size; i++) pthread_join(thread[i], NULL);
-    for (int i = 0; i < size; i++) rfr_comm_destroy(comm[i]);
+    for (int i = 0; i < size; i++) ranks[i] = (rank){.size = size};
+    rft_run_ranks(size, ranks, sizeof *ranks, work);
     for (int i = 0; i < size; i++)
       if (ranks[i].error[0]) fail_msg("rank %d of %d: %s", i, size, ranks[i].error);
   }

@@ -4,12 +4,12 @@
  * gradients reduced by the gradient rule of the gather, the shards updated. After ten replays the weights are bitwise
  * those of one rank whose step has the ranks' batches as microbatches.
  */
-#include <pthread.h>
 #include <stdio.h>
 #include <string.h>
 
 #include "refrain/ops.h"
 #include "support/context.h"
+#include "support/ranks.h"
 
 enum { T = 6, C = 5, HIDDEN = 7, LAYERS = 2, N = C * HIDDEN, STEPS = 10, MOST_RANKS = 3 };
 
@@ -55,19 +55,18 @@ static rfr_trace *record(rfr_ctx *own, int ranks, int microbatches) {
 }
 
 typedef struct rank {
-  rfr_comm *comm;
-  int number, ranks, microbatches;
+  int ranks, microbatches;
   float weights[LAYERS][N + MOST_RANKS], loss;
-  char error[256]; /* "": no error */
 } rank;
 
-static rfr_status train(rank *r, rfr_ctx *own) {
+static rfr_status train(void *rank_of_test, int number, rfr_comm *comm, rfr_ctx *own) {
+  rank *r = rank_of_test;
   rfr_programs *p = NULL;
   rfr_tensor x;
   rfr_compile_options o = rfr_compile_options_default();
   const int n = part_size(r->ranks);
   char name[8];
-  o.comm = r->comm;
+  o.comm = comm;
   o.fuse = 0;
   rfr_trace *t = record(own, r->ranks, r->microbatches);
   rfr_status s = t ? rfr_compile(own, 1, (const rfr_trace *const *)&t, NULL, &o, &p) : RFR_NO_MEMORY;
@@ -77,20 +76,20 @@ static rfr_status train(rank *r, rfr_ctx *own) {
     snprintf(name, sizeof name, "w%d", l);
     s = rfr_programs_tensor(p, name, &x);
     for (int i = 0; i < n && s == RFR_OK; i++)
-      ((float *)x.data)[i] = r->number * n + i < N ? 0.5f * noise(50 + l, r->number * n + i) : 0;
+      ((float *)x.data)[i] = number * n + i < N ? 0.5f * noise(50 + l, number * n + i) : 0;
   }
   for (int step = 0; step < STEPS && s == RFR_OK; step++) {
     for (int m = 0; m < r->microbatches && s == RFR_OK; m++) {
       snprintf(name, sizeof name, "x%d", m);
       s = rfr_programs_tensor(p, name, &x);
-      for (int i = 0; i < T * C && s == RFR_OK; i++) ((float *)x.data)[i] = noise(10 * step + r->number + m, i);
+      for (int i = 0; i < T * C && s == RFR_OK; i++) ((float *)x.data)[i] = noise(10 * step + number + m, i);
     }
     if (s == RFR_OK) s = rfr_program_replay(p, 0, NULL, 0);
   }
   for (int l = 0; l < LAYERS && s == RFR_OK; l++) {
     snprintf(name, sizeof name, "w%d", l);
     s = rfr_programs_tensor(p, name, &x);
-    if (s == RFR_OK && r->comm) s = rfr_comm_all_gather(r->comm, x.data, r->weights[l], n, RFR_F32);
+    if (s == RFR_OK && comm) s = rfr_comm_all_gather(comm, x.data, r->weights[l], n, RFR_F32);
     else if (s == RFR_OK) memcpy(r->weights[l], x.data, (size_t)x.bytes);
   }
   if (s == RFR_OK) s = rfr_program_output(p, 0, "loss", &x);
@@ -99,36 +98,15 @@ static rfr_status train(rank *r, rfr_ctx *own) {
   return s;
 }
 
-static void *run(void *arg) {
-  rank *r = arg;
-  rfr_ctx *own;
-  rfr_ctx_options o = rfr_ctx_options_default();
-  o.threads = 1;
-  rfr_status s = rfr_ctx_create(&o, &own);
-  if (s == RFR_OK) s = train(r, own);
-  if (s != RFR_OK) snprintf(r->error, sizeof r->error, "%s", rfr_last_error()->message), rfr_comm_abort(r->comm);
-  rfr_ctx_destroy(own);
-  return NULL;
-}
-
 static void test_distributed_step(void **state) {
   (void)state;
   for (int ranks = 2; ranks <= MOST_RANKS; ranks++) {
     static rank one, many[MOST_RANKS];
-    rfr_comm *comm[MOST_RANKS];
-    pthread_t thread[MOST_RANKS];
     one = (rank){.ranks = 1, .microbatches = ranks};
-    run(&one);
-    if (one.error[0]) fail_msg("%s", one.error);
-    OK(rfr_comm_threads_create(ctx, ranks, 60, comm));
+    rft_run_ranks(1, &one, sizeof one, train);
+    for (int i = 0; i < ranks; i++) many[i] = (rank){.ranks = ranks, .microbatches = 1};
+    rft_run_ranks(ranks, many, sizeof *many, train);
     for (int i = 0; i < ranks; i++) {
-      many[i] = (rank){.comm = comm[i], .number = i, .ranks = ranks, .microbatches = 1};
-      assert_int_equal(pthread_create(&thread[i], NULL, run, &many[i]), 0);
-    }
-    for (int i = 0; i < ranks; i++) pthread_join(thread[i], NULL);
-    for (int i = 0; i < ranks; i++) rfr_comm_destroy(comm[i]);
-    for (int i = 0; i < ranks; i++) {
-      if (many[i].error[0]) fail_msg("rank %d of %d: %s", i, ranks, many[i].error);
       for (int l = 0; l < LAYERS; l++)
         assert_memory_equal(one.weights[l], many[i].weights[l], sizeof(float) * (size_t)N);
       assert_memory_equal(&one.loss, &many[i].loss, sizeof one.loss);

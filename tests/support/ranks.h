@@ -1,0 +1,21 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Ranks of a test: threads of this process, each with a context and a communicator of its own.
+ */
+#ifndef RFT_RANKS_H
+#define RFT_RANKS_H
+
+#include <stddef.h>
+
+#include "base/base.h"
+
+/* The work of rank `number`; `rank` is its element of the caller's array, comm is NULL if it is the only one. */
+typedef rfr_status (*rft_rank_work)(void *rank, int number, rfr_comm *comm, rfr_ctx *own);
+
+enum { RFT_MOST_RANKS = 8 };
+
+/* Runs `work` for elements 0 to n - 1 of an array, each of `size` bytes. An error of a rank fails the test; the others
+ * are aborted. */
+void rft_run_ranks(int n, void *array, size_t size, rft_rank_work work);
+
+#endif
