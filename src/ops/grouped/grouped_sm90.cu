@@ -323,23 +323,8 @@ static __global__ void __launch_bounds__(THREADS, 1) grouped(const __grid_consta
   places at;
   at.panels = (rfi_shared_address(memory) + 1023) / 1024 * 1024;
   at.staging = at.panels + STAGES * PANELS * RFI_PANEL, at.tile = at.staging + CONSUMERS * 4 * 2 * RFI_SLAB;
-  at.full = at.tile + SLOTS * TILE_BYTES, at.empty = at.full + STAGES * 8, at.known = at.empty + STAGES * 8;
-  at.read = at.known + SLOTS * 8, at.given = at.read + SLOTS * 8, at.free = at.given + 8, at.number = at.free + 8;
   const int rank = (int)rfi_cluster_rank();
-  if (threadIdx.x == 0) {
-    for (int s = 0; s < STAGES; s++) {
-      rfi_barrier_init(at.full + s * 8, 1);
-      rfi_barrier_init(at.empty + s * 8, 2 * CONSUMERS * 4);
-    }
-    for (int s = 0; s < SLOTS; s++) {
-      rfi_barrier_init(at.known + s * 8, 1);
-      rfi_barrier_init(at.read + s * 8, 1 + CONSUMERS * 4);
-    }
-    rfi_barrier_init(at.given, 1);
-    rfi_barrier_init(at.free, 1);
-    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-  }
-  rfi_cluster_sync();
+  set_up<STAGES>(at);
   if (threadIdx.x < 128) {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
     if (threadIdx.x < 32) produce<KIND>(p, at, rank);

@@ -244,6 +244,26 @@ static __device__ __forceinline__ void store_warp(const float (&sum)[32][4], con
   }
 }
 
+/* Places the barriers after the tiles' slots at `tile`, and initializes them; the blocks of the cluster wait for it. */
+template <int STAGES> static __device__ __forceinline__ void set_up(places &at) {
+  at.full = at.tile + SLOTS * TILE_BYTES, at.empty = at.full + STAGES * 8, at.known = at.empty + STAGES * 8;
+  at.read = at.known + SLOTS * 8, at.given = at.read + SLOTS * 8, at.free = at.given + 8, at.number = at.free + 8;
+  if (threadIdx.x == 0) {
+    for (int s = 0; s < STAGES; s++) {
+      rfi_barrier_init(at.full + s * 8, 1);
+      rfi_barrier_init(at.empty + s * 8, 2 * CONSUMERS * 4);
+    }
+    for (int s = 0; s < SLOTS; s++) {
+      rfi_barrier_init(at.known + s * 8, 1);
+      rfi_barrier_init(at.read + s * 8, 1 + CONSUMERS * 4);
+    }
+    rfi_barrier_init(at.given, 1);
+    rfi_barrier_init(at.free, 1);
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+  }
+  rfi_cluster_sync();
+}
+
 /* Adds the bias before the only rounding; `first` is the row in the buffer of the warpgroup's first row. */
 template <class P>
 static __device__ __forceinline__ void add_bias(float (&sum)[32][4], const P &p, int group, int first, int column,
