@@ -206,9 +206,11 @@ static void checkpoint_and_adapter(void **state) {
   glob_t found;
   assert_int_equal(glob("runs/chat/step-*", 0, NULL, &found), 0);
   const char *const step = found.gl_pathv[found.gl_pathc - 1];
-#define ANSWER(path) "generate", path, "--prompt", "7", "--temperature", "0", "--tokens", "9", "--context", "64"
+#define ANSWER(path) "generate", path, "--prompt", "7", "--temperature", "0", "--tokens", "40", "--context", "64"
   assert_int_equal(RUN(ANSWER("runs/chat")), 0);
   char *const text = strdup(rft_out);
+  assert_int_equal(RUN(ANSWER("model"), "--set", "precision.dtype=f32"), 0);
+  assert_string_not_equal(rft_out, text); /* the adapter shows */
   assert_int_equal(RUN(ANSWER(step)), 0);
   assert_string_equal(rft_out, text);
   assert_int_equal(RUN("train", step, "--resume"), 4);
