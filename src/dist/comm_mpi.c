@@ -68,8 +68,8 @@ static rfr_status late(mpi_comm *c) {
     if (n < sizeof ranks - 16) n += (size_t)snprintf(ranks + n, sizeof ranks - n, "%s%d", count ? ", " : "", r);
     count++;
   }
-  return break_up(c, "rank%s %s ha%s not come within %g seconds", count == 1 ? "" : "s", ranks,
-                  count == 1 ? "s" : "ve", c->timeout);
+  return break_up(c, "rank%s %s ha%s not come within %g seconds", count == 1 ? "" : "s", ranks, count == 1 ? "s" : "ve",
+                  c->timeout);
 }
 
 /* ---- messages ---- */
@@ -251,12 +251,11 @@ static rfr_status run(rfr_comm *comm, const rfi_collective *w, void *stream) {
 
 static void abort_calls(rfr_comm *comm) { atomic_store(&((mpi_comm *)comm)->aborted, true); }
 
-/* A rank that aborts tells the others, if its last call has ended. */
+/* A rank that aborts notifies the others, if its last call has ended. */
 static void notify(mpi_comm *c) {
-  const double tell = 1.0;
   if (c->broken) return;
   atomic_store(&c->aborted, false);
-  c->timeout = tell;
+  c->timeout = 1.0;
   if (send_header(c, ABORTS, NULL) == RFR_OK) wait_for_all(c);
 }
 

@@ -59,12 +59,13 @@ static bool all_values(rfr_comm *c) {
     for (int k = 0; k < 5; k++)
       for (int in_place = 0; in_place < 2; in_place++) good = good && values(c, types[t], counts[k], in_place);
   mine[4] = (char)('0' + rfr_comm_rank(c));
-  good = good && rfi_comm_exchange(c, mine, 5, both) == RFR_OK && both[5 * rfr_comm_size(c) - 1] == '0' + rfr_comm_size(c) - 1;
+  good = good && rfi_comm_exchange(c, mine, 5, both) == RFR_OK &&
+         both[5 * rfr_comm_size(c) - 1] == '0' + rfr_comm_size(c) - 1;
   free(both);
   return good;
 }
 
-/* The last rank does something else; the others must be told `says`. */
+/* The last rank does something else; the error of the others contains `says`. */
 static bool fails(rfr_comm *c, const char *how, const char *says) {
   const int size = rfr_comm_size(c);
   const bool last = rfr_comm_rank(c) == size - 1;
@@ -79,7 +80,7 @@ static bool fails(rfr_comm *c, const char *how, const char *says) {
     printf("rank %d: %s\n", rfr_comm_rank(c), s == RFR_OK ? "no error" : rfr_last_error()->message);
     return false;
   }
-  if (rfr_comm_rank(c) == 0) printf("told: %s\n", rfr_last_error()->message);
+  if (rfr_comm_rank(c) == 0) printf("reported: %s\n", rfr_last_error()->message);
   fflush(stdout);
   return rfr_comm_all_reduce(c, x, y, 4, RFR_F32) != RFR_OK; /* later calls fail too */
 }
@@ -133,7 +134,7 @@ static void test_failures(void **state) {
   (void)state;
   for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
     start("3", rows[i].how, rows[i].says, out, sizeof out);
-    if (!strstr(out, "told: ") || strstr(out, "no error")) fail_msg("%s: %s", rows[i].how, out);
+    if (!strstr(out, "reported: ") || strstr(out, "no error")) fail_msg("%s: %s", rows[i].how, out);
   }
   assert_int_not_equal(start("3", "kill", "", out, sizeof out), GOOD); /* the launcher ends the others */
 }
