@@ -97,14 +97,30 @@ template <int PARTS> struct rfi_codes_of {
   bool backwards; /* the last tile first: what an earlier kernel has read or written last is still in the L2 cache */
 };
 
+/* A tile of codes, transposed, to `col`, whose lines have M elements. Word w of row i is at w ^ i / 4, so that neither a
+ * row nor a column of words meets a memory bank twice. */
+static __device__ __forceinline__ void rfi_write_columns(const uint32_t (&codes)[RFI_CODES_SIDE][RFI_CODES_WORDS],
+                                                         uint8_t *col, int64_t M) {
+  const int own = threadIdx.x % 32;
+  col += own * 4;
+#pragma unroll
+  for (int w = threadIdx.x / 32; w < RFI_CODES_WORDS; w += RFI_CODES_THREADS / 32) {
+    uint32_t q[4];
+#pragma unroll
+    for (int r = 0; r < 4; r++) q[r] = codes[own * 4 + r][w ^ own];
+    rfi_transpose_bytes(q);
+#pragma unroll
+    for (int k = 0; k < 4; k++) *(uint32_t *)(col + (w * 4 + k) * M) = q[k];
+  }
+}
+
 /* A tile. Members of a source S, which has rows of the storage type T:
  *   S::PARTS                     tensors that it gives
  *   S::column                    what a thread keeps of its eight columns; column at(int64_t j)
  *   S::raw                       eight elements of each of its operands; raw fetch(slice, i, j)
  *   give(raw, column, y)         y[PARTS][8], as f32
  *   S::FLIGHT                    rows that a thread has in flight
- * CODES: encodes; else only finds the largest magnitude. Word w of row i of the codes is at w ^ i / 4, so that neither a
- * row nor a column of words meets a memory bank twice. */
+ * CODES: encodes; else only finds the largest magnitude. */
 template <typename T, class S, bool CODES, bool LARGEST>
 static __global__ void __launch_bounds__(RFI_CODES_THREADS)
     rfi_codes_tiles(const __grid_constant__ S source, const __grid_constant__ rfi_codes_of<S::PARTS> to, int64_t M,
@@ -168,21 +184,9 @@ static __global__ void __launch_bounds__(RFI_CODES_THREADS)
     if (LARGEST && to.part[p].largest) rfi_note_largest(to.part[p].largest + slice, most[p]);
   if (!CODES) return;
   __syncthreads();
-  const int own = threadIdx.x % 32;
 #pragma unroll
-  for (int p = 0; p < S::PARTS; p++) {
-    if (!to.part[p].col) continue;
-    uint8_t *col = to.part[p].col + (slice * K + j0) * M + i0 + own * 4;
-#pragma unroll
-    for (int w = threadIdx.x / 32; w < RFI_CODES_WORDS; w += RFI_CODES_THREADS / 32) {
-      uint32_t q[4];
-#pragma unroll
-      for (int r = 0; r < 4; r++) q[r] = codes[p][own * 4 + r][w ^ own];
-      rfi_transpose_bytes(q);
-#pragma unroll
-      for (int k = 0; k < 4; k++) *(uint32_t *)(col + (w * 4 + k) * M) = q[k];
-    }
-  }
+  for (int p = 0; p < S::PARTS; p++)
+    if (to.part[p].col) rfi_write_columns(codes[p], to.part[p].col + (slice * K + j0) * M + i0, M);
 }
 
 struct rfi_no_column {};
