@@ -66,24 +66,22 @@ static __device__ bool find(const plan &p, int64_t unit, tile *t) {
     t->at = t->slice * p.batch + t->i0 * p.down + t->j0 * p.across;
     return true;
   }
-  for (int64_t g = 0; g < p.slices; g++) {
-    const int64_t begin = rfi_group_begin(p.offsets, g, p.M), rows = rfi_group_end(p.offsets, g, p.M) - begin;
-    const int64_t tall = rfi_blocks_of(rows, SIDE), block = p.rows == 0 ? RFI_TENSOR_BLOCK : p.col_row / p.col_scales;
-    if (down >= tall) {
-      down -= tall;
-      continue;
-    }
-    t->slice = g;
-    t->i0 = down * SIDE;
-    t->line = begin + t->i0;
-    t->rows = (int)min((int64_t)SIDE, rows - t->i0);
-    t->write = (int)(rfi_blocks_of(t->rows, block) * block);
-    t->col_at = rfi_group_start(begin, g, block) * block + t->i0;
-    t->at = t->line * p.down + t->j0 * p.across;
-    return true;
-  }
-  return false;
+  int64_t g;
+  if (!rfi_find_group(p.offsets, p.slices, p.M, &down, &g)) return false;
+  const int64_t begin = rfi_group_begin(p.offsets, g, p.M), rows = rfi_group_end(p.offsets, g, p.M) - begin;
+  const int64_t block = p.rows == 0 ? RFI_TENSOR_BLOCK : p.col_row / p.col_scales;
+  t->slice = g;
+  t->i0 = down * SIDE;
+  t->line = begin + t->i0;
+  t->rows = (int)min((int64_t)SIDE, rows - t->i0);
+  t->write = (int)(rfi_blocks_of(t->rows, block) * block);
+  t->col_at = rfi_group_start(begin, g, block) * block + t->i0;
+  t->at = t->line * p.down + t->j0 * p.across;
+  return true;
 }
+
+/* The line of col that a tile's first column becomes. */
+static __device__ int64_t col_line(const plan &p, const tile &t) { return t.slice * (p.offsets ? 0 : p.K) + t.j0; }
 
 /* Calls put(i, j, pack) for packs of PACK elements along K of the tile; elements outside are zeros. */
 template <typename T, class PUT>
@@ -314,7 +312,7 @@ static __device__ __forceinline__ void encode_columns(const plan &p, const tile 
       const int i = i0 + r * RUN, block = BLOCK ? BLOCK : 1;
       const rfi_block_scale scale = block_scale(p, most[r], factor);
       by[r] = scale.by;
-      const int64_t line = t.slice * (p.offsets ? 0 : p.K) + t.j0 + j;
+      const int64_t line = col_line(p, t) + j;
       const int64_t to = once ? (t.slice * rfi_blocks_of(p.K, SIDE) + t.j0 / SIDE) * p.col_scales + t.i0 / SIDE
                               : line * p.col_scales + (t.col_at + i) / block;
       if (j < t.cols && i < t.rows && i % block == 0 && (!once || j == 0)) store_scale(p, p.col_scale, to, scale);
@@ -341,7 +339,7 @@ static __device__ __forceinline__ void encode_columns(const plan &p, const tile 
 /* Adjacent lanes write adjacent words of a line. */
 static __device__ void write_columns(const plan &p, const tile &t, const uint8_t (*q)[CODES], bool four) {
   const int bytes = four ? t.write / 2 : t.write;
-  const int64_t base = (t.slice * (p.offsets ? 0 : p.K) + t.j0) * p.col_row + t.col_at;
+  const int64_t base = col_line(p, t) * p.col_row + t.col_at;
   for (int e = threadIdx.x; e < SIDE * SIDE / 4; e += THREADS) {
     const int j = e / (SIDE / 4), k = e % (SIDE / 4) * 4;
     if (j >= t.cols || k >= bytes) continue;
@@ -396,10 +394,11 @@ template <typename T, bool SQUARE> static __global__ void __launch_bounds__(THRE
   const int lane = threadIdx.x % LANES, down = threadIdx.x / LANES, j = lane * EACH, warp = threadIdx.x / 32;
   const T *x = (const T *)p.x + t.at + j;
   uint8_t *row = p.row ? p.row + (t.line + down) * p.K + t.j0 + j : NULL;
-  rfi_pack<T, EACH> v[ROUNDS];
+  rfi_pack<T, EACH> v[ROUNDS] = {};
   uint32_t most[EACH] = {};
 #pragma unroll
-  for (int r = 0; r < ROUNDS; r++) v[r] = rfi_load8(x + (r * DOWN + down) * p.down);
+  for (int r = 0; r < ROUNDS; r++)
+    if (r * DOWN + down < t.rows) v[r] = rfi_load8(x + (r * DOWN + down) * p.down);
 #pragma unroll
   for (int r = 0; r < ROUNDS; r++) {
     uint32_t of_row = 0;
@@ -413,6 +412,7 @@ template <typename T, bool SQUARE> static __global__ void __launch_bounds__(THRE
     if constexpr (!SQUARE) {
 #pragma unroll
       for (int d = 1; d < LANES; d *= 2) of_row = max(of_row, __shfl_xor_sync(0xffffffffu, of_row, d));
+      if (r * DOWN + down >= t.rows) continue;
       const rfi_block_scale s = block_scale(p, of_row, 1.0f);
       if (lane == 0) store_scale(p, p.row_scale, (t.line + r * DOWN + down) * p.row_scales + t.j0 / SIDE, s);
       if (row)
@@ -435,7 +435,7 @@ template <typename T, bool SQUARE> static __global__ void __launch_bounds__(THRE
       if (threadIdx.x % 32 == 0) largest[0][warp] = of_column;
     } else {
       const rfi_block_scale s = block_scale(p, of_column, 1.0f);
-      store_scale(p, p.col_scale, (t.slice * p.K + t.j0 + threadIdx.x) * p.col_scales + t.i0 / SIDE, s);
+      store_scale(p, p.col_scale, (col_line(p, t) + threadIdx.x) * p.col_scales + t.col_at / SIDE, s);
       factor[threadIdx.x] = s.by;
     }
   }
@@ -467,7 +467,7 @@ template <typename T, bool SQUARE> static __global__ void __launch_bounds__(THRE
   }
   if (!p.col) return;
   __syncthreads();
-  rfi_write_columns(codes, p.col + (t.slice * p.K + t.j0) * p.col_row + t.col_at, p.col_row);
+  rfi_write_columns(codes, p.col + col_line(p, t) * p.col_row + t.col_at, p.col_row);
 }
 
 /* ---- clear ---- */
@@ -481,6 +481,13 @@ static __global__ void __launch_bounds__(THREADS) clear_gaps(const plan p, uint8
     from = rfi_group_start(begin, g - 1, block) + rfi_blocks_of(rows, block);
   }
   if (g < p.slices) to = rfi_group_start(rfi_group_begin(p.offsets, g, p.M), g, block);
+  if (each % 16 == 0) {
+    uint4 *line = (uint4 *)y;
+    for (int64_t j = blockIdx.x; j < p.K; j += gridDim.x)
+      for (int64_t b = from * (each / 16) + threadIdx.x; b < to * (each / 16); b += THREADS)
+        line[j * all * (each / 16) + b] = make_uint4(0, 0, 0, 0);
+    return;
+  }
   for (int64_t j = blockIdx.x; j < p.K; j += gridDim.x)
     for (int64_t b = from * each + threadIdx.x; b < to * each; b += THREADS) y[j * all * each + b] = 0;
 }
@@ -503,17 +510,18 @@ template <typename T, int BLOCK> static rfr_status launch_convert(const plan &p,
   return RFR_OK;
 }
 
-/* Whether the tiles of codes.cuh take the call. */
+/* Whether full tiles take the call. The last tile of a group may have fewer rows; col has zeros up to its end. */
 template <typename T> static bool is_full(const plan &p, int block) {
-  return (block == 0 || (block == SIDE && sizeof(T) == 2)) && !p.offsets && !p.hadamard && p.tiles > 0 &&
-         p.M % SIDE == 0 && p.K % SIDE == 0 && p.across == 1 && p.down % 8 == 0 && p.batch % 8 == 0 &&
+  return (block == 0 || (block == SIDE && sizeof(T) == 2)) && !p.hadamard && p.tiles > 0 &&
+         (p.offsets || p.M % SIDE == 0) && p.K % SIDE == 0 && p.across == 1 && p.down % 8 == 0 && p.batch % 8 == 0 &&
          (uintptr_t)p.x % 16 == 0 && (uintptr_t)p.row % 8 == 0 && (uintptr_t)p.col % 4 == 0 && (p.row || p.col) &&
          p.slices <= UINT16_MAX;
 }
 
-template <typename T> static void launch_full(const plan &p, bool needs_amax, cudaStream_t stream) {
-  const rfi_source_tensor<T> source = {(const T *)p.x, p.batch, p.down};
-  const dim3 tiles((unsigned)(p.tiles / p.slices), (unsigned)p.slices);
+template <typename T, class LAYOUT>
+static void launch_full(const plan &p, const LAYOUT &layout, const dim3 &tiles, bool needs_amax, cudaStream_t stream) {
+  using S = rfi_source_tensor<T>;
+  const S source = {(const T *)p.x, p.batch, p.down};
   rfi_codes_of<1> to = {};
   rfi_codes *c = &to.part[0];
   c->given = p.given, c->given_stride = p.given_stride;
@@ -523,13 +531,22 @@ template <typename T> static void launch_full(const plan &p, bool needs_amax, cu
   c->format = p.format, c->pow2 = p.pow2;
   if (needs_amax) cudaMemsetAsync(c->largest, 0, sizeof(uint32_t) * (size_t)p.slices, stream);
   if (needs_amax && p.given) {
-    rfi_codes_tiles<T, rfi_source_tensor<T>, true, true><<<tiles, THREADS, 0, stream>>>(source, to, p.M, p.K);
+    rfi_codes_tiles<T, S, true, true><<<tiles, THREADS, 0, stream>>>(source, to, layout, p.K);
     return;
   }
-  if (needs_amax)
-    rfi_codes_tiles<T, rfi_source_tensor<T>, false, true><<<tiles, THREADS, 0, stream>>>(source, to, p.M, p.K);
+  if (needs_amax) rfi_codes_tiles<T, S, false, true><<<tiles, THREADS, 0, stream>>>(source, to, layout, p.K);
   to.backwards = needs_amax;
-  rfi_codes_tiles<T, rfi_source_tensor<T>, true, false><<<tiles, THREADS, 0, stream>>>(source, to, p.M, p.K);
+  rfi_codes_tiles<T, S, true, false><<<tiles, THREADS, 0, stream>>>(source, to, layout, p.K);
+}
+
+template <typename T> static void launch_tensor(const plan &p, bool needs_amax, cudaStream_t stream) {
+  if (p.offsets) {
+    const rfi_codes_groups groups = {p.offsets, p.slices, p.M, p.col_row};
+    launch_full<T>(p, groups, dim3((unsigned)p.tiles), needs_amax, stream);
+  } else {
+    const rfi_codes_slices slices = {p.M};
+    launch_full<T>(p, slices, dim3((unsigned)(p.tiles / p.slices), (unsigned)p.slices), needs_amax, stream);
+  }
 }
 
 template <typename T> static void launch_blocks(const plan &p, cudaStream_t stream) {
@@ -549,7 +566,7 @@ static __global__ void fill_ones(float *row, float *col, int64_t n) {
 template <typename T> static void launch(const plan &p, int block, bool needs_amax, cudaStream_t stream) {
   const bool full = is_full<T>(p, block);
   if (full && block == 0) {
-    launch_full<T>(p, needs_amax, stream);
+    launch_tensor<T>(p, needs_amax, stream);
     if (p.row_global || p.col_global)
       fill_ones<<<(unsigned)rfi_blocks(p.slices, THREADS), THREADS, 0, stream>>>(p.row_global, p.col_global, p.slices);
     return;
