@@ -2,7 +2,7 @@
  *
  * Panels of bf16 and their product by AVX512-BF16, for machines without AMX; panel_gemm.c defines panels.
  *
- * An instruction adds two terms to each of 16 sums, so an entry of a panel is a pair of elements that are adjacent along K.
+ * An instruction adds two terms to each of 16 sums, so an entry of a panel is a pair of neighbours along K.
  * For each pair of steps a panel of A has 16 entries, a panel of B 48. The blocks are those of panel_f32.h: a slice
  * of 8 rows of C stays in 24 registers over all steps.
  *
