@@ -20,6 +20,8 @@ enum { RFI_HEAD_LOGITS, RFI_HEAD_DX, RFI_HEAD_DW, RFI_HEAD_DW_REST, RFI_HEAD_PRO
  * 50,304, cuBLASLt did not offer the algorithms that hold two tiles (lt.c). */
 enum { RFI_HEAD_ALIGNED = 64 };
 enum { RFI_HEAD_TILE = 128 }; /* rows of dw */
+/* The fewest rows of a chunk on a GPU: with 1024, reading and writing dw takes as long as its GEMM. */
+enum { RFI_HEAD_ROWS = 4096 };
 enum { RFI_HEAD_FIRST, RFI_HEAD_MIDDLE, RFI_HEAD_TAIL, RFI_HEAD_CHUNKS };
 
 /* How a library runs one GEMM; run is NULL if the matmul kernel runs it. call->library of linear_cross_entropy points
@@ -70,6 +72,10 @@ static inline rfi_head rfi_head_make(const rfi_call *c, int64_t multiple) {
   if (h.ld > h.V) h.w = rfi_head_round((size_t)(h.ld * h.C) * (c->in[RFI_HEAD_X].type.dtype == RFR_F32 ? 4 : 2));
   return h;
 }
+
+/* The rows of a chunk on a GPU, for T rows of C columns: at most half as many again as RFI_HEAD_ROWS, where this saves
+ * time. dx is few tiles with a long sum each, so its time is the number of waves of tiles. */
+int64_t rfi_head_rows_at_once(int64_t T, int64_t C);
 
 /* The number of rows in the chunk that starts at t, and the kind of that chunk. */
 static inline int64_t rfi_head_rows(const rfi_head *h, int64_t t) { return h->T - t < h->chunk ? h->T - t : h->chunk; }
