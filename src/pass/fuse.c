@@ -498,9 +498,9 @@ done:
 
 rfr_status rfi_pass_fuse(const rfr_trace *in, const rfi_pass_options *o, rfi_report *report, rfr_trace **out) {
   static rfr_status (*const rewrites[])(const rfr_trace *in, const rfi_pass_options *o, rfi_report *report,
-                                        rfr_trace **out) = {fuse_slices,          fuse_packed,        rfi_fuse_norms,
-                                                            rfi_fuse_gelu,        rfi_fuse_parts,     rfi_fuse_own_parts,
-                                                            rfi_fuse_lora,        rfi_fuse_scaled_sums, fuse_accumulate};
+                                        rfr_trace **out) = {fuse_slices,   fuse_packed,          rfi_fuse_norms,
+                                                            rfi_fuse_gelu, rfi_fuse_parts,       rfi_fuse_own_parts,
+                                                            rfi_fuse_lora, rfi_fuse_scaled_sums, fuse_accumulate};
   rfr_trace *t;
   *out = NULL;
   if (!o->fuse) {

@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Fusion of a dgrad with the gradient of GELU that reads it (fuse), for backends whose GEMMs apply it. Changes bits: the
- * product is not rounded before it is multiplied by the slope. So it runs before recompute, and neither recompute nor
- * frozen weights change what is fused. GELU itself stays an op: fused with the GEMM before it, it could only be recomputed
- * together with that GEMM. Only the tanh form and 16 bits: libraries have no other, and approximate the tanh.
+ * Fusion of a dgrad with the gradient of GELU that reads it (fuse), for backends whose GEMMs apply it. Changes bits:
+ * the product is not rounded before it is multiplied by the slope. So it runs before recompute, and neither recompute
+ * nor frozen weights change what is fused. GELU itself stays an op: fused with the GEMM before it, it could only be
+ * recomputed together with that GEMM. Only the tanh form and 16 bits: libraries have no other, and approximate the
+ * tanh.
  */
 #include "ops/op_index.h"
 #include "pass/pass.h"

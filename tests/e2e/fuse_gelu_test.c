@@ -44,8 +44,7 @@ static rfr_value mlp(rfr_trace *t, const cell *c, int i, const rfr_value w[TRAIN
   for (int k = 0; k < TRAINED; k++) cast[k] = rfr_cast(t, w[k], c->type);
   const rfr_value h = rfr_matmul(t, rfr_cast(t, x, c->type), cast[FC], cast[FC_BIAS], 0, c->transposed, c->type);
   if (c->shown && i == 0) rfr_output(t, "h", h);
-  const rfr_value y =
-      rfr_matmul(t, rfr_gelu(t, h, !c->erf), cast[PROJ], cast[PROJ_BIAS], 0, c->transposed, c->type);
+  const rfr_value y = rfr_matmul(t, rfr_gelu(t, h, !c->erf), cast[PROJ], cast[PROJ_BIAS], 0, c->transposed, c->type);
   const rfr_value r = rfr_input(t, i ? "r1" : "r0", RFR_ROLE_INPUT, RFR_F32, 2, ((int64_t[]){T, C}));
   return rfr_sum(t, rfr_mul(t, rfr_cast(t, y, RFR_F32), r), -1);
 }

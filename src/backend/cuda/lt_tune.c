@@ -88,9 +88,8 @@ static void print_name(rfi_lt_product *p) {
   print_matrix(&p->key.d, d, sizeof d);
   if (p->key.batch != 1) snprintf(batch, sizeof batch, "x%" PRId64 " ", p->key.batch);
   snprintf(p->name, sizeof p->name, "%s%s%s* %s%s%s%s-> %s%s%s", batch, a, scale_name(p->key.scale_b), b,
-           scale_name(p->key.scale_a), p->key.bias >= 0 ? "+ bias " : "",
-           p->key.gelu_ld ? "gelu_bwd " : "", d, p->key.fast ? "fast " : "",
-           p->key.accumulate ? "added" : "");
+           scale_name(p->key.scale_a), p->key.bias >= 0 ? "+ bias " : "", p->key.gelu_ld ? "gelu_bwd " : "", d,
+           p->key.fast ? "fast " : "", p->key.accumulate ? "added" : "");
   for (size_t n = strlen(p->name); n > 0 && p->name[n - 1] == ' ';) p->name[--n] = '\0';
 }
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * matmul_gelu_bwd: dx = gelu_bwd(op(a) op(b), x), the gradient of GELU (tanh form) after the dgrad that it reads. The fuse
- * pass creates it after autodiff (pass/fuse_gelu.c), so it has neither a gradient nor a recording call.
+ * matmul_gelu_bwd: dx = gelu_bwd(op(a) op(b), x), the gradient of GELU (tanh form) after the dgrad that it reads. The
+ * fuse pass creates it after autodiff (pass/fuse_gelu.c), so it has neither a gradient nor a recording call.
  */
 #include "base/base.h"
 #include "ops/op_index.h"
