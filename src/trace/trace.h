@@ -76,7 +76,8 @@ static inline double rfi_gemm_flops(const rfi_gemm_desc *d) {
 }
 
 static inline rfi_gemm_desc rfi_gemm_desc_make(void) {
-  return (rfi_gemm_desc){.batch = 1, .a = 0, .b = 1, .bias = -1, .acc = -1, .offsets = -1, .separate = -1, .gelu_x = -1};
+  return (rfi_gemm_desc){
+      .batch = 1, .a = 0, .b = 1, .bias = -1, .acc = -1, .offsets = -1, .separate = -1, .gelu_x = -1};
 }
 
 typedef struct rfi_kernel {
