@@ -19,7 +19,7 @@ int64_t rfi_head_rows_at_once(int64_t T, int64_t C) {
   int64_t best = RFI_HEAD_ROWS, least = INT64_MAX;
   for (int64_t rows = RFI_HEAD_ROWS; rows <= RFI_HEAD_ROWS + RFI_HEAD_ROWS / 2; rows += STEP) {
     const int64_t sum = T / rows * waves(rows, C) + waves(T % rows, C);
-    if (sum < least) best = rows, least = sum;
+    if (sum < least || (sum == least && best > RFI_HEAD_ROWS)) best = rows, least = sum; /* full waves, not just few */
   }
   return best;
 }
