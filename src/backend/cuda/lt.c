@@ -302,8 +302,8 @@ static bool is_preferred(const product *p, const cublasLtMatmulHeuristicResult_t
 }
 
 /* The library's first algorithm. For short sums, where stores are much of the work, the first algorithm that holds two
- * tiles, if there is one: 2 to 25 % faster on an H200 at its power limit. With the gradient of GELU, the first algorithm
- * that fills the device: 11 % faster there for GPT-2 124M. */
+ * tiles, if there is one: 2 to 25 % faster on an H200 at its power limit. With the gradient of GELU, the first one that
+ * fills the device: 11 % faster there for GPT-2 124M. */
 static bool choose_algorithm(product *p) {
   enum { SHORT_SUM = 4096 };
   cublasLtMatmulHeuristicResult_t found[RFI_LT_MOST];

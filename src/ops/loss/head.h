@@ -73,9 +73,25 @@ static inline rfi_head rfi_head_make(const rfi_call *c, int64_t multiple) {
   return h;
 }
 
-/* The rows of a chunk on a GPU, for T rows of C columns: at most half as many again as RFI_HEAD_ROWS, where this saves
- * time. dx is few tiles with a long sum each, so its time is the number of waves of tiles. */
-int64_t rfi_head_rows_at_once(int64_t T, int64_t C);
+/* Waves of dx's tiles, 128 x 256, on the 132 multiprocessors of a Hopper GPU. The device is not asked: a plan must not
+ * depend on it. */
+static inline int64_t rfi_head_waves(int64_t rows, int64_t C) {
+  enum { ROWS = 128, COLUMNS = 256, MULTIPROCESSORS = 132 };
+  const int64_t tiles = (rows + ROWS - 1) / ROWS * ((C + COLUMNS - 1) / COLUMNS);
+  return (tiles + MULTIPROCESSORS - 1) / MULTIPROCESSORS;
+}
+
+/* The rows of a chunk on a GPU, for T rows of C columns. dx is few tiles with a long sum each, so its time is the number
+ * of waves; if up to half as many rows again need fewer waves, the most rows that do: the last wave is nearly full. */
+static inline int64_t rfi_head_rows_at_once(int64_t T, int64_t C) {
+  enum { STEP = 128, MOST = RFI_HEAD_ROWS + RFI_HEAD_ROWS / 2 };
+  int64_t best = RFI_HEAD_ROWS, least = INT64_MAX;
+  for (int64_t rows = RFI_HEAD_ROWS; rows <= MOST; rows += STEP) {
+    const int64_t sum = T / rows * rfi_head_waves(rows, C) + rfi_head_waves(T % rows, C);
+    if (sum < least || (sum == least && best > RFI_HEAD_ROWS)) best = rows, least = sum;
+  }
+  return best;
+}
 
 /* The number of rows in the chunk that starts at t, and the kind of that chunk. */
 static inline int64_t rfi_head_rows(const rfi_head *h, int64_t t) { return h->T - t < h->chunk ? h->T - t : h->chunk; }

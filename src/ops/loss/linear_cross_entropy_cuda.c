@@ -6,24 +6,6 @@
 #include "ops/loss/ce_cuda.h"
 #include "ops/loss/head.h"
 
-/* Waves of dx's tiles, 128 x 256, on the 132 multiprocessors of a Hopper GPU. The device is not asked: a plan must not
- * depend on it. */
-static int64_t waves(int64_t rows, int64_t C) {
-  enum { ROWS = 128, COLUMNS = 256, MULTIPROCESSORS = 132 };
-  const int64_t tiles = (rows + ROWS - 1) / ROWS * ((C + COLUMNS - 1) / COLUMNS);
-  return (tiles + MULTIPROCESSORS - 1) / MULTIPROCESSORS;
-}
-
-int64_t rfi_head_rows_at_once(int64_t T, int64_t C) {
-  enum { STEP = 128 };
-  int64_t best = RFI_HEAD_ROWS, least = INT64_MAX;
-  for (int64_t rows = RFI_HEAD_ROWS; rows <= RFI_HEAD_ROWS + RFI_HEAD_ROWS / 2; rows += STEP) {
-    const int64_t sum = T / rows * waves(rows, C) + waves(T % rows, C);
-    if (sum < least || (sum == least && best > RFI_HEAD_ROWS)) best = rows, least = sum; /* full waves, not just few */
-  }
-  return best;
-}
-
 static const rfi_head_library *library_of(const rfr_call *c, int kind, int product) {
   return (const rfi_head_library *)c->library + kind * RFI_HEAD_PRODUCTS + product;
 }
