@@ -81,8 +81,8 @@ static inline int64_t rfi_head_waves(int64_t rows, int64_t C) {
   return (tiles + MULTIPROCESSORS - 1) / MULTIPROCESSORS;
 }
 
-/* The rows of a chunk on a GPU, for T rows of C columns. dx is few tiles with a long sum each, so its time is the number
- * of waves; if up to half as many rows again need fewer waves, the most rows that do: the last wave is nearly full. */
+/* The rows of a chunk on a GPU, for T rows of C columns. dx is few tiles with a long sum each, so its time is the
+ * number of waves; if up to half as many rows again need fewer, the most rows that do: the last wave is nearly full. */
 static inline int64_t rfi_head_rows_at_once(int64_t T, int64_t C) {
   enum { STEP = 128, MOST = RFI_HEAD_ROWS + RFI_HEAD_ROWS / 2 };
   int64_t best = RFI_HEAD_ROWS, least = INT64_MAX;
