@@ -50,7 +50,7 @@ typedef struct rfr_compile_options {
                           stream uses only bytes that the plan leaves over. Guards of `debug` do not count */
   int fuse;                /* 1: the fuse pass runs (default) */
   int prune;               /* 1: CSE, DCE and hoisting run (default); 0: autodiff's result is used as it is */
-  int64_t loss_chunk;      /* rows of logits at a time in a fused LM head; 0: 1024 on the CPU, 4096 on a GPU */
+  int64_t loss_chunk;      /* rows of logits at a time in a fused LM head; 0: 1024 on the CPU, 4096 to 6144 on a GPU */
   int debug;               /* 1: every value has guarded bytes of its own, dead buffers are filled with NaN (floats) or
                           -1 (integers), and every result is checked for NaN */
   int keep_traces;         /* 1: rfr_programs_trace can give the trace after each pass */

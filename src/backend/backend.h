@@ -54,7 +54,9 @@ typedef struct rfi_backend {
   bool branches;    /* it has a side stream */
   int guard;        /* bytes after the arena that no op may write */
   bool lora;        /* has kernels for lora_matmul */
+  bool gelu_bwd;    /* its GEMMs apply the gradient of GELU */
   int loss_chunk;   /* rows of logits at a time in an LM head, enough for efficient GEMMs */
+  int64_t (*loss_rows)(int64_t T, int64_t C); /* the same for T rows of C columns; NULL: loss_chunk */
   rfr_status (*open)(rfr_ctx *ctx, rfi_device **out);
   /* Later waits for the device also check that the other ranks are alive. Errors: dist.communicator, for one of another
    * device. NULL: collectives return when they are done. */

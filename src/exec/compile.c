@@ -55,7 +55,9 @@ rfi_pass_options rfi_program_pass_options(rfr_programs *p) {
   return (rfi_pass_options){.fuse = p->options.fuse,
                             .prune = p->options.prune,
                             .lora = p->backend->lora,
+                            .gelu_bwd = p->backend->gelu_bwd,
                             .loss_chunk = p->options.loss_chunk > 0 ? p->options.loss_chunk : p->backend->loss_chunk,
+                            .loss_rows = p->options.loss_chunk > 0 ? NULL : p->backend->loss_rows,
                             .recompute = p->options.recompute,
                             .workspace = rfi_pass_workspaces,
                             .user = p};

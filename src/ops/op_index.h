@@ -14,6 +14,9 @@ enum { RFI_IN_lora_matmul_x, RFI_IN_lora_matmul_w, RFI_IN_lora_matmul_u, RFI_IN_
   RFI_IN_lora_matmul_acc };
 enum { RFI_OUT_lora_matmul_y };
 enum { RFI_AT_lora_matmul_tb, RFI_AT_lora_matmul_to };
+enum { RFI_IN_matmul_gelu_bwd_a, RFI_IN_matmul_gelu_bwd_b, RFI_IN_matmul_gelu_bwd_x };
+enum { RFI_OUT_matmul_gelu_bwd_dx };
+enum { RFI_AT_matmul_gelu_bwd_ta, RFI_AT_matmul_gelu_bwd_tb, RFI_AT_matmul_gelu_bwd_to };
 enum { RFI_IN_quantize_x, RFI_IN_quantize_scale, RFI_IN_quantize_step, RFI_IN_quantize_microbatch };
 enum { RFI_OUT_quantize_row, RFI_OUT_quantize_col, RFI_OUT_quantize_row_scale, RFI_OUT_quantize_col_scale,
   RFI_OUT_quantize_row_global, RFI_OUT_quantize_col_global, RFI_OUT_quantize_amax };

@@ -88,8 +88,10 @@ typedef struct rfi_pass_options {
   struct rfi_frontier *frontier;
   int level;
   bool sharded;       /* parameters are shards, gathered only for a while: no op on them is hoisted */
-  int64_t loss_chunk; /* rows of logits per chunk in a fused LM head */
+  int64_t loss_chunk; /* rows of logits per chunk in a fused LM head, unless loss_rows(T, C) is given */
+  int64_t (*loss_rows)(int64_t T, int64_t C);
   bool lora;          /* the backend has kernels for lora_matmul */
+  bool gelu_bwd;      /* the backend has GEMMs that apply the gradient of GELU */
   rfr_recompute recompute;
   int64_t budget; /* of `auto`: step-scoped bytes of the plan, workspaces included; 0: no limit */
   /* Sets bytes[i] to the workspace of op i's kernel; NULL: no op has one. */
@@ -109,6 +111,8 @@ rfr_status rfi_fuse_norms(const rfr_trace *in, const rfi_pass_options *o, rfi_re
 rfr_status rfi_fuse_parts(const rfr_trace *in, const rfi_pass_options *o, rfi_report *report, rfr_trace **out);
 /* Part of fuse: a grouped wgrad whose slices are added onto separate gradients is split by group (fuse_parts.c). */
 rfr_status rfi_fuse_own_parts(const rfr_trace *in, const rfi_pass_options *o, rfi_report *report, rfr_trace **out);
+/* Part of fuse: a dgrad and the gradient of GELU that reads it become one op (fuse_gelu.c). */
+rfr_status rfi_fuse_gelu(const rfr_trace *in, const rfi_pass_options *o, rfi_report *report, rfr_trace **out);
 /* Part of fuse: a GEMM and a narrow one that is added to it become one op (fuse_lora.c). */
 rfr_status rfi_fuse_lora(const rfr_trace *in, const rfi_pass_options *o, rfi_report *report, rfr_trace **out);
 /* Part of fuse: scaled GEMMs are added onto the narrow GEMM of an adapter, not it onto them (fuse_lora.c). */

@@ -19,6 +19,7 @@
 #include "backend/cuda/table.h"
 #include "backend/cuda/units.h"
 #include "ops/loss/head.h"
+#include "ops/matmul/gelu_pair.h"
 #include "ops/matmul/lora_cuda.h"
 
 __attribute__((visibility("default"))) const rfi_cuda_module *rfi_cuda_module_get(const rfi_cuda_host *host);
@@ -289,6 +290,24 @@ static rfr_status select_lora(rfi_device *d, rfi_arena *memory, rfi_bound *b) {
   return RFR_OK;
 }
 
+/* matmul_gelu_bwd as one GEMM of cuBLASLt, or as two ops of which it may run the first. */
+static rfr_status select_gelu_bwd(rfi_device *d, rfi_arena *memory, const rfi_op_def *def, rfi_bound *b) {
+  rfi_gelu_pair p;
+  RFI_TRY(rfi_lt_select(d->lt, def, b));
+  if (b->run) return RFR_OK;
+  rfi_head_library *entry = core->arena_alloc(memory, sizeof *entry);
+  if (!entry) return RFR_NO_MEMORY;
+  rfi_gelu_pair_of(&b->call, &p);
+  rfi_bound product = {.call = p.product};
+  RFI_TRY(rfi_lt_select(d->lt, core->op_def(RFI_OP_matmul), &product));
+  *entry = (rfi_head_library){product.run, (size_t)product.workspace, product.call.library, d};
+  b->run = rfi_cuda_kernel_of(def->code)->run;
+  b->kernel = product.run ? "cuBLASLt" : "sm80";
+  b->call.library = entry;
+  b->workspace = product.workspace;
+  return RFR_OK;
+}
+
 enum { REASON = 160 };
 
 /* Why there is no kernel, or no faster one; NULL: no known reason. */
@@ -325,6 +344,7 @@ static rfr_status select_kernel(rfi_device *d, const rfi_opr *op, rfi_arena *mem
     if (b->run) return RFR_OK;
     b->call.library = d;
   }
+  if (op->def->code == RFI_OP_matmul_gelu_bwd) return select_gelu_bwd(d, memory, op->def, b);
   if (op->def->code == RFI_OP_lora_matmul && !kernel->takes(&b->call)) return select_lora(d, memory, b);
   b->why = lacks(op, kernel, memory, &b->call);
   if (!kernel || !kernel->run || (kernel->takes && !kernel->takes(&b->call))) return RFR_OK;
@@ -671,7 +691,9 @@ static const rfi_backend backend = {
     .branches = true,
     .guard = GUARD,
     .lora = true,
-    .loss_chunk = 4096, /* with 1024 rows, reading and writing dw takes as long as its GEMM */
+    .gelu_bwd = true,
+    .loss_chunk = RFI_HEAD_ROWS,
+    .loss_rows = rfi_head_rows_at_once,
     .open = device_open,
     .join = device_join,
     .close = device_close,
