@@ -56,6 +56,9 @@ rfi_pass_options rfi_program_pass_options(rfr_programs *p) {
                             .prune = p->options.prune,
                             .lora = p->backend->lora,
                             .loss_chunk = p->options.loss_chunk > 0 ? p->options.loss_chunk : p->backend->loss_chunk,
+                            .shard = p->options.shard,
+                            .ranks = rfr_comm_size(p->options.comm),
+                            .sharded = p->options.shard == RFR_SHARD_FULL && rfr_comm_size(p->options.comm) > 1,
                             .recompute = p->options.recompute,
                             .workspace = rfi_pass_workspaces,
                             .user = p};
@@ -350,9 +353,10 @@ static rfr_status check_arguments(rfr_ctx *ctx, int n, const rfr_trace *const *t
   for (int i = 0; i < n; i++) RFI_TRY(check_trace(ctx, i, n, traces[i]));
   if (!o) return RFR_OK;
   RFI_TRY(rfi_check_options("rfr_compile_options", o, o->size, sizeof *o));
-  if (o->budget < 0 || o->loss_chunk < 0 || (unsigned)o->recompute > RFR_RECOMPUTE_AUTO)
-    return rfi_fail(RFI_E_ARGUMENT, "rfr_compile_options: budget %lld, loss_chunk %lld, recompute %d",
-                    (long long)o->budget, (long long)o->loss_chunk, (int)o->recompute);
+  if (o->budget < 0 || o->loss_chunk < 0 || (unsigned)o->recompute > RFR_RECOMPUTE_AUTO ||
+      (unsigned)o->shard > RFR_SHARD_FULL)
+    return rfi_fail(RFI_E_ARGUMENT, "rfr_compile_options: budget %lld, loss_chunk %lld, recompute %d, shard %d",
+                    (long long)o->budget, (long long)o->loss_chunk, (int)o->recompute, (int)o->shard);
   if (o->choices && !o->tune) return rfi_fail(RFI_E_ARGUMENT, "rfr_compile_options: choices, but tune is off");
   for (int i = 0; o->choices && i < o->n_choices; i++)
     if (!o->choices[i].name || !o->choices[i].value)
