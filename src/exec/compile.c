@@ -133,15 +133,17 @@ static rfr_status meet_budget(rfr_programs *p) {
 /* Marks the bound ops of the side stream; side NULL: all ops run on one stream. */
 static void set_side(rfi_program *g, const rfi_side_op *side) {
   g->n_side_ops = 0;
-  for (int i = 0; i < g->n_bound; i++) g->bound[i].forks = false;
-  for (int i = 0, waiting = -1; i < g->n_bound; i++) {
+  for (int i = 0; i < g->n_bound; i++) {
+    g->bound[i].forks = false;
+    g->bound[i].side = g->bound[i].waits = 0;
+  }
+  for (int i = 0; side && i < g->n_bound; i++) {
     rfi_bound *b = &g->bound[i];
-    b->waits = b->op == waiting;
-    b->on_side = side && side[b->op].until > 0;
-    if (!b->on_side) continue;
-    g->n_side_ops++;
-    waiting = side[b->op].until; /* the same for all ops until then */
-    int from = i;
+    if (side[b->op].until == 0) continue;
+    b->side = ++g->n_side_ops;
+    int from = i, until = i + 1;
+    while (until < g->n_bound && g->bound[until].op < side[b->op].until) until++;
+    if (until < g->n_bound) g->bound[until].waits = b->side;
     while (g->bound[from].op > side[b->op].from) from--;
     g->bound[from].forks = true;
   }

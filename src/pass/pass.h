@@ -140,7 +140,8 @@ int rfi_frontier_marked(const rfi_frontier *l);
 /* Bytes freed by a level per unit of work; compares frontiers of several traces. */
 double rfi_frontier_benefit(const rfi_frontier *l, int level);
 
-/* Replaces parameters and main gradients by the shards of one rank, after all passes of a callable (shard_callable.c). */
+/* Replaces parameters and main gradients of a callable by the shards of one rank, after all passes
+ * (shard_callable.c). */
 typedef struct rfi_shard {
   int ranks;
   const char *gradient; /* name prefix of a parameter's main gradient */

@@ -3,8 +3,8 @@
  * Shard: what the ranks of a data-parallel step share out. The step was recorded with an all_reduce for each gradient,
  * and every rank would keep all parameters and states. This pass replaces the all_reduce and keeps the bits:
  *
- *   all modes   gradient -> reduce_scatter, as soon as the gradients of a bucket are complete; the norm from the squares
- *               of the parts, of which every rank gathers all
+ *   all modes   gradient -> reduce_scatter, as soon as the gradients of a bucket are complete; the norm is that of the
+ *               squares of all parts, which every rank gathers
  *   none        part -> all_gather -> the full gradient; every rank updates everything
  *   optimizer   the update of this rank's part of w, its moments and its master copy, which are inputs of part size;
  *               each w is gathered once per step, before its first use
@@ -24,9 +24,9 @@
 enum { PART = 256, SMALL = 8 }; /* a bucket is small if the next one has more than SMALL times its elements */
 
 typedef struct parameter {
-  int bucket;        /* -1: no op reads it */
-  int region;        /* the last one for which it was gathered; -1: none */
-  rfr_value part;    /* input of the new trace */
+  int bucket;         /* -1: no op reads it */
+  int region;         /* the last one for which it was gathered; -1: none */
+  rfr_value part;     /* input of the new trace */
   rfr_value gathered; /* with w's shape */
 } parameter;
 
@@ -46,12 +46,12 @@ typedef struct sharding {
   const rfi_pass_options *o;
   rfi_report *report;
   rfi_rewrite r;
-  int *of;           /* per value: the sharded parameter that it is, or a view of; -1 */
-  int *own;          /* per value: the parameter whose gradient, moment or master copy it is, -1 */
+  int *of;            /* per value: the sharded parameter that it is, or a view of; -1 */
+  int *own;           /* per value: the parameter whose gradient, moment or master copy it is, -1 */
   rfr_value *reduced; /* per value: this rank's part of a gradient, in the new trace */
-  rfr_value *again;  /* per value: a view of a parameter, in the new trace */
-  int *again_in;     /* the region for which it was recorded */
-  bool *sum;         /* per op: the all_reduce of a gradient */
+  rfr_value *again;   /* per value: a view of a parameter, in the new trace */
+  int *again_in;      /* the region for which it was recorded */
+  bool *sum;          /* per op: the all_reduce of a gradient */
   parameter *parameter;
   bucket *bucket;
   region *region;
@@ -291,7 +291,7 @@ static rfr_status reduce_one(sharding *s, int i) {
   return rfr_trace_status(to);
 }
 
-/* Reduces the gradients of the buckets that are complete after op i: first all sums, then, in mode none, all gathers. */
+/* Reduces the gradients of the buckets that are complete after op i. In mode none all gathers follow all sums. */
 static rfr_status reduce(sharding *s, int i) {
   const rfr_trace *t = s->r.from;
   for (int b = 0; b < s->n_buckets; b++) {
@@ -397,13 +397,16 @@ static rfr_status analyze(sharding *s, bool *any) {
   }
   for (int i = 0; i < t->n_ops; i++)
     if ((t->ops[i].def->flags & RFI_VIEW) && t->ops[i].in[0] >= 0) s->of[t->ops[i].out[0]] = s->of[t->ops[i].in[0]];
-  for (int i = 0; i < t->n_outputs; i++)
-    if (s->of[t->outputs[i].value] >= 0) return refuse(&t->values[t->inputs[s->of[t->outputs[i].value]]], "it is an output");
+  for (int i = 0; i < t->n_outputs; i++) {
+    const int p = s->of[t->outputs[i].value];
+    if (p >= 0) return refuse(&t->values[t->inputs[p]], "it is an output");
+  }
   RFI_TRY(find_sums(s, &all));
   RFI_TRY(find_owners(s));
   find_buckets(s);
   find_regions(s);
-  if (!all && *any) return rfi_fail(RFI_E_DIST_SHARD, "the norm has a gradient that is not an all_reduce over the ranks");
+  if (!all && *any)
+    return rfi_fail(RFI_E_DIST_SHARD, "the norm has a gradient that is not an all_reduce over the ranks");
   if (all) find_reductions(s);
   for (int i = 0; i < t->n_ops; i++) { /* without an update that reads it, a sum stays as it is */
     s->sum[i] = all && s->sum[i] && s->own[t->ops[i].out[0]] >= 0;
@@ -429,8 +432,7 @@ static rfr_status allocate(sharding *s) {
 
 static void deinit(sharding *s) {
   rfr_ctx *ctx = s->r.from->ctx;
-  void *const memory[] = {s->of,  s->own,       s->reduced, s->again, s->again_in,
-                          s->sum, s->parameter, s->bucket,  s->region};
+  void *const memory[] = {s->of, s->own, s->reduced, s->again, s->again_in, s->sum, s->parameter, s->bucket, s->region};
   for (size_t i = 0; i < sizeof memory / sizeof *memory; i++) rfi_free(ctx, memory[i]);
 }
 

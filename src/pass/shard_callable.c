@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Shards of a callable: each rank has one shard of every parameter and of its main gradient, flat and zero-padded to equal length. The
- * schedule decides when parameters are gathered and gradients reduced (UNSHARD, REDUCE), so this runs after the passes and
- * leaves all other ops unchanged:
+ * Shards of a callable: each rank has one shard of every parameter and of its main gradient, flat and zero-padded to
+ * equal length. The schedule decides when parameters are gathered and gradients reduced (UNSHARD, REDUCE), so this runs
+ * after the passes and leaves all other ops unchanged:
  *
  *   "w" (shard) -> all_gather -> view of w's shape                        phase setup, before every reader of w
  *   the ops, which add onto the gathered gradient

@@ -122,8 +122,7 @@ static rfr_status feed(const rank *r, int number, int step, rfr_programs *p) {
   for (int m = 0; m < r->microbatches; m++) {
     snprintf(name, sizeof name, "x%d", m);
     RFI_TRY(rfr_programs_tensor(p, name, &x));
-    for (int i = 0; i < T * C; i++)
-      ((uint16_t *)x.data)[i] = bf16(noise(10 * step + number * r->microbatches + m, i));
+    for (int i = 0; i < T * C; i++) ((uint16_t *)x.data)[i] = bf16(noise(10 * step + number * r->microbatches + m, i));
   }
   return RFR_OK;
 }
@@ -229,10 +228,10 @@ static void test_places(void **none) {
   for (int i = 0; i < sharded->n_ops; i++) {
     const rfi_opr *op = &sharded->ops[i];
     const int code = (int)op->def->code, layer = strncmp(op->scope, "layer", 5) == 0 ? op->scope[5] : 'o';
-    const char kind = code == RFI_OP_all_gather       ? 'g'
-                      : code == RFI_OP_reduce_scatter ? 'r'
+    const char kind = code == RFI_OP_all_gather                               ? 'g'
+                      : code == RFI_OP_reduce_scatter                         ? 'r'
                       : code == RFI_OP_matmul && op->phase != RFR_PHASE_WGRAD ? 'm'
-                                                      : 0;
+                                                                              : 0;
     if (!kind || (n >= 2 && order[n - 2] == kind && order[n - 1] == layer)) continue;
     order[n++] = kind, order[n++] = (char)layer, order[n] = '\0';
     assert_true(n + 2 < sizeof order);

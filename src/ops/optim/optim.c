@@ -101,8 +101,7 @@ static rfr_status check_update(const rfr_type *w, const rfr_type *g, int n, cons
 
 /* A moment of 8 bits; both formats have the same size. */
 static bool is_8bit(const rfr_type *x, const rfr_type *w) {
-  return x->dtype == RFR_U8 && x->rank == 1 &&
-         x->shape[0] == rfr_quant_bytes(RFR_QUANT_DYNAMIC8, w->rank, w->shape);
+  return x->dtype == RFR_U8 && x->rank == 1 && x->shape[0] == rfr_quant_bytes(RFR_QUANT_DYNAMIC8, w->rank, w->shape);
 }
 
 rfr_status rfi_infer_adamw(const rfi_infer *c) {
