@@ -68,8 +68,8 @@ typedef struct rfr_compile_options {
                            bits; 0: the library's first one (default) */
   const rfr_choice *choices; /* with tune: take these choices of an earlier compile, measure nothing. NULL: measure */
   int n_choices;
-  rfr_comm *comm; /* of collective ops, this rank's end; outlives the programs. NULL: there are none, or of one rank */
-  int plan_only;  /* 1: plan, but allocate no memory for the programs. All queries of the plan work; data pointers are
+  rfr_comm *comm;  /* of collective ops, this rank's end; outlives the programs. NULL: there are none, or of one rank */
+  int plan_only;   /* 1: plan, but allocate no memory for the programs. All queries of the plan work; data pointers are
                      NULL; calls that run, read or write fail with program.plan_only. A plan over `budget` is not an
                      error: compare planned_bytes. `tune` measures nothing */
   rfr_shard shard; /* over the ranks of `comm`; default: none. Errors: dist.shard, naming the tensor */

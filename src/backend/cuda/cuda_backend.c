@@ -402,8 +402,8 @@ static rfr_status join_branch(rfi_device *d) { return order_after(d, d->side, d-
 typedef struct branch {
   int first, last; /* numbers of the first and the last op of the side stream that was enqueued; 0: none */
   int waited;      /* the main stream has waited for the ops up to this one */
-  bool forked; /* the fork event was recorded */
-  bool synced; /* has waited for the last fork event */
+  bool forked;     /* the fork event was recorded */
+  bool synced;     /* has waited for the last fork event */
 } branch;
 
 static rfr_status fork_branch(rfi_device *d, branch *x) {

@@ -39,8 +39,7 @@ static double rate(const rfi_attr *a, const int64_t *step, const int64_t *steps)
 }
 
 static rfr_status lr_run(const rfi_call *c) {
-  if (c->out[0].data)
-    *(float *)c->out[0].data = (float)rate(c->attr, c->in[0].data, c->in[1].data);
+  if (c->out[0].data) *(float *)c->out[0].data = (float)rate(c->attr, c->in[0].data, c->in[1].data);
   return RFR_OK;
 }
 
