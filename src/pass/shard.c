@@ -34,7 +34,8 @@ typedef struct bucket {
   const char *name;
   int length; /* of its name */
   int64_t elements;
-  int reduce_after; /* the op after which its gradients are complete; -1: it has none */
+  int gradients;    /* number of them */
+  int reduce_after; /* the op after which they are complete; -1: they are inputs */
   int last;         /* region in which it is read now */
 } bucket;
 
@@ -139,7 +140,7 @@ static int bucket_of(sharding *s, const char *scope) {
   const int n = (int)strcspn(scope, ".");
   int b = 0;
   while (b < s->n_buckets && (s->bucket[b].length != n || memcmp(s->bucket[b].name, scope, (size_t)n) != 0)) b++;
-  if (b == s->n_buckets) s->bucket[s->n_buckets++] = (bucket){scope, n, 0, -1, -1};
+  if (b == s->n_buckets) s->bucket[s->n_buckets++] = (bucket){scope, n, 0, 0, -1, -1};
   return b;
 }
 
@@ -204,6 +205,7 @@ static void find_reductions(sharding *s) {
     s->own[t->ops[from].out[0]] = p;
     bucket *b = &s->bucket[s->parameter[p].bucket];
     const int made = t->values[t->ops[from].in[0]].op;
+    b->gradients++;
     if (made > b->reduce_after) b->reduce_after = made;
   }
 }
@@ -278,7 +280,8 @@ static rfr_status gather(sharding *s, int before) {
                          x->first, x->last);
 }
 
-static rfr_status reduce_one(sharding *s, int i) {
+/* The gradient as the ranks' parts, flat and zero-padded. */
+static rfr_status flatten(sharding *s, int i) {
   const rfi_opr *op = &s->r.from->ops[i];
   rfr_trace *to = s->r.to;
   const rfr_type *type = &s->r.from->values[op->in[0]].type;
@@ -286,30 +289,36 @@ static rfr_status reduce_one(sharding *s, int i) {
   const rfi_attr pad[3] = {rfi_i(0), rfi_i(0), rfi_i(padded)};
   rfr_value x = rfr_reshape_at(to, nowhere, s->r.map[op->in[0]], 1, &n);
   if (padded != n) x = rfi_record(to, nowhere, RFI_OP_pad, 1, &x, pad, NULL);
-  s->reduced[op->out[0]] = rfr_reduce_scatter_at(to, nowhere, x, s->o->ranks);
-  s->scatters++;
+  s->reduced[op->out[0]] = x;
   return rfr_trace_status(to);
+}
+
+static bool is_sum_of(const sharding *s, int i, int b) {
+  return s->sum[i] && s->parameter[s->own[s->r.from->ops[i].out[0]]].bucket == b;
 }
 
 /* Reduces the gradients of the buckets that are complete after op i. In mode none all gathers follow all sums. */
 static rfr_status reduce(sharding *s, int i) {
   const rfr_trace *t = s->r.from;
   for (int b = 0; b < s->n_buckets; b++) {
-    if (s->bucket[b].reduce_after != i) continue;
+    if (s->bucket[b].reduce_after != i || s->bucket[b].gradients == 0) continue;
     RFI_TRY(begin(s, &s->bucket[b], RFR_PHASE_OPTIM, -1, "shard: gradients complete"));
-    const int before = s->scatters;
     for (int k = 0; k < t->n_ops; k++)
-      if (s->sum[k] && s->own[t->ops[k].out[0]] >= 0 && s->parameter[s->own[t->ops[k].out[0]]].bucket == b)
-        RFI_TRY(reduce_one(s, k));
+      if (is_sum_of(s, k, b)) RFI_TRY(flatten(s, k));
+    for (int k = 0; k < t->n_ops; k++) {
+      rfr_value *x = is_sum_of(s, k, b) ? &s->reduced[t->ops[k].out[0]] : NULL;
+      if (x) *x = rfr_reduce_scatter_at(s->r.to, nowhere, *x, s->o->ranks);
+    }
+    s->scatters += s->bucket[b].gradients;
     for (int k = 0; k < t->n_ops && s->o->shard == RFR_SHARD_NONE; k++) {
-      const rfr_value y = s->sum[k] ? t->ops[k].out[0] : RFR_NONE;
-      if (y < 0 || s->own[y] < 0 || s->parameter[s->own[y]].bucket != b) continue;
-      rfi_replace_value(&s->r, y,
-                        shaped(s, rfr_all_gather_at(s->r.to, nowhere, s->reduced[y], s->o->ranks), &t->values[y].type));
+      const rfr_value y = t->ops[k].n_out > 0 ? t->ops[k].out[0] : RFR_NONE;
+      if (!is_sum_of(s, k, b)) continue;
+      const rfr_value all = rfr_all_gather_at(s->r.to, nowhere, s->reduced[y], s->o->ranks);
+      rfi_replace_value(&s->r, y, shaped(s, all, &t->values[y].type));
     }
     s->r.to->reason = "";
     RFI_TRY(rfi_report_line(s->report, "reduced: %.*s, %d gradients, after op %d", s->bucket[b].length,
-                            s->bucket[b].name, s->scatters - before, i));
+                            s->bucket[b].name, s->bucket[b].gradients, i));
   }
   return rfr_trace_status(s->r.to);
 }
