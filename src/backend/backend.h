@@ -35,8 +35,9 @@ typedef struct rfi_bound { /* one op, ready to run */
   const rfi_opr *recorded; /* the op, for messages and profilers */
   rfi_call call;
   int64_t workspace;
-  bool on_side, waits; /* runs on the side stream; waits for all earlier ops of the side stream */
-  bool forks;          /* later ops of the side stream run after all ops enqueued before this one */
+  int side;   /* its number on the side stream, ascending from 1; 0: it runs on the main stream */
+  int waits;  /* the last op of the side stream, by number, that it runs after; 0: none */
+  bool forks; /* later ops of the side stream run after all ops enqueued before this one */
 } rfi_bound;
 
 typedef struct rfi_copy { /* a graph makes its copies before its ops */

@@ -58,6 +58,9 @@ rfi_pass_options rfi_program_pass_options(rfr_programs *p) {
                             .gelu_bwd = p->backend->gelu_bwd,
                             .loss_chunk = p->options.loss_chunk > 0 ? p->options.loss_chunk : p->backend->loss_chunk,
                             .loss_rows = p->options.loss_chunk > 0 ? NULL : p->backend->loss_rows,
+                            .shard = p->options.shard,
+                            .ranks = rfr_comm_size(p->options.comm),
+                            .sharded = p->options.shard == RFR_SHARD_FULL && rfr_comm_size(p->options.comm) > 1,
                             .recompute = p->options.recompute,
                             .workspace = rfi_pass_workspaces,
                             .user = p};
@@ -132,15 +135,17 @@ static rfr_status meet_budget(rfr_programs *p) {
 /* Marks the bound ops of the side stream; side NULL: all ops run on one stream. */
 static void set_side(rfi_program *g, const rfi_side_op *side) {
   g->n_side_ops = 0;
-  for (int i = 0; i < g->n_bound; i++) g->bound[i].forks = false;
-  for (int i = 0, waiting = -1; i < g->n_bound; i++) {
+  for (int i = 0; i < g->n_bound; i++) {
+    g->bound[i].forks = false;
+    g->bound[i].side = g->bound[i].waits = 0;
+  }
+  for (int i = 0; side && i < g->n_bound; i++) {
     rfi_bound *b = &g->bound[i];
-    b->waits = b->op == waiting;
-    b->on_side = side && side[b->op].until > 0;
-    if (!b->on_side) continue;
-    g->n_side_ops++;
-    waiting = side[b->op].until; /* the same for all ops until then */
-    int from = i;
+    if (side[b->op].until == 0) continue;
+    b->side = ++g->n_side_ops;
+    int from = i, until = i + 1;
+    while (until < g->n_bound && g->bound[until].op < side[b->op].until) until++;
+    if (until < g->n_bound) g->bound[until].waits = b->side;
     while (g->bound[from].op > side[b->op].from) from--;
     g->bound[from].forks = true;
   }
@@ -352,9 +357,10 @@ static rfr_status check_arguments(rfr_ctx *ctx, int n, const rfr_trace *const *t
   for (int i = 0; i < n; i++) RFI_TRY(check_trace(ctx, i, n, traces[i]));
   if (!o) return RFR_OK;
   RFI_TRY(rfi_check_options("rfr_compile_options", o, o->size, sizeof *o));
-  if (o->budget < 0 || o->loss_chunk < 0 || (unsigned)o->recompute > RFR_RECOMPUTE_AUTO)
-    return rfi_fail(RFI_E_ARGUMENT, "rfr_compile_options: budget %lld, loss_chunk %lld, recompute %d",
-                    (long long)o->budget, (long long)o->loss_chunk, (int)o->recompute);
+  if (o->budget < 0 || o->loss_chunk < 0 || (unsigned)o->recompute > RFR_RECOMPUTE_AUTO ||
+      (unsigned)o->shard > RFR_SHARD_FULL)
+    return rfi_fail(RFI_E_ARGUMENT, "rfr_compile_options: budget %lld, loss_chunk %lld, recompute %d, shard %d",
+                    (long long)o->budget, (long long)o->loss_chunk, (int)o->recompute, (int)o->shard);
   if (o->choices && !o->tune) return rfi_fail(RFI_E_ARGUMENT, "rfr_compile_options: choices, but tune is off");
   for (int i = 0; o->choices && i < o->n_choices; i++)
     if (!o->choices[i].name || !o->choices[i].value)

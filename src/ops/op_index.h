@@ -331,6 +331,11 @@ enum { RFI_AT_lr_schedule_kind, RFI_AT_lr_schedule_base, RFI_AT_lr_schedule_min,
   RFI_AT_lr_schedule_total, RFI_AT_lr_schedule_decay };
 enum { RFI_IN_grad_norm_zeros, RFI_IN_grad_norm_grads };
 enum { RFI_OUT_grad_norm_norm, RFI_OUT_grad_norm_skip, RFI_OUT_grad_norm_zeros1 };
+enum { RFI_IN_grad_squares_grads };
+enum { RFI_OUT_grad_squares_squares };
+enum { RFI_IN_norm_of_squares_zeros, RFI_IN_norm_of_squares_squares };
+enum { RFI_OUT_norm_of_squares_norm, RFI_OUT_norm_of_squares_skip, RFI_OUT_norm_of_squares_zeros1 };
+enum { RFI_AT_norm_of_squares_ranks };
 enum { RFI_IN_clip_scale_norm };
 enum { RFI_OUT_clip_scale_clip };
 enum { RFI_AT_clip_scale_max };

@@ -285,7 +285,7 @@ static rfr_status shard(const rfr_graphs *g, rfi_callable *c) {
   const rfi_shard o = {
       .ranks = g->m.comm ? g->m.comm->size : 1, .gradient = RFI_GRAD_PREFIX, .gathered = RFI_UNREDUCED_PREFIX};
   rfr_trace *unsharded = c->trace;
-  const rfr_status s = rfi_pass_shard(unsharded, &o, &c->trace);
+  const rfr_status s = rfi_shard_callable(unsharded, &o, &c->trace);
   rfr_trace_destroy(unsharded);
   return s;
 }
