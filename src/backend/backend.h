@@ -86,7 +86,8 @@ typedef struct rfi_backend {
   rfr_status (*choose)(rfi_device *d, int i, const char *stored, char value[RFI_CHOICE]);
 
   rfr_status (*run)(rfi_device *d, const rfi_bound *bound, int n); /* joins the side stream at the end */
-  rfr_status (*run_timed)(rfi_device *d, const rfi_bound *bound, double *seconds); /* one op; waits */
+  /* Runs the first op and those after it that share its launch, *many in all; waits. */
+  rfr_status (*run_timed)(rfi_device *d, const rfi_bound *bound, int n, int *many, double *seconds);
   rfr_status (*capture)(rfi_device *d, const rfi_copy *copies, int n_copies, const rfi_bound *bound, int n,
                         rfi_graph **out);
   /* `from`: a source for each copy, as in `move`; the destination itself means no copy. Not read without copies. */

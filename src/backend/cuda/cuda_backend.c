@@ -399,14 +399,21 @@ static int updates(const rfi_bound *bound, int n, const rfi_cuda_kernel *kernel,
   return i;
 }
 
+/* The kernel whose launch bound[0] and the ops after it share, NULL: none; *many gets their number. */
+static const rfi_cuda_kernel *shared_launch(const rfi_bound *bound, int n, int *many,
+                                            const rfr_call *calls[MOST_AT_ONCE]) {
+  const rfi_cuda_kernel *const kernels[] = {&RFI_CUDA(adamw), &RFI_CUDA(sgd)};
+  for (size_t k = 0; k < sizeof kernels / sizeof *kernels && !bound->on_side; k++)
+    if ((*many = updates(bound, n, kernels[k], calls)) > 0) return kernels[k];
+  *many = 1;
+  return NULL;
+}
+
 /* Enqueues bound[0], and the ops after it that share its launch; *many gets their number. */
 static rfr_status enqueue_next(const rfi_bound *bound, int n, int *many) {
-  const rfi_cuda_kernel *const kernels[] = {&RFI_CUDA(adamw), &RFI_CUDA(sgd)};
   const rfr_call *calls[MOST_AT_ONCE];
-  for (size_t k = 0; k < sizeof kernels / sizeof *kernels; k++)
-    if ((*many = updates(bound, n, kernels[k], calls)) > 0) return kernels[k]->run_all(calls, *many);
-  *many = 1;
-  return bound->run(&bound->call);
+  const rfi_cuda_kernel *const kernel = shared_launch(bound, n, many, calls);
+  return kernel ? kernel->run_all(calls, *many) : bound->run(&bound->call);
 }
 
 /* Orders later work of stream `then` after the work that `first` has. */
@@ -510,10 +517,10 @@ static rfr_status run(rfi_device *d, const rfi_bound *bound, int n) {
   return leave(d, before, s == RFR_OK ? joined : s);
 }
 
-static rfr_status run_between_events(rfi_device *d, const rfi_bound *bound, double *seconds) {
+static rfr_status run_between_events(rfi_device *d, const rfi_bound *bound, int n, double *seconds) {
   float ms = 0;
   CUDA(cudaEventRecord(d->start, d->stream), "recording an event");
-  RFI_TRY(enqueue(d, bound, 1, NULL));
+  RFI_TRY(enqueue(d, bound, n, NULL));
   CUDA(cudaEventRecord(d->end, d->stream), "recording an event");
   if (d->comm) RFI_TRY(rfi_nccl_wait(d->comm, d->stream, "waiting for the device"));
   CUDA(cudaEventSynchronize(d->end), "waiting for the device");
@@ -522,12 +529,14 @@ static rfr_status run_between_events(rfi_device *d, const rfi_bound *bound, doub
   return RFR_OK;
 }
 
-static rfr_status run_timed(rfi_device *d, const rfi_bound *bound, double *seconds) {
+static rfr_status run_timed(rfi_device *d, const rfi_bound *bound, int n, int *many, double *seconds) {
+  const rfr_call *calls[MOST_AT_ONCE];
   int before;
   *seconds = 0;
   RFI_TRY(begin(d));
   RFI_TRY(enter(d, &before));
-  return leave(d, before, run_between_events(d, bound, seconds));
+  shared_launch(bound, n, many, calls);
+  return leave(d, before, run_between_events(d, bound, *many, seconds));
 }
 
 /* Captures the copies in order. Each launch sets source and size. Until then the source is memory of the same block
