@@ -403,7 +403,7 @@ static int updates(const rfi_bound *bound, int n, const rfi_cuda_kernel *kernel,
 static const rfi_cuda_kernel *shared_launch(const rfi_bound *bound, int n, int *many,
                                             const rfr_call *calls[MOST_AT_ONCE]) {
   const rfi_cuda_kernel *const kernels[] = {&RFI_CUDA(adamw), &RFI_CUDA(sgd)};
-  for (size_t k = 0; k < sizeof kernels / sizeof *kernels && !bound->on_side; k++)
+  for (size_t k = 0; k < sizeof kernels / sizeof *kernels && !bound->side; k++)
     if ((*many = updates(bound, n, kernels[k], calls)) > 0) return kernels[k];
   *many = 1;
   return NULL;

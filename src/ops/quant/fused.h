@@ -52,7 +52,7 @@ static inline int rfi_fused_scale(const rfi_fused_form *form, int part) {
   return form->n_in + rfi_fused_grouped(form) + part;
 }
 static inline int rfi_quantizer_scale(const rfi_fused_form *form) {
-  return rfi_fused_grouped(form) ? RFI_IN_grouped_quantize_scale : RFI_IN_quantize_scale;
+  return rfi_fused_grouped(form) ? (int)RFI_IN_grouped_quantize_scale : (int)RFI_IN_quantize_scale;
 }
 
 /* Results of the quantizer in the order of X_quantize. */
