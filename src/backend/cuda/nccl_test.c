@@ -8,15 +8,6 @@
 #include <stdatomic.h>
 #include <stdlib.h>
 
-static int send_part(const void *from, size_t n, int type, int peer, void *comm, void *stream) {
-  (void)from, (void)n, (void)type, (void)peer, (void)stream;
-  return use(comm);
-}
-static int receive_part(void *to, size_t n, int type, int peer, void *comm, void *stream) {
-  return send_part(to, n, type, peer, comm, stream);
-}
-static int group(void) { return 0; }
-
 static void *stand_in_symbol(const char *name);
 #define dlopen(name, how) ((void *)(name))
 #define dlsym(object, name) stand_in_symbol(name)
@@ -122,6 +113,15 @@ static int reduce(const void *from, void *to, size_t n, int type, int op, void *
   (void)from, (void)to, (void)n, (void)type, (void)op, (void)stream;
   return use(comm);
 }
+
+static int send_part(const void *from, size_t n, int type, int peer, void *comm, void *stream) {
+  (void)from, (void)n, (void)type, (void)peer, (void)stream;
+  return use(comm);
+}
+static int receive_part(void *to, size_t n, int type, int peer, void *comm, void *stream) {
+  return send_part(to, n, type, peer, comm, stream);
+}
+static int group(void) { return 0; }
 
 static void *stand_in_symbol(const char *name) {
   static const functions all = {get_version,  get_unique_id, init_rank, get_async_error, comm_abort, comm_destroy,
