@@ -106,26 +106,37 @@ static int64_t all_persistent_bytes(const rfr_programs *p) {
   return bytes;
 }
 
+static rfr_status plan_again(rfr_programs *p, rfi_program *g, const rfi_pass_options *o) {
+  const double start = rfi_now();
+  rfi_free(p->ctx, g->bound);
+  rfi_free(p->ctx, g->workspace);
+  rfi_plan_deinit(&g->plan);
+  g->bound = NULL;
+  g->workspace = NULL;
+  g->n_bound = g->n_load = 0;
+  g->flops = g->recomputed_flops = 0;
+  RFI_TRY(rfi_pipeline_redo(&g->pipeline, "recompute", o));
+  RFI_TRY(select_and_plan(p, g));
+  g->compile_seconds += rfi_now() - start;
+  return RFR_OK;
+}
+
 /* Programs share the step-scoped part. A program that exceeds the budget's rest is planned again with the cheapest
- * recompute level that fits, or with its smallest plan. */
+ * recompute level that fits, or with its smallest plan. `recompute` does not know the bytes that `shard` adds, so it
+ * gets a smaller budget then, by what the plan exceeded, and at last none. */
 static rfr_status meet_budget(rfr_programs *p) {
-  int64_t room = p->options.budget - all_persistent_bytes(p);
-  rfi_pass_options o = rfi_program_pass_options(p);
-  o.budget = room > 0 ? room : 1;
+  enum { MOST_TRIES = 4 };
+  const int64_t room = p->options.budget - all_persistent_bytes(p);
   for (int i = 0; i < p->n; i++) {
     rfi_program *g = &p->program[i];
-    if (g->plan.bytes <= room) continue;
-    rfi_free(p->ctx, g->bound);
-    rfi_free(p->ctx, g->workspace);
-    rfi_plan_deinit(&g->plan);
-    g->bound = NULL;
-    g->workspace = NULL;
-    g->n_bound = g->n_load = 0;
-    g->flops = g->recomputed_flops = 0;
-    const double start = rfi_now();
-    RFI_TRY(rfi_pipeline_redo(&g->pipeline, "recompute", &o));
-    RFI_TRY(select_and_plan(p, g));
-    g->compile_seconds += rfi_now() - start;
+    rfi_pass_options o = rfi_program_pass_options(p);
+    const int tries = o.ranks > 1 ? MOST_TRIES : 1;
+    o.budget = room;
+    for (int k = 0; k < tries && g->plan.bytes > room; k++) {
+      if (k > 0) o.budget -= g->plan.bytes - room;
+      if (o.budget < 1 || k == MOST_TRIES - 1) o.budget = 1; /* the smallest plan */
+      RFI_TRY(plan_again(p, g, &o));
+    }
   }
   return RFR_OK;
 }

@@ -49,7 +49,7 @@ static void update(rfr_trace *t, const rfr_value *w, rfr_value *g, int ranks, bo
   rfr_output(t, "norm", norm);
 }
 
-static rfr_trace *record(rfr_ctx *own, int ranks, int microbatches, bool bytes) {
+static rfr_trace *record_rows(rfr_ctx *own, int64_t rows, int ranks, int microbatches, bool bytes) {
   rfr_trace *t;
   rfr_value w[WEIGHTS], g[WEIGHTS], loss = RFR_NONE;
   if (rfr_trace_create(own, &t) != RFR_OK) return NULL;
@@ -57,7 +57,7 @@ static rfr_trace *record(rfr_ctx *own, int ranks, int microbatches, bool bytes) 
   for (int m = 0; m < microbatches; m++) {
     char name[8];
     snprintf(name, sizeof name, "x%d", m);
-    const rfr_value x = rfr_input(t, name, RFR_ROLE_INPUT, RFR_BF16, 2, ((int64_t[]){T, C}));
+    const rfr_value x = rfr_input(t, name, RFR_ROLE_INPUT, RFR_BF16, 2, ((int64_t[]){rows, C}));
     rfr_value h = x;
     rfr_microbatch(t, m);
     for (int l = 0; l < LAYERS; l++) {
@@ -73,6 +73,10 @@ static rfr_trace *record(rfr_ctx *own, int ranks, int microbatches, bool bytes) 
   for (int k = 0; k < WEIGHTS; k++) g[k] = rfr_gradient(t, loss, w[k], RFR_F32);
   update(t, w, g, ranks, bytes);
   return t;
+}
+
+static rfr_trace *record(rfr_ctx *own, int ranks, int microbatches, bool bytes) {
+  return record_rows(own, T, ranks, microbatches, bytes);
 }
 
 typedef struct rank {
@@ -241,6 +245,38 @@ static void test_places(void **none) {
   rfr_trace_destroy(t), rfr_trace_destroy(joint), rfr_trace_destroy(sharded);
 }
 
+static int64_t planned(const rfr_trace *t, rfr_comm *comm, int64_t budget) {
+  rfr_programs *p;
+  rfr_memory memory;
+  rfr_compile_options o = rfr_compile_options_default();
+  o.comm = comm;
+  o.shard = RFR_SHARD_FULL;
+  o.plan_only = 1;
+  o.recompute = budget > 0 ? RFR_RECOMPUTE_AUTO : RFR_RECOMPUTE_KEEP;
+  o.budget = budget;
+  OK(rfr_compile(ctx, 1, &t, NULL, &o, &p));
+  OK(rfr_programs_memory(p, &memory));
+  rfr_programs_destroy(p);
+  return memory.total;
+}
+
+/* The bytes that this pass adds after `recompute` count for the budget. */
+static void test_budget(void **none) {
+  (void)none;
+  rfr_comm *ends[2];
+  rfr_trace *t = record_rows(ctx, 1024, 2, 2, false);
+  OK(rfr_trace_finish(t));
+  OK(rfr_comm_threads_create(ctx, 2, 60, ends));
+  const int64_t all = planned(t, ends[0], 0), least = planned(t, ends[0], 1);
+  assert_true(least < all);
+  for (int k = 2; k < 32; k++) {
+    const int64_t budget = least + (all - least) * k / 32;
+    assert_in_range(planned(t, ends[0], budget), least, budget);
+  }
+  rfr_comm_destroy(ends[0]), rfr_comm_destroy(ends[1]);
+  rfr_trace_destroy(t);
+}
+
 static void test_refused(void **none) {
   (void)none;
   rfi_report report = {.text = {.ctx = ctx}};
@@ -257,6 +293,6 @@ static void test_refused(void **none) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {rft_context_test(test_modes), rft_context_test(test_places),
-                                     rft_context_test(test_refused)};
+                                     rft_context_test(test_budget), rft_context_test(test_refused)};
   return cmocka_run_group_tests_name("shard", tests, NULL, NULL);
 }

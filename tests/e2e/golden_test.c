@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Golden traces: two small programs after each pass, and a step over two ranks after `shard`, as text in tests/golden/.
- * A change of a pass is a text diff to read. After an intended change write them anew:
+ * Golden traces: two small programs after each pass, and a step over two ranks after `shard`, as text in
+ * tests/golden/. A change of a pass is a text diff to read. After an intended change write them anew:
  *
  *   build/release/golden_test --write
  */

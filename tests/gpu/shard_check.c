@@ -4,8 +4,8 @@
  *
  * MODEL is `small` or `1b` (Llama 3.2 1B without tied embeddings, 4 documents of 4,096 tokens a rank). The modes must
  * end with the same bits of loss and norm. Prints for each the planned bytes, the milliseconds of a replay, and how
- * many times the tokens per second of one rank alone, measured first. With `cpu` the ranks use the CPU, for a test
- * without GPUs.
+ * many times the tokens per second of one rank alone, measured first. With `cpu` the ranks use the
+ * CPU, for a test without GPUs.
  */
 #include <pthread.h>
 #include <refrain/refrain.h>

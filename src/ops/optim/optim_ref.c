@@ -103,7 +103,7 @@ RFT_REF(norm_of_squares) {
 RFT_CASES(norm_of_squares) = {
     "norm_of_squares(_, D[6]=1,4,9,16,25,36) ranks=2",
     "norm_of_squares(i[3]=4,-1,0, D[6]=0,4,0,0,25,36) ranks=2",
-    "norm_of_squares(i[2]=7,3, D[6]=0,2,0,inf,0,0) ranks=3",
+    "norm_of_squares(i[2]=7,3, D[6]=0,2,0,5,0,0) ranks=3",
     "norm_of_squares(_, D[1]=0) ranks=1",
     NULL,
 };
