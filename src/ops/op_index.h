@@ -65,17 +65,6 @@ enum { RFI_OUT_add_layernorm_quantize_sum, RFI_OUT_add_layernorm_quantize_y, RFI
   RFI_OUT_add_layernorm_quantize_row_scale, RFI_OUT_add_layernorm_quantize_col_scale,
   RFI_OUT_add_layernorm_quantize_amax };
 enum { RFI_AT_add_layernorm_quantize_eps, RFI_AT_add_layernorm_quantize_format, RFI_AT_add_layernorm_quantize_options };
-enum { RFI_IN_swiglu_weighted_quantize_gate, RFI_IN_swiglu_weighted_quantize_up, RFI_IN_swiglu_weighted_quantize_weight,
-  RFI_IN_swiglu_weighted_quantize_offsets, RFI_IN_swiglu_weighted_quantize_scale };
-enum { RFI_OUT_swiglu_weighted_quantize_y, RFI_OUT_swiglu_weighted_quantize_row, RFI_OUT_swiglu_weighted_quantize_col,
-  RFI_OUT_swiglu_weighted_quantize_row_scale, RFI_OUT_swiglu_weighted_quantize_col_scale,
-  RFI_OUT_swiglu_weighted_quantize_amax };
-enum { RFI_AT_swiglu_weighted_quantize_format, RFI_AT_swiglu_weighted_quantize_options };
-enum { RFI_IN_moe_permute_quantize_x, RFI_IN_moe_permute_quantize_order, RFI_IN_moe_permute_quantize_place,
-  RFI_IN_moe_permute_quantize_weight, RFI_IN_moe_permute_quantize_offsets, RFI_IN_moe_permute_quantize_scale };
-enum { RFI_OUT_moe_permute_quantize_y, RFI_OUT_moe_permute_quantize_row, RFI_OUT_moe_permute_quantize_col,
-  RFI_OUT_moe_permute_quantize_row_scale, RFI_OUT_moe_permute_quantize_col_scale, RFI_OUT_moe_permute_quantize_amax };
-enum { RFI_AT_moe_permute_quantize_format, RFI_AT_moe_permute_quantize_options };
 enum { RFI_IN_matmul_scaled_a, RFI_IN_matmul_scaled_b, RFI_IN_matmul_scaled_scale_a, RFI_IN_matmul_scaled_scale_b,
   RFI_IN_matmul_scaled_global_a, RFI_IN_matmul_scaled_global_b, RFI_IN_matmul_scaled_bias, RFI_IN_matmul_scaled_acc };
 enum { RFI_OUT_matmul_scaled_y };

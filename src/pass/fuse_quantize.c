@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Fusion with quantize (lower): a norm, SwiGLU, its gradients or the rows of experts, and the quantize ops that read
- * the result, become one op, X_quantize (src/ops/quant/fused.h). If no other op reads the result, it is not stored in
- * 16 bits. Exact: the result is rounded before it is quantized. It runs after recompute, because a recomputed norm or
- * SwiGLU needs fewer operands than it has here, and after an add is fused with its norm. Only one scale for a tensor or
- * group: the other scalings have kernels of their own.
+ * Fusion with quantize (lower): a norm, SwiGLU or its gradients, and the quantize ops that read the result, become one
+ * op, X_quantize (src/ops/quant/fused.h). If no other op reads the result, it is not stored in 16 bits. Exact: the
+ * result is rounded before it is quantized. It runs after recompute, because a recomputed norm or SwiGLU needs fewer
+ * operands than it has here, and after an add is fused with its norm. Only one scale for a tensor: the other scalings
+ * have kernels of their own.
  */
 #include "ops/quant/fused.h"
 #include "pass/pass.h"
@@ -14,22 +14,22 @@ static bool are_together(const rfi_opr *a, const rfi_opr *b) {
   return a->phase == b->phase && a->microbatch == b->microbatch && (a->clone_of < 0) == (b->clone_of < 0);
 }
 
-/* Whether the value exists before op i, or is a view of such a value, which can be copied there. */
+/* Whether the value exists before op i, or is a slice of an input and can be copied there. */
 static bool is_ready(const rfr_trace *t, rfr_value v, int i) {
   const int op = v < 0 ? -1 : t->values[v].op;
-  return op < i || ((t->ops[op].def->flags & RFI_VIEW) && is_ready(t, t->ops[op].in[0], i));
+  if (op < i) return true;
+  return t->ops[op].def->code == RFI_OP_slice && t->values[t->ops[op].in[0]].op < 0;
 }
 
 static bool is_dead(const rfi_rewriter *w, rfr_value v) { return v < 0 || w->uses[v].count == 0; }
 
-/* Whether the quantizer at op k encodes value x in a way that the fused op has. */
-static bool takes(const rfi_rewriter *w, const rfi_fused_form *form, int i, int k, rfr_value x) {
+/* Whether quantize at op k encodes value x in a way that the fused op has. */
+static bool takes(const rfi_rewriter *w, int i, int k, rfr_value x) {
   const rfr_trace *t = w->to.from;
   const rfi_opr *q = &t->ops[k];
-  return q->def->code == form->quantizer && q->in[RFI_IN_quantize_x] == x && are_together(&t->ops[i], q) &&
+  return q->def->code == RFI_OP_quantize && q->in[RFI_IN_quantize_x] == x && are_together(&t->ops[i], q) &&
          q->attr[RFI_AT_quantize_scaling].i == RFR_SCALING_TENSOR && t->values[x].type.rank == 2 &&
-         (!rfi_fused_grouped(form) || is_ready(t, q->in[RFI_IN_grouped_quantize_offsets], i)) &&
-         is_ready(t, q->in[rfi_quantizer_scale(form)], i) && is_dead(w, q->out[RFI_OUT_quantize_row_global]) &&
+         is_ready(t, q->in[RFI_IN_quantize_scale], i) && is_dead(w, q->out[RFI_OUT_quantize_row_global]) &&
          is_dead(w, q->out[RFI_OUT_quantize_col_global]);
 }
 
@@ -39,33 +39,32 @@ static bool match(const rfi_rewriter *w, int i, rfi_fused_form *form, int found[
   const rfi_opr *op = &t->ops[i];
   if (op->def->outside || !rfi_fused_find(op->def->code, false, form)) return false;
   for (int k = 0; k < op->n_in; k++)
-    if (op->in[k] >= 0 && !rfi_accepts(rfi_op_def_get(form->fused), &t->values[op->in[k]])) return false;
+    if (op->in[k] >= 0 && !rfi_is_dense(&t->values[op->in[k]])) return false;
   for (int p = 0; p < form->parts; p++) {
     const rfr_value x = op->out[form->first + p];
     found[p] = -1;
     for (int k = i + 1; x >= 0 && found[p] < 0 && k <= w->uses[x].last && k < t->n_ops; k++)
-      if (!w->skip[k] && takes(w, form, i, k, x)) found[p] = k;
+      if (!w->skip[k] && takes(w, i, k, x)) found[p] = k;
     if (found[p] < 0) return false;
     const rfi_attr *a = t->ops[found[0]].attr, *b = t->ops[found[p]].attr;
     if (a[RFI_AT_quantize_format].i != b[RFI_AT_quantize_format].i ||
         a[RFI_AT_quantize_options].i != b[RFI_AT_quantize_options].i ||
-        (t->ops[found[0]].in[rfi_quantizer_scale(form)] < 0) != (t->ops[found[p]].in[rfi_quantizer_scale(form)] < 0))
+        (t->ops[found[0]].in[RFI_IN_quantize_scale] < 0) != (t->ops[found[p]].in[RFI_IN_quantize_scale] < 0))
       return false;
   }
   return true;
 }
 
-/* A value in the new trace; a view that comes later is copied now. */
-static rfr_status ready(rfi_rewriter *w, rfr_value v, rfr_value *out) {
+/* The scale in the new trace; a slice that comes later is copied now. */
+static rfr_status scale_of(rfi_rewriter *w, rfr_value scale, rfr_value *out) {
   *out = RFR_NONE;
-  if (v < 0) return RFR_OK;
-  if (w->to.map[v] < 0) {
-    const int op = w->to.from->values[v].op;
-    RFI_TRY(ready(w, w->to.from->ops[op].in[0], out));
+  if (scale < 0) return RFR_OK;
+  if (w->to.map[scale] < 0) {
+    const int op = w->to.from->values[scale].op;
     RFI_TRY(rfi_rewrite_op(&w->to, op, NULL));
     w->skip[op] = true;
   }
-  *out = w->to.map[v];
+  *out = w->to.map[scale];
   return RFR_OK;
 }
 
@@ -85,8 +84,7 @@ static rfr_status emit(rfi_rewriter *w, int i, const rfi_fused_form *form, const
   for (int p = 0; p < form->parts; p++) {
     const rfi_opr *q = &t->ops[found[p]];
     const int x = form->first + p;
-    if (rfi_fused_grouped(form)) RFI_TRY(ready(w, q->in[RFI_IN_grouped_quantize_offsets], &in[form->n_in]));
-    RFI_TRY(ready(w, q->in[rfi_quantizer_scale(form)], &in[rfi_fused_scale(form, p)]));
+    RFI_TRY(scale_of(w, q->in[RFI_IN_quantize_scale], &in[form->n_in + p]));
     const bool alone = w->uses[op->out[x]].count == 1 && !w->uses[op->out[x]].output;
     dead[x] = dead[x] || alone;
     bytes += rfi_bytes(&t->values[op->out[x]].type) * (alone ? 2 : 1);
@@ -94,7 +92,7 @@ static rfr_status emit(rfi_rewriter *w, int i, const rfi_fused_form *form, const
       dead[form->n_out + p * RFI_FUSED_RESULTS + k] = q->out[rfi_fused_result(k)] < 0;
   }
   fused.def = rfi_op_def_get(form->fused);
-  fused.n_in = rfi_fused_scale(form, form->parts);
+  fused.n_in = form->n_in + form->parts;
   fused.in = in;
   fused.attr = attr;
   fused.clone_of = op->clone_of < 0 ? -1 : w->to.op_map[op->clone_of];

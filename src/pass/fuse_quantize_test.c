@@ -137,66 +137,7 @@ static void bits(void **state) {
                     .recompute = k / 16 ? RFR_RECOMPUTE_ALL : RFR_RECOMPUTE_KEEP});
 }
 
-/* A layer of four experts: the rows of experts, the SwiGLU between the GEMMs and the gradient of the rows. */
-static rfr_trace *record_experts(const cell *c) {
-  enum { EXPERTS = 4 };
-  rfr_recipe recipe = rfr_recipe_default(c->recipe);
-  rfr_trace *t;
-  OK(rfr_trace_create(ctx, &t));
-  rfr_step_block(t);
-  const rfr_value x = rfr_input(t, "x", RFR_ROLE_TRAINABLE, RFR_F32, 2, ((int64_t[]){T, C}));
-  const rfr_value wide = rfr_input(t, "gate", RFR_ROLE_TRAINABLE, RFR_F32, 3, ((int64_t[]){EXPERTS, 2 * I, C}));
-  const rfr_value down = rfr_input(t, "down", RFR_ROLE_TRAINABLE, RFR_F32, 3, ((int64_t[]){EXPERTS, C, I}));
-  const rfr_value router = rfr_input(t, "other", RFR_ROLE_FROZEN, RFR_F32, 2, ((int64_t[]){EXPERTS, C}));
-  const rfr_moe_options o = rfr_moe_options_default();
-  rfr_value index, order, place;
-  const rfr_value weight = rfr_moe_route(t, rfr_matmul(t, x, router, RFR_NONE, 0, 1, RFR_F32), RFR_NONE, &o, &index);
-  const rfr_value splits = rfr_moe_sort(t, index, EXPERTS, &order, &place);
-  const rfr_value offsets = rfr_splits_to_offsets(t, splits, T * o.k, NULL);
-  rfr_recipe_begin(t, &recipe);
-  const rfr_value rows = rfr_moe_permute(t, rfr_cast(t, x, c->type), order, place, RFR_NONE);
-  const rfr_value h = rfr_grouped_linear(t, rows, rfr_cast(t, wide, c->type), offsets, RFR_NONE, RFR_NONE);
-  const rfr_value a = rfr_swiglu_weighted(t, rfr_slice(t, h, 1, 0, I), rfr_slice(t, h, 1, I, I),
-                                          rfr_moe_row_weight(t, weight, order, place));
-  const rfr_value y = rfr_grouped_linear(t, a, rfr_cast(t, down, c->type), offsets, RFR_NONE, RFR_NONE);
-  rfr_recipe_end(t);
-  const rfr_value out = rfr_moe_unpermute(t, y, order, place, RFR_NONE);
-  if (c->shown) rfr_output(t, "h", rows), rfr_output(t, "a", a);
-  const rfr_value r = rfr_input(t, "r", RFR_ROLE_INPUT, RFR_F32, 2, ((int64_t[]){T, C}));
-  const rfr_value loss = rfr_sum(t, rfr_mul(t, rfr_cast(t, out, RFR_F32), r), -1);
-  rfr_output(t, "loss", loss);
-  rfr_output(t, "x", rfr_gradient(t, loss, x, RFR_F32));
-  rfr_output(t, "gate", rfr_gradient(t, loss, wide, RFR_F32));
-  rfr_output(t, "down", rfr_gradient(t, loss, down, RFR_F32));
-  OK(rfr_trace_finish(t));
-  return t;
-}
-
-static void expert_bits(void **state) {
-  (void)state;
-  static const rfr_recipe_kind recipes[] = {RFR_RECIPE_FP8_CURRENT, RFR_RECIPE_FP8_DELAYED, RFR_RECIPE_FP8_BLOCK};
-  static const char *const outputs[] = {"loss", "x", "gate", "down", "h", "a"};
-  for (int k = 0; k < 12; k++) {
-    const cell c = {.recipe = recipes[k / 4], .type = k % 2 ? RFR_BF16 : RFR_F32, .shown = k / 2 % 2};
-    const bool tensor = c.recipe != RFR_RECIPE_FP8_BLOCK;
-    rfr_trace *t = record_experts(&c);
-    rfr_programs *p = run(&c, t, true), *q = run(&c, t, false);
-    assert_int_equal(count(p, RFI_OP_moe_permute_quantize), 2 * tensor); /* of x and of dy */
-    assert_int_equal(count(p, RFI_OP_swiglu_weighted_quantize), tensor);
-    for (int i = 0; i < 4 + 2 * c.shown; i++) {
-      rfr_tensor a, b;
-      OK(rfr_program_output(p, 0, outputs[i], &a));
-      OK(rfr_program_output(q, 0, outputs[i], &b));
-      if (memcmp(a.data, b.data, (size_t)a.bytes) != 0)
-        fail_msg("experts, %s, %s: %s has other bits", rfr_recipe_name(c.recipe), rfr_dtype_name(c.type), outputs[i]);
-    }
-    rfr_programs_destroy(p);
-    rfr_programs_destroy(q);
-    rfr_trace_destroy(t);
-  }
-}
-
 int main(void) {
-  const struct CMUnitTest tests[] = {rft_context_test(bits), rft_context_test(expert_bits)};
+  const struct CMUnitTest tests[] = {rft_context_test(bits)};
   return cmocka_run_group_tests_name("fuse_quantize", tests, NULL, NULL);
 }

@@ -7,7 +7,7 @@
  */
 #include "pass/pass.h"
 
-bool rfi_accepts(const rfi_op_def *def, const rfi_value *x) {
+static bool accepts(const rfi_op_def *def, const rfi_value *x) {
   if (def->flags & (RFI_ANY | RFI_VIEW) || rfi_is_dense(x)) return true;
   int last = x->type.rank - 1;
   return (def->flags & RFI_ROWS) && (x->type.shape[last] == 1 || x->stride[last] == 1);
@@ -37,7 +37,7 @@ static rfr_status lower_op(rfi_rewrite *r, int i, rfr_value *dense, rfi_report *
   rfr_status s = RFR_OK;
   for (int k = 0; k < op->n_in && s == RFR_OK; k++) {
     in[k] = op->in[k] < 0 ? RFR_NONE : r->map[op->in[k]];
-    if (op->in[k] < 0 || rfi_accepts(op->def, &r->to->values[in[k]])) continue;
+    if (op->in[k] < 0 || accepts(op->def, &r->to->values[in[k]])) continue;
     rfr_value x = in[k];
     in[k] = dense[op->in[k]];
     if (in[k] >= 0) continue;

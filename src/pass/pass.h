@@ -127,8 +127,6 @@ rfr_status rfi_split_dequantize(const rfr_trace *in, rfi_report *report, rfr_tra
 /* Part of lower: an add and the norm that reads it become one op (fuse_norm.c). */
 rfr_status rfi_fuse_sums(const rfr_trace *in, rfi_report *report, rfr_trace **out);
 /* Part of lower: an op and the quantize ops that read its result become one op (fuse_quantize.c). */
-/* Whether the kernels of an op take an operand with these strides (lower.c). */
-bool rfi_accepts(const rfi_op_def *def, const rfi_value *x);
 rfr_status rfi_fuse_quantize(const rfr_trace *in, rfi_report *report, rfr_trace **out);
 /* Part of lower: a grouped GEMM and the SwiGLU that reads it become one op (fuse_swiglu.c). */
 rfr_status rfi_fuse_swiglu(const rfr_trace *in, rfi_report *report, rfr_trace **out);

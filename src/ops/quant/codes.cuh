@@ -273,9 +273,6 @@ static __global__ void __launch_bounds__(RFI_CODES_THREADS)
     if (to.part[p].col) rfi_write_columns(codes[p], to.part[p].col + t.column + j0 * layout.pitch, layout.pitch);
 }
 
-/* Writes the zeros of a call of grouped_quantize: between the groups of `col`, and in rows of no group (quantize.cu). */
-void rfi_quantize_clear(const rfr_call *c);
-
 struct rfi_no_column {};
 
 /* A tensor as it is. */

@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * X_quantize: an op X whose result, a matrix, is quantized with one scale for the tensor, or for each group of rows. It
- * has the operands, results and attributes of X, then the offsets of the groups, if any, a scale and five results for
- * each quantized matrix, then `format` and `options`. Its bits are those of two calls, X and then quantize or
- * grouped_quantize, and rfi_fused_of gives these calls to kernels that do not fuse them.
+ * X_quantize: an op X whose result, a matrix, is quantized with one scale for the tensor. It has the operands, results
+ * and attributes of X, then a scale and five results for each quantized matrix, then `format` and `options`. Its bits
+ * are those of two calls, X and then quantize, and rfi_fused_of gives these calls to kernels that do not fuse them.
  */
 #ifndef RFI_FUSED_H
 #define RFI_FUSED_H
@@ -13,28 +12,26 @@
 #include "ops/call.h"
 #include "ops/quant/scaled.h"
 
-/* Op, its quantizer, number of operands, results and attributes, first and number of quantized results. */
-#define RFI_FUSED_OPS(X)                              \
-  X(swiglu, quantize, 2, 1, 0, 0, 1)                  \
-  X(swiglu_bwd, quantize, 3, 2, 0, 0, 2)              \
-  X(rmsnorm, quantize, 2, 2, 1, 0, 1)                 \
-  X(add_rmsnorm, quantize, 3, 3, 1, 1, 1)             \
-  X(layernorm, quantize, 3, 3, 1, 0, 1)               \
-  X(add_layernorm, quantize, 4, 4, 1, 1, 1)           \
-  X(swiglu_weighted, grouped_quantize, 3, 1, 0, 0, 1) \
-  X(moe_permute, grouped_quantize, 4, 1, 0, 0, 1)
+/* Op, number of operands, results and attributes, first quantized result, number of quantized results. */
+#define RFI_FUSED_OPS(X)        \
+  X(swiglu, 2, 1, 0, 0, 1)      \
+  X(swiglu_bwd, 3, 2, 0, 0, 2)  \
+  X(rmsnorm, 2, 2, 1, 0, 1)     \
+  X(add_rmsnorm, 3, 3, 1, 1, 1) \
+  X(layernorm, 3, 3, 1, 0, 1)   \
+  X(add_layernorm, 4, 4, 1, 1, 1)
 
 enum { RFI_FUSED_MOST = 4, RFI_FUSED_PARTS = 2, RFI_FUSED_RESULTS = 5 /* per quantized result */ };
 
 typedef struct rfi_fused_form {
-  rfi_opcode op, quantizer, fused;
+  rfi_opcode op, fused;
   int n_in, n_out, n_attrs, first, parts;
 } rfi_fused_form;
 
 /* The form whose separate or fused op has this code; false: there is none. */
 static inline bool rfi_fused_find(rfi_opcode code, bool fused, rfi_fused_form *form) {
-#define RFI_FUSED_ROW(name, quantizer, n_in, n_out, n_attrs, first, parts) \
-  {RFI_OP_##name, RFI_OP_##quantizer, RFI_OP_##name##_quantize, n_in, n_out, n_attrs, first, parts},
+#define RFI_FUSED_ROW(name, n_in, n_out, n_attrs, first, parts) \
+  {RFI_OP_##name, RFI_OP_##name##_quantize, n_in, n_out, n_attrs, first, parts},
   static const rfi_fused_form forms[] = {RFI_FUSED_OPS(RFI_FUSED_ROW)};
 #undef RFI_FUSED_ROW
   for (size_t i = 0; i < sizeof forms / sizeof *forms; i++)
@@ -45,17 +42,7 @@ static inline bool rfi_fused_find(rfi_opcode code, bool fused, rfi_fused_form *f
   return false;
 }
 
-/* Whether groups of rows are quantized. Then operand n_in is their offsets. */
-static inline bool rfi_fused_grouped(const rfi_fused_form *form) { return form->quantizer == RFI_OP_grouped_quantize; }
-/* The operand of X_quantize, and of the quantizer, that is a scale. */
-static inline int rfi_fused_scale(const rfi_fused_form *form, int part) {
-  return form->n_in + rfi_fused_grouped(form) + part;
-}
-static inline int rfi_quantizer_scale(const rfi_fused_form *form) {
-  return rfi_fused_grouped(form) ? (int)RFI_IN_grouped_quantize_scale : (int)RFI_IN_quantize_scale;
-}
-
-/* Results of the quantizer in the order of X_quantize. */
+/* Results of quantize in the order of X_quantize. */
 static inline int rfi_fused_result(int k) {
   static const int of[RFI_FUSED_RESULTS] = {RFI_OUT_quantize_row, RFI_OUT_quantize_col, RFI_OUT_quantize_row_scale,
                                             RFI_OUT_quantize_col_scale, RFI_OUT_quantize_amax};
@@ -65,7 +52,7 @@ static inline int rfi_fused_result(int k) {
 typedef struct rfi_fused {
   rfi_fused_form form;
   rfi_arg made[RFI_FUSED_MOST]; /* results of X */
-  rfi_arg in[RFI_FUSED_PARTS][3], out[RFI_FUSED_PARTS][RFI_Q_RESULTS];
+  rfi_arg in[RFI_FUSED_PARTS][2], out[RFI_FUSED_PARTS][RFI_Q_RESULTS];
   rfi_attr attr[5];
   rfi_call op, quantize[RFI_FUSED_PARTS];
   size_t scratch; /* bytes of the workspace before that of the calls: unused results of X that are quantized */
@@ -97,15 +84,13 @@ static inline void rfi_fused_of(const rfi_call *call, rfi_opcode code, rfi_fused
   f->attr[RFI_AT_quantize_options] = call->attr[form->n_attrs + 1];
   f->attr[RFI_AT_quantize_scaling].i = RFR_SCALING_TENSOR;
   for (int p = 0; p < form->parts; p++) {
-    const int from = rfi_fused_scale(form, p), to = rfi_quantizer_scale(form);
     f->in[p][RFI_IN_quantize_x] = f->made[form->first + p];
-    if (rfi_fused_grouped(form)) f->in[p][RFI_IN_grouped_quantize_offsets] = call->in[form->n_in];
-    if (from < call->n_in) f->in[p][to] = call->in[from];
-    else f->in[p][to].type.rank = -1;
+    if (form->n_in + p < call->n_in) f->in[p][RFI_IN_quantize_scale] = call->in[form->n_in + p];
+    else f->in[p][RFI_IN_quantize_scale].type.rank = -1;
     for (int k = 0; k < RFI_FUSED_RESULTS; k++)
       f->out[p][rfi_fused_result(k)] = call->out[form->n_out + p * RFI_FUSED_RESULTS + k];
     f->quantize[p] = f->op;
-    f->quantize[p].n_in = rfi_quantizer_scale(form) + 1, f->quantize[p].in = f->in[p];
+    f->quantize[p].n_in = 2, f->quantize[p].in = f->in[p];
     f->quantize[p].n_out = RFI_Q_RESULTS, f->quantize[p].out = f->out[p];
     f->quantize[p].attr = f->attr;
   }

@@ -17,18 +17,14 @@
 
 /* ---- the two calls ---- */
 
-static const rfi_cuda_kernel &quantizer_of(const rfi_fused &f) {
-  return rfi_fused_grouped(&f.form) ? RFI_CUDA(grouped_quantize) : RFI_CUDA(quantize);
-}
-
 static rfr_status run_both(const rfi_fused &f, const rfi_cuda_kernel &op) {
   rfr_status s = op.run(&f.op);
-  for (int p = 0; p < f.form.parts && s == RFR_OK; p++) s = quantizer_of(f).run(&f.quantize[p]);
+  for (int p = 0; p < f.form.parts && s == RFR_OK; p++) s = RFI_CUDA(quantize).run(&f.quantize[p]);
   return s;
 }
 
 static size_t workspace_both(const rfi_fused &f, const rfi_cuda_kernel &op) {
-  const size_t first = op.workspace ? op.workspace(&f.op) : 0, then = quantizer_of(f).workspace(&f.quantize[0]);
+  const size_t first = op.workspace ? op.workspace(&f.op) : 0, then = RFI_CUDA(quantize).workspace(&f.quantize[0]);
   return f.scratch + (first > then ? first : then);
 }
 
@@ -36,13 +32,11 @@ static size_t workspace_both(const rfi_fused &f, const rfi_cuda_kernel &op) {
 
 static bool is_aligned(const rfr_arg &x) { return (uintptr_t)x.data % 16 == 0; }
 
-/* Whether the tiles take the call; an absent operand or result is at NULL. Groups: not if the result is stored too,
- * because tiles leave out rows of no group. */
+/* Whether the tiles take the call; an absent operand or result is at NULL. */
 static bool is_full(const rfr_call *c, const rfi_fused &f) {
   const rfr_type *y = &f.made[f.form.first].type;
-  const bool grouped = rfi_fused_grouped(&f.form);
-  if (y->dtype == RFR_F32 || y->shape[0] == 0 || y->shape[1] == 0 || y->shape[1] % RFI_CODES_SIDE != 0) return false;
-  if (grouped ? c->out[f.form.first].data != NULL : y->shape[0] % RFI_CODES_SIDE != 0) return false;
+  if (y->dtype == RFR_F32 || y->shape[0] == 0 || y->shape[1] == 0) return false;
+  if (y->shape[0] % RFI_CODES_SIDE != 0 || y->shape[1] % RFI_CODES_SIDE != 0) return false;
   for (int k = 0; k < f.form.n_in; k++)
     if (!is_aligned(c->in[k])) return false;
   for (int j = 0; j < c->n_out; j++)
@@ -54,10 +48,9 @@ enum { FOUND = 256 }; /* bytes of the workspace for the largest magnitudes, padd
 
 /* The quantized matrix p; its largest magnitude is in the result amax, or in `found`. */
 static rfi_codes codes_of(const rfr_call *c, const rfi_fused &f, int p, uint32_t *found) {
-  const rfr_arg *out = f.out[p], &scale = f.in[p][rfi_quantizer_scale(&f.form)];
+  const rfr_arg *out = f.out[p], &scale = f.in[p][RFI_IN_quantize_scale];
   rfi_codes to = {};
   to.given = scale.type.rank >= 0 ? (const float *)scale.data : NULL;
-  to.given_stride = to.given ? scale.stride[0] : 0;
   to.largest = (uint32_t *)out[RFI_OUT_quantize_amax].data;
   if (!to.largest && !to.given) to.largest = found + p;
   to.row = (uint8_t *)out[RFI_OUT_quantize_row].data, to.col = (uint8_t *)out[RFI_OUT_quantize_col].data;
@@ -69,50 +62,29 @@ static rfi_codes codes_of(const rfr_call *c, const rfi_fused &f, int p, uint32_t
   return to;
 }
 
-template <typename T, class S, class LAYOUT>
-static rfr_status run_layout(const rfr_call *c, const rfi_fused &f, const S &source, const LAYOUT &layout,
-                             int64_t slices, unsigned tiles, uint32_t *found, bool backwards) {
+template <typename T, class S>
+static rfr_status run_tiles(const rfr_call *c, const rfi_fused &f, const S &source, uint32_t *found, bool backwards) {
   rfi_codes_of<S::PARTS> to;
   to.backwards = backwards;
   bool given = true, noted = false;
-  const int64_t K = f.made[f.form.first].type.shape[1];
+  const rfr_type *y = &f.made[f.form.first].type;
+  const int64_t M = y->shape[0], K = y->shape[1];
   cudaStream_t stream = rfi_stream(c);
   for (int p = 0; p < S::PARTS; p++) {
     to.part[p] = codes_of(c, f, p, found);
     given = given && to.part[p].given, noted = noted || to.part[p].largest;
-    if (to.part[p].largest) cudaMemsetAsync(to.part[p].largest, 0, sizeof(uint32_t) * (size_t)slices, stream);
+    if (to.part[p].largest) cudaMemsetAsync(to.part[p].largest, 0, sizeof(uint32_t), stream);
   }
-  enum { THREADS = RFI_CODES_THREADS };
-  if (given && noted) rfi_codes_tiles<T, S, true, true><<<tiles, THREADS, 0, stream>>>(source, to, layout, K);
-  else if (given) rfi_codes_tiles<T, S, true, false><<<tiles, THREADS, 0, stream>>>(source, to, layout, K);
+  const rfi_codes_slices slices = {M};
+  const unsigned tiles = (unsigned)(M / RFI_CODES_SIDE * (K / RFI_CODES_SIDE));
+  if (given && noted) rfi_codes_tiles<T, S, true, true><<<tiles, RFI_CODES_THREADS, 0, stream>>>(source, to, slices, K);
+  else if (given) rfi_codes_tiles<T, S, true, false><<<tiles, RFI_CODES_THREADS, 0, stream>>>(source, to, slices, K);
   else {
-    rfi_codes_tiles<T, S, false, true><<<tiles, THREADS, 0, stream>>>(source, to, layout, K);
+    rfi_codes_tiles<T, S, false, true><<<tiles, RFI_CODES_THREADS, 0, stream>>>(source, to, slices, K);
     to.backwards = !backwards;
-    rfi_codes_tiles<T, S, true, false><<<tiles, THREADS, 0, stream>>>(source, to, layout, K);
+    rfi_codes_tiles<T, S, true, false><<<tiles, RFI_CODES_THREADS, 0, stream>>>(source, to, slices, K);
   }
   return rfi_cuda_launched("tiles of codes");
-}
-
-template <typename T, class S>
-static rfr_status run_tiles(const rfr_call *c, const rfi_fused &f, const S &source, uint32_t *found, bool backwards) {
-  const rfr_type *y = &f.made[f.form.first].type;
-  const rfi_codes_slices slices = {y->shape[0]};
-  const unsigned tiles = (unsigned)(y->shape[0] / RFI_CODES_SIDE * (y->shape[1] / RFI_CODES_SIDE));
-  return run_layout<T>(c, f, source, slices, 1, tiles, found, backwards);
-}
-
-/* The same for groups of rows. */
-template <typename T, class S>
-static rfr_status run_group_tiles(const rfr_call *c, const rfi_fused &f, const S &source) {
-  const rfr_type *y = &f.made[f.form.first].type;
-  const rfr_arg *offsets = &c->in[f.form.n_in];
-  const int64_t groups = offsets->type.shape[0] - 1;
-  const rfi_codes_groups layout = {(const int32_t *)offsets->data, groups, y->shape[0],
-                                   rfi_group_columns(RFR_SCALING_TENSOR, y->shape[0], groups)};
-  const unsigned tiles = (unsigned)((y->shape[0] / RFI_CODES_SIDE + groups) * (y->shape[1] / RFI_CODES_SIDE));
-  rfi_quantize_clear(&f.quantize[0]);
-  if (tiles == 0) return RFR_OK;
-  return run_layout<T>(c, f, source, layout, groups, tiles, (uint32_t *)c->workspace, false);
 }
 
 /* ---- SwiGLU ---- */
@@ -210,58 +182,3 @@ NORM(add_layernorm, true)
 extern "C" const rfi_cuda_kernel RFI_CUDA(swiglu_quantize) = {run_swiglu, workspace_swiglu, rfi_takes_floats};
 extern "C" const rfi_cuda_kernel RFI_CUDA(swiglu_bwd_quantize) = {run_swiglu_bwd, workspace_swiglu_bwd,
                                                                   rfi_takes_floats};
-
-/* ---- rows of experts ---- */
-
-template <typename T> static rfi_source_swiglu_weighted<T> swiglu_weighted_of(const rfr_call *c) {
-  return {(const T *)c->in[0].data, (const T *)c->in[1].data, c->in[0].stride[0], c->in[1].stride[0], c->in[2].data,
-          c->in[2].type.dtype};
-}
-template <typename T> static rfi_source_permute<T> permute_of(const rfr_call *c) {
-  const bool weighted = c->in[RFI_IN_moe_permute_weight].type.rank >= 0;
-  const rfr_type *x = &c->in[RFI_IN_moe_permute_x].type, *place = &c->in[RFI_IN_moe_permute_place].type;
-  return {(const T *)c->in[RFI_IN_moe_permute_x].data,
-          (const int32_t *)c->in[RFI_IN_moe_permute_order].data,
-          weighted ? c->in[RFI_IN_moe_permute_weight].data : NULL,
-          weighted ? c->in[RFI_IN_moe_permute_weight].type.dtype : RFR_F32,
-          x->shape[0],
-          x->shape[1],
-          (int)place->shape[1]};
-}
-/* Gate and up may be halves of wider rows. */
-static bool has_full_groups(const rfr_call *c, const rfi_fused &f) {
-  const bool halves = f.form.op == RFI_OP_swiglu_weighted;
-  return is_full(c, f) &&
-         (!halves || (c->in[0].stride[0] % RFI_CODES_EACH == 0 && c->in[1].stride[0] % RFI_CODES_EACH == 0));
-}
-
-static rfr_status run_swiglu_weighted(const rfr_call *c) {
-  rfi_fused f;
-  rfi_fused_of(c, RFI_OP_swiglu_weighted_quantize, &f);
-  if (!has_full_groups(c, f)) return run_both(f, RFI_CUDA(swiglu_weighted));
-  return c->in[0].type.dtype == RFR_BF16 ? run_group_tiles<rfi_bf16>(c, f, swiglu_weighted_of<rfi_bf16>(c))
-                                         : run_group_tiles<rfi_f16>(c, f, swiglu_weighted_of<rfi_f16>(c));
-}
-static rfr_status run_moe_permute(const rfr_call *c) {
-  rfi_fused f;
-  rfi_fused_of(c, RFI_OP_moe_permute_quantize, &f);
-  if (!has_full_groups(c, f)) return run_both(f, RFI_CUDA(moe_permute));
-  return c->in[0].type.dtype == RFR_BF16 ? run_group_tiles<rfi_bf16>(c, f, permute_of<rfi_bf16>(c))
-                                         : run_group_tiles<rfi_f16>(c, f, permute_of<rfi_f16>(c));
-}
-static size_t workspace_groups(const rfr_call *c, rfi_opcode code, const rfi_cuda_kernel &op) {
-  rfi_fused f;
-  rfi_fused_of(c, code, &f);
-  return has_full_groups(c, f) ? sizeof(uint32_t) * (size_t)c->in[f.form.n_in].type.shape[0] : workspace_both(f, op);
-}
-static size_t workspace_swiglu_weighted(const rfr_call *c) {
-  return workspace_groups(c, RFI_OP_swiglu_weighted_quantize, RFI_CUDA(swiglu_weighted));
-}
-static size_t workspace_moe_permute(const rfr_call *c) {
-  return workspace_groups(c, RFI_OP_moe_permute_quantize, RFI_CUDA(moe_permute));
-}
-
-extern "C" const rfi_cuda_kernel RFI_CUDA(swiglu_weighted_quantize) = {run_swiglu_weighted, workspace_swiglu_weighted,
-                                                                       rfi_takes_floats};
-extern "C" const rfi_cuda_kernel RFI_CUDA(moe_permute_quantize) = {run_moe_permute, workspace_moe_permute,
-                                                                   rfi_takes_floats};

@@ -13,10 +13,7 @@ RFT_REF(rmsnorm);
 RFT_REF(add_rmsnorm);
 RFT_REF(layernorm);
 RFT_REF(add_layernorm);
-RFT_REF(swiglu_weighted);
-RFT_REF(moe_permute);
 RFT_REF(quantize);
-RFT_REF(grouped_quantize);
 
 /* References take f64, so the results of X have memory of their own. X's result is rounded as X rounds it. */
 static void both(const rfi_call *call, rfi_opcode code, void (*op)(const rfi_call *)) {
@@ -33,8 +30,7 @@ static void both(const rfi_call *call, rfi_opcode code, void (*op)(const rfi_cal
     double *value = x->data;
     for (int64_t i = 0; i < rfi_count(&x->type); i++) value[i] = rft_round(value[i]);
     f.in[p][RFI_IN_quantize_x].data = value;
-    if (rfi_fused_grouped(&f.form)) RFT_NAME(grouped_quantize)(&f.quantize[p]);
-    else RFT_NAME(quantize)(&f.quantize[p]);
+    RFT_NAME(quantize)(&f.quantize[p]);
   }
   for (int j = 0; j < f.form.n_out; j++) free(own[j]);
 }
@@ -45,8 +41,6 @@ RFT_REF(rmsnorm_quantize) { both(call, RFI_OP_rmsnorm_quantize, RFT_NAME(rmsnorm
 RFT_REF(add_rmsnorm_quantize) { both(call, RFI_OP_add_rmsnorm_quantize, RFT_NAME(add_rmsnorm)); }
 RFT_REF(layernorm_quantize) { both(call, RFI_OP_layernorm_quantize, RFT_NAME(layernorm)); }
 RFT_REF(add_layernorm_quantize) { both(call, RFI_OP_add_layernorm_quantize, RFT_NAME(add_layernorm)); }
-RFT_REF(swiglu_weighted_quantize) { both(call, RFI_OP_swiglu_weighted_quantize, RFT_NAME(swiglu_weighted)); }
-RFT_REF(moe_permute_quantize) { both(call, RFI_OP_moe_permute_quantize, RFT_NAME(moe_permute)); }
 
 RFT_CASES(swiglu_quantize) = {"swiglu_quantize(f[7,13], f[7,13]) format=e4m3",
                               "swiglu_quantize(f[1,37], f[1,37], F[1]=37.5) format=e4m3",
@@ -88,16 +82,4 @@ RFT_CASES(add_layernorm_quantize) = {
     "add_layernorm_quantize(f[0,5], f[0,5], f[5], f[5]) eps=1e-5 format=e5m2",
     "add_layernorm_quantize(f[256,384], f[256,384], f[384], f[384], F[1]=3) eps=1e-5 format=e4m3",
     "add_layernorm_quantize(f[128,1024], f[128,1024], F[1024], _) eps=1e-5 format=e5m2 options=1",
-    NULL};
-RFT_CASES(swiglu_weighted_quantize) = {
-    "swiglu_weighted_quantize(f[7,13], f[7,13], f[7], i[4]=0,3,3,6) format=e4m3",
-    "swiglu_weighted_quantize(f[0,5], f[0,5], f[0], i[2]=0,0) format=e5m2",
-    "swiglu_weighted_quantize(f[300,128], f[300,128], F[300], i[4]=0,131,131,290, F[3]=7) format=e4m3",
-    "swiglu_weighted_quantize(f[200,256], f[200,256], f[200], i[3]=3,131,200) format=e5m2 options=1", NULL};
-RFT_CASES(moe_permute_quantize) = {
-    "moe_permute_quantize(f[3,7], i[6]=4,0,3,5,1,2, i[3,2]=1,4,5,2,0,3, _, i[4]=0,2,2,6) format=e4m3",
-    "moe_permute_quantize(f[3,5], i[6]=4,0,3,1,-1,-1, i[3,2]=1,3,-1,2,0,-1, f[3,2], i[3]=0,2,4, F[2]=7) format=e5m2",
-    "moe_permute_quantize(f[3,128], i[6]=4,0,3,5,1,2, i[3,2]=1,4,5,2,0,3, _, i[4]=0,2,2,6, F[3]=3) format=e4m3",
-    "moe_permute_quantize(f[3,256], i[6]=4,0,3,1,-1,-1, i[3,2]=1,3,-1,2,0,-1, F[3,2], i[3]=0,2,4) format=e4m3",
-    "moe_permute_quantize(f[3,384], i[6]=4,0,3,5,1,2, i[3,2]=1,4,5,2,0,3, f[3,2], i[4]=0,2,2,6) format=e5m2 options=1",
     NULL};

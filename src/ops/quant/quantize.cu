@@ -639,15 +639,11 @@ static plan plan_of(const rfr_call *c, bool grouped) {
   return p;
 }
 
-void rfi_quantize_clear(const rfr_call *c) {
-  clear(plan_of(c, true), rfi_scaling_info_of(c->attr[RFI_AT_quantize_scaling].i).block, rfi_stream(c));
-}
-
 static rfr_status run_any(const rfr_call *c, bool grouped) {
   const plan p = plan_of(c, grouped);
   const int block = rfi_scaling_info_of(c->attr[RFI_AT_quantize_scaling].i).block;
   const bool needs_amax = p.amax || p.scale == RFR_E4M3 || (block == 0 && !p.given);
-  if (grouped) rfi_quantize_clear(c);
+  if (grouped) clear(p, block, rfi_stream(c));
   RFI_WITH_FLOAT(c->in[0].type.dtype, T, launch<T>(p, block, needs_amax, rfi_stream(c)))
   return rfi_cuda_launched("quantize");
 }

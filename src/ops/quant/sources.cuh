@@ -5,7 +5,6 @@
 #ifndef RFI_SOURCES_CUH
 #define RFI_SOURCES_CUH
 
-#include "backend/cuda/any_type.cuh"
 #include "ops/elementwise/logistic.cuh"
 #include "ops/norm/norm.cuh"
 #include "ops/quant/codes.cuh"
@@ -25,61 +24,6 @@ template <typename T> struct rfi_source_swiglu {
   __device__ void give(const raw &r, const column &, float (&y)[1][RFI_CODES_EACH]) const {
 #pragma unroll
     for (int k = 0; k < RFI_CODES_EACH; k++) y[0][k] = rfi_swiglu<T>(rfi_widen(r.gate.x[k]), rfi_widen(r.up.x[k]));
-  }
-};
-
-/* SwiGLU of rows with a weight each. */
-template <typename T> struct rfi_source_swiglu_weighted {
-  enum { PARTS = 1, FLIGHT = 2 };
-  const T *gate, *up;
-  int64_t gate_down, up_down;
-  const void *weight;
-  rfr_dtype weight_type;
-  typedef rfi_no_column column;
-  struct raw {
-    rfi_pack<T, RFI_CODES_EACH> gate, up;
-    float weight;
-  };
-  __device__ column at(int64_t) const { return column(); }
-  __device__ raw fetch(int64_t, int64_t i, int64_t j) const {
-    return {rfi_load8(gate + i * gate_down + j), rfi_load8(up + i * up_down + j), rfi_load(weight, weight_type, i)};
-  }
-  __device__ void give(const raw &r, const column &, float (&y)[1][RFI_CODES_EACH]) const {
-#pragma unroll
-    for (int k = 0; k < RFI_CODES_EACH; k++)
-      y[0][k] = rfi_swiglu<T>(rfi_widen(r.gate.x[k]), rfi_widen(r.up.x[k]), r.weight);
-  }
-};
-
-/* Rows of tokens in the order of their experts; a row without a slot is zero. */
-template <typename T> struct rfi_source_permute {
-  enum { PARTS = 1, FLIGHT = 4 };
-  const T *x;
-  const int32_t *order;
-  const void *weight; /* NULL: ones */
-  rfr_dtype weight_type;
-  int64_t tokens, columns;
-  int k; /* slots of a token */
-  typedef rfi_no_column column;
-  struct raw {
-    rfi_pack<T, RFI_CODES_EACH> x;
-    float weight;
-  };
-  __device__ column at(int64_t) const { return column(); }
-  __device__ raw fetch(int64_t, int64_t i, int64_t j) const {
-    raw r = {};
-    const int slot = __ldg(order + i);
-    if (slot < 0 || slot / k >= tokens) return r;
-    r.x = rfi_load8(x + (int64_t)(slot / k) * columns + j);
-    r.weight = weight ? rfi_load(weight, weight_type, slot) : 1.0f;
-    return r;
-  }
-  __device__ void give(const raw &r, const column &, float (&y)[1][RFI_CODES_EACH]) const {
-#pragma unroll
-    for (int k = 0; k < RFI_CODES_EACH; k++) {
-      y[0][k] = rfi_widen(r.x.x[k]);
-      if (weight) y[0][k] *= r.weight; /* without weights the sign of a NaN stays */
-    }
   }
 };
 
