@@ -166,6 +166,20 @@ static rfr_status all_gather(mpi_comm *c, const rfi_collective *w) {
   return RFR_OK;
 }
 
+static rfr_status all_to_all(mpi_comm *c, const rfi_collective *w) {
+  const int64_t bytes = w->n * rfi_collective_element(w->dtype), own = c->comm.rank * bytes;
+  const char *from = w->from;
+  char *to = w->to;
+  memcpy(to + own, from + own, (size_t)bytes);
+  for (int64_t done = 0; done < bytes; done += CHUNK) {
+    const int64_t m = least(bytes - done, CHUNK);
+    for (int r = 0; r < c->comm.size; r++)
+      if (r != c->comm.rank) RFI_TRY(start(c, r, from + r * bytes + done, m, to + r * bytes + done, m));
+    RFI_TRY(wait_for_all(c));
+  }
+  return RFR_OK;
+}
+
 /* The terms of a sum: this rank's, and the others' in staging memory. */
 typedef struct terms {
   const mpi_comm *c;
@@ -243,8 +257,10 @@ static rfr_status run(rfr_comm *comm, const rfi_collective *w, void *stream) {
   switch (w->kind) {
     case RFI_ALL_GATHER: return all_gather(c, w);
     case RFI_REDUCE_SCATTER: return reduce_scatter(c, w);
-    default: return all_reduce(c, w);
+    case RFI_ALL_REDUCE: return all_reduce(c, w);
+    case RFI_ALL_TO_ALL: return all_to_all(c, w);
   }
+  return RFR_OK;
 }
 
 /* ---- joining and leaving ---- */
