@@ -47,7 +47,7 @@ if(RFR_ONEDNN AND RFR_OPENMP)
     target_include_directories(refrain_onednn PRIVATE include src ${DNNL_INCLUDE})
     set(RFR_AMX_FLAGS -march=x86-64-v4 -mavx512bf16 -mamx-tile -mamx-bf16)
     check_c_compiler_flag("${RFR_AMX_FLAGS}" RFR_HAS_AMX)
-    if(RFR_HAS_AMX) # the file runs only where the engine has asked for the matrix unit
+    if(RFR_HAS_AMX) # the file runs only where the CPU has AVX512-BF16 at least
       set_source_files_properties(src/backend/onednn/panel_gemm.c PROPERTIES COMPILE_OPTIONS "${RFR_AMX_FLAGS}")
     endif()
     target_link_libraries(refrain_onednn PRIVATE ${DNNL_LIBRARY} $<TARGET_NAME_IF_EXISTS:OpenMP::OpenMP_C>)

@@ -63,7 +63,7 @@ foreach(name ops_test cli_test cli_plan_test cli_runs_test)
 endforeach()
 
 # These tests replace the backend of their programs.
-foreach(name backend_faults_test debug_test graphs_faults_test load_weights_test tune_test)
+foreach(name backend_faults_test debug_test fuse_gelu_test graphs_faults_test load_weights_test tune_test)
   target_link_options(${name} PRIVATE -Wl,--wrap=rfi_backend_find)
 endforeach()
 

@@ -115,7 +115,7 @@ def gpt(V, T, d, L, h):
             return s.tail(x, targets)
 
         def tail(s, x, targets):
-            return F.cross_entropy(s.head(s.n(x)).view(-1, V).float(), targets.view(-1))
+            return F.cross_entropy(s.head(s.n(x)).reshape(-1, V).float(), targets.reshape(-1))
 
     return GPT()
 
@@ -189,7 +189,7 @@ def llama(V, T, d, L, h, kv, ff, theta=500000.0):
             return s.tail(x, targets)
 
         def tail(s, x, targets):
-            return F.cross_entropy(s.head(s.n(x)).view(-1, V).float(), targets.view(-1))
+            return F.cross_entropy(s.head(s.n(x)).reshape(-1, V).float(), targets.reshape(-1))
 
     return Llama()
 

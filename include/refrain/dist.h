@@ -64,6 +64,9 @@ RFR_API rfr_status rfr_comm_all_gather(rfr_comm *c, const void *from, void *to, 
 RFR_API rfr_status rfr_comm_reduce_scatter(rfr_comm *c, const void *from, void *to, int64_t n, rfr_dtype dtype);
 /* Both have n elements, and may be the same memory. */
 RFR_API rfr_status rfr_comm_all_reduce(rfr_comm *c, const void *from, void *to, int64_t n, rfr_dtype dtype);
+/* Both have n elements per rank and are different memory: part r of `to` is this rank's part of rank r's `from`. Any
+ * type of whole bytes. */
+RFR_API rfr_status rfr_comm_all_to_all(rfr_comm *c, const void *from, void *to, int64_t n, rfr_dtype dtype);
 
 #ifdef __cplusplus
 }

@@ -329,6 +329,8 @@ RFR_API rfr_value rfr_all_gather_at(rfr_trace *t, rfr_source at, rfr_value x, in
 RFR_API rfr_value rfr_reduce_scatter_at(rfr_trace *t, rfr_source at, rfr_value x, int ranks);
 /* The sum of every rank's x. */
 RFR_API rfr_value rfr_all_reduce_at(rfr_trace *t, rfr_source at, rfr_value x, int ranks);
+/* x's rows are one part per rank: part r of the result is this rank's part of rank r's x. Any type of whole bytes. */
+RFR_API rfr_value rfr_all_to_all_at(rfr_trace *t, rfr_source at, rfr_value x, int ranks);
 
 /* ---- gradients ---- */
 
@@ -504,6 +506,7 @@ RFR_API rfr_value rfr_text_end_at(rfr_trace *t, rfr_source at, rfr_value cursor,
 #define rfr_all_gather(t, x, ranks) rfr_all_gather_at(t, RFR_HERE, x, ranks)
 #define rfr_reduce_scatter(t, x, ranks) rfr_reduce_scatter_at(t, RFR_HERE, x, ranks)
 #define rfr_all_reduce(t, x, ranks) rfr_all_reduce_at(t, RFR_HERE, x, ranks)
+#define rfr_all_to_all(t, x, ranks) rfr_all_to_all_at(t, RFR_HERE, x, ranks)
 #define rfr_gradient(t, loss, w, to) rfr_gradient_at(t, RFR_HERE, loss, w, to)
 #define rfr_gradient_onto(t, loss, w, onto) rfr_gradient_onto_at(t, RFR_HERE, loss, w, onto)
 #define rfr_step_block(t) rfr_step_block_at(t, RFR_HERE)

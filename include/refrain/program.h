@@ -30,7 +30,7 @@ extern "C" {
 typedef struct rfr_programs rfr_programs;
 
 /* The passes in their order; "record" names the trace before the first. */
-#define RFR_PASSES(X) X(autodiff) X(quantize) X(prune) X(fuse) X(recompute) X(lower)
+#define RFR_PASSES(X) X(autodiff) X(quantize) X(prune) X(fuse) X(recompute) X(shard) X(lower)
 
 /* Values that the backward reads: kept, or recomputed. Holds for ops that rfr_set_recompute left at auto. */
 typedef enum rfr_recompute {
@@ -38,6 +38,15 @@ typedef enum rfr_recompute {
   RFR_RECOMPUTE_ALL,  /* all are recomputed that lower the peak */
   RFR_RECOMPUTE_AUTO, /* as many are recomputed, cheapest first, as the budget demands */
 } rfr_recompute;
+
+/* Tensors of a data-parallel step of which each rank keeps a part. All modes have the same bits. The updates and the
+ * norm must read gradients through rfr_all_reduce over all ranks. A sharded tensor is an input of one dimension:
+ * ceil(n / ranks) elements rounded up to 256, the parts of all ranks in rank order with zeros at the end. */
+typedef enum rfr_shard {
+  RFR_SHARD_NONE,      /* nothing */
+  RFR_SHARD_OPTIMIZER, /* trainable parameters, moments and master copies; parameters are gathered once per step */
+  RFR_SHARD_FULL,      /* also frozen parameters; each layer is gathered for its forward and for its backward */
+} rfr_shard;
 
 /* A choice that a tuned compile made by measuring. `name` has shapes and types, `value` the algorithm. */
 typedef struct rfr_choice {
@@ -50,7 +59,7 @@ typedef struct rfr_compile_options {
                           stream uses only bytes that the plan leaves over. Guards of `debug` do not count */
   int fuse;                /* 1: the fuse pass runs (default) */
   int prune;               /* 1: CSE, DCE and hoisting run (default); 0: autodiff's result is used as it is */
-  int64_t loss_chunk;      /* rows of logits at a time in a fused LM head; 0: 1024 on the CPU, 4096 on a GPU */
+  int64_t loss_chunk;      /* rows of logits at a time in a fused LM head; 0: 1024 on the CPU, 4096 to 6144 on a GPU */
   int debug;               /* 1: every value has guarded bytes of its own, dead buffers are filled with NaN (floats) or
                           -1 (integers), and every result is checked for NaN */
   int keep_traces;         /* 1: rfr_programs_trace can give the trace after each pass */
@@ -59,10 +68,11 @@ typedef struct rfr_compile_options {
                            bits; 0: the library's first one (default) */
   const rfr_choice *choices; /* with tune: take these choices of an earlier compile, measure nothing. NULL: measure */
   int n_choices;
-  rfr_comm *comm; /* of collective ops, this rank's end; outlives the programs. NULL: there are none, or of one rank */
-  int plan_only;  /* 1: plan, but allocate no memory for the programs. All queries of the plan work; data pointers are
+  rfr_comm *comm;  /* of collective ops, this rank's end; outlives the programs. NULL: there are none, or of one rank */
+  int plan_only;   /* 1: plan, but allocate no memory for the programs. All queries of the plan work; data pointers are
                      NULL; calls that run, read or write fail with program.plan_only. A plan over `budget` is not an
                      error: compare planned_bytes. `tune` measures nothing */
+  rfr_shard shard; /* over the ranks of `comm`; default: none. Errors: dist.shard, naming the tensor */
 } rfr_compile_options;
 RFR_API rfr_compile_options rfr_compile_options_default(void);
 
@@ -217,7 +227,7 @@ typedef struct rfr_memory {
 /* Works with `plan_only` too. Errors: argument (NULL), memory.alloc. */
 RFR_API rfr_status rfr_programs_memory(const rfr_programs *p, rfr_memory *out);
 
-/* The trace of a program after a pass ("record", "autodiff", "prune", "fuse", "recompute",
+/* The trace of a program after a pass ("record", "autodiff", "prune", "fuse", "recompute", "shard",
  * "lower"); NULL if it was not kept. Borrowed. */
 RFR_API const rfr_trace *rfr_program_trace(const rfr_programs *p, int program, const char *pass);
 /* The decisions of a pass, one line each with its reason. NULL for an unknown pass. Borrowed. */

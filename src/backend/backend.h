@@ -35,8 +35,9 @@ typedef struct rfi_bound { /* one op, ready to run */
   const rfi_opr *recorded; /* the op, for messages and profilers */
   rfi_call call;
   int64_t workspace;
-  bool on_side, waits; /* runs on the side stream; waits for all earlier ops of the side stream */
-  bool forks;          /* later ops of the side stream run after all ops enqueued before this one */
+  int side;   /* its number on the side stream, ascending from 1; 0: it runs on the main stream */
+  int waits;  /* the last op of the side stream, by number, that it runs after; 0: none */
+  bool forks; /* later ops of the side stream run after all ops enqueued before this one */
 } rfi_bound;
 
 typedef struct rfi_copy { /* a graph makes its copies before its ops */
@@ -54,7 +55,9 @@ typedef struct rfi_backend {
   bool branches;    /* it has a side stream */
   int guard;        /* bytes after the arena that no op may write */
   bool lora;        /* has kernels for lora_matmul */
+  bool gelu_bwd;    /* its GEMMs apply the gradient of GELU */
   int loss_chunk;   /* rows of logits at a time in an LM head, enough for efficient GEMMs */
+  int64_t (*loss_rows)(int64_t T, int64_t C); /* the same for T rows of C columns; NULL: loss_chunk */
   rfr_status (*open)(rfr_ctx *ctx, rfi_device **out);
   /* Later waits for the device also check that the other ranks are alive. Errors: dist.communicator, for one of another
    * device. NULL: collectives return when they are done. */
@@ -83,7 +86,8 @@ typedef struct rfi_backend {
   rfr_status (*choose)(rfi_device *d, int i, const char *stored, char value[RFI_CHOICE]);
 
   rfr_status (*run)(rfi_device *d, const rfi_bound *bound, int n); /* joins the side stream at the end */
-  rfr_status (*run_timed)(rfi_device *d, const rfi_bound *bound, double *seconds); /* one op; waits */
+  /* Runs the first op and those after it that share its launch, *many in all; waits. */
+  rfr_status (*run_timed)(rfi_device *d, const rfi_bound *bound, int n, int *many, double *seconds);
   rfr_status (*capture)(rfi_device *d, const rfi_copy *copies, int n_copies, const rfi_bound *bound, int n,
                         rfi_graph **out);
   /* `from`: a source for each copy, as in `move`; the destination itself means no copy. Not read without copies. */

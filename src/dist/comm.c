@@ -17,12 +17,14 @@ void rfr_comm_destroy(rfr_comm *c) {
   if (c) c->table->destroy(c);
 }
 
+static bool is_sum(rfi_collective_kind kind) { return kind == RFI_REDUCE_SCATTER || kind == RFI_ALL_REDUCE; }
+
 static rfr_status call(rfr_comm *c, rfi_collective_kind kind, const void *from, void *to, int64_t n, rfr_dtype dtype) {
   const rfi_collective what = {kind, dtype, n, from, to};
   int64_t bytes;
   RFI_TRY(rfi_check_handle(c, "rfr_comm"));
   const bool known = (unsigned)dtype < RFR_DTYPE_COUNT;
-  if (!known || rfr_dtype_bits(dtype) % 8 != 0 || (kind != RFI_ALL_GATHER && !rfi_collective_sums(dtype)))
+  if (!known || rfr_dtype_bits(dtype) % 8 != 0 || (is_sum(kind) && !rfi_collective_sums(dtype)))
     return rfi_fail(RFI_E_ARGUMENT, "%s of %s", rfi_collective_name(kind), known ? rfr_dtype_name(dtype) : "no type");
   if (n < 0 || (n > 0 && (!from || !to)))
     return rfi_fail(RFI_E_ARGUMENT, "%s of %lld elements, or without memory", rfi_collective_name(kind), (long long)n);
@@ -41,4 +43,8 @@ rfr_status rfr_comm_reduce_scatter(rfr_comm *c, const void *from, void *to, int6
 
 rfr_status rfr_comm_all_reduce(rfr_comm *c, const void *from, void *to, int64_t n, rfr_dtype dtype) {
   return call(c, RFI_ALL_REDUCE, from, to, n, dtype);
+}
+
+rfr_status rfr_comm_all_to_all(rfr_comm *c, const void *from, void *to, int64_t n, rfr_dtype dtype) {
+  return call(c, RFI_ALL_TO_ALL, from, to, n, dtype);
 }

@@ -11,12 +11,17 @@
 
 #include "refrain/dist.h"
 
-typedef enum rfi_collective_kind { RFI_ALL_GATHER, RFI_REDUCE_SCATTER, RFI_ALL_REDUCE } rfi_collective_kind;
+typedef enum rfi_collective_kind {
+  RFI_ALL_GATHER,
+  RFI_REDUCE_SCATTER,
+  RFI_ALL_REDUCE,
+  RFI_ALL_TO_ALL
+} rfi_collective_kind;
 
 typedef struct rfi_collective {
   rfi_collective_kind kind;
   rfr_dtype dtype;
-  int64_t n; /* elements of one rank's part */
+  int64_t n; /* elements of one rank's part; all_to_all sends and receives one part for each rank */
   const void *from;
   void *to;
 } rfi_collective;
@@ -36,7 +41,8 @@ struct rfr_comm { /* the first member of each kind's struct */
 };
 
 static inline const char *rfi_collective_name(rfi_collective_kind kind) {
-  return kind == RFI_ALL_GATHER ? "all_gather" : kind == RFI_REDUCE_SCATTER ? "reduce_scatter" : "all_reduce";
+  static const char *const names[] = {"all_gather", "reduce_scatter", "all_reduce", "all_to_all"};
+  return names[kind];
 }
 /* For a type of whole bytes; the CUDA module has no rfr_dtype_bits. */
 static inline int64_t rfi_collective_element(rfr_dtype dtype) {

@@ -94,6 +94,12 @@ static void values(rank *r) {
   result = j->in_place ? from : to;
   if (r->status == RFR_OK) r->status = rfr_comm_all_reduce(r->comm, from, result, j->n, j->dtype);
   if (r->status == RFR_OK) r->status = expect(result, want, part);
+  /* all_to_all */
+  for (int64_t i = 0; i < j->n * r->size; i++) put(j->dtype, from, i, term(r->number, i));
+  for (int64_t i = 0; i < j->n * r->size; i++)
+    put(j->dtype, want, i, term((int)(i / j->n), r->number * j->n + i % j->n));
+  if (r->status == RFR_OK) r->status = rfr_comm_all_to_all(r->comm, from, to, j->n, j->dtype);
+  if (r->status == RFR_OK) r->status = expect(to, want, all);
   free(from), free(to), free(want);
 }
 

@@ -55,7 +55,12 @@ rfi_pass_options rfi_program_pass_options(rfr_programs *p) {
   return (rfi_pass_options){.fuse = p->options.fuse,
                             .prune = p->options.prune,
                             .lora = p->backend->lora,
+                            .gelu_bwd = p->backend->gelu_bwd,
                             .loss_chunk = p->options.loss_chunk > 0 ? p->options.loss_chunk : p->backend->loss_chunk,
+                            .loss_rows = p->options.loss_chunk > 0 ? NULL : p->backend->loss_rows,
+                            .shard = p->options.shard,
+                            .ranks = rfr_comm_size(p->options.comm),
+                            .sharded = p->options.shard == RFR_SHARD_FULL && rfr_comm_size(p->options.comm) > 1,
                             .recompute = p->options.recompute,
                             .workspace = rfi_pass_workspaces,
                             .user = p};
@@ -101,26 +106,37 @@ static int64_t all_persistent_bytes(const rfr_programs *p) {
   return bytes;
 }
 
+static rfr_status plan_again(rfr_programs *p, rfi_program *g, const rfi_pass_options *o) {
+  const double start = rfi_now();
+  rfi_free(p->ctx, g->bound);
+  rfi_free(p->ctx, g->workspace);
+  rfi_plan_deinit(&g->plan);
+  g->bound = NULL;
+  g->workspace = NULL;
+  g->n_bound = g->n_load = 0;
+  g->flops = g->recomputed_flops = 0;
+  RFI_TRY(rfi_pipeline_redo(&g->pipeline, "recompute", o));
+  RFI_TRY(select_and_plan(p, g));
+  g->compile_seconds += rfi_now() - start;
+  return RFR_OK;
+}
+
 /* Programs share the step-scoped part. A program that exceeds the budget's rest is planned again with the cheapest
- * recompute level that fits, or with its smallest plan. */
+ * recompute level that fits, or with its smallest plan. `recompute` does not know the bytes that `shard` adds, so it
+ * gets a smaller budget then, by what the plan exceeded, and at last none. */
 static rfr_status meet_budget(rfr_programs *p) {
-  int64_t room = p->options.budget - all_persistent_bytes(p);
-  rfi_pass_options o = rfi_program_pass_options(p);
-  o.budget = room > 0 ? room : 1;
+  enum { MOST_TRIES = 4 };
+  const int64_t room = p->options.budget - all_persistent_bytes(p);
   for (int i = 0; i < p->n; i++) {
     rfi_program *g = &p->program[i];
-    if (g->plan.bytes <= room) continue;
-    rfi_free(p->ctx, g->bound);
-    rfi_free(p->ctx, g->workspace);
-    rfi_plan_deinit(&g->plan);
-    g->bound = NULL;
-    g->workspace = NULL;
-    g->n_bound = g->n_load = 0;
-    g->flops = g->recomputed_flops = 0;
-    const double start = rfi_now();
-    RFI_TRY(rfi_pipeline_redo(&g->pipeline, "recompute", &o));
-    RFI_TRY(select_and_plan(p, g));
-    g->compile_seconds += rfi_now() - start;
+    rfi_pass_options o = rfi_program_pass_options(p);
+    const int tries = o.ranks > 1 ? MOST_TRIES : 1;
+    o.budget = room;
+    for (int k = 0; k < tries && g->plan.bytes > room; k++) {
+      if (k > 0) o.budget -= g->plan.bytes - room;
+      if (o.budget < 1 || k == MOST_TRIES - 1) o.budget = 1; /* the smallest plan */
+      RFI_TRY(plan_again(p, g, &o));
+    }
   }
   return RFR_OK;
 }
@@ -130,15 +146,17 @@ static rfr_status meet_budget(rfr_programs *p) {
 /* Marks the bound ops of the side stream; side NULL: all ops run on one stream. */
 static void set_side(rfi_program *g, const rfi_side_op *side) {
   g->n_side_ops = 0;
-  for (int i = 0; i < g->n_bound; i++) g->bound[i].forks = false;
-  for (int i = 0, waiting = -1; i < g->n_bound; i++) {
+  for (int i = 0; i < g->n_bound; i++) {
+    g->bound[i].forks = false;
+    g->bound[i].side = g->bound[i].waits = 0;
+  }
+  for (int i = 0; side && i < g->n_bound; i++) {
     rfi_bound *b = &g->bound[i];
-    b->waits = b->op == waiting;
-    b->on_side = side && side[b->op].until > 0;
-    if (!b->on_side) continue;
-    g->n_side_ops++;
-    waiting = side[b->op].until; /* the same for all ops until then */
-    int from = i;
+    if (side[b->op].until == 0) continue;
+    b->side = ++g->n_side_ops;
+    int from = i, until = i + 1;
+    while (until < g->n_bound && g->bound[until].op < side[b->op].until) until++;
+    if (until < g->n_bound) g->bound[until].waits = b->side;
     while (g->bound[from].op > side[b->op].from) from--;
     g->bound[from].forks = true;
   }
@@ -350,9 +368,10 @@ static rfr_status check_arguments(rfr_ctx *ctx, int n, const rfr_trace *const *t
   for (int i = 0; i < n; i++) RFI_TRY(check_trace(ctx, i, n, traces[i]));
   if (!o) return RFR_OK;
   RFI_TRY(rfi_check_options("rfr_compile_options", o, o->size, sizeof *o));
-  if (o->budget < 0 || o->loss_chunk < 0 || (unsigned)o->recompute > RFR_RECOMPUTE_AUTO)
-    return rfi_fail(RFI_E_ARGUMENT, "rfr_compile_options: budget %lld, loss_chunk %lld, recompute %d",
-                    (long long)o->budget, (long long)o->loss_chunk, (int)o->recompute);
+  if (o->budget < 0 || o->loss_chunk < 0 || (unsigned)o->recompute > RFR_RECOMPUTE_AUTO ||
+      (unsigned)o->shard > RFR_SHARD_FULL)
+    return rfi_fail(RFI_E_ARGUMENT, "rfr_compile_options: budget %lld, loss_chunk %lld, recompute %d, shard %d",
+                    (long long)o->budget, (long long)o->loss_chunk, (int)o->recompute, (int)o->shard);
   if (o->choices && !o->tune) return rfi_fail(RFI_E_ARGUMENT, "rfr_compile_options: choices, but tune is off");
   for (int i = 0; o->choices && i < o->n_choices; i++)
     if (!o->choices[i].name || !o->choices[i].value)

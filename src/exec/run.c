@@ -58,19 +58,25 @@ static rfr_status read_share(rfr_programs *p, const rfi_opr *op, const rfi_call 
   return s;
 }
 
+/* Ops that shared a launch get its time in proportion to their bytes. */
 static rfr_status run_timed(rfr_programs *p, const rfi_program *g, rfi_bound *bound, int n, rfr_op_time *times) {
   const double begin = rfi_now();
-  for (int i = 0; i < n; i++) {
-    rfi_bound *b = &bound[i];
-    const rfi_opr *op = &g->trace->ops[b->op];
-    double seconds;
+  for (int i = 0, many; i < n; i += many) {
+    double seconds, bytes = 0;
     const double start = rfi_now();
-    RFI_TRY(rfi_name_op(p->backend->run_timed(p->device, b, &seconds), g->trace, g->name, b->op));
-    const rfi_cost cost = op->cost;
-    double share = 1;
-    RFI_TRY(read_share(p, op, &b->call, &share)); /* now: a later op may overwrite these values */
-    times[i] =
-        (rfr_op_time){b->op, b->kernel, start - begin, seconds, cost.flops * share, cost.bytes, first_float(&b->call)};
+    RFI_TRY(rfi_name_op(p->backend->run_timed(p->device, &bound[i], n - i, &many, &seconds), g->trace, g->name,
+                        bound[i].op));
+    for (int k = i; k < i + many; k++) bytes += g->trace->ops[bound[k].op].cost.bytes;
+    for (int k = i; k < i + many; k++) {
+      rfi_bound *b = &bound[k];
+      const rfi_opr *op = &g->trace->ops[b->op];
+      const rfi_cost cost = op->cost;
+      double share = 1;
+      RFI_TRY(read_share(p, op, &b->call, &share)); /* now: a later op may overwrite these values */
+      const double own = bytes > 0 ? seconds * cost.bytes / bytes : seconds / many;
+      times[k] =
+          (rfr_op_time){b->op, b->kernel, start - begin, own, cost.flops * share, cost.bytes, first_float(&b->call)};
+    }
   }
   return RFR_OK;
 }

@@ -14,6 +14,9 @@ enum { RFI_IN_lora_matmul_x, RFI_IN_lora_matmul_w, RFI_IN_lora_matmul_u, RFI_IN_
   RFI_IN_lora_matmul_acc };
 enum { RFI_OUT_lora_matmul_y };
 enum { RFI_AT_lora_matmul_tb, RFI_AT_lora_matmul_to };
+enum { RFI_IN_matmul_gelu_bwd_a, RFI_IN_matmul_gelu_bwd_b, RFI_IN_matmul_gelu_bwd_x };
+enum { RFI_OUT_matmul_gelu_bwd_dx };
+enum { RFI_AT_matmul_gelu_bwd_ta, RFI_AT_matmul_gelu_bwd_tb, RFI_AT_matmul_gelu_bwd_to };
 enum { RFI_IN_quantize_x, RFI_IN_quantize_scale, RFI_IN_quantize_step, RFI_IN_quantize_microbatch };
 enum { RFI_OUT_quantize_row, RFI_OUT_quantize_col, RFI_OUT_quantize_row_scale, RFI_OUT_quantize_col_scale,
   RFI_OUT_quantize_row_global, RFI_OUT_quantize_col_global, RFI_OUT_quantize_amax };
@@ -320,6 +323,11 @@ enum { RFI_AT_lr_schedule_kind, RFI_AT_lr_schedule_base, RFI_AT_lr_schedule_min,
   RFI_AT_lr_schedule_total, RFI_AT_lr_schedule_decay };
 enum { RFI_IN_grad_norm_zeros, RFI_IN_grad_norm_grads };
 enum { RFI_OUT_grad_norm_norm, RFI_OUT_grad_norm_skip, RFI_OUT_grad_norm_zeros1 };
+enum { RFI_IN_grad_squares_grads };
+enum { RFI_OUT_grad_squares_squares };
+enum { RFI_IN_norm_of_squares_zeros, RFI_IN_norm_of_squares_squares };
+enum { RFI_OUT_norm_of_squares_norm, RFI_OUT_norm_of_squares_skip, RFI_OUT_norm_of_squares_zeros1 };
+enum { RFI_AT_norm_of_squares_ranks };
 enum { RFI_IN_clip_scale_norm };
 enum { RFI_OUT_clip_scale_clip };
 enum { RFI_AT_clip_scale_max };
@@ -364,6 +372,9 @@ enum { RFI_AT_reduce_scatter_ranks };
 enum { RFI_IN_all_reduce_x };
 enum { RFI_OUT_all_reduce_y };
 enum { RFI_AT_all_reduce_ranks };
+enum { RFI_IN_all_to_all_x };
+enum { RFI_OUT_all_to_all_y };
+enum { RFI_AT_all_to_all_ranks };
 enum { RFI_IN_gradient_loss, RFI_IN_gradient_w, RFI_IN_gradient_onto };
 enum { RFI_OUT_gradient_g };
 enum { RFI_AT_gradient_to };

@@ -6,6 +6,11 @@
  * starts after the last op of the main stream that it conflicts with (searched only a few ops back). The first later op
  * of the main stream that conflicts with a side op waits for the side stream.
  *
+ * In a program with collectives over ranks the side stream has these alone, in their order, which is that of every
+ * rank. Each is waited for separately, by the first op of the main stream that conflicts with it. A reduction is read
+ * late, so the main stream waits for it after the next reductions begin: at most two groups of unreduced gradients are
+ * live.
+ *
  * Work is computed from shapes, so a trace has the same side stream on every device; steps with large ops have none. An
  * op's sums do not depend on its stream, so no bit depends on the side stream.
  */
@@ -93,6 +98,41 @@ static int walk(const rfr_trace *t, const int64_t *workspace, marks *m, rfi_side
   return n;
 }
 
+/* ---- collectives ---- */
+
+static bool is_collective(const rfi_opr *op) {
+  return (op->def->flags & RFI_COLLECTIVE) && op->attr[0].i > 1; /* over one rank it is a copy */
+}
+
+static bool has_collectives(const rfr_trace *t) {
+  bool found = false;
+  for (int i = 0; i < t->n_ops && !found; i++) found = is_collective(&t->ops[i]) && t->ops[i].phase != RFR_PHASE_LOAD;
+  return found;
+}
+
+/* The first op from i on that is on the main stream. */
+static int next_on_main(const rfr_trace *t, int i) {
+  while (i < t->n_ops && ((t->ops[i].def->flags & RFI_VIEW) || is_collective(&t->ops[i]))) i++;
+  return i;
+}
+
+/* The end of the next group of reductions after the group of op i; n_ops: there is none. */
+static int after_next_group(const rfr_trace *t, int i) {
+  int k = next_on_main(t, i);
+  while (k < t->n_ops && t->ops[k].def->code != RFI_OP_reduce_scatter) k++;
+  return next_on_main(t, k);
+}
+
+static void walk_collectives(const rfr_trace *t, rfi_side_op *side) {
+  for (int i = 0; i < t->n_ops; i++) {
+    if (!is_collective(&t->ops[i]) || t->ops[i].phase == RFR_PHASE_LOAD) continue;
+    const int most = t->ops[i].def->code == RFI_OP_reduce_scatter ? after_next_group(t, i) : t->n_ops;
+    int until = next_on_main(t, i);
+    while (until < most && !pair_conflicts(t, &t->ops[i], &t->ops[until])) until = next_on_main(t, until + 1);
+    side[i] = (rfi_side_op){i, until < most ? until : most};
+  }
+}
+
 rfr_status rfi_branch(const rfr_trace *t, const int64_t *workspace, rfi_side_op **out) {
   marks m = {0};
   rfr_status s;
@@ -100,6 +140,10 @@ rfr_status rfi_branch(const rfr_trace *t, const int64_t *workspace, rfi_side_op 
   RFI_GOTO(RFI_ALLOC(t->ctx, sizeof **out * (size_t)(t->n_ops + 1), out));
   RFI_GOTO(RFI_ALLOC(t->ctx, sizeof *m.read * (size_t)(t->n_values + 1), &m.read));
   RFI_GOTO(RFI_ALLOC(t->ctx, sizeof *m.written * (size_t)(t->n_values + 1), &m.written));
+  if (has_collectives(t)) {
+    walk_collectives(t, *out);
+    goto done;
+  }
   const bool any = walk(t, workspace, &m, *out) > 0;
   if (any) goto done;
 fail:

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The side stream: small ops of a step that run concurrently with the main stream.
+ * The side stream: small ops or collectives of a step that run concurrently with the main stream, in their order.
  */
 #ifndef RFI_BRANCH_H
 #define RFI_BRANCH_H

@@ -50,6 +50,33 @@ static void test_waits(void **state) {
   rfr_trace_destroy(t);
 }
 
+/* A gather is waited for by its reader; a reduction, if nothing reads it earlier, after the next one begins. */
+static void test_collectives(void **state) {
+  (void)state;
+  rfr_trace *t;
+  rfi_side_op *side;
+  const int64_t size = 100, workspace[12] = {0};
+  rfr_value reduced[3];
+  assert_int_equal(rfr_trace_create(ctx, &t), RFR_OK);
+  rfr_value a = rfr_fill(t, 1, RFR_F32, 1, &size), all = rfr_all_gather(t, a, 2);
+  rfr_set_phase(t, RFR_PHASE_WGRAD); /* with collectives small ops stay on the main stream */
+  rfr_copy(t, a);
+  rfr_copy(t, all);
+  for (int k = 0; k < 3; k++) {
+    reduced[k] = rfr_reduce_scatter(t, all, 2);
+    rfr_copy(t, a);
+  }
+  rfr_copy(t, reduced[0]);
+  rfr_copy(t, reduced[2]);
+  assert_int_equal(rfr_trace_finish(t), RFR_OK);
+  assert_int_equal(rfi_branch(t, workspace, &side), RFR_OK);
+  assert_non_null(side);
+  const rfi_side_op wanted[12] = {[1] = {1, 3}, [4] = {4, 7}, [6] = {6, 9}, [8] = {8, 11}};
+  assert_memory_equal(side, wanted, sizeof wanted);
+  rfi_free(ctx, side);
+  rfr_trace_destroy(t);
+}
+
 /* Copies of earlier values, a third of them of phase wgrad. */
 static rfr_trace *random_trace(uint64_t seed, int n) {
   rfr_trace *t;
@@ -117,6 +144,7 @@ static void test_bytes(void **state) {
 }
 
 int main(void) {
-  const struct CMUnitTest tests[] = {rft_context_test(test_waits), rft_context_test(test_bytes)};
+  const struct CMUnitTest tests[] = {rft_context_test(test_waits), rft_context_test(test_collectives),
+                                     rft_context_test(test_bytes)};
   return cmocka_run_group_tests_name("branch", tests, NULL, NULL);
 }

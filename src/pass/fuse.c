@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Fuse: six rewrites in this order.
+ * Fuse: these rewrites in this order, and those of adapters (fuse_lora.c).
  *
  *  loss head   logits = x wT (softcapped or not), cross_entropy(logits), its gradient (cast or not) and the two GEMMs
  * of
@@ -14,6 +14,8 @@
  *  packed      where one op computes all operands of such a concat (dq, dk and dv of attention, dgate and dup of
  *              SwiGLU), it writes them into the packed tensor. Exact.
  *  norms       the gradients of a norm and the add of the residual gradient become one op (fuse_norm.c). Exact.
+ *  gelu        a dgrad and the gradient of GELU after it become one GEMM, where the backend has it (fuse_gelu.c).
+ *              Changes bits.
  *  parts       sums of all slices of two results become one sum; a grouped wgrad whose slices are added onto separate
  *              gradients is split by group (fuse_parts.c). Exact.
  *  accumulate  add(g, product) or accumulate(product, g) becomes a GEMM that adds onto g in place: the weight gradient
@@ -150,6 +152,13 @@ static rfr_status emit_head(rfi_rewrite *r, const head *h, int64_t chunk, rfi_re
       (long long)rfi_bytes(&t->values[ce->in[0]].type) * (h->bwd >= 0 ? 2 : 1) * (h->softcap < 0 ? 1 : 2));
 }
 
+/* Rows of logits at a time in a head. */
+static int64_t rows_at_once(const rfi_rewriter *w, const head *h) {
+  const rfr_trace *t = w->to.from;
+  const rfr_type *x = &t->values[t->ops[h->logits].in[0]].type;
+  return w->o->loss_rows ? w->o->loss_rows(x->shape[0], x->shape[1]) : w->o->loss_chunk;
+}
+
 /* The fused op takes the place of the loss. */
 static void mark_heads(rfi_rewriter *w) {
   head h;
@@ -165,14 +174,14 @@ static rfr_status visit_head(rfi_rewriter *w, int i) {
   head h;
   const int forward = op->def->code == RFI_OP_token_loss_bwd ? w->to.from->values[op->in[3]].op : -1;
   if (forward >= 0 && match_head(w->to.from, w->uses, forward, &h) && h.bwd == i)
-    return append_head(&w->to, &h, w->o->loss_chunk, w->to.map[op->in[0]], (rfr_phase)op->phase);
+    return append_head(&w->to, &h, rows_at_once(w, &h), w->to.map[op->in[0]], (rfr_phase)op->phase);
   if (match_head(w->to.from, w->uses, i, &h)) {
     if (h.bwd >= 0 && !is_per_row(op)) w->skip[h.bwd] = true;
     if (h.softcap_bwd >= 0) w->skip[h.softcap_bwd] = true;
     if (h.cast >= 0) w->skip[h.cast] = true;
     if (h.dx >= 0) w->skip[h.dx] = true;
     if (h.dw >= 0) w->skip[h.dw] = true;
-    return emit_head(&w->to, &h, w->o->loss_chunk, w->report);
+    return emit_head(&w->to, &h, rows_at_once(w, &h), w->report);
   }
   if (op->def->code == RFI_OP_fill && w->to.map[op->out[0]] >= 0) return RFR_OK; /* already copied for a head */
   return rfi_rewrite_op(&w->to, i, NULL);
@@ -489,9 +498,9 @@ done:
 
 rfr_status rfi_pass_fuse(const rfr_trace *in, const rfi_pass_options *o, rfi_report *report, rfr_trace **out) {
   static rfr_status (*const rewrites[])(const rfr_trace *in, const rfi_pass_options *o, rfi_report *report,
-                                        rfr_trace **out) = {fuse_slices,          fuse_packed,        rfi_fuse_norms,
-                                                            rfi_fuse_parts,       rfi_fuse_own_parts, rfi_fuse_lora,
-                                                            rfi_fuse_scaled_sums, fuse_accumulate};
+                                        rfr_trace **out) = {fuse_slices,   fuse_packed,          rfi_fuse_norms,
+                                                            rfi_fuse_gelu, rfi_fuse_parts,       rfi_fuse_own_parts,
+                                                            rfi_fuse_lora, rfi_fuse_scaled_sums, fuse_accumulate};
   rfr_trace *t;
   *out = NULL;
   if (!o->fuse) {

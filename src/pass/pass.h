@@ -3,7 +3,7 @@
  * Passes. Each pass reads one trace, writes a new one, and reports a reason for every decision; it never
  * changes its input.
  *
- * Order (pipeline.c): autodiff -> quantize -> prune -> fuse -> recompute -> lower; then plan.
+ * Order (pipeline.c): autodiff -> quantize -> prune -> fuse -> recompute -> shard -> lower; then plan.
  */
 #ifndef RFI_PASS_H
 #define RFI_PASS_H
@@ -87,9 +87,13 @@ typedef struct rfi_pass_options {
   bool (*is_written)(void *user, const char *state); /* another program writes the state in between; NULL: none does */
   struct rfi_frontier *frontier;
   int level;
+  rfr_shard shard;    /* of a whole step over `ranks` ranks; 0 or 1: nothing is sharded (shard.c) */
+  int ranks;
   bool sharded;       /* parameters are shards, gathered only for a while: no op on them is hoisted */
-  int64_t loss_chunk; /* rows of logits per chunk in a fused LM head */
+  int64_t loss_chunk; /* rows of logits per chunk in a fused LM head, unless loss_rows(T, C) is given */
+  int64_t (*loss_rows)(int64_t T, int64_t C);
   bool lora;          /* the backend has kernels for lora_matmul */
+  bool gelu_bwd;      /* the backend has GEMMs that apply the gradient of GELU */
   rfr_recompute recompute;
   int64_t budget; /* of `auto`: step-scoped bytes of the plan, workspaces included; 0: no limit */
   /* Sets bytes[i] to the workspace of op i's kernel; NULL: no op has one. */
@@ -102,6 +106,7 @@ rfr_status rfi_pass_quantize(const rfr_trace *in, const rfi_pass_options *o, rfi
 rfr_status rfi_pass_prune(const rfr_trace *in, const rfi_pass_options *o, rfi_report *report, rfr_trace **out);
 rfr_status rfi_pass_fuse(const rfr_trace *in, const rfi_pass_options *o, rfi_report *report, rfr_trace **out);
 rfr_status rfi_pass_recompute(const rfr_trace *in, const rfi_pass_options *o, rfi_report *report, rfr_trace **out);
+rfr_status rfi_pass_shard(const rfr_trace *in, const rfi_pass_options *o, rfi_report *report, rfr_trace **out);
 rfr_status rfi_pass_lower(const rfr_trace *in, const rfi_pass_options *o, rfi_report *report, rfr_trace **out);
 /* Part of fuse: the gradients of a norm become one op (fuse_norm.c). */
 rfr_status rfi_fuse_norms(const rfr_trace *in, const rfi_pass_options *o, rfi_report *report, rfr_trace **out);
@@ -109,6 +114,8 @@ rfr_status rfi_fuse_norms(const rfr_trace *in, const rfi_pass_options *o, rfi_re
 rfr_status rfi_fuse_parts(const rfr_trace *in, const rfi_pass_options *o, rfi_report *report, rfr_trace **out);
 /* Part of fuse: a grouped wgrad whose slices are added onto separate gradients is split by group (fuse_parts.c). */
 rfr_status rfi_fuse_own_parts(const rfr_trace *in, const rfi_pass_options *o, rfi_report *report, rfr_trace **out);
+/* Part of fuse: a dgrad and the gradient of GELU that reads it become one op (fuse_gelu.c). */
+rfr_status rfi_fuse_gelu(const rfr_trace *in, const rfi_pass_options *o, rfi_report *report, rfr_trace **out);
 /* Part of fuse: a GEMM and a narrow one that is added to it become one op (fuse_lora.c). */
 rfr_status rfi_fuse_lora(const rfr_trace *in, const rfi_pass_options *o, rfi_report *report, rfr_trace **out);
 /* Part of fuse: scaled GEMMs are added onto the narrow GEMM of an adapter, not it onto them (fuse_lora.c). */
@@ -137,13 +144,14 @@ int rfi_frontier_marked(const rfi_frontier *l);
 /* Bytes freed by a level per unit of work; compares frontiers of several traces. */
 double rfi_frontier_benefit(const rfi_frontier *l, int level);
 
-/* Replaces parameters and main gradients by the shards of one rank, after all other passes (shard.c). */
+/* Replaces parameters and main gradients of a callable by the shards of one rank, after all passes
+ * (shard_callable.c). */
 typedef struct rfi_shard {
   int ranks;
   const char *gradient; /* name prefix of a parameter's main gradient */
   const char *gathered; /* name prefix of the gathered main gradient */
 } rfi_shard;
-rfr_status rfi_pass_shard(const rfr_trace *in, const rfi_shard *o, rfr_trace **out);
+rfr_status rfi_shard_callable(const rfr_trace *in, const rfi_shard *o, rfr_trace **out);
 
 /* Memory against recompute work, from nothing recomputed to the smallest plan: peaks descend, extra work ascends;
  * planned_bytes are step-scoped. `in`: the trace after fuse. Writes at most `max` (2 or more) points and their number
@@ -159,7 +167,7 @@ typedef struct rfi_stage {
   rfi_report report;
   int64_t peak; /* most step-scoped bytes live at once */
 } rfi_stage;
-enum { RFI_STAGES = 7 };
+enum { RFI_STAGES = 8 };
 typedef struct rfi_pipeline {
   rfr_ctx *ctx;
   rfi_stage stage[RFI_STAGES];

@@ -1,128 +1,468 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Shard: each rank has one shard of every parameter and of its main gradient, flat and zero-padded to equal length. The
- * schedule decides when parameters are gathered and gradients reduced (UNSHARD, REDUCE), so this pass runs last and
- * leaves all other ops unchanged:
+ * Shard: what the ranks of a data-parallel step share out. The step was recorded with an all_reduce for each gradient,
+ * and every rank would keep all parameters and states. This pass replaces the all_reduce and keeps the bits:
  *
- *   "w" (shard) -> all_gather -> view of w's shape                        phase setup, before every reader of w
- *   the ops, which add onto the gathered gradient
- *   gathered gradient -> reduce_scatter -> added onto "grad.w" (shard)    phase optim, at the end
+ *   all modes   gradient -> reduce_scatter, as soon as the gradients of a bucket are complete; the norm is that of the
+ *               squares of all parts, which every rank gathers
+ *   none        part -> all_gather -> the full gradient; every rank updates everything
+ *   optimizer   the update of this rank's part of w, its moments and its master copy, which are inputs of part size;
+ *               each w is gathered once per step, before its first use
+ *   full        each w is gathered for each of its uses, by layer, and its memory is free in between
  *
- * No op may read a parameter before its gather: prune hoists nothing where parameters are sharded.
+ * A part is flat: ceil(n / ranks) elements, rounded up to PART, so that moments of 8 bits have the blocks of the full
+ * tensor and every part is aligned. The last parts are zero-padded.
+ *
+ * A bucket is the parameters of one layer (the first component of the scope of their first reader; a small bucket joins
+ * the next one). Its collectives are adjacent, so that a backend can launch them together. A region is a run of ops in
+ * which no other bucket is read. Its gather is placed one region ahead.
  */
 #include <string.h>
 
 #include "pass/pass.h"
 
+enum { PART = 256, SMALL = 8 }; /* a bucket is small if the next one has more than SMALL times its elements */
+
+typedef struct parameter {
+  int bucket;         /* -1: no op reads it */
+  int region;         /* the last one for which it was gathered; -1: none */
+  rfr_value part;     /* input of the new trace */
+  rfr_value gathered; /* with w's shape */
+} parameter;
+
+typedef struct bucket {
+  const char *name;
+  int length; /* of its name */
+  int64_t elements;
+  int gradients;    /* number of them */
+  int reduce_after; /* the op after which they are complete; -1: they are inputs */
+  int last;         /* region in which it is read now */
+} bucket;
+
+typedef struct region {
+  int bucket, first, last; /* ops of the old trace */
+} region;
+
 typedef struct sharding {
-  const rfi_shard *o;
+  const rfi_pass_options *o;
+  rfi_report *report;
   rfi_rewrite r;
-  rfr_value *shard; /* per input of the old trace: the input with this rank's shard of it; RFR_NONE: not sharded */
+  int *of;            /* per value: the sharded parameter that it is, or a view of; -1 */
+  int *own;           /* per value: the parameter whose gradient, moment or master copy it is, -1 */
+  rfr_value *reduced; /* per value: this rank's part of a gradient, in the new trace */
+  rfr_value *again;   /* per value: a view of a parameter, in the new trace */
+  int *again_in;      /* the region for which it was recorded */
+  bool *sum;          /* per op: the all_reduce of a gradient */
+  parameter *parameter;
+  bucket *bucket;
+  region *region;
+  int n_buckets, n_regions, next; /* next: the first region whose gather is not placed */
+  int gathers, scatters;
 } sharding;
 
 static const rfr_source nowhere;
 
-static bool is_parameter(int role) { return role == RFR_ROLE_TRAINABLE || role == RFR_ROLE_FROZEN; }
-
-static bool is_gradient(const sharding *s, const rfi_value *x) {
-  const rfr_trace *t = s->r.from;
-  const size_t n = strlen(s->o->gradient);
-  if (x->role != RFR_ROLE_STATE || strncmp(x->name, s->o->gradient, n) != 0) return false;
-  const int of = rfi_names_find(&t->input_names, x->name + n);
-  return of >= 0 && t->values[t->inputs[of]].role == RFR_ROLE_TRAINABLE;
+static int64_t part_size(const sharding *s, const rfr_type *type) {
+  const int64_t least = (rfi_count(type) + s->o->ranks - 1) / s->o->ranks;
+  return (least + PART - 1) / PART * PART;
 }
 
-static int64_t shard_size(const sharding *s, const rfr_type *type) {
-  return (rfi_count(type) + s->o->ranks - 1) / s->o->ranks;
+static bool is_update(const rfi_opr *op) { return op->def->code == RFI_OP_adamw || op->def->code == RFI_OP_sgd; }
+
+static bool is_sharded(const sharding *s, const rfi_value *x) {
+  if (s->o->shard == RFR_SHARD_NONE || x->op >= 0) return false;
+  return x->role == RFR_ROLE_TRAINABLE || (x->role == RFR_ROLE_FROZEN && s->o->shard == RFR_SHARD_FULL);
+}
+
+/* Whether an op reads operand k as a gathered parameter; an update reads and writes the part. */
+static int reads(const sharding *s, const rfi_opr *op, int k) {
+  return op->in[k] < 0 || (op->def->flags & RFI_VIEW) || (is_update(op) && k == 0) ? -1 : s->of[op->in[k]];
+}
+
+/* ---- gradients ---- */
+
+/* Marks each all_reduce that only updates and the norm read; *all: every gradient of the norm is one. */
+static rfr_status find_sums(sharding *s, bool *all) {
+  const rfr_trace *t = s->r.from;
+  rfi_uses *uses;
+  RFI_TRY(rfi_count_uses(t, &uses));
+  for (int i = 0; i < t->n_ops; i++)
+    if (t->ops[i].def->code == RFI_OP_all_reduce && t->ops[i].attr[0].i == s->o->ranks)
+      s->sum[i] = !uses[t->ops[i].out[0]].output && uses[t->ops[i].out[0]].count > 0;
+  rfi_free(t->ctx, uses);
+  for (int i = 0; i < t->n_ops; i++)
+    for (int k = 0; k < t->ops[i].n_in; k++) {
+      const rfi_opr *op = &t->ops[i];
+      const int from = op->in[k] < 0 ? -1 : t->values[op->in[k]].op;
+      const bool fits = op->def->code == RFI_OP_grad_norm ? k > 0 : is_update(op) && k == 1;
+      if (from >= 0 && s->sum[from] && !fits) s->sum[from] = false;
+    }
+  *all = true;
+  for (int i = 0; i < t->n_ops; i++)
+    for (int k = 1; t->ops[i].def->code == RFI_OP_grad_norm && k < t->ops[i].n_in; k++) {
+      const int from = t->values[t->ops[i].in[k]].op;
+      *all = *all && from >= 0 && s->sum[from];
+    }
+  return RFR_OK;
+}
+
+static rfr_status refuse(const rfi_value *x, const char *why) {
+  return rfi_fail(RFI_E_DIST_SHARD, "\"%s\": %s", x->name, why);
+}
+
+/* Gives the gradient and the states of each sharded parameter to it. */
+static rfr_status find_owners(sharding *s) {
+  const rfr_trace *t = s->r.from;
+  for (int i = 0; i < t->n_ops; i++) {
+    const rfi_opr *op = &t->ops[i];
+    if (!is_update(op)) continue;
+    const int p = s->of[op->in[0]], states = op->def->code == RFI_OP_adamw ? 5 : 4, from = t->values[op->in[1]].op;
+    if (p < 0) continue;
+    const rfi_value *w = &t->values[t->inputs[p]];
+    if (from < 0 || !s->sum[from]) return refuse(w, "its gradient is not an all_reduce over the ranks");
+    for (int k = 2; k < states; k++) {
+      if (op->in[k] < 0) continue;
+      const rfi_value *x = &t->values[op->in[k]];
+      if (x->op >= 0 || x->role != RFR_ROLE_STATE) return refuse(w, "a moment of it is not an input");
+      s->own[op->in[k]] = p;
+    }
+  }
+  for (int i = 0; i < t->n_ops; i++)
+    for (int k = 0; k < t->ops[i].n_in; k++)
+      if (t->ops[i].in[k] >= 0 && s->own[t->ops[i].in[k]] >= 0 && !is_update(&t->ops[i]))
+        return refuse(&t->values[t->ops[i].in[k]], "an op other than the update reads this state");
+  return RFR_OK;
+}
+
+/* ---- buckets and regions ---- */
+
+static int bucket_of(sharding *s, const char *scope) {
+  const int n = (int)strcspn(scope, ".");
+  int b = 0;
+  while (b < s->n_buckets && (s->bucket[b].length != n || memcmp(s->bucket[b].name, scope, (size_t)n) != 0)) b++;
+  if (b == s->n_buckets) s->bucket[s->n_buckets++] = (bucket){scope, n, 0, 0, -1, -1};
+  return b;
+}
+
+/* The gradients of the parameters, also of those that are not sharded. */
+static int updated(const sharding *s, const rfi_opr *op) {
+  const rfr_trace *t = s->r.from;
+  for (int p = 0; is_update(op) && p < t->n_inputs; p++)
+    if (t->inputs[p] == op->in[0]) return p;
+  return -1;
+}
+
+static void find_buckets(sharding *s) {
+  const rfr_trace *t = s->r.from;
+  for (int i = 0; i < t->n_ops; i++) {
+    const rfi_opr *op = &t->ops[i];
+    for (int k = 0; k < op->n_in; k++) {
+      const rfr_value v = op->in[k];
+      if (v < 0 || is_update(op) || t->values[t->values[v].base].op >= 0) continue;
+      for (int p = 0; p < t->n_inputs; p++) {
+        const rfi_value *w = &t->values[t->inputs[p]];
+        if (t->inputs[p] != t->values[v].base || s->parameter[p].bucket >= 0) continue;
+        if (w->role != RFR_ROLE_TRAINABLE && w->role != RFR_ROLE_FROZEN) continue;
+        s->parameter[p].bucket = bucket_of(s, op->scope);
+        s->bucket[s->parameter[p].bucket].elements += rfi_count(&w->type);
+      }
+    }
+  }
+  for (int b = 0; b < s->n_buckets && s->n_buckets > 1; b++) {
+    const int into = b + 1 < s->n_buckets ? b + 1 : b - 1;
+    if (s->bucket[b].elements * SMALL >= s->bucket[into].elements || s->bucket[b].elements == 0) continue;
+    s->bucket[into].elements += s->bucket[b].elements;
+    s->bucket[b].elements = 0;
+    for (int p = 0; p < t->n_inputs; p++)
+      if (s->parameter[p].bucket == b) s->parameter[p].bucket = into;
+  }
+}
+
+static void find_regions(sharding *s) {
+  const rfr_trace *t = s->r.from;
+  int now = -1;
+  for (int i = 0; i < t->n_ops; i++)
+    for (int k = 0; k < t->ops[i].n_in; k++) {
+      const int p = reads(s, &t->ops[i], k);
+      if (p < 0) continue;
+      const int b = s->parameter[p].bucket;
+      const bool known = s->o->shard == RFR_SHARD_FULL ? b == now : s->bucket[b].last >= 0;
+      if (!known) {
+        s->bucket[b].last = s->n_regions;
+        s->region[s->n_regions++] = (region){b, i, i};
+      }
+      s->region[s->bucket[b].last].last = i;
+      now = b;
+    }
+}
+
+static void find_reductions(sharding *s) {
+  const rfr_trace *t = s->r.from;
+  for (int i = 0; i < t->n_ops; i++) {
+    const int p = updated(s, &t->ops[i]), from = p < 0 ? -1 : t->values[t->ops[i].in[1]].op;
+    if (from < 0 || !s->sum[from]) continue;
+    if (s->parameter[p].bucket < 0) s->parameter[p].bucket = bucket_of(s, "");
+    s->own[t->ops[from].out[0]] = p;
+    bucket *b = &s->bucket[s->parameter[p].bucket];
+    const int made = t->values[t->ops[from].in[0]].op;
+    b->gradients++;
+    if (made > b->reduce_after) b->reduce_after = made;
+  }
 }
 
 /* ---- inputs ---- */
 
-static rfr_value add_shard(sharding *s, const rfi_value *x) {
-  return rfr_input_at(s->r.to, nowhere, x->name, (rfr_role)x->role, x->type.dtype, 1,
-                      (int64_t[]){shard_size(s, &x->type)});
+static rfr_status add_part(sharding *s, int i, int p) {
+  const rfr_trace *t = s->r.from;
+  const rfi_value *x = &t->values[t->inputs[i]], *w = &t->values[t->inputs[p]];
+  int64_t n = part_size(s, &w->type);
+  if (x->type.dtype == RFR_U8 && i != p) n = rfr_quant_bytes(RFR_QUANT_DYNAMIC8, 1, &n);
+  s->r.map[t->inputs[i]] = rfr_input_at(s->r.to, nowhere, x->name, (rfr_role)x->role, x->type.dtype, 1, &n);
+  if (i == p) s->parameter[p].part = s->r.map[t->inputs[i]];
+  return rfr_trace_status(s->r.to);
 }
 
 static rfr_status add_inputs(sharding *s) {
-  const rfr_trace *from = s->r.from;
-  rfr_trace *to = s->r.to;
-  for (int i = 0; i < from->n_inputs; i++) {
-    const rfi_value *x = &from->values[from->inputs[i]];
-    s->shard[i] = RFR_NONE;
-    if (is_parameter(x->role)) {
-      s->shard[i] = add_shard(s, x);
-    } else if (is_gradient(s, x)) {
-      char *name = rfi_arena_printf(to->arena, "%s%s", s->o->gathered, x->name);
-      if (!name) return RFR_NO_MEMORY;
-      s->r.map[from->inputs[i]] =
-          rfr_input_at(to, nowhere, name, RFR_ROLE_STATE, x->type.dtype, x->type.rank, x->type.shape);
-      s->shard[i] = add_shard(s, x);
-    } else {
-      RFI_TRY(rfi_rewrite_input(&s->r, i));
-    }
+  const rfr_trace *t = s->r.from;
+  for (int i = 0; i < t->n_inputs; i++) {
+    const int p = s->of[t->inputs[i]] >= 0 ? i : s->own[t->inputs[i]];
+    RFI_TRY(p >= 0 ? add_part(s, i, p) : rfi_rewrite_input(&s->r, i));
   }
+  return RFR_OK;
+}
+
+/* ---- collectives ---- */
+
+/* A flat value of the ranks' parts with its padding dropped and w's shape. */
+static rfr_value shaped(sharding *s, rfr_value x, const rfr_type *type) {
+  rfr_trace *to = s->r.to;
+  const int64_t n = rfi_count(type);
+  if (part_size(s, type) * s->o->ranks != n) x = rfr_slice_at(to, nowhere, x, 0, 0, n);
+  return rfr_reshape_at(to, nowhere, x, type->rank, type->shape);
+}
+
+static rfr_status begin(sharding *s, const bucket *b, int phase, int microbatch, const char *reason) {
+  rfr_trace *to = s->r.to;
+  const char *name = rfi_arena_printf(to->arena, "%.*s", b->length, b->name);
+  if (!name) return RFR_NO_MEMORY;
+  rfr_scope(to, name);
+  rfr_set_phase(to, (rfr_phase)phase);
+  rfr_microbatch(to, microbatch);
+  to->reason = reason;
+  return RFR_OK;
+}
+
+/* Gathers what the next region reads; `before`: the op of the old trace that follows. */
+static rfr_status gather(sharding *s, int before) {
+  const rfr_trace *t = s->r.from;
+  const region *x = &s->region[s->next];
+  const rfi_opr *first = &t->ops[x->first];
+  const int number = s->next++;
+  int tensors = 0;
+  int64_t bytes = 0;
+  RFI_TRY(begin(s, &s->bucket[x->bucket], first->phase, first->microbatch, "shard: gathered one region ahead"));
+  for (int i = x->first; i <= x->last; i++)
+    for (int k = 0; k < t->ops[i].n_in; k++) {
+      const int p = reads(s, &t->ops[i], k);
+      if (p < 0 || s->parameter[p].bucket != x->bucket || s->parameter[p].region == number) continue;
+      const rfi_value *w = &t->values[t->inputs[p]];
+      if (t->ops[i].phase == RFR_PHASE_LOAD) return refuse(w, "an op of phase load reads it: it must stay gathered");
+      const rfr_value all = rfr_all_gather_at(s->r.to, nowhere, s->parameter[p].part, s->o->ranks);
+      s->parameter[p].gathered = shaped(s, all, &w->type);
+      s->parameter[p].region = number;
+      bytes += part_size(s, &w->type) * rfr_dtype_bits(w->type.dtype) / 8 * s->o->ranks;
+      tensors++;
+    }
+  s->r.to->reason = "";
+  s->gathers += tensors;
+  return rfi_report_line(s->report, "gathered: %.*s, %d tensors of %lld bytes, before op %d for ops %d to %d",
+                         s->bucket[x->bucket].length, s->bucket[x->bucket].name, tensors, (long long)bytes, before,
+                         x->first, x->last);
+}
+
+/* The gradient as the ranks' parts, flat and zero-padded. */
+static rfr_status flatten(sharding *s, int i) {
+  const rfi_opr *op = &s->r.from->ops[i];
+  rfr_trace *to = s->r.to;
+  const rfr_type *type = &s->r.from->values[op->in[0]].type;
+  const int64_t n = rfi_count(type), padded = part_size(s, type) * s->o->ranks;
+  const rfi_attr pad[3] = {rfi_i(0), rfi_i(0), rfi_i(padded)};
+  rfr_value x = rfr_reshape_at(to, nowhere, s->r.map[op->in[0]], 1, &n);
+  if (padded != n) x = rfi_record(to, nowhere, RFI_OP_pad, 1, &x, pad, NULL);
+  s->reduced[op->out[0]] = x;
   return rfr_trace_status(to);
+}
+
+static bool is_sum_of(const sharding *s, int i, int b) {
+  return s->sum[i] && s->parameter[s->own[s->r.from->ops[i].out[0]]].bucket == b;
+}
+
+/* Reduces the gradients of the buckets that are complete after op i. In mode none all gathers follow all sums. */
+static rfr_status reduce(sharding *s, int i) {
+  const rfr_trace *t = s->r.from;
+  for (int b = 0; b < s->n_buckets; b++) {
+    if (s->bucket[b].reduce_after != i || s->bucket[b].gradients == 0) continue;
+    RFI_TRY(begin(s, &s->bucket[b], RFR_PHASE_OPTIM, -1, "shard: gradients complete"));
+    for (int k = 0; k < t->n_ops; k++)
+      if (is_sum_of(s, k, b)) RFI_TRY(flatten(s, k));
+    for (int k = 0; k < t->n_ops; k++) {
+      rfr_value *x = is_sum_of(s, k, b) ? &s->reduced[t->ops[k].out[0]] : NULL;
+      if (x) *x = rfr_reduce_scatter_at(s->r.to, nowhere, *x, s->o->ranks);
+    }
+    s->scatters += s->bucket[b].gradients;
+    for (int k = 0; k < t->n_ops && s->o->shard == RFR_SHARD_NONE; k++) {
+      const rfr_value y = t->ops[k].n_out > 0 ? t->ops[k].out[0] : RFR_NONE;
+      if (!is_sum_of(s, k, b)) continue;
+      const rfr_value all = rfr_all_gather_at(s->r.to, nowhere, s->reduced[y], s->o->ranks);
+      rfi_replace_value(&s->r, y, shaped(s, all, &t->values[y].type));
+    }
+    s->r.to->reason = "";
+    RFI_TRY(rfi_report_line(s->report, "reduced: %.*s, %d gradients, after op %d", s->bucket[b].length,
+                            s->bucket[b].name, s->bucket[b].gradients, i));
+  }
+  return rfr_trace_status(s->r.to);
 }
 
 /* ---- ops ---- */
 
-static rfr_status gather(sharding *s) {
-  const rfr_trace *from = s->r.from;
+/* Value v of the old trace for a reader; views of a parameter are recorded once in each region. */
+static rfr_value operand(sharding *s, rfr_value v) {
+  const rfr_trace *t = s->r.from;
+  const int p = v < 0 ? -1 : s->of[v];
+  if (p < 0) return v < 0 ? RFR_NONE : s->r.map[v];
+  if (v == t->inputs[p]) return s->parameter[p].gathered;
+  if (s->again[v] >= 0 && s->again_in[v] == s->parameter[p].region) return s->again[v];
+  const rfi_opr *op = &t->ops[t->values[v].op];
+  const rfr_value x = operand(s, op->in[0]);
+  s->again_in[v] = s->parameter[p].region;
+  return s->again[v] = rfi_record(s->r.to, op->at, op->def->code, 1, &x, op->attr, NULL);
+}
+
+static rfr_status rewrite_norm(sharding *s, int i) {
+  const rfi_opr *op = &s->r.from->ops[i];
   rfr_trace *to = s->r.to;
-  rfr_set_phase(to, RFR_PHASE_SETUP);
-  for (int i = 0; i < from->n_inputs; i++) {
-    const rfi_value *x = &from->values[from->inputs[i]];
-    if (!is_parameter(x->role)) continue;
-    rfr_value y = rfr_all_gather_at(to, nowhere, s->shard[i], s->o->ranks);
-    if (shard_size(s, &x->type) * s->o->ranks != rfi_count(&x->type))
-      y = rfr_slice_at(to, nowhere, y, 0, 0, rfi_count(&x->type));
-    s->r.map[from->inputs[i]] = rfr_reshape_at(to, nowhere, y, x->type.rank, x->type.shape);
-  }
+  rfr_value *part, out[3];
+  RFI_TRY(RFI_ALLOC(to->ctx, sizeof *part * (size_t)op->n_in, &part));
+  for (int k = 1; k < op->n_in; k++) part[k - 1] = s->reduced[op->in[k]];
+  const rfi_attr ranks = rfi_i(s->o->ranks);
+  rfr_scope(to, "optimizer");
+  rfr_set_phase(to, RFR_PHASE_OPTIM);
+  const rfr_value own = rfi_record(to, op->at, RFI_OP_grad_squares, op->n_in - 1, part, NULL, NULL);
+  const rfr_value zeros = op->in[0] < 0 ? RFR_NONE : s->r.map[op->in[0]];
+  const rfr_value in[2] = {zeros, rfr_all_gather_at(to, op->at, own, s->o->ranks)};
+  rfi_record(to, op->at, RFI_OP_norm_of_squares, 2, in, &ranks, out);
+  rfi_free(to->ctx, part);
+  RFI_TRY(rfr_trace_status(to));
+  for (int j = 0; j < op->n_out; j++)
+    if (op->out[j] >= 0) rfi_replace_value(&s->r, op->out[j], out[j]);
   return rfr_trace_status(to);
 }
 
-/* Scatters the last version of the gathered gradient to the ranks. */
-static rfr_status reduce(sharding *s, int i) {
-  const rfr_trace *from = s->r.from;
-  rfr_trace *to = s->r.to;
-  const rfi_value *x = &from->values[from->inputs[i]];
-  const int out = rfi_names_find(&from->output_names, x->name);
-  RFI_CHECK(out >= 0);
-  const int64_t n = rfi_count(&x->type), padded = shard_size(s, &x->type) * s->o->ranks;
-  rfr_value y = rfr_reshape_at(to, nowhere, s->r.map[from->outputs[out].value], 1, &n);
-  const rfi_attr pad[3] = {rfi_i(0), rfi_i(0), rfi_i(padded)};
-  if (padded != n) y = rfi_record(to, nowhere, RFI_OP_pad, 1, &y, pad, NULL);
-  y = rfr_reduce_scatter_at(to, nowhere, y, s->o->ranks);
-  s->r.map[from->outputs[out].value] =
-      rfi_record(to, nowhere, RFI_OP_accumulate, 2, (rfr_value[]){y, s->shard[i]}, NULL, NULL);
-  return rfr_trace_status(to);
+static rfr_status rewrite_op(sharding *s, int i) {
+  const rfi_opr *old = &s->r.from->ops[i];
+  rfi_opr op = *old;
+  bool dead[RFI_MAX_NAMES];
+  if (s->sum[i] || ((op.def->flags & RFI_VIEW) && s->of[op.out[0]] >= 0)) return RFR_OK;
+  if (op.def->code == RFI_OP_grad_norm && s->scatters > 0) return rewrite_norm(s, i);
+  rfr_value *in;
+  RFI_TRY(RFI_ALLOC(s->r.to->ctx, sizeof *in * (size_t)(op.n_in + 1), &in));
+  RFI_TRY(begin(s, &(bucket){.name = op.scope, .length = (int)strlen(op.scope)}, op.phase, op.microbatch, ""));
+  const bool part = is_update(&op) && s->of[op.in[0]] >= 0;
+  for (int k = 0; k < op.n_in; k++) in[k] = part && op.in[k] >= 0 ? s->r.map[op.in[k]] : operand(s, op.in[k]);
+  if (part) in[1] = s->reduced[op.in[1]];
+  for (int j = 0; j < op.n_out; j++) dead[j] = op.out[j] < 0;
+  op.in = in;
+  const rfr_status st = rfi_rewrite_as(&s->r, i, &op, dead);
+  rfi_free(s->r.to->ctx, in);
+  return st;
 }
 
 static rfr_status rewrite(sharding *s) {
-  const rfr_trace *from = s->r.from;
-  rfr_trace *to = s->r.to;
+  const rfr_trace *t = s->r.from;
+  int reached = 0; /* regions that have begun */
   RFI_TRY(add_inputs(s));
-  int i = 0;
-  for (; i < from->n_ops && from->ops[i].phase == RFR_PHASE_LOAD; i++) RFI_TRY(rfi_rewrite_op(&s->r, i, NULL));
-  rfr_scope(to, "");
-  rfr_microbatch(to, -1);
-  RFI_TRY(gather(s));
-  for (; i < from->n_ops; i++) RFI_TRY(rfi_rewrite_op(&s->r, i, NULL));
-  rfr_set_phase(to, RFR_PHASE_OPTIM);
-  for (i = 0; i < from->n_inputs; i++)
-    if (is_gradient(s, &from->values[from->inputs[i]])) RFI_TRY(reduce(s, i));
-  return rfr_trace_status(to);
+  RFI_TRY(reduce(s, -1));
+  for (int i = 0; i < t->n_ops; i++) {
+    if (s->next == 0 && s->n_regions > 0 && t->ops[i].phase != RFR_PHASE_LOAD) RFI_TRY(gather(s, i));
+    for (; reached < s->n_regions && s->region[reached].first == i; reached++) {
+      while (s->next <= reached + 1 && s->next < s->n_regions) RFI_TRY(gather(s, i));
+    }
+    RFI_TRY(rewrite_op(s, i));
+    RFI_TRY(reduce(s, i));
+  }
+  return rfr_trace_status(s->r.to);
 }
 
-rfr_status rfi_pass_shard(const rfr_trace *in, const rfi_shard *o, rfr_trace **out) {
-  sharding s = {.o = o};
+static rfr_status analyze(sharding *s, bool *any) {
+  const rfr_trace *t = s->r.from;
+  bool all;
+  *any = false;
+  for (int v = 0; v < t->n_values; v++) s->of[v] = s->own[v] = -1, s->reduced[v] = s->again[v] = RFR_NONE;
+  for (int i = 0; i < t->n_inputs; i++) {
+    s->parameter[i] = (parameter){-1, -1, RFR_NONE, RFR_NONE};
+    if (!is_sharded(s, &t->values[t->inputs[i]])) continue;
+    s->of[t->inputs[i]] = i;
+    *any = true;
+  }
+  for (int i = 0; i < t->n_ops; i++)
+    if ((t->ops[i].def->flags & RFI_VIEW) && t->ops[i].in[0] >= 0) s->of[t->ops[i].out[0]] = s->of[t->ops[i].in[0]];
+  for (int i = 0; i < t->n_outputs; i++) {
+    const int p = s->of[t->outputs[i].value];
+    if (p >= 0) return refuse(&t->values[t->inputs[p]], "it is an output");
+  }
+  RFI_TRY(find_sums(s, &all));
+  RFI_TRY(find_owners(s));
+  find_buckets(s);
+  find_regions(s);
+  if (!all && *any)
+    return rfi_fail(RFI_E_DIST_SHARD, "the norm has a gradient that is not an all_reduce over the ranks");
+  if (all) find_reductions(s);
+  for (int i = 0; i < t->n_ops; i++) { /* without an update that reads it, a sum stays as it is */
+    s->sum[i] = all && s->sum[i] && s->own[t->ops[i].out[0]] >= 0;
+    *any |= s->sum[i];
+  }
+  return RFR_OK;
+}
+
+static rfr_status allocate(sharding *s) {
+  const rfr_trace *t = s->r.from;
+  size_t operands = 1;
+  for (int i = 0; i < t->n_ops; i++) operands += (size_t)t->ops[i].n_in;
+  RFI_TRY(RFI_ALLOC(t->ctx, sizeof *s->of * (size_t)(t->n_values + 1), &s->of));
+  RFI_TRY(RFI_ALLOC(t->ctx, sizeof *s->own * (size_t)(t->n_values + 1), &s->own));
+  RFI_TRY(RFI_ALLOC(t->ctx, sizeof *s->reduced * (size_t)(t->n_values + 1), &s->reduced));
+  RFI_TRY(RFI_ALLOC(t->ctx, sizeof *s->again * (size_t)(t->n_values + 1), &s->again));
+  RFI_TRY(RFI_ALLOC(t->ctx, sizeof *s->again_in * (size_t)(t->n_values + 1), &s->again_in));
+  RFI_TRY(RFI_ALLOC(t->ctx, sizeof *s->sum * (size_t)(t->n_ops + 1), &s->sum));
+  RFI_TRY(RFI_ALLOC(t->ctx, sizeof *s->parameter * (size_t)(t->n_inputs + 1), &s->parameter));
+  RFI_TRY(RFI_ALLOC(t->ctx, sizeof *s->bucket * (size_t)(t->n_inputs + 1), &s->bucket));
+  return RFI_ALLOC(t->ctx, sizeof *s->region * operands, &s->region);
+}
+
+static void deinit(sharding *s) {
+  rfr_ctx *ctx = s->r.from->ctx;
+  void *const memory[] = {s->of, s->own, s->reduced, s->again, s->again_in, s->sum, s->parameter, s->bucket, s->region};
+  for (size_t i = 0; i < sizeof memory / sizeof *memory; i++) rfi_free(ctx, memory[i]);
+}
+
+rfr_status rfi_pass_shard(const rfr_trace *in, const rfi_pass_options *o, rfi_report *report, rfr_trace **out) {
+  sharding s = {.o = o, .report = report, .r = {.from = in}};
   rfr_status st;
+  bool any = false;
   *out = NULL;
-  RFI_TRY(RFI_ALLOC(in->ctx, sizeof *s.shard * (size_t)(in->n_inputs + 1), &s.shard));
-  st = rfi_rewrite_open(in, &s.r);
-  if (st == RFR_OK) st = rewrite(&s);
-  if (st == RFR_OK) st = rfi_rewrite_end(&s.r, out);
-  else if (s.r.map) rfi_rewrite_abort(&s.r);
-  rfi_free(in->ctx, s.shard);
+  if (o->ranks <= 1) return rfi_copy_trace(in, out);
+  st = allocate(&s);
+  if (st == RFR_OK) st = analyze(&s, &any);
+  if (st == RFR_OK && !any) st = rfi_copy_trace(in, out);
+  else if (st == RFR_OK) {
+    st = rfi_rewrite_open(in, &s.r);
+    if (st == RFR_OK) st = rewrite(&s);
+    if (st == RFR_OK)
+      st = rfi_report_line(report, "shard: %d ranks, %d gathers, %d reductions", o->ranks, s.gathers, s.scatters);
+    if (st == RFR_OK) st = rfi_rewrite_end(&s.r, out);
+    else if (s.r.map) rfi_rewrite_abort(&s.r);
+  }
+  s.r.from = in;
+  deinit(&s);
   return st;
 }

@@ -68,6 +68,7 @@ typedef struct rfi_gemm_desc {
   rfi_gemm_varies varies; /* unless FIXED, rows offsets[g] ... offsets[g+1] - 1 of a belong to group g */
   int offsets;
   int separate; /* the first of separate b, one for each group */
+  int gelu_x;   /* of which the gradient of GELU is applied to the product */
 } rfi_gemm_desc;
 
 static inline double rfi_gemm_flops(const rfi_gemm_desc *d) {
@@ -75,7 +76,8 @@ static inline double rfi_gemm_flops(const rfi_gemm_desc *d) {
 }
 
 static inline rfi_gemm_desc rfi_gemm_desc_make(void) {
-  return (rfi_gemm_desc){.batch = 1, .a = 0, .b = 1, .bias = -1, .acc = -1, .offsets = -1, .separate = -1};
+  return (rfi_gemm_desc){
+      .batch = 1, .a = 0, .b = 1, .bias = -1, .acc = -1, .offsets = -1, .separate = -1, .gelu_x = -1};
 }
 
 typedef struct rfi_kernel {

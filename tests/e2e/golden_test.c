@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Golden traces: two small programs after each pass, as text in tests/golden/. A
- * change of a pass is a text diff to read. After an intended change write them anew:
+ * Golden traces: two small programs after each pass, and a step over two ranks after `shard`, as text in
+ * tests/golden/. A change of a pass is a text diff to read. After an intended change write them anew:
  *
  *   build/release/golden_test --write
  */
@@ -39,12 +39,15 @@ static void compare(const char *name, const rft_text *got) {
   fclose(f);
 }
 
-static void check(const char *name, const rfr_trace *t, int flat) {
+/* With several ranks the stage `shard` alone, which does nothing for one. */
+static void check(const char *name, const rfr_trace *t, int flat, int ranks) {
   rfi_pipeline p;
-  rfi_pass_options o = {.fuse = true, .prune = true, .loss_chunk = 8};
+  rfi_pass_options o = {.fuse = true, .prune = true, .loss_chunk = 8, .shard = RFR_SHARD_FULL, .ranks = ranks};
+  o.sharded = ranks > 1;
   if (rfi_pipeline_run(t, &o, &p) != RFR_OK) fail_msg("%s", rfr_last_error()->message);
   for (int i = 0; i < p.n; i++) {
     char file[64];
+    if ((strcmp(p.stage[i].pass, "shard") == 0) != (ranks > 1)) continue;
     rft_text out = {0};
     rfr_print_options print = rfr_print_options_default();
     print.flat = flat;
@@ -72,7 +75,37 @@ static void test_frozen(void **state) {
   rfr_value w1 = rfr_input(t, "w1", RFR_ROLE_FROZEN, RFR_F32, 2, ((int64_t[]){16, 64}));
   rfr_value y = rfr_linear(t, rfr_linear(t, x, w0, RFR_NONE), w1, RFR_NONE);
   rfr_output(t, "g0", rfr_gradient(t, rfr_mean(t, rfr_mul(t, y, y), -1), w0, RFR_F32));
-  check("frozen", t, 1);
+  check("frozen", t, 1, 1);
+  rfr_trace_destroy(t);
+  rfr_ctx_destroy(ctx);
+}
+
+/* Two layers of one weight each, the second padded, and their updates. */
+static void test_sharded(void **state) {
+  enum { RANKS = 2 };
+  rfr_ctx *ctx;
+  rfr_trace *t;
+  rfr_value w[2], g[2], skip;
+  (void)state;
+  assert_int_equal(rfr_ctx_create(NULL, &ctx), RFR_OK);
+  assert_int_equal(rfr_trace_create(ctx, &t), RFR_OK);
+  rfr_value h = rfr_input(t, "x", RFR_ROLE_INPUT, RFR_F32, 2, ((int64_t[]){24, 128}));
+  w[0] = rfr_input(t, "w0", RFR_ROLE_TRAINABLE, RFR_F32, 2, ((int64_t[]){7, 128}));
+  w[1] = rfr_input(t, "w1", RFR_ROLE_TRAINABLE, RFR_F32, 2, ((int64_t[]){17, 7}));
+  rfr_value m0 = rfr_input(t, "w0.momentum", RFR_ROLE_STATE, RFR_F32, 2, ((int64_t[]){7, 128}));
+  for (int l = 0; l < 2; l++) {
+    rfr_scope(t, l ? "layer1" : "layer0");
+    h = rfr_linear(t, h, w[l], RFR_NONE);
+  }
+  rfr_value loss = rfr_mean(t, rfr_mul(t, h, h), -1);
+  for (int l = 0; l < 2; l++) g[l] = rfr_all_reduce(t, rfr_gradient(t, loss, w[l], RFR_F32), RANKS);
+  rfr_set_phase(t, RFR_PHASE_OPTIM);
+  rfr_scope(t, "optimizer");
+  rfr_value norm = rfr_grad_norm(t, 2, g, &skip), clip = rfr_clip_scale(t, norm, 1);
+  rfr_value lr = rfr_fill(t, 0.1, RFR_F32, 1, ((int64_t[]){1}));
+  for (int l = 0; l < 2; l++) rfr_sgd(t, w[l], g[l], l ? RFR_NONE : m0, RFR_NONE, lr, clip, skip, l ? 0 : 0.9, 0, 1);
+  rfr_output(t, "norm", norm);
+  check("sharded", t, 1, RANKS);
   rfr_trace_destroy(t);
   rfr_ctx_destroy(ctx);
 }
@@ -117,7 +150,7 @@ static void test_llama(void **state) {
     snprintf(name, sizeof name, "d_%s", rfr_value_name(t, parameter[i]));
     rfr_output(t, name, rfr_gradient(t, loss, parameter[i], RFR_F32));
   }
-  check("llama", t, 0);
+  check("llama", t, 0, 1);
   rfr_trace_destroy(t);
   rfr_ctx_destroy(ctx);
 }
@@ -126,6 +159,7 @@ int main(int argc, char **argv) {
   writing = argc > 1 && strcmp(argv[1], "--write") == 0;
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(test_frozen),
+      cmocka_unit_test(test_sharded),
       cmocka_unit_test(test_llama),
   };
   return cmocka_run_group_tests_name("golden", tests, NULL, NULL);

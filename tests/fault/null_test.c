@@ -232,6 +232,7 @@ static void ops(void) {
   VALUE(rfr_all_gather_at, NULL, NOWHERE, 0, 2);
   VALUE(rfr_reduce_scatter_at, NULL, NOWHERE, 0, 2);
   VALUE(rfr_all_reduce_at, NULL, NOWHERE, 0, 2);
+  VALUE(rfr_all_to_all_at, NULL, NOWHERE, 0, 2);
   VALUE(rfr_gradient_onto_at, NULL, NOWHERE, 0, 0, 0);
   VALUE(rfr_step_block_at, NULL, NOWHERE);
   VALUE(rfr_rng_stream_at, NULL, NOWHERE, "name");
@@ -375,6 +376,7 @@ static void communicators(void) {
   STATUS(rfr_comm_all_gather, NULL, &x, &y, 1, RFR_F32);
   STATUS(rfr_comm_reduce_scatter, NULL, &x, &y, 1, RFR_F32);
   STATUS(rfr_comm_all_reduce, NULL, &x, &y, 1, RFR_F32);
+  STATUS(rfr_comm_all_to_all, NULL, &x, &y, 1, RFR_F32);
 }
 
 static void schedules(void) {

@@ -139,10 +139,10 @@ static rfr_status fault_run(rfi_device *d, const rfi_bound *bound, int n) {
   return cpu()->run(d, bound, n);
 }
 
-static rfr_status fault_run_timed(rfi_device *d, const rfi_bound *bound, double *seconds) {
+static rfr_status fault_run_timed(rfi_device *d, const rfi_bound *bound, int n, int *many, double *seconds) {
   *seconds = 0;
   RFI_TRY(enter(RFT_ENTRY_run_timed));
-  return cpu()->run_timed(d, bound, seconds);
+  return cpu()->run_timed(d, bound, n, many, seconds);
 }
 
 static rfr_status fault_capture(rfi_device *d, const rfi_copy *copies, int n_copies, const rfi_bound *bound, int n,

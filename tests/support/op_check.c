@@ -82,7 +82,8 @@ static bool moves_values(rfi_opcode code) {
 }
 
 static bool has_narrow_intermediates(rfi_opcode code) {
-  return rfi_is_head(code) || code == RFI_OP_grouped_swiglu || code == RFI_OP_lora_matmul;
+  return rfi_is_head(code) || code == RFI_OP_grouped_swiglu || code == RFI_OP_lora_matmul ||
+         code == RFI_OP_matmul_gelu_bwd;
 }
 
 static int mantissa(rfr_dtype d) {

@@ -163,7 +163,7 @@ static const char *exempt(const rft_op *op, char word[32]) {
       def->code == RFI_OP_swiglu_weighted_bwd_packed || def->code == RFI_OP_accumulate)
     return "is a backward";
   if (strcmp(def->family, "grouped") == 0 && def->code != RFI_OP_splits_to_offsets) return "via grouped_matmul";
-  if (def->code == RFI_OP_add_layernorm || def->code == RFI_OP_add_rmsnorm || def->code == RFI_OP_lora_matmul)
+  if (def->code == RFI_OP_add_layernorm || def->code == RFI_OP_add_rmsnorm || strcmp(def->family, "matmul") == 0)
     return "none: lowered";
   if (def->flags & RFI_STATE) return "none: state";
   if (strcmp(def->family, "quant") == 0 && def->code != RFI_OP_dequantize) return "none: lowered";

@@ -257,7 +257,9 @@ static rfr_status run(rfi_device *d, const rfi_bound *bound, int n) {
   return s;
 }
 
-static rfr_status run_timed(rfi_device *d, const rfi_bound *bound, double *seconds) {
+static rfr_status run_timed(rfi_device *d, const rfi_bound *bound, int n, int *many, double *seconds) {
+  (void)n;
+  *many = 1;
   struct timespec start, end;
   *seconds = 0;
   RFI_TRY(begin_run(d));

@@ -282,7 +282,8 @@ rfr_status rfi_cpu_library_select(rfi_cpu_library *l, const rfi_op_def *def, con
   *run = NULL;
   *workspace = 0;
   *handle = NULL;
-  if (!l->module || !rfi_call_gemm(def, call, &g) || !describe(call, &g, &d) || !fits_library(&d)) return RFR_OK;
+  if (!l->module || !rfi_call_gemm(def, call, &g) || g.gelu_x >= 0) return RFR_OK;
+  if (!describe(call, &g, &d) || !fits_library(&d)) return RFR_OK;
   product *p = find_product(l, &d);
   if (!p) {
     RFI_TRY(RFI_ALLOC(l->ctx, sizeof *p, &p));

@@ -30,7 +30,7 @@ const char *rfi_cpu_library_lacks(const rfi_cpu_library *library, const rfi_op_d
 
 /* Names of the library's kernels in a profile; grouped GEMMs run on the module's own. */
 #define RFI_LIBRARY_KERNEL "oneDNN"
-#define RFI_GROUPS_KERNEL "AMX"
+#define RFI_GROUPS_KERNEL "panels"
 /* "oneDNN 2.6.3 (avx512_core_amx)", or "none" and the reason. The bits depend on it. */
 const char *rfi_cpu_library_describe(const rfi_cpu_library *library);
 /* Whether the library is loaded. */

@@ -19,6 +19,7 @@
 #include "backend/cuda/table.h"
 #include "backend/cuda/units.h"
 #include "ops/loss/head.h"
+#include "ops/matmul/gelu_pair.h"
 #include "ops/matmul/lora_cuda.h"
 
 __attribute__((visibility("default"))) const rfi_cuda_module *rfi_cuda_module_get(const rfi_cuda_host *host);
@@ -26,7 +27,7 @@ __attribute__((visibility("default"))) const char rfi_cuda_module_built[] = RFI_
 
 static const rfi_cuda_host *core; /* set once, before any other call; the same for every context */
 
-enum { MOST_AT_ONCE = 1024, GUARD = 2 << 20 };
+enum { MOST_AT_ONCE = 1024, GUARD = 2 << 20, MARKS = 64 };
 
 #define CUDA(call, what) RFI_TRY(rfi_cuda_check(call, what))
 
@@ -37,6 +38,7 @@ struct rfi_device {
   cudaStream_t at;           /* target of launches, copies and fills: `stream`, or the caller's */
   cudaEvent_t start, end;    /* of a timed op */
   cudaEvent_t fork, join;    /* of the side stream */
+  cudaEvent_t mark[MARKS];   /* after op n of the side stream: element n % MARKS */
   int64_t free_at_open;
   rfr_memory_use use; /* without `taken` */
   rfi_lt *lt;         /* NULL without a device */
@@ -92,6 +94,8 @@ static void device_close(rfi_device *d) {
     if (d->end) cudaEventDestroy(d->end);
     if (d->fork) cudaEventDestroy(d->fork);
     if (d->join) cudaEventDestroy(d->join);
+    for (int i = 0; i < MARKS; i++)
+      if (d->mark[i]) cudaEventDestroy(d->mark[i]);
     if (d->side) cudaStreamDestroy(d->side);
     if (d->stream) cudaStreamDestroy(d->stream);
     leave(d, before, RFR_OK);
@@ -108,6 +112,8 @@ static rfr_status make_handles(rfi_device *d) {
   CUDA(cudaStreamCreateWithPriority(&d->side, cudaStreamNonBlocking, least), "making a stream");
   CUDA(cudaEventCreateWithFlags(&d->fork, cudaEventDisableTiming), "making an event");
   CUDA(cudaEventCreateWithFlags(&d->join, cudaEventDisableTiming), "making an event");
+  for (int i = 0; i < MARKS; i++)
+    CUDA(cudaEventCreateWithFlags(&d->mark[i], cudaEventDisableTiming), "making an event");
   CUDA(cudaEventCreate(&d->start), "making an event");
   CUDA(cudaEventCreate(&d->end), "making an event");
   d->at = d->stream;
@@ -289,6 +295,24 @@ static rfr_status select_lora(rfi_device *d, rfi_arena *memory, rfi_bound *b) {
   return RFR_OK;
 }
 
+/* matmul_gelu_bwd as one GEMM of cuBLASLt, or as two ops of which it may run the first. */
+static rfr_status select_gelu_bwd(rfi_device *d, rfi_arena *memory, const rfi_op_def *def, rfi_bound *b) {
+  rfi_gelu_pair p;
+  RFI_TRY(rfi_lt_select(d->lt, def, b));
+  if (b->run) return RFR_OK;
+  rfi_head_library *entry = core->arena_alloc(memory, sizeof *entry);
+  if (!entry) return RFR_NO_MEMORY;
+  rfi_gelu_pair_of(&b->call, &p);
+  rfi_bound product = {.call = p.product};
+  RFI_TRY(rfi_lt_select(d->lt, core->op_def(RFI_OP_matmul), &product));
+  *entry = (rfi_head_library){product.run, (size_t)product.workspace, product.call.library, d};
+  b->run = rfi_cuda_kernel_of(def->code)->run;
+  b->kernel = product.run ? "cuBLASLt" : "sm80";
+  b->call.library = entry;
+  b->workspace = product.workspace;
+  return RFR_OK;
+}
+
 enum { REASON = 160 };
 
 /* Why there is no kernel, or no faster one; NULL: no known reason. */
@@ -325,6 +349,7 @@ static rfr_status select_kernel(rfi_device *d, const rfi_opr *op, rfi_arena *mem
     if (b->run) return RFR_OK;
     b->call.library = d;
   }
+  if (op->def->code == RFI_OP_matmul_gelu_bwd) return select_gelu_bwd(d, memory, op->def, b);
   if (op->def->code == RFI_OP_lora_matmul && !kernel->takes(&b->call)) return select_lora(d, memory, b);
   b->why = lacks(op, kernel, memory, &b->call);
   if (!kernel || !kernel->run || (kernel->takes && !kernel->takes(&b->call))) return RFR_OK;
@@ -374,14 +399,21 @@ static int updates(const rfi_bound *bound, int n, const rfi_cuda_kernel *kernel,
   return i;
 }
 
+/* The kernel whose launch bound[0] and the ops after it share, NULL: none; *many gets their number. */
+static const rfi_cuda_kernel *shared_launch(const rfi_bound *bound, int n, int *many,
+                                            const rfr_call *calls[MOST_AT_ONCE]) {
+  const rfi_cuda_kernel *const kernels[] = {&RFI_CUDA(adamw), &RFI_CUDA(sgd)};
+  for (size_t k = 0; k < sizeof kernels / sizeof *kernels && !bound->side; k++)
+    if ((*many = updates(bound, n, kernels[k], calls)) > 0) return kernels[k];
+  *many = 1;
+  return NULL;
+}
+
 /* Enqueues bound[0], and the ops after it that share its launch; *many gets their number. */
 static rfr_status enqueue_next(const rfi_bound *bound, int n, int *many) {
-  const rfi_cuda_kernel *const kernels[] = {&RFI_CUDA(adamw), &RFI_CUDA(sgd)};
   const rfr_call *calls[MOST_AT_ONCE];
-  for (size_t k = 0; k < sizeof kernels / sizeof *kernels; k++)
-    if ((*many = updates(bound, n, kernels[k], calls)) > 0) return kernels[k]->run_all(calls, *many);
-  *many = 1;
-  return bound->run(&bound->call);
+  const rfi_cuda_kernel *const kernel = shared_launch(bound, n, many, calls);
+  return kernel ? kernel->run_all(calls, *many) : bound->run(&bound->call);
 }
 
 /* Orders later work of stream `then` after the work that `first` has. */
@@ -395,9 +427,10 @@ static rfr_status join_branch(rfi_device *d) { return order_after(d, d->side, d-
 
 /* State of the side stream while ops are enqueued. */
 typedef struct branch {
-  bool open;   /* has work that the main stream has not waited for */
-  bool forked; /* the fork event was recorded */
-  bool synced; /* has waited for the last fork event */
+  int first, last; /* numbers of the first and the last op of the side stream that was enqueued; 0: none */
+  int waited;      /* the main stream has waited for the ops up to this one */
+  bool forked;     /* the fork event was recorded */
+  bool synced;     /* has waited for the last fork event */
 } branch;
 
 static rfr_status fork_branch(rfi_device *d, branch *x) {
@@ -411,8 +444,20 @@ static rfr_status enqueue_side(rfi_device *d, const rfi_bound *bound, branch *x)
   call.stream = d->side;
   if (!x->forked) RFI_TRY(fork_branch(d, x)); /* the forking op was not enqueued by this call */
   if (!x->synced) CUDA(cudaStreamWaitEvent(d->side, d->fork, 0), "waiting for an event");
-  x->open = x->synced = true;
-  return bound->run(&call);
+  x->synced = true;
+  x->last = bound->side;
+  if (x->first == 0) x->first = bound->side;
+  RFI_TRY(bound->run(&call));
+  return rfi_cuda_check(cudaEventRecord(d->mark[bound->side % MARKS], d->side), "recording an event");
+}
+
+/* Orders later work of the main stream after op `number` of the side stream. Its event may be that of a later op
+ * already, which is after it on the stream. */
+static rfr_status wait_for_side(rfi_device *d, int number, branch *x) {
+  if (number > x->last) number = x->last;
+  if (number <= x->waited || number < x->first || x->first == 0) return RFR_OK; /* not enqueued by this call */
+  x->waited = number;
+  return rfi_cuda_check(cudaStreamWaitEvent(d->stream, d->mark[number % MARKS], 0), "waiting for an event");
 }
 
 /* A registered op's launcher returned s; a launch error that it did not report is its error too. */
@@ -425,7 +470,7 @@ static rfr_status check_outside(const rfi_opr *op, rfr_status s) {
 static rfr_status enqueue_op(rfi_device *d, const rfi_bound *bound, int n, branch *x, int *many) {
   *many = 1;
   rfi_ranges_begin(&d->ranges, bound->recorded);
-  rfr_status s = bound->on_side ? enqueue_side(d, bound, x) : enqueue_next(bound, n, many);
+  rfr_status s = bound->side ? enqueue_side(d, bound, x) : enqueue_next(bound, n, many);
   if (bound->recorded->def->outside) s = check_outside(bound->recorded, s);
   rfi_ranges_end(&d->ranges);
   return s;
@@ -435,23 +480,20 @@ static rfr_status enqueue_op(rfi_device *d, const rfi_bound *bound, int n, branc
 static rfr_status enqueue_all(rfi_device *d, const rfi_bound *bound, int n, rfi_units *units, branch *x) {
   for (int i = 0, many = 1; i < n; i += many) {
     const rfi_bound *b = &bound[i];
-    if (b->waits && x->open) {
-      RFI_TRY(join_branch(d));
-      x->open = false;
-    }
+    if (b->waits) RFI_TRY(wait_for_side(d, b->waits, x));
     if (b->forks) RFI_TRY(fork_branch(d, x));
     const rfr_status s = enqueue_op(d, b, n - i, x, &many);
     if (s != RFR_OK) d->failed = i;
     RFI_TRY(s);
-    if (units) RFI_TRY(rfi_units_note(units, b->on_side ? d->side : d->stream, i, many));
+    if (units) RFI_TRY(rfi_units_note(units, b->side ? d->side : d->stream, i, many));
   }
   return RFR_OK;
 }
 
 /* Joins the side stream at the end, also after an error, so that waiting for the main stream is enough. */
 static rfr_status enqueue(rfi_device *d, const rfi_bound *bound, int n, rfi_units *units) {
-  branch x = {false, false, false};
-  const rfr_status s = enqueue_all(d, bound, n, units, &x), joined = x.open ? join_branch(d) : RFR_OK;
+  branch x = {0};
+  const rfr_status s = enqueue_all(d, bound, n, units, &x), joined = x.last > x.waited ? join_branch(d) : RFR_OK;
   rfi_ranges_end_layer(&d->ranges);
   return s == RFR_OK ? joined : s;
 }
@@ -475,10 +517,10 @@ static rfr_status run(rfi_device *d, const rfi_bound *bound, int n) {
   return leave(d, before, s == RFR_OK ? joined : s);
 }
 
-static rfr_status run_between_events(rfi_device *d, const rfi_bound *bound, double *seconds) {
+static rfr_status run_between_events(rfi_device *d, const rfi_bound *bound, int n, double *seconds) {
   float ms = 0;
   CUDA(cudaEventRecord(d->start, d->stream), "recording an event");
-  RFI_TRY(enqueue(d, bound, 1, NULL));
+  RFI_TRY(enqueue(d, bound, n, NULL));
   CUDA(cudaEventRecord(d->end, d->stream), "recording an event");
   if (d->comm) RFI_TRY(rfi_nccl_wait(d->comm, d->stream, "waiting for the device"));
   CUDA(cudaEventSynchronize(d->end), "waiting for the device");
@@ -487,12 +529,14 @@ static rfr_status run_between_events(rfi_device *d, const rfi_bound *bound, doub
   return RFR_OK;
 }
 
-static rfr_status run_timed(rfi_device *d, const rfi_bound *bound, double *seconds) {
+static rfr_status run_timed(rfi_device *d, const rfi_bound *bound, int n, int *many, double *seconds) {
+  const rfr_call *calls[MOST_AT_ONCE];
   int before;
   *seconds = 0;
   RFI_TRY(begin(d));
   RFI_TRY(enter(d, &before));
-  return leave(d, before, run_between_events(d, bound, seconds));
+  shared_launch(bound, n, many, calls);
+  return leave(d, before, run_between_events(d, bound, *many, seconds));
 }
 
 /* Captures the copies in order. Each launch sets source and size. Until then the source is memory of the same block
@@ -563,7 +607,8 @@ static rfr_status capture(rfi_device *d, const rfi_copy *copies, int n_copies, c
   *out = NULL;
   d->failed = -1;
   RFI_TRY(enter(d, &before));
-  for (int i = 0; i < n; i++) branches |= bound[i].on_side;
+  for (int i = 0; i < n; i++) /* NCCL adds nodes of its own, so graphs with collectives are not checked */
+    branches |= bound[i].side > 0 && !(bound[i].recorded->def->flags & RFI_COLLECTIVE);
   rfr_status s = rfi_units_init(core, d->ctx, branches ? n + 1 : 0, &units); /* one more for the copies */
   if (s == RFR_OK) s = make_graph(d, copies, n_copies, &graph);
   if (s == RFR_OK) s = instantiate(d, bound, n, branches ? &units : NULL, graph);
@@ -671,7 +716,9 @@ static const rfi_backend backend = {
     .branches = true,
     .guard = GUARD,
     .lora = true,
-    .loss_chunk = 4096, /* with 1024 rows, reading and writing dw takes as long as its GEMM */
+    .gelu_bwd = true,
+    .loss_chunk = RFI_HEAD_ROWS,
+    .loss_rows = rfi_head_rows_at_once,
     .open = device_open,
     .join = device_join,
     .close = device_close,

@@ -16,7 +16,7 @@ typedef struct rfi_lt rfi_lt;
 rfr_status rfi_lt_open(const rfi_cuda_host *core, rfr_ctx *ctx, const rfi_cuda_info *info, rfi_lt **out);
 void rfi_lt_close(rfi_lt *lt); /* accepts NULL */
 
-/* Sets run, kernel, workspace and library of a call of `def`, matmul, that cuBLASLt takes. Leaves run NULL for others
+/* Sets run, kernel, workspace and library of a call of `def`, a GEMM, that cuBLASLt takes. Leaves run NULL for others
  * (mixed types, rows that are not 16-byte aligned), which then run on the module's own kernel. The algorithm is
  * one of cuBLASLt's first heuristic ones, chosen by shapes, types and strides alone. `lt` NULL: there is no
  * device; the workspace is the same as with one. */

@@ -43,6 +43,7 @@ typedef struct rfi_lt_key {
   int32_t bias, accumulate; /* bias: a cudaDataType_t, -1 for none */
   int32_t scaled, fast;     /* FP8; fast: sums in the tensor core's own, narrower accumulator */
   int32_t scale_a, scale_b; /* cublasLtMatmulMatrixScale_t */
+  int64_t gelu_ld;          /* of x, if the gradient of GELU at x is applied to the product; 0: it is not */
 } rfi_lt_key;
 
 typedef struct rfi_lt_product {
@@ -66,7 +67,7 @@ struct rfi_lt {
 };
 
 typedef struct rfi_lt_operands {
-  const void *a, *b, *bias; /* in cuBLASLt's order */
+  const void *a, *b, *bias, *gelu_x; /* in cuBLASLt's order */
   const void *scale_a, *scale_b;
   void *d, *workspace; /* of rfi_lt_workspace's bytes, 256-byte aligned */
 } rfi_lt_operands;

@@ -82,8 +82,28 @@ static void test_refused(void **state) {
   }
 }
 
+/* With the gradient of GELU an algorithm must use all multiprocessors; without it, hold two tiles. */
+static void test_preferred(void **state) {
+  static const struct {
+    int64_t gelu_ld;
+    float waves;
+    cublasStatus_t state;
+    bool preferred;
+  } rows[] = {{3072, 0.91f, CUBLAS_STATUS_SUCCESS, false},      {3072, 1.0f, CUBLAS_STATUS_SUCCESS, true},
+              {3072, 1.0f, CUBLAS_STATUS_NOT_SUPPORTED, false}, {0, 1.0f, CUBLAS_STATUS_SUCCESS, false},
+              {0, 74.5f, CUBLAS_STATUS_SUCCESS, true},          {0, 62.0f, CUBLAS_STATUS_SUCCESS, false}};
+  static const rfi_cuda_info info = {.sms = 132};
+  rfi_lt lt = {.info = &info};
+  (void)state;
+  for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+    const product p = {.lt = &lt, .key = {.batch = 1, .d = {.rows = 3072, .cols = 65536}, .gelu_ld = rows[i].gelu_ld}};
+    const cublasLtMatmulHeuristicResult_t x = {.wavesCount = rows[i].waves, .state = rows[i].state};
+    assert_int_equal(is_preferred(&p, &x), rows[i].preferred);
+  }
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {rft_context_test(test_good), rft_context_test(test_dead),
-                                     rft_context_test(test_refused)};
+                                     rft_context_test(test_refused), rft_context_test(test_preferred)};
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -40,7 +40,7 @@ typedef struct bench {
   rfi_lt_operands x;
   void *first, *start_d; /* the first run's result, and the initial d of each run */
   int *differs;
-  size_t d_bytes, scale_bytes[2];
+  size_t d_bytes, gelu_bytes, scale_bytes[2];
   candidate candidates[RFI_LT_MOST];
   int n;
 } bench;
@@ -87,9 +87,9 @@ static void print_name(rfi_lt_product *p) {
   print_matrix(&p->key.a, b, sizeof b);
   print_matrix(&p->key.d, d, sizeof d);
   if (p->key.batch != 1) snprintf(batch, sizeof batch, "x%" PRId64 " ", p->key.batch);
-  snprintf(p->name, sizeof p->name, "%s%s%s* %s%s%s-> %s%s%s", batch, a, scale_name(p->key.scale_b), b,
-           scale_name(p->key.scale_a), p->key.bias >= 0 ? "+ bias " : "", d, p->key.fast ? "fast " : "",
-           p->key.accumulate ? "added" : "");
+  snprintf(p->name, sizeof p->name, "%s%s%s* %s%s%s%s-> %s%s%s", batch, a, scale_name(p->key.scale_b), b,
+           scale_name(p->key.scale_a), p->key.bias >= 0 ? "+ bias " : "", p->key.gelu_ld ? "gelu_bwd " : "", d,
+           p->key.fast ? "fast " : "", p->key.accumulate ? "added" : "");
   for (size_t n = strlen(p->name); n > 0 && p->name[n - 1] == ' ';) p->name[--n] = '\0';
 }
 
@@ -127,6 +127,8 @@ static size_t lay_out(bench *b) {
   b->x.a = take(&at, bytes_of(&k->a, k->batch));
   b->x.b = take(&at, bytes_of(&k->b, k->batch));
   b->x.bias = take(&at, (size_t)k->d.rows * size_of(k->d.type));
+  b->gelu_bytes = (size_t)(k->gelu_ld * k->d.cols) * size_of(k->d.type);
+  b->x.gelu_x = take(&at, b->gelu_bytes);
   b->x.d = take(&at, b->d_bytes);
   b->first = take(&at, b->d_bytes);
   b->start_d = take(&at, b->d_bytes);
@@ -151,6 +153,7 @@ static rfr_status set_up(bench *b) {
   RFI_TRY(fill(b, b->x.a, bytes_of(&k->a, k->batch), k->a.type, 1));
   RFI_TRY(fill(b, b->x.b, bytes_of(&k->b, k->batch), k->b.type, 2));
   RFI_TRY(fill(b, b->x.bias, (size_t)k->d.rows * size_of(k->d.type), k->d.type, 3));
+  RFI_TRY(fill(b, b->x.gelu_x, b->gelu_bytes, k->d.type, 7));
   RFI_TRY(fill(b, b->start_d, b->d_bytes, k->d.type, 4));
   RFI_TRY(fill(b, b->x.scale_a, b->scale_bytes[0], CUDA_R_32F, 5));
   RFI_TRY(fill(b, b->x.scale_b, b->scale_bytes[1], CUDA_R_32F, 6));

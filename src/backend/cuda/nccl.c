@@ -44,7 +44,11 @@ enum { LEAST_VERSION = 21800, LEAST_OF_NEXT = 30000 };
   X(const char *, GetErrorString, (int error))                                                              \
   X(int, AllGather, (const void *from, void *to, size_t n, int type, void *comm, void *stream))             \
   X(int, ReduceScatter, (const void *from, void *to, size_t n, int type, int op, void *comm, void *stream)) \
-  X(int, AllReduce, (const void *from, void *to, size_t n, int type, int op, void *comm, void *stream))
+  X(int, AllReduce, (const void *from, void *to, size_t n, int type, int op, void *comm, void *stream))     \
+  X(int, Send, (const void *from, size_t n, int type, int peer, void *comm, void *stream))                  \
+  X(int, Recv, (void *to, size_t n, int type, int peer, void *comm, void *stream))                          \
+  X(int, GroupStart, (void))                                                                                \
+  X(int, GroupEnd, (void))
 
 typedef struct functions {
 #define MEMBER(result, name, arguments) result(*name) arguments;
@@ -128,6 +132,19 @@ static rfr_status aborted(const gpu_comm *c) {
   return c->core->fail(RFI_E_DIST_PEER, "rank %d's end of the communicator was aborted", c->comm.rank);
 }
 
+/* One launch for all parts. A group that was started is ended, also after an error. */
+static int all_to_all(const gpu_comm *c, const rfi_collective *w, void *stream) {
+  const size_t bytes = (size_t)w->n * (size_t)rfi_collective_element(w->dtype);
+  int e = c->f.GroupStart();
+  if (e != 0) return e;
+  for (int r = 0; r < c->comm.size && e == 0; r++) {
+    e = c->f.Send((const char *)w->from + (size_t)r * bytes, bytes, NCCL_UINT8, r, c->nccl, stream);
+    if (e == 0) e = c->f.Recv((char *)w->to + (size_t)r * bytes, bytes, NCCL_UINT8, r, c->nccl, stream);
+  }
+  const int ended = c->f.GroupEnd();
+  return e != 0 ? e : ended;
+}
+
 static rfr_status enqueue_locked(const gpu_comm *c, const rfi_collective *w, void *stream) {
   void *nccl = c->nccl;
   const char *name = rfi_collective_name(w->kind);
@@ -141,6 +158,7 @@ static rfr_status enqueue_locked(const gpu_comm *c, const rfi_collective *w, voi
           name);
     case RFI_REDUCE_SCATTER:
       return check(c, c->f.ReduceScatter(w->from, w->to, n, type_of(w->dtype), NCCL_SUM, nccl, stream), name);
+    case RFI_ALL_TO_ALL: return check(c, all_to_all(c, w, stream), name);
     default: return check(c, c->f.AllReduce(w->from, w->to, n, type_of(w->dtype), NCCL_SUM, nccl, stream), name);
   }
 }
@@ -285,7 +303,7 @@ static rfr_status connect_ranks(gpu_comm *c) {
   const size_t all = sizeof *memory * N * (size_t)c->comm.size;
   RFI_TRY(rfi_cuda_check(cudaMalloc((void **)&memory, 2 * all), "allocating memory"));
   rfr_status s = rfi_cuda_check(cudaMemsetAsync(memory, 0, 2 * all, c->stream), "filling memory");
-  for (int kind = RFI_ALL_GATHER; kind <= RFI_ALL_REDUCE && s == RFR_OK; kind++) {
+  for (int kind = RFI_ALL_GATHER; kind <= RFI_ALL_TO_ALL && s == RFR_OK; kind++) {
     const rfi_collective what = {(rfi_collective_kind)kind, RFR_F32, N, memory, memory + N * c->comm.size};
     s = enqueue(c, &what, c->stream);
     if (s == RFR_OK) s = rfi_nccl_wait(&c->comm, c->stream, "connecting the ranks");

@@ -6,8 +6,8 @@
  * Invariants: the scratchpad is the caller's, so that a GEMM's memory is planned; a GEMM is
  * created and run with the same number of OpenMP threads, which decides its bits, and the
  * caller's setting is restored; a GEMM that oneDNN would run by reference loops is refused,
- * because the portable kernel is faster. With AMX, panel_gemm.c takes the GEMMs at which it
- * is faster.
+ * because the portable kernel is faster. panel_gemm.c takes the GEMMs at which it is faster, and
+ * grouped ones.
  */
 #include <omp.h>
 #include <oneapi/dnnl/dnnl.h>
@@ -24,7 +24,7 @@ typedef struct engine {
   dnnl_engine_t engine;
   dnnl_stream_t stream;
   int bf16; /* this CPU multiplies bf16 without emulation */
-  int amx;  /* panel_gemm.c runs */
+  rfi_panel_isa panels;
 } engine;
 
 enum { A, B, BIAS, Y, SCRATCH, ARGS };
@@ -110,8 +110,10 @@ static rfi_gemm_status engine_open(void **out, char name[32], char isa_text[32],
   }
   unsigned isa = (unsigned)dnnl_get_effective_cpu_isa();
   snprintf(name, 32, "oneDNN %d.%d.%d", v->major, v->minor, v->patch);
-  e->amx = HAS(avx512_core_amx) && rfi_panel_open();
-  snprintf(isa_text, 32, "%s%s", isa_name(isa), e->amx ? " + own AMX" : "");
+  e->panels = rfi_panel_open(HAS(avx512_core_amx), HAS(avx512_core_bf16));
+  static const char *const own[] = {
+      [RFI_PANEL_NONE] = "", [RFI_PANEL_DOT] = " + own groups", [RFI_PANEL_AMX] = " + own AMX"};
+  snprintf(isa_text, 32, "%s%s", isa_name(isa), own[e->panels]);
   *level = HAS(avx512_core) ? 4 : HAS(avx2) ? 3 : 2;
   *bf16_fast = HAS(avx512_core_amx) || HAS(avx512_core_bf16);
   e->bf16 = HAS(avx512_core_bf16);
@@ -198,8 +200,8 @@ static rfi_gemm_status product_create(void *p, const rfi_module_gemm *d, void **
     return RFI_GEMM_UNSUPPORTED;
   product *m = calloc(1, sizeof *m);
   if (!m) return RFI_GEMM_NO_MEMORY;
-  *why = "no AMX";
-  rfi_gemm_status own = e->amx ? rfi_panel_create(d, &m->panels, scratch, why) : RFI_GEMM_UNSUPPORTED;
+  *why = "neither AMX nor AVX512-BF16";
+  rfi_gemm_status own = e->panels ? rfi_panel_create(e->panels, d, &m->panels, scratch, why) : RFI_GEMM_UNSUPPORTED;
   if (own != RFI_GEMM_UNSUPPORTED || d->varies) { /* oneDNN's sizes are fixed */
     if (own == RFI_GEMM_OK) *handle = m;
     else product_destroy(m);

@@ -63,8 +63,7 @@ static inline void f32_slice(int64_t k, const float *restrict a, const float *re
 #pragma GCC unroll 8
   for (int i = 0; i < F32_SLICE; i++)
 #pragma GCC unroll 3
-    for (int h = 0; h < F32_VECTORS; h++)
-      sum[i][h] = _mm512_setzero_ps();
+    for (int h = 0; h < F32_VECTORS; h++) sum[i][h] = _mm512_setzero_ps();
 #pragma GCC unroll 2
   for (int64_t p = 0; p < k; p++, a += F32_A, b += F32_B) {
 #pragma GCC unroll 3

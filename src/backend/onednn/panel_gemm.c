@@ -18,13 +18,14 @@
  * are packed; a thread that is done with a pass packs the next one's fixed panels into the other of two buffers.
  *
  * A panel has the elements that one block of C reads along K, in the order of reading. It is padded with
- * zeros in all three dimensions, so the loop needs no tails. Two units differ in blocks and panels: bf16
+ * zeros in all three dimensions, so the loop needs no tails. Units differ in blocks and panels: bf16
  * is multiplied by AMX in blocks of 32 x 32; for each step of 32 along K, a panel of A has the upper 16
  * rows (1 KiB), then the lower 16; a panel of B has the left 16 columns, as 16 pairs of rows, then the
- * right 16; four loads a step overlap with four tile products. f32 is multiplied by vectors (panel_f32.h).
+ * right 16; four loads a step overlap with four tile products. Without AMX, bf16 groups are multiplied by
+ * AVX512-BF16 (panel_dot.h). f32 is multiplied by vectors (panel_f32.h).
  *
  * Invariants: one thread computes a block of C from the first step to the last; the passes over K depend
- * on K alone, so the bits do too. AMX treats subnormal numbers as zero.
+ * on K alone, so the bits do too. AMX and AVX512-BF16 treat subnormal numbers as zero.
  */
 #include "backend/onednn/panel_gemm.h"
 
@@ -37,7 +38,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#include "backend/onednn/panel_f32.h"
+#include "backend/onednn/panel_dot.h"
 
 enum {
   PASS_K = 1024,          /* K that is packed in one pass */
@@ -170,15 +171,30 @@ static void f32_multiply(int64_t k, const void *a, const void *b, const float *f
   }
 }
 
-enum { AMX_DEPTH = 256, F32_DEPTH = 256 };
-static const unit bf16_unit = {.size = 2,
-                               .bm = AMX_BLOCK,
-                               .bn = AMX_BLOCK,
-                               .step = AMX_STEP,
-                               .depth = AMX_DEPTH,
-                               .pack_a = amx_pack_a,
-                               .pack_b = amx_pack_b,
-                               .multiply = amx_multiply};
+static void dot_multiply(int64_t k, const void *a, const void *b, const float *from, float *c, shadow *s) {
+  for (int i = 0; i < F32_A; i += F32_SLICE) {
+    dot_slice(k, (const uint32_t *)a + i, b, from ? from + i * F32_B : NULL, c + i * F32_B);
+    finish_rows(s, F32_SLICE);
+  }
+}
+
+enum { AMX_DEPTH = 256, DOT_DEPTH = 512, F32_DEPTH = 256 };
+static const unit amx_unit = {.size = 2,
+                              .bm = AMX_BLOCK,
+                              .bn = AMX_BLOCK,
+                              .step = AMX_STEP,
+                              .depth = AMX_DEPTH,
+                              .pack_a = amx_pack_a,
+                              .pack_b = amx_pack_b,
+                              .multiply = amx_multiply};
+static const unit dot_unit = {.size = 2,
+                              .bm = F32_A,
+                              .bn = F32_B,
+                              .step = DOT_STEP,
+                              .depth = DOT_DEPTH,
+                              .pack_a = dot_pack_a,
+                              .pack_b = dot_pack_b,
+                              .multiply = dot_multiply};
 static const unit f32_unit = {.size = 4,
                               .bm = F32_A,
                               .bn = F32_B,
@@ -281,13 +297,14 @@ static bool is_matrix(int64_t rows, int64_t cols, const int64_t stride[3], bool 
 }
 
 /* Why oneDNN is preferred; NULL: this file is faster. */
-static const char *prefers_onednn(const rfi_module_gemm *d) {
+static const char *prefers_onednn(rfi_panel_isa isa, const rfi_module_gemm *d) {
   static const char best[] = "oneDNN is as fast";
   bool padded = false;
   if (d->a != d->b || d->y == RFI_GEMM_F16 || d->bias == RFI_GEMM_F16) return "types are mixed";
   if (d->M < LEAST || d->N < LEAST) return "fewer than 32 rows or columns";
   if (!is_matrix(d->M, d->K, d->a_stride, &padded) || !is_matrix(d->K, d->N, d->b_stride, &padded))
     return "an operand has neither dense rows nor dense columns";
+  if (isa == RFI_PANEL_DOT && !d->varies) return best;
   if (d->a == RFI_GEMM_BF16) return padded || d->y == RFI_GEMM_F32 || d->varies ? NULL : best;
   if (d->varies) return "in f32, groups have the bits of separate GEMMs";
   const bool wide = d->b_stride[2] == 1 && d->b_stride[1] * 4 >= PAGE;
@@ -345,16 +362,17 @@ static size_t size_buffers(product *p) {
   return (size_t)p->places * p->most_fixed + (size_t)p->d.threads * p->most_thread + sums;
 }
 
-rfi_gemm_status rfi_panel_create(const rfi_module_gemm *d, product **out, size_t *scratch, const char **why) {
+rfi_gemm_status rfi_panel_create(rfi_panel_isa isa, const rfi_module_gemm *d, product **out, size_t *scratch,
+                                 const char **why) {
   *out = NULL;
   *scratch = 0;
-  *why = prefers_onednn(d);
+  *why = prefers_onednn(isa, d);
   if (*why) return RFI_GEMM_UNSUPPORTED;
   product *p = calloc(1, sizeof *p);
   if (!p) return RFI_GEMM_NO_MEMORY;
   p->d = *d;
   if (d->threads < 1) p->d.threads = 1;
-  p->unit = d->a == RFI_GEMM_BF16 ? &bf16_unit : &f32_unit;
+  p->unit = d->a == RFI_GEMM_F32 ? &f32_unit : isa == RFI_PANEL_AMX ? &amx_unit : &dot_unit;
   lay_out(p);
   *scratch = size_buffers(p);
   *out = p;
@@ -362,10 +380,10 @@ rfi_gemm_status rfi_panel_create(const rfi_module_gemm *d, product **out, size_t
 }
 
 static void begin(const product *p) {
-  if (p->unit == &bf16_unit) amx_begin();
+  if (p->unit == &amx_unit) amx_begin();
 }
 static void end(const product *p) {
-  if (p->unit == &bf16_unit) amx_end();
+  if (p->unit == &amx_unit) amx_end();
   else _mm_sfence();
 }
 
@@ -408,18 +426,23 @@ void rfi_panel_execute_groups(const product *p, int64_t groups, rfi_gemm_group_f
 
 void rfi_panel_destroy(product *p) { free(p); }
 
-int rfi_panel_open(void) {
+rfi_panel_isa rfi_panel_open(int amx, int bf16) {
   enum { REQUEST_PERMISSION = 0x1023, TILE_DATA = 18 };
-  return syscall(SYS_arch_prctl, REQUEST_PERMISSION, TILE_DATA) == 0;
+  if (amx && syscall(SYS_arch_prctl, REQUEST_PERMISSION, TILE_DATA) == 0) return RFI_PANEL_AMX;
+  return bf16 ? RFI_PANEL_DOT : RFI_PANEL_NONE;
 }
 
 #else /* the compiler has no AMX, or another machine */
 
-int rfi_panel_open(void) { return 0; }
-rfi_gemm_status rfi_panel_create(const rfi_module_gemm *d, rfi_panel_product **out, size_t *scratch, const char **why) {
-  (void)d, (void)scratch;
+rfi_panel_isa rfi_panel_open(int amx, int bf16) {
+  (void)amx, (void)bf16;
+  return RFI_PANEL_NONE;
+}
+rfi_gemm_status rfi_panel_create(rfi_panel_isa isa, const rfi_module_gemm *d, rfi_panel_product **out, size_t *scratch,
+                                 const char **why) {
+  (void)isa, (void)d, (void)scratch;
   *out = NULL;
-  *why = "no AMX";
+  *why = "neither AMX nor AVX512-BF16";
   return RFI_GEMM_UNSUPPORTED;
 }
 void rfi_panel_execute(const rfi_panel_product *p, const void *a, const void *b, const void *bias, void *y,

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * GEMMs that oneDNN runs slowly, for machines with AMX; the same contract as the module's table.
+ * GEMMs that oneDNN runs slowly or not at all; the same contract as the module's table. With AMX, those that
+ * panel_gemm.c lists; with AVX512-BF16 alone, groups of bf16.
  */
 #ifndef RFI_PANEL_GEMM_H
 #define RFI_PANEL_GEMM_H
@@ -9,11 +10,13 @@
 
 typedef struct rfi_panel_product rfi_panel_product;
 
-/* Requests AMX state from the operating system; 0 when it is refused. */
-int rfi_panel_open(void);
+typedef enum rfi_panel_isa { RFI_PANEL_NONE, RFI_PANEL_DOT, RFI_PANEL_AMX } rfi_panel_isa;
+
+/* From what the CPU has; requests AMX state from the operating system, which may refuse it. */
+rfi_panel_isa rfi_panel_open(int amx, int bf16);
 /* UNSUPPORTED: oneDNN is as fast or faster; *why is the reason. */
-rfi_gemm_status rfi_panel_create(const rfi_module_gemm *desc, rfi_panel_product **out, size_t *scratch,
-                                 const char **why);
+rfi_gemm_status rfi_panel_create(rfi_panel_isa isa, const rfi_module_gemm *desc, rfi_panel_product **out,
+                                 size_t *scratch, const char **why);
 void rfi_panel_execute(const rfi_panel_product *p, const void *a, const void *b, const void *bias, void *y,
                        void *scratch);
 void rfi_panel_execute_groups(const rfi_panel_product *p, int64_t groups, rfi_gemm_group_fn group, const void *user,

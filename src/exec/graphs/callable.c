@@ -285,7 +285,7 @@ static rfr_status shard(const rfr_graphs *g, rfi_callable *c) {
   const rfi_shard o = {
       .ranks = g->m.comm ? g->m.comm->size : 1, .gradient = RFI_GRAD_PREFIX, .gathered = RFI_UNREDUCED_PREFIX};
   rfr_trace *unsharded = c->trace;
-  const rfr_status s = rfi_pass_shard(unsharded, &o, &c->trace);
+  const rfr_status s = rfi_shard_callable(unsharded, &o, &c->trace);
   rfr_trace_destroy(unsharded);
   return s;
 }
@@ -430,7 +430,9 @@ rfi_pass_options rfi_callable_options(rfr_graphs *g, const rfi_callable *c) {
                             .copies = count_copies(g),
                             .delayed = g->stage[c->stage].delayed,
                             .lora = g->m.backend->lora,
+                            .gelu_bwd = g->m.backend->gelu_bwd,
                             .loss_chunk = g->m.backend->loss_chunk,
+                            .loss_rows = g->m.backend->loss_rows,
                             .gathered = c->gathered && g->stage[c->stage].delayed,
                             .is_written = is_written,
                             .workspace = bind_sizes,

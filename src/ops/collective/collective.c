@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * Collectives: shapes, gradients, recording. All ranks record the same program, and the differentiated loss is the sum
- * of the ranks' losses. So the gradient of all_gather is reduce_scatter and vice versa, and that of all_reduce is
- * all_reduce.
+ * of the ranks' losses. So the gradient of all_gather is reduce_scatter and vice versa, and those of all_reduce
+ * and all_to_all are the same ops.
  */
 #include "ops/rule.h"
 
@@ -54,6 +54,19 @@ rfr_status rfi_infer_all_reduce(const rfi_infer *c) {
   return RFR_OK;
 }
 
+rfr_status rfi_infer_all_to_all(const rfi_infer *c) {
+  RFI_TRY(check_ranks(c));
+  RFI_TRY(rfi_rule_rank(c, 0, 1, RFR_MAX_RANK));
+  if (rfr_dtype_bits(c->in[0].dtype) % 8 != 0)
+    return rfi_fail(RFI_E_TRACE_SHAPE, "x is %s, whose elements are smaller than a byte",
+                    rfr_dtype_name(c->in[0].dtype));
+  if (c->in[0].shape[0] % c->attr[0].i != 0)
+    return rfi_fail(RFI_E_TRACE_SHAPE, "x has %lld rows, which %lld ranks do not divide", (long long)c->in[0].shape[0],
+                    (long long)c->attr[0].i);
+  c->out[0] = c->in[0];
+  return RFR_OK;
+}
+
 /* ---- gradients ---- */
 
 static rfr_status emit(rfi_grad *g, rfi_opcode code) {
@@ -66,6 +79,7 @@ static rfr_status emit(rfi_grad *g, rfi_opcode code) {
 rfr_status rfi_grad_all_gather(rfi_grad *g) { return emit(g, RFI_OP_reduce_scatter); }
 rfr_status rfi_grad_reduce_scatter(rfi_grad *g) { return emit(g, RFI_OP_all_gather); }
 rfr_status rfi_grad_all_reduce(rfi_grad *g) { return emit(g, RFI_OP_all_reduce); }
+rfr_status rfi_grad_all_to_all(rfi_grad *g) { return emit(g, RFI_OP_all_to_all); }
 
 /* ---- recording ---- */
 
@@ -84,4 +98,8 @@ rfr_value rfr_reduce_scatter_at(rfr_trace *t, rfr_source at, rfr_value x, int ra
 
 rfr_value rfr_all_reduce_at(rfr_trace *t, rfr_source at, rfr_value x, int ranks) {
   return record(t, at, RFI_OP_all_reduce, x, ranks);
+}
+
+rfr_value rfr_all_to_all_at(rfr_trace *t, rfr_source at, rfr_value x, int ranks) {
+  return record(t, at, RFI_OP_all_to_all, x, ranks);
 }

@@ -16,6 +16,7 @@ static inline rfi_collective rfi_collective_of(const rfr_call *call, rfi_collect
   c.dtype = part->dtype;
   c.n = 1;
   for (int d = 0; d < part->rank; d++) c.n *= part->shape[d];
+  if (kind == RFI_ALL_TO_ALL) c.n /= call->attr[0].i;
   c.from = call->in[0].data;
   c.to = call->out[0].data;
   return c;

@@ -20,7 +20,9 @@ static rfr_status run(const rfi_call *call, rfi_collective_kind kind) {
 static rfr_status run_all_gather(const rfi_call *call) { return run(call, RFI_ALL_GATHER); }
 static rfr_status run_reduce_scatter(const rfi_call *call) { return run(call, RFI_REDUCE_SCATTER); }
 static rfr_status run_all_reduce(const rfi_call *call) { return run(call, RFI_ALL_REDUCE); }
+static rfr_status run_all_to_all(const rfi_call *call) { return run(call, RFI_ALL_TO_ALL); }
 
 const rfi_kernel RFI_CPU(all_gather) = {run_all_gather, NULL};
 const rfi_kernel RFI_CPU(reduce_scatter) = {run_reduce_scatter, NULL};
 const rfi_kernel RFI_CPU(all_reduce) = {run_all_reduce, NULL};
+const rfi_kernel RFI_CPU(all_to_all) = {run_all_to_all, NULL};

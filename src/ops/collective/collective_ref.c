@@ -36,3 +36,9 @@ RFT_CASES(all_reduce) = {
     "all_reduce(f[0,3]) ranks=1",
     NULL,
 };
+
+RFT_REF(all_to_all) { copy(call); }
+RFT_CASES(all_to_all) = {
+    "all_to_all(f[7,13]) ranks=1", "all_to_all(f[1,5,3]) ranks=1",  "all_to_all(f[33]) ranks=1",
+    "all_to_all(f[0,3]) ranks=1",  "all_to_all(i[17]<100) ranks=1", NULL,
+};

@@ -119,6 +119,51 @@ static void test_ranks(void **state) {
   }
 }
 
+/* Each rank sends part r to rank r; a second exchange sends the parts back, and so does the gradient. */
+static rfr_status exchange(void *rank_of_test, int number, rfr_comm *comm, rfr_ctx *own) {
+  rank *r = rank_of_test;
+  rfr_programs *p = NULL;
+  rfr_tensor there, back, dx;
+  rfr_trace *t;
+  rfr_compile_options o = rfr_compile_options_default();
+  o.comm = comm;
+  RFI_TRY(rfr_trace_create(own, &t));
+  const int64_t shape[2] = {(int64_t)D0 * r->size, D1};
+  const rfr_value x = rfr_input(t, "x", RFR_ROLE_TRAINABLE, RFR_F32, 2, shape);
+  const rfr_value d = rfr_input(t, "d", RFR_ROLE_INPUT, RFR_F32, 2, shape), y = rfr_all_to_all(t, x, r->size);
+  rfr_output(t, "there", y);
+  rfr_output(t, "back", rfr_all_to_all(t, y, r->size));
+  rfr_output(t, "dx", rfr_gradient(t, rfr_sum(t, rfr_mul(t, y, rfr_all_to_all(t, d, r->size)), -1), x, RFR_F32));
+  rfr_status s = rfr_compile(own, 1, (const rfr_trace *const *)&t, NULL, &o, &p);
+  rfr_trace_destroy(t);
+  if (s == RFR_OK) {
+    fill(r, p, "x", 0), fill(r, p, "d", 1);
+    s = rfr_program_run(p, 0);
+  }
+  if (s == RFR_OK) s = rfr_program_output(p, 0, "there", &there);
+  if (s == RFR_OK) s = rfr_program_output(p, 0, "back", &back);
+  if (s == RFR_OK) s = rfr_program_output(p, 0, "dx", &dx);
+  for (int64_t i = 0; s == RFR_OK && i < shape[0] * D1; i++) {
+    const int from = (int)(i / (D0 * D1));
+    if (((float *)there.data)[i] != data(from, 0, (int64_t)number * D0 * D1 + i % (D0 * D1)) ||
+        ((float *)back.data)[i] != data(number, 0, i) || ((float *)dx.data)[i] != data(number, 1, i))
+      snprintf(r->error, sizeof r->error, "all_to_all differs at element %lld", (long long)i);
+  }
+  rfr_programs_destroy(p);
+  return s;
+}
+
+static void test_exchange(void **state) {
+  (void)state;
+  for (int size = 2; size <= MOST_RANKS; size++) {
+    rank ranks[MOST_RANKS];
+    for (int i = 0; i < size; i++) ranks[i] = (rank){.number = i, .size = size};
+    rft_run_ranks(size, ranks, sizeof *ranks, exchange);
+    for (int i = 0; i < size; i++)
+      if (ranks[i].error[0]) fail_msg("rank %d of %d: %s", i, size, ranks[i].error);
+  }
+}
+
 /* ---- the trace ---- */
 
 static rft_text text_of(const rfr_trace *t) {
@@ -232,10 +277,8 @@ static void test_refused(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      rft_context_test(test_ranks),
-      rft_context_test(test_text),
-      rft_context_test(test_passes),
-      rft_context_test(test_refused),
+      rft_context_test(test_ranks),  rft_context_test(test_exchange), rft_context_test(test_text),
+      rft_context_test(test_passes), rft_context_test(test_refused),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

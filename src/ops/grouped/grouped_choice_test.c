@@ -22,7 +22,7 @@ enum { ROWS = 64, MOST_GROUPS = 3073 };
 typedef enum bias { NO_BIAS, BIAS, SCALED_BF16, SCALED_F32 } bias;
 
 #define SM90 "sm90", "sm90", "sm90"
-#define AMX "AMX", "AMX", "AMX"
+#define PANELS "panels", "panels", "panels"
 #define ALL(why) why, why, why
 
 typedef struct row {
@@ -34,7 +34,7 @@ typedef struct row {
   int64_t before, after; /* columns of the tensor that x is a view of, before and after x */
   bias bias;
   const char *gpu[3]; /* forward, dgrad, wgrad: sm90, or the reason against it */
-  const char *cpu[3]; /* the same: AMX, or the reason against it */
+  const char *cpu[3]; /* the same: panels, or the reason against it */
 } row;
 
 #define PLACE "an operand is not aligned to 16 bytes"
@@ -45,8 +45,8 @@ typedef struct row {
 #define TYPE "operands are not bf16"
 #define ADDS "a bias is added"
 #define FEW "fewer than 32 rows or columns"
-#define SMALL FEW, "AMX", FEW
-#define SMALL_ADDS ADDS, "AMX", FEW
+#define SMALL FEW, "panels", FEW
+#define SMALL_ADDS ADDS, "panels", FEW
 
 static const row rows[] = {
     {"bf16, packed", RFR_BF16, RFR_BF16, 24, 40, 3, false, 0, 0, NO_BIAS, {SM90}, {SMALL}},
@@ -78,9 +78,20 @@ static const row rows[] = {
      NO_BIAS,
      {PITCH, "sm90", PITCH},
      {SMALL}},
-    {"bf16, 48 by 64", RFR_BF16, RFR_BF16, 48, 64, 3, false, 0, 0, NO_BIAS, {SM90}, {AMX}},
-    {"bf16, 48 by 64, separate", RFR_BF16, RFR_BF16, 48, 64, 3, true, 0, 0, NO_BIAS, {SM90}, {AMX}},
-    {"bf16, 48 by 64, odd pitch", RFR_BF16, RFR_BF16, 48, 64, 3, false, 0, 3, NO_BIAS, {PITCH, "sm90", PITCH}, {AMX}},
+    {"bf16, 48 by 64", RFR_BF16, RFR_BF16, 48, 64, 3, false, 0, 0, NO_BIAS, {SM90}, {PANELS}},
+    {"bf16, 48 by 64, separate", RFR_BF16, RFR_BF16, 48, 64, 3, true, 0, 0, NO_BIAS, {SM90}, {PANELS}},
+    {"bf16, 48 by 64, odd pitch",
+     RFR_BF16,
+     RFR_BF16,
+     48,
+     64,
+     3,
+     false,
+     0,
+     3,
+     NO_BIAS,
+     {PITCH, "sm90", PITCH},
+     {PANELS}},
 };
 
 static rfr_trace *record(const row *r) {
@@ -121,15 +132,15 @@ static int kind_of(const rfi_opr *op) {
   return op->def->code == RFI_OP_grouped_matmul ? op->phase == RFR_PHASE_DGRAD : -1;
 }
 
-/* The table is for a CPU with AMX and the oneDNN module; returns the entry for this CPU. */
+/* The table is for a CPU with AMX or AVX512-BF16 and the oneDNN module; returns the entry for this CPU. */
 static const char *on_this_cpu(const char *wanted) {
   rfi_cpu_library *library;
   OK(rfi_cpu_library_open(ctx, &library));
-  const bool loaded = rfi_cpu_library_loaded(library), amx = strstr(rfi_cpu_library_describe(library), "own AMX");
+  const bool loaded = rfi_cpu_library_loaded(library), own = strstr(rfi_cpu_library_describe(library), " + own ");
   rfi_cpu_library_close(library);
   if (strcmp(wanted, MIXED) == 0 || strcmp(wanted, TYPE) == 0) return wanted;
   if (!loaded) return "oneDNN is not used";
-  return amx || strcmp(wanted, ADDS) == 0 ? wanted : "no AMX";
+  return own || strcmp(wanted, ADDS) == 0 ? wanted : "neither AMX nor AVX512-BF16";
 }
 
 /* GEMMs before SwiGLU, of experts of width I. */
@@ -139,11 +150,11 @@ static const struct {
   int64_t K, I;
   const char *gpu, *cpu;
 } before_swiglu[] = {
-    {"SwiGLU, bf16", RFR_BF16, 40, 24, "sm90", "AMX"},
+    {"SwiGLU, bf16", RFR_BF16, 40, 24, "sm90", "panels"},
     {"SwiGLU, f16", RFR_F16, 40, 24, "sm90", TYPE},
     {"SwiGLU, f32", RFR_F32, 40, 24, WIDE, TYPE},
     {"SwiGLU, bf16, I 12", RFR_BF16, 40, 12, "half of N is not a multiple of 8", FEW},
-    {"SwiGLU, bf16, K 100", RFR_BF16, 100, 32, WIDTH, "AMX"},
+    {"SwiGLU, bf16, K 100", RFR_BF16, 100, 32, WIDTH, "panels"},
 };
 
 static rfr_trace *record_experts(rfr_dtype type, int64_t K, int64_t I) {
@@ -165,7 +176,7 @@ static void swiglu_runs_where_the_table_says(bool gpu) {
     rfr_programs *p = rft_compile(t, NULL);
     const rfi_program *program = &p->program[0];
     const char *wanted = gpu ? before_swiglu[i].gpu : on_this_cpu(before_swiglu[i].cpu);
-    const bool fast = strcmp(wanted, gpu ? "sm90" : "AMX") == 0;
+    const bool fast = strcmp(wanted, gpu ? "sm90" : "panels") == 0;
     int seen = 0;
     for (int k = 0; k < program->n_bound; k++) {
       const rfi_bound *b = &program->bound[k];
@@ -199,7 +210,7 @@ static void runs_where_the_table_says(bool gpu) {
       if (kind < 0) continue;
       seen[kind]++;
       const char *wanted = gpu ? rows[i].gpu[kind] : on_this_cpu(rows[i].cpu[kind]);
-      const bool fast = strcmp(wanted, gpu ? "sm90" : "AMX") == 0;
+      const bool fast = strcmp(wanted, gpu ? "sm90" : "panels") == 0;
       printf(" %-8s%s%s%s", b->kernel, b->why ? " (" : "", b->why ? b->why : "", b->why ? ")" : "");
       assert_string_equal(b->kernel, fast ? wanted : gpu ? "sm80" : rfi_ctx_isa(ctx));
       if (!fast) assert_string_equal(b->why, wanted);

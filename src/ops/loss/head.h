@@ -20,6 +20,8 @@ enum { RFI_HEAD_LOGITS, RFI_HEAD_DX, RFI_HEAD_DW, RFI_HEAD_DW_REST, RFI_HEAD_PRO
  * 50,304, cuBLASLt did not offer the algorithms that hold two tiles (lt.c). */
 enum { RFI_HEAD_ALIGNED = 64 };
 enum { RFI_HEAD_TILE = 128 }; /* rows of dw */
+/* The fewest rows of a chunk on a GPU: with 1024, reading and writing dw takes as long as its GEMM. */
+enum { RFI_HEAD_ROWS = 4096 };
 enum { RFI_HEAD_FIRST, RFI_HEAD_MIDDLE, RFI_HEAD_TAIL, RFI_HEAD_CHUNKS };
 
 /* How a library runs one GEMM; run is NULL if the matmul kernel runs it. call->library of linear_cross_entropy points
@@ -69,6 +71,26 @@ static inline rfi_head rfi_head_make(const rfi_call *c, int64_t multiple) {
   h.logits = rfi_head_round((size_t)(h.chunk * h.ld) * sizeof(float));
   if (h.ld > h.V) h.w = rfi_head_round((size_t)(h.ld * h.C) * (c->in[RFI_HEAD_X].type.dtype == RFR_F32 ? 4 : 2));
   return h;
+}
+
+/* Waves of dx's tiles, 128 x 256, on the 132 multiprocessors of a Hopper GPU. The device is not asked: a plan must not
+ * depend on it. */
+static inline int64_t rfi_head_waves(int64_t rows, int64_t C) {
+  enum { ROWS = 128, COLUMNS = 256, MULTIPROCESSORS = 132 };
+  const int64_t tiles = (rows + ROWS - 1) / ROWS * ((C + COLUMNS - 1) / COLUMNS);
+  return (tiles + MULTIPROCESSORS - 1) / MULTIPROCESSORS;
+}
+
+/* The rows of a chunk on a GPU, for T rows of C columns. dx is few tiles with a long sum each, so its time is the
+ * number of waves; if up to half as many rows again need fewer, the most rows that do: the last wave is nearly full. */
+static inline int64_t rfi_head_rows_at_once(int64_t T, int64_t C) {
+  enum { STEP = 128, MOST = RFI_HEAD_ROWS + RFI_HEAD_ROWS / 2 };
+  int64_t best = RFI_HEAD_ROWS, least = INT64_MAX;
+  for (int64_t rows = RFI_HEAD_ROWS; rows <= MOST; rows += STEP) {
+    const int64_t sum = T / rows * rfi_head_waves(rows, C) + rfi_head_waves(T % rows, C);
+    if (sum < least || (sum == least && best > RFI_HEAD_ROWS)) best = rows, least = sum;
+  }
+  return best;
 }
 
 /* The number of rows in the chunk that starts at t, and the kind of that chunk. */

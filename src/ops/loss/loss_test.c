@@ -15,6 +15,7 @@
 #include <cmocka.h>
 
 #include "backend/cpu/cpu.h"
+#include "ops/loss/head.h"
 #include "support/op_check.h"
 
 static void start(const char *text, rfr_dtype type, rft_case *c, rft_run *run) {
@@ -176,11 +177,21 @@ static void test_refused(void **state) {
   rfr_ctx_destroy(ctx);
 }
 
+/* On a GPU dx of a chunk is as many full waves of tiles as possible. */
+static void test_rows_at_once(void **state) {
+  static const struct {
+    int64_t T, C, rows;
+  } rows[] = {{65536, 768, 5632}, {16384, 2048, 4096}, {8192, 4096, 4096}, {100, 768, 4096}, {0, 768, 4096}};
+  (void)state;
+  for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
+    assert_int_equal(rfi_head_rows_at_once(rows[i].T, rows[i].C), rows[i].rows);
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(test_extremes),   cmocka_unit_test(test_nan_is_not_hidden),
       cmocka_unit_test(test_none_valid), cmocka_unit_test(test_threads),
       cmocka_unit_test(test_chunks),     cmocka_unit_test(test_inv_valid_has_no_gradient),
-      cmocka_unit_test(test_refused)};
+      cmocka_unit_test(test_refused),    cmocka_unit_test(test_rows_at_once)};
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -53,6 +53,27 @@ rfr_status rfi_infer_grad_norm(const rfi_infer *c) {
   return RFR_OK;
 }
 
+rfr_status rfi_infer_grad_squares(const rfi_infer *c) {
+  for (int i = 0; i < c->n_in; i++)
+    if (!is_narrow(c->in[i].dtype)) return rfi_fail(RFI_E_TRACE_SHAPE, "gradient %d is not f32, bf16 or f16", i);
+  c->out[0] = (rfr_type){.dtype = RFR_F64, .rank = 1, .shape = {c->n_in}};
+  return RFR_OK;
+}
+
+rfr_status rfi_infer_norm_of_squares(const rfi_infer *c) {
+  const rfr_type *zeros = &c->in[0], *squares = &c->in[1];
+  const int64_t ranks = c->attr[0].i;
+  if (squares->dtype != RFR_F64 || squares->rank != 1 || ranks < 1 || squares->shape[0] % ranks != 0)
+    return rfi_fail(RFI_E_TRACE_SHAPE, "squares must be f64 (%lld gradients)", (long long)ranks);
+  if (!absent(zeros) && (zeros->dtype != RFR_I32 || zeros->rank != 1 || zeros->shape[0] != squares->shape[0] / ranks))
+    return rfi_fail(RFI_E_TRACE_SHAPE, "zeros must be i32 (%lld), one per gradient",
+                    (long long)(squares->shape[0] / ranks));
+  c->out[0] = scalar(RFR_F32);
+  c->out[1] = scalar(RFR_I32);
+  c->out[2] = *zeros;
+  return RFR_OK;
+}
+
 rfr_status rfi_infer_clip_scale(const rfi_infer *c) {
   if (!is_scalar(&c->in[0], RFR_F32)) return rfi_fail(RFI_E_TRACE_SHAPE, "norm must be f32 (1)");
   c->out[0] = scalar(RFR_F32);
@@ -80,8 +101,7 @@ static rfr_status check_update(const rfr_type *w, const rfr_type *g, int n, cons
 
 /* A moment of 8 bits; both formats have the same size. */
 static bool is_8bit(const rfr_type *x, const rfr_type *w) {
-  return x->dtype == RFR_U8 && x->rank == 1 &&
-         x->shape[0] == rfr_quant_bytes(RFR_QUANT_DYNAMIC8, w->rank, w->shape);
+  return x->dtype == RFR_U8 && x->rank == 1 && x->shape[0] == rfr_quant_bytes(RFR_QUANT_DYNAMIC8, w->rank, w->shape);
 }
 
 rfr_status rfi_infer_adamw(const rfi_infer *c) {

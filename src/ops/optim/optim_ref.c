@@ -70,6 +70,44 @@ RFT_CASES(grad_norm) = {
     NULL,
 };
 
+RFT_REF(grad_squares) {
+  double *squares = call->out[0].data;
+  for (int k = 0; k < call->n_in; k++) {
+    squares[k] = 0;
+    for (int64_t i = 0; i < rfi_count(&call->in[k].type); i++)
+      squares[k] += ((double *)call->in[k].data)[i] * ((double *)call->in[k].data)[i];
+  }
+}
+RFT_CASES(grad_squares) = {
+    "grad_squares(f[7,13], f[31])",
+    "grad_squares(F[67,1031], f[1], f[2049], F[0,3])",
+    "grad_squares(f[5]=0, f[3])",
+    "grad_squares(f[17,1031])",
+    NULL,
+};
+
+RFT_REF(norm_of_squares) {
+  const int64_t ranks = call->attr[0].i, n = call->in[1].type.shape[0] / ranks;
+  const double *squares = call->in[1].data;
+  int32_t *zeros = call->out[2].data;
+  double sum = 0;
+  for (int64_t k = 0; k < n; k++) {
+    double own = 0;
+    for (int64_t r = 0; r < ranks; r++) own += squares[r * n + k];
+    if (zeros && zeros[k] >= 0) zeros[k] = own == 0 ? zeros[k] + 1 : -1;
+    sum += own;
+  }
+  if (call->out[0].data) *(double *)call->out[0].data = sqrt(sum);
+  if (call->out[1].data) *(int32_t *)call->out[1].data = !isfinite(sqrt(sum));
+}
+RFT_CASES(norm_of_squares) = {
+    "norm_of_squares(_, D[6]=1,4,9,16,25,36) ranks=2",
+    "norm_of_squares(i[3]=4,-1,0, D[6]=0,4,0,0,25,36) ranks=2",
+    "norm_of_squares(i[2]=7,3, D[6]=0,2,0,5,0,0) ranks=3",
+    "norm_of_squares(_, D[1]=0) ranks=1",
+    NULL,
+};
+
 RFT_REF(clip_scale) {
   double norm = *(double *)call->in[0].data, max = call->attr[0].f, scale = max / (norm + 1e-6);
   *(double *)call->out[0].data = max == 0 || scale > 1 ? 1 : scale;

@@ -249,9 +249,42 @@ static __global__ void __launch_bounds__(FINISH)
   if ((threadIdx.x & 31) == 0 && zeros[k] >= 0 && zeros[k] < INT32_MAX) zeros[k] = zero ? zeros[k] + 1 : -1;
 }
 
+/* One warp per gradient adds its chunks in a fixed order. */
+template <int N>
+static __global__ void __launch_bounds__(FINISH)
+    squares_finish(const __grid_constant__ gradients<N> all, const double *sums, double *squares) {
+  const int k = (int)blockIdx.x * (FINISH / 32) + (int)threadIdx.x / 32;
+  if (k >= all.n) return;
+  const int64_t end = k + 1 < all.n ? all.g[k + 1].first : all.end;
+  double sum = 0;
+  for (int64_t i = all.g[k].first + (threadIdx.x & 31); i < end; i += 32) sum += sums[i];
+  for (int step = 16; step > 0; step >>= 1) sum += __shfl_xor_sync(0xffffffffu, sum, step);
+  if ((threadIdx.x & 31) == 0) squares[k] = sum;
+}
+
+/* One block. A gradient's parts are added in rank order. */
+static __global__ void __launch_bounds__(FINISH)
+    norm_of_squares(const double *squares, int64_t ranks, int64_t n, float *norm, int32_t *skip, int32_t *zeros) {
+  double sum = 0;
+  for (int64_t k = threadIdx.x; k < n; k += FINISH) {
+    double own = 0;
+    for (int64_t r = 0; r < ranks; r++) own += squares[r * n + k];
+    if (zeros && zeros[k] >= 0 && zeros[k] < INT32_MAX) zeros[k] = own == 0 ? zeros[k] + 1 : -1;
+    sum += own;
+  }
+  sum = block_sum(sum);
+  if (threadIdx.x > 0) return;
+  const float root = (float)sqrt(sum);
+  if (norm) *norm = root;
+  if (skip) *skip = !isfinite(root);
+}
+
+/* The first gradient among the operands: grad_norm has `zeros` before it, grad_squares nothing. */
+static int first_gradient(const rfr_call *c) { return c->n_out > 1; }
+
 static int64_t all_chunks(const rfr_call *c) {
   int64_t chunks = 0;
-  for (int i = 1; i < c->n_in; i++) chunks += rfi_blocks(rfi_elements(&c->in[i]), CHUNK);
+  for (int i = first_gradient(c); i < c->n_in; i++) chunks += rfi_blocks(rfi_elements(&c->in[i]), CHUNK);
   return chunks;
 }
 
@@ -296,8 +329,37 @@ static rfr_status norm_run(const rfr_call *c) {
   return rfi_cuda_launched("grad_norm");
 }
 
+template <int N> static int64_t squares_launch(const rfr_call *c, int begin, int64_t first) {
+  const gradients<N> all = gather<N>(c, begin, first);
+  double *sums = (double *)c->workspace;
+  if (all.end > first) norm_chunks<N><<<(unsigned)(all.end - first), THREADS, 0, rfi_stream(c)>>>(all, sums);
+  squares_finish<N><<<(unsigned)rfi_blocks(all.n, FINISH / 32), FINISH, 0, rfi_stream(c)>>>(
+      all, sums, (double *)c->out[0].data + begin);
+  return all.end;
+}
+
+static rfr_status squares_run(const rfr_call *c) {
+  int64_t first = 0;
+  for (int begin = 0; begin < c->n_in;) {
+    const bool few = c->n_in - begin <= FEW;
+    first = few ? squares_launch<FEW>(c, begin, first) : squares_launch<MOST>(c, begin, first);
+    begin += few ? FEW : MOST;
+  }
+  return rfi_cuda_launched("grad_squares");
+}
+
+static rfr_status norm_of_squares_run(const rfr_call *c) {
+  const int64_t ranks = c->attr[0].i;
+  norm_of_squares<<<1, FINISH, 0, rfi_stream(c)>>>((const double *)c->in[1].data, ranks,
+                                                   c->in[1].type.shape[0] / ranks, (float *)c->out[0].data,
+                                                   (int32_t *)c->out[1].data, (int32_t *)c->out[2].data);
+  return rfi_cuda_launched("norm_of_squares");
+}
+
 extern "C" const rfi_cuda_kernel RFI_CUDA(lr_schedule) = {lr_run, NULL};
 extern "C" const rfi_cuda_kernel RFI_CUDA(grad_norm) = {norm_run, norm_workspace};
+extern "C" const rfi_cuda_kernel RFI_CUDA(grad_squares) = {squares_run, norm_workspace};
+extern "C" const rfi_cuda_kernel RFI_CUDA(norm_of_squares) = {norm_of_squares_run, NULL};
 extern "C" const rfi_cuda_kernel RFI_CUDA(clip_scale) = {clip_run, NULL};
 extern "C" const rfi_cuda_kernel RFI_CUDA(loss_scale) = {scale_run, NULL};
 extern "C" const rfi_cuda_kernel RFI_CUDA(loss_scale_end) = {scale_end_run, NULL};

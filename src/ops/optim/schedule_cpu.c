@@ -39,8 +39,7 @@ static double rate(const rfi_attr *a, const int64_t *step, const int64_t *steps)
 }
 
 static rfr_status lr_run(const rfi_call *c) {
-  if (c->out[0].data)
-    *(float *)c->out[0].data = (float)rate(c->attr, c->in[0].data, c->in[1].data);
+  if (c->out[0].data) *(float *)c->out[0].data = (float)rate(c->attr, c->in[0].data, c->in[1].data);
   return RFR_OK;
 }
 
@@ -57,9 +56,11 @@ static double sum_of_squares(const float *x, int64_t n) {
 }
 
 static int64_t chunks_of(const rfi_arg *g) { return (rfi_count(&g->type) + RFI_BLOCK - 1) / RFI_BLOCK; }
+/* The first gradient among the operands: grad_norm has `zeros` before it, grad_squares nothing. */
+static int first_gradient(const rfi_call *c) { return c->n_out > 1; }
 static int64_t all_chunks(const rfi_call *c) {
   int64_t chunks = 0;
-  for (int i = 1; i < c->n_in; i++) chunks += chunks_of(&c->in[i]);
+  for (int i = first_gradient(c); i < c->n_in; i++) chunks += chunks_of(&c->in[i]);
   return chunks;
 }
 
@@ -67,7 +68,7 @@ static void norm_chunks(const rfi_call *c, int64_t begin, int64_t end, int part)
   (void)part;
   double *sums = c->workspace;
   int64_t first = 0;
-  for (int k = 1; k < c->n_in && first < end; k++) {
+  for (int k = first_gradient(c); k < c->n_in && first < end; k++) {
     const rfi_arg *g = &c->in[k];
     int64_t chunks = chunks_of(g), n = rfi_count(&g->type);
     for (int64_t j = begin > first ? begin - first : 0; j < chunks && first + j < end; j++) {
@@ -80,14 +81,24 @@ static void norm_chunks(const rfi_call *c, int64_t begin, int64_t end, int part)
 }
 
 /* The f64 square of a nonzero f32 is not zero, so a sum is zero only if all elements are. */
+static void count_zero(int32_t *steps, bool zero) {
+  if (*steps >= 0 && *steps < INT32_MAX) *steps = zero ? *steps + 1 : -1;
+}
+
 static void count_zeros(const rfi_call *c) {
   const double *sums = c->workspace;
   int32_t *zeros = c->out[2].data;
   for (int k = 1; k < c->n_in; k++) {
     bool zero = true;
     for (int64_t chunks = chunks_of(&c->in[k]); chunks > 0; chunks--) zero = *sums++ == 0 && zero;
-    if (zeros[k - 1] >= 0 && zeros[k - 1] < INT32_MAX) zeros[k - 1] = zero ? zeros[k - 1] + 1 : -1;
+    count_zero(&zeros[k - 1], zero);
   }
+}
+
+static void store_norm(const rfi_call *c, double sum) {
+  const float norm = (float)sqrt(sum);
+  if (c->out[0].data) *(float *)c->out[0].data = norm;
+  if (c->out[1].data) *(int32_t *)c->out[1].data = !isfinite(norm);
 }
 
 static rfr_status norm_run(const rfi_call *c) {
@@ -95,14 +106,39 @@ static rfr_status norm_run(const rfi_call *c) {
   rfi_parallel(c, chunks, RFI_BLOCK, norm_chunks);
   double sum = 0;
   for (int64_t k = 0; k < chunks; k++) sum += ((const double *)c->workspace)[k];
-  float norm = (float)sqrt(sum);
-  if (c->out[0].data) *(float *)c->out[0].data = norm;
-  if (c->out[1].data) *(int32_t *)c->out[1].data = !isfinite(norm);
+  store_norm(c, sum);
   if (c->out[2].data) count_zeros(c);
   return RFR_OK;
 }
 
 static size_t norm_workspace(const rfi_call *c) { return (size_t)all_chunks(c) * sizeof(double); }
+
+static rfr_status squares_run(const rfi_call *c) {
+  const double *sums = c->workspace;
+  double *squares = c->out[0].data;
+  rfi_parallel(c, all_chunks(c), RFI_BLOCK, norm_chunks);
+  for (int k = 0; k < c->n_in; k++) {
+    squares[k] = 0;
+    for (int64_t chunks = chunks_of(&c->in[k]); chunks > 0; chunks--) squares[k] += *sums++;
+  }
+  return RFR_OK;
+}
+
+/* The parts of a gradient in rank order, the gradients in order. */
+static rfr_status norm_of_squares_run(const rfi_call *c) {
+  const double *squares = c->in[1].data;
+  const int64_t ranks = c->attr[0].i, n = c->in[1].type.shape[0] / ranks;
+  int32_t *zeros = c->out[2].data;
+  double sum = 0;
+  for (int64_t k = 0; k < n; k++) {
+    double own = 0;
+    for (int64_t r = 0; r < ranks; r++) own += squares[r * n + k];
+    if (zeros) count_zero(&zeros[k], own == 0);
+    sum += own;
+  }
+  store_norm(c, sum);
+  return RFR_OK;
+}
 
 static rfr_status clip_run(const rfi_call *c) {
   double max = c->attr[0].f, norm = *(const float *)c->in[0].data;
@@ -145,6 +181,8 @@ static rfr_status step_end_run(const rfi_call *c) {
 
 const rfi_kernel RFI_CPU(lr_schedule) = {lr_run, NULL};
 const rfi_kernel RFI_CPU(grad_norm) = {norm_run, norm_workspace};
+const rfi_kernel RFI_CPU(grad_squares) = {squares_run, norm_workspace};
+const rfi_kernel RFI_CPU(norm_of_squares) = {norm_of_squares_run, NULL};
 const rfi_kernel RFI_CPU(clip_scale) = {clip_run, NULL};
 const rfi_kernel RFI_CPU(loss_scale) = {scale_run, NULL};
 const rfi_kernel RFI_CPU(loss_scale_end) = {scale_end_run, NULL};

@@ -5,13 +5,15 @@
  * A block of threads has a tile of 128 x 128 elements. A source gives the elements, eight adjacent ones of a row at a
  * time: it loads them, or computes them from other tensors. Each element is rounded to the storage type and encoded
  * once; `row` is written from registers, and `col`, the transposed copy, from a tile of codes in shared memory. The
- * largest magnitude is an integer maximum in global memory, which does not depend on the order.
+ * largest magnitude is an integer maximum in global memory, which does not depend on the order. A layout says where the
+ * tiles lie: in slices of one shape, or in groups of rows.
  */
 #ifndef RFI_CODES_CUH
 #define RFI_CODES_CUH
 
 #include "backend/cuda/kernels.cuh"
-#include "ops/quant/scaling.h"
+#include "ops/grouped/grouped.h"
+#include "ops/quant/scaled.h"
 
 enum {
   RFI_CODES_SIDE = 128,
@@ -97,51 +99,149 @@ template <int PARTS> struct rfi_codes_of {
   bool backwards; /* the last tile first: what an earlier kernel has read or written last is still in the L2 cache */
 };
 
+/* A tile of codes, transposed, to `col`, whose lines have M elements. Word w of row i is at w ^ i / 4, so that neither a
+ * row nor a column of words meets a memory bank twice. */
+static __device__ __forceinline__ void rfi_write_columns(const uint32_t (&codes)[RFI_CODES_SIDE][RFI_CODES_WORDS],
+                                                         uint8_t *col, int64_t M) {
+  const int own = threadIdx.x % 32;
+  col += own * 4;
+#pragma unroll
+  for (int w = threadIdx.x / 32; w < RFI_CODES_WORDS; w += RFI_CODES_THREADS / 32) {
+    uint32_t q[4];
+#pragma unroll
+    for (int r = 0; r < 4; r++) q[r] = codes[own * 4 + r][w ^ own];
+    rfi_transpose_bytes(q);
+#pragma unroll
+    for (int k = 0; k < 4; k++) *(uint32_t *)(col + (w * 4 + k) * M) = q[k];
+  }
+}
+
+/* A tile of a slice, from row `first` of the source on. Its rows begin in line `line` of `row`, its columns for j = 0 in
+ * element `column` of `col`. Rows past `rows` are zeros in `col`. */
+typedef struct rfi_codes_tile {
+  int64_t slice, first, line, column;
+  int rows;
+} rfi_codes_tile;
+
+/* The layout of slices of one shape (M,K), M a multiple of 128; the grid is (tiles of a slice, slices). A layout has
+ *   WHOLE             every tile has 128 rows
+ *   pitch             elements of a line of `col`
+ *   begin, end        the slices whose scales this block of threads writes
+ *   find              the tile `down` tiles from the top; false: there is none */
+struct rfi_codes_slices {
+  enum { WHOLE = true };
+  int64_t pitch;
+  __device__ int64_t begin() const { return blockIdx.y; }
+  __device__ int64_t end() const { return blockIdx.y + (blockIdx.x == 0); }
+  __device__ bool find(int64_t down, int64_t K, rfi_codes_tile *t) const {
+    t->slice = blockIdx.y;
+    t->first = down * RFI_CODES_SIDE;
+    t->line = t->slice * pitch + t->first;
+    t->column = t->slice * K * pitch + t->first;
+    t->rows = RFI_CODES_SIDE;
+    return true;
+  }
+};
+
+/* The group of rows that has tile *down, counted from the top; *down becomes its number in the group. Each warp looks at
+ * 32 groups at a time. */
+static __device__ __forceinline__ bool rfi_find_group(const int32_t *offsets, int64_t groups, int64_t rows,
+                                                      int64_t *down, int64_t *group) {
+  const int lane = threadIdx.x % 32;
+  for (int64_t first = 0; first < groups; first += 32) {
+    const int64_t g = first + lane;
+    int64_t own = 0;
+    if (g < groups) own = rfi_blocks_of(rfi_group_end(offsets, g, rows) - rfi_group_begin(offsets, g, rows), RFI_CODES_SIDE);
+    int64_t sum = own;
+#pragma unroll
+    for (int d = 1; d < 32; d *= 2) {
+      const int64_t other = __shfl_up_sync(0xffffffffu, sum, d);
+      if (lane >= d) sum += other;
+    }
+    const unsigned has = __ballot_sync(0xffffffffu, *down < sum);
+    if (has) {
+      const int at = __ffs((int)has) - 1;
+      *group = first + at;
+      *down -= __shfl_sync(0xffffffffu, sum - own, at);
+      return true;
+    }
+    *down -= __shfl_sync(0xffffffffu, sum, 31);
+  }
+  return false;
+}
+
+/* The layout of grouped_quantize with one scale for a group: a group begins a block in `col`. */
+struct rfi_codes_groups {
+  enum { WHOLE = false };
+  const int32_t *offsets;
+  int64_t groups, rows, pitch;
+  __device__ int64_t begin() const { return 0; }
+  __device__ int64_t end() const { return blockIdx.x == 0 ? groups : 0; }
+  __device__ bool find(int64_t down, int64_t, rfi_codes_tile *t) const {
+    if (!rfi_find_group(offsets, groups, rows, &down, &t->slice)) return false;
+    const int64_t begin = rfi_group_begin(offsets, t->slice, rows), at = down * RFI_CODES_SIDE;
+    const int64_t left = rfi_group_end(offsets, t->slice, rows) - begin - at;
+    t->first = t->line = begin + at;
+    t->column = rfi_group_start(begin, t->slice, RFI_TENSOR_BLOCK) * RFI_TENSOR_BLOCK + at;
+    t->rows = (int)min((int64_t)RFI_CODES_SIDE, left);
+    return true;
+  }
+};
+
 /* A tile. Members of a source S, which has rows of the storage type T:
  *   S::PARTS                     tensors that it gives
  *   S::column                    what a thread keeps of its eight columns; column at(int64_t j)
  *   S::raw                       eight elements of each of its operands; raw fetch(slice, i, j)
  *   give(raw, column, y)         y[PARTS][8], as f32
  *   S::FLIGHT                    rows that a thread has in flight
- * CODES: encodes; else only finds the largest magnitude. Word w of row i of the codes is at w ^ i / 4, so that neither a
- * row nor a column of words meets a memory bank twice. */
-template <typename T, class S, bool CODES, bool LARGEST>
+ * CODES: encodes; else only finds the largest magnitude. */
+template <typename T, class S, bool CODES, bool LARGEST, class LAYOUT>
 static __global__ void __launch_bounds__(RFI_CODES_THREADS)
-    rfi_codes_tiles(const __grid_constant__ S source, const __grid_constant__ rfi_codes_of<S::PARTS> to, int64_t M,
-                    int64_t K) {
+    rfi_codes_tiles(const __grid_constant__ S source, const __grid_constant__ rfi_codes_of<S::PARTS> to,
+                    const LAYOUT layout, int64_t K) {
   enum { SIDE = RFI_CODES_SIDE, EACH = RFI_CODES_EACH, ROUNDS = SIDE / RFI_CODES_DOWN, FLIGHT = S::FLIGHT };
   __shared__ uint32_t codes[CODES ? S::PARTS : 1][SIDE][RFI_CODES_WORDS];
-  const int64_t wide = K / SIDE, slice = blockIdx.y;
+  if (CODES) {
+    for (int64_t e = layout.begin() + threadIdx.x; e < layout.end(); e += RFI_CODES_THREADS) {
+#pragma unroll
+      for (int p = 0; p < S::PARTS; p++) {
+        const float inverse = 1.0f / rfi_codes_factor(to.part[p], e);
+        if (to.part[p].row_scale) to.part[p].row_scale[e] = inverse;
+        if (to.part[p].col_scale) to.part[p].col_scale[e] = inverse;
+      }
+    }
+  }
+  const int64_t wide = K / SIDE;
   const unsigned unit = to.backwards ? gridDim.x - 1 - blockIdx.x : blockIdx.x;
-  const int64_t i0 = unit / wide * SIDE, j0 = unit % wide * SIDE;
+  rfi_codes_tile t;
+  if (!layout.find(unit / wide, K, &t)) return;
+  const int64_t j0 = unit % wide * SIDE;
   const int lane = threadIdx.x % RFI_CODES_LANES;
   const int64_t j = j0 + lane * EACH;
   const auto column = source.at(j);
   float by[S::PARTS];
   uint32_t most[S::PARTS] = {};
 #pragma unroll
-  for (int p = 0; p < S::PARTS; p++) {
-    by[p] = CODES ? rfi_codes_factor(to.part[p], slice) : 1.0f;
-    if (CODES && blockIdx.x == 0 && threadIdx.x == 0) {
-      if (to.part[p].row_scale) to.part[p].row_scale[slice] = 1.0f / by[p];
-      if (to.part[p].col_scale) to.part[p].col_scale[slice] = 1.0f / by[p];
-    }
-  }
+  for (int p = 0; p < S::PARTS; p++) by[p] = CODES ? rfi_codes_factor(to.part[p], t.slice) : 1.0f;
 #pragma unroll 1
   for (int round = 0; round < ROUNDS; round += FLIGHT) {
     typename S::raw raw[FLIGHT];
     const int first = round * RFI_CODES_DOWN + threadIdx.x / RFI_CODES_LANES;
 #pragma unroll
-    for (int f = 0; f < FLIGHT; f++) raw[f] = source.fetch(slice, i0 + first + f * RFI_CODES_DOWN, j);
+    for (int f = 0; f < FLIGHT; f++) {
+      const int i = first + f * RFI_CODES_DOWN;
+      if (LAYOUT::WHOLE || i < t.rows) raw[f] = source.fetch(t.slice, t.first + i, j);
+    }
 #pragma unroll
     for (int f = 0; f < FLIGHT; f++) {
       const int i = first + f * RFI_CODES_DOWN;
-      float v[S::PARTS][EACH];
-      source.give(raw[f], column, v);
+      const bool present = LAYOUT::WHOLE || i < t.rows;
+      float v[S::PARTS][EACH] = {};
+      if (present) source.give(raw[f], column, v);
 #pragma unroll
       for (int p = 0; p < S::PARTS; p++) {
         const rfi_codes &c = to.part[p];
-        const int64_t at = (slice * M + i0 + i) * K + j;
+        const int64_t at = (t.line + i) * K + j;
         rfi_pack<T, EACH> narrow;
 #pragma unroll
         for (int k = 0; k < EACH; k++) {
@@ -149,7 +249,7 @@ static __global__ void __launch_bounds__(RFI_CODES_THREADS)
           v[p][k] = rfi_widen(narrow.x[k]);
           if (LARGEST) most[p] = max(most[p], rfi_magnitude(v[p][k]));
         }
-        if (CODES && c.wide) {
+        if (CODES && c.wide && present) {
           const rfi_pack<T, rfi_pack_width<T>> *half = (const rfi_pack<T, rfi_pack_width<T>> *)&narrow;
 #pragma unroll
           for (int k = 0; k < EACH / rfi_pack_width<T>; k++)
@@ -157,7 +257,7 @@ static __global__ void __launch_bounds__(RFI_CODES_THREADS)
         }
         if (!CODES) continue;
         const uint32_t low = rfi_encode8(v[p], by[p], c.format), high = rfi_encode8(v[p] + 4, by[p], c.format);
-        if (c.row) *(uint2 *)(c.row + at) = make_uint2(low, high);
+        if (c.row && present) *(uint2 *)(c.row + at) = make_uint2(low, high);
         codes[p][i][2 * lane ^ i / 4] = low;
         codes[p][i][(2 * lane + 1) ^ i / 4] = high;
       }
@@ -165,24 +265,12 @@ static __global__ void __launch_bounds__(RFI_CODES_THREADS)
   }
 #pragma unroll
   for (int p = 0; p < S::PARTS; p++)
-    if (LARGEST && to.part[p].largest) rfi_note_largest(to.part[p].largest + slice, most[p]);
+    if (LARGEST && to.part[p].largest) rfi_note_largest(to.part[p].largest + t.slice, most[p]);
   if (!CODES) return;
   __syncthreads();
-  const int own = threadIdx.x % 32;
 #pragma unroll
-  for (int p = 0; p < S::PARTS; p++) {
-    if (!to.part[p].col) continue;
-    uint8_t *col = to.part[p].col + (slice * K + j0) * M + i0 + own * 4;
-#pragma unroll
-    for (int w = threadIdx.x / 32; w < RFI_CODES_WORDS; w += RFI_CODES_THREADS / 32) {
-      uint32_t q[4];
-#pragma unroll
-      for (int r = 0; r < 4; r++) q[r] = codes[p][own * 4 + r][w ^ own];
-      rfi_transpose_bytes(q);
-#pragma unroll
-      for (int k = 0; k < 4; k++) *(uint32_t *)(col + (w * 4 + k) * M) = q[k];
-    }
-  }
+  for (int p = 0; p < S::PARTS; p++)
+    if (to.part[p].col) rfi_write_columns(codes[p], to.part[p].col + t.column + j0 * layout.pitch, layout.pitch);
 }
 
 struct rfi_no_column {};

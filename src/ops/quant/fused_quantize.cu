@@ -75,13 +75,14 @@ static rfr_status run_tiles(const rfr_call *c, const rfi_fused &f, const S &sour
     given = given && to.part[p].given, noted = noted || to.part[p].largest;
     if (to.part[p].largest) cudaMemsetAsync(to.part[p].largest, 0, sizeof(uint32_t), stream);
   }
+  const rfi_codes_slices slices = {M};
   const unsigned tiles = (unsigned)(M / RFI_CODES_SIDE * (K / RFI_CODES_SIDE));
-  if (given && noted) rfi_codes_tiles<T, S, true, true><<<tiles, RFI_CODES_THREADS, 0, stream>>>(source, to, M, K);
-  else if (given) rfi_codes_tiles<T, S, true, false><<<tiles, RFI_CODES_THREADS, 0, stream>>>(source, to, M, K);
+  if (given && noted) rfi_codes_tiles<T, S, true, true><<<tiles, RFI_CODES_THREADS, 0, stream>>>(source, to, slices, K);
+  else if (given) rfi_codes_tiles<T, S, true, false><<<tiles, RFI_CODES_THREADS, 0, stream>>>(source, to, slices, K);
   else {
-    rfi_codes_tiles<T, S, false, true><<<tiles, RFI_CODES_THREADS, 0, stream>>>(source, to, M, K);
+    rfi_codes_tiles<T, S, false, true><<<tiles, RFI_CODES_THREADS, 0, stream>>>(source, to, slices, K);
     to.backwards = !backwards;
-    rfi_codes_tiles<T, S, true, false><<<tiles, RFI_CODES_THREADS, 0, stream>>>(source, to, M, K);
+    rfi_codes_tiles<T, S, true, false><<<tiles, RFI_CODES_THREADS, 0, stream>>>(source, to, slices, K);
   }
   return rfi_cuda_launched("tiles of codes");
 }

@@ -6,6 +6,7 @@
  *             memory, which does not depend on the order
  *   tiles     full tiles with one scale for a slice and codes of 8 bits (codes.cuh). If the scale is given, the largest
  *             magnitude is found on the way
+ *   blocks    full tiles with a scale for each 128 elements of a row or column, or for 128 x 128
  *   convert   everything else: a block of threads loads 128 x 128 elements into shared memory once and writes both
  *             results from there: `row` straight from registers, `col` through a transposed tile of codes. A block of
  *             scaling never crosses such a tile, because a tile begins where a slice or a group does.
@@ -65,24 +66,22 @@ static __device__ bool find(const plan &p, int64_t unit, tile *t) {
     t->at = t->slice * p.batch + t->i0 * p.down + t->j0 * p.across;
     return true;
   }
-  for (int64_t g = 0; g < p.slices; g++) {
-    const int64_t begin = rfi_group_begin(p.offsets, g, p.M), rows = rfi_group_end(p.offsets, g, p.M) - begin;
-    const int64_t tall = rfi_blocks_of(rows, SIDE), block = p.rows == 0 ? RFI_TENSOR_BLOCK : p.col_row / p.col_scales;
-    if (down >= tall) {
-      down -= tall;
-      continue;
-    }
-    t->slice = g;
-    t->i0 = down * SIDE;
-    t->line = begin + t->i0;
-    t->rows = (int)min((int64_t)SIDE, rows - t->i0);
-    t->write = (int)(rfi_blocks_of(t->rows, block) * block);
-    t->col_at = rfi_group_start(begin, g, block) * block + t->i0;
-    t->at = t->line * p.down + t->j0 * p.across;
-    return true;
-  }
-  return false;
+  int64_t g;
+  if (!rfi_find_group(p.offsets, p.slices, p.M, &down, &g)) return false;
+  const int64_t begin = rfi_group_begin(p.offsets, g, p.M), rows = rfi_group_end(p.offsets, g, p.M) - begin;
+  const int64_t block = p.rows == 0 ? RFI_TENSOR_BLOCK : p.col_row / p.col_scales;
+  t->slice = g;
+  t->i0 = down * SIDE;
+  t->line = begin + t->i0;
+  t->rows = (int)min((int64_t)SIDE, rows - t->i0);
+  t->write = (int)(rfi_blocks_of(t->rows, block) * block);
+  t->col_at = rfi_group_start(begin, g, block) * block + t->i0;
+  t->at = t->line * p.down + t->j0 * p.across;
+  return true;
 }
+
+/* The line of col that a tile's first column becomes. */
+static __device__ int64_t col_line(const plan &p, const tile &t) { return t.slice * (p.offsets ? 0 : p.K) + t.j0; }
 
 /* Calls put(i, j, pack) for packs of PACK elements along K of the tile; elements outside are zeros. */
 template <typename T, class PUT>
@@ -313,7 +312,7 @@ static __device__ __forceinline__ void encode_columns(const plan &p, const tile 
       const int i = i0 + r * RUN, block = BLOCK ? BLOCK : 1;
       const rfi_block_scale scale = block_scale(p, most[r], factor);
       by[r] = scale.by;
-      const int64_t line = t.slice * (p.offsets ? 0 : p.K) + t.j0 + j;
+      const int64_t line = col_line(p, t) + j;
       const int64_t to = once ? (t.slice * rfi_blocks_of(p.K, SIDE) + t.j0 / SIDE) * p.col_scales + t.i0 / SIDE
                               : line * p.col_scales + (t.col_at + i) / block;
       if (j < t.cols && i < t.rows && i % block == 0 && (!once || j == 0)) store_scale(p, p.col_scale, to, scale);
@@ -340,7 +339,7 @@ static __device__ __forceinline__ void encode_columns(const plan &p, const tile 
 /* Adjacent lanes write adjacent words of a line. */
 static __device__ void write_columns(const plan &p, const tile &t, const uint8_t (*q)[CODES], bool four) {
   const int bytes = four ? t.write / 2 : t.write;
-  const int64_t base = (t.slice * (p.offsets ? 0 : p.K) + t.j0) * p.col_row + t.col_at;
+  const int64_t base = col_line(p, t) * p.col_row + t.col_at;
   for (int e = threadIdx.x; e < SIDE * SIDE / 4; e += THREADS) {
     const int j = e / (SIDE / 4), k = e % (SIDE / 4) * 4;
     if (j >= t.cols || k >= bytes) continue;
@@ -371,6 +370,106 @@ template <typename T, int BLOCK> static __global__ void __launch_bounds__(THREAD
   if (p.col) write_columns(p, t, s.q, BLOCK == 16);
 }
 
+/* ---- blocks of 128, full tiles ---- */
+
+/* x times a factor > 0, with the sign of x, of a NaN too. */
+static __device__ __forceinline__ float scaled(float x, float by) {
+  return __uint_as_float(rfi_magnitude(x * by) | (rfi_pattern(x) & 0x80000000u));
+}
+
+/* A tile stays in registers between its largest magnitudes and its codes. SQUARE: one scale for the tile, else one for
+ * each row in `row` and one for each column in `col`. */
+template <typename T, bool SQUARE> static __global__ void __launch_bounds__(THREADS) convert_blocks(const plan p) {
+  enum {
+    EACH = RFI_CODES_EACH,
+    LANES = RFI_CODES_LANES,
+    DOWN = RFI_CODES_DOWN,
+    ROUNDS = SIDE / DOWN,
+    WARPS = THREADS / 32
+  };
+  __shared__ uint32_t codes[SIDE][RFI_CODES_WORDS], largest[WARPS][SIDE];
+  __shared__ float factor[SIDE];
+  tile t;
+  if (!find(p, blockIdx.x, &t)) return;
+  const int lane = threadIdx.x % LANES, down = threadIdx.x / LANES, j = lane * EACH, warp = threadIdx.x / 32;
+  const T *x = (const T *)p.x + t.at + j;
+  uint8_t *row = p.row ? p.row + (t.line + down) * p.K + t.j0 + j : NULL;
+  rfi_pack<T, EACH> v[ROUNDS] = {};
+  uint32_t most[EACH] = {};
+#pragma unroll
+  for (int r = 0; r < ROUNDS; r++)
+    if (r * DOWN + down < t.rows) v[r] = rfi_load8(x + (r * DOWN + down) * p.down);
+#pragma unroll
+  for (int r = 0; r < ROUNDS; r++) {
+    uint32_t of_row = 0;
+    float f[EACH];
+#pragma unroll
+    for (int k = 0; k < EACH; k++) {
+      f[k] = rfi_widen(v[r].x[k]);
+      of_row = max(of_row, rfi_magnitude(f[k]));
+      most[k] = max(most[k], rfi_magnitude(f[k]));
+    }
+    if constexpr (!SQUARE) {
+#pragma unroll
+      for (int d = 1; d < LANES; d *= 2) of_row = max(of_row, __shfl_xor_sync(0xffffffffu, of_row, d));
+      if (r * DOWN + down >= t.rows) continue;
+      const rfi_block_scale s = block_scale(p, of_row, 1.0f);
+      if (lane == 0) store_scale(p, p.row_scale, (t.line + r * DOWN + down) * p.row_scales + t.j0 / SIDE, s);
+      if (row)
+        *(uint2 *)(row + r * DOWN * p.K) =
+            make_uint2(rfi_encode8(f, s.by, p.format), rfi_encode8(f + 4, s.by, p.format));
+    }
+  }
+#pragma unroll
+  for (int k = 0; k < EACH; k++) {
+    most[k] = max(most[k], __shfl_xor_sync(0xffffffffu, most[k], LANES));
+    if (threadIdx.x % 32 < LANES) largest[warp][j + k] = most[k];
+  }
+  __syncthreads();
+  if (threadIdx.x < SIDE) {
+    uint32_t of_column = 0;
+#pragma unroll
+    for (int w = 0; w < WARPS; w++) of_column = max(of_column, largest[w][threadIdx.x]);
+    if (SQUARE) {
+      of_column = __reduce_max_sync(0xffffffffu, of_column);
+      if (threadIdx.x % 32 == 0) largest[0][warp] = of_column;
+    } else {
+      const rfi_block_scale s = block_scale(p, of_column, 1.0f);
+      store_scale(p, p.col_scale, (col_line(p, t) + threadIdx.x) * p.col_scales + t.col_at / SIDE, s);
+      factor[threadIdx.x] = s.by;
+    }
+  }
+  __syncthreads();
+  float by[EACH];
+  if (SQUARE) {
+    const rfi_block_scale s =
+        block_scale(p, max(max(largest[0][0], largest[0][1]), max(largest[0][2], largest[0][3])), 1.0f);
+    if (threadIdx.x == 0) {
+      store_scale(p, p.row_scale, (t.slice * (p.M / SIDE) + t.i0 / SIDE) * p.row_scales + t.j0 / SIDE, s);
+      store_scale(p, p.col_scale, (t.slice * (p.K / SIDE) + t.j0 / SIDE) * p.col_scales + t.i0 / SIDE, s);
+    }
+    by[0] = s.by;
+  } else {
+#pragma unroll
+    for (int k = 0; k < EACH; k++) by[k] = factor[j + k];
+  }
+#pragma unroll
+  for (int r = 0; r < ROUNDS; r++) {
+    const int i = r * DOWN + down;
+    float f[EACH];
+#pragma unroll
+    for (int k = 0; k < EACH; k++) f[k] = SQUARE ? rfi_widen(v[r].x[k]) : scaled(rfi_widen(v[r].x[k]), by[k]);
+    const float rest = SQUARE ? by[0] : 1.0f;
+    const uint32_t low = rfi_encode8(f, rest, p.format), high = rfi_encode8(f + 4, rest, p.format);
+    if (SQUARE && row) *(uint2 *)(row + r * DOWN * p.K) = make_uint2(low, high);
+    codes[i][2 * lane ^ i / 4] = low;
+    codes[i][(2 * lane + 1) ^ i / 4] = high;
+  }
+  if (!p.col) return;
+  __syncthreads();
+  rfi_write_columns(codes, p.col + col_line(p, t) * p.col_row + t.col_at, p.col_row);
+}
+
 /* ---- clear ---- */
 
 /* Zeros lines 0 ... K - 1 of y between the groups: columns in units of `each` bytes per block. */
@@ -382,6 +481,13 @@ static __global__ void __launch_bounds__(THREADS) clear_gaps(const plan p, uint8
     from = rfi_group_start(begin, g - 1, block) + rfi_blocks_of(rows, block);
   }
   if (g < p.slices) to = rfi_group_start(rfi_group_begin(p.offsets, g, p.M), g, block);
+  if (each % 16 == 0) {
+    uint4 *line = (uint4 *)y;
+    for (int64_t j = blockIdx.x; j < p.K; j += gridDim.x)
+      for (int64_t b = from * (each / 16) + threadIdx.x; b < to * (each / 16); b += THREADS)
+        line[j * all * (each / 16) + b] = make_uint4(0, 0, 0, 0);
+    return;
+  }
   for (int64_t j = blockIdx.x; j < p.K; j += gridDim.x)
     for (int64_t b = from * each + threadIdx.x; b < to * each; b += THREADS) y[j * all * each + b] = 0;
 }
@@ -404,16 +510,18 @@ template <typename T, int BLOCK> static rfr_status launch_convert(const plan &p,
   return RFR_OK;
 }
 
-/* Whether the tiles of codes.cuh take the call. */
+/* Whether full tiles take the call. The last tile of a group may have fewer rows; col has zeros up to its end. */
 template <typename T> static bool is_full(const plan &p, int block) {
-  return block == 0 && !p.offsets && !p.hadamard && p.tiles > 0 && p.M % SIDE == 0 && p.K % SIDE == 0 &&
-         p.across == 1 && p.down % 8 == 0 && p.batch % 8 == 0 && (uintptr_t)p.x % 16 == 0 &&
-         (uintptr_t)p.row % 8 == 0 && (uintptr_t)p.col % 4 == 0 && (p.row || p.col) && p.slices <= UINT16_MAX;
+  return (block == 0 || (block == SIDE && sizeof(T) == 2)) && !p.hadamard && p.tiles > 0 &&
+         (p.offsets || p.M % SIDE == 0) && p.K % SIDE == 0 && p.across == 1 && p.down % 8 == 0 && p.batch % 8 == 0 &&
+         (uintptr_t)p.x % 16 == 0 && (uintptr_t)p.row % 8 == 0 && (uintptr_t)p.col % 4 == 0 && (p.row || p.col) &&
+         p.slices <= UINT16_MAX;
 }
 
-template <typename T> static void launch_full(const plan &p, bool needs_amax, cudaStream_t stream) {
-  const rfi_source_tensor<T> source = {(const T *)p.x, p.batch, p.down};
-  const dim3 tiles((unsigned)(p.tiles / p.slices), (unsigned)p.slices);
+template <typename T, class LAYOUT>
+static void launch_full(const plan &p, const LAYOUT &layout, const dim3 &tiles, bool needs_amax, cudaStream_t stream) {
+  using S = rfi_source_tensor<T>;
+  const S source = {(const T *)p.x, p.batch, p.down};
   rfi_codes_of<1> to = {};
   rfi_codes *c = &to.part[0];
   c->given = p.given, c->given_stride = p.given_stride;
@@ -423,13 +531,29 @@ template <typename T> static void launch_full(const plan &p, bool needs_amax, cu
   c->format = p.format, c->pow2 = p.pow2;
   if (needs_amax) cudaMemsetAsync(c->largest, 0, sizeof(uint32_t) * (size_t)p.slices, stream);
   if (needs_amax && p.given) {
-    rfi_codes_tiles<T, rfi_source_tensor<T>, true, true><<<tiles, THREADS, 0, stream>>>(source, to, p.M, p.K);
+    rfi_codes_tiles<T, S, true, true><<<tiles, THREADS, 0, stream>>>(source, to, layout, p.K);
     return;
   }
-  if (needs_amax)
-    rfi_codes_tiles<T, rfi_source_tensor<T>, false, true><<<tiles, THREADS, 0, stream>>>(source, to, p.M, p.K);
+  if (needs_amax) rfi_codes_tiles<T, S, false, true><<<tiles, THREADS, 0, stream>>>(source, to, layout, p.K);
   to.backwards = needs_amax;
-  rfi_codes_tiles<T, rfi_source_tensor<T>, true, false><<<tiles, THREADS, 0, stream>>>(source, to, p.M, p.K);
+  rfi_codes_tiles<T, S, true, false><<<tiles, THREADS, 0, stream>>>(source, to, layout, p.K);
+}
+
+template <typename T> static void launch_tensor(const plan &p, bool needs_amax, cudaStream_t stream) {
+  if (p.offsets) {
+    const rfi_codes_groups groups = {p.offsets, p.slices, p.M, p.col_row};
+    launch_full<T>(p, groups, dim3((unsigned)p.tiles), needs_amax, stream);
+  } else {
+    const rfi_codes_slices slices = {p.M};
+    launch_full<T>(p, slices, dim3((unsigned)(p.tiles / p.slices), (unsigned)p.slices), needs_amax, stream);
+  }
+}
+
+template <typename T> static void launch_blocks(const plan &p, cudaStream_t stream) {
+  if constexpr (sizeof(T) == 2) {
+    if (p.rows > 1) convert_blocks<T, true><<<(unsigned)p.tiles, THREADS, 0, stream>>>(p);
+    else convert_blocks<T, false><<<(unsigned)p.tiles, THREADS, 0, stream>>>(p);
+  }
 }
 
 static __global__ void fill_ones(float *row, float *col, int64_t n) {
@@ -440,8 +564,9 @@ static __global__ void fill_ones(float *row, float *col, int64_t n) {
 }
 
 template <typename T> static void launch(const plan &p, int block, bool needs_amax, cudaStream_t stream) {
-  if (is_full<T>(p, block)) {
-    launch_full<T>(p, needs_amax, stream);
+  const bool full = is_full<T>(p, block);
+  if (full && block == 0) {
+    launch_tensor<T>(p, needs_amax, stream);
     if (p.row_global || p.col_global)
       fill_ones<<<(unsigned)rfi_blocks(p.slices, THREADS), THREADS, 0, stream>>>(p.row_global, p.col_global, p.slices);
     return;
@@ -449,9 +574,11 @@ template <typename T> static void launch(const plan &p, int block, bool needs_am
   if (needs_amax) cudaMemsetAsync(p.found, 0, 2 * sizeof(uint32_t) * (size_t)p.slices, stream);
   if (needs_amax && p.tiles > 0) amax_tiles<T><<<(unsigned)p.tiles, THREADS, 0, stream>>>(p);
   if (p.hadamard && p.tiles > 0) amax_transformed<T><<<(unsigned)p.tiles, THREADS, 0, stream>>>(p);
-  if (p.slices > 0) finish_slices<<<(unsigned)rfi_blocks(p.slices, THREADS), THREADS, 0, stream>>>(p);
+  if (p.slices > 0 && (block == 0 || p.amax || p.row_global || p.col_global))
+    finish_slices<<<(unsigned)rfi_blocks(p.slices, THREADS), THREADS, 0, stream>>>(p);
   if (p.tiles == 0 || !(p.row || p.col || (block && (p.row_scale || p.col_scale)))) return;
   if (block == 0) launch_convert<T, 0>(p, stream);
+  else if (full) launch_blocks<T>(p, stream);
   else if (block == 128) launch_convert<T, 128>(p, stream);
   else if (block == 32) launch_convert<T, 32>(p, stream);
   else launch_convert<T, 16>(p, stream);

@@ -1,0 +1,26 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * matmul_gelu_bwd as the two calls that it stands for, for kernels that do not fuse them: the bits of the separate
+ * ops.
+ */
+#ifndef RFI_GELU_PAIR_H
+#define RFI_GELU_PAIR_H
+
+#include "ops/call.h"
+#include "ops/op_index.h"
+
+typedef struct rfi_gelu_pair {
+  rfi_arg in[2];
+  rfi_attr attr;
+  rfi_call product, gelu; /* matmul, gelu_bwd */
+} rfi_gelu_pair;
+
+/* The calls point into `p` and into `call`. gelu_bwd works in place: it reads each element before it writes it. */
+static inline void rfi_gelu_pair_of(const rfi_call *call, rfi_gelu_pair *p) {
+  *p = (rfi_gelu_pair){.in = {call->out[0], call->in[RFI_IN_matmul_gelu_bwd_x]}, .product = *call, .gelu = *call};
+  p->attr.i = 1;
+  p->product.n_in = RFI_IN_matmul_gelu_bwd_x; /* the operands and attributes before it are those of matmul */
+  p->gelu.n_in = 2, p->gelu.in = p->in, p->gelu.attr = &p->attr;
+}
+
+#endif
