@@ -79,9 +79,12 @@ enum { RFI_IN_grouped_wgrad_scaled_dy, RFI_IN_grouped_wgrad_scaled_x, RFI_IN_gro
   RFI_IN_grouped_wgrad_scaled_global_x, RFI_IN_grouped_wgrad_scaled_acc };
 enum { RFI_OUT_grouped_wgrad_scaled_dw };
 enum { RFI_AT_grouped_wgrad_scaled_to, RFI_AT_grouped_wgrad_scaled_of, RFI_AT_grouped_wgrad_scaled_first };
+enum { RFI_IN_collect_amax_onto, RFI_IN_collect_amax_amax };
+enum { RFI_OUT_collect_amax_y };
+enum { RFI_AT_collect_amax_slots, RFI_AT_collect_amax_at };
 enum { RFI_IN_scale_update_history, RFI_IN_scale_update_scale, RFI_IN_scale_update_skip, RFI_IN_scale_update_amax };
 enum { RFI_OUT_scale_update_history1, RFI_OUT_scale_update_scale1 };
-enum { RFI_AT_scale_update_format, RFI_AT_scale_update_margin, RFI_AT_scale_update_newest, RFI_AT_scale_update_slots };
+enum { RFI_AT_scale_update_margin, RFI_AT_scale_update_newest };
 enum { RFI_IN_dequantize_x };
 enum { RFI_OUT_dequantize_y };
 enum { RFI_AT_dequantize_format, RFI_AT_dequantize_to, RFI_AT_dequantize_shape };

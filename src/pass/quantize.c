@@ -187,8 +187,7 @@ static rfr_status quantize(pass *p, int i, rfr_value x, rfi_operand operand, rfr
   rfr_value out[RFI_MAX_NAMES];
   RFI_TRY(rfi_rewrite_new(&p->r, &made, NULL, out));
   *index = p->r.to->n_ops - 1;
-  return delays ? rfi_delayed_note(&p->delayed, &p->r, &made, slot, how->format, slices, out[RFI_OUT_quantize_amax])
-                : RFR_OK;
+  return delays ? rfi_delayed_note(&p->delayed, slot, how->format, out[RFI_OUT_quantize_amax]) : RFR_OK;
 }
 
 /* The microbatch of a copy of x, which op reads: a tensor that all microbatches share is quantized once. */

@@ -8,8 +8,8 @@
 #include "pass/pass.h"
 
 typedef struct rfi_amax {
-  rfr_value value; /* f32 (1), of the new trace */
-  int slot, order;
+  rfr_value value; /* f32 (n), of the new trace: all of one slot */
+  int slot;
   rfr_dtype format;
 } rfi_amax;
 
@@ -28,10 +28,9 @@ rfr_status rfi_delayed_begin(rfi_delayed *d, rfi_rewrite *r, rfi_arena *arena, i
 /* The scale of a slot as f32 (slices), for an op with the labels of `like`. */
 rfr_status rfi_delayed_scale(const rfi_delayed *d, rfi_rewrite *r, const rfi_opr *like, int slot, int64_t slices,
                              rfr_value *out);
-/* Adds an amax, f32 (slices), of a slot. */
-rfr_status rfi_delayed_note(rfi_delayed *d, rfi_rewrite *r, const rfi_opr *like, int slot, rfr_dtype format,
-                            int64_t slices, rfr_value amax);
+/* Adds the amaxes, f32 (n), of a slot. */
+rfr_status rfi_delayed_note(rfi_delayed *d, int slot, rfr_dtype format, rfr_value amax);
 /* Updates the states at the end of the step. */
-rfr_status rfi_delayed_end(rfi_delayed *d, rfi_rewrite *r);
+rfr_status rfi_delayed_end(const rfi_delayed *d, rfi_rewrite *r);
 
 #endif

@@ -6,16 +6,12 @@
  *
  * The states are updated by the last ops of the step, with the largest amax of each slot over all microbatches and,
  * in a program with collectives, over all ranks: one all_gather of scope "recipe" brings their amaxes to every rank, so
- * that all ranks update their states to the same bits. A skipped step leaves them as they are. An op takes at most
- * RFR_MAX_LIST amaxes of one format, so several may update the states one after the other; all amaxes of a slot are in
- * one of them.
+ * that all ranks update their states to the same bits. A skipped step leaves them as they are. A collect_amax takes at
+ * most RFR_MAX_LIST amaxes, so several may follow one another, each onto the result of the one before it.
  */
 #include "pass/quantize.h"
 
-#include <stdlib.h>
-#include <string.h>
-
-enum { HISTORY, STATE_SCALE, SKIP, FIRST_AMAX };
+#include "ops/op_index.h"
 
 rfr_status rfi_delayed_recipe(rfi_delayed *d, const rfr_recipe *recipe) {
   const rfr_recipe *r = d->recipe;
@@ -50,34 +46,13 @@ rfr_status rfi_delayed_scale(const rfi_delayed *d, rfi_rewrite *r, const rfi_opr
   return slices == 1 ? RFR_OK : append(r, like, RFI_OP_expand, *out, expand, out);
 }
 
-rfr_status rfi_delayed_note(rfi_delayed *d, rfi_rewrite *r, const rfi_opr *like, int slot, rfr_dtype format,
-                            int64_t slices, rfr_value amax) {
-  const rfi_attr all = rfi_i(-1);
-  if (slices != 1) RFI_TRY(append(r, like, RFI_OP_max, amax, &all, &amax));
+rfr_status rfi_delayed_note(rfi_delayed *d, int slot, rfr_dtype format, rfr_value amax) {
   if (!rfi_arena_grow(d->arena, (void **)&d->amax, &d->cap, d->n + 1, sizeof *d->amax)) return RFR_NO_MEMORY;
-  d->amax[d->n] = (rfi_amax){amax, slot, d->n, format};
-  d->n++;
+  d->amax[d->n++] = (rfi_amax){amax, slot, format};
   return RFR_OK;
 }
 
-static int by_format(const void *a, const void *b) {
-  const rfi_amax *x = a, *y = b;
-  if (x->format != y->format) return x->format < y->format ? -1 : 1;
-  return x->slot != y->slot ? (x->slot < y->slot ? -1 : 1) : x->order - y->order;
-}
-
-/* The end of the longest run from `first` that one op may take. */
-static int run_end(const rfi_delayed *d, int first) {
-  int end = first, last = first; /* last: the end of the last complete slot */
-  while (end < d->n && end - first < RFR_MAX_LIST && d->amax[end].format == d->amax[first].format) {
-    end++;
-    if (end == d->n || d->amax[end].slot != d->amax[end - 1].slot || d->amax[end].format != d->amax[first].format)
-      last = end;
-  }
-  return last;
-}
-
-/* ---- ranks ---- */
+/* ---- the end of the step ---- */
 
 /* The ranks of the program: those of its collectives. */
 static int64_t ranks_of(const rfr_trace *t) {
@@ -99,68 +74,54 @@ static rfi_opr last_op(rfi_opcode code, int n_in, rfr_value *in, const rfi_attr 
                    .reason = "quantized"};
 }
 
-/* Replaces the amaxes by those of all ranks. They stay single values, as those of microbatches are: an update ignores
- * each that is not finite. */
-static rfr_status gather(rfi_delayed *d, rfi_rewrite *r, int64_t ranks) {
-  const int own = d->n;
-  const rfi_attr axis = rfi_i(0), all = rfi_i(ranks);
-  rfr_value x, *in = rfi_arena_alloc(d->arena, sizeof *in * (size_t)own);
-  if (!in) return RFR_NO_MEMORY;
-  if (ranks > INT32_MAX / own) return rfi_fail(RFI_E_OVERFLOW, "%d amaxes of %lld ranks", own, (long long)ranks);
-  for (int i = 0; i < own; i++) in[i] = d->amax[i].value;
-  const rfi_opr concat = last_op(RFI_OP_concat, own, in, &axis);
-  RFI_TRY(rfi_rewrite_new(r, &concat, NULL, &x));
-  const rfi_opr collect = last_op(RFI_OP_all_gather, 1, &x, &all);
-  rfr_value gathered;
-  RFI_TRY(rfi_rewrite_new(r, &collect, NULL, &gathered));
-  const int n = own * (int)ranks;
-  if (!rfi_arena_grow(d->arena, (void **)&d->amax, &d->cap, n, sizeof *d->amax)) return RFR_NO_MEMORY;
-  for (int k = 0; k < n; k++) {
-    const rfi_attr slice[3] = {rfi_i(0), rfi_i(k), rfi_i(1)};
-    const rfi_opr op = last_op(RFI_OP_slice, 1, &gathered, slice);
-    d->amax[k] = d->amax[k % own];
-    d->amax[k].order = k;
-    RFI_TRY(rfi_rewrite_new(r, &op, NULL, &d->amax[k].value));
+/* The largest amax of each slot: f32 (2,S), a row per format. */
+static rfr_status collect(const rfi_delayed *d, rfi_rewrite *r, rfr_value *out) {
+  enum { ONTO = RFI_IN_collect_amax_onto, AMAX = RFI_IN_collect_amax_amax };
+  const int64_t slots = rfr_value_type(r->to, d->scale).shape[0];
+  *out = RFR_NONE;
+  for (int first = 0; first < d->n; first += RFR_MAX_LIST) {
+    const int n = d->n - first < RFR_MAX_LIST ? d->n - first : RFR_MAX_LIST;
+    rfr_value in[AMAX + RFR_MAX_LIST];
+    double at[RFR_MAX_LIST];
+    rfi_attr attr[2] = {[RFI_AT_collect_amax_slots] = rfi_i(slots)};
+    for (int i = 0; i < n; i++) {
+      const rfi_amax *x = &d->amax[first + i];
+      in[AMAX + i] = x->value;
+      at[i] = (double)((x->format == RFR_E5M2 ? slots : 0) + x->slot);
+    }
+    in[ONTO] = *out;
+    attr[RFI_AT_collect_amax_at].l.n = n, attr[RFI_AT_collect_amax_at].l.x = at;
+    const rfi_opr op = last_op(RFI_OP_collect_amax, AMAX + n, in, attr);
+    RFI_TRY(rfi_rewrite_new(r, &op, NULL, out));
   }
-  d->n = n;
   return RFR_OK;
 }
 
-/* ---- the update ---- */
-
-static rfr_status update(rfi_delayed *d, rfi_rewrite *r, int first, int end, rfr_value skip) {
-  rfr_value in[FIRST_AMAX + RFR_MAX_LIST] = {d->history, d->scale, skip}, out[RFI_MAX_NAMES];
-  double slots[RFR_MAX_LIST];
-  rfi_attr attr[4] = {rfi_i(d->amax[first].format), rfi_i(d->recipe->margin),
-                      rfi_i(d->recipe->rule == RFR_AMAX_MOST_RECENT)};
-  for (int i = first; i < end; i++) in[FIRST_AMAX + i - first] = d->amax[i].value, slots[i - first] = d->amax[i].slot;
-  attr[3].l.n = end - first, attr[3].l.x = slots;
-  const rfi_opr op = last_op(RFI_OP_scale_update, FIRST_AMAX + end - first, in, attr);
-  RFI_TRY(rfi_rewrite_new(r, &op, NULL, out));
-  d->history = out[0], d->scale = out[1];
-  return RFR_OK;
+/* The rows of all ranks, for an update that takes their largest. */
+static rfr_status gather(rfi_rewrite *r, int64_t ranks, rfr_value *amax) {
+  const rfi_attr all = rfi_i(ranks);
+  const rfi_opr op = last_op(RFI_OP_all_gather, 1, amax, &all);
+  return rfi_rewrite_new(r, &op, NULL, amax);
 }
 
-rfr_status rfi_delayed_end(rfi_delayed *d, rfi_rewrite *r) {
+static rfr_status update(const rfi_delayed *d, rfi_rewrite *r, rfr_value amax, rfr_value skip) {
+  rfr_value in[] = {d->history, d->scale, skip, amax}, out[RFI_MAX_NAMES];
+  const rfi_attr attr[] = {rfi_i(d->recipe->margin), rfi_i(d->recipe->rule == RFR_AMAX_MOST_RECENT)};
+  const rfi_opr op = last_op(RFI_OP_scale_update, 4, in, attr);
+  return rfi_rewrite_new(r, &op, NULL, out);
+}
+
+rfr_status rfi_delayed_end(const rfi_delayed *d, rfi_rewrite *r) {
   const rfr_trace *t = r->from;
-  rfr_value skip = RFR_NONE;
+  rfr_value skip = RFR_NONE, amax;
   bool backward = false;
   if (!d->recipe) return RFR_OK;
   for (int i = 0; i < t->n_ops; i++) {
     if (t->ops[i].def->code == RFI_OP_step_end) skip = r->map[t->ops[i].in[1]];
     backward = backward || t->ops[i].phase == RFR_PHASE_DGRAD || t->ops[i].phase == RFR_PHASE_WGRAD;
   }
-  if (!backward) return RFR_OK; /* an evaluation reads the scales */
-  if (ranks_of(t) > 1 && d->n > 0) RFI_TRY(gather(d, r, ranks_of(t)));
-  qsort(d->amax, (size_t)d->n, sizeof *d->amax, by_format);
-  for (int first = 0, end; first < d->n; first = end) {
-    end = run_end(d, first);
-    if (end == first)
-      return rfi_fail(RFI_E_RECIPE,
-                      "fp8_delayed supports at most %d amaxes of a tensor in a step, one per microbatch, rank and "
-                      "separate expert; use fp8_current",
-                      RFR_MAX_LIST);
-    RFI_TRY(update(d, r, first, end, skip));
-  }
-  return RFR_OK;
+  if (!backward || d->n == 0) return RFR_OK; /* an evaluation reads the scales */
+  RFI_TRY(collect(d, r, &amax));
+  if (ranks_of(t) > 1) RFI_TRY(gather(r, ranks_of(t), &amax));
+  return update(d, r, amax, skip);
 }

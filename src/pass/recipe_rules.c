@@ -5,8 +5,8 @@
 #include "pass/recipe_rules.h"
 
 #define POW2 RFR_QUANTIZE_POW2
-#define DRAW RFR_QUANTIZE_STOCHASTIC
-#define TURN RFR_QUANTIZE_HADAMARD
+#define STOCHASTIC RFR_QUANTIZE_STOCHASTIC
+#define HADAMARD RFR_QUANTIZE_HADAMARD
 
 /* FP8 formats come from the recipe; E2M1 has one. wgrad multiplies the Hadamard-transformed copies of x and
  * dy, so the transforms cancel. */
@@ -22,9 +22,8 @@ static const struct {
     [RFR_RECIPE_FP8_CURRENT] = {16, false, {{RFR_SCALING_TENSOR, 0}, {RFR_SCALING_TENSOR, 0}, {RFR_SCALING_TENSOR, 0}}},
     [RFR_RECIPE_FP8_BLOCK] = {16, false, {{RFR_SCALING_ROW128, 0}, {RFR_SCALING_BLOCK128, 0}, {RFR_SCALING_ROW128, 0}}},
     [RFR_RECIPE_MXFP8] = {32, false, {{RFR_SCALING_MX32, 0}, {RFR_SCALING_MX32, 0}, {RFR_SCALING_MX32, 0}}},
-    [RFR_RECIPE_NVFP4] = {16,
-                          true,
-                          {{RFR_SCALING_NV16, TURN}, {RFR_SCALING_NV16X16, 0}, {RFR_SCALING_NV16, TURN | DRAW}}},
+    [RFR_RECIPE_NVFP4] =
+        {16, true, {{RFR_SCALING_NV16, HADAMARD}, {RFR_SCALING_NV16X16, 0}, {RFR_SCALING_NV16, HADAMARD | STOCHASTIC}}},
 };
 
 rfi_quantizer rfi_recipe_quantizer(const rfr_recipe *recipe, rfi_operand operand) {

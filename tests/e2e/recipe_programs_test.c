@@ -247,6 +247,7 @@ static void cells(void **state) {
           check(&(cell){.recipe = (rfr_recipe_kind)recipe,
                         .grouped = grouped,
                         .bias = k % 2,
+                        .scaled = grouped && k % 2,
                         .train_x = train & 1,
                         .train_w1 = train >> 1 & 1,
                         .train_w2 = train >> 2,
@@ -307,15 +308,18 @@ static void separate(void **state) {
 static void recomputed_and_high(void **state) {
   (void)state;
   for (int recipe = RFR_RECIPE_FP8_DELAYED; recipe <= RFR_RECIPE_NVFP4; recipe++)
-    for (int k = 0; k < 4; k++)
+    for (int k = 0; k < 6; k++)
       check(&(cell){.recipe = (rfr_recipe_kind)recipe,
-                    .grouped = k % 2,
+                    .grouped = k % 3 > 0,
+                    .separate = k % 3 == 2,
+                    .bias = k % 3 > 0,
+                    .scaled = k % 3 > 0,
                     .train_x = true,
                     .train_w1 = true,
                     .train_w2 = true,
                     .microbatches = 2,
-                    .high = k / 2,
-                    .recompute = k / 2 ? RFR_RECOMPUTE_KEEP : RFR_RECOMPUTE_ALL});
+                    .high = k / 3,
+                    .recompute = k / 3 ? RFR_RECOMPUTE_KEEP : RFR_RECOMPUTE_ALL});
 }
 
 /* An amax counts once in a step, also where its op is recomputed: one per tensor and microbatch. */
@@ -333,13 +337,50 @@ static void amaxes(void **state) {
     int counted = 0, made = 0;
     for (int i = 0; i < t->n_ops; i++) {
       const rfi_opr *op = &t->ops[i];
-      if (op->def->code == RFI_OP_scale_update) counted += op->n_in - 3;
+      if (op->def->code == RFI_OP_collect_amax) counted += op->n_in - 1;
       if (op->def->code == RFI_OP_quantize) made += op->out[6] >= 0;
     }
     assert_int_equal(counted, 4 * 2 + 2); /* x and dy of two linears, and their weights */
     assert_int_equal(made, 4 * 2 + 2);
     rfr_programs_destroy(p);
   }
+}
+
+/* More amaxes of a slot than an op takes: the largest one, of the last microbatch, is in the history. */
+static void many_amaxes(void **state) {
+  (void)state;
+  enum { MANY = RFR_MAX_LIST + 9, SIDE = 16 };
+  rfr_trace *t;
+  rfr_tensor x;
+  const rfr_recipe recipe = rfr_recipe_default(RFR_RECIPE_FP8_DELAYED);
+  OK(rfr_trace_create(ctx, &t));
+  const rfr_value w = rfr_input(t, "w", RFR_ROLE_TRAINABLE, RFR_F32, 2, ((int64_t[]){SIDE, SIDE}));
+  rfr_value loss = RFR_NONE;
+  rfr_recipe_begin(t, &recipe);
+  for (int m = 0; m < MANY; m++) {
+    char name[16];
+    snprintf(name, sizeof name, "x%d", m);
+    rfr_microbatch(t, m);
+    const rfr_value in = rfr_input(t, name, RFR_ROLE_INPUT, RFR_F32, 2, ((int64_t[]){SIDE, SIDE}));
+    const rfr_value one = rfr_sum(t, rfr_linear(t, in, w, RFR_NONE), -1);
+    rfr_microbatch(t, -1);
+    loss = m ? rfr_add(t, loss, one) : one;
+  }
+  rfr_recipe_end(t);
+  rfr_output(t, "d_w", rfr_gradient(t, loss, w, RFR_F32));
+  OK(rfr_trace_finish(t));
+  rfr_programs *p = rft_compile(t, NULL);
+  for (int i = 0; rfr_programs_tensor_at(p, i, &x) == RFR_OK; i++) {
+    const bool history = strcmp(x.name, RFR_RECIPE_HISTORY) == 0;
+    for (int64_t k = 0; k < rfi_count(&x.type); k++)
+      ((float *)x.data)[k] = history ? 0.0f : x.name[0] == 'x' ? (float)(1 + atoi(x.name + 1)) : 1.0f;
+  }
+  OK(rfr_program_run(p, 0));
+  OK(rfr_programs_tensor(p, RFR_RECIPE_HISTORY, &x));
+  assert_true(((const float *)x.data)[0] == (float)MANY);
+  assert_true(((const float *)x.data)[1] == 1.0f);
+  rfr_programs_destroy(p);
+  rfr_trace_destroy(t);
 }
 
 /* Why a GEMM is left as it is. */
@@ -431,9 +472,9 @@ static void callables(void **state) {
 
 int main(int argc, char **argv) {
   const struct CMUnitTest tests[] = {
-      rft_context_test(cells),    rft_context_test(separate), rft_context_test(recomputed_and_high),
-      rft_context_test(amaxes),   rft_context_test(reasons),  rft_context_test(refused),
-      rft_context_test(callables)};
+      rft_context_test(cells),   rft_context_test(separate),    rft_context_test(recomputed_and_high),
+      rft_context_test(amaxes),  rft_context_test(many_amaxes), rft_context_test(reasons),
+      rft_context_test(refused), rft_context_test(callables)};
   if (argc > 1) cmocka_set_test_filter(argv[1]);
   return cmocka_run_group_tests_name("recipe_programs", tests, NULL, NULL);
 }

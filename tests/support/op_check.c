@@ -63,6 +63,7 @@ static bool moves_values(rfi_opcode code) {
     case RFI_OP_embedding:
     case RFI_OP_quantize:
     case RFI_OP_grouped_quantize:
+    case RFI_OP_collect_amax:
     case RFI_OP_scale_update: /* tolerance 0: the formula determines every bit */
     case RFI_OP_dequantize:
     case RFI_OP_transposed:

@@ -264,31 +264,48 @@ double rfi_flops_grouped_wgrad_scaled(const rfi_infer *c) {
 
 /* ---- amax history ---- */
 
+rfr_status rfi_infer_collect_amax(const rfi_infer *c) {
+  enum { ONTO = RFI_IN_collect_amax_onto, AMAX = RFI_IN_collect_amax_amax };
+  const int64_t slots = c->attr[RFI_AT_collect_amax_slots].i;
+  const rfr_list at = c->attr[RFI_AT_collect_amax_at].l;
+  const int n = c->n_in > AMAX ? c->n_in - AMAX : 0;
+  const rfr_type type = {.dtype = RFR_F32, .rank = 2, .shape = {2, slots}};
+  if (slots < 0 || slots > INT32_MAX) return rfi_fail(RFI_E_TRACE_SHAPE, "%lld slots", (long long)slots);
+  if (at.n != n) return rfi_fail(RFI_E_TRACE_SHAPE, "at has %lld numbers for %d amaxes", (long long)at.n, n);
+  for (int i = 0; i < n; i++) {
+    RFI_TRY(rfi_rule_dtype(c, AMAX + i, RFR_F32));
+    RFI_TRY(rfi_rule_rank(c, AMAX + i, 1, 1));
+    if (!(at.x[i] >= 0 && at.x[i] < 2 * (double)slots) || at.x[i] != (double)(int64_t)at.x[i])
+      return rfi_fail(RFI_E_TRACE_SHAPE, "amax %d is not of one of the 2 x %lld slots", i, (long long)slots);
+  }
+  c->out[0] = type;
+  return rfi_present(c, ONTO) ? rfi_rule_type(c, ONTO, &type) : RFR_OK;
+}
+
 rfr_status rfi_infer_scale_update(const rfi_infer *c) {
-  enum { HISTORY, SCALE, SKIP, AMAX };
-  const rfr_list slots = c->attr[3].l;
-  const rfr_dtype format = (rfr_dtype)c->attr[0].i;
+  enum {
+    HISTORY = RFI_IN_scale_update_history,
+    SCALE = RFI_IN_scale_update_scale,
+    SKIP = RFI_IN_scale_update_skip,
+    AMAX = RFI_IN_scale_update_amax
+  };
+  const int64_t margin = c->attr[RFI_AT_scale_update_margin].i;
   RFI_TRY(rfi_rule_dtype(c, HISTORY, RFR_F32));
   RFI_TRY(rfi_rule_rank(c, HISTORY, 2, 2));
   RFI_TRY(rfi_rule_dtype(c, SCALE, RFR_F32));
   RFI_TRY(rfi_rule_vector(c, SCALE, c->in[HISTORY].shape[1]));
   if (c->in[HISTORY].shape[0] < 1) return rfi_fail(RFI_E_TRACE_SHAPE, "history has no rows");
-  if (format != RFR_E4M3 && format != RFR_E5M2) return rfi_fail(RFI_E_TRACE_SHAPE, "format must be e4m3 or e5m2");
-  if (c->attr[1].i < 0 || c->attr[1].i > 32) return rfi_fail(RFI_E_TRACE_SHAPE, "margin must be 0 to 32");
+  if (margin < 0 || margin > 32) return rfi_fail(RFI_E_TRACE_SHAPE, "margin must be 0 to 32");
   if (rfi_present(c, SKIP)) {
     RFI_TRY(rfi_rule_dtype(c, SKIP, RFR_I32));
     RFI_TRY(rfi_rule_vector(c, SKIP, 1));
   }
-  const int n = c->n_in > AMAX ? c->n_in - AMAX : 0;
-  if (slots.n != n) return rfi_fail(RFI_E_TRACE_SHAPE, "slots has %lld numbers for %d amaxes", (long long)slots.n, n);
-  for (int i = 0; i < n; i++) {
-    RFI_TRY(rfi_rule_dtype(c, AMAX + i, RFR_F32));
-    RFI_TRY(rfi_rule_rank(c, AMAX + i, 1, 1));
-    if (!(slots.x[i] >= 0 && slots.x[i] + (double)c->in[AMAX + i].shape[0] <= (double)c->in[SCALE].shape[0]) ||
-        slots.x[i] != (double)(int64_t)slots.x[i])
-      return rfi_fail(RFI_E_TRACE_SHAPE, "amax %d is not of one of the %lld slots", i,
-                      (long long)c->in[SCALE].shape[0]);
-  }
+  RFI_TRY(rfi_rule_dtype(c, AMAX, RFR_F32));
+  RFI_TRY(rfi_rule_rank(c, AMAX, 2, 2));
+  if (c->in[AMAX].shape[0] % 2 != 0 || c->in[AMAX].shape[1] != c->in[HISTORY].shape[1])
+    return rfi_fail(RFI_E_TRACE_SHAPE, "amax (%lld,%lld) does not have pairs of rows of %lld slots",
+                    (long long)c->in[AMAX].shape[0], (long long)c->in[AMAX].shape[1],
+                    (long long)c->in[HISTORY].shape[1]);
   c->out[0] = c->in[HISTORY];
   c->out[1] = c->in[SCALE];
   return RFR_OK;

@@ -442,30 +442,49 @@ RFT_CASES(grouped_wgrad_scaled) = {
 
 /* ---- amax history ---- */
 
+RFT_REF(collect_amax) {
+  double *y = call->out[0].data;
+  const int64_t n = 2 * call->attr[0].i;
+  for (int64_t s = 0; s < n && !call->in[0].data; s++) y[s] = 0;
+  for (int i = 1; i < call->n_in; i++)
+    for (int64_t k = 0; k < call->in[i].type.shape[0]; k++) {
+      const double x = fabs(((const double *)call->in[i].data)[k]);
+      double *at = &y[(int64_t)call->attr[1].l.x[i - 1]];
+      if (isfinite(x) && x > *at) *at = x;
+    }
+}
+RFT_CASES(collect_amax) = {
+    "collect_amax(F[2,3]>0, F[1]>0, F[7]>0, F[1]>0) slots=3 at=[0,5,0]",
+    "collect_amax(_, F[1]>0, F[5], F[3]=inf, F[1]=1e-38, F[1]=0) slots=4 at=[7,1,3,2,0]",
+    "collect_amax(F[2,5]>0, F[2]>0) slots=5 at=[9]",
+    "collect_amax(_, F[1]=inf, F[300]>0) slots=2 at=[2,2]",
+    NULL,
+};
+
 RFT_REF(scale_update) {
   double *history = call->out[0].data, *scale = call->out[1].data;
   const int64_t H = call->in[0].type.shape[0], S = call->in[0].type.shape[1];
   if (call->in[2].data && *(const int32_t *)call->in[2].data) return;
   for (int64_t s = 0; s < S; s++) {
     double amax = 0;
-    for (int i = 3; i < call->n_in; i++)
-      for (int64_t k = 0; k < call->in[i].type.shape[0]; k++) {
-        const double x = ((const double *)call->in[i].data)[k];
-        if ((int64_t)call->attr[3].l.x[i - 3] + k == s && isfinite(x) && fabs(x) > amax) amax = fabs(x);
-      }
+    int64_t row = 0;
+    for (int64_t r = 0; r < call->in[3].type.shape[0]; r++) {
+      const double x = fabs(((const double *)call->in[3].data)[r * S + s]);
+      if (isfinite(x) && x > amax) amax = x, row = r;
+    }
     if (amax == 0) continue;
     for (int64_t h = H - 1; h > 0; h--) history[h * S + s] = history[(h - 1) * S + s];
     history[s] = amax;
     for (int64_t h = 0; h < H; h++)
-      if (!call->attr[2].i && history[h * S + s] > amax) amax = history[h * S + s];
-    const float most = (float)ldexp(call->attr[0].i == RFR_E4M3 ? 448 : 57344, -(int)call->attr[1].i);
+      if (!call->attr[1].i && history[h * S + s] > amax) amax = history[h * S + s];
+    const float most = (float)ldexp(row % 2 ? 57344 : 448, -(int)call->attr[0].i);
     scale[s] = fminf(most / (float)amax, FLT_MAX);
   }
 }
 RFT_CASES(scale_update) = {
-    "scale_update(F[5,3]>0, F[3]>0, i[1]=0, F[1]>0, F[1]>0, F[1]>0) format=e4m3 slots=[0,2,0]",
-    "scale_update(F[7,2]>0, F[2]>0, i[1]=1, F[1]>0) format=e4m3 slots=[1]",
-    "scale_update(F[1,3]>0, F[3]>0, _, F[1]=inf, F[1]=1e-38, F[1]=0) format=e5m2 margin=3 slots=[0,1,2]",
-    "scale_update(F[4,5]>0, F[5]>0, i[1]=0, F[3]>0, F[1]>0) format=e5m2 newest=1 slots=[1,4]",
+    "scale_update(F[5,3]>0, F[3]>0, i[1]=0, F[2,3]>0)",
+    "scale_update(F[7,2]>0, F[2]>0, i[1]=1, F[2,2]>0)",
+    "scale_update(F[1,3]>0, F[3]>0, _, F[2,3]=1e-38) margin=3",
+    "scale_update(F[4,5]>0, F[5]>0, i[1]=0, F[6,5]>0) newest=1",
     NULL,
 };
