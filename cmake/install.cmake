@@ -6,7 +6,7 @@ include(CMakePackageConfigHelpers)
 
 install(TARGETS refrain EXPORT refrain LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
 install(DIRECTORY include/refrain DESTINATION ${CMAKE_INSTALL_INCLUDEDIR} FILES_MATCHING PATTERN "*.h")
-foreach(module refrain_onednn refrain_cuda)
+foreach(module refrain_onednn refrain_mpi refrain_cuda)
   if(TARGET ${module})
     install(TARGETS ${module} LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
     # Their libraries are those of the system; a path of the build machine does not belong into them.

@@ -57,6 +57,19 @@ if(RFR_ONEDNN AND RFR_OPENMP)
   endif()
 endif()
 
+# Ranks that are processes on CPUs. Loaded on demand, so that the library does not depend on MPI.
+if(RFR_MPI)
+  find_package(MPI QUIET COMPONENTS C)
+  if(MPI_C_FOUND)
+    add_library(refrain_mpi MODULE src/dist/mpi/mpi_module.c)
+    target_include_directories(refrain_mpi PRIVATE include src)
+    target_link_libraries(refrain_mpi PRIVATE MPI::MPI_C)
+    add_dependencies(product refrain_mpi)
+  else()
+    message(STATUS "MPI is missing: several ranks on CPUs are threads of a program (tools/deps installs Open MPI)")
+  endif()
+endif()
+
 # The program knows the demo's configuration by name: the file itself, as a string.
 file(READ examples/demo.yaml demo)
 set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS examples/demo.yaml)

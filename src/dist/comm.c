@@ -48,3 +48,8 @@ rfr_status rfr_comm_all_reduce(rfr_comm *c, const void *from, void *to, int64_t 
 rfr_status rfr_comm_all_to_all(rfr_comm *c, const void *from, void *to, int64_t n, rfr_dtype dtype) {
   return call(c, RFI_ALL_TO_ALL, from, to, n, dtype);
 }
+
+rfr_status rfi_comm_exchange(rfr_comm *c, const void *mine, int64_t bytes, void *all) {
+  if (c->table->exchange) return c->table->exchange(c, mine, bytes, all);
+  return call(c, RFI_ALL_GATHER, mine, all, bytes, RFR_U8);
+}

@@ -33,6 +33,8 @@ typedef struct rfi_comm_table {
   rfr_status (*run)(rfr_comm *c, const rfi_collective *what, void *stream);
   void (*abort)(rfr_comm *c);
   void (*destroy)(rfr_comm *c);
+  /* See rfi_comm_exchange; NULL: all_gather does it, since the memory is on the host. */
+  rfr_status (*exchange)(rfr_comm *c, const void *mine, int64_t bytes, void *all);
 } rfi_comm_table;
 
 struct rfr_comm { /* the first member of each kind's struct */
@@ -56,5 +58,14 @@ static inline int64_t rfi_collective_element(rfr_dtype dtype) {
 static inline bool rfi_collective_sums(rfr_dtype dtype) {
   return dtype == RFR_F32 || dtype == RFR_BF16 || dtype == RFR_F16;
 }
+
+/* In rank order, in f32, rounded once. term(user, r): where the n elements of rank r begin; they may overlap `to`. */
+void rfi_collective_sum(rfr_dtype dtype, int terms, const void *(*term)(const void *user, int r), const void *user,
+                        int64_t n, void *to);
+/* `all` gets the bytes of every rank, rank 0's first, in memory of the host; at most RFI_EXCHANGE_BYTES of each. */
+enum { RFI_EXCHANGE_BYTES = 4096 };
+rfr_status rfi_comm_exchange(rfr_comm *c, const void *mine, int64_t bytes, void *all);
+/* Name and version of the MPI library. Errors: backend.missing. */
+rfr_status rfi_comm_mpi_describe(rfr_ctx *ctx, const char **out);
 
 #endif

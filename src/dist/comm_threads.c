@@ -8,8 +8,7 @@
  * past the first reaches the second, because a rank waits for nothing in between. So no rank leaves while another one
  * reads its memory, even if a rank aborts meanwhile.
  *
- * Each element is summed over the ranks in rank order, in f32. So every rank has the bits of one rank that adds the
- * same terms in that order.
+ * Each element is summed over the ranks in rank order (sum.c).
  */
 #include <errno.h>
 #include <math.h>
@@ -18,10 +17,9 @@
 #include <time.h>
 
 #include "base/base.h"
-#include "core/convert.h"
 #include "dist/comm.h"
 
-enum { BLOCK = 2048, WHY = 160 }; /* elements summed at once; bytes of a reason */
+enum { WHY = 160 }; /* bytes of a reason */
 
 typedef struct end {
   rfr_comm comm; /* first */
@@ -130,18 +128,21 @@ static void copy(void *to, const void *from, int64_t n, rfr_dtype dtype) {
   if (n > 0 && to != from) memcpy(to, from, (size_t)(n * rfi_collective_element(dtype)));
 }
 
+/* Where all ranks' terms of a sum begin. */
+typedef struct terms {
+  const group *g;
+  int64_t first;
+  rfr_dtype dtype;
+} terms;
+
+static const void *term(const void *user, int r) {
+  const terms *t = user;
+  return at(t->g->end[r].call.from, t->first, t->dtype);
+}
+
 /* Sums elements [first, first + n) of all ranks' `from`; the sources may overlap the destination. */
 static void sum(const group *g, int64_t first, int64_t n, rfr_dtype dtype, char *to) {
-  float total[BLOCK], term[BLOCK];
-  for (int64_t done = 0; done < n; done += BLOCK) {
-    const int64_t m = n - done < BLOCK ? n - done : BLOCK;
-    rfi_convert(RFR_F32, total, dtype, at(g->end[0].call.from, first + done, dtype), m);
-    for (int r = 1; r < g->size; r++) {
-      rfi_convert(RFR_F32, term, dtype, at(g->end[r].call.from, first + done, dtype), m);
-      for (int64_t i = 0; i < m; i++) total[i] += term[i];
-    }
-    rfi_convert(dtype, (char *)at(to, done, dtype), RFR_F32, total, m);
-  }
+  rfi_collective_sum(dtype, g->size, term, &(terms){g, first, dtype}, n, to);
 }
 
 /* The part of n elements that one rank sums for all ranks. */
@@ -198,7 +199,7 @@ static void destroy(rfr_comm *comm) {
   rfi_free(g->ctx, g);
 }
 
-static const rfi_comm_table table = {"threads", true, run, abort_all, destroy};
+static const rfi_comm_table table = {"threads", true, run, abort_all, destroy, NULL};
 
 rfr_status rfr_comm_threads_create(rfr_ctx *ctx, int size, double timeout, rfr_comm **out) {
   enum { MOST = 4096 };

@@ -295,7 +295,29 @@ static void destroy(rfr_comm *comm) {
   c->core->free(c->ctx, c);
 }
 
-static const rfi_comm_table table = {"NCCL", false, run, abort_comm, destroy};
+/* Through memory of the GPU, which is allocated here: it is called a few times in a run, between steps. */
+static rfr_status exchange(rfr_comm *comm, const void *mine, int64_t bytes, void *all) {
+  gpu_comm *c = (gpu_comm *)comm;
+  char *memory;
+  int before;
+  const size_t n = (size_t)bytes;
+  RFI_TRY(rfi_cuda_check(cudaGetDevice(&before), "asking for the current device"));
+  RFI_TRY(rfi_cuda_check(cudaSetDevice(c->ordinal), "choosing the device"));
+  rfr_status s = rfi_cuda_check(cudaMalloc((void **)&memory, n * ((size_t)comm->size + 1)), "allocating memory");
+  if (s == RFR_OK) {
+    const rfi_collective what = {RFI_ALL_GATHER, RFR_U8, bytes, memory, memory + n};
+    s = rfi_cuda_check(cudaMemcpyAsync(memory, mine, n, cudaMemcpyHostToDevice, c->stream), "writing memory");
+    if (s == RFR_OK) s = enqueue(c, &what, c->stream);
+    if (s == RFR_OK) s = rfi_nccl_wait(comm, c->stream, "exchanging bytes");
+    if (s == RFR_OK)
+      s = rfi_cuda_check(cudaMemcpy(all, memory + n, n * (size_t)comm->size, cudaMemcpyDeviceToHost), "reading memory");
+    cudaFree(memory);
+  }
+  cudaSetDevice(before);
+  return s;
+}
+
+static const rfi_comm_table table = {"NCCL", false, run, abort_comm, destroy, exchange};
 
 static rfr_status connect_ranks(gpu_comm *c) {
   enum { N = 64 };

@@ -1,0 +1,347 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Ranks that are processes of an MPI job, for memory of the host. A collective has two phases: every rank sends the
+ * description of its call to every other rank and compares all of them, so all ranks get the same verdict; then data
+ * are exchanged in chunks, each of which is complete before the next one starts, so the staging memory is small and
+ * operations in place are safe.
+ *
+ * Messages are polled against a deadline. A rank whose message is missing at the deadline is named. Only time in which
+ * this process polls counts, so a job that is suspended and continued does not fail.
+ */
+#include <dlfcn.h>
+#include <limits.h>
+#include <math.h>
+#include <sched.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "base/base.h"
+#include "dist/comm.h"
+#include "dist/mpi/mpi_module.h"
+
+enum { CHUNK = 1 << 18, WHY = 200, LEAVES = -1, ABORTS = -2 }; /* bytes staged for each rank; kinds of calls */
+
+typedef struct header {
+  int32_t kind, dtype;
+  int64_t n, number;
+} header;
+
+typedef struct mpi_comm {
+  rfr_comm comm; /* first */
+  rfr_ctx *ctx;
+  const rfi_mpi_module *mpi;
+  void *link;
+  double timeout;
+  int64_t calls;
+  atomic_bool aborted;
+  bool broken, differ; /* permanently; `why` has the reason */
+  char why[WHY];
+  header *headers; /* of each rank */
+  bool *waits;     /* for each rank */
+  char *staging;   /* CHUNK bytes for each rank */
+} mpi_comm;
+
+/* ---- failures ---- */
+
+static __attribute__((format(printf, 2, 3))) rfr_status break_up(mpi_comm *c, const char *format, ...) {
+  va_list args;
+  va_start(args, format);
+  if (!c->broken) rfi_vsnprintf(c->why, sizeof c->why, format, args);
+  va_end(args);
+  c->broken = true;
+  return rfi_fail(c->differ ? RFI_E_DIST_MISMATCH : RFI_E_DIST_PEER, "%s", c->why);
+}
+
+static rfr_status check(mpi_comm *c, int peer, const char *wrong) {
+  return wrong ? break_up(c, "MPI, rank %d with rank %d: %s", c->comm.rank, peer, wrong) : RFR_OK;
+}
+
+static rfr_status late(mpi_comm *c) {
+  char ranks[96] = "";
+  size_t n = 0;
+  int count = 0;
+  for (int r = 0; r < c->comm.size; r++) {
+    if (!c->waits[r]) continue;
+    if (n < sizeof ranks - 16) n += (size_t)snprintf(ranks + n, sizeof ranks - n, "%s%d", count ? ", " : "", r);
+    count++;
+  }
+  return break_up(c, "rank%s %s ha%s not come within %g seconds", count == 1 ? "" : "s", ranks, count == 1 ? "s" : "ve",
+                  c->timeout);
+}
+
+/* ---- messages ---- */
+
+static rfr_status start(mpi_comm *c, int peer, const void *to, int64_t to_bytes, void *from, int64_t from_bytes) {
+  c->waits[peer] = true;
+  return check(c, peer, c->mpi->start(c->link, peer, to, (size_t)to_bytes, from, (size_t)from_bytes));
+}
+
+static double now(void) {
+  struct timespec t;
+  clock_gettime(CLOCK_MONOTONIC, &t);
+  return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+/* Until all messages in flight have ended. Ranks may share cores, so a wait spins little. */
+static rfr_status wait_for_all(mpi_comm *c) {
+  enum { SPINS = 200, YIELDS = 2000, PAUSE_US = 50 };
+  double waited = 0, before = now();
+  for (int64_t i = 0;; i++) {
+    bool all = true;
+    for (int r = 0; r < c->comm.size; r++) {
+      bool done = true;
+      if (!c->waits[r]) continue;
+      RFI_TRY(check(c, r, c->mpi->test(c->link, r, &done)));
+      c->waits[r] = !done;
+      all = all && done;
+    }
+    if (all) return RFR_OK;
+    if (atomic_load(&c->aborted)) return break_up(c, "rank %d has aborted the communicator", c->comm.rank);
+    if (i < SPINS) continue;
+    const double at = now();
+    waited += fmin(at - before, 0.1);
+    before = at;
+    if (c->timeout > 0 && waited > c->timeout) return late(c);
+    if (i < YIELDS) sched_yield();
+    else usleep(PAUSE_US);
+  }
+}
+
+/* ---- calls ---- */
+
+static rfr_status differ(mpi_comm *c, int r) {
+  const header *a = &c->headers[0], *b = &c->headers[r];
+  c->differ = true;
+  if (a->number != b->number)
+    return break_up(c, "rank 0 makes its call %lld, rank %d its call %lld", (long long)a->number, r,
+                    (long long)b->number);
+  return break_up(c, "rank 0 calls %s of %lld %s, rank %d %s of %lld %s",
+                  rfi_collective_name((rfi_collective_kind)a->kind), (long long)a->n,
+                  rfr_dtype_name((rfr_dtype)a->dtype), r, rfi_collective_name((rfi_collective_kind)b->kind),
+                  (long long)b->n, rfr_dtype_name((rfr_dtype)b->dtype));
+}
+
+static rfr_status send_header(mpi_comm *c, int kind, const rfi_collective *w) {
+  header *own = &c->headers[c->comm.rank];
+  *own = (header){.kind = kind, .number = c->calls++};
+  if (w) own->dtype = (int32_t)w->dtype, own->n = w->n;
+  for (int r = 0; r < c->comm.size; r++)
+    if (r != c->comm.rank) RFI_TRY(start(c, r, own, sizeof *own, &c->headers[r], sizeof *own));
+  return RFR_OK;
+}
+
+/* All ranks have made their calls, and the calls agree. */
+static rfr_status meet(mpi_comm *c, const rfi_collective *w) {
+  RFI_TRY(send_header(c, w ? (int)w->kind : LEAVES, w));
+  RFI_TRY(wait_for_all(c));
+  const header *first = &c->headers[0];
+  for (int r = 0; r < c->comm.size; r++) {
+    const header *h = &c->headers[r];
+    if (h->kind == ABORTS) return break_up(c, "rank %d has aborted the communicator", r);
+    if (h->kind == LEAVES && w) return break_up(c, "rank %d has left the communicator", r);
+  }
+  for (int r = 1; r < c->comm.size; r++) {
+    const header *h = &c->headers[r];
+    if (h->kind != first->kind || h->dtype != first->dtype || h->n != first->n || h->number != first->number)
+      return differ(c, r);
+  }
+  return RFR_OK;
+}
+
+static int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
+
+static rfr_status all_gather(mpi_comm *c, const rfi_collective *w) {
+  const int64_t bytes = w->n * rfi_collective_element(w->dtype);
+  char *own = (char *)w->to + c->comm.rank * bytes;
+  if (own != w->from) memcpy(own, w->from, (size_t)bytes);
+  for (int64_t done = 0; done < bytes; done += CHUNK) {
+    const int64_t m = least(bytes - done, CHUNK);
+    for (int r = 0; r < c->comm.size; r++)
+      if (r != c->comm.rank) RFI_TRY(start(c, r, own + done, m, (char *)w->to + r * bytes + done, m));
+    RFI_TRY(wait_for_all(c));
+  }
+  return RFR_OK;
+}
+
+/* `from` and `to` are different memory. */
+static rfr_status all_to_all(mpi_comm *c, const rfi_collective *w) {
+  const int64_t bytes = w->n * rfi_collective_element(w->dtype);
+  const char *from = w->from;
+  char *to = w->to;
+  memcpy(to + c->comm.rank * bytes, from + c->comm.rank * bytes, (size_t)bytes);
+  for (int64_t done = 0; done < bytes; done += CHUNK) {
+    const int64_t m = least(bytes - done, CHUNK);
+    for (int r = 0; r < c->comm.size; r++)
+      if (r != c->comm.rank) RFI_TRY(start(c, r, from + r * bytes + done, m, to + r * bytes + done, m));
+    RFI_TRY(wait_for_all(c));
+  }
+  return RFR_OK;
+}
+
+/* The terms of a sum: this rank's, and the others' in staging memory. */
+typedef struct terms {
+  const mpi_comm *c;
+  const char *own;
+} terms;
+
+static const void *term(const void *user, int r) {
+  const terms *t = user;
+  return r == t->c->comm.rank ? t->own : t->c->staging + (int64_t)r * CHUNK;
+}
+
+/* Sends to each rank its part of x and sums this rank's part into `to`. Part r is elements [at[r], at[r] + n[r]). */
+static rfr_status reduce_parts(mpi_comm *c, const char *x, rfr_dtype dtype, int64_t (*first)(const void *, int),
+                               int64_t (*count)(const void *, int), const void *user, char *to) {
+  const int64_t each = rfi_collective_element(dtype), own = count(user, c->comm.rank);
+  for (int r = 0; r < c->comm.size; r++)
+    if (r != c->comm.rank)
+      RFI_TRY(
+          start(c, r, x + first(user, r) * each, count(user, r) * each, c->staging + (int64_t)r * CHUNK, own * each));
+  RFI_TRY(wait_for_all(c));
+  rfi_collective_sum(dtype, c->comm.size, term, &(terms){c, x + first(user, c->comm.rank) * each}, own, to);
+  return RFR_OK;
+}
+
+/* A chunk of a reduce_scatter: `m` elements of each rank's n. */
+typedef struct slab {
+  int64_t n, done, m;
+  int size;
+} slab;
+static int64_t slab_first(const void *user, int r) { return r * ((const slab *)user)->n + ((const slab *)user)->done; }
+static int64_t slab_count(const void *user, int r) {
+  (void)r;
+  return ((const slab *)user)->m;
+}
+
+static rfr_status reduce_scatter(mpi_comm *c, const rfi_collective *w) {
+  const int64_t each = rfi_collective_element(w->dtype), most = CHUNK / each;
+  for (slab s = {.n = w->n}; s.done < w->n; s.done += most) {
+    s.m = least(w->n - s.done, most);
+    RFI_TRY(reduce_parts(c, w->from, w->dtype, slab_first, slab_count, &s, (char *)w->to + s.done * each));
+  }
+  return RFR_OK;
+}
+
+/* A chunk of an all_reduce: elements [done, done + m), of which each rank sums one part. */
+static int64_t part_first(const void *user, int r) {
+  const slab *s = user;
+  return s->done + s->m / s->size * r + s->m % s->size * r / s->size;
+}
+static int64_t part_count(const void *user, int r) { return part_first(user, r + 1) - part_first(user, r); }
+
+static rfr_status all_reduce(mpi_comm *c, const rfi_collective *w) {
+  const int64_t each = rfi_collective_element(w->dtype), most = CHUNK / each * c->comm.size;
+  const int rank = c->comm.rank;
+  char *to = w->to;
+  for (slab s = {.size = c->comm.size}; s.done < w->n; s.done += most) {
+    s.m = least(w->n - s.done, most);
+    char *own = to + part_first(&s, rank) * each;
+    RFI_TRY(reduce_parts(c, w->from, w->dtype, part_first, part_count, &s, own));
+    for (int r = 0; r < s.size; r++)
+      if (r != rank)
+        RFI_TRY(start(c, r, own, part_count(&s, rank) * each, to + part_first(&s, r) * each, part_count(&s, r) * each));
+    RFI_TRY(wait_for_all(c));
+  }
+  return RFR_OK;
+}
+
+static rfr_status run(rfr_comm *comm, const rfi_collective *w, void *stream) {
+  mpi_comm *c = (mpi_comm *)comm;
+  (void)stream;
+  if (c->broken) return break_up(c, "%s", c->why);
+  if (atomic_load(&c->aborted)) return break_up(c, "rank %d has aborted the communicator", comm->rank);
+  RFI_TRY(meet(c, w));
+  if (w->n == 0) return RFR_OK;
+  switch (w->kind) {
+    case RFI_ALL_GATHER: return all_gather(c, w);
+    case RFI_REDUCE_SCATTER: return reduce_scatter(c, w);
+    case RFI_ALL_REDUCE: return all_reduce(c, w);
+    case RFI_ALL_TO_ALL: return all_to_all(c, w);
+  }
+  return rfi_fail(RFI_E_INTERNAL, "collective %d", (int)w->kind);
+}
+
+/* ---- joining and leaving ---- */
+
+static void abort_calls(rfr_comm *comm) { atomic_store(&((mpi_comm *)comm)->aborted, true); }
+
+/* A rank that aborts notifies the others, if its last call has ended. */
+static void notify(mpi_comm *c) {
+  if (c->broken) return;
+  atomic_store(&c->aborted, false);
+  c->timeout = 1.0;
+  if (send_header(c, ABORTS, NULL) == RFR_OK) wait_for_all(c);
+}
+
+static void destroy(rfr_comm *comm) {
+  mpi_comm *c = (mpi_comm *)comm;
+  if (!c) return;
+  bool all = false;
+  if (c->link && atomic_load(&c->aborted)) notify(c);
+  else if (c->link && !c->broken) all = meet(c, NULL) == RFR_OK;
+  if (c->link) c->mpi->close(c->link, all);
+  if (c->link && !all) return; /* MPI may still write into this memory; the process ends soon */
+  rfi_free(c->ctx, c->headers);
+  rfi_free(c->ctx, c->waits);
+  rfi_free(c->ctx, c->staging);
+  rfi_free(c->ctx, c);
+}
+
+static const rfi_comm_table table = {"MPI", true, run, abort_calls, destroy, NULL};
+
+static rfr_status load(rfr_ctx *ctx, const rfi_mpi_module **out) {
+  char path[PATH_MAX];
+  const int n = snprintf(path, sizeof path, "%s/librefrain_mpi.so", rfi_ctx_module_path(ctx));
+  *out = NULL;
+  if (!*rfi_ctx_module_path(ctx) || n < 0 || (size_t)n >= sizeof path)
+    return rfi_fail(RFI_E_BACKEND_MISSING, "the folder of the library is not known, and so not that of its modules");
+  void *object = dlopen(path, RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
+  if (!object) {
+    const char *why = dlerror();
+    return rfi_fail(RFI_E_BACKEND_MISSING, "the MPI module is not there: %s (Debian: openmpi-bin, libopenmpi-dev)",
+                    why ? why : path);
+  }
+  rfi_mpi_entry entry = NULL;
+  void *symbol = dlsym(object, RFI_MPI_ENTRY);
+  memcpy(&entry, &symbol, sizeof entry);
+  *out = entry ? entry() : NULL;
+  if (*out && (*out)->abi == RFI_MPI_ABI) return RFR_OK;
+  return rfi_fail(RFI_E_BACKEND_BUILD, "%s is of another build", path);
+}
+
+rfr_status rfi_comm_mpi_describe(rfr_ctx *ctx, const char **out) {
+  const rfi_mpi_module *mpi;
+  *out = NULL;
+  RFI_TRY(load(ctx, &mpi));
+  *out = mpi->describe();
+  return RFR_OK;
+}
+
+rfr_status rfr_comm_mpi_create(rfr_ctx *ctx, double timeout, rfr_comm **out) {
+  const rfi_mpi_module *mpi;
+  rfr_status s;
+  mpi_comm *c = NULL;
+  RFI_TRY(rfi_check_handle(ctx, "rfr_ctx"));
+  if (!(timeout >= 0) || timeout > 1e9 || !out)
+    return rfi_fail(RFI_E_ARGUMENT, "a communicator with a timeout of %g seconds", timeout);
+  *out = NULL;
+  RFI_TRY(load(ctx, &mpi));
+  RFI_TRY(RFI_ALLOC(ctx, sizeof *c, &c));
+  *c = (mpi_comm){.comm = {.table = &table}, .ctx = ctx, .mpi = mpi, .timeout = timeout};
+  const char *wrong = mpi->open(&c->link, &c->comm.rank, &c->comm.size);
+  if (wrong) RFI_GOTO(rfi_fail(RFI_E_DIST_PEER, "MPI cannot start: %s", wrong));
+  const size_t size = (size_t)c->comm.size;
+  RFI_GOTO(RFI_ALLOC(ctx, size * sizeof *c->headers, &c->headers));
+  RFI_GOTO(RFI_ALLOC(ctx, size * sizeof *c->waits, &c->waits));
+  RFI_GOTO(rfi_alloc(ctx, size * CHUNK, (void **)&c->staging));
+  *out = &c->comm;
+  return RFR_OK;
+fail:
+  if (c->link) mpi->close(c->link, false);
+  c->link = NULL;
+  destroy(&c->comm);
+  return s;
+}

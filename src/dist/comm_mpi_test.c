@@ -1,0 +1,162 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Communicators of MPI: the program starts itself under mpirun. Values are those of the thread engine, bit by bit; a
+ * rank that calls something else, leaves, aborts, is killed or stopped gives every other rank a status that names it.
+ */
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "dist/comm.h"
+#include "support/context.h"
+
+enum { MOST = 300007, GOOD = 0, BAD = 1 };
+
+/* ---- a rank ---- */
+
+static float value(int rank, int64_t i) { return (float)((i * 37 + rank * 1009) % 1013) / 7.0f - 60.0f; }
+
+static void put(rfr_dtype dtype, void *to, int64_t i, float x) {
+  const uint32_t bits = rfr_float_to_bits(dtype, x);
+  memcpy((char *)to + i * (rfr_dtype_bits(dtype) / 8), &bits, (size_t)rfr_dtype_bits(dtype) / 8);
+}
+
+static void put_sum(rfr_dtype dtype, void *to, int64_t at, int64_t i, int size) {
+  float total = rfr_float_from_bits(dtype, rfr_float_to_bits(dtype, value(0, i)));
+  for (int r = 1; r < size; r++) total += rfr_float_from_bits(dtype, rfr_float_to_bits(dtype, value(r, i)));
+  put(dtype, to, at, total);
+}
+
+static bool values(rfr_comm *c, rfr_dtype dtype, int64_t n, bool in_place) {
+  const int size = rfr_comm_size(c), rank = rfr_comm_rank(c);
+  const size_t each = (size_t)rfr_dtype_bits(dtype) / 8, part = (size_t)n * each, all = part * (size_t)size;
+  char *from = calloc(1, all + 4), *to = calloc(1, all + 4), *want = calloc(1, all + 4);
+  if (!from || !to || !want) abort();
+  char *shard = in_place ? to + (size_t)rank * part : from;
+  for (int64_t i = 0; i < n; i++) put(dtype, shard, i, value(rank, i));
+  for (int64_t i = 0; i < n * size; i++) put(dtype, want, i, value((int)(i / (n ? n : 1)), i % (n ? n : 1)));
+  bool good = rfr_comm_all_gather(c, shard, to, n, dtype) == RFR_OK && memcmp(to, want, all) == 0;
+  for (int64_t i = 0; i < n * size; i++) put(dtype, from, i, value(rank, i));
+  for (int64_t i = 0; i < n; i++) put_sum(dtype, want, i, rank * n + i, size);
+  char *result = in_place ? from + (size_t)rank * part : to;
+  good = good && rfr_comm_reduce_scatter(c, from, result, n, dtype) == RFR_OK && memcmp(result, want, part) == 0;
+  for (int64_t i = 0; i < n; i++) put(dtype, from, i, value(rank, i)), put_sum(dtype, want, i, i, size);
+  result = in_place ? from : to;
+  good = good && rfr_comm_all_reduce(c, from, result, n, dtype) == RFR_OK && memcmp(result, want, part) == 0;
+  free(from), free(to), free(want);
+  return good;
+}
+
+static bool all_values(rfr_comm *c) {
+  static const rfr_dtype types[] = {RFR_F32, RFR_BF16, RFR_F16};
+  static const int64_t counts[] = {0, 1, 7, 5003, MOST};
+  char mine[5] = "rank", *both = malloc((size_t)(5 * rfr_comm_size(c)));
+  bool good = both != NULL;
+  for (int t = 0; t < 3; t++)
+    for (int k = 0; k < 5; k++)
+      for (int in_place = 0; in_place < 2; in_place++) good = good && values(c, types[t], counts[k], in_place);
+  mine[4] = (char)('0' + rfr_comm_rank(c));
+  good = good && rfi_comm_exchange(c, mine, 5, both) == RFR_OK &&
+         both[5 * rfr_comm_size(c) - 1] == '0' + rfr_comm_size(c) - 1;
+  free(both);
+  return good;
+}
+
+/* The last rank does something else; the error of the others contains `says`. */
+static bool fails(rfr_comm *c, const char *how, const char *says) {
+  const int size = rfr_comm_size(c);
+  const bool last = rfr_comm_rank(c) == size - 1;
+  float x[4] = {1, 2, 3, 4}, y[64];
+  if (rfr_comm_all_reduce(c, x, y, 4, RFR_F32) != RFR_OK) return false;
+  if (last && strcmp(how, "kill") == 0) raise(SIGKILL);
+  if (last && strcmp(how, "stop") == 0) raise(SIGSTOP);
+  if (last && strcmp(how, "abort") == 0) rfr_comm_abort(c);
+  if (last && (strcmp(how, "abort") == 0 || strcmp(how, "leave") == 0)) return true;
+  const rfr_status s = rfr_comm_all_gather(c, x, y, last ? 2 : 4, RFR_F32);
+  if (s == RFR_OK || !strstr(rfr_last_error()->message, says)) {
+    printf("rank %d: %s\n", rfr_comm_rank(c), s == RFR_OK ? "no error" : rfr_last_error()->message);
+    return false;
+  }
+  if (rfr_comm_rank(c) == 0) printf("reported: %s\n", rfr_last_error()->message);
+  fflush(stdout);
+  return rfr_comm_all_reduce(c, x, y, 4, RFR_F32) != RFR_OK; /* later calls fail too */
+}
+
+static int be_a_rank(const char *how, const char *says) {
+  rfr_ctx *own;
+  rfr_comm *c;
+  rfr_ctx_options o = rfr_ctx_options_default();
+  o.threads = 1;
+  if (rfr_ctx_create(&o, &own) != RFR_OK || rfr_comm_mpi_create(own, 2, &c) != RFR_OK) {
+    printf("%s\n", rfr_last_error()->message);
+    return BAD;
+  }
+  const bool good = strcmp(how, "values") == 0 ? all_values(c) : fails(c, how, says);
+  rfr_comm_destroy(c);
+  if (strcmp(how, "values") == 0) rfr_ctx_destroy(own); /* else messages may be in flight */
+  return good ? GOOD : BAD;
+}
+
+/* ---- starting the ranks ---- */
+
+static int start(const char *ranks, const char *how, const char *says, char *out, size_t size) {
+  char command[1024];
+  snprintf(command, sizeof command,
+           "OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 mpirun --quiet --oversubscribe --bind-to none "
+           "-n %s /proc/%d/exe %s '%s' 2>&1",
+           ranks, (int)getpid(), how, says);
+  FILE *f = popen(command, "r");
+  assert_non_null(f);
+  const size_t n = fread(out, 1, size - 1, f);
+  out[n] = 0;
+  const int status = pclose(f);
+  return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+}
+
+static void test_values(void **state) {
+  char out[4096];
+  (void)state;
+  for (int i = 0; i < 3; i++)
+    if (start((const char *[]){"1", "2", "4"}[i], "values", "", out, sizeof out) != GOOD) fail_msg("%s", out);
+}
+
+static void test_failures(void **state) {
+  static const struct {
+    const char *how, *says;
+  } rows[] = {{"differ", "rank 0 calls all_gather of 4 f32, rank 2 all_gather of 2 f32"},
+              {"leave", "rank 2 has left the communicator"},
+              {"abort", "rank 2 has aborted the communicator"},
+              {"stop", "rank 2 has not come within 2 seconds"}};
+  char out[4096];
+  (void)state;
+  for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+    start("3", rows[i].how, rows[i].says, out, sizeof out);
+    if (!strstr(out, "reported: ") || strstr(out, "no error")) fail_msg("%s: %s", rows[i].how, out);
+  }
+  assert_int_not_equal(start("3", "kill", "", out, sizeof out), GOOD); /* the launcher ends the others */
+}
+
+static void test_arguments(void **state) {
+  rfr_comm *c;
+  (void)state;
+  assert_int_equal(rfr_comm_mpi_create(NULL, 1, &c), RFR_INVALID);
+  assert_int_equal(rfr_comm_mpi_create(ctx, -1, &c), RFR_INVALID);
+  assert_int_equal(rfr_comm_mpi_create(ctx, 1, NULL), RFR_INVALID);
+}
+
+int main(int argc, char **argv) {
+  const struct CMUnitTest tests[] = {
+      rft_context_test(test_values),
+      rft_context_test(test_failures),
+      rft_context_test(test_arguments),
+  };
+  if (argc == 3) return be_a_rank(argv[1], argv[2]);
+  if (system("mpirun --version >/dev/null 2>&1") != 0) {
+    puts("skipped: mpirun is missing (Debian: openmpi-bin)");
+    return 77;
+  }
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}

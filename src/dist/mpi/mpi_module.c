@@ -1,0 +1,101 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Messages over MPI. Only point-to-point calls are used: a collective that does not return cannot say which rank is
+ * missing.
+ */
+#include "dist/mpi/mpi_module.h"
+
+#include <limits.h>
+#include <mpi.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { TAG = 1, SEND = 0, RECEIVE = 1 };
+
+typedef struct link {
+  MPI_Comm comm;
+  bool started;               /* MPI, by this module */
+  MPI_Request (*requests)[2]; /* of each peer */
+} link;
+
+static char why[MPI_MAX_ERROR_STRING];
+
+static const char *reason(int error) {
+  int n = 0;
+  if (error == MPI_SUCCESS) return NULL;
+  if (MPI_Error_string(error, why, &n) != MPI_SUCCESS || n == 0) strcpy(why, "unknown error");
+  return why;
+}
+
+static const char *start_mpi(bool *started) {
+  int is = 0, was = 0, level;
+  MPI_Finalized(&was);
+  if (was) return "MPI has ended in this process and cannot start again";
+  MPI_Initialized(&is);
+  *started = !is;
+  return is ? NULL : reason(MPI_Init_thread(NULL, NULL, MPI_THREAD_SERIALIZED, &level));
+}
+
+static const char *open_link(void **out, int *rank, int *size) {
+  bool started;
+  *out = NULL;
+  const char *wrong = start_mpi(&started);
+  if (wrong) return wrong;
+  link *l = calloc(1, sizeof *l);
+  if (!l) return "no memory";
+  l->started = started;
+  l->comm = MPI_COMM_NULL;
+  wrong = reason(MPI_Comm_dup(MPI_COMM_WORLD, &l->comm));
+  if (!wrong) wrong = reason(MPI_Comm_set_errhandler(l->comm, MPI_ERRORS_RETURN));
+  if (!wrong) wrong = reason(MPI_Comm_rank(l->comm, rank));
+  if (!wrong) wrong = reason(MPI_Comm_size(l->comm, size));
+  if (!wrong && !(l->requests = calloc((size_t)*size, sizeof *l->requests))) wrong = "no memory";
+  if (wrong) {
+    free(l);
+    return wrong;
+  }
+  for (int r = 0; r < *size; r++) l->requests[r][SEND] = l->requests[r][RECEIVE] = MPI_REQUEST_NULL;
+  *out = l;
+  return NULL;
+}
+
+static const char *start(void *user, int peer, const void *to, size_t to_bytes, void *from, size_t from_bytes) {
+  link *l = user;
+  const char *wrong = to_bytes > INT_MAX || from_bytes > INT_MAX ? "the message is too long" : NULL;
+  if (!wrong && from_bytes > 0)
+    wrong = reason(MPI_Irecv(from, (int)from_bytes, MPI_BYTE, peer, TAG, l->comm, &l->requests[peer][RECEIVE]));
+  if (!wrong && to_bytes > 0)
+    wrong = reason(MPI_Isend(to, (int)to_bytes, MPI_BYTE, peer, TAG, l->comm, &l->requests[peer][SEND]));
+  return wrong;
+}
+
+static const char *test(void *user, int peer, bool *done) {
+  link *l = user;
+  int all = 0;
+  const int error = MPI_Testall(2, l->requests[peer], &all, MPI_STATUSES_IGNORE);
+  *done = error == MPI_SUCCESS && all;
+  return reason(error);
+}
+
+static void close_link(void *user, bool all) {
+  link *l = user;
+  if (all) MPI_Comm_free(&l->comm);
+  if (all && l->started) MPI_Finalize();
+  if (!all) return; /* MPI may still write into the requests */
+  free(l->requests);
+  free(l);
+}
+
+static const char *describe(void) {
+  static char text[MPI_MAX_LIBRARY_VERSION_STRING];
+  int n = 0;
+  if (MPI_Get_library_version(text, &n) != MPI_SUCCESS) return "MPI";
+  text[strcspn(text, ",\n")] = '\0';
+  return text;
+}
+
+__attribute__((visibility("default"))) const rfi_mpi_module *rfi_mpi_module_get(void);
+const rfi_mpi_module *rfi_mpi_module_get(void) {
+  static const rfi_mpi_module module = {RFI_MPI_ABI, open_link, start, test, close_link, describe};
+  return &module;
+}

@@ -1,0 +1,34 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Interface of the MPI module: one exported function that returns this table. Plain C alone, so that the module needs
+ * no symbol of the library; `abi` refuses a module of another build.
+ *
+ * The module moves bytes between this process and one peer at a time, without blocking. Sums, deadlines and the
+ * comparison of calls are the library's (comm_mpi.c). Functions that can fail return NULL, or the reason, which is
+ * valid until the next call.
+ */
+#ifndef RFI_MPI_MODULE_H
+#define RFI_MPI_MODULE_H
+
+#include <stdbool.h>
+#include <stddef.h>
+
+enum { RFI_MPI_ABI = 1 };
+#define RFI_MPI_ENTRY "rfi_mpi_module_get"
+
+typedef struct rfi_mpi_module {
+  int abi;
+  /* Starts MPI if nothing has started it, and joins all of its processes. */
+  const char *(*open)(void **link, int *rank, int *size);
+  /* Starts a message to `peer` and one from it; 0 bytes: none. At most one call for each peer is in flight. */
+  const char *(*start)(void *link, int peer, const void *to, size_t to_bytes, void *from, size_t from_bytes);
+  const char *(*test)(void *link, int peer, bool *done);
+  /* Frees the link. `all`: every rank is here, so MPI ends too if `open` has started it; otherwise no peer is waited
+   * for, and the launcher ends what is left. */
+  void (*close)(void *link, bool all);
+  const char *(*describe)(void); /* name and version */
+} rfi_mpi_module;
+
+typedef const rfi_mpi_module *(*rfi_mpi_entry)(void);
+
+#endif
