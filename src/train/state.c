@@ -28,6 +28,7 @@
 #include "nn/adapter.h"
 #include "ops/quant/formats.h"
 #include "train/events.h"
+#include "train/handshake.h"
 #include "train/host.h"
 #include "train/load_weights.h"
 #include "train/parts.h"
@@ -395,7 +396,7 @@ int64_t rfi_state_bytes(const rfr_run *run) {
   return bytes;
 }
 
-rfr_status rfi_state_save(rfr_run *run) {
+static rfr_status save(rfr_run *run) {
   rfr_status s;
   rfi_checkpoint_writer *w = NULL;
   const rfr_model_config *model = &run->settings->spec.model;
@@ -429,6 +430,11 @@ rfr_status rfi_state_save(rfr_run *run) {
 fail:
   rfi_checkpoint_abort(w);
   return s;
+}
+
+rfr_status rfi_state_save(rfr_run *run) {
+  const rfr_status s = save(run);
+  return rfi_agree(run, s);
 }
 
 rfr_status rfr_run_save(rfr_run *run) {
