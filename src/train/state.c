@@ -433,8 +433,12 @@ fail:
 }
 
 rfr_status rfi_state_save(rfr_run *run) {
-  const rfr_status s = save(run);
-  return rfi_agree(run, s);
+  rfr_comm *c = rfr_comm_size(run->options.comm) > 1 ? run->options.comm : NULL;
+  if (c) RFI_TRY(rfr_comm_set_timeout(c, RFI_LONG_WAIT));
+  rfr_status s = save(run);
+  s = rfi_agree(run, s);
+  if (c && s == RFR_OK) s = rfr_comm_set_timeout(c, run->settings->parallel.timeout);
+  return s;
 }
 
 rfr_status rfr_run_save(rfr_run *run) {
