@@ -147,7 +147,7 @@ static rfr_status prepare(rfr_run *run, bool resumes) {
 static rfr_status find_checkpoint(rfr_ctx *ctx, const char *folder, rfi_checkpoint **from, char reason[512]) {
   int skipped = 0;
   reason[0] = 0;
-  RFI_TRY(rfi_checkpoint_latest(ctx, folder, from, &skipped));
+  RFI_TRY(rfi_checkpoint_latest(ctx, NULL, folder, from, &skipped));
   if (skipped > 0 && *from) snprintf(reason, 512, "%s", rfr_last_error()->message);
   return RFR_OK;
 }

@@ -391,7 +391,7 @@ rfr_status rfi_state_save(rfr_run *run) {
   if (!run->block.data) return rfi_fail(RFI_E_ARGUMENT, "the run was opened for reading");
   RFI_TRY(rfi_state_prepare(run, false));
   const double start = rfi_now();
-  RFI_TRY(rfi_checkpoint_begin(run->ctx, run->folder, run->step, &w));
+  RFI_TRY(rfi_checkpoint_begin(run->ctx, NULL, run->folder, run->step, &w));
   if (run->settings->adapter) {
     RFI_GOTO(rfi_adapter_state_save(run, w));
   } else {
@@ -400,16 +400,14 @@ rfr_status rfi_state_save(rfr_run *run) {
   }
   RFI_GOTO(save_tensors(run, w, "optimizer.safetensors", RFI_KIND_OPTIMIZER));
   RFI_GOTO(add_state(run, w));
-  RFI_TRY(rfi_checkpoint_commit(w));
+fail:
+  RFI_TRY(rfi_checkpoint_finish(w, s));
   snprintf(run->checkpoint, sizeof run->checkpoint, "%s/step-%06lld", run->folder, (long long)run->step);
   rfi_run_emit(run, &(rfr_event){.kind = RFR_EVENT_CHECKPOINT,
                                  .step = run->step,
                                  .message = run->checkpoint,
                                  .seconds = rfi_now() - start});
   return rfi_checkpoint_retain(run->ctx, run->folder, run->settings->keep);
-fail:
-  rfi_checkpoint_abort(w);
-  return s;
 }
 
 rfr_status rfr_run_save(rfr_run *run) {
