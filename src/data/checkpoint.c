@@ -125,7 +125,7 @@ static rfr_status begin(rfr_ctx *ctx, rfr_comm *comm, const char *run, const cha
     if (s == RFR_OK && leads(w)) s = make_folder(w);
   }
   s = rfi_comm_agree(ctx, comm, s);
-  if (s == RFR_OK) s = rfi_comm_agree(ctx, comm, check_folder(w));
+  if (s == RFR_OK) s = rfi_comm_agree(ctx, comm, leads(w) ? RFR_OK : check_folder(w));
   if (s == RFR_OK) *out = w;
   else if (w) discard(w);
   return s;
@@ -321,19 +321,13 @@ static rfr_status check_file(rfr_ctx *ctx, const char *path, const json_t *entry
   return RFR_OK;
 }
 
-/* Which hashes are compared: those of the files whose number is `first` modulo `each`; each 0: none. */
-typedef struct share {
-  int first, each;
-} share;
-
-static rfr_status check_files(rfr_ctx *ctx, const char *folder, const json_t *files, share share, rfi_paths *names) {
-  int i = 0;
-  for (void *at = json_object_iter((json_t *)files); at; at = json_object_iter_next((json_t *)files, at), i++) {
+static rfr_status check_files(rfr_ctx *ctx, const char *folder, const json_t *files, bool deep, rfi_paths *names) {
+  for (void *at = json_object_iter((json_t *)files); at; at = json_object_iter_next((json_t *)files, at)) {
     const char *name = json_object_iter_key(at);
     char *path;
     if (!plain_name(name)) return BAD(folder, "the manifest names a file \"%.200s\"", name);
     RFI_TRY(rfi_path_join(ctx, folder, name, &path));
-    rfr_status s = check_file(ctx, path, json_object_iter_value(at), share.each > 0 && i % share.each == share.first);
+    rfr_status s = check_file(ctx, path, json_object_iter_value(at), deep);
     rfi_free(ctx, path);
     RFI_TRY(s);
     if (names) RFI_TRY(rfi_paths_add(names, name, strlen(name)));
@@ -364,7 +358,7 @@ static rfr_status check_listed(rfr_ctx *ctx, const char *folder, const json_t *f
   return s;
 }
 
-static rfr_status open_share(rfr_ctx *ctx, const char *folder, share share, rfi_checkpoint **out) {
+rfr_status rfi_checkpoint_open(rfr_ctx *ctx, const char *folder, rfi_checkpoint **out) {
   rfr_status s;
   rfi_checkpoint *c;
   json_t *manifest = NULL;
@@ -375,27 +369,13 @@ static rfr_status open_share(rfr_ctx *ctx, const char *folder, share share, rfi_
   RFI_GOTO(load_manifest(ctx, folder, &manifest));
   c->step = json_integer_value(json_object_get(manifest, "step"));
   RFI_GOTO(check_listed(ctx, folder, json_object_get(manifest, "files")));
-  RFI_GOTO(check_files(ctx, folder, json_object_get(manifest, "files"), share, &c->files));
+  RFI_GOTO(check_files(ctx, folder, json_object_get(manifest, "files"), true, &c->files));
   json_decref(manifest);
   *out = c;
   return RFR_OK;
 fail:
   json_decref(manifest);
   rfi_checkpoint_close(c);
-  return s;
-}
-
-rfr_status rfi_checkpoint_open(rfr_ctx *ctx, const char *folder, rfi_checkpoint **out) {
-  return open_share(ctx, folder, (share){0, 1}, out);
-}
-
-rfr_status rfi_checkpoint_open_ranks(rfr_ctx *ctx, rfr_comm *comm, const char *folder, rfi_checkpoint **out) {
-  if (rfr_comm_size(comm) < 2) return rfi_checkpoint_open(ctx, folder, out);
-  const share own = {rfr_comm_rank(comm), rfr_comm_size(comm)};
-  const rfr_status s = rfi_comm_agree(ctx, comm, open_share(ctx, folder, own, out));
-  if (s == RFR_OK) return RFR_OK;
-  rfi_checkpoint_close(*out);
-  *out = NULL;
   return s;
 }
 
@@ -430,7 +410,6 @@ static int64_t parse_name(const char *name, bool *temporary) {
 typedef struct visitor {
   rfr_status (*visit)(struct visitor *v, const char *folder, bool *stop);
   rfr_ctx *ctx;
-  rfr_comm *comm;
   rfi_checkpoint *found; /* latest */
   int skipped;
   int keep, seen; /* retain */
@@ -463,12 +442,9 @@ static rfr_status visit_run(const char *run, visitor *v) {
   return s;
 }
 
-/* The ranks have not agreed. */
-static bool is_of_ranks(rfr_status s) { return s != RFR_OK && strncmp(rfr_last_error()->slug, "dist.", 5) == 0; }
-
 static rfr_status take_first_valid(visitor *v, const char *folder, bool *stop) {
-  rfr_status s = rfi_checkpoint_open_ranks(v->ctx, v->comm, folder, &v->found);
-  if (s == RFR_NO_MEMORY || is_of_ranks(s)) return s;
+  rfr_status s = rfi_checkpoint_open(v->ctx, folder, &v->found);
+  if (s == RFR_NO_MEMORY) return s;
   *stop = s == RFR_OK;
   if (s == RFR_OK) return s;
   v->skipped++;
@@ -476,8 +452,8 @@ static rfr_status take_first_valid(visitor *v, const char *folder, bool *stop) {
   return RFR_OK;
 }
 
-rfr_status rfi_checkpoint_latest(rfr_ctx *ctx, rfr_comm *comm, const char *run, rfi_checkpoint **out, int *skipped) {
-  visitor v = {.visit = take_first_valid, .ctx = ctx, .comm = comm};
+rfr_status rfi_checkpoint_latest(rfr_ctx *ctx, const char *run, rfi_checkpoint **out, int *skipped) {
+  visitor v = {.visit = take_first_valid, .ctx = ctx};
   *out = NULL;
   rfr_status s = visit_run(run, &v);
   if (skipped) *skipped = v.skipped;
@@ -491,7 +467,7 @@ static rfr_status delete_beyond(visitor *v, const char *folder, bool *stop) {
   (void)stop;
   json_t *manifest;
   rfr_status s = load_manifest(v->ctx, folder, &manifest);
-  if (s == RFR_OK) s = check_files(v->ctx, folder, json_object_get(manifest, "files"), (share){0}, NULL);
+  if (s == RFR_OK) s = check_files(v->ctx, folder, json_object_get(manifest, "files"), false, NULL);
   json_decref(manifest);
   if (s == RFR_NO_MEMORY) return s;
   if (s != RFR_OK || v->seen++ < v->keep) return RFR_OK;

@@ -52,16 +52,14 @@ typedef struct rfi_checkpoint {
  * adapter_config.json, state.json, *.safetensors and their index) must have an entry; other files without one are
  * ignored. Error "checkpoint" names the file that is missing, damaged or not listed. */
 rfr_status rfi_checkpoint_open(rfr_ctx *ctx, const char *folder, rfi_checkpoint **out);
-/* The same on all ranks together: each compares the bytes of a part of the files, so that they are read once. */
-rfr_status rfi_checkpoint_open_ranks(rfr_ctx *ctx, rfr_comm *comm, const char *folder, rfi_checkpoint **out);
 void rfi_checkpoint_close(rfi_checkpoint *checkpoint); /* accepts NULL */
 /* folder/name of a file of the checkpoint; free with rfi_free. */
 rfr_status rfi_checkpoint_path(const rfi_checkpoint *checkpoint, const char *name, char **out);
 
 /* The newest complete checkpoint of a run. Damaged newer ones are skipped, each with a warning in the context's log,
  * and counted in *skipped (may be NULL). If the run has no checkpoint, *out is NULL with RFR_OK; if it has only damaged
- * ones, that is an error. With `comm` all ranks call it together. */
-rfr_status rfi_checkpoint_latest(rfr_ctx *ctx, rfr_comm *comm, const char *run, rfi_checkpoint **out, int *skipped);
+ * ones, that is an error. */
+rfr_status rfi_checkpoint_latest(rfr_ctx *ctx, const char *run, rfi_checkpoint **out, int *skipped);
 
 /* Deletes the oldest complete checkpoints beyond the newest `keep` (>= 1), and temporary folders left by earlier runs.
  * Damaged ones are kept for the user to inspect. */

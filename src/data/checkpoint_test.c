@@ -46,7 +46,7 @@ static const char *listing(rft_folder *f, const char *name) {
 /* Step of the newest complete checkpoint, -1 for none, -2 for an error. */
 static int latest(rft_folder *f, int *skipped) {
   rfi_checkpoint *c;
-  if (rfi_checkpoint_latest(f->ctx, NULL, rft_path(f, "run"), &c, skipped) != RFR_OK) return -2;
+  if (rfi_checkpoint_latest(f->ctx, rft_path(f, "run"), &c, skipped) != RFR_OK) return -2;
   int step = c ? (int)c->step : -1;
   rfi_checkpoint_close(c);
   return step;
@@ -67,7 +67,7 @@ static void test_cycle(void **state) {
   rfi_checkpoint *c;
   char *path, *text;
   size_t n;
-  assert_int_equal(rfi_checkpoint_latest(f->ctx, NULL, rft_path(f, "run"), &c, NULL), RFR_OK);
+  assert_int_equal(rfi_checkpoint_latest(f->ctx, rft_path(f, "run"), &c, NULL), RFR_OK);
   assert_int_equal(c->files.n, 3);
   assert_int_equal(rfi_checkpoint_path(c, "state.json", &path), RFR_OK);
   assert_int_equal(rfi_file_read(f->ctx, path, &text, &n), RFR_OK);
@@ -225,7 +225,7 @@ static void test_out_of_memory(void **state) {
   for (int k = 1;; k++) { /* reading: a failed read is not reported as damage */
     rfi_checkpoint *c;
     rfr_ctx_fail_alloc(f->ctx, k);
-    rfr_status s = rfi_checkpoint_latest(f->ctx, NULL, rft_path(f, "run"), &c, NULL);
+    rfr_status s = rfi_checkpoint_latest(f->ctx, rft_path(f, "run"), &c, NULL);
     rfr_ctx_fail_alloc(f->ctx, 0);
     rfi_checkpoint_close(c);
     if (s == RFR_OK) break;
