@@ -389,7 +389,7 @@ static void test_bad_parts(void **state) {
       {"{\"__metadata__\":{\"x\":\"5 7\"},\"x@34\":" ENTRY("I32", "[1]", 0, 4) "}", "another type or shape"},
       {"{\"__metadata__\":{\"x\":\"5 7\"},\"x@35\":" ENTRY("F32", "[1]", 0, 4) "}", "from element 34"},
       {"{\"__metadata__\":{\"x\":\"5 7\"},\"x@33\":" ENTRY("F32", "[1]", 0, 4) "}", "from element 34"},
-      {"{\"__metadata__\":{\"z\":\"2\"},\"z@0\":" ENTRY("F32", "[1]", 0, 4) "}", "1 of its 2 elements"},
+      {"{\"__metadata__\":{\"a\":\"2\"},\"a@0\":" ENTRY("F32", "[1]", 0, 4) "}", "1 of its 2 elements"},
   };
   for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
     char file[4096];

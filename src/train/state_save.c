@@ -213,7 +213,7 @@ rfr_status rfi_state_save(rfr_run *run) {
   rfi_checkpoint_writer *w;
   if (!run->folder) return rfi_fail(RFI_E_ARGUMENT, "the run was opened without a folder");
   if (!run->block.data) return rfi_fail(RFI_E_ARGUMENT, "the run was opened for reading");
-  RFI_TRY(rfi_state_prepare(run, false));
+  RFI_TRY(rfi_comm_agree(run->ctx, run->options.comm, rfi_state_prepare(run, false)));
   const double start = rfi_now();
   const bool leads = run->settings->parallel.rank == 0;
   RFI_TRY(rfi_checkpoint_begin(run->ctx, run->options.comm, run->folder, run->step, &w));
