@@ -29,12 +29,12 @@ typedef struct segment {
 
 struct rfi_safetensors {
   rfr_ctx *ctx;
-  rfi_file *file;    /* NULL: those of `ranks` */
+  rfi_file *file; /* NULL: those of `ranks` */
   rfi_safetensors **ranks;
   int n_ranks;
   segment *segments; /* in order */
   int n_segments;
-  char *names;       /* of tensors whose parts are in files of ranks */
+  char *names;    /* of tensors whose parts are in files of ranks */
   json_t *header; /* owns the names */
   rfi_stored *tensors;
   const rfi_stored **by_name;
@@ -77,7 +77,9 @@ static bool count_bytes(const int64_t *shape, int rank, int bits, int64_t *eleme
   return true;
 }
 
-static const char *path_of(const rfi_safetensors *st) { return rfi_file_path(st->file ? st->file : st->ranks[0]->file); }
+static const char *path_of(const rfi_safetensors *st) {
+  return rfi_file_path(st->file ? st->file : st->ranks[0]->file);
+}
 
 #define BAD(...) rfi_fail_at(RFI_E_SAFETENSORS, path_of(st), 0, __VA_ARGS__)
 
@@ -311,8 +313,7 @@ static rfr_status join_ranks(rfi_safetensors *st) {
   char *name = st->names;
   part *p = parts;
   for (int r = 0; r < st->n_ranks; r++)
-    for (int i = 0; i < st->ranks[r]->n; i++)
-      RFI_GOTO(read_part(st->ranks[r], &st->ranks[r]->tensors[i], &name, p++));
+    for (int i = 0; i < st->ranks[r]->n; i++) RFI_GOTO(read_part(st->ranks[r], &st->ranks[r]->tensors[i], &name, p++));
   qsort(parts, n, sizeof *parts, by_part);
   for (size_t i = 0, k; i < n; i = k) {
     for (k = i + 1; k < n && strcmp(parts[k].name, parts[i].name) == 0; k++) continue;
@@ -344,7 +345,8 @@ static rfr_status count_ranks(const char *folder, const char *kind, const rfi_pa
     rfi_safetensors_part_file(own, kind, (int)rank, (int)of);
     if (strcmp(own, name) != 0) continue;
     if (*ranks > 0 && of != *ranks)
-      return rfi_fail_at(RFI_E_SAFETENSORS, folder, 0, "files of %d and of %lld ranks: %s", *ranks, (long long)of, name);
+      return rfi_fail_at(RFI_E_SAFETENSORS, folder, 0, "files of %d and of %lld ranks: %s", *ranks, (long long)of,
+                         name);
     *ranks = (int)of;
   }
   return RFR_OK;
@@ -430,8 +432,8 @@ rfr_status rfi_safetensors_read_range(rfi_safetensors *st, const rfi_stored *sto
     return read_at(st, data, n * bits / 8, stored->offset + first * bits / 8);
   if (bits == 0 || !rfr_dtype_is_float(stored->dtype) || !rfr_dtype_is_float(dtype) || bits % 8 ||
       rfr_dtype_bits(dtype) % 8)
-    return rfi_fail_at(RFI_E_UNSUPPORTED, path_of(st), 0, "tensor \"%.200s\": %s cannot be read as %s",
-                       stored->name, stored->dtype_name, rfr_dtype_safetensors_name(dtype));
+    return rfi_fail_at(RFI_E_UNSUPPORTED, path_of(st), 0, "tensor \"%.200s\": %s cannot be read as %s", stored->name,
+                       stored->dtype_name, rfr_dtype_safetensors_name(dtype));
   const int64_t from = bits / 8, to = rfr_dtype_bits(dtype) / 8;
   const int64_t step = n < CONVERT_CHUNK / from ? n : CONVERT_CHUNK / from;
   char *chunk;

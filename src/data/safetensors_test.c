@@ -394,8 +394,7 @@ static void test_bad_parts(void **state) {
   for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
     char file[4096];
     write_rank(f, "model", 0, 2, 0, 34);
-    rft_write(f, "model-rank-0001-of-0002.safetensors", file,
-              build(file, cases[i].header, strlen(cases[i].header), 4));
+    rft_write(f, "model-rank-0001-of-0002.safetensors", file, build(file, cases[i].header, strlen(cases[i].header), 4));
     expect_bad_parts(f, cases[i].says);
   }
   write_rank(f, "model", 1, 2, 0, 0);
@@ -413,9 +412,7 @@ int main(void) {
   const struct CMUnitTest tests[] = {
       rft_folder_test(test_good),          rft_folder_test(test_hostile),        rft_folder_test(test_truncated),
       rft_folder_test(test_round_trip),    rft_folder_test(test_writer_refuses), rft_folder_test(test_json),
-      rft_folder_test(test_out_of_memory),
-      rft_folder_test(test_parts),
-      rft_folder_test(test_bad_parts),
+      rft_folder_test(test_out_of_memory), rft_folder_test(test_parts),          rft_folder_test(test_bad_parts),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

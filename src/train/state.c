@@ -128,7 +128,8 @@ static rfr_status load_optimizer(rfr_run *run, const rfi_checkpoint *checkpoint)
     RFI_GOTO(rfi_safetensors_open(run->ctx, path, &st));
   }
   for (int i = 0; rfi_run_tensor_at(run, i, &x) == RFR_OK; i++)
-    if (rfi_kind_of(run, &x) == RFI_KIND_OPTIMIZER) RFI_GOTO(load_tensor(run, st, path ? path : checkpoint->folder, &x));
+    if (rfi_kind_of(run, &x) == RFI_KIND_OPTIMIZER)
+      RFI_GOTO(load_tensor(run, st, path ? path : checkpoint->folder, &x));
   s = RFR_OK;
 fail:
   rfi_safetensors_close(st);
