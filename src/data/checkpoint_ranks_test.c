@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Checkpoints that several ranks write together: the files of all ranks in one manifest, and the failure of every system
- * call and allocation of every rank, which all ranks report and which costs the new checkpoint alone.
+ * Checkpoints that several ranks write together: the files of all ranks in one manifest, and the failure of every
+ * system call of every rank, which all ranks report and which costs the new checkpoint alone.
  */
 #include <errno.h>
 #include <stdio.h>
@@ -19,8 +19,6 @@ typedef struct job {
   char run[256];
   int step, fail_at, error; /* of this rank's system calls */
   bool sticky;
-  int fail_alloc;
-  bool own_name;    /* with a file name of its own */
   rfr_status early; /* instead of writing */
   /* results */
   rfr_status status;
@@ -33,7 +31,7 @@ static rfr_status save(const job *j, int number, rfr_comm *comm, rfr_ctx *own) {
   char name[64], text[64];
   RFI_TRY(rfi_checkpoint_begin(own, comm, j->run, j->step, &w));
   const int n = snprintf(text, sizeof text, "rank %d of step %d", number, j->step);
-  snprintf(name, sizeof name, j->own_name ? "model-rank-%04d" : "model", number);
+  snprintf(name, sizeof name, "model-rank-%04d", number);
   rfr_status s = j->early ? rfi_fail(RFI_E_RUN_DIVERGED, "rank %d has NaN", number) : RFR_OK;
   if (s == RFR_OK) s = rfi_checkpoint_add(w, name, text, (size_t)n);
   if (s == RFR_OK && number == 0) s = rfi_checkpoint_add(w, "state.json", "{}", 2);
@@ -44,10 +42,8 @@ static rfr_status work(void *rank, int number, rfr_comm *comm, rfr_ctx *own) {
   job *j = rank;
   rfi_io_fault fault = {.fail_at = j->fail_at, .error = j->error, .sticky = j->sticky};
   if (j->fail_at) rfi_io_set_fault(&fault);
-  if (j->fail_alloc) rfr_ctx_fail_alloc(own, j->fail_alloc);
   j->status = save(j, number, comm, own);
   rfi_io_set_fault(NULL);
-  rfr_ctx_fail_alloc(own, 0);
   j->calls = fault.calls;
   snprintf(j->slug, sizeof j->slug, "%s", rfr_last_error()->slug);
   snprintf(j->message, sizeof j->message, "%s", rfr_last_error()->message);
@@ -57,7 +53,6 @@ static rfr_status work(void *rank, int number, rfr_comm *comm, rfr_ctx *own) {
 static void start(job *jobs, rft_folder *f, int step) {
   memset(jobs, 0, RANKS * sizeof *jobs);
   for (int r = 0; r < RANKS; r++) {
-    jobs[r].own_name = true;
     jobs[r].step = step;
     snprintf(jobs[r].run, sizeof jobs[r].run, "%s", rft_path(f, "run"));
   }
@@ -128,7 +123,7 @@ static void every_fault(void **state) {
       }
 }
 
-/* A rank that finds NaN, and two ranks with one file name. */
+/* A rank that finds NaN. */
 static void refused(void **state) {
   rft_folder *f = *state;
   job jobs[RANKS];

@@ -6,8 +6,8 @@
  * sorted by name serves lookups. Reads are pread into the caller's memory, so that a file shortened by another process
  * gives a status.
  *
- * The files of several ranks get one table of full tensors, with offsets of their own, in which the bytes of each tensor
- * are adjacent; segments map these offsets to files.
+ * The files of several ranks get one table of full tensors, with offsets of their own, in which the bytes of each
+ * tensor are adjacent; segments map these offsets to files.
  */
 #include "data/safetensors.h"
 

@@ -12,8 +12,8 @@
  * Names are plain strings and never become paths. Errors name the file and the tensor.
  *
  * Several ranks write a file each, KIND-rank-0003-of-0008.safetensors, with parts of tensors. A part is a tensor of its
- * own, NAME@FIRST: the flat elements of NAME from FIRST, whose shape __metadata__ has under NAME. The files of all ranks
- * are read as if they were one with the full tensors; the parts of a tensor must tile it.
+ * own, NAME@FIRST: the flat elements of NAME from FIRST, whose shape __metadata__ has under NAME. The files of all
+ * ranks are read as if they were one with the full tensors; the parts of a tensor must tile it.
  */
 #ifndef RFI_SAFETENSORS_H
 #define RFI_SAFETENSORS_H

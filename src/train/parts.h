@@ -26,7 +26,8 @@ enum { RFI_PART_RANGES = 2, RFI_PART_ZEROS = 16 /* at most */ };
 /* *own: the part as the programs have it. */
 rfr_status rfi_part_ranges(const rfr_run *run, const rfr_tensor *x, rfr_tensor *own,
                            rfi_part_range ranges[RFI_PART_RANGES], int *n);
-/* Writes a part's first value, 0, to own->bytes bytes. Loading leaves it in the elements after the tensor's last one. */
+/* Writes a part's first value, 0, to own->bytes bytes. Loading leaves it in the elements after the tensor's last
+ * one. */
 rfr_status rfi_part_clear(const rfr_run *run, const rfr_tensor *own, void *part);
 
 /* The bytes of all ranks' parts, x->bytes. All ranks call this at the same time. */

@@ -3,6 +3,7 @@
  * Checkpoints of runs over several ranks, which are threads: loaded under any other layout they have the same values,
  * bit by bit; training continues bit by bit under the same layout; and each rank writes and reads its part alone.
  */
+#include <errno.h>
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
@@ -112,6 +113,9 @@ static const struct row {
      "refrain: 1\n" LLAMA DATA BATCH ADAM "precision: {dtype: bf16}\nadapter: {type: lora, rank: 4}\n" STEPS_RUN, true},
 };
 static const char *const modes[] = {"none", "optimizer", "full"};
+static const struct {
+  int ranks, mode;
+} others[] = {{1, 0}, {2, 0}, {2, 2}, {3, 1}, {3, 2}, {6, 1}}; /* layouts that load */
 
 /* The files of a checkpoint of three ranks. */
 static void expect_files(const char *folder, const char *step, bool parts, bool adapter) {
@@ -127,7 +131,7 @@ static void expect_files(const char *folder, const char *step, bool parts, bool 
   }
 }
 
-/* Three ranks save; every number of ranks in every mode loads the same values, and saves them again. */
+/* Three ranks save; other layouts load the same values. */
 static void layouts(void **state) {
   (void)state;
   for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
@@ -137,14 +141,13 @@ static void layouts(void **state) {
       const job saved = run_job(3, (job){rows[i].config, folder, modes[m], 0, 4});
       assert_int_equal(saved.checkpoints, 1);
       expect_files(folder, "step-000004", m > 0, rows[i].adapter);
-      for (int ranks = 1; ranks <= 6; ranks += ranks == 3 ? 3 : 1)
-        for (int other = 0; other < 3; other++) {
-          if (ranks == 1 && other > 0) continue;
-          const job j = run_job(ranks, (job){rows[i].config, folder, modes[other], 1, 0});
-          if (!same(j.state, saved.state))
-            fail_msg("%s: %d ranks, %s differ from 3 ranks, %s", rows[i].name, ranks, modes[other], modes[m]);
-          assert_int_equal(j.layout_warnings, ranks != 3 || other != m);
-        }
+      for (size_t k = 0; k < sizeof others / sizeof *others; k++) {
+        const job j = run_job(others[k].ranks, (job){rows[i].config, folder, modes[others[k].mode], 1, 0});
+        if (!same(j.state, saved.state))
+          fail_msg("%s: %d ranks, %s differ from 3 ranks, %s", rows[i].name, others[k].ranks, modes[others[k].mode],
+                   modes[m]);
+        assert_int_equal(j.layout_warnings, others[k].ranks != 3 || others[k].mode != m);
+      }
     }
 }
 
@@ -228,12 +231,122 @@ static void evaluate(void **state) {
   assert_true(loss[0] == loss[1]);
 }
 
+/* ---- failures ---- */
+
+typedef struct flip {
+  char folder[160];
+  int rank, ranks;
+  const char *shard, *tensor;
+  rfr_status status;
+  char slug[48], message[512];
+} flip;
+
+/* Two steps, then one bit of a tensor changes on one rank, then a checkpoint is due. */
+static rfr_status train_and_flip(void *rank, int number, rfr_comm *comm, rfr_ctx *own) {
+  flip *f = rank;
+  char shard[64];
+  const char *const sets[] = {shard};
+  rfr_run *run;
+  rfr_tensor x;
+  rfr_run_options o = rfr_run_options_default();
+  snprintf(shard, sizeof shard, "parallel.shard=%s", f->shard);
+  o.config_folder = rft_run_root;
+  o.overrides = sets, o.n_overrides = 1;
+  o.comm = comm;
+  RFI_TRY(rfr_run_open(own, rows[0].config, f->folder, &o, &run));
+  rfr_status s = RFR_OK;
+  for (int i = 0; i < 2 && s == RFR_OK; i++) s = rfr_run_step(run);
+  if (s == RFR_OK) s = rfr_programs_tensor(rfr_run_programs(run), f->tensor, &x);
+  if (s == RFR_OK && number == f->rank) ((uint8_t *)x.data)[2] ^= 1;
+  if (s == RFR_OK) f->status = rfr_run_save(run);
+  snprintf(f->slug, sizeof f->slug, "%s", rfr_last_error()->slug);
+  snprintf(f->message, sizeof f->message, "%s", rfr_last_error()->message);
+  rfr_run_close(run);
+  return s;
+}
+
+static void diverged(void **state) {
+  static const struct {
+    const char *shard, *tensor;
+    int rank, ranks;
+    const char *says;
+  } cases[] = {
+      {"none", "model.norm.weight", 1, 3, "rank 1 has other values after step 2 than 2 of 3 ranks"},
+      {"none", "model.norm.weight", 0, 3, "rank 0 has other values after step 2 than 2 of 3 ranks"},
+      {"none", "model.norm.weight.exp_avg", 1, 2, "rank 1 has other values after step 2 than 1 of 2 ranks"},
+      {"full", "zero_steps", 2, 3, "rank 2 has other values after step 2 than 2 of 3 ranks"},
+  };
+  (void)state;
+  for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+    flip all[RFT_MOST_RANKS];
+    char name[32];
+    snprintf(name, sizeof name, "flip-%d", (int)i);
+    for (int r = 0; r < cases[i].ranks; r++) {
+      all[r] = (flip){.rank = cases[i].rank, .shard = cases[i].shard, .tensor = cases[i].tensor};
+      snprintf(all[r].folder, sizeof all[r].folder, "%s", rft_run_folder(name));
+    }
+    rft_run_ranks(cases[i].ranks, all, sizeof *all, train_and_flip);
+    for (int r = 0; r < cases[i].ranks; r++) {
+      assert_int_equal(all[r].status, RFR_NUMERIC);
+      assert_string_equal(all[r].slug, "dist.diverged");
+      assert_string_equal(all[r].message, cases[i].says);
+    }
+    assert_false(is_there(name, "step-000002"));
+  }
+}
+
+/* Each rank leaves a record of an error; it names the rank at fault. */
+static rfr_status train_to_fault(void *rank, int number, rfr_comm *comm, rfr_ctx *own) {
+  flip *f = rank;
+  rfr_run *run;
+  rfi_io_fault fault = {.error = ENOSPC, .sticky = true};
+  rfr_run_options o = rfr_run_options_default();
+  const char *const sets[] = {"parallel.shard=full"};
+  o.config_folder = rft_run_root;
+  o.overrides = sets, o.n_overrides = 1;
+  o.programs = RFR_RUN_TRAIN;
+  o.comm = comm;
+  RFI_TRY(rfr_run_open(own, rows[0].config, f->folder, &o, &run));
+  fault.fail_at = number == f->rank; /* the next call is of the checkpoint at the end */
+  rfi_io_set_fault(&fault);
+  f->status = rfr_run_train(run);
+  rfi_io_set_fault(NULL);
+  rfr_run_close(run);
+  return RFR_OK;
+}
+
+static void records(void **state) {
+  flip all[3];
+  char *text;
+  bool is_second = false;
+  size_t n;
+  int lines = 0;
+  (void)state;
+  for (int r = 0; r < 3; r++) {
+    all[r] = (flip){.rank = 2};
+    snprintf(all[r].folder, sizeof all[r].folder, "%s", rft_run_folder("records"));
+  }
+  rft_run_ranks(3, all, sizeof *all, train_to_fault);
+  char path[200];
+  snprintf(path, sizeof path, "%s/failures.jsonl", rft_run_folder("records"));
+  OK(rfi_file_read(ctx, path, &text, &n));
+  for (char *line = text, *end; (end = strchr(line, '\n')); line = end + 1, lines++) {
+    *end = 0;
+    assert_non_null(strstr(line, "\"error\":\"file."));
+    assert_non_null(strstr(line, "\"message\":\"rank 2: "));
+    assert_non_null(strstr(line, "\"step\":6"));
+    if (strstr(line, "\"rank\":1,")) is_second = true;
+  }
+  assert_true(is_second);
+  assert_int_equal(lines, 2); /* the disk of rank 2 is full */
+  rfi_free(ctx, text);
+  for (int r = 0; r < 3; r++) assert_int_equal(all[r].status, RFR_IO);
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
-      rft_context_test(layouts),
-      rft_context_test(resume),
-      rft_context_test(folders),
-      rft_context_test(evaluate),
+      rft_context_test(layouts),  rft_context_test(resume),   rft_context_test(folders),
+      rft_context_test(evaluate), rft_context_test(diverged), rft_context_test(records),
   };
   return cmocka_run_group_tests(tests, rft_run_setup, rft_run_teardown);
 }

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Saves a checkpoint. Rank 0 writes the small files and, if every rank has all tensors, those of the tensors too. If the
- * ranks hold parts, each writes its own to files of its own; what they all have, rank 0 writes. So no rank holds more
- * than one part in addition to its state.
+ * Saves a checkpoint. Rank 0 writes the small files and, if every rank has all tensors, those of the tensors too. If
+ * the ranks hold parts, each writes its own to files of its own; what they all have, rank 0 writes. So no rank holds
+ * more than one part in addition to its state.
  */
 #include <stdio.h>
 #include <string.h>
@@ -11,6 +11,7 @@
 #include "data/safetensors.h"
 #include "dist/agree.h"
 #include "model/hf.h"
+#include "train/divergence.h"
 #include "train/events.h"
 #include "train/host.h"
 #include "train/load_weights.h"
@@ -214,6 +215,7 @@ rfr_status rfi_state_save(rfr_run *run) {
   if (!run->folder) return rfi_fail(RFI_E_ARGUMENT, "the run was opened without a folder");
   if (!run->block.data) return rfi_fail(RFI_E_ARGUMENT, "the run was opened for reading");
   RFI_TRY(rfi_comm_agree(run->ctx, run->options.comm, rfi_state_prepare(run, false)));
+  RFI_TRY(rfi_check_same(run));
   const double start = rfi_now();
   const bool leads = run->settings->parallel.rank == 0;
   RFI_TRY(rfi_checkpoint_begin(run->ctx, run->options.comm, run->folder, run->step, &w));
