@@ -10,10 +10,13 @@
 
 struct rfi_settings;
 
+enum { RFI_LONG_WAIT = 1800 }; /* seconds that ranks wait for one another outside of steps */
+
 typedef struct rfi_parallel {
   int rank, ranks;
   int data; /* ranks that train on different microbatches */
   rfr_shard shard;
+  double timeout; /* seconds of a wait in a step */
 } rfi_parallel;
 
 /* Reads the section for the ranks of options->comm into s->parallel. Errors: config.value at the key; unsupported for a

@@ -274,6 +274,12 @@ static rfr_status set_folder(rfr_run *run, const char *folder) {
   return writes(run) ? rfi_dir_check_writable(folder) : RFR_OK;
 }
 
+/* Ranks may read data and write checkpoints at other speeds. */
+static rfr_status wait_for_ranks(const rfr_run *run, bool step) {
+  if (rfr_comm_size(run->options.comm) <= 1) return RFR_OK;
+  return rfr_comm_set_timeout(run->options.comm, step ? run->settings->parallel.timeout : RFI_LONG_WAIT);
+}
+
 /* ---- the three ways ---- */
 
 static rfr_status open_new(rfr_run *run, const char *text, const char *folder, const char *config_path) {
@@ -383,10 +389,12 @@ rfr_status rfr_run_open(rfr_ctx *ctx, const char *config_text, const char *folde
   run->tokens_per_byte = 1.0;
   atomic_init(&run->stop, 0);
   if (folder) RFI_GOTO(rfi_path_join(ctx, folder, "config.yaml", &config_path));
+  RFI_GOTO(wait_for_ranks(run, false));
   s = open_run(run, config_text, folder, config_path);
   if (!run->met) s = rfi_handshake(run, -1, s); /* the other ranks wait for this one */
   else if (!run->refused) s = rfi_comm_agree(ctx, o.comm, s);
   if (s != RFR_OK) goto fail;
+  RFI_GOTO(wait_for_ranks(run, true));
   rfi_run_emit(run, &(rfr_event){.kind = RFR_EVENT_START, .step = run->step, .message = run->checkpoint});
   *out = run;
   run = NULL;

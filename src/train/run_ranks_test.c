@@ -331,7 +331,8 @@ static void refused(void **state) {
   rfr_comm *comm[2];
   rfr_run *run;
   (void)state;
-  OK(rfr_comm_threads_create(ctx, 2, 0.02, comm));
+  OK(rfr_comm_threads_create(ctx, 2, 0, comm));
+  rfr_comm_destroy(comm[1]); /* nothing waits for it */
   for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
     const char *const sets[] = {"parallel.shard=full", "schedule.name=constant", cases[i].set};
     rfr_run_options o = rfr_run_options_default();
@@ -345,7 +346,6 @@ static void refused(void **state) {
       fail_msg("%s: %s: %s", cases[i].set, rfr_last_error()->slug, rfr_last_error()->message);
   }
   rfr_comm_destroy(comm[0]);
-  rfr_comm_destroy(comm[1]);
 }
 
 int main(void) {

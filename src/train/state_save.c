@@ -21,6 +21,8 @@
 #include "train/state_check.h"
 #include "train/state_json.h"
 
+#define SLOW_DISK 16e6 /* bytes per second */
+
 /* A folder has the weights of each expert as a tensor of its own, in the order that they have here. */
 static int pieces_of(const rfr_tensor *x, rfi_kind which) {
   return which == RFI_KIND_WEIGHT ? rfi_hf_pieces(x->name, &x->type) : 1;
@@ -210,15 +212,14 @@ static rfr_status write_files(rfr_run *run, rfi_checkpoint_writer *w) {
   return leads ? add_state(run, w) : RFR_OK;
 }
 
-rfr_status rfi_state_save(rfr_run *run) {
+static rfr_status save(rfr_run *run) {
   rfi_checkpoint_writer *w;
-  if (!run->folder) return rfi_fail(RFI_E_ARGUMENT, "the run was opened without a folder");
-  if (!run->block.data) return rfi_fail(RFI_E_ARGUMENT, "the run was opened for reading");
-  RFI_TRY(rfi_comm_agree(run->ctx, run->options.comm, rfi_state_prepare(run, false)));
+  rfr_comm *comm = run->options.comm;
+  RFI_TRY(rfi_comm_agree(run->ctx, comm, rfi_state_prepare(run, false)));
   RFI_TRY(rfi_check_same(run));
   const double start = rfi_now();
   const bool leads = run->settings->parallel.rank == 0;
-  RFI_TRY(rfi_checkpoint_begin(run->ctx, run->options.comm, run->folder, run->step, &w));
+  RFI_TRY(rfi_checkpoint_begin(run->ctx, comm, run->folder, run->step, &w));
   RFI_TRY(rfi_checkpoint_finish(w, write_files(run, w)));
   snprintf(run->checkpoint, sizeof run->checkpoint, "%s/step-%06lld", run->folder, (long long)run->step);
   if (leads)
@@ -226,8 +227,19 @@ rfr_status rfi_state_save(rfr_run *run) {
                                    .step = run->step,
                                    .message = run->checkpoint,
                                    .seconds = rfi_now() - start});
-  return rfi_comm_agree(run->ctx, run->options.comm,
-                        leads ? rfi_checkpoint_retain(run->ctx, run->folder, run->settings->keep) : RFR_OK);
+  const rfr_status s = leads ? rfi_checkpoint_retain(run->ctx, run->folder, run->settings->keep) : RFR_OK;
+  return rfi_comm_agree(run->ctx, comm, s);
+}
+
+rfr_status rfi_state_save(rfr_run *run) {
+  rfr_comm *comm = rfr_comm_size(run->options.comm) > 1 ? run->options.comm : NULL;
+  const double timeout = run->settings->parallel.timeout;
+  if (!run->folder) return rfi_fail(RFI_E_ARGUMENT, "the run was opened without a folder");
+  if (!run->block.data) return rfi_fail(RFI_E_ARGUMENT, "the run was opened for reading");
+  /* Ranks write at other speeds, and without parts one of them writes everything. */
+  if (comm) RFI_TRY(rfr_comm_set_timeout(comm, timeout + (double)run->checkpoint_bytes / SLOW_DISK));
+  RFI_TRY(save(run));
+  return comm ? rfr_comm_set_timeout(comm, timeout) : RFR_OK;
 }
 
 rfr_status rfr_run_save(rfr_run *run) {
