@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Ranks that have drifted apart. They make the same updates with the same reduced gradients, so a difference is a fault
- * of a machine or of the program, and a checkpoint would hide it: it has the values of one rank.
+ * Ranks whose states have diverged. They make the same updates with the same reduced gradients, so a difference is a
+ * fault of a machine or of the program, and a checkpoint would hide it: it has the values of one rank.
  */
 #include "train/divergence.h"
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Ranks that have drifted apart.
+ * Ranks whose states have diverged.
  */
 #ifndef RFI_DIVERGENCE_H
 #define RFI_DIVERGENCE_H
