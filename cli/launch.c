@@ -5,6 +5,7 @@
  * them. Under a launcher (mpirun, srun, torchrun) the process is a rank itself.
  */
 #include <errno.h>
+#include <fcntl.h>
 #include <limits.h>
 #include <sched.h>
 #include <signal.h>
@@ -15,7 +16,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "cli.h"
+#include "rank_death.h"
 
 enum { MOST_LOCAL = 1024, GRACE_SECONDS = 15 };
 #define JOIN_SECONDS 1800
@@ -46,7 +47,7 @@ static double now(void) {
 
 /* Until all have ended; returns the first exit code that is not 0. After a failure the others have GRACE_SECONDS to end
  * by themselves, since they report what they saw. */
-static int wait_for(child *children, int n) {
+static int wait_for(child *children, int n, rank_death *death) {
   int left = n, code = 0, passed = 0, sent = 0;
   double failed_at = 0;
   while (left > 0) {
@@ -55,6 +56,7 @@ static int wait_for(child *children, int n) {
     if (asked > passed) send(children, n, passed == 0 ? SIGUSR1 : SIGTERM), passed++;
     if (code != 0 && sent < 2 && now() - failed_at > GRACE_SECONDS + 5 * sent)
       send(children, n, sent++ == 0 ? SIGTERM : SIGKILL);
+    rank_death_read(death);
     if (pid <= 0) {
       usleep(20000);
       continue;
@@ -64,9 +66,12 @@ static int wait_for(child *children, int n) {
       children[i].pid = 0;
       left--;
       const int own = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+      if (own != 0 && code == 0 && death->from < 0 && WIFSIGNALED(status))
+        death->rank = i, death->signal = WTERMSIG(status);
       if (own != 0 && code == 0) code = own, failed_at = now();
     }
   }
+  rank_death_read(death);
   return code;
 }
 
@@ -77,9 +82,10 @@ static void set_number(const char *name, int64_t x) {
 }
 
 /* In a process group of its own, so that the terminal's Ctrl-C reaches this process alone. */
-static pid_t start(char *const argv[], const cli *c, int rank, int port) {
+static pid_t start(char *const argv[], const cli *c, int rank, int port, int messages) {
   const pid_t pid = fork();
   if (pid != 0) return pid;
+  if (messages >= 0) dup2(messages, STDERR_FILENO);
   setpgid(0, 0);
   prctl(PR_SET_PDEATHSIG, SIGTERM);
   signal(SIGINT, SIG_DFL);
@@ -117,11 +123,12 @@ static bool in_path(const char *name) {
   return false;
 }
 
-static rfr_status start_mpirun(const cli *c, char *self, char **argv, child *children) {
-  static char *const head[] = {"mpirun", "--quiet", "--oversubscribe", "--bind-to", "none", "-n"};
+/* mpirun's messages come through a pipe: only they name a rank that was killed. */
+static rfr_status start_mpirun(const cli *c, char *self, char **argv, child *children, rank_death *death) {
+  static char *const head[] = {"mpirun", "--oversubscribe", "--bind-to", "none", "-n"};
   enum { HEAD = sizeof head / sizeof *head };
   char number[24];
-  int n = 0;
+  int n = 0, ends[2];
   if (!in_path("mpirun"))
     return cli_fail(RFR_UNSUPPORTED, "install Open MPI (Debian: openmpi-bin), or train on GPUs with --device cuda",
                     "--ranks %lld on CPUs needs mpirun, which is not in PATH", (long long)c->ranks);
@@ -137,7 +144,14 @@ static rfr_status start_mpirun(const cli *c, char *self, char **argv, child *chi
     setenv("OMPI_ALLOW_RUN_AS_ROOT", "1", 1);
     setenv("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1", 1);
   }
-  children[0].pid = start(all, c, -1, 0);
+  if (pipe2(ends, O_CLOEXEC) != 0) {
+    free(all);
+    return cli_fail(RFR_IO, "close other files", "mpirun: %s", strerror(errno));
+  }
+  fcntl(ends[0], F_SETFL, O_NONBLOCK);
+  death->from = ends[0];
+  children[0].pid = start(all, c, -1, 0, ends[1]);
+  close(ends[1]);
   free(all);
   return children[0].pid > 0 ? RFR_OK : cli_fail(RFR_IO, "end other processes", "mpirun: %s", strerror(errno));
 }
@@ -146,7 +160,7 @@ static rfr_status start_ranks(const cli *c, char *self, char **argv, child *chil
   const int port = 20000 + (int)(getpid() % 20000);
   argv[0] = self;
   for (int r = 0; r < c->ranks; r++) {
-    children[r].pid = start(argv, c, r, port);
+    children[r].pid = start(argv, c, r, port, -1);
     if (children[r].pid > 0) continue;
     const int error = errno;
     send(children, r, SIGKILL);
@@ -180,10 +194,12 @@ rfr_status cli_start_ranks(cli *c, const char *device, char **argv, bool *done, 
   struct sigaction action = {.sa_handler = on_signal};
   sigaction(SIGINT, &action, NULL);
   sigaction(SIGTERM, &action, NULL);
-  s = gpu ? start_ranks(c, self, argv, children) : start_mpirun(c, self, argv, children);
+  rank_death death = {.rank = -1, .from = -1};
+  s = gpu ? start_ranks(c, self, argv, children) : start_mpirun(c, self, argv, children, &death);
   if (s != RFR_OK) return s;
   *done = true;
-  *code = wait_for(children, gpu ? (int)c->ranks : 1);
+  *code = wait_for(children, gpu ? (int)c->ranks : 1, &death);
+  rank_death_report(c, &death);
   return RFR_OK;
 }
 

@@ -8,7 +8,7 @@ if(NOT TARGET refrain_cuda) # its headers are not there
   list(FILTER RFR_TEST_SOURCES EXCLUDE REGEX "/src/backend/cuda/")
 endif()
 if(NOT TARGET refrain_mpi)
-  list(FILTER RFR_TEST_SOURCES EXCLUDE REGEX "/(comm_mpi|cli_ranks)_test\\.c$")
+  list(FILTER RFR_TEST_SOURCES EXCLUDE REGEX "/(comm_mpi|cli_ranks|ranks_faults)_test\\.c$")
 endif()
 file(GLOB_RECURSE RFR_TEST_SUPPORT CONFIGURE_DEPENDS src/*_ref.c tests/support/*.c)
 if(RFR_TEST_SUPPORT)

@@ -133,13 +133,3 @@ rfr_status rfi_handshake(rfr_run *run, int64_t checkpoint, rfr_status so_far) {
   rfi_free(run->ctx, all);
   return s;
 }
-
-rfr_status rfi_agree(rfr_run *run, rfr_status so_far) {
-  failure mine = {0};
-  char *all = NULL;
-  if (rfr_comm_size(run->options.comm) <= 1) return so_far;
-  note_failure(&mine, so_far);
-  const rfr_status s = exchange(run, &mine, sizeof mine, so_far, &all);
-  rfi_free(run->ctx, all);
-  return s;
-}

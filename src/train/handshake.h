@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Agreement of the ranks of a run. With one rank both functions return `so_far`.
+ * Agreement of the ranks of a run. With one rank it returns `so_far`.
  */
 #ifndef RFI_HANDSHAKE_H
 #define RFI_HANDSHAKE_H
@@ -11,7 +11,5 @@
  * is changed. `checkpoint`: the step that the rank continues from, -1: none. All ranks get the error of the lowest rank
  * that failed. Errors: dist.run, which names the rank and what differs. */
 rfr_status rfi_handshake(rfr_run *run, int64_t checkpoint, rfr_status so_far);
-/* All ranks get the error of the lowest rank that failed, with its number. */
-rfr_status rfi_agree(rfr_run *run, rfr_status so_far);
 
 #endif

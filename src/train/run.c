@@ -18,6 +18,7 @@
 #include "data/file.h"
 #include "data/json_file.h"
 #include "data/source_dataset.h"
+#include "dist/agree.h"
 #include "model/peft.h"
 #include "train/events.h"
 #include "train/handshake.h"
@@ -391,7 +392,7 @@ rfr_status rfr_run_open(rfr_ctx *ctx, const char *config_text, const char *folde
   RFI_GOTO(wait_for_ranks(run, false));
   s = open_run(run, config_text, folder, config_path);
   if (!run->met) s = rfi_handshake(run, -1, s); /* the other ranks wait for this one */
-  else if (!run->refused) s = rfi_agree(run, s);
+  else if (!run->refused) s = rfi_comm_agree(ctx, o.comm, s);
   if (s != RFR_OK) goto fail;
   RFI_GOTO(wait_for_ranks(run, true));
   rfi_run_emit(run, &(rfr_event){.kind = RFR_EVENT_START, .step = run->step, .message = run->checkpoint});
