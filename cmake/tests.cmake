@@ -8,7 +8,7 @@ if(NOT TARGET refrain_cuda) # its headers are not there
   list(FILTER RFR_TEST_SOURCES EXCLUDE REGEX "/src/backend/cuda/")
 endif()
 if(NOT TARGET refrain_mpi)
-  list(FILTER RFR_TEST_SOURCES EXCLUDE REGEX "/(comm_mpi|cli_ranks)_test\\.c$")
+  list(FILTER RFR_TEST_SOURCES EXCLUDE REGEX "/(comm_mpi|cli_ranks|ranks_faults)_test\\.c$")
 endif()
 file(GLOB_RECURSE RFR_TEST_SUPPORT CONFIGURE_DEPENDS src/*_ref.c tests/support/*.c)
 if(RFR_TEST_SUPPORT)
@@ -61,14 +61,14 @@ foreach(source ${RFR_TEST_SOURCES})
   set_tests_properties(${name} PROPERTIES TIMEOUT ${patience} ENVIRONMENT OMP_WAIT_POLICY=passive)
 endforeach()
 # The longest tests start first, so that the others fill the remaining time.
-foreach(name ops_test cli_test cli_plan_test cli_runs_test)
+foreach(name ops_test cli_test cli_plan_test cli_runs_test run_ranks_test)
   if(TEST ${name})
     set_tests_properties(${name} PROPERTIES COST 1000)
   endif()
 endforeach()
 
 if(TARGET comm_mpi_test)
-  set_tests_properties(comm_mpi_test PROPERTIES SKIP_RETURN_CODE 77)
+  set_tests_properties(comm_mpi_test cli_ranks_test PROPERTIES SKIP_RETURN_CODE 77)
 endif()
 
 # These tests replace the backend of their programs.

@@ -35,6 +35,7 @@ typedef struct rfi_comm_table {
   void (*destroy)(rfr_comm *c);
   /* See rfi_comm_exchange; NULL: all_gather does it, since the memory is on the host. */
   rfr_status (*exchange)(rfr_comm *c, const void *mine, int64_t bytes, void *all);
+  void (*set_timeout)(rfr_comm *c, double timeout);
 } rfi_comm_table;
 
 struct rfr_comm { /* the first member of each kind's struct */
@@ -65,6 +66,8 @@ void rfi_collective_sum(rfr_dtype dtype, int terms, const void *(*term)(const vo
 /* `all` gets the bytes of every rank, rank 0's first, in memory of the host; at most RFI_EXCHANGE_BYTES of each. */
 enum { RFI_EXCHANGE_BYTES = 4096 };
 rfr_status rfi_comm_exchange(rfr_comm *c, const void *mine, int64_t bytes, void *all);
+/* Rank 0's id on every rank, over TCP at the launch's address. */
+rfr_status rfi_launch_share(const rfr_launch *launch, void *id, double timeout);
 /* Name and version of the MPI library. Errors: backend.missing. */
 rfr_status rfi_comm_mpi_describe(rfr_ctx *ctx, const char **out);
 

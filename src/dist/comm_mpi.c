@@ -166,11 +166,12 @@ static rfr_status all_gather(mpi_comm *c, const rfi_collective *w) {
   return RFR_OK;
 }
 
+/* `from` and `to` are different memory. */
 static rfr_status all_to_all(mpi_comm *c, const rfi_collective *w) {
-  const int64_t bytes = w->n * rfi_collective_element(w->dtype), own = c->comm.rank * bytes;
+  const int64_t bytes = w->n * rfi_collective_element(w->dtype);
   const char *from = w->from;
   char *to = w->to;
-  memcpy(to + own, from + own, (size_t)bytes);
+  memcpy(to + c->comm.rank * bytes, from + c->comm.rank * bytes, (size_t)bytes);
   for (int64_t done = 0; done < bytes; done += CHUNK) {
     const int64_t m = least(bytes - done, CHUNK);
     for (int r = 0; r < c->comm.size; r++)
@@ -260,7 +261,7 @@ static rfr_status run(rfr_comm *comm, const rfi_collective *w, void *stream) {
     case RFI_ALL_REDUCE: return all_reduce(c, w);
     case RFI_ALL_TO_ALL: return all_to_all(c, w);
   }
-  return RFR_OK;
+  return rfi_fail(RFI_E_INTERNAL, "collective %d", (int)w->kind);
 }
 
 /* ---- joining and leaving ---- */
@@ -289,7 +290,9 @@ static void destroy(rfr_comm *comm) {
   rfi_free(c->ctx, c);
 }
 
-static const rfi_comm_table table = {"MPI", true, run, abort_calls, destroy, NULL};
+static void set_timeout(rfr_comm *comm, double timeout) { ((mpi_comm *)comm)->timeout = timeout; }
+
+static const rfi_comm_table table = {"MPI", true, run, abort_calls, destroy, NULL, set_timeout};
 
 static rfr_status load(rfr_ctx *ctx, const rfi_mpi_module **out) {
   char path[PATH_MAX];

@@ -87,10 +87,10 @@ static rfr_status meet(end *e, const rfi_collective *call) {
   group *g = e->group;
   struct timespec until;
   clock_gettime(CLOCK_MONOTONIC, &until);
+  pthread_mutex_lock(&g->mutex);
   until.tv_sec += (time_t)g->timeout;
   until.tv_nsec += (long)(1e9 * (g->timeout - floor(g->timeout)));
   if (until.tv_nsec >= 1000000000) until.tv_sec++, until.tv_nsec -= 1000000000;
-  pthread_mutex_lock(&g->mutex);
   const uint64_t meeting = g->meetings;
   if (!g->broken) {
     e->call = *call;
@@ -199,7 +199,15 @@ static void destroy(rfr_comm *comm) {
   rfi_free(g->ctx, g);
 }
 
-static const rfi_comm_table table = {"threads", true, run, abort_all, destroy, NULL};
+/* That of all ends: the group has one. */
+static void set_timeout(rfr_comm *comm, double timeout) {
+  group *g = ((end *)comm)->group;
+  pthread_mutex_lock(&g->mutex);
+  g->timeout = timeout;
+  pthread_mutex_unlock(&g->mutex);
+}
+
+static const rfi_comm_table table = {"threads", true, run, abort_all, destroy, NULL, set_timeout};
 
 rfr_status rfr_comm_threads_create(rfr_ctx *ctx, int size, double timeout, rfr_comm **out) {
   enum { MOST = 4096 };

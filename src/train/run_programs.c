@@ -11,6 +11,7 @@
 #include "base/json.h"
 #include "train/events.h"
 #include "train/host.h"
+#include "train/parts.h"
 
 int rfr_run_program_index(const rfr_run *run, int program) {
   for (int i = 0; run && i < run->n_programs; i++)
@@ -64,6 +65,7 @@ static rfr_status find_tensors(rfr_run *run) {
       RFI_TRY(rfr_programs_tensor(run->programs, RFI_NAME_REFERENCE, &run->reference_ring));
     }
     if (run->settings->spec.timed) RFI_TRY(rfr_programs_tensor(run->programs, RFI_NAME_LR_STEPS, &run->lr_steps));
+    if (run->settings->spec.ranks > 1) RFI_TRY(rfr_programs_tensor(run->programs, RFI_NAME_STOP, &run->stop_ring));
     rfr_tensor zeros;
     RFI_TRY(rfr_programs_tensor(run->programs, RFI_NAME_ZERO_STEPS, &zeros));
     RFI_TRY(rfi_host_keep(run, &zeros));
@@ -161,10 +163,13 @@ rfr_status rfi_run_compile(rfr_run *run) {
   o.debug = run->options.debug;
   o.plan_only = run->options.plan_only;
   o.keep_traces = run->options.keep_traces || (run->folder && (run->options.programs & RFR_RUN_TRAIN));
+  o.comm = run->options.comm;
+  o.shard = run->settings->parallel.shard;
   o.tune = run->settings->tune && (run->options.programs & RFR_RUN_TRAIN);
   RFI_GOTO(list_choices(run, &o, &choices));
   const double start = rfi_now();
   RFI_GOTO(rfr_compile(run->ctx, run->n_programs, (const rfr_trace *const *)traces, names, &o, &run->programs));
+  RFI_GOTO(rfi_parts_keep(run, run->n_programs, (const rfr_trace *const *)traces));
   if (o.tune && !o.plan_only) RFI_GOTO(keep_choices(run, rfi_now() - start));
   snprintf(message, sizeof message, "compiled %d program%s", run->n_programs, run->n_programs == 1 ? "" : "s");
   rfi_run_emit(run, &(rfr_event){.kind = RFR_EVENT_COMPILE, .message = message, .seconds = rfi_now() - start});

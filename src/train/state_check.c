@@ -9,6 +9,7 @@
 #include "refrain/recipe.h"
 #include "trace/trace.h"
 #include "train/load_weights.h"
+#include "train/parts.h"
 #include "train/step_trace.h"
 
 /* Block scales and the amax history are magnitudes and may be 0. The scales of fp8_delayed are divisors: `positive`. */
@@ -25,9 +26,16 @@ static const char *wrong_moment(const rfr_run *run, const rfr_tensor *x, const v
   char name[128];
   rfr_tensor w;
   snprintf(name, sizeof name, "%.*s", (int)(strlen(x->name) - strlen(suffix)), x->name);
-  if (rfr_programs_tensor(run->programs, name, &w) != RFR_OK) return "no weight";
+  if (rfi_run_tensor(run, name, &w) != RFR_OK) return "no weight";
   const rfi_quant_layout l = rfi_quant_layout_for(RFR_QUANT_DYNAMIC8, w.type.rank, w.type.shape);
   return wrong_scales((const float *)((const char *)values + l.scales_at), l.scales, false);
+}
+
+const char *rfi_part_wrong(const rfr_tensor *own, const void *values) {
+  if (own->type.dtype != RFR_U8 || own->role != RFR_ROLE_STATE)
+    return rfi_values_finite(own->type.dtype, values, own->bytes) ? NULL : "elements that are NaN or infinite";
+  const int64_t blocks = own->bytes / (RFI_DYNAMIC_BLOCK + 4); /* of codes and a scale */
+  return wrong_scales((const float *)((const char *)values + blocks * RFI_DYNAMIC_BLOCK), blocks, false);
 }
 
 const char *rfi_state_wrong(const rfr_run *run, const rfr_tensor *x, const void *values) {

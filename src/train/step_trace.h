@@ -14,9 +14,11 @@
 enum { RFI_IGNORE = -100 };
 
 /* The numbers of a step, in the order of the metrics ring's columns after the sequence number. A step without experts
- * has no columns from MOST_LOAD to BAD_GROUP, one without preferences none for MARGIN and ACCURACY. */
+ * has no columns from MOST_LOAD to BAD_GROUP, one without preferences none for MARGIN and ACCURACY, one rank none for
+ * STOP. */
 #define RFI_METRICS(X) \
-  X(LOSS) X(NORM) X(LR) X(COUNT) X(SKIP) X(MOST_LOAD) X(LEAST_LOAD) X(BAD_ROUTING) X(BAD_GROUP) X(MARGIN) X(ACCURACY)
+  X(LOSS)              \
+  X(NORM) X(LR) X(COUNT) X(SKIP) X(MOST_LOAD) X(LEAST_LOAD) X(BAD_ROUTING) X(BAD_GROUP) X(MARGIN) X(ACCURACY) X(STOP)
 typedef enum rfi_metric {
 #define RFI_METRIC_ENUM(name) RFI_METRIC_##name,
   RFI_METRICS(RFI_METRIC_ENUM)
@@ -35,7 +37,9 @@ typedef struct rfi_step_spec {
   const rfi_param_rule
       *rules;    /* one for each parameter; NULL: all are trained, or all of an adapter, with adamw.decay and scale 1 */
   int64_t slots; /* R, steps that the rings hold */
-  int64_t microbatches; /* k */
+  int64_t microbatches; /* k, of this rank */
+  int rank, ranks;      /* microbatches [rank k, (rank + 1) k) of the step are this rank's; 0 ranks are 1 */
+  int64_t first_site;   /* of dropout, so that masks are those of one rank with all microbatches; set when recorded */
   int64_t tokens;       /* T, per microbatch; also the limit of its documents */
   int64_t eval_tokens;
   int64_t window; /* rows of the caches of generation: the tokens that it attends to */
@@ -62,6 +66,7 @@ static inline rfi_param_rule rfi_step_rule(const rfi_step_spec *s, int parameter
 }
 
 static inline bool rfi_metric_exists(const rfi_step_spec *s, rfi_metric m) {
+  if (m == RFI_METRIC_STOP) return s->ranks > 1;
   if (m >= RFI_METRIC_MARGIN) return s->preference;
   return m < RFI_METRIC_MOST_LOAD || s->model.experts > 0;
 }
@@ -81,6 +86,7 @@ static inline int64_t rfi_most_pairs(int64_t tokens) { return tokens / RFI_PAIR_
 #define RFI_NAME_OFFSETS "offsets"           /* i32 (R,k,T+1) */
 #define RFI_NAME_PAIRS "pairs"               /* i32 (R,k,P) row of each pair, RFI_IGNORE: none */
 #define RFI_NAME_REFERENCE "reference"       /* f32 (R,k,P), see rfr_dpo_loss_at */
+#define RFI_NAME_STOP "stop"                 /* f32 (R,1), over several ranks: 1 asks for the end of the run */
 #define RFI_NAME_METRICS "metrics"           /* f64 (R,1+rfi_metric_count) */
 #define RFI_NAME_ZERO_STEPS "zero_steps"     /* i32 (trainable), see rfr_grad_norm_zeros */
 #define RFI_NAME_LR_STEPS "lr_steps"         /* i64 (3), see rfr_lr_schedule_steps_at */

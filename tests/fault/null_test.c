@@ -370,6 +370,8 @@ static void communicators(void) {
   GIVES(0, rfr_comm_size, NULL);
   GIVES(-1, rfr_comm_rank, NULL);
   STATUS(rfr_comm_threads_create, NULL, 1, 0, &c);
+  STATUS(rfr_comm_mpi_create, NULL, 0, &c);
+  STATUS(rfr_launch_join, NULL, &(rfr_launch){.size = sizeof(rfr_launch), .launcher = "", .ranks = 1}, 0, &c);
   char id[RFR_NCCL_ID_BYTES];
   STATUS(rfr_comm_nccl_id, NULL, id);
   STATUS(rfr_comm_nccl_create, NULL, id, 1, 0, 0, &c);

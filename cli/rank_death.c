@@ -1,0 +1,90 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * A rank that a signal ended. Open MPI says which one in a message between two lines of dashes.
+ */
+#include "rank_death.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+
+static bool is_about_end(const char *message) {
+  static const char *const texts[] = {"exited on signal", "terminated normally, but", "exited with non-zero status"};
+  for (size_t i = 0; i < sizeof texts / sizeof *texts; i++)
+    if (strstr(message, texts[i])) return true;
+  return false;
+}
+
+static void take_message(rank_death *d) {
+  int rank, signal;
+  const char *at = strstr(d->text, "process rank "), *how = strstr(d->text, "exited on signal ");
+  if (!is_about_end(d->text)) fputs(d->text, stderr);
+  if (d->rank < 0 && at && how && sscanf(at, "process rank %d", &rank) == 1 &&
+      sscanf(how, "exited on signal %d", &signal) == 1)
+    d->rank = rank, d->signal = signal;
+}
+
+/* The text ends with a line, which begins at `line`. */
+static void take_line(rank_death *d, size_t line) {
+  enum { DASHES = 40 };
+  const bool dashes = strspn(d->text + line, "-") >= DASHES;
+  if (dashes && !d->in_message) {
+    d->in_message = true;
+    return;
+  }
+  if (d->in_message && !dashes) return;
+  if (d->in_message) take_message(d);
+  else fputs(d->text, stderr);
+  d->in_message = false;
+  d->n = 0;
+}
+
+void rank_death_read(rank_death *d) {
+  char bytes[1024];
+  ssize_t n;
+  while (d->from >= 0 && (n = read(d->from, bytes, sizeof bytes)) > 0)
+    for (ssize_t i = 0; i < n; i++) {
+      d->text[d->n++] = bytes[i];
+      d->text[d->n] = 0;
+      size_t line = d->n - 1;
+      while (line > 0 && d->text[line - 1] != '\n') line--;
+      if (bytes[i] == '\n') take_line(d, line);
+      if (d->n + 1 < sizeof d->text) continue;
+      fputs(d->text, stderr); /* longer than any message of mpirun */
+      d->n = 0;
+      d->in_message = false;
+    }
+}
+
+/* The folder of the run; as cmd_train.c finds it. */
+static void find_folder(const cli *c, char *out, size_t size) {
+  struct stat st;
+  if (c->out) snprintf(out, size, "%s", c->out);
+  else if (c->operand && stat(c->operand, &st) == 0 && S_ISDIR(st.st_mode)) snprintf(out, size, "%s", c->operand);
+  else cli_default_folder(c->operand ? c->operand : "", out, size);
+}
+
+void rank_death_report(const cli *c, const rank_death *d) {
+  char folder[4200], path[4300], what[128];
+  if (d->rank < 0) return;
+  snprintf(what, sizeof what, "rank %d was ended by signal %d (%s)", d->rank, d->signal, strsignal(d->signal));
+  cli_fail(RFR_IO,
+           "the kernel's log names a process that ran out of memory; --resume continues from the newest checkpoint",
+           "%s", what);
+  find_folder(c, folder, sizeof folder);
+  snprintf(path, sizeof path, "%s/failures.jsonl", folder);
+  FILE *f = access(folder, W_OK) == 0 ? fopen(path, "a") : NULL;
+  if (!f) return;
+  json j = {.f = f};
+  json_begin(&j, NULL, '{');
+  json_int(&j, "time", (int64_t)time(NULL));
+  json_int(&j, "rank", d->rank);
+  json_int(&j, "ranks", c->ranks);
+  json_text(&j, "error", "launcher");
+  json_text(&j, "message", what);
+  json_end(&j, '}');
+  fputc('\n', f);
+  fclose(f);
+}

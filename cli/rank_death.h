@@ -1,0 +1,23 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * A rank that a signal ended: it cannot say so, and its launcher ends the others at once.
+ */
+#ifndef REFRAIN_CLI_RANK_DEATH_H
+#define REFRAIN_CLI_RANK_DEATH_H
+
+#include "cli.h"
+
+typedef struct rank_death {
+  int rank, signal; /* of the first one; rank -1: none */
+  int from;         /* what mpirun and the ranks write to stderr; -1: nothing */
+  char text[4096];  /* a line, or a message of mpirun that has not ended */
+  size_t n;
+  bool in_message;
+} rank_death;
+
+/* Passes on what has come from mpirun, without its messages about the end of a rank, which it takes. */
+void rank_death_read(rank_death *d);
+/* Prints the death and appends it to failures.jsonl of the run's folder. */
+void rank_death_report(const cli *c, const rank_death *d);
+
+#endif

@@ -1,0 +1,38 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Tensors of which each rank holds a part (rfr_compile_options.shard), as the programs were recorded: with the full
+ * type. Without several ranks every tensor is whole.
+ */
+#ifndef RFI_PARTS_H
+#define RFI_PARTS_H
+
+#include "train/run.h"
+
+/* Keeps the full types of the tensors of run->programs, from the traces that were compiled. */
+rfr_status rfi_parts_keep(rfr_run *run, int n, const rfr_trace *const *traces);
+
+/* rfr_programs_tensor and rfr_programs_tensor_at with the full type and its bytes. Of a part `host` is 0 and `data` is
+ * the part: use rfi_host_open, or the functions below. */
+rfr_status rfi_run_tensor(const rfr_run *run, const char *name, rfr_tensor *out);
+rfr_status rfi_run_tensor_at(const rfr_run *run, int i, rfr_tensor *out);
+bool rfi_is_part(const rfr_run *run, const rfr_tensor *x);
+
+/* Bytes of a tensor that are this rank's, and where they are in its part. */
+typedef struct rfi_part_range {
+  int64_t at, bytes, own;
+  int64_t zeros; /* bytes after them in the tensor that belong to no element, and are 0 */
+} rfi_part_range;
+enum { RFI_PART_RANGES = 2, RFI_PART_ZEROS = 16 /* at most */ };
+/* *own: the part as the programs have it. */
+rfr_status rfi_part_ranges(const rfr_run *run, const rfr_tensor *x, rfr_tensor *own,
+                           rfi_part_range ranges[RFI_PART_RANGES], int *n);
+/* Writes a part's first value, 0, to own->bytes bytes. Loading leaves it in the elements after the tensor's last
+ * one. */
+rfr_status rfi_part_clear(const rfr_run *run, const rfr_tensor *own, void *part);
+
+/* The bytes of all ranks' parts, x->bytes. All ranks call this at the same time. */
+rfr_status rfi_parts_read(rfr_run *run, const rfr_tensor *x, void *to);
+/* Takes this rank's part of x->bytes bytes; of a tensor that is no part all of them. */
+rfr_status rfi_parts_write(rfr_run *run, const rfr_tensor *x, const void *from);
+
+#endif

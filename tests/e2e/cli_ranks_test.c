@@ -1,0 +1,112 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * `train --ranks N` on CPUs: mpirun starts the ranks. Each layout against one rank, stop and resume under another
+ * number of ranks, and errors that are printed once.
+ */
+#include <math.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <sys/wait.h>
+#include <time.h>
+
+#include "support/program.h"
+
+#define SETS "--set", "run.steps=8", "--set", "data.validation=20%"
+
+static double loss_of_training(void) {
+  json_t *v = rft_parsed();
+  const double loss = json_number_value(json_object_get(v, "validation_loss"));
+  assert_int_equal(rft_number(v, "step"), 8);
+  json_decref(v);
+  return loss;
+}
+
+static void layouts(void **state) {
+  static const struct {
+    const char *ranks, *shard, *folder;
+  } rows[] = {{"2", "parallel.shard=none", "two"},
+              {"2", "parallel.shard=optimizer", "two-optimizer"},
+              {"4", "parallel.shard=full", "four-full"}};
+  (void)state;
+  assert_int_equal(RUN("train", "small.yaml", "--out", "one", "--json", "--set", "batch.microbatch=1", SETS), 0);
+  const double one = loss_of_training();
+  for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+    if (RUN("train", "small.yaml", "--ranks", rows[i].ranks, "--out", rows[i].folder, "--json", "--set",
+            "batch.microbatch=1", "--set", rows[i].shard, SETS) != 0)
+      fail_msg("%s ranks, %s: %s", rows[i].ranks, rows[i].shard, rft_err);
+    rft_assert_says(rft_out, "\"ranks\": ");
+    const double loss = loss_of_training();
+    if (fabs(loss / one - 1) > 1e-6)
+      fail_msg("%s ranks, %s: loss %.9g instead of %.9g", rows[i].ranks, rows[i].shard, loss, one);
+  }
+  assert_int_equal(RUN("train", "four-full", "--resume", "--ranks", "2", "--json", "--set", "run.steps=9"), 0);
+  assert_int_equal(RUN("eval", "four-full"), 0);
+}
+
+/* An error that all ranks see is printed once. */
+static void errors(void **state) {
+  static const struct {
+    const char *set, *says;
+    int code;
+  } rows[] = {{"batch.tokens=80", "which 4 ranks do not divide; give 64 or 128", 2},
+              {"parallel.expert=2", "parallel.expert: 2", 2},
+              {"memory.budget=4KiB", "plan.over_budget", 3},
+              {"data.train=none/*", "data.empty", 2}};
+  (void)state;
+  for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+    const int code = RUN("train", "small.yaml", "--ranks", "4", "--out", "refused", "--set", "batch.microbatch=1",
+                         "--set", rows[i].set);
+    if (code != rows[i].code) fail_msg("%s: exit code %d: %s", rows[i].set, code, rft_err);
+    rft_assert_says(rft_err, rows[i].says);
+    const char *first = strstr(rft_err, "error: ");
+    if (!first || strstr(first + 1, "error: ")) fail_msg("%s: %s", rows[i].set, rft_err);
+  }
+  assert_int_equal(RUN("train", "missing.yaml", "--ranks", "2"), 4);
+  assert_int_equal(RUN("train", "small.yaml", "--ranks", "2", "--device", "cuda:1"), 2);
+  rft_assert_says(rft_err, "rank r takes GPU r");
+  setenv("WORLD_SIZE", "3", 1);
+  setenv("RANK", "1", 1);
+  assert_int_equal(RUN("train", "small.yaml", "--ranks", "2"), 2);
+  rft_assert_says(rft_err, "torchrun has started 3 ranks");
+  assert_int_equal(RUN("train", "small.yaml"), 2);
+  rft_assert_says(rft_err, "MPI says 0 of 1");
+  unsetenv("WORLD_SIZE");
+  unsetenv("RANK");
+}
+
+static bool exists(const char *path) { return access(path, R_OK) == 0; }
+
+/* SIGINT stops all ranks after the same step, with a checkpoint. */
+static void stop(void **state) {
+  (void)state;
+  const pid_t child = fork();
+  assert_true(child >= 0);
+  if (child == 0) {
+    execl(RFT_BINARY_DIR "/refrain", "refrain", "train", "small.yaml", "--ranks", "2", "--out", "stop", "--quiet",
+          "--set", "run.steps=1000000", "--set", "run.checkpoint_every=20", (char *)NULL);
+    _exit(127);
+  }
+  for (int i = 0; i < 3000 && !exists("stop/step-000020"); i++)
+    nanosleep(&(struct timespec){.tv_nsec = 10000000}, NULL);
+  assert_true(exists("stop/step-000020"));
+  assert_int_equal(kill(child, SIGINT), 0);
+  int status;
+  assert_int_equal(waitpid(child, &status, 0), child);
+  assert_true(WIFEXITED(status));
+  assert_int_equal(WEXITSTATUS(status), 5);
+  rft_slurp("stop/log.jsonl", rft_out, sizeof rft_out);
+  rft_assert_says(rft_out, "\"message\": \"stopped\"");
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(layouts),
+      cmocka_unit_test(errors),
+      cmocka_unit_test(stop),
+  };
+  if (system("mpirun --version >/dev/null 2>&1") != 0) {
+    puts("skipped: mpirun is missing (Debian: openmpi-bin)");
+    return 77;
+  }
+  return cmocka_run_group_tests(tests, rft_program_set_up, rft_program_tear_down);
+}

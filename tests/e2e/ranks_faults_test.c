@@ -1,0 +1,224 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Faults of one of four ranks at random times: it is killed, stopped, or cannot write files any more. Every time all
+ * processes end within a minute, a record in the run's folder names the rank, no process is left, the last checkpoint
+ * is good, and the run that continues from it ends with the bits of one that was not disturbed.
+ *
+ *   ranks_faults_test [FAULTS [SEED]]
+ */
+#include <dirent.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+enum { RANKS = 4, LIMIT_SECONDS = 60, FAULTS = 6, LAST = 40, EVERY = 4 };
+typedef enum fault { KILL, STOP, FULL, KINDS } fault;
+static const char *const kind_names[KINDS] = {"killed", "stopped", "full disk"};
+static const char *const modes[] = {"full", "none"};
+
+#define PROGRAM RFT_BINARY_DIR "/refrain"
+static char root[64];
+static uint64_t state;
+
+static uint32_t draw(uint32_t below) {
+  state = state * 6364136223846793005u + 1442695040888963407u;
+  return (uint32_t)(state >> 33) % below;
+}
+
+static double now(void) {
+  struct timespec t;
+  clock_gettime(CLOCK_MONOTONIC, &t);
+  return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+static _Noreturn void give_up(const char *what, const char *folder) {
+  fprintf(stderr, "FAILED: %s; see %s\n", what, folder);
+  exit(1);
+}
+
+/* ---- processes ---- */
+
+static pid_t start(const char *folder, const char *mode, bool resumes) {
+  char out[128], log[128], shard[64];
+  snprintf(out, sizeof out, "%s/%s", root, folder);
+  snprintf(log, sizeof log, "%s/%s.%s", root, folder, resumes ? "resume" : "log");
+  snprintf(shard, sizeof shard, "parallel.shard=%s", mode);
+  const pid_t pid = fork();
+  if (pid != 0) return pid;
+  const int fd = open(log, O_WRONLY | O_CREAT | O_TRUNC, 0666);
+  dup2(fd, 1);
+  dup2(fd, 2);
+  chdir(root);
+  if (resumes) execl(PROGRAM, PROGRAM, "train", out, "--resume", "--ranks", "4", (char *)NULL);
+  else execl(PROGRAM, PROGRAM, "train", "c.yaml", "--ranks", "4", "--out", out, "--set", shard, (char *)NULL);
+  _exit(126);
+}
+
+/* The exit code; -1: not within the limit. */
+static int wait_for(pid_t pid) {
+  for (double end = now() + LIMIT_SECONDS; now() < end; usleep(10000)) {
+    int status;
+    if (waitpid(pid, &status, WNOHANG) == pid) return WIFEXITED(status) ? WEXITSTATUS(status) : 128;
+  }
+  return -1;
+}
+
+/* Whether a file of /proc/PID has `text` between NULs or as a part of it. */
+static bool proc_has(pid_t pid, const char *file, const char *text) {
+  static char bytes[1 << 17];
+  char path[64];
+  snprintf(path, sizeof path, "/proc/%d/%s", (int)pid, file);
+  const int fd = open(path, O_RDONLY);
+  if (fd < 0) return false;
+  ssize_t n, all = 0;
+  while ((n = read(fd, bytes + all, sizeof bytes - (size_t)all)) > 0) all += n;
+  close(fd);
+  return memmem(bytes, (size_t)all, text, strlen(text) + (file[0] == 'e')) != NULL; /* a variable ends with its NUL */
+}
+
+/* The process of a rank of the run, or of any rank (-1); 0: there is none. */
+static pid_t find_rank(const char *folder, int rank) {
+  char variable[64], out[128];
+  pid_t found = 0;
+  snprintf(out, sizeof out, "%s/%s", root, folder);
+  snprintf(variable, sizeof variable, "OMPI_COMM_WORLD_RANK=%d", rank);
+  DIR *d = opendir("/proc");
+  for (struct dirent *e; d && !found && (e = readdir(d));) {
+    const pid_t pid = (pid_t)strtol(e->d_name, NULL, 10);
+    if (pid > 0 && proc_has(pid, "cmdline", out) && (rank < 0 || proc_has(pid, "environ", variable))) found = pid;
+  }
+  if (d) closedir(d);
+  return found;
+}
+
+/* ---- files ---- */
+
+static char *read_all(const char *path, size_t *n) {
+  FILE *f = fopen(path, "rb");
+  if (!f) return NULL;
+  fseek(f, 0, SEEK_END);
+  *n = (size_t)ftell(f);
+  rewind(f);
+  char *text = calloc(*n + 1, 1);
+  if (!text || fread(text, 1, *n, f) != *n) abort();
+  fclose(f);
+  return text;
+}
+
+/* Compares the tensors of the last checkpoints. */
+static bool same_end(const char *a, const char *b) {
+  char folder[2][160];
+  int files = 0;
+  bool same = true;
+  for (int k = 0; k < 2; k++) snprintf(folder[k], sizeof folder[k], "%s/%s/step-%06d", root, k ? b : a, LAST);
+  DIR *d = opendir(folder[0]);
+  for (struct dirent *e; d && same && (e = readdir(d));) {
+    char path[2][512], *text[2];
+    size_t n[2];
+    if (!strstr(e->d_name, ".safetensors")) continue;
+    for (int k = 0; k < 2; k++) {
+      snprintf(path[k], sizeof path[k], "%s/%s", folder[k], e->d_name);
+      text[k] = read_all(path[k], &n[k]);
+    }
+    same = text[0] && text[1] && n[0] == n[1] && memcmp(text[0], text[1], n[0]) == 0;
+    free(text[0]), free(text[1]);
+    files++;
+  }
+  if (d) closedir(d);
+  return same && files > 0;
+}
+
+static bool names_rank(const char *folder, int rank) {
+  char path[160], says[3][64];
+  size_t n;
+  snprintf(path, sizeof path, "%s/%s/failures.jsonl", root, folder);
+  snprintf(says[0], sizeof says[0], "rank %d was ended", rank);
+  snprintf(says[1], sizeof says[1], "rank %d has not come", rank);
+  snprintf(says[2], sizeof says[2], "\"rank %d: ", rank);
+  char *text = read_all(path, &n);
+  bool named = false;
+  for (int i = 0; i < 3 && text; i++) named = named || strstr(text, says[i]);
+  free(text);
+  return named;
+}
+
+static bool has_checkpoint(const char *folder) {
+  char path[160];
+  snprintf(path, sizeof path, "%s/%s/step-%06d/MANIFEST.json", root, folder, EVERY);
+  return access(path, F_OK) == 0;
+}
+
+/* ---- one fault ---- */
+
+static void strike(fault kind, pid_t pid) {
+  const struct rlimit nothing = {1, 1};
+  if (kind == FULL) prlimit(pid, RLIMIT_FSIZE, &nothing, NULL);
+  else kill(pid, kind == KILL ? SIGKILL : SIGSTOP);
+}
+
+static void one(int i) {
+  char folder[32], what[160];
+  const fault kind = (fault)(i % KINDS);
+  const int mode = i / KINDS % 2;
+  const int rank = kind == FULL && mode == 1 ? 0 : (int)draw(RANKS); /* without parts rank 0 alone writes */
+  snprintf(folder, sizeof folder, "fault-%d", i);
+  const pid_t launcher = start(folder, modes[mode], false);
+  for (double end = now() + LIMIT_SECONDS; !has_checkpoint(folder) && now() < end;) usleep(5000);
+  usleep(draw(400000));
+  const pid_t victim = find_rank(folder, rank);
+  if (victim) strike(kind, victim);
+  const double struck = now();
+  const int code = wait_for(launcher);
+  const double seconds = now() - struck;
+  snprintf(what, sizeof what, "fault %d, shard %s, rank %d %s", i, modes[mode], rank, kind_names[kind]);
+  if (code < 0) give_up(what, folder);
+  usleep(200000); /* orphans of mpirun end with it */
+  if (find_rank(folder, -1)) fprintf(stderr, "a process is left\n"), give_up(what, folder);
+  if (code == 0) printf("%s: too late\n", what);
+  else if (!names_rank(folder, rank)) fprintf(stderr, "the rank is not named\n"), give_up(what, folder);
+  if (wait_for(start(folder, modes[mode], true)) != 0) fprintf(stderr, "cannot resume\n"), give_up(what, folder);
+  if (!same_end(modes[mode], folder)) fprintf(stderr, "other bits\n"), give_up(what, folder);
+  if (code != 0) printf("%s: ended after %.1f s\n", what, seconds);
+  fflush(stdout);
+}
+
+static void write_configuration(void) {
+  char path[128];
+  snprintf(path, sizeof path, "%s/c.yaml", root);
+  FILE *f = fopen(path, "w");
+  if (!f) abort();
+  fprintf(f,
+          "refrain: 1\n"
+          "model: {model_type: llama, hidden_size: 24, num_hidden_layers: 2, num_attention_heads: 4}\n"
+          "data: {root: \"%s/src/base\", train: [\"*.c\"], tokenizer: bytes, sequence: 16}\n"
+          "batch: {tokens: 128, microbatch: 2}\n"
+          "optimizer: {lr: 1e-3}\nprecision: {dtype: bf16}\n"
+          "parallel: {timeout: 5s}\n"
+          "run: {steps: %d, seed: 3, checkpoint_every: %d}\n",
+          RFT_SOURCE_DIR, LAST, EVERY);
+  fclose(f);
+}
+
+int main(int argc, char **argv) {
+  const int faults = argc > 1 ? atoi(argv[1]) : FAULTS;
+  char command[128];
+  state = argc > 2 ? strtoull(argv[2], NULL, 10) : 1;
+  snprintf(root, sizeof root, "/tmp/refrain-faults-XXXXXX");
+  if (!mkdtemp(root)) abort();
+  write_configuration();
+  setenv("REFRAIN_THREADS", "1", 1);
+  for (int m = 0; m < 2; m++)
+    if (wait_for(start(modes[m], modes[m], false)) != 0) give_up("the undisturbed run", root);
+  for (int i = 0; i < faults; i++) one(i);
+  snprintf(command, sizeof command, "rm -rf %s", root);
+  return system(command) == 0 ? 0 : 1;
+}
