@@ -94,7 +94,7 @@ typedef struct cli {
   bool decode, special;
   bool diff, flat, all, frontier;
   int64_t steps;
-  const char *kind, *order, *layers, *file, *costs;
+  const char *kind, *order, *layers, *file, *costs, *write_costs;
   int64_t stages, microbatches, chunks, group;
   bool communication;
   rfr_ctx_options ctx_options; /* of ctx */

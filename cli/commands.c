@@ -228,6 +228,8 @@ static const cli_command commands[CLI_COMMAND_COUNT] = {
                            OPTIONS(SET, DTYPE, STEPS,
                                    {"trace", "FILE", NULL, CLI_TEXT, FIELD(trace),
                                     "write one step's ops as JSON for Perfetto or Chrome"},
+                                   {"write-costs", "FILE", NULL, CLI_TEXT, FIELD(write_costs),
+                                    "write the costs of a layer as JSON, for schedule --costs and plan --costs"},
                                    ON_A_DEVICE)},
     [CLI_INDEX_bench] = {"bench", "[NAME]", 0, 1, "time training steps and replays of built-in programs",
                          "Without NAME, runs every benchmark that suits a CPU.", "refrain bench gpt2-124m --json",

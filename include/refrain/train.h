@@ -277,6 +277,7 @@ typedef struct rfr_run_info {
   int64_t vocab_size;
   const char *model; /* the configuration's model, or "": there is none; borrowed */
   int preference;    /* 1: the run trains on pairs of answers; losses are per pair, bits per byte are not defined */
+  int64_t layers;    /* of the model */
 } rfr_run_info;
 RFR_API void rfr_run_get_info(const rfr_run *run, rfr_run_info *out);
 

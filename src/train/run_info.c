@@ -45,6 +45,7 @@ void rfr_run_get_info(const rfr_run *run, rfr_run_info *out) {
                         .expert_layers = rfr_model_expert_layers(&s->spec.model),
                         .expert_rows = s->spec.tokens * s->spec.model.experts_per_token,
                         .preference = s->spec.preference,
+                        .layers = s->spec.model.layers,
                         .byte_tokens = !s->spec.preference && rfi_settings_has_byte_tokens(s) && !s->tokenizer,
                         .data_hash = run->hash,
                         .checkpoint = run->checkpoint,

@@ -276,6 +276,21 @@ static void profile(void **state) {
   rft_assert_says(rft_out, "roofline");
   assert_int_equal(RUN("profile", "small.yaml", "--steps", "1", "--trace", "none/trace.json"), 4);
   rft_assert_says(rft_err, "none/trace.json");
+  assert_int_equal(RUN("profile", "small.yaml", "--steps", "3", "--set", "model.num_hidden_layers=3", "--write-costs",
+                       "costs.json"),
+                   0);
+  v = json_load_file("costs.json", 0, NULL);
+  assert_int_equal(rft_number(v, "layers"), 3);
+  assert_true(rft_number(v, "tokens") > 0);
+  static const char *const parts[] = {"F", "I", "W"};
+  for (int i = 0; i < 3; i++)
+    assert_true(json_number_value(json_object_get(json_object_get(v, "layer"), parts[i])) > 0);
+  assert_true(json_number_value(json_object_get(json_object_get(v, "last"), "F")) > 0);
+  json_decref(v);
+  assert_int_equal(RUN("schedule", "--kind", "zb-h1", "--stages", "3", "--microbatches", "4", "--costs", "costs.json"),
+                   0);
+  assert_int_equal(RUN("profile", "small.yaml", "--steps", "1", "--write-costs", "none/costs.json"), 4);
+  assert_int_equal(RUN("profile", "small", "--steps", "1", "--write-costs", "costs.json"), 2);
   assert_int_equal(RUN("profile", "small", "--steps", "1"), 0);
   rft_assert_says(rft_out, "attention");
   assert_int_equal(RUN("profile", "missing"), 4);
