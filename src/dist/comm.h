@@ -35,6 +35,9 @@ typedef struct rfi_comm_table {
   void (*destroy)(rfr_comm *c);
   /* See rfi_comm_exchange; NULL: all_gather does it, since the memory is on the host. */
   rfr_status (*exchange)(rfr_comm *c, const void *mine, int64_t bytes, void *all);
+  /* See rfi_comm_send; NULL: there are no messages between two ranks. */
+  rfr_status (*send)(rfr_comm *c, int to, const void *data, int64_t bytes);
+  rfr_status (*receive)(rfr_comm *c, int from, void *data, int64_t bytes);
 } rfi_comm_table;
 
 struct rfr_comm { /* the first member of each kind's struct */
@@ -65,6 +68,11 @@ void rfi_collective_sum(rfr_dtype dtype, int terms, const void *(*term)(const vo
 /* `all` gets the bytes of every rank, rank 0's first, in memory of the host; at most RFI_EXCHANGE_BYTES of each. */
 enum { RFI_EXCHANGE_BYTES = 4096 };
 rfr_status rfi_comm_exchange(rfr_comm *c, const void *mine, int64_t bytes, void *all);
+/* A message to another rank. The data is copied: the call does not wait for the receiver. Messages from one rank to
+ * another arrive in the order in which they were sent. The receiver waits, and must expect the sent number of bytes.
+ * Errors: argument; unsupported, if this kind has no messages; dist.peer; dist.mismatch. */
+rfr_status rfi_comm_send(rfr_comm *c, int to, const void *data, int64_t bytes);
+rfr_status rfi_comm_receive(rfr_comm *c, int from, void *data, int64_t bytes);
 /* Name and version of the MPI library. Errors: backend.missing. */
 rfr_status rfi_comm_mpi_describe(rfr_ctx *ctx, const char **out);
 

@@ -17,6 +17,7 @@
 #include "nn/nn.h"
 #include "ops/decode/cursor.h"
 #include "trace/trace.h"
+#include "train/stage_trace.h"
 
 enum { SCALE_GROWS = 2000 }; /* steps without overflow until the loss scale doubles */
 enum { LEAST_8BIT = 4096 };  /* elements, as in bitsandbytes */
@@ -229,6 +230,90 @@ static void record_train(rfr_trace *t, const rfi_step_spec *s, rfr_value *values
   rfr_output(t, "loss", reported[LOSS]);
 }
 
+/* ---- a rank of a pipeline ---- */
+
+static rfr_value declare_gradient(rfr_trace *t, const rfi_step_spec *s, const char *name, const char *suffix,
+                                  rfr_value w) {
+  char full[160];
+  const rfr_type type = rfr_value_type(t, w);
+  snprintf(full, sizeof full, "%s%s" RFI_SUFFIX_GRADIENT, name, suffix);
+  return rfr_input(t, full, RFR_ROLE_INPUT, s->gradient_dtype, type.rank, type.shape);
+}
+
+/* The norm over the gradients of all ranks. The squares of a rank are padded with zeros, so that ranks of any number of
+ * gradients can gather them; those of a tied embedding count on the rank of the first stage. */
+static rfr_value pipeline_norm(rfr_trace *t, const rfi_step_spec *s, const rfr_value *g, int n, rfr_value *squares,
+                               rfr_value *skip) {
+  const int64_t one = 1;
+  const int most = rfi_pipeline_most_gradients(s);
+  const rfr_value zero = rfr_fill(t, 0.0, RFR_F32, 1, &one);
+  const rfi_attr ranks = rfi_i(1);
+  rfr_value out[3];
+  for (int i = 0; i < most; i++) squares[i] = i < n ? g[i] : zero;
+  const rfr_value own = rfi_record(t, RFR_HERE, RFI_OP_grad_squares, most, squares, NULL, NULL);
+  const rfr_value in[2] = {RFR_NONE, rfr_all_gather(t, own, s->pipeline.ranks)};
+  rfi_record(t, RFR_HERE, RFI_OP_norm_of_squares, 2, in, &ranks, out);
+  *skip = out[1];
+  return out[0];
+}
+
+/* The loss of the step, from the last stage's rank. */
+static rfr_value pipeline_loss(rfr_trace *t, const rfi_step_spec *s) {
+  rfr_value own = rfr_input(t, RFI_NAME_LOSSES, RFR_ROLE_INPUT, RFR_F32, 1, &s->microbatches);
+  rfr_value all = rfr_all_reduce(t, own, s->pipeline.ranks), sum = rfr_slice(t, all, 0, 0, 1);
+  for (int64_t m = 1; m < s->microbatches; m++) sum = rfr_add(t, sum, rfr_slice(t, all, 0, m, 1));
+  return sum;
+}
+
+static void record_update(rfr_trace *t, const rfi_step_spec *s, rfr_value *values) {
+  const int n = rfr_model_parameter_count(&s->model), tied = rfi_pipeline_tied(s);
+  const bool counts_tied = rfi_pipeline_rank(&s->pipeline, 0) == s->pipeline.rank;
+  const int64_t three = 3, activation[2] = {s->tokens, s->model.hidden_size};
+  rfr_value *w = values, *g = w + n, *counted = g + n, count;
+  int trainable = 0, n_counted = 0;
+  rfr_parameter p;
+  rfr_microbatch(t, -1);
+  for (int i = 0; i < n; i++)
+    if (rfi_pipeline_owns(s, s->pipeline.rank, i))
+      w[i] = rfi_declare_parameter(t, &s->model, i, rfi_step_rule(s, i).frozen ? RFR_ROLE_FROZEN : RFR_ROLE_TRAINABLE);
+  rfr_value step = rfr_step_block(t);
+  rfr_scope(t, "inputs");
+  ring(t, s, RFI_NAME_TOKENS, RFR_I32, s->tokens, step);
+  rfr_value targets = ring(t, s, RFI_NAME_TARGETS, RFR_I32, s->tokens, step);
+  ring(t, s, RFI_NAME_OFFSETS, RFR_I32, s->tokens + 1, step);
+  rfr_input(t, RFI_NAME_ACTIVATION, RFR_ROLE_INPUT, s->model.dtype, 2, activation);
+  rfr_input(t, RFI_NAME_OUT_GRADIENT, RFR_ROLE_INPUT, s->model.dtype, 2, activation);
+  rfr_token_count(t, 1, &targets, RFI_IGNORE, &count);
+  rfr_set_phase(t, RFR_PHASE_OPTIM);
+  rfr_scope(t, "optimizer");
+  for (int i = 0; i < n; i++) {
+    if (!rfi_pipeline_owns(s, s->pipeline.rank, i) || rfi_step_rule(s, i).frozen) continue;
+    if (rfr_model_parameter(&s->model, i, &p) != RFR_OK) continue;
+    g[trainable] = declare_gradient(t, s, p.name, "", w[i]);
+    if (i == tied) g[trainable] = rfr_add(t, g[trainable], declare_gradient(t, s, p.name, RFI_SUFFIX_HEAD, w[i]));
+    if (i != tied || counts_tied) counted[n_counted++] = g[trainable];
+    trainable++;
+  }
+  update u = {.step = step, .clip = RFR_NONE};
+  u.lr = rfr_lr_schedule_steps(
+      t, step, s->timed ? rfr_input(t, RFI_NAME_LR_STEPS, RFR_ROLE_STATE, RFR_I64, 1, &three) : RFR_NONE, &s->lr);
+  rfr_value norm = pipeline_norm(t, s, counted, n_counted, counted, &u.skip);
+  if (s->clip > 0.0) u.clip = rfr_clip_scale(t, norm, s->clip);
+  trainable = 0;
+  for (int i = 0; i < n; i++) {
+    const rfi_param_rule rule = rfi_step_rule(s, i);
+    if (!rfi_pipeline_owns(s, s->pipeline.rank, i) || rule.frozen) continue;
+    if (rfr_model_parameter(&s->model, i, &p) != RFR_OK) continue;
+    update_parameter(t, s, &u, &rule, p.name, w[i], g[trainable++]);
+  }
+  rfr_value metrics[] = {pipeline_loss(t, s), norm, u.lr, count, u.skip};
+  const int columns = sizeof metrics / sizeof *metrics;
+  const int64_t shape[2] = {s->slots, 1 + columns};
+  rfr_metrics_write(t, rfr_input(t, RFI_NAME_METRICS, RFR_ROLE_STATE, RFR_F64, 2, shape), step, columns, metrics);
+  rfr_step_end(t, step, u.skip);
+  rfr_output(t, "loss", metrics[0]);
+}
+
 static void record_evaluate(rfr_trace *t, const rfi_step_spec *s, rfr_value *w) {
   const int64_t width = s->eval_tokens + 1, one = 1;
   declare_parameters(t, s, w);
@@ -277,7 +362,7 @@ static rfr_status build(rfr_ctx *ctx, const rfi_step_spec *spec,
   rfr_value *values = NULL;
   *out = NULL;
   RFI_GOTO(rfr_model_config_check(&spec->model));
-  const size_t n = 2 * ((size_t)rfr_model_parameter_count(&spec->model) + (size_t)spec->model.layers) +
+  const size_t n = 3 * (size_t)rfr_model_parameter_count(&spec->model) + 2 * (size_t)spec->model.layers +
                    (size_t)spec->microbatches * (2 + 2 * (size_t)spec->model.layers);
   RFI_GOTO(RFI_ALLOC(ctx, n * sizeof *values, &values));
   RFI_GOTO(rfr_trace_create(ctx, &t));
@@ -294,6 +379,10 @@ fail:
 
 rfr_status rfi_trace_train(rfr_ctx *ctx, const rfi_step_spec *spec, rfr_trace **out) {
   return build(ctx, spec, record_train, out);
+}
+
+rfr_status rfi_trace_update(rfr_ctx *ctx, const rfi_step_spec *spec, rfr_trace **out) {
+  return build(ctx, spec, record_update, out);
 }
 
 rfr_status rfi_trace_evaluate(rfr_ctx *ctx, const rfi_step_spec *spec, rfr_trace **out) {

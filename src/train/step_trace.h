@@ -9,6 +9,7 @@
 
 #include "nn/adapter.h"
 #include "refrain/recipe.h"
+#include "refrain/schedule.h"
 
 /* Targets with this value are ignored, as in the transformers library. */
 enum { RFI_IGNORE = -100 };
@@ -29,6 +30,12 @@ typedef struct rfi_param_rule {
   bool frozen;
   double lr_scale, weight_decay;
 } rfi_param_rule;
+
+/* A pipeline and this rank of it; see stage_trace.h. */
+typedef struct rfi_pipeline_part {
+  int ranks, rank; /* ranks 0 or 1: there is none */
+  rfr_schedule_kind schedule;
+} rfi_pipeline_part;
 
 typedef struct rfi_step_spec {
   rfr_model_config model;
@@ -52,6 +59,7 @@ typedef struct rfi_step_spec {
   double beta, smoothing;
   rfr_recipe recipe; /* of the training step; all zeros: none */
   bool timed;        /* the state lr_steps has the steps at which the schedule changes, see rfr_lr_schedule_steps_at */
+  rfi_pipeline_part pipeline;
 } rfi_step_spec;
 
 static inline rfi_param_rule rfi_step_rule(const rfi_step_spec *s, int parameter) {
@@ -108,8 +116,17 @@ static inline int64_t rfi_prefill_rows(const rfi_step_spec *s) {
 #define RFI_SUFFIX_V ".exp_avg_sq"
 #define RFI_SUFFIX_MOMENTUM ".momentum"
 #define RFI_SUFFIX_MASTER ".master"
+/* Of a rank of a pipeline. A tied head has gradients of its own: the ranks of the first and the last stage have
+ * both. */
+#define RFI_SUFFIX_GRADIENT ".gradient"
+#define RFI_SUFFIX_HEAD ".head"
+#define RFI_NAME_LOSSES "pipeline.losses"         /* f32 (k): of the microbatches, on the last stage's rank; else 0 */
+#define RFI_NAME_ACTIVATION "pipeline.activation" /* (T,C), received */
+#define RFI_NAME_OUT_GRADIENT "pipeline.gradient" /* (T,C), received */
 
 rfr_status rfi_trace_train(rfr_ctx *ctx, const rfi_step_spec *spec, rfr_trace **out);
+/* Of one rank of a pipeline: everything after the gradients, which are inputs. */
+rfr_status rfi_trace_update(rfr_ctx *ctx, const rfi_step_spec *spec, rfr_trace **out);
 rfr_status rfi_trace_evaluate(rfr_ctx *ctx, const rfi_step_spec *spec, rfr_trace **out);
 /* Both read the next tokens of a text, prefill a chunk and decode one, and append a token after the last. */
 rfr_status rfi_trace_prefill(rfr_ctx *ctx, const rfi_step_spec *spec, rfr_trace **out);

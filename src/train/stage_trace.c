@@ -1,0 +1,103 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Records the forward of a pipeline's stage. Layers are split evenly; the embedding is in the first stage, the last
+ * norm, the LM head and the loss are in the last one. A head that is tied to the embedding is a parameter of its own
+ * name there, so that each of the two stages has a gradient for it.
+ */
+#include "train/stage_trace.h"
+
+#include <stdio.h>
+
+#include "base/base.h"
+#include "nn/nn.h"
+
+/* ---- who has what ---- */
+
+static bool has_tied(const rfi_step_spec *s, int i) {
+  return s->model.tie_embeddings && i == rfi_parameter_index(&s->model, RFI_PARAM_TOKENS, 0);
+}
+
+int rfi_pipeline_tied(const rfi_step_spec *s) {
+  const int i = rfi_parameter_index(&s->model, RFI_PARAM_TOKENS, 0);
+  return has_tied(s, i) && !rfi_step_rule(s, i).frozen ? i : -1;
+}
+
+bool rfi_stage_reads(const rfi_step_spec *s, int stage, int i) {
+  const int stages = rfi_pipeline_stages(&s->pipeline);
+  const int64_t layer = rfi_parameter_layer(&s->model, i);
+  int64_t first;
+  const int64_t n = rfr_stage_layers(s->model.layers, stages, stage, &first);
+  if (layer < 0) return stage == 0 || (stage == stages - 1 && has_tied(s, i));
+  if (layer == s->model.layers) return stage == stages - 1;
+  return layer >= first && layer < first + n;
+}
+
+bool rfi_pipeline_owns(const rfi_step_spec *s, int rank, int i) {
+  for (int stage = 0; stage < rfi_pipeline_stages(&s->pipeline); stage++)
+    if (rfi_pipeline_rank(&s->pipeline, stage) == rank && rfi_stage_reads(s, stage, i)) return true;
+  return false;
+}
+
+int rfi_pipeline_most_gradients(const rfi_step_spec *s) {
+  int most = 1;
+  for (int rank = 0; rank < s->pipeline.ranks; rank++) {
+    int n = 0;
+    for (int i = 0; i < rfr_model_parameter_count(&s->model); i++)
+      n += !rfi_step_rule(s, i).frozen && rfi_pipeline_owns(s, rank, i);
+    if (n > most) most = n;
+  }
+  return most;
+}
+
+/* ---- the trace ---- */
+
+static rfr_value declare(rfr_trace *t, const rfi_step_spec *s, int i, bool is_head) {
+  rfr_parameter p;
+  char name[128];
+  const rfr_role role = rfi_step_rule(s, i).frozen ? RFR_ROLE_FROZEN : RFR_ROLE_TRAINABLE;
+  if (!is_head || rfr_model_parameter(&s->model, i, &p) != RFR_OK) return rfi_declare_parameter(t, &s->model, i, role);
+  snprintf(name, sizeof name, "%s" RFI_SUFFIX_HEAD, p.name);
+  return rfr_input(t, name, role, s->model.dtype, p.rank, p.shape);
+}
+
+static bool drops(const rfr_model_config *c) { return c->dropout > 0.0 || (c->adapter && c->adapter->dropout > 0.0); }
+
+static void record(rfr_trace *t, const rfi_step_spec *s, int stage, rfr_value *w) {
+  const int stages = rfi_pipeline_stages(&s->pipeline);
+  const bool is_first = stage == 0, is_last = stage == stages - 1;
+  const int64_t shape[2] = {s->tokens, s->model.hidden_size}, width = s->tokens + 1, one = 1;
+  int64_t first;
+  const int64_t layers = rfr_stage_layers(s->model.layers, stages, stage, &first);
+  for (int i = 0; i < rfr_model_parameter_count(&s->model); i++)
+    w[i] = rfi_stage_reads(s, stage, i) ? declare(t, s, i, is_last && !is_first && has_tied(s, i)) : RFR_NONE;
+  rfr_value x = is_first ? rfr_input(t, RFI_NAME_TOKENS, RFR_ROLE_INPUT, RFR_I32, 1, shape)
+                         : rfr_input(t, "x", RFR_ROLE_INPUT_GRAD, s->model.dtype, 2, shape);
+  rfr_value offsets = rfr_input(t, RFI_NAME_OFFSETS, RFR_ROLE_INPUT, RFR_I32, 1, &width);
+  rfr_value y = rfi_model_layers(t, &s->model, w, x, offsets, drops(&s->model) ? rfr_step_block(t) : RFR_NONE, first,
+                                 first + layers);
+  if (!is_last) {
+    rfr_output(t, "y", y);
+    return;
+  }
+  rfr_value targets = rfr_input(t, RFI_NAME_TARGETS, RFR_ROLE_INPUT, RFR_I32, 1, shape);
+  rfr_value inv = rfr_input(t, "inv", RFR_ROLE_INPUT, RFR_F32, 1, &one);
+  rfr_value logits = rfr_model_logits(t, &s->model, w, y, RFR_F32);
+  rfr_scope(t, "head");
+  rfr_output(t, "loss", rfr_cross_entropy(t, logits, targets, inv, RFI_IGNORE));
+}
+
+rfr_status rfi_trace_stage(rfr_ctx *ctx, const rfi_step_spec *s, int stage, rfr_trace **out) {
+  rfr_status status;
+  rfr_trace *t = NULL;
+  rfr_value *w = NULL;
+  *out = NULL;
+  RFI_TRY(rfr_model_config_check(&s->model));
+  status = RFI_ALLOC(ctx, sizeof *w * ((size_t)rfr_model_parameter_count(&s->model) + 1), &w);
+  if (status == RFR_OK) status = rfr_trace_create(ctx, &t);
+  if (status == RFR_OK) record(t, s, stage, w);
+  if (status == RFR_OK) status = rfr_trace_finish(t);
+  rfi_free(ctx, w);
+  if (status != RFR_OK) rfr_trace_destroy(t);
+  else *out = t;
+  return status;
+}
