@@ -139,7 +139,9 @@ typedef struct rfr_run_options {
   void *event_user;
   int plan_only;               /* 1: as no_data, and the programs get no memory: rfr_compile_options.plan_only */
   const rfr_data_source *data; /* NULL: files; otherwise data.train is [], and no tokenizer is needed. Copied */
-  int64_t texts; /* that rfr_run_generate_batch continues at once, 1 to 64; 0: 1. Each has its own caches */
+  int64_t texts;  /* that rfr_run_generate_batch continues at once, 1 to 64; 0: 1. Each has its own caches */
+  rfr_comm *comm; /* this rank's end; outlives the run. All ranks open the same run, and call the same functions of it
+                     in the same order; rank 0 alone writes the folder. NULL: one rank */
 } rfr_run_options;
 RFR_API rfr_run_options rfr_run_options_default(void);
 

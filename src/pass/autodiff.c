@@ -329,12 +329,14 @@ static rfr_status check_segments(const autodiff *a, const rfr_trace *t) {
 }
 
 static rfr_status walk(autodiff *a, const rfr_trace *t) {
-  int first_gradient = t->n_ops, microbatches = 0;
+  int first_gradient = t->n_ops, microbatches = 0, least = RFI_MAX_MICROBATCH;
   for (int i = t->n_ops - 1; i >= 0; i--) {
     if (t->ops[i].def->code == RFI_OP_gradient) first_gradient = i;
     if (t->ops[i].microbatch >= microbatches) microbatches = t->ops[i].microbatch + 1;
+    if (t->ops[i].microbatch >= 0 && t->ops[i].microbatch < least) least = t->ops[i].microbatch;
   }
-  bool segments = microbatches > 1 && first_gradient < t->n_ops;
+  bool segments = microbatches > least + 1 && /* the microbatches of a rank do not begin with 0 */
+                  first_gradient < t->n_ops;
   if (segments) RFI_TRY(check_segments(a, t));
   int *last; /* last op of each microbatch before the first gradient */
   RFI_TRY(RFI_ALLOC(t->ctx, sizeof *last * (size_t)(microbatches + 1), &last));

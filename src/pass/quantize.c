@@ -419,14 +419,15 @@ static rfr_status visit(pass *p, int i) {
 static rfr_status prepare(pass *p, const rfi_pass_options *o) {
   const rfr_trace *t = p->r.from;
   char buf[200];
-  int slots = 0;
+  int slots = 0, first = -1; /* microbatch */
   p->step = RFR_NONE;
   p->sites = rfr_trace_sites(t);
   for (int i = 0; i < t->n_inputs; i++)
     if (strcmp(t->values[t->inputs[i]].name, "step") == 0) p->step = p->r.map[t->inputs[i]];
   for (int i = 0; i < t->n_ops; i++) {
     const rfi_opr *op = &t->ops[i];
-    p->several = p->several || op->microbatch > 0;
+    if (op->microbatch >= 0 && first < 0) first = op->microbatch;
+    p->several = p->several || (op->microbatch >= 0 && op->microbatch != first);
     if (!op->label.recipe || left_because(t, linear_of(p, op), i, buf, sizeof buf)) continue;
     const rfr_recipe *recipe = &t->recipes[op->label.recipe - 1];
     if (recipe->kind == RFR_RECIPE_NVFP4 && o->split_phases)

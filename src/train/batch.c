@@ -76,7 +76,7 @@ rfr_status rfi_fill_slot(rfr_run *run, int64_t step) {
                              .targets = (int32_t *)run->targets.data + at * T,
                              .offsets = (int32_t *)run->offsets.data + at * (T + 1),
                              .pairs = s->spec.preference ? (int32_t *)run->pairs.data + at * P : NULL};
-    RFI_TRY(rfi_fill_batch(run, RFI_TRAIN, false, (step * k + m) * s->rows, &batch));
+    RFI_TRY(rfi_fill_batch(run, RFI_TRAIN, false, ((step * s->spec.ranks + s->spec.rank) * k + m) * s->rows, &batch));
     if (batch.pairs) fill_reference(run, batch.pairs, (float *)run->reference_ring.data + at * P);
   }
   if (run->own_data) run->positions[(step + 1) % n] = rfi_source_dataset_position(run->data);

@@ -54,7 +54,7 @@ typedef struct rfi_config_numbers {
 /* X(list, name): the choices of a CHOICE key; its value is the enumerator RFI_list_name. SCHEDULE has the order of
  * rfr_lr_kind, RECOMPUTE that of rfr_recompute, FORMAT after auto that of rfi_row_form, LOSS that of rfi_row_loss,
  * TRUNCATE that of rfi_row_truncate, RECIPE that of rfr_recipe_kind, RECIPE_FORMAT that of rfr_recipe_format, AMAX_RULE
- * that of rfr_amax_rule. */
+ * that of rfr_amax_rule, SHARD that of rfr_shard. */
 #define RFI_CHOICES_MODEL_TYPE(X) \
   X(MODEL_TYPE, llama) X(MODEL_TYPE, gpt2) X(MODEL_TYPE, mixtral) X(MODEL_TYPE, qwen3_moe)
 #define RFI_CHOICES_ACTIVATION(X) X(ACTIVATION, silu) X(ACTIVATION, gelu_new)
@@ -75,6 +75,7 @@ typedef struct rfi_config_numbers {
 #define RFI_CHOICES_RECIPE_FORMAT(X) X(RECIPE_FORMAT, e4m3) X(RECIPE_FORMAT, hybrid)
 #define RFI_CHOICES_AMAX_RULE(X) X(AMAX_RULE, max) X(AMAX_RULE, most_recent)
 #define RFI_CHOICES_BACKWARD(X) X(BACKWARD, quantized) X(BACKWARD, high)
+#define RFI_CHOICES_SHARD(X) X(SHARD, none) X(SHARD, optimizer) X(SHARD, full)
 #define RFI_CHOICES_DROPOUT(X) X(DROPOUT, model) X(DROPOUT, none)
 #define RFI_CHOICE_ENUM(list, name) RFI_##list##_##name,
 enum { RFI_CHOICES_MODEL_TYPE(RFI_CHOICE_ENUM) };
@@ -86,6 +87,7 @@ enum { RFI_CHOICES_OPTIMIZER(RFI_CHOICE_ENUM) };
 enum { RFI_CHOICES_WIDTH(RFI_CHOICE_ENUM) };
 enum { RFI_CHOICES_SCHEDULE(RFI_CHOICE_ENUM) };
 enum { RFI_CHOICES_RECOMPUTE(RFI_CHOICE_ENUM) };
+enum { RFI_CHOICES_SHARD(RFI_CHOICE_ENUM) };
 enum { RFI_CHOICES_DROPOUT(RFI_CHOICE_ENUM) };
 enum { RFI_CHOICES_ADAPTER(RFI_CHOICE_ENUM) };
 enum { RFI_CHOICES_BASE(RFI_CHOICE_ENUM) };

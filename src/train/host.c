@@ -6,6 +6,7 @@
 #include "train/host.h"
 
 #include "base/base.h"
+#include "train/parts.h"
 
 rfr_status rfi_host_keep(rfr_run *run, const rfr_tensor *x) {
   if (x->host || x->bytes == 0) return RFR_OK;
@@ -36,7 +37,7 @@ rfr_status rfi_host_open(rfr_run *run, const rfr_tensor *x, rfi_host_access acce
   *out = copy_of(run, x);
   if (!*out) RFI_TRY(rfi_alloc(run->ctx, (size_t)x->bytes, out));
   if (access == RFI_HOST_WRITE) return RFR_OK;
-  rfr_status s = rfr_programs_read(run->programs, x, *out);
+  rfr_status s = rfi_is_part(run, x) ? rfi_parts_read(run, x, *out) : rfr_programs_read(run->programs, x, *out);
   if (s == RFR_OK) return RFR_OK;
   release(run, x, *out);
   *out = NULL;
@@ -45,7 +46,7 @@ rfr_status rfi_host_open(rfr_run *run, const rfr_tensor *x, rfi_host_access acce
 
 rfr_status rfi_host_close(rfr_run *run, const rfr_tensor *x, rfi_host_access access, void *host, rfr_status so_far) {
   if (x->host || !host) return so_far;
-  if (so_far == RFR_OK && access == RFI_HOST_WRITE) so_far = rfr_programs_write(run->programs, x, host);
+  if (so_far == RFR_OK && access == RFI_HOST_WRITE) so_far = rfi_parts_write(run, x, host);
   release(run, x, host);
   return so_far;
 }

@@ -20,6 +20,7 @@
 #include "nn/adapter.h"
 #include "train/events.h"
 #include "train/host.h"
+#include "train/parts.h"
 #include "train/state_adapter.h"
 
 enum { STAGE = 64 << 20 };
@@ -147,7 +148,7 @@ static rfr_status begin(const rfr_run *run, const rfr_tensor *x, loading *l, rfr
 /* Writes l->x.data, the values, to the tensor on the device or in its format. */
 static rfr_status put_values(rfr_run *run, const loading *l, rfr_quant format, const rfr_tensor *x) {
   void *host;
-  if (format == RFR_QUANT_NONE) return rfr_programs_write(run->programs, x, l->x.data);
+  if (format == RFR_QUANT_NONE) return rfi_parts_write(run, x, l->x.data);
   RFI_TRY(rfi_host_open(run, x, RFI_HOST_WRITE, &host));
   const rfr_status s = rfr_quant_encode(run->ctx, format, l->x.type.rank, l->x.type.shape, l->x.type.dtype, l->x.data,
                                         rfi_ctx_threads(run->ctx), host);
@@ -170,7 +171,7 @@ static rfr_status load_staged(rfr_run *run, const loading *l, buffers *b, const 
 static rfr_status load_range(rfr_run *run, rfi_weights *w, loading *l, rfr_quant format, buffers *b,
                              const rfr_tensor *x) {
   const bool in_place = x->host && format == RFR_QUANT_NONE;
-  if (l->from && !x->host && format == RFR_QUANT_NONE) return load_staged(run, l, b, x);
+  if (l->from && !x->host && format == RFR_QUANT_NONE && !rfi_is_part(run, x)) return load_staged(run, l, b, x);
   if (!in_place) {
     RFI_TRY(need_values(run, b, l->x.bytes));
     l->x.data = b->values;
@@ -201,9 +202,9 @@ static rfr_status load_model(rfr_run *run, const char *model) {
   RFI_TRY(rfi_weights_open(run->ctx, model, &w));
   rfr_status s = RFR_OK;
   const rfi_kind which = run->settings->adapter ? RFI_KIND_BASE : RFI_KIND_WEIGHT;
-  for (int i = 0; s == RFR_OK && rfr_programs_tensor_at(run->programs, i, &x) == RFR_OK; i++)
+  for (int i = 0; s == RFR_OK && rfi_run_tensor_at(run, i, &x) == RFR_OK; i++)
     if (rfi_kind_of(run, &x) == which) s = load_tensor(run, model, w, &b, &x);
-  const int64_t left = s == RFR_OK ? rfi_weights_left(w, &run->settings->spec.model, &name) : 0;
+  const int64_t left = s == RFR_OK && !run->stages ? rfi_weights_left(w, &run->settings->spec.model, &name) : 0;
   if (left > 0)
     rfi_run_warn(run, "%.200s: %lld tensors do not belong to the model and are ignored, as %.100s", model,
                  (long long)left, name);
@@ -242,8 +243,9 @@ static rfr_status start_weights(rfr_run *run) {
   for (int i = 0; i < n; i++) {
     rfr_parameter p;
     rfr_tensor w;
+    if (!rfi_is_here(run, i)) continue;
     RFI_TRY(rfr_model_parameter(c, i, &p));
-    RFI_TRY(rfr_programs_tensor(run->programs, p.name, &w));
+    RFI_TRY(rfi_run_tensor(run, p.name, &w));
     RFI_TRY(rfi_fill_weight(run, &p, &w));
   }
   return RFR_OK;

@@ -40,6 +40,7 @@ static rfr_status read_metrics(rfr_run *run, int64_t step, double *values) {
 /* A weight whose gradient is exactly zero from the start is not trained: one warning with its name; for an adapter an
  * error. The gradient of A is zero in the first step, because B is zero. */
 static rfr_status check_zeros(rfr_run *run) {
+  if (run->stages) return RFR_OK; /* nothing counts them */
   const rfr_model_config *c = &run->settings->spec.model;
   const int n = rfr_model_parameter_count(c);
   char names[320] = "";
@@ -88,7 +89,7 @@ static void warn_of_routing(rfr_run *run, const double *m) {
 static int64_t evaluation_windows(const rfr_run *run, int64_t steps) {
   const rfi_settings *s = run->settings;
   if (s->evaluate_windows >= 0) return s->evaluate_windows;
-  const int64_t share = steps * s->spec.microbatches * s->rows / 4; /* a window costs a third of a trained one */
+  const int64_t share = steps * rfi_step_windows(s) / 4; /* a window costs a third of a trained one */
   return share > LEAST_WINDOWS ? share : LEAST_WINDOWS;
 }
 
@@ -100,7 +101,7 @@ static double evaluation_seconds(const rfr_run *run, double step_seconds) {
   int64_t windows = evaluation_windows(run, run->steps);
   if (windows == 0 || windows > held_out) windows = held_out;
   const double each =
-      run->window_seconds > 0.0 ? run->window_seconds : step_seconds / (double)(s->spec.microbatches * s->rows) / 3.0;
+      run->window_seconds > 0.0 ? run->window_seconds : step_seconds / (double)rfi_step_windows(s) / 3.0;
   return fmin((double)windows * each, s->time / 2.0);
 }
 
@@ -133,10 +134,13 @@ static rfr_status step(rfr_run *run, int64_t until, rfr_op_time *times, int max,
   for (; run->launched <= run->step || (ahead && run->launched < until && run->launched < run->filled &&
                                         (run->clock.time == 0.0 || run->launched < run->steps));
        run->launched++) {
+    if (run->stop_ring.data)
+      ((float *)run->stop_ring.data)[run->launched % run->settings->spec.slots] = (float)rfi_stop_requested_here(run);
     if (times) RFI_TRY(rfr_program_profile(run->programs, rfr_run_program_index(run, RFR_RUN_TRAIN), times, max, n));
     else RFI_TRY(rfi_launch(run, RFR_RUN_TRAIN));
   }
   RFI_TRY(read_metrics(run, run->step, m));
+  run->stop_agreed |= m[RFI_METRIC_STOP] > 0.0;
   run->step++;
   const bool skipped = m[RFI_METRIC_SKIP] != 0.0, preference = run->settings->spec.preference;
   const double seconds = rfi_now() - start;

@@ -21,6 +21,7 @@
 #include "train/evaluate.h"
 #include "train/events.h"
 #include "train/host.h"
+#include "train/parts.h"
 
 #define SPLITS 2
 
@@ -36,7 +37,7 @@ static bool is_in_key(const rfr_run *run, const rfr_tensor *x) {
 
 static rfr_status hash_weights(rfr_run *run, rfi_hasher *h) {
   rfr_tensor x;
-  for (int i = 0; rfr_programs_tensor_at(run->programs, i, &x) == RFR_OK; i++) {
+  for (int i = 0; rfi_run_tensor_at(run, i, &x) == RFR_OK; i++) {
     void *host;
     if (!is_in_key(run, &x)) continue;
     RFI_TRY(rfi_host_open(run, &x, RFI_HOST_READ, &host));

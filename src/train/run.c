@@ -81,7 +81,7 @@ static void warn_line(void *run, const char *line) { rfi_run_warn(run, "%s", lin
 /* The steps of a run with run.epochs. */
 static rfr_status count_steps(rfr_run *run) {
   rfi_settings *s = run->settings;
-  const int64_t each = s->spec.microbatches * s->rows;
+  const int64_t each = rfi_step_windows(s);
   RFI_TRY(rfi_dataset_windows(run->data, s->seed, s->epochs, &run->windows));
   if (run->windows == 0)
     return rfi_fail(RFI_E_DATA_EMPTY, "run.epochs: %g epochs of the data have no window", s->epochs);
@@ -385,11 +385,13 @@ fail:
 void rfr_run_close(rfr_run *run) {
   if (!run) return;
   rfi_journal_close(run->log);
+  rfi_stages_destroy(run->stages);
   rfr_programs_destroy(run->programs);
   rfi_host_forget(run);
   rfi_free(run->ctx, run->reference[RFI_TRAIN]); /* of both splits */
   rfi_dataset_close(run->data);
   rfi_free(run->ctx, run->positions);
+  rfi_free(run->ctx, run->full);
   json_decref(run->tuned);
   rfi_settings_destroy(run->settings);
   rfi_free(run->ctx, run->folder);

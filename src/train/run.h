@@ -21,6 +21,7 @@
 #include "train/machine.h"
 #include "train/run_clock.h"
 #include "train/settings.h"
+#include "train/stages.h"
 
 /* Host memory that a run keeps for a tensor on a device with memory of its own. */
 typedef struct rfi_host_copy {
@@ -39,12 +40,15 @@ struct rfr_run {
   bool own_data;          /* that the program gives */
   int64_t *positions;     /* of own data: before step k, at k % (slots + 1) */
   rfr_programs *programs;
+  rfi_stages *stages;                                  /* NULL: the training program has the whole step */
   int n_programs, bits[4];                             /* RFR_RUN_... of each program */
   rfr_tensor block, tokens, targets, offsets, metrics; /* of training */
   rfr_tensor pairs, reference_ring;                    /* of training on preferences */
   rfr_tensor lr_steps;                                 /* of training for a given time */
+  rfr_tensor stop_ring;                                /* of training on several ranks */
   rfr_tensor eval_tokens, eval_targets, eval_offsets;
   float *reference[2];     /* of each pair of a split, see rfr_dpo_loss_at; NULL: not computed */
+  rfr_type *full;          /* of each tensor as recorded, if ranks hold parts of them; see parts.h */
   rfi_host_copy copies[4]; /* of the evaluation's three tensors and the zero counts */
   int n_copies;
   int64_t step, steps, launched, filled;
@@ -59,9 +63,15 @@ struct rfr_run {
   char hash[33];                       /* of the data */
   rfi_hash base;                       /* of the base model, with an adapter */
   json_t *tuned;                       /* algorithms chosen by measuring, by name; NULL: none yet, or run.tune is off */
-  atomic_int stop;
+  atomic_int stop;                     /* requested on this rank */
+  bool stop_agreed; /* over several ranks: a step's metrics had a request, on all ranks those of the same step */
 };
 
-static inline bool rfi_stop_requested(rfr_run *run) { return atomic_load_explicit(&run->stop, memory_order_relaxed); }
+static inline bool rfi_stop_requested_here(rfr_run *run) {
+  return atomic_load_explicit(&run->stop, memory_order_relaxed);
+}
+static inline bool rfi_stop_requested(rfr_run *run) {
+  return run->settings->parallel.ranks > 1 ? run->stop_agreed : rfi_stop_requested_here(run);
+}
 
 #endif

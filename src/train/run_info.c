@@ -40,7 +40,7 @@ void rfr_run_get_info(const rfr_run *run, rfr_run_info *out) {
                         .window = s->sequence,
                         .vocab_size = s->spec.model.vocab_size,
                         .model = s->weights ? s->weights : "",
-                        .tokens_per_step = s->spec.tokens * s->spec.microbatches,
+                        .tokens_per_step = rfi_step_windows(s) * s->sequence,
                         .experts = s->spec.model.experts,
                         .expert_layers = rfr_model_expert_layers(&s->spec.model),
                         .expert_rows = s->spec.tokens * s->spec.model.experts_per_token,
@@ -79,7 +79,7 @@ void rfr_run_get_info(const rfr_run *run, rfr_run_info *out) {
     out->byte_tokens = !s->spec.preference && !run->own_data && (!s->tokenizer || !d->rows);
     if (s->epochs > 0) out->epochs = s->epochs;
     else if (d->rows && d->windows[RFI_TRAIN] > 0)
-      out->epochs = (double)out->steps * (double)(s->spec.microbatches * s->rows) / (double)d->windows[RFI_TRAIN];
+      out->epochs = (double)out->steps * (double)rfi_step_windows(s) / (double)d->windows[RFI_TRAIN];
     else if (out->train_tokens > 0)
       out->epochs = (double)out->steps * (double)out->tokens_per_step / (double)out->train_tokens;
   }

@@ -22,6 +22,7 @@
 #include "train/patterns.h"
 
 enum { RING_SLOTS = 4, PROVISIONAL_STEPS = 1000, MOST_MICROBATCHES = 4096 };
+enum { MOST_NUMBERS = 1 << 16 }; /* of microbatches, in a draw of random numbers */
 
 /* config.value at the line of a key. */
 #define FAIL_AT(s, id, ...) \
@@ -178,6 +179,18 @@ static rfr_status read_adapter(rfi_settings *s) {
   return RFR_OK;
 }
 
+/* The microbatches of each rank. */
+static rfr_status share_microbatches(rfi_settings *s, int64_t all) {
+  const int64_t ranks = s->spec.ranks, one = s->sequence * s->rows, least = all / ranks * ranks;
+  s->spec.microbatches = all / ranks;
+  if (least == all) return RFR_OK;
+  char lower[64] = "";
+  if (least > 0) snprintf(lower, sizeof lower, "%lld or ", (long long)(least * one));
+  return FAIL_AT(
+      s, RFI_CFG_batch_tokens, "batch.tokens: %lld are %lld microbatches, which %lld ranks do not divide; give %s%lld",
+      (long long)s->config->batch_tokens, (long long)all, (long long)ranks, lower, (long long)((least + ranks) * one));
+}
+
 static rfr_status read_batch(rfi_settings *s) {
   const rfi_config *c = s->config;
   s->sequence = c->data_sequence;
@@ -196,7 +209,10 @@ static rfr_status read_batch(rfi_settings *s) {
   s->eval_rows = s->rows;
   rfi_step_spec *p = &s->spec;
   p->slots = RING_SLOTS;
-  p->microbatches = c->batch_tokens / s->sequence / s->rows;
+  p->rank = s->parallel.pipeline > 1 ? 0 : s->parallel.rank;
+  p->ranks = s->parallel.data;
+  p->pipeline = (rfi_pipeline_part){s->parallel.pipeline, s->parallel.rank, s->parallel.schedule};
+  RFI_TRY(share_microbatches(s, c->batch_tokens / s->sequence / s->rows));
   p->tokens = s->rows * s->sequence;
   p->eval_tokens = s->eval_rows * s->sequence;
   p->window = s->sequence;
@@ -210,7 +226,7 @@ static rfr_status read_batch(rfi_settings *s) {
     return FAIL_AT(s, RFI_CFG_data_sequence, "data.sequence: %lld tokens are too few for a pair of answers",
                    (long long)s->sequence);
   p->model.longest = s->sequence;
-  if (p->tokens > INT32_MAX || p->microbatches > MOST_MICROBATCHES)
+  if (p->tokens > INT32_MAX || p->microbatches > MOST_MICROBATCHES || p->microbatches * p->ranks > MOST_NUMBERS)
     return FAIL_AT(s, RFI_CFG_batch_tokens,
                    "batch.tokens: %lld in %lld microbatches is too much for one program; raise batch.microbatch or "
                    "lower batch.tokens",
@@ -339,7 +355,8 @@ rfr_status rfi_settings_read(rfr_ctx *ctx, const char *text, const rfr_run_optio
   s->recompute = recomputes[c->memory_recompute];
   s->debug = c->run_debug;
   s->tune = c->run_tune;
-  status = read_model(s, bf16_fast);
+  status = rfi_parallel_read(s, options);
+  if (status == RFR_OK) status = read_model(s, bf16_fast);
   if (status == RFR_OK) status = read_adapter(s);
   if (status == RFR_OK) status = read_batch(s);
   if (status == RFR_OK) status = rfi_settings_recipe(s);

@@ -15,12 +15,14 @@
 #include "refrain/text.h"
 #include "refrain/train.h"
 #include "train/config.h"
+#include "train/parallel.h"
 #include "train/step_trace.h"
 
 typedef struct rfi_settings {
   rfr_ctx *ctx;
   rfi_config *config;
   rfi_step_spec spec;
+  rfi_parallel parallel;
   rfr_adapter *adapter;     /* spec.model refers to it; NULL: none */
   const char *adapter_from; /* folder of the adapter to start from, or NULL */
   const char *weights;      /* folder with model.safetensors to start from, or NULL */
@@ -69,5 +71,10 @@ void rfi_settings_warn(const rfi_settings *s, void (*warn)(void *user, const cha
 rfr_status rfi_settings_print(const rfi_settings *s, bool sources, rfi_string *out);
 /* The configuration that a checkpoint must agree with: a flat object of keys and values as text. */
 rfr_status rfi_settings_signature(const rfi_settings *s, json_t **out);
+
+/* Windows of a step, over all ranks. */
+static inline int64_t rfi_step_windows(const rfi_settings *s) {
+  return s->spec.microbatches * s->spec.ranks * s->rows;
+}
 
 #endif

@@ -38,6 +38,12 @@ bool rfi_pipeline_owns(const rfi_step_spec *s, int rank, int i) {
   return false;
 }
 
+bool rfi_stage_trains(const rfi_step_spec *s, int stage) {
+  for (int i = 0; i < rfr_model_parameter_count(&s->model); i++)
+    if (stage > 0 || (!rfi_step_rule(s, i).frozen && rfi_stage_reads(s, stage, i))) return true;
+  return false;
+}
+
 int rfi_pipeline_most_gradients(const rfi_step_spec *s) {
   int most = 1;
   for (int rank = 0; rank < s->pipeline.ranks; rank++) {
@@ -47,6 +53,48 @@ int rfi_pipeline_most_gradients(const rfi_step_spec *s) {
     if (n > most) most = n;
   }
   return most;
+}
+
+/* ---- the schedule ---- */
+
+rfr_status rfi_pipeline_schedule(rfr_ctx *ctx, const rfi_step_spec *s, rfr_schedule **out) {
+  const rfi_pipeline_part *part = &s->pipeline;
+  rfr_schedule *plain;
+  rfr_schedule_options o = rfr_schedule_options_default();
+  *out = NULL;
+  o.kind = part->schedule;
+  o.ranks = part->ranks;
+  o.microbatches = (int)s->microbatches;
+  RFI_TRY(rfr_schedule_generate(ctx, &o, &plain));
+  rfr_status status = rfr_schedule_add_communication(plain, out);
+  rfr_schedule_destroy(plain);
+  for (int stage = 0; status == RFR_OK && stage < rfi_pipeline_stages(part); stage++)
+    if (rfr_schedule_rank(*out, stage) != rfi_pipeline_rank(part, stage))
+      status =
+          rfi_fail(RFI_E_INTERNAL, "stage %d of the schedule is on rank %d", stage, rfr_schedule_rank(*out, stage));
+  if (status == RFR_OK) return RFR_OK;
+  rfr_schedule_destroy(*out);
+  *out = NULL;
+  return status;
+}
+
+bool rfi_stage_receives(const rfi_pipeline_part *p, int stage, bool gradient) {
+  const int other = gradient ? stage + 1 : stage - 1;
+  return other >= 0 && other < rfi_pipeline_stages(p) && rfi_pipeline_rank(p, other) != rfi_pipeline_rank(p, stage);
+}
+
+rfr_status rfi_pipeline_count_slots(rfr_ctx *ctx, rfi_step_spec *s) {
+  rfi_pipeline_part *p = &s->pipeline;
+  rfr_schedule *schedule;
+  RFI_TRY(rfi_pipeline_schedule(ctx, s, &schedule));
+  p->activations = p->gradients = 0;
+  for (int stage = 0; stage < rfi_pipeline_stages(p); stage++) {
+    if (rfi_pipeline_rank(p, stage) != p->rank) continue;
+    if (rfi_stage_receives(p, stage, false)) p->activations += rfr_schedule_slots(schedule, stage);
+    if (rfi_stage_receives(p, stage, true)) p->gradients += rfr_schedule_slots(schedule, stage);
+  }
+  rfr_schedule_destroy(schedule);
+  return RFR_OK;
 }
 
 /* ---- the trace ---- */

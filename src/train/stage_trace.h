@@ -18,11 +18,20 @@ static inline int rfi_pipeline_rank(const rfi_pipeline_part *p, int stage) {
   return p->schedule == RFR_SCHEDULE_ZB_V && stage >= p->ranks ? 2 * p->ranks - 1 - stage : stage % p->ranks;
 }
 
+/* The schedule of a step, with communication. */
+rfr_status rfi_pipeline_schedule(rfr_ctx *ctx, const rfi_step_spec *s, rfr_schedule **out);
+/* Sets s->pipeline.activations and gradients. */
+rfr_status rfi_pipeline_count_slots(rfr_ctx *ctx, rfi_step_spec *s);
+/* Whether a stage receives its input, or the gradient of its output, from another rank. */
+bool rfi_stage_receives(const rfi_pipeline_part *p, int stage, bool gradient);
+
 /* The embedding of a model whose head is tied to it, if it is trained; -1: there is none. */
 int rfi_pipeline_tied(const rfi_step_spec *s);
 /* Whether a stage, or a stage of the rank, reads the i-th parameter of the model. */
 bool rfi_stage_reads(const rfi_step_spec *s, int stage, int i);
 bool rfi_pipeline_owns(const rfi_step_spec *s, int rank, int i);
+/* Whether a stage has a backward: all but a first stage without trained parameters. */
+bool rfi_stage_trains(const rfi_step_spec *s, int stage);
 /* The largest number of gradients of a rank. */
 int rfi_pipeline_most_gradients(const rfi_step_spec *s);
 

@@ -30,6 +30,7 @@
 #include "train/events.h"
 #include "train/host.h"
 #include "train/load_weights.h"
+#include "train/parts.h"
 #include "train/run_programs.h"
 #include "train/state_adapter.h"
 #include "train/state_check.h"
@@ -57,11 +58,12 @@ static rfr_status start_masters(rfr_run *run, bool loaded) {
     rfr_parameter p;
     rfr_tensor w, master;
     char name[128];
+    if (!rfi_is_here(run, i)) continue;
     RFI_TRY(rfr_model_parameter(c, i, &p));
-    RFI_TRY(rfr_programs_tensor(run->programs, p.name, &w));
+    RFI_TRY(rfi_run_tensor(run, p.name, &w));
     if (w.role != RFR_ROLE_TRAINABLE) continue;
     snprintf(name, sizeof name, "%s" RFI_SUFFIX_MASTER, p.name);
-    RFI_TRY(rfr_programs_tensor(run->programs, name, &master));
+    RFI_TRY(rfi_run_tensor(run, name, &master));
     RFI_TRY(loaded ? widen(run, &w, &master) : rfi_fill_weight(run, &p, &master));
   }
   return RFR_OK;
@@ -74,7 +76,7 @@ static rfr_status load_optimizer(rfr_run *run, const char *path) {
   rfi_safetensors *st = NULL;
   rfr_tensor x;
   RFI_TRY(rfi_safetensors_open(run->ctx, path, &st));
-  for (int i = 0; rfr_programs_tensor_at(run->programs, i, &x) == RFR_OK; i++) {
+  for (int i = 0; rfi_run_tensor_at(run, i, &x) == RFR_OK; i++) {
     if (rfi_kind_of(run, &x) != RFI_KIND_OPTIMIZER) continue;
     const rfi_stored *stored = rfi_safetensors_find(st, x.name);
     bool same = stored && stored->rank == x.type.rank;
@@ -106,7 +108,7 @@ static rfr_status start_scales(rfr_run *run) {
   rfr_tensor x;
   float *ones;
   if (run->settings->spec.recipe.kind != RFR_RECIPE_FP8_DELAYED || !run->block.data) return RFR_OK;
-  RFI_TRY(rfr_programs_tensor(run->programs, RFR_RECIPE_SCALE, &x));
+  RFI_TRY(rfi_run_tensor(run, RFR_RECIPE_SCALE, &x));
   RFI_TRY(RFI_ALLOC(run->ctx, (size_t)x.bytes, &ones));
   for (int64_t i = 0; i < x.bytes / (int64_t)sizeof *ones; i++) ones[i] = 1.0f;
   const rfr_status s = rfr_programs_write(run->programs, &x, ones);
@@ -322,6 +324,18 @@ rfr_status rfi_state_check_finite(const rfr_run *run, const rfr_tensor *x, const
                   x->name, wrong, *run->checkpoint ? "; the last good one is " : "", run->checkpoint);
 }
 
+/* A rank that does not write takes part in the gathers of the one that does. */
+static rfr_status follow_save(rfr_run *run, rfi_kind which) {
+  rfr_tensor x;
+  for (int i = 0; rfi_run_tensor_at(run, i, &x) == RFR_OK; i++) {
+    void *host;
+    if (rfi_kind_of(run, &x) != which || !rfi_is_part(run, &x)) continue;
+    RFI_TRY(rfi_host_open(run, &x, RFI_HOST_READ, &host));
+    RFI_TRY(rfi_host_close(run, &x, RFI_HOST_READ, host, RFR_OK));
+  }
+  return RFR_OK;
+}
+
 static rfr_status save_tensors(rfr_run *run, rfi_checkpoint_writer *w, const char *name, rfi_kind which) {
   rfr_status s;
   rfi_file *file;
@@ -329,12 +343,12 @@ static rfr_status save_tensors(rfr_run *run, rfi_checkpoint_writer *w, const cha
   int n = 0, total = 0, pieces = 0;
   rfi_safetensors_entry *entries = NULL;
   rfi_hf_tensor *names = NULL;
-  for (; rfr_programs_tensor_at(run->programs, total, &x) == RFR_OK; total++)
+  for (; rfi_run_tensor_at(run, total, &x) == RFR_OK; total++)
     if (rfi_kind_of(run, &x) == which) pieces += pieces_of(&x, which);
   RFI_TRY(RFI_ALLOC(run->ctx, ((size_t)pieces + 1) * sizeof *entries, &entries));
   RFI_GOTO(RFI_ALLOC(run->ctx, ((size_t)pieces + 1) * sizeof *names, &names));
   for (int i = 0; i < total; i++) {
-    RFI_GOTO(rfr_programs_tensor_at(run->programs, i, &x));
+    RFI_GOTO(rfi_run_tensor_at(run, i, &x));
     for (int k = 0; rfi_kind_of(run, &x) == which && k < pieces_of(&x, which); k++, n++) {
       entries[n] = (rfi_safetensors_entry){.name = x.name, .dtype = x.type.dtype, .rank = x.type.rank};
       for (int d = 0; d < x.type.rank; d++) entries[n].shape[d] = x.type.shape[d];
@@ -348,7 +362,7 @@ static rfr_status save_tensors(rfr_run *run, rfi_checkpoint_writer *w, const cha
   RFI_GOTO(rfi_checkpoint_file(w, name, &file));
   RFI_GOTO(rfi_safetensors_write_header(run->ctx, file, entries, n, NULL, 0, NULL));
   for (int i = 0; i < total; i++) {
-    RFI_GOTO(rfr_programs_tensor_at(run->programs, i, &x));
+    RFI_GOTO(rfi_run_tensor_at(run, i, &x));
     if (rfi_kind_of(run, &x) != which) continue;
     void *host;
     RFI_GOTO(rfi_host_open(run, &x, RFI_HOST_READ, &host));
@@ -377,7 +391,7 @@ static rfr_status add_state(rfr_run *run, rfi_checkpoint_writer *w) {
 int64_t rfi_state_bytes(const rfr_run *run) {
   int64_t bytes = 0;
   rfr_tensor x;
-  for (int i = 0; rfr_programs_tensor_at(run->programs, i, &x) == RFR_OK; i++)
+  for (int i = 0; rfi_run_tensor_at(run, i, &x) == RFR_OK; i++)
     if (rfi_kind_of(run, &x) == RFI_KIND_WEIGHT || rfi_kind_of(run, &x) == RFI_KIND_OPTIMIZER) bytes += x.bytes;
   return bytes;
 }
@@ -391,6 +405,12 @@ rfr_status rfi_state_save(rfr_run *run) {
   if (!run->block.data) return rfi_fail(RFI_E_ARGUMENT, "the run was opened for reading");
   RFI_TRY(rfi_state_prepare(run, false));
   const double start = rfi_now();
+  if (run->settings->parallel.rank > 0) {
+    RFI_TRY(run->settings->adapter ? rfi_adapter_state_save(run, NULL) : follow_save(run, RFI_KIND_WEIGHT));
+    RFI_TRY(follow_save(run, RFI_KIND_OPTIMIZER));
+    snprintf(run->checkpoint, sizeof run->checkpoint, "%s/step-%06lld", run->folder, (long long)run->step);
+    return RFR_OK;
+  }
   RFI_TRY(rfi_checkpoint_begin(run->ctx, run->folder, run->step, &w));
   if (run->settings->adapter) {
     RFI_GOTO(rfi_adapter_state_save(run, w));

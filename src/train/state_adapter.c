@@ -16,6 +16,7 @@
 #include "nn/adapter.h"
 #include "ops/quant/formats.h"
 #include "train/host.h"
+#include "train/parts.h"
 #include "train/state.h"
 
 /* The master weights of a trained parameter; *found false: it has none. */
@@ -25,7 +26,7 @@ static rfr_status find_master(const rfr_run *run, const rfr_tensor *w, rfr_tenso
       run->settings->spec.master && w->role == RFR_ROLE_TRAINABLE && rfr_run_program_index(run, RFR_RUN_TRAIN) >= 0;
   if (!*found) return RFR_OK;
   snprintf(name, sizeof name, "%s" RFI_SUFFIX_MASTER, w->name);
-  return rfr_programs_tensor(run->programs, name, out);
+  return rfi_run_tensor(run, name, out);
 }
 
 bool rfi_adapter_state_stores(const rfr_run *run, const rfr_tensor *x) {
@@ -41,7 +42,7 @@ static rfr_status find_stored(const rfr_run *run, int i, rfr_parameter *p, rfr_t
   rfr_tensor w;
   bool found;
   RFI_TRY(rfr_model_parameter(&run->settings->spec.model, i, p));
-  RFI_TRY(rfr_programs_tensor(run->programs, p->name, &w));
+  RFI_TRY(rfi_run_tensor(run, p->name, &w));
   RFI_TRY(find_master(run, &w, out, &found));
   if (!found) *out = w;
   return RFR_OK;
@@ -66,7 +67,7 @@ static rfr_status first_magnitude(rfr_run *run, const rfi_adapter_target *target
   rfr_tensor w;
   void *host;
   RFI_TRY(rfr_model_parameter(c, target->parameter, &p));
-  RFI_TRY(rfr_programs_tensor(run->programs, p.name, &w));
+  RFI_TRY(rfi_run_tensor(run, p.name, &w));
   float *decoded = NULL;
   int64_t n = 1;
   for (int d = 0; d < p.rank; d++) n *= p.shape[d];
@@ -97,7 +98,7 @@ static rfr_status start_parameter(rfr_run *run, int i, rfi_peft *from, bool resu
   float *values = NULL;
   const rfi_adapter_target *target = rfi_adapter_owner(c, i, &part);
   RFI_TRY(rfr_model_parameter(c, i, &p));
-  RFI_TRY(rfr_programs_tensor(run->programs, p.name, &w));
+  RFI_TRY(rfi_run_tensor(run, p.name, &w));
   RFI_TRY(find_master(run, &w, &master, &has_master));
   if (resumes && has_master) RFI_TRY(rfi_peft_check_f32(from, c, i));
   RFI_TRY(RFI_ALLOC(run->ctx, (size_t)(w.bytes * 32 / rfr_dtype_bits(w.type.dtype)), &values));
@@ -118,7 +119,7 @@ rfr_status rfi_adapter_state_start(rfr_run *run, const char *folder, bool resume
   rfi_peft *from = NULL;
   if (folder) RFI_TRY(rfi_peft_open(run->ctx, folder, &from));
   for (int i = c->adapter->base_count; s == RFR_OK && i < rfr_model_parameter_count(c); i++)
-    s = start_parameter(run, i, from, resumes);
+    if (rfi_is_here(run, i)) s = start_parameter(run, i, from, resumes);
   rfi_peft_close(from);
   return s;
 }
@@ -165,7 +166,7 @@ rfr_status rfi_adapter_state_check_keys(const rfr_run *run, const char *path, co
 
 /* ---- saving ---- */
 
-/* One parameter of the adapter, in PEFT's order of elements. */
+/* One parameter of the adapter, in PEFT's order of elements. `file` NULL: it is only gathered. */
 static rfr_status append_parameter(rfr_run *run, int i, rfi_file *file) {
   rfr_parameter p;
   rfr_tensor x;
@@ -178,7 +179,7 @@ static rfr_status append_parameter(rfr_run *run, int i, rfi_file *file) {
   if (s == RFR_OK) {
     rfi_peft_order(&x.type, part == RFI_ADAPTER_B, true, rfr_dtype_bits(x.type.dtype) / 8, host, copy);
     s = rfi_state_check_finite(run, &x, host);
-    if (s == RFR_OK) s = rfi_file_append(file, copy, (size_t)x.bytes);
+    if (s == RFR_OK && file) s = rfi_file_append(file, copy, (size_t)x.bytes);
     s = rfi_host_close(run, &x, RFI_HOST_READ, host, s);
   }
   rfi_free(run->ctx, copy);
@@ -224,6 +225,9 @@ static rfr_status save_config(rfr_run *run, rfi_checkpoint_writer *w) {
 }
 
 rfr_status rfi_adapter_state_save(rfr_run *run, rfi_checkpoint_writer *w) {
+  const rfr_model_config *c = &run->settings->spec.model;
+  for (int i = 0; i < c->adapter->count && !w; i++) RFI_TRY(append_parameter(run, c->adapter->base_count + i, NULL));
+  if (!w) return RFR_OK;
   RFI_TRY(save_config(run, w));
   return save_weights(run, w);
 }

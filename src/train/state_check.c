@@ -9,6 +9,7 @@
 #include "refrain/recipe.h"
 #include "trace/trace.h"
 #include "train/load_weights.h"
+#include "train/parts.h"
 #include "train/step_trace.h"
 
 /* Block scales and the amax history are magnitudes and may be 0. The scales of fp8_delayed are divisors: `positive`. */
@@ -25,7 +26,7 @@ static const char *wrong_moment(const rfr_run *run, const rfr_tensor *x, const v
   char name[128];
   rfr_tensor w;
   snprintf(name, sizeof name, "%.*s", (int)(strlen(x->name) - strlen(suffix)), x->name);
-  if (rfr_programs_tensor(run->programs, name, &w) != RFR_OK) return "no weight";
+  if (rfi_run_tensor(run, name, &w) != RFR_OK) return "no weight";
   const rfi_quant_layout l = rfi_quant_layout_for(RFR_QUANT_DYNAMIC8, w.type.rank, w.type.shape);
   return wrong_scales((const float *)((const char *)values + l.scales_at), l.scales, false);
 }

@@ -5,9 +5,11 @@
  * The training step is one program: read the input rings; forward and loss of each microbatch; one gradient per
  * trained parameter, summed over microbatches by autodiff; learning rate, gradient norm, clipping, update, counts,
  * metrics. Losses are sums divided by the number of valid targets of the step, so that k microbatches give the result
- * of one batch; with preferences, by the number of its pairs. In f16 the divisor also contains the loss scale, which
- * norm and update divide out. Everything that changes from step to step is in the step block, the loss scale and the
- * rings; the trace has no step number.
+ * of one batch; with preferences, by the number of its pairs. Over several ranks a step has the microbatches of all
+ * of them: the targets are gathered and counted, gradients and reported sums are all-reduced, and the routing is
+ * gathered, so that norm, skip and metrics are the same bits on every rank. In f16 the divisor also contains the loss
+ * scale, which norm and update divide out. Everything that changes from step to step is in the step block, the loss
+ * scale and the rings; the trace has no step number.
  */
 #include "train/step_trace.h"
 
@@ -27,6 +29,21 @@ static rfr_value ring(rfr_trace *t, const rfi_step_spec *s, const char *name, rf
                       rfr_value step) {
   const int64_t shape[3] = {s->slots, s->microbatches, width};
   return rfr_ring_read(t, rfr_input(t, name, RFR_ROLE_INPUT, dtype, 3, shape), step);
+}
+
+static int all_ranks(const rfi_step_spec *s) { return s->ranks > 1 ? s->ranks : 1; }
+static bool has_ranks(const rfi_step_spec *s) { return s->ranks > 1; }
+
+/* The number of the first microbatch of this rank, in the step of all ranks. */
+static int64_t first_microbatch(const rfi_step_spec *s) { return s->rank * s->microbatches; }
+
+/* 1 / the number of valid elements of a step, of all ranks. `all` (k, width): this rank's; row[m] is microbatch m. */
+static rfr_value count_valid(rfr_trace *t, const rfi_step_spec *s, rfr_value all, const rfr_value *row,
+                             rfr_value *count) {
+  if (!has_ranks(s)) return rfr_token_count(t, (int)s->microbatches, row, RFI_IGNORE, count);
+  const int64_t n = s->ranks * s->microbatches * rfr_value_type(t, all).shape[1];
+  rfr_value gathered = rfr_reshape(t, rfr_all_gather(t, all, s->ranks), 1, &n);
+  return rfr_token_count(t, 1, &gathered, RFI_IGNORE, count);
 }
 
 /* Row m of (k, width) as (width). */
@@ -103,19 +120,48 @@ typedef struct routing {
   int n;
 } routing;
 
+/* The routing of all ranks, whose microbatches follow one another, in *routing. `space`: 2 values for each routing of
+ * all ranks. */
+static void gather_routing(rfr_trace *t, const rfi_step_spec *s, routing *routing, rfr_value *space) {
+  const int n = routing->n, all = n * s->ranks;
+  const int64_t experts = s->model.experts, each = n * (1 + experts);
+  if (!has_ranks(s) || n == 0) return;
+  for (int i = 0; i < n; i++) space[i] = routing->bad[i], space[n + i] = routing->splits[i];
+  rfr_value x = rfr_all_gather(t, rfr_concat(t, 2 * n, space, 0), s->ranks);
+  for (int i = 0; i < all; i++) {
+    const int64_t rank = i / n, k = i % n;
+    space[i] = rfr_slice(t, x, 0, rank * each + n + k * experts, experts);
+    space[all + i] = rfr_slice(t, x, 0, rank * each + k, 1);
+  }
+  routing->splits = space, routing->bad = space + all, routing->n = all;
+}
+
 /* The sums over microbatches of what a step reports: with preferences all of them, otherwise the loss. */
 enum { LOSS, MARGIN, ACCURACY, REPORTS };
 
+/* Adds the reported sums of all ranks. Returns the number of ranks that ask for the end of the run. */
+static rfr_value reduce_reports(rfr_trace *t, const rfi_step_spec *s, rfr_value step, int n, rfr_value *reported) {
+  const int64_t shape[2] = {s->slots, 1};
+  rfr_value terms[REPORTS + 1];
+  if (!has_ranks(s)) return RFR_NONE;
+  for (int i = 0; i < n; i++) terms[i] = reported[i];
+  terms[n] = rfr_ring_read(t, rfr_input(t, RFI_NAME_STOP, RFR_ROLE_INPUT, RFR_F32, 2, shape), step);
+  rfr_value sums = rfr_all_reduce(t, rfr_concat(t, n + 1, terms, 0), s->ranks);
+  for (int i = 0; i < n; i++) reported[i] = rfr_slice(t, sums, 0, i, 1);
+  return rfr_slice(t, sums, 0, n, 1);
+}
+
 /* Everything after the loss. `reported`: without the loss scale. `g` has one element per parameter. */
 static void optimize(rfr_trace *t, const rfi_step_spec *s, const rfr_value *w, int n, rfr_value *g, rfr_value loss,
-                     const scaling *scaling, const rfr_value reported[REPORTS], rfr_value count, const routing *routing,
-                     rfr_value step) {
+                     const scaling *scaling, const rfr_value reported[REPORTS], rfr_value count, rfr_value stop,
+                     const routing *routing, rfr_value step) {
   const int64_t three = 3;
   int trainable = 0;
   for (int i = 0; i < n; i++)
     if (!rfi_step_rule(s, i).frozen) g[trainable++] = rfr_gradient(t, loss, w[i], s->gradient_dtype);
   rfr_set_phase(t, RFR_PHASE_OPTIM);
   rfr_scope(t, "optimizer");
+  for (int i = 0; i < trainable && has_ranks(s); i++) g[i] = rfr_all_reduce(t, g[i], s->ranks);
   update u = {.step = step, .clip = RFR_NONE};
   u.lr = rfr_lr_schedule_steps(
       t, step, s->timed ? rfr_input(t, RFI_NAME_LR_STEPS, RFR_ROLE_STATE, RFR_I64, 1, &three) : RFR_NONE, &s->lr);
@@ -141,7 +187,8 @@ static void optimize(rfr_trace *t, const rfi_step_spec *s, const rfr_value *w, i
                                      [RFI_METRIC_BAD_ROUTING] = which,
                                      [RFI_METRIC_BAD_GROUP] = group,
                                      [RFI_METRIC_MARGIN] = reported[MARGIN],
-                                     [RFI_METRIC_ACCURACY] = reported[ACCURACY]};
+                                     [RFI_METRIC_ACCURACY] = reported[ACCURACY],
+                                     [RFI_METRIC_STOP] = stop};
   if (routing->n > 0)
     metrics[RFI_METRIC_MOST_LOAD] = rfr_moe_load(t, routing->n, routing->splits, &metrics[RFI_METRIC_LEAST_LOAD]);
   const int64_t shape[2] = {s->slots, 1 + rfi_metric_count(s)};
@@ -174,7 +221,7 @@ static preference record_preference(rfr_trace *t, const rfi_step_spec *s, rfr_va
   p.pairs = ring(t, s, RFI_NAME_PAIRS, RFR_I32, P, step);
   p.reference = ring(t, s, RFI_NAME_REFERENCE, RFR_F32, P, step);
   for (int64_t m = 0; m < s->microbatches; m++) row_of_pairs[m] = row(t, p.pairs, m);
-  *inv = rfr_token_count(t, (int)s->microbatches, row_of_pairs, RFI_IGNORE, NULL);
+  *inv = count_valid(t, s, p.pairs, row_of_pairs, NULL);
   return p;
 }
 
@@ -183,7 +230,7 @@ static void record_train(rfr_trace *t, const rfi_step_spec *s, rfr_value *values
   const int64_t L = rfr_model_expert_layers(&s->model), routings = L * s->microbatches;
   rfr_value *w = values, *g = w + n, *logits = g + n, *index = logits + L, *targets = index + L;
   rfr_value *pairs = targets + s->microbatches, *splits = pairs + s->microbatches;
-  const routing routing = {splits, splits + routings, (int)routings};
+  routing routing = {splits, splits + routings, (int)routings};
   rfr_microbatch(t, -1);
   declare_parameters(t, s, w);
   rfr_value step = rfr_step_block(t);
@@ -192,7 +239,7 @@ static void record_train(rfr_trace *t, const rfi_step_spec *s, rfr_value *values
   rfr_value all_targets = ring(t, s, RFI_NAME_TARGETS, RFR_I32, s->tokens, step);     /* (k,T) */
   rfr_value all_offsets = ring(t, s, RFI_NAME_OFFSETS, RFR_I32, s->tokens + 1, step); /* (k,T+1) */
   for (int64_t m = 0; m < s->microbatches; m++) targets[m] = row(t, all_targets, m);
-  rfr_value count, inv = rfr_token_count(t, (int)s->microbatches, targets, RFI_IGNORE, &count);
+  rfr_value count, inv = count_valid(t, s, all_targets, targets, &count);
   const preference preference = record_preference(t, s, step, pairs, &inv);
   const scaling scaling = record_scaling(t, s);
   if (scaling.scale != RFR_NONE) inv = rfr_mul(t, inv, scaling.scale);
@@ -200,7 +247,7 @@ static void record_train(rfr_trace *t, const rfi_step_spec *s, rfr_value *values
   const int reports = s->preference ? REPORTS : 1;
   rfr_recipe_begin(t, s->recipe.kind == RFR_RECIPE_NONE ? NULL : &s->recipe);
   for (int64_t m = 0; m < s->microbatches; m++) {
-    rfr_microbatch(t, (int)m);
+    rfr_microbatch(t, (int)(first_microbatch(s) + m)); /* its number decides dropout masks */
     rfr_scope(t, "inputs");
     rfr_value tokens = row(t, all_tokens, m), offsets = row(t, all_offsets, m);
     const rfr_experts experts = {
@@ -223,10 +270,13 @@ static void record_train(rfr_trace *t, const rfi_step_spec *s, rfr_value *values
   rfr_recipe_end(t);
   rfr_value loss = sum[LOSS], reported[REPORTS] = {RFR_NONE, RFR_NONE, RFR_NONE};
   for (int i = 0; i < reports; i++) reported[i] = unscaled(t, &scaling, sum[i]);
+  rfr_scope(t, "reports");
+  const rfr_value stop = reduce_reports(t, s, step, reports, reported);
   rfr_value_set_name(t, reported[LOSS], "loss");
   if (balance != RFR_NONE) /* each microbatch has its own mean */
-    loss = rfr_add(t, loss, rfr_scale(t, balance, 1.0 / (double)s->microbatches, RFR_NONE));
-  optimize(t, s, w, n, g, loss, &scaling, reported, count, &routing, step);
+    loss = rfr_add(t, loss, rfr_scale(t, balance, 1.0 / (double)(all_ranks(s) * s->microbatches), RFR_NONE));
+  gather_routing(t, s, &routing, splits + 2 * routings);
+  optimize(t, s, w, n, g, loss, &scaling, reported, count, stop, &routing, step);
   rfr_output(t, "loss", reported[LOSS]);
 }
 
@@ -257,18 +307,22 @@ static rfr_value pipeline_norm(rfr_trace *t, const rfi_step_spec *s, const rfr_v
   return out[0];
 }
 
-/* The loss of the step, from the last stage's rank. */
-static rfr_value pipeline_loss(rfr_trace *t, const rfi_step_spec *s) {
-  rfr_value own = rfr_input(t, RFI_NAME_LOSSES, RFR_ROLE_INPUT, RFR_F32, 1, &s->microbatches);
-  rfr_value all = rfr_all_reduce(t, own, s->pipeline.ranks), sum = rfr_slice(t, all, 0, 0, 1);
-  for (int64_t m = 1; m < s->microbatches; m++) sum = rfr_add(t, sum, rfr_slice(t, all, 0, m, 1));
+/* The loss of the step, from the last stage's rank; *stop: the number of ranks that ask for the end of the run. */
+static rfr_value pipeline_loss(rfr_trace *t, const rfi_step_spec *s, rfr_value step, rfr_value *stop) {
+  const int64_t k = s->microbatches, shape[2] = {s->slots, 1};
+  rfr_value own[2] = {rfr_input(t, RFI_NAME_LOSSES, RFR_ROLE_INPUT, RFR_F32, 1, &k),
+                      rfr_ring_read(t, rfr_input(t, RFI_NAME_STOP, RFR_ROLE_INPUT, RFR_F32, 2, shape), step)};
+  rfr_value all = rfr_all_reduce(t, rfr_concat(t, 2, own, 0), s->pipeline.ranks), sum = rfr_slice(t, all, 0, 0, 1);
+  for (int64_t m = 1; m < k; m++) sum = rfr_add(t, sum, rfr_slice(t, all, 0, m, 1));
+  *stop = rfr_slice(t, all, 0, k, 1);
   return sum;
 }
 
 static void record_update(rfr_trace *t, const rfi_step_spec *s, rfr_value *values) {
   const int n = rfr_model_parameter_count(&s->model), tied = rfi_pipeline_tied(s);
   const bool counts_tied = rfi_pipeline_rank(&s->pipeline, 0) == s->pipeline.rank;
-  const int64_t three = 3, activation[2] = {s->tokens, s->model.hidden_size};
+  const int64_t three = 3, T = s->tokens, C = s->model.hidden_size;
+  const rfi_pipeline_part *part = &s->pipeline;
   rfr_value *w = values, *g = w + n, *counted = g + n, count;
   int trainable = 0, n_counted = 0;
   rfr_parameter p;
@@ -281,8 +335,10 @@ static void record_update(rfr_trace *t, const rfi_step_spec *s, rfr_value *value
   ring(t, s, RFI_NAME_TOKENS, RFR_I32, s->tokens, step);
   rfr_value targets = ring(t, s, RFI_NAME_TARGETS, RFR_I32, s->tokens, step);
   ring(t, s, RFI_NAME_OFFSETS, RFR_I32, s->tokens + 1, step);
-  rfr_input(t, RFI_NAME_ACTIVATION, RFR_ROLE_INPUT, s->model.dtype, 2, activation);
-  rfr_input(t, RFI_NAME_OUT_GRADIENT, RFR_ROLE_INPUT, s->model.dtype, 2, activation);
+  if (part->activations > 0)
+    rfr_input(t, RFI_NAME_ACTIVATIONS, RFR_ROLE_INPUT, s->model.dtype, 3, (int64_t[]){part->activations, T, C});
+  if (part->gradients > 0)
+    rfr_input(t, RFI_NAME_OUT_GRADIENTS, RFR_ROLE_INPUT, s->model.dtype, 3, (int64_t[]){part->gradients, T, C});
   rfr_token_count(t, 1, &targets, RFI_IGNORE, &count);
   rfr_set_phase(t, RFR_PHASE_OPTIM);
   rfr_scope(t, "optimizer");
@@ -306,7 +362,8 @@ static void record_update(rfr_trace *t, const rfi_step_spec *s, rfr_value *value
     if (rfr_model_parameter(&s->model, i, &p) != RFR_OK) continue;
     update_parameter(t, s, &u, &rule, p.name, w[i], g[trainable++]);
   }
-  rfr_value metrics[] = {pipeline_loss(t, s), norm, u.lr, count, u.skip};
+  rfr_value stop, loss = pipeline_loss(t, s, step, &stop);
+  rfr_value metrics[] = {loss, norm, u.lr, count, u.skip, stop};
   const int columns = sizeof metrics / sizeof *metrics;
   const int64_t shape[2] = {s->slots, 1 + columns};
   rfr_metrics_write(t, rfr_input(t, RFI_NAME_METRICS, RFR_ROLE_STATE, RFR_F64, 2, shape), step, columns, metrics);
@@ -363,7 +420,7 @@ static rfr_status build(rfr_ctx *ctx, const rfi_step_spec *spec,
   *out = NULL;
   RFI_GOTO(rfr_model_config_check(&spec->model));
   const size_t n = 3 * (size_t)rfr_model_parameter_count(&spec->model) + 2 * (size_t)spec->model.layers +
-                   (size_t)spec->microbatches * (2 + 2 * (size_t)spec->model.layers);
+                   (size_t)spec->microbatches * (2 + 2 * (size_t)spec->model.layers * (size_t)(1 + all_ranks(spec)));
   RFI_GOTO(RFI_ALLOC(ctx, n * sizeof *values, &values));
   RFI_GOTO(rfr_trace_create(ctx, &t));
   record(t, spec, values);
@@ -378,11 +435,11 @@ fail:
 }
 
 rfr_status rfi_trace_train(rfr_ctx *ctx, const rfi_step_spec *spec, rfr_trace **out) {
-  return build(ctx, spec, record_train, out);
-}
-
-rfr_status rfi_trace_update(rfr_ctx *ctx, const rfi_step_spec *spec, rfr_trace **out) {
-  return build(ctx, spec, record_update, out);
+  rfi_step_spec own = *spec;
+  *out = NULL;
+  if (spec->pipeline.ranks <= 1) return build(ctx, spec, record_train, out);
+  RFI_TRY(rfi_pipeline_count_slots(ctx, &own));
+  return build(ctx, &own, record_update, out);
 }
 
 rfr_status rfi_trace_evaluate(rfr_ctx *ctx, const rfi_step_spec *spec, rfr_trace **out) {

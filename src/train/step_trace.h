@@ -15,9 +15,11 @@
 enum { RFI_IGNORE = -100 };
 
 /* The numbers of a step, in the order of the metrics ring's columns after the sequence number. A step without experts
- * has no columns from MOST_LOAD to BAD_GROUP, one without preferences none for MARGIN and ACCURACY. */
+ * has no columns from MOST_LOAD to BAD_GROUP, one without preferences none for MARGIN and ACCURACY, one rank none for
+ * STOP. */
 #define RFI_METRICS(X) \
-  X(LOSS) X(NORM) X(LR) X(COUNT) X(SKIP) X(MOST_LOAD) X(LEAST_LOAD) X(BAD_ROUTING) X(BAD_GROUP) X(MARGIN) X(ACCURACY)
+  X(LOSS)              \
+  X(NORM) X(LR) X(COUNT) X(SKIP) X(MOST_LOAD) X(LEAST_LOAD) X(BAD_ROUTING) X(BAD_GROUP) X(MARGIN) X(ACCURACY) X(STOP)
 typedef enum rfi_metric {
 #define RFI_METRIC_ENUM(name) RFI_METRIC_##name,
   RFI_METRICS(RFI_METRIC_ENUM)
@@ -35,6 +37,7 @@ typedef struct rfi_param_rule {
 typedef struct rfi_pipeline_part {
   int ranks, rank; /* ranks 0 or 1: there is none */
   rfr_schedule_kind schedule;
+  int activations, gradients; /* slots of received tensors, set by rfi_trace_train */
 } rfi_pipeline_part;
 
 typedef struct rfi_step_spec {
@@ -42,7 +45,8 @@ typedef struct rfi_step_spec {
   const rfi_param_rule
       *rules;    /* one for each parameter; NULL: all are trained, or all of an adapter, with adamw.decay and scale 1 */
   int64_t slots; /* R, steps that the rings hold */
-  int64_t microbatches; /* k */
+  int64_t microbatches; /* k, of this rank */
+  int rank, ranks;      /* microbatches [rank k, (rank + 1) k) of the step are this rank's; 0 ranks are 1 */
   int64_t tokens;       /* T, per microbatch; also the limit of its documents */
   int64_t eval_tokens;
   int64_t window; /* rows of the caches of generation: the tokens that it attends to */
@@ -70,6 +74,7 @@ static inline rfi_param_rule rfi_step_rule(const rfi_step_spec *s, int parameter
 }
 
 static inline bool rfi_metric_exists(const rfi_step_spec *s, rfi_metric m) {
+  if (m == RFI_METRIC_STOP) return s->ranks > 1 || s->pipeline.ranks > 1;
   if (m >= RFI_METRIC_MARGIN) return s->preference;
   return m < RFI_METRIC_MOST_LOAD || s->model.experts > 0;
 }
@@ -89,6 +94,7 @@ static inline int64_t rfi_most_pairs(int64_t tokens) { return tokens / RFI_PAIR_
 #define RFI_NAME_OFFSETS "offsets"           /* i32 (R,k,T+1) */
 #define RFI_NAME_PAIRS "pairs"               /* i32 (R,k,P) row of each pair, RFI_IGNORE: none */
 #define RFI_NAME_REFERENCE "reference"       /* f32 (R,k,P), see rfr_dpo_loss_at */
+#define RFI_NAME_STOP "stop"                 /* f32 (R,1), over several ranks: 1 asks for the end of the run */
 #define RFI_NAME_METRICS "metrics"           /* f64 (R,1+rfi_metric_count) */
 #define RFI_NAME_ZERO_STEPS "zero_steps"     /* i32 (trainable), see rfr_grad_norm_zeros */
 #define RFI_NAME_LR_STEPS "lr_steps"         /* i64 (3), see rfr_lr_schedule_steps_at */
@@ -120,13 +126,12 @@ static inline int64_t rfi_prefill_rows(const rfi_step_spec *s) {
  * both. */
 #define RFI_SUFFIX_GRADIENT ".gradient"
 #define RFI_SUFFIX_HEAD ".head"
-#define RFI_NAME_LOSSES "pipeline.losses"         /* f32 (k): of the microbatches, on the last stage's rank; else 0 */
-#define RFI_NAME_ACTIVATION "pipeline.activation" /* (T,C), received */
-#define RFI_NAME_OUT_GRADIENT "pipeline.gradient" /* (T,C), received */
+#define RFI_NAME_LOSSES "pipeline.losses"           /* f32 (k): of the microbatches, on the last stage's rank; else 0 */
+#define RFI_NAME_ACTIVATIONS "pipeline.activations" /* (slots,T,C), received; absent without slots */
+#define RFI_NAME_OUT_GRADIENTS "pipeline.gradients" /* the same for gradients of outputs */
 
-rfr_status rfi_trace_train(rfr_ctx *ctx, const rfi_step_spec *spec, rfr_trace **out);
 /* Of one rank of a pipeline: everything after the gradients, which are inputs. */
-rfr_status rfi_trace_update(rfr_ctx *ctx, const rfi_step_spec *spec, rfr_trace **out);
+rfr_status rfi_trace_train(rfr_ctx *ctx, const rfi_step_spec *spec, rfr_trace **out);
 rfr_status rfi_trace_evaluate(rfr_ctx *ctx, const rfi_step_spec *spec, rfr_trace **out);
 /* Both read the next tokens of a text, prefill a chunk and decode one, and append a token after the last. */
 rfr_status rfi_trace_prefill(rfr_ctx *ctx, const rfi_step_spec *spec, rfr_trace **out);

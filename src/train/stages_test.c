@@ -3,7 +3,7 @@
  * Training steps over the ranks of a pipeline, ranks being threads, against one rank with as many microbatches:
  * weights, optimizer states and metrics after three steps, for every schedule.
  */
-#include "train/pipeline.h"
+#include "train/stages.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -108,7 +108,8 @@ static void keep(rank *r, rfr_programs *p) {
   rfr_tensor x;
   r->n = 0;
   for (int i = 0; rfr_programs_tensor_at(p, i, &x) == RFR_OK; i++) {
-    if (strcmp(x.name, RFI_NAME_METRICS) == 0) memcpy(r->metrics, x.data, sizeof r->metrics);
+    for (int row = 0; strcmp(x.name, RFI_NAME_METRICS) == 0 && row < SLOTS; row++) /* a pipeline also counts stops */
+      memcpy(r->metrics + row * COLUMNS, (double *)x.data + row * x.type.shape[1], COLUMNS * sizeof *r->metrics);
     if (x.role == RFR_ROLE_INPUT || strcmp(x.name, RFI_NAME_METRICS) == 0 || strcmp(x.name, RFI_NAME_ZERO_STEPS) == 0)
       continue;
     snprintf(r->tensor[r->n].name, sizeof r->tensor->name, "%s", x.name);
@@ -124,16 +125,16 @@ static rfr_status train(void *rank_of_test, int number, rfr_comm *comm, rfr_ctx 
   const rfi_step_spec spec = spec_of(r->setting, r->ranks, number, r->kind);
   rfr_trace *t = NULL;
   rfr_programs *p = NULL;
-  rfi_pipeline *pipeline = NULL;
+  rfi_stages *pipeline = NULL;
   rfr_compile_options o = rfr_compile_options_default();
-  const rfi_pipeline_options how = {.comm = comm, .fuse = r->setting->fuse, .recompute = r->setting->recompute};
+  const rfi_stages_options how = {.comm = comm, .fuse = r->setting->fuse, .recompute = r->setting->recompute};
   o.comm = comm;
   o.fuse = r->setting->fuse;
-  rfr_status s = (comm ? rfi_trace_update : rfi_trace_train)(own, &spec, &t);
+  rfr_status s = rfi_trace_train(own, &spec, &t);
   if (s == RFR_OK) s = rfr_compile(own, 1, (const rfr_trace *const *)&t, NULL, &o, &p);
   rfr_trace_destroy(t);
   if (s == RFR_OK) init(p, &spec);
-  if (s == RFR_OK && comm) s = rfi_pipeline_create(own, &spec, p, &how, &pipeline);
+  if (s == RFR_OK && comm) s = rfi_stages_create(own, &spec, p, &how, &pipeline);
   for (int64_t step = 0; s == RFR_OK && step < STEPS; step++) {
     rfr_tensor x[3];
     fill(p, step);
@@ -141,13 +142,13 @@ static rfr_status train(void *rank_of_test, int number, rfr_comm *comm, rfr_ctx 
     OK(rfr_programs_tensor(p, RFI_NAME_TARGETS, &x[1]));
     OK(rfr_programs_tensor(p, RFI_NAME_OFFSETS, &x[2]));
     const int64_t at = step % SLOTS * MICROBATCHES;
-    const rfi_pipeline_batch batch = {(int32_t *)x[0].data + at * T, (int32_t *)x[1].data + at * T,
-                                      (int32_t *)x[2].data + at * (T + 1)};
-    if (comm) s = rfi_pipeline_step(pipeline, &batch);
+    const rfi_stages_batch batch = {(int32_t *)x[0].data + at * T, (int32_t *)x[1].data + at * T,
+                                    (int32_t *)x[2].data + at * (T + 1)};
+    if (comm) s = rfi_stages_step(pipeline, &batch);
     if (s == RFR_OK) s = rfr_program_run(p, 0);
   }
   if (s == RFR_OK) keep(r, p);
-  rfi_pipeline_destroy(pipeline);
+  rfi_stages_destroy(pipeline);
   rfr_programs_destroy(p);
   return s;
 }
@@ -234,5 +235,5 @@ static void test_other_order(void **state) {
 int main(void) {
   const struct CMUnitTest tests[] = {rft_context_test(test_schedules), rft_context_test(test_models),
                                      rft_context_test(test_other_order)};
-  return cmocka_run_group_tests_name("pipeline", tests, NULL, NULL);
+  return cmocka_run_group_tests_name("stages", tests, NULL, NULL);
 }

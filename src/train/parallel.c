@@ -1,0 +1,98 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The section `parallel`, and the table of what works over several ranks. A combination that is not in the table is
+ * refused here, before anything is read or compiled.
+ */
+#include "train/parallel.h"
+
+#include "refrain/dist.h"
+#include "train/settings.h"
+
+#define FAIL_AT(s, id, ...) \
+  rfi_fail_at(RFI_E_CONFIG_VALUE, (s)->config->file, (s)->config->source[id].line, __VA_ARGS__)
+
+/* ---- what does not work over several ranks ---- */
+
+static bool has_time(const rfi_settings *s, const rfr_run_options *o) {
+  (void)o;
+  return s->time > 0;
+}
+static bool has_tune(const rfi_settings *s, const rfr_run_options *o) {
+  (void)o;
+  return s->tune;
+}
+static bool has_own_data(const rfi_settings *s, const rfr_run_options *o) {
+  (void)s;
+  return o->data != NULL;
+}
+static bool has_preference(const rfi_settings *s, const rfr_run_options *o) {
+  (void)o;
+  return s->config->data_format == RFI_FORMAT_preference;
+}
+
+enum { NONE = 1 << RFR_SHARD_NONE, OPTIMIZER = 1 << RFR_SHARD_OPTIMIZER, FULL = 1 << RFR_SHARD_FULL };
+
+static const struct {
+  const char *name;
+  bool (*has)(const rfi_settings *s, const rfr_run_options *o);
+  int refused; /* modes of parallel.shard */
+  const char *why;
+} rows[] = {
+    {"run.time", has_time, NONE | OPTIMIZER | FULL, "the clocks of the ranks differ; give run.steps or run.epochs"},
+    {"run.tune", has_tune, NONE | OPTIMIZER | FULL, "ranks would choose different algorithms; remove the key"},
+    {"data of the program", has_own_data, NONE | OPTIMIZER | FULL,
+     "windows are asked for in order on one rank; give files in data.train"},
+    {"data.format: preference", has_preference, OPTIMIZER | FULL,
+     "ranks with and without a cached reference would run different programs; use parallel.shard none"},
+};
+
+static rfr_status check_rows(const rfi_settings *s, const rfr_run_options *o) {
+  for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
+    if ((rows[i].refused >> s->parallel.shard & 1) && rows[i].has(s, o))
+      return rfi_fail_at(RFI_E_UNSUPPORTED, s->config->file, 0, "%s over %d ranks: %s", rows[i].name, s->parallel.ranks,
+                         rows[i].why);
+  return RFR_OK;
+}
+
+/* ---- pipelines ---- */
+
+static rfr_status check_pipeline(const rfi_settings *s, const rfr_run_options *o) {
+  const rfi_config *c = s->config;
+  const int P = s->parallel.pipeline;
+  if (P != s->parallel.ranks)
+    return FAIL_AT(s, RFI_CFG_parallel_pipeline,
+                   "parallel.pipeline: %d, but there are %d ranks; a pipeline takes all of them", P, s->parallel.ranks);
+  if (s->parallel.shard != RFR_SHARD_NONE)
+    return FAIL_AT(s, RFI_CFG_parallel_shard, "parallel.shard: the ranks of a pipeline share nothing; give none");
+  if (c->source[RFI_CFG_parallel_data].from && c->parallel_data != 1)
+    return FAIL_AT(s, RFI_CFG_parallel_data,
+                   "parallel.data: %lld; all ranks of a pipeline see all microbatches; give 1",
+                   (long long)c->parallel_data);
+  if (o->programs & ~(RFR_RUN_TRAIN | RFR_RUN_EVALUATE))
+    return rfi_fail(RFI_E_UNSUPPORTED, "a pipeline cannot generate; export the model, and generate on one rank");
+  return RFR_OK;
+}
+
+/* ---- the keys ---- */
+
+rfr_status rfi_parallel_read(rfi_settings *s, const rfr_run_options *o) {
+  _Static_assert((int)RFI_SHARD_none == (int)RFR_SHARD_NONE && (int)RFI_SHARD_full == (int)RFR_SHARD_FULL,
+                 "same order");
+  const rfi_config *c = s->config;
+  rfi_parallel *p = &s->parallel;
+  p->rank = o->comm ? rfr_comm_rank(o->comm) : 0;
+  p->ranks = p->data = o->comm ? rfr_comm_size(o->comm) : 1;
+  p->shard = (rfr_shard)c->parallel_shard;
+  if (c->parallel_expert != 1)
+    return FAIL_AT(s, RFI_CFG_parallel_expert, "parallel.expert: %lld; experts cannot be spread over ranks yet; give 1",
+                   (long long)c->parallel_expert);
+  p->pipeline = o->comm ? (int)c->parallel_pipeline : 1;
+  p->schedule = (rfr_schedule_kind)c->parallel_schedule;
+  if (p->pipeline > 1) p->data = 1;
+  if (p->pipeline > 1) RFI_TRY(check_pipeline(s, o));
+  if (c->source[RFI_CFG_parallel_data].from && c->parallel_data != p->data && o->comm)
+    return FAIL_AT(s, RFI_CFG_parallel_data,
+                   "parallel.data: %lld, but there are %d ranks; remove the key, or start as many ranks",
+                   (long long)c->parallel_data, p->ranks);
+  return p->ranks > 1 ? check_rows(s, o) : RFR_OK;
+}

@@ -1,0 +1,26 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * How a run is shared out over ranks: the section `parallel` of the configuration, and what works together.
+ */
+#ifndef RFI_PARALLEL_H
+#define RFI_PARALLEL_H
+
+#include "base/base.h"
+#include "refrain/schedule.h"
+#include "refrain/train.h"
+
+struct rfi_settings;
+
+typedef struct rfi_parallel {
+  int rank, ranks;
+  int data; /* ranks that train on different microbatches */
+  rfr_shard shard;
+  int pipeline; /* ranks over which the layers are spread; 1: there is no pipeline */
+  rfr_schedule_kind schedule;
+} rfi_parallel;
+
+/* Reads the section for the ranks of options->comm into s->parallel. Errors: config.value at the key; unsupported for a
+ * combination that does not work. */
+rfr_status rfi_parallel_read(struct rfi_settings *s, const rfr_run_options *options);
+
+#endif

@@ -1,0 +1,164 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * A part is flat: the elements [rank P, (rank + 1) P) of a tensor, P elements in each part, zero-padded at the end
+ * (src/pass/shard.c). A part of a moment of 8 bits has the codes of its elements, then the scales of its blocks.
+ */
+#include "train/parts.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include "base/base.h"
+#include "dist/comm.h"
+#include "ops/quant/formats.h"
+#include "trace/trace.h"
+#include "train/step_trace.h"
+
+static const rfi_value *find_input(int n, const rfr_trace *const *traces, const char *name) {
+  for (int t = 0; t < n; t++)
+    for (int i = 0; i < traces[t]->n_inputs; i++) {
+      const rfi_value *x = &traces[t]->values[traces[t]->inputs[i]];
+      if (strcmp(x->name, name) == 0) return x;
+    }
+  return NULL; /* an input that a pass has added */
+}
+
+rfr_status rfi_parts_keep(rfr_run *run, int n, const rfr_trace *const *traces) {
+  rfr_tensor x;
+  int count = 0;
+  if (run->settings->parallel.shard == RFR_SHARD_NONE || run->settings->parallel.ranks == 1) return RFR_OK;
+  while (rfr_programs_tensor_at(run->programs, count, &x) == RFR_OK) count++;
+  RFI_TRY(RFI_ALLOC(run->ctx, (size_t)(count + 1) * sizeof *run->full, &run->full));
+  for (int i = 0; i < count; i++) {
+    RFI_TRY(rfr_programs_tensor_at(run->programs, i, &x));
+    const rfi_value *recorded = find_input(n, traces, x.name);
+    run->full[i] = recorded ? recorded->type : x.type;
+  }
+  return RFR_OK;
+}
+
+bool rfi_is_here(const rfr_run *run, int i) {
+  const rfi_settings *s = run->settings;
+  return s->parallel.pipeline <= 1 || rfi_pipeline_owns(&s->spec, s->parallel.rank, i);
+}
+
+/* As the pass decides: a part may have the type of the whole tensor. */
+bool rfi_is_part(const rfr_run *run, const rfr_tensor *x) {
+  static const char *const states[] = {RFI_SUFFIX_M, RFI_SUFFIX_V, RFI_SUFFIX_MOMENTUM, RFI_SUFFIX_MASTER};
+  if (!run->full) return false;
+  if (x->role == RFR_ROLE_FROZEN) return run->settings->parallel.shard == RFR_SHARD_FULL;
+  for (size_t i = 0; x->role == RFR_ROLE_STATE && i < sizeof states / sizeof *states; i++)
+    if (rfi_ends_in(x->name, states[i])) return true;
+  return x->role == RFR_ROLE_TRAINABLE;
+}
+
+rfr_status rfi_run_tensor_at(const rfr_run *run, int i, rfr_tensor *out) {
+  RFI_TRY(rfr_programs_tensor_at(run->programs, i, out));
+  if (!rfi_is_part(run, out)) return RFR_OK;
+  out->type = run->full[i];
+  out->bytes = rfi_count(&out->type) * rfr_dtype_bits(out->type.dtype) / 8;
+  out->host = 0;
+  return RFR_OK;
+}
+
+rfr_status rfi_run_tensor(const rfr_run *run, const char *name, rfr_tensor *out) {
+  rfr_tensor x;
+  RFI_TRY(rfr_programs_tensor(run->programs, name, out));
+  for (int i = 0; run->full && rfr_programs_tensor_at(run->programs, i, &x) == RFR_OK; i++)
+    if (strcmp(x.name, name) == 0) return rfi_run_tensor_at(run, i, out);
+  return RFR_OK;
+}
+
+/* ---- sections: runs of bytes that are shared out alike ---- */
+
+typedef struct section {
+  int64_t at, bytes, each; /* in the full tensor; of a part */
+} section;
+
+typedef struct parts {
+  rfr_tensor own;
+  section section[2]; /* values; scales of a moment of 8 bits, or nothing */
+} parts;
+
+static rfr_status find_moment(const rfr_run *run, const rfr_tensor *x, parts *p) {
+  const int ranks = run->settings->parallel.ranks;
+  char name[128];
+  rfr_tensor w;
+  const char *suffix = rfi_ends_in(x->name, RFI_SUFFIX_V) ? RFI_SUFFIX_V : RFI_SUFFIX_M;
+  snprintf(name, sizeof name, "%.*s", (int)(strlen(x->name) - strlen(suffix)), x->name);
+  RFI_TRY(rfr_programs_tensor(run->programs, name, &w)); /* its part has as many elements as that of the moment */
+  const int64_t each = w.type.shape[0];
+  RFI_TRY(rfi_run_tensor(run, name, &w));
+  const rfi_quant_layout full = rfi_quant_layout_for(RFR_QUANT_DYNAMIC8, w.type.rank, w.type.shape),
+                         own = rfi_quant_layout_for(RFR_QUANT_DYNAMIC8, 1, &each);
+  p->section[0] = (section){0, full.n, each};
+  p->section[1] = (section){full.scales_at, 4 * full.scales, 4 * own.scales};
+  if (own.scales_at == own.n && p->own.bytes == own.bytes) return RFR_OK;
+  return rfi_fail(RFI_E_INTERNAL, "%s is a part of %lld bytes for %d ranks", x->name, (long long)p->own.bytes, ranks);
+}
+
+static rfr_status find_parts(const rfr_run *run, const rfr_tensor *x, parts *p) {
+  *p = (parts){0};
+  RFI_TRY(rfr_programs_tensor(run->programs, x->name, &p->own));
+  if (x->role == RFR_ROLE_STATE && x->type.dtype == RFR_U8) return find_moment(run, x, p);
+  p->section[0] = (section){0, x->bytes, p->own.bytes};
+  return RFR_OK;
+}
+
+/* Copies rank r's part to the full tensor, or from it. */
+static void copy_part(const parts *p, int r, char *full, char *part, bool to_full) {
+  for (int i = 0; i < 2; i++) {
+    const section *s = &p->section[i];
+    const int64_t first = r * s->each, left = s->bytes - first, n = left < s->each ? left : s->each;
+    if (n > 0 && to_full) memcpy(full + s->at + first, part, (size_t)n);
+    else if (n > 0) memcpy(part, full + s->at + first, (size_t)n);
+    part += s->each;
+  }
+}
+
+/* Every rank's `bytes` bytes of the host; NCCL takes them through its exchange. */
+static rfr_status gather(rfr_comm *c, const char *mine, int64_t bytes, char *all) {
+  const int ranks = rfr_comm_size(c);
+  char block[RFI_EXCHANGE_BYTES * 16];
+  if (c->table->host) return rfr_comm_all_gather(c, mine, all, bytes, RFR_U8);
+  const int64_t most =
+      (int64_t)sizeof block / ranks < RFI_EXCHANGE_BYTES ? (int64_t)sizeof block / ranks : RFI_EXCHANGE_BYTES;
+  for (int64_t at = 0; at < bytes; at += most) {
+    const int64_t n = bytes - at < most ? bytes - at : most;
+    RFI_TRY(rfi_comm_exchange(c, mine + at, n, block));
+    for (int r = 0; r < ranks; r++) memcpy(all + r * bytes + at, block + r * n, (size_t)n);
+  }
+  return RFR_OK;
+}
+
+rfr_status rfi_parts_read(rfr_run *run, const rfr_tensor *x, void *to) {
+  const int ranks = run->settings->parallel.ranks;
+  rfr_status s;
+  parts p;
+  char *own = NULL, *all = NULL;
+  RFI_TRY(find_parts(run, x, &p));
+  RFI_GOTO(rfi_alloc(run->ctx, (size_t)p.own.bytes, (void **)&own));
+  RFI_GOTO(rfi_alloc(run->ctx, (size_t)(p.own.bytes * ranks), (void **)&all));
+  RFI_GOTO(rfr_programs_read(run->programs, &p.own, own));
+  RFI_GOTO(gather(run->options.comm, own, p.own.bytes, all));
+  memset(to, 0, (size_t)x->bytes); /* also between sections */
+  for (int r = 0; r < ranks; r++) copy_part(&p, r, to, all + r * p.own.bytes, true);
+  s = RFR_OK;
+fail:
+  rfi_free(run->ctx, own);
+  rfi_free(run->ctx, all);
+  return s;
+}
+
+rfr_status rfi_parts_write(rfr_run *run, const rfr_tensor *x, const void *from) {
+  rfr_status s;
+  parts p;
+  char *own;
+  if (!rfi_is_part(run, x)) return rfr_programs_write(run->programs, x, from);
+  RFI_TRY(find_parts(run, x, &p));
+  RFI_TRY(RFI_ALLOC(run->ctx, (size_t)p.own.bytes, &own)); /* zeroed */
+  copy_part(&p, run->settings->parallel.rank, (char *)from, own, false);
+  s = rfr_programs_write(run->programs, &p.own, own);
+  rfi_free(run->ctx, own);
+  return s;
+}
