@@ -108,7 +108,10 @@ static rfr_value declare(rfr_trace *t, const rfi_step_spec *s, int i, bool is_he
   return rfr_input(t, name, role, s->model.dtype, p.rank, p.shape);
 }
 
-static bool drops(const rfr_model_config *c) { return c->dropout > 0.0 || (c->adapter && c->adapter->dropout > 0.0); }
+bool rfi_pipeline_drops(const rfi_step_spec *s) {
+  const rfr_model_config *c = &s->model;
+  return c->dropout > 0.0 || (c->adapter && c->adapter->dropout > 0.0);
+}
 
 static void record(rfr_trace *t, const rfi_step_spec *s, int stage, rfr_value *w) {
   const int stages = rfi_pipeline_stages(&s->pipeline);
@@ -121,8 +124,10 @@ static void record(rfr_trace *t, const rfi_step_spec *s, int stage, rfr_value *w
   rfr_value x = is_first ? rfr_input(t, RFI_NAME_TOKENS, RFR_ROLE_INPUT, RFR_I32, 1, shape)
                          : rfr_input(t, "x", RFR_ROLE_INPUT_GRAD, s->model.dtype, 2, shape);
   rfr_value offsets = rfr_input(t, RFI_NAME_OFFSETS, RFR_ROLE_INPUT, RFR_I32, 1, &width);
-  rfr_value y = rfi_model_layers(t, &s->model, w, x, offsets, drops(&s->model) ? rfr_step_block(t) : RFR_NONE, first,
+  if (s->checkpoint) rfr_set_recompute(t, RFR_POLICY_RECOMPUTE);
+  rfr_value y = rfi_model_layers(t, &s->model, w, x, offsets, rfi_pipeline_drops(s) ? rfr_step_block(t) : RFR_NONE, first,
                                  first + layers);
+  rfr_set_recompute(t, RFR_POLICY_AUTO);
   if (!is_last) {
     rfr_output(t, "y", y);
     return;

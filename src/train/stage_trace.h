@@ -32,6 +32,7 @@ bool rfi_stage_reads(const rfi_step_spec *s, int stage, int i);
 bool rfi_pipeline_owns(const rfi_step_spec *s, int rank, int i);
 /* Whether a stage has a backward: all but a first stage without trained parameters. */
 bool rfi_stage_trains(const rfi_step_spec *s, int stage);
+bool rfi_pipeline_drops(const rfi_step_spec *s); /* there is dropout */
 /* The largest number of gradients of a rank. */
 int rfi_pipeline_most_gradients(const rfi_step_spec *s);
 

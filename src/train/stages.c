@@ -131,16 +131,18 @@ static rfr_status make_callables(rfi_stages *p, rfr_callable *c, rfr_trace **tra
   *n = 0;
   for (int stage = 0; stage < p->stages; stage++) {
     rfr_trace *t;
+    const bool here = rfi_pipeline_rank(part, stage) == part->rank;
+    p->callable[stage] = -1;
+    if (!here && !rfi_pipeline_drops(&p->spec)) continue; /* it has no sites to count */
     RFI_TRY(rfi_trace_stage(p->ctx, &p->spec, stage, &t));
     const int64_t first = sites;
     sites += rfr_trace_sites(t);
-    p->callable[stage] = -1;
-    if (rfi_pipeline_rank(part, stage) != part->rank) {
+    if (!here) {
       rfr_trace_destroy(t);
       continue;
     }
-    traces[*n] = t; /* the caller's */
     drops = drops || sites > first;
+    traces[*n] = t; /* the caller's */
     c[*n] = rfr_callable_default();
     c[*n].trace = t;
     c[*n].first_site = first;
@@ -256,6 +258,14 @@ void rfi_stages_destroy(rfi_stages *p) {
   }
   rfi_free(p->ctx, p->callable);
   rfi_free(p->ctx, p);
+}
+
+void rfi_stages_messages(const rfi_stages *p, int64_t *bytes, int64_t *n) {
+  int actions;
+  const rfr_action *a = rfr_schedule_actions(p->schedule, p->spec.pipeline.rank, &actions);
+  *bytes = p->bytes;
+  *n = 0;
+  for (int i = 0; i < actions; i++) *n += a[i].op == RFR_ACTION_SEND_F || a[i].op == RFR_ACTION_SEND_B;
 }
 
 /* ---- a step ---- */

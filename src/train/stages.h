@@ -35,6 +35,8 @@ typedef struct rfi_stages_batch {
 } rfi_stages_batch;
 /* Runs the schedule of one step: afterwards the gradients are complete. */
 rfr_status rfi_stages_step(rfi_stages *p, const rfi_stages_batch *batch);
+/* Bytes of a message, and the number that this rank sends in a step. */
+void rfi_stages_messages(const rfi_stages *p, int64_t *bytes, int64_t *n);
 /* The memory of the callables; with plan_only without live, live_bytes and graphs. */
 void rfi_stages_memory(const rfi_stages *p, rfr_graphs_memory *out);
 

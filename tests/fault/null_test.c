@@ -394,6 +394,9 @@ static void schedules(void) {
   rfr_stage_costs costs;
   STATUS(rfr_schedule_simulate, NULL, NULL, 0, &result, NULL, NULL, NULL);
   STATUS(rfr_schedule_costs_parse, NULL, "x", "{}", 2, 1, &costs);
+  rfr_layer_costs layered;
+  STATUS(rfr_layer_costs_parse, NULL, "x", "{}", 2, &layered);
+  STATUS(rfr_layer_costs_stages, NULL, 1, 1, &costs);
   STATUS(rfr_schedule_print, NULL, ignore, NULL);
   STATUS(rfr_schedule_get_info, NULL, &info);
   GIVES(NULL, rfr_schedule_actions, NULL, 0, &n);
