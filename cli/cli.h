@@ -211,7 +211,7 @@ double cli_ceilings_least(const cli_ceilings *c, const rfr_op_time *op);
 rfr_status cli_plan_svg(const rfr_programs *p, int program, const char *title, FILE *f);
 
 /* `plan --ranks`: prints the plan of each kind of rank of the configuration `text`. */
-rfr_status cli_plan_ranks(cli *c, const char *text);
+rfr_status cli_plan_ranks(cli *c, const char *text, FILE *f);
 
 /* The recompute frontier as a table. */
 void cli_frontier_table(const rfr_programs *p, int program, const rfr_frontier_point *point, int n, FILE *f);

@@ -219,7 +219,7 @@ rfr_status cli_plan(cli *c) {
   if (s == RFR_OK) s = cli_program(c, &which);
   if (s == RFR_OK) s = cli_read_config(c, &text);
   if (s == RFR_OK && c->ranks > 0) {
-    s = cli_plan_ranks(c, text);
+    s = cli_plan_ranks(c, text, stdout);
     free(text);
     return s;
   }

@@ -19,6 +19,7 @@ typedef struct kind {
   int first, last; /* ranks */
   rfr_memory memory;
   int64_t gathered; /* parameters, at the peak */
+  int64_t gradients;
   rfr_run_pipeline pipeline;
   int64_t total;
 } kind;
@@ -63,14 +64,21 @@ static rfr_status read_ops(scale *s, const rfr_programs *p, int program) {
   return RFR_OK;
 }
 
-/* Parameters that are gathered at the peak. */
-static rfr_status find_gathered(const rfr_programs *p, int program, kind *k) {
+static bool ends_in(const char *name, const char *end) {
+  const size_t n = strlen(name), m = strlen(end);
+  return n >= m && strcmp(name + n - m, end) == 0;
+}
+
+/* Parameters that are gathered at the peak, and the gradients of a pipeline, which are inputs of its program. */
+static rfr_status read_buffers(const rfr_programs *p, int program, kind *k) {
   rfr_plan_summary sum;
   rfr_plan_buffer b;
   rfr_plan_op op;
   rfr_status s = rfr_program_plan(p, program, &sum);
+  k->gradients = k->memory.gradients;
   for (int i = 0; s == RFR_OK && i < sum.n_buffers; i++) {
     s = rfr_program_plan_buffer(p, program, i, &b);
+    if (s == RFR_OK && strcmp(b.kind, "input") == 0 && ends_in(b.name, ".gradient")) k->gradients += b.bytes;
     if (s != RFR_OK || strcmp(b.kind, "activation") != 0 || b.first > k->memory.peak_op || b.last < k->memory.peak_op)
       continue;
     s = rfr_program_op(p, program, b.first, &op);
@@ -87,7 +95,7 @@ static rfr_status plan_rank(scale *s, const char *text, rfr_comm *const *ends, i
   rfr_programs *p = rfr_run_programs(run);
   const int program = rfr_run_program_index(run, RFR_RUN_TRAIN);
   if (status == RFR_OK) status = rfr_programs_memory(p, &k.memory);
-  if (status == RFR_OK) status = find_gathered(p, program, &k);
+  if (status == RFR_OK) status = read_buffers(p, program, &k);
   if (status == RFR_OK) {
     rfr_plan_summary sum;
     rfr_run_get_pipeline(run, &k.pipeline);
@@ -199,11 +207,11 @@ static const char *mode(const scale *s) {
   return p->ranks > 1 ? rfr_schedule_kind_name(p->schedule) : shards[s->info.shard];
 }
 
-static void print_kind(const kind *k) {
+static void print_kind(const kind *k, FILE *f) {
   const rfr_memory *m = &k->memory;
   const int64_t parts[] = {m->weights,
                            m->optimizer,
-                           m->gradients,
+                           k->gradients,
                            k->gathered,
                            m->activations - k->gathered + k->pipeline.slot_bytes,
                            k->pipeline.shared_bytes + m->workspaces};
@@ -211,45 +219,45 @@ static void print_kind(const kind *k) {
   int64_t rest = k->total;
   if (k->first == k->last) snprintf(ranks, sizeof ranks, "%d", k->first);
   else snprintf(ranks, sizeof ranks, "%d-%d", k->first, k->last);
-  printf("%-10s", ranks);
+  fprintf(f, "%-10s", ranks);
   for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) {
     rest -= parts[i];
-    printf(" %11s", cli_bytes(text, parts[i]));
+    fprintf(f, " %11s", cli_bytes(text, parts[i]));
   }
-  printf(" %11s", cli_bytes(text, rest));
-  printf(" %11s\n", cli_bytes(text, k->total));
+  fprintf(f, " %11s", cli_bytes(text, rest));
+  fprintf(f, " %11s\n", cli_bytes(text, k->total));
 }
 
-static void print_table(const scale *s, const estimate *e) {
+static void print_table(const scale *s, const estimate *e, FILE *f) {
   const bool pipeline = s->kinds[0].pipeline.ranks > 1;
   char text[32];
-  printf("%d ranks, %s %s, %lld microbatches a rank, %lld tokens a step\n\n", s->info.ranks,
-         pipeline ? "pipeline" : "shard", mode(s), (long long)s->microbatches, (long long)s->info.tokens_per_step);
-  printf("%-10s %11s %11s %11s %11s %11s %11s %11s %11s\n", "rank", "parameters", "optimizer", "gradients", "gathered",
-         "activations", "workspaces", "other", "total");
-  for (int i = 0; i < s->n_kinds; i++) print_kind(&s->kinds[i]);
-  printf("\n%-16s %8s %13s %13s\n", "sent by rank 0", "count", "bytes each", "all");
+  fprintf(f, "%d ranks, %s %s, %lld microbatches a rank, %lld tokens a step\n\n", s->info.ranks,
+          pipeline ? "pipeline" : "shard", mode(s), (long long)s->microbatches, (long long)s->info.tokens_per_step);
+  fprintf(f, "%-10s %11s %11s %11s %11s %11s %11s %11s %11s\n", "rank", "parameters", "optimizer", "gradients",
+          "gathered", "activations", "workspaces", "other", "total");
+  for (int i = 0; i < s->n_kinds; i++) print_kind(&s->kinds[i], f);
+  fprintf(f, "\n%-16s %8s %13s %13s\n", "sent by rank 0", "count", "bytes each", "all");
   for (int i = 0; i < s->n_sent; i++) {
     const exchange *x = &s->sent[i];
-    printf("%-16s %8lld %13s", x->name, (long long)x->count, cli_bytes(text, x->bytes));
-    printf(" %13s\n", cli_bytes(text, x->bytes * x->count));
+    fprintf(f, "%-16s %8lld %13s", x->name, (long long)x->count, cli_bytes(text, x->bytes));
+    fprintf(f, " %13s\n", cli_bytes(text, x->bytes * x->count));
   }
   if (s->budget > 0)
     for (int i = 0; i < s->n_kinds; i++)
       if (s->kinds[i].total > s->budget || i == s->n_kinds - 1) {
-        printf("\n%s %s of memory.budget\n", s->kinds[i].total > s->budget ? "does NOT fit in" : "fits in",
-               cli_bytes(text, s->budget));
+        fprintf(f, "\n%s %s of memory.budget\n", s->kinds[i].total > s->budget ? "does NOT fit in" : "fits in",
+                cli_bytes(text, s->budget));
         break;
       }
   if (!s->c->costs) return;
-  printf("\ncompute %.3f s, sent in %.3f s", e->compute, e->communication);
-  if (pipeline) printf(", bubble %.1f%%: a step takes %.3f s, ", 100 * e->bubble, e->least);
-  else printf(": a step takes %.3f s if all is hidden, %.3f s if nothing is, ", e->least, e->most);
-  printf("%.0f tokens/s a rank\n", (double)s->info.tokens_per_step / e->least / s->info.ranks);
+  fprintf(f, "\ncompute %.3f s, sent in %.3f s", e->compute, e->communication);
+  if (pipeline) fprintf(f, ", bubble %.1f%%: a step takes %.3f s, ", 100 * e->bubble, e->least);
+  else fprintf(f, ": a step takes %.3f s if all is hidden, %.3f s if nothing is, ", e->least, e->most);
+  fprintf(f, "%.0f tokens/s a rank\n", (double)s->info.tokens_per_step / e->least / s->info.ranks);
 }
 
-static void print_json(const scale *s, const estimate *e) {
-  json j = {.f = stdout};
+static void print_json(const scale *s, const estimate *e, FILE *f) {
+  json j = {.f = f};
   json_begin(&j, NULL, '{');
   json_int(&j, "ranks", s->info.ranks);
   json_text(&j, "mode", mode(s));
@@ -264,7 +272,7 @@ static void print_json(const scale *s, const estimate *e) {
     json_int(&j, "planned_bytes", k->total);
     json_int(&j, "weights", k->memory.weights);
     json_int(&j, "optimizer", k->memory.optimizer);
-    json_int(&j, "gradients", k->memory.gradients);
+    json_int(&j, "gradients", k->gradients);
     json_int(&j, "gathered", k->gathered);
     json_int(&j, "activations", k->memory.activations - k->gathered + k->pipeline.slot_bytes);
     json_int(&j, "slots", k->pipeline.slots);
@@ -280,6 +288,7 @@ static void print_json(const scale *s, const estimate *e) {
     json_end(&j, '}');
   }
   json_end(&j, ']');
+  json_double(&j, "sent_bytes", s->sent_bytes);
   if (s->c->costs) {
     json_double(&j, "compute_seconds", e->compute);
     json_double(&j, "communication_seconds", e->communication);
@@ -288,18 +297,18 @@ static void print_json(const scale *s, const estimate *e) {
     json_double(&j, "bubble", e->bubble);
   }
   json_end(&j, '}');
-  putchar('\n');
+  fputc('\n', f);
 }
 
-rfr_status cli_plan_ranks(cli *c, const char *text) {
+rfr_status cli_plan_ranks(cli *c, const char *text, FILE *f) {
   scale s = {.c = c};
   estimate e = {0};
   if (c->ranks < 1 || c->ranks > MOST_RANKS) return cli_usage("give 1 to 4096", "--ranks %lld", (long long)c->ranks);
   rfr_status status = plan_all(&s, text);
   if (status == RFR_OK && c->costs) status = estimate_time(&s, &e);
-  if (status == RFR_OK && c->json) print_json(&s, &e);
-  else if (status == RFR_OK) print_table(&s, &e);
-  fflush(stdout);
+  if (status == RFR_OK && c->json) print_json(&s, &e, f);
+  else if (status == RFR_OK) print_table(&s, &e, f);
+  fflush(f);
   free(s.kinds);
   return status;
 }

@@ -133,6 +133,13 @@ static void refused(void **state) {
     if (strcmp(rfr_last_error()->slug, cases[i].slug) != 0 || !strstr(rfr_last_error()->message, cases[i].says))
       fail_msg("%s: %s: %s", cases[i].set, rfr_last_error()->slug, rfr_last_error()->message);
   }
+  const char *const sets[] = {"parallel.pipeline=2"};
+  rfr_run_options o = rfr_run_options_default();
+  o.config_folder = rft_run_root;
+  o.overrides = sets, o.n_overrides = 1;
+  o.comm = comm[0];
+  assert_int_equal(rfr_run_open(ctx, "refrain: 1\n" EIGHT DATA BATCH ADAM STEPS_RUN, "runs/pipeline", &o, &run),
+                   RFR_UNSUPPORTED);
   rfr_comm_destroy(comm[0]);
   rfr_comm_destroy(comm[1]);
 }

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Records the forward of a pipeline's stage. Layers are split evenly; the embedding is in the first stage, the last
+ * Records the forward of a pipeline's layers. Layers are split evenly; the embedding is in the first stage, the last
  * norm, the LM head and the loss are in the last one. A head that is tied to the embedding is a parameter of its own
  * name there, so that each of the two stages has a gradient for it.
  */
@@ -17,19 +17,29 @@ static bool has_tied(const rfi_step_spec *s, int i) {
   return s->model.tie_embeddings && i == rfi_parameter_index(&s->model, RFI_PARAM_TOKENS, 0);
 }
 
+bool rfi_is_tied_head(const rfi_step_spec *s, int64_t layer, int i) {
+  return layer > 0 && layer == s->model.layers - 1 && has_tied(s, i);
+}
+
 int rfi_pipeline_tied(const rfi_step_spec *s) {
   const int i = rfi_parameter_index(&s->model, RFI_PARAM_TOKENS, 0);
   return has_tied(s, i) && !rfi_step_rule(s, i).frozen ? i : -1;
 }
 
+bool rfi_layer_reads(const rfi_step_spec *s, int64_t layer, int i) {
+  const int64_t of = rfi_parameter_layer(&s->model, i), last = s->model.layers - 1;
+  if (of < 0) return layer == 0 || (layer == last && has_tied(s, i));
+  return of > last ? layer == last : layer == of;
+}
+
 bool rfi_stage_reads(const rfi_step_spec *s, int stage, int i) {
-  const int stages = rfi_pipeline_stages(&s->pipeline);
-  const int64_t layer = rfi_parameter_layer(&s->model, i);
   int64_t first;
-  const int64_t n = rfr_stage_layers(s->model.layers, stages, stage, &first);
-  if (layer < 0) return stage == 0 || (stage == stages - 1 && has_tied(s, i));
-  if (layer == s->model.layers) return stage == stages - 1;
-  return layer >= first && layer < first + n;
+  const int64_t n = rfr_stage_layers(s->model.layers, rfi_pipeline_stages(&s->pipeline), stage, &first);
+  const int64_t last = s->model.layers - 1, of = rfi_parameter_layer(&s->model, i),
+                layer = of < 0      ? 0
+                        : of > last ? last
+                                    : of;
+  return (layer >= first && layer < first + n) || (first + n > last && rfi_layer_reads(s, last, i));
 }
 
 bool rfi_pipeline_owns(const rfi_step_spec *s, int rank, int i) {
@@ -57,6 +67,16 @@ int rfi_pipeline_most_gradients(const rfi_step_spec *s) {
 
 /* ---- the schedule ---- */
 
+static rfr_status set_layers(rfr_ctx *ctx, const rfi_step_spec *s, rfr_schedule *schedule) {
+  const int stages = rfi_pipeline_stages(&s->pipeline);
+  int *layers;
+  RFI_TRY(RFI_ALLOC(ctx, sizeof *layers * (size_t)stages, &layers));
+  for (int i = 0; i < stages; i++) layers[i] = (int)rfr_stage_layers(s->model.layers, stages, i, NULL);
+  const rfr_status status = rfr_schedule_set_layers(schedule, layers, stages);
+  rfi_free(ctx, layers);
+  return status;
+}
+
 rfr_status rfi_pipeline_schedule(rfr_ctx *ctx, const rfi_step_spec *s, rfr_schedule **out) {
   const rfi_pipeline_part *part = &s->pipeline;
   rfr_schedule *plain;
@@ -72,6 +92,7 @@ rfr_status rfi_pipeline_schedule(rfr_ctx *ctx, const rfi_step_spec *s, rfr_sched
     if (rfr_schedule_rank(*out, stage) != rfi_pipeline_rank(part, stage))
       status =
           rfi_fail(RFI_E_INTERNAL, "stage %d of the schedule is on rank %d", stage, rfr_schedule_rank(*out, stage));
+  if (status == RFR_OK) status = set_layers(ctx, s, *out);
   if (status == RFR_OK) return RFR_OK;
   rfr_schedule_destroy(*out);
   *out = NULL;
@@ -113,20 +134,17 @@ bool rfi_pipeline_drops(const rfi_step_spec *s) {
   return c->dropout > 0.0 || (c->adapter && c->adapter->dropout > 0.0);
 }
 
-static void record(rfr_trace *t, const rfi_step_spec *s, int stage, rfr_value *w) {
-  const int stages = rfi_pipeline_stages(&s->pipeline);
-  const bool is_first = stage == 0, is_last = stage == stages - 1;
+static void record(rfr_trace *t, const rfi_step_spec *s, int64_t layer, rfr_value *w) {
+  const bool is_first = layer == 0, is_last = layer == s->model.layers - 1;
   const int64_t shape[2] = {s->tokens, s->model.hidden_size}, width = s->tokens + 1, one = 1;
-  int64_t first;
-  const int64_t layers = rfr_stage_layers(s->model.layers, stages, stage, &first);
   for (int i = 0; i < rfr_model_parameter_count(&s->model); i++)
-    w[i] = rfi_stage_reads(s, stage, i) ? declare(t, s, i, is_last && !is_first && has_tied(s, i)) : RFR_NONE;
+    w[i] = rfi_layer_reads(s, layer, i) ? declare(t, s, i, rfi_is_tied_head(s, layer, i)) : RFR_NONE;
   rfr_value x = is_first ? rfr_input(t, RFI_NAME_TOKENS, RFR_ROLE_INPUT, RFR_I32, 1, shape)
                          : rfr_input(t, "x", RFR_ROLE_INPUT_GRAD, s->model.dtype, 2, shape);
   rfr_value offsets = rfr_input(t, RFI_NAME_OFFSETS, RFR_ROLE_INPUT, RFR_I32, 1, &width);
   if (s->checkpoint) rfr_set_recompute(t, RFR_POLICY_RECOMPUTE);
-  rfr_value y = rfi_model_layers(t, &s->model, w, x, offsets, rfi_pipeline_drops(s) ? rfr_step_block(t) : RFR_NONE, first,
-                                 first + layers);
+  rfr_value y = rfi_model_layers(t, &s->model, w, x, offsets, rfi_pipeline_drops(s) ? rfr_step_block(t) : RFR_NONE,
+                                 layer, layer + 1);
   rfr_set_recompute(t, RFR_POLICY_AUTO);
   if (!is_last) {
     rfr_output(t, "y", y);
@@ -139,7 +157,7 @@ static void record(rfr_trace *t, const rfi_step_spec *s, int stage, rfr_value *w
   rfr_output(t, "loss", rfr_cross_entropy(t, logits, targets, inv, RFI_IGNORE));
 }
 
-rfr_status rfi_trace_stage(rfr_ctx *ctx, const rfi_step_spec *s, int stage, rfr_trace **out) {
+rfr_status rfi_trace_layer(rfr_ctx *ctx, const rfi_step_spec *s, int64_t layer, rfr_trace **out) {
   rfr_status status;
   rfr_trace *t = NULL;
   rfr_value *w = NULL;
@@ -147,7 +165,7 @@ rfr_status rfi_trace_stage(rfr_ctx *ctx, const rfi_step_spec *s, int stage, rfr_
   RFI_TRY(rfr_model_config_check(&s->model));
   status = RFI_ALLOC(ctx, sizeof *w * ((size_t)rfr_model_parameter_count(&s->model) + 1), &w);
   if (status == RFR_OK) status = rfr_trace_create(ctx, &t);
-  if (status == RFR_OK) record(t, s, stage, w);
+  if (status == RFR_OK) record(t, s, layer, w);
   if (status == RFR_OK) status = rfr_trace_finish(t);
   rfi_free(ctx, w);
   if (status != RFR_OK) rfr_trace_destroy(t);

@@ -76,16 +76,17 @@ typedef struct bindings {
   rfr_binding *tensors;
   rfr_main_gradient *gradients;
   char (*names)[128];
-  rfr_callable_fixed (*fixed)[2]; /* of each callable */
+  rfr_callable_fixed (*fixed)[2]; /* of each callable, */
+  rfr_callable_link *links;       /* and its link */
   int n, n_gradients;
   int64_t unused; /* the first unused address of a plan */
 } bindings;
 
-static rfr_status bind_parameter(const rfi_stages *p, int stage, int i, bindings *b) {
+static rfr_status bind_parameter(const rfi_stages *p, int64_t layer, int i, bindings *b) {
   rfr_parameter parameter;
   rfr_tensor x;
   RFI_TRY(rfr_model_parameter(&p->spec.model, i, &parameter));
-  const bool is_head = stage > 0 && stage == p->stages - 1 && rfi_stage_reads(&p->spec, 0, i);
+  const bool is_head = rfi_is_tied_head(&p->spec, layer, i);
   RFI_TRY(find_parameter(p, parameter.name, is_head, false, &x));
   char *name = b->names[b->n];
   snprintf(name, sizeof b->names[0], "%s%s", parameter.name, is_head ? RFI_SUFFIX_HEAD : "");
@@ -101,11 +102,12 @@ static rfr_status bind_parameter(const rfi_stages *p, int stage, int i, bindings
   return RFR_OK;
 }
 
-/* The memory of what a stage receives: slots of a tensor of the update's program, from *at on. */
-static rfr_status place_received(rfi_stages *p, int stage, bool gradient, int *at, bindings *b, rfr_callable *c) {
+/* The memory of what a stage receives: slots of a tensor of the update's program, from *at on. The callable `c` reads
+ * it in place; `to` has room for its entry. */
+static rfr_status place_received(rfi_stages *p, int stage, bool gradient, int *at, bindings *b, rfr_callable *c,
+                                 rfr_callable_fixed *to) {
   rfr_tensor x;
   const int slots = rfr_schedule_slots(p->schedule, stage);
-  rfr_callable_fixed *list = b->fixed[p->callable[stage]];
   if (!rfi_stage_receives(&p->spec.pipeline, stage, gradient)) return RFR_OK;
   RFI_TRY(rfr_programs_tensor(p->update, gradient ? RFI_NAME_OUT_GRADIENTS : RFI_NAME_ACTIVATIONS, &x));
   RFI_TRY(RFI_ALLOC(p->ctx, sizeof(char *) * (size_t)slots, &p->received[gradient][stage]));
@@ -117,41 +119,63 @@ static rfr_status place_received(rfi_stages *p, int stage, bool gradient, int *a
   }
   *at += slots;
   if (gradient && !rfi_stage_trains(&p->spec, stage)) return RFR_OK; /* received, and not read */
-  list[c->n_fixed++] =
+  to[c->n_fixed] =
       (rfr_callable_fixed){gradient ? "y" : "x", gradient, (void *const *)p->received[gradient][stage], slots};
-  c->fixed = list;
+  c->fixed = to;
+  c->n_fixed++;
+  return RFR_OK;
+}
+
+/* One callable for each layer of a stage, each linked to the one before. *sites: of the layers before. */
+static rfr_status make_stage(rfi_stages *p, int stage, rfr_callable *c, rfr_trace **traces, bindings *b, int64_t *sites,
+                             int *at, int *n) {
+  int64_t first;
+  const int64_t layers = rfr_stage_layers(p->spec.model.layers, p->stages, stage, &first);
+  const int begin = *n;
+  p->callable[stage] = begin;
+  for (int64_t layer = first; layer < first + layers; layer++, ++*n) {
+    RFI_TRY(rfi_trace_layer(p->ctx, &p->spec, layer, &traces[*n]));
+    c[*n] = rfr_callable_default();
+    c[*n].trace = traces[*n];
+    c[*n].first_site = *sites;
+    *sites += rfr_trace_sites(traces[*n]);
+    if (layer > first) {
+      b->links[*n] = (rfr_callable_link){"x", *n - 1, "y"};
+      c[*n].links = &b->links[*n];
+      c[*n].n_links = 1;
+    }
+    for (int i = 0; i < rfr_model_parameter_count(&p->spec.model); i++)
+      if (rfi_layer_reads(&p->spec, layer, i)) RFI_TRY(bind_parameter(p, layer, i, b));
+  }
+  RFI_TRY(place_received(p, stage, false, &at[0], b, &c[begin], b->fixed[begin]));
+  return place_received(p, stage, true, &at[1], b, &c[*n - 1], b->fixed[*n - 1]);
+}
+
+/* The sites of a stage on another rank. */
+static rfr_status count_sites(const rfi_stages *p, int stage, int64_t *sites) {
+  int64_t first;
+  const int64_t layers = rfr_stage_layers(p->spec.model.layers, p->stages, stage, &first);
+  for (int64_t layer = first; layer < first + layers && rfi_pipeline_drops(&p->spec); layer++) {
+    rfr_trace *t;
+    RFI_TRY(rfi_trace_layer(p->ctx, &p->spec, layer, &t));
+    *sites += rfr_trace_sites(t);
+    rfr_trace_destroy(t);
+  }
   return RFR_OK;
 }
 
 static rfr_status make_callables(rfi_stages *p, rfr_callable *c, rfr_trace **traces, bindings *b, int *n) {
-  const rfi_pipeline_part *part = &p->spec.pipeline;
   int64_t sites = 0;
   int at[2] = {0, 0};
   bool drops = false;
   *n = 0;
   for (int stage = 0; stage < p->stages; stage++) {
-    rfr_trace *t;
-    const bool here = rfi_pipeline_rank(part, stage) == part->rank;
+    const int64_t before = sites;
+    const bool here = rfi_pipeline_rank(&p->spec.pipeline, stage) == p->spec.pipeline.rank;
     p->callable[stage] = -1;
-    if (!here && !rfi_pipeline_drops(&p->spec)) continue; /* it has no sites to count */
-    RFI_TRY(rfi_trace_stage(p->ctx, &p->spec, stage, &t));
-    const int64_t first = sites;
-    sites += rfr_trace_sites(t);
-    if (!here) {
-      rfr_trace_destroy(t);
-      continue;
-    }
-    drops = drops || sites > first;
-    traces[*n] = t; /* the caller's */
-    c[*n] = rfr_callable_default();
-    c[*n].trace = t;
-    c[*n].first_site = first;
-    p->callable[stage] = *n;
-    for (int gradient = 0; gradient < 2; gradient++)
-      RFI_TRY(place_received(p, stage, gradient, &at[gradient], b, &c[*n]));
-    ++*n;
-    for (int i = 0; i < rfr_model_parameter_count(&p->spec.model); i++)
-      if (rfi_stage_reads(&p->spec, stage, i)) RFI_TRY(bind_parameter(p, stage, i, b));
+    if (here) RFI_TRY(make_stage(p, stage, c, traces, b, &sites, at, n));
+    else RFI_TRY(count_sites(p, stage, &sites));
+    drops = drops || (here && sites > before);
   }
   rfr_tensor block;
   if (!drops) return RFR_OK;
@@ -167,13 +191,14 @@ static rfr_status make_graphs(rfi_stages *p, const rfi_stages_options *options) 
   rfr_callable *c = NULL;
   rfr_trace **traces = NULL;
   int n = 0;
-  const size_t most = 2 * (size_t)rfr_model_parameter_count(&p->spec.model) + 2, stages = (size_t)p->stages;
+  const size_t most = 2 * (size_t)rfr_model_parameter_count(&p->spec.model) + 2, layers = (size_t)p->spec.model.layers;
   RFI_GOTO(RFI_ALLOC(p->ctx, sizeof *b.tensors * most, &b.tensors));
   RFI_GOTO(RFI_ALLOC(p->ctx, sizeof *b.gradients * most, &b.gradients));
   RFI_GOTO(RFI_ALLOC(p->ctx, sizeof *b.names * most, &b.names));
-  RFI_GOTO(RFI_ALLOC(p->ctx, sizeof *b.fixed * stages, &b.fixed));
-  RFI_GOTO(RFI_ALLOC(p->ctx, sizeof *c * stages, &c));
-  RFI_GOTO(RFI_ALLOC(p->ctx, sizeof(rfr_trace *) * stages, &traces));
+  RFI_GOTO(RFI_ALLOC(p->ctx, sizeof *b.fixed * layers, &b.fixed));
+  RFI_GOTO(RFI_ALLOC(p->ctx, sizeof *b.links * layers, &b.links));
+  RFI_GOTO(RFI_ALLOC(p->ctx, sizeof *c * layers, &c));
+  RFI_GOTO(RFI_ALLOC(p->ctx, sizeof(rfr_trace *) * layers, &traces));
   RFI_GOTO(make_callables(p, c, traces, &b, &n));
   o.schedule = p->schedule;
   o.rank = p->spec.pipeline.rank;
@@ -194,9 +219,10 @@ static rfr_status make_graphs(rfi_stages *p, const rfi_stages_options *options) 
     s = rfr_graphs_get_memory(p->graphs, &p->memory);
   }
 fail:
-  for (int i = 0; traces && i < p->stages; i++) rfr_trace_destroy(traces[i]);
+  for (int64_t i = 0; traces && i < p->spec.model.layers; i++) rfr_trace_destroy(traces[i]);
   rfi_free(p->ctx, traces);
   rfi_free(p->ctx, c);
+  rfi_free(p->ctx, b.links);
   rfi_free(p->ctx, b.fixed);
   rfi_free(p->ctx, b.names);
   rfi_free(p->ctx, b.gradients);
@@ -286,41 +312,62 @@ static char *received(const rfi_stages *p, rfr_action a, bool gradient) {
   return p->received[gradient][a.stage][rfr_schedule_slot(p->schedule, a.stage, a.microbatch)];
 }
 
-static rfr_status forward(rfi_stages *p, rfr_action a, const rfi_stages_batch *batch, const float *inv) {
-  const int64_t T = p->spec.tokens, at = a.microbatch * T;
+/* A callable of an action; `end`: one past the last callable of the stage. */
+typedef struct place {
+  int callable, first, end;
+} place;
+
+static rfr_status forward(rfi_stages *p, rfr_action a, place at, const rfi_stages_batch *batch, const float *inv) {
+  const int64_t T = p->spec.tokens, row = a.microbatch * T;
   const rfr_type ids = {.dtype = RFR_I32, .rank = 1, .shape = {T}},
                  ends = {.dtype = RFR_I32, .rank = 1, .shape = {T + 1}},
                  scalar = {.dtype = RFR_F32, .rank = 1, .shape = {1}};
   rfr_tensor *y = of(p, p->y, a, a.stage);
   rfr_binding in[MOST_PORTS];
   int n = 0;
-  if (a.stage == 0) in[n++] = (rfr_binding){RFI_NAME_TOKENS, ids, batch->tokens + at};
-  else if (p->received[0][a.stage]) in[n++] = (rfr_binding){"x", p->activation, received(p, a, false)};
-  else in[n++] = (rfr_binding){"x", p->activation, of(p, p->y, a, a.stage - 1)->data};
-  in[n++] = (rfr_binding){RFI_NAME_OFFSETS, ends, batch->offsets + at + a.microbatch};
-  if (a.stage == p->stages - 1) {
-    in[n++] = (rfr_binding){RFI_NAME_TARGETS, ids, batch->targets + at};
+  if (at.callable > at.first) { /* "x" is linked */
+  } else if (a.stage == 0) {
+    in[n++] = (rfr_binding){RFI_NAME_TOKENS, ids, batch->tokens + row};
+  } else {
+    in[n++] = (rfr_binding){"x", p->activation,
+                            p->received[0][a.stage] ? received(p, a, false) : of(p, p->y, a, a.stage - 1)->data};
+  }
+  in[n++] = (rfr_binding){RFI_NAME_OFFSETS, ends, batch->offsets + row + a.microbatch};
+  const bool is_last = a.stage == p->stages - 1 && at.callable == at.end - 1;
+  if (is_last) {
+    in[n++] = (rfr_binding){RFI_NAME_TARGETS, ids, batch->targets + row};
     in[n++] = (rfr_binding){"inv", scalar, inv};
   }
-  RFI_TRY(rfr_graphs_forward(p->graphs, p->callable[a.stage], a.microbatch, in, n, y, 1));
-  if (a.stage < p->stages - 1) return RFR_OK;
-  return rfr_graphs_read(p->graphs, y, &p->loss[a.microbatch]);
+  RFI_TRY(rfr_graphs_forward(p->graphs, at.callable, a.microbatch, in, n, y, 1));
+  return is_last ? rfr_graphs_read(p->graphs, y, &p->loss[a.microbatch]) : RFR_OK;
 }
 
-static rfr_status backward(rfi_stages *p, rfr_action a) {
+static rfr_status backward(rfi_stages *p, rfr_action a, place at) {
   static const float one = 1.0f;
-  const int next = a.stage + 1, callable = p->callable[a.stage];
   const rfr_type scalar = {.dtype = RFR_F32, .rank = 1, .shape = {1}};
-  const bool is_last = next == p->stages;
+  const bool is_end = at.callable == at.end - 1, is_last = is_end && a.stage == p->stages - 1;
+  const int inputs = 1 + (at.callable == at.first) + 2 * is_last;
   rfr_tensor dx[MOST_PORTS] = {{0}};
-  if (!rfi_stage_trains(&p->spec, a.stage)) return RFR_OK;
   const rfr_binding dy = {NULL, is_last ? scalar : p->activation,
                           is_last                   ? (const void *)&one
                           : p->received[1][a.stage] ? received(p, a, true)
-                                                    : of(p, p->dx, a, next)->data};
-  RFI_TRY(rfr_graphs_backward(p->graphs, callable, a.microbatch, &dy, 1, dx, is_last ? MOST_PORTS : 2));
-  *of(p, p->dx, a, a.stage) = dx[0];
+                                                    : of(p, p->dx, a, is_end ? a.stage + 1 : a.stage)->data};
+  RFI_TRY(rfr_graphs_backward(p->graphs, at.callable, a.microbatch, &dy, is_end, dx, inputs));
+  if (at.callable == at.first) *of(p, p->dx, a, a.stage) = dx[0];
   return RFR_OK;
+}
+
+/* The calls of an action, as many as its callables have: frozen layers have fewer. */
+static rfr_status compute(rfi_stages *p, rfr_action a, const rfi_stages_batch *batch, const float *inv) {
+  const int first = p->callable[a.stage];
+  place at = {.first = first, .end = first + rfr_schedule_layers(p->schedule, a.stage)};
+  for (rfr_action next;;) {
+    RFI_TRY(rfr_graphs_expected(p->graphs, &next, &at.callable));
+    if (next.op != a.op || next.stage != a.stage || next.microbatch != a.microbatch) return RFR_OK;
+    if (a.op == RFR_ACTION_F) RFI_TRY(forward(p, a, at, batch, inv));
+    else if (a.op == RFR_ACTION_W) RFI_TRY(rfr_graphs_wgrad(p->graphs, at.callable, a.microbatch));
+    else RFI_TRY(backward(p, a, at));
+  }
 }
 
 static rfr_status act(rfi_stages *p, rfr_action a, const rfi_stages_batch *batch, const float *inv) {
@@ -328,12 +375,10 @@ static rfr_status act(rfi_stages *p, rfr_action a, const rfi_stages_batch *batch
   const int before = rfi_pipeline_rank(part, a.stage > 0 ? a.stage - 1 : 0),
             after = rfi_pipeline_rank(part, a.stage + 1 < p->stages ? a.stage + 1 : a.stage);
   switch (a.op) {
-    case RFR_ACTION_F: return forward(p, a, batch, inv);
+    case RFR_ACTION_F:
     case RFR_ACTION_I:
-    case RFR_ACTION_B: return backward(p, a);
     case RFR_ACTION_W:
-      if (rfr_graphs_ops(p->graphs, p->callable[a.stage], RFR_ACTION_W) == 0) return RFR_OK;
-      return rfr_graphs_wgrad(p->graphs, p->callable[a.stage], a.microbatch);
+    case RFR_ACTION_B: return compute(p, a, batch, inv);
     case RFR_ACTION_SEND_F: return rfi_comm_send(p->comm, after, of(p, p->y, a, a.stage)->data, p->bytes);
     case RFR_ACTION_RECV_F: return rfi_comm_receive(p->comm, before, received(p, a, false), p->bytes);
     case RFR_ACTION_SEND_B: return rfi_comm_send(p->comm, before, of(p, p->dx, a, a.stage)->data, p->bytes);

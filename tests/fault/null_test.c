@@ -317,6 +317,8 @@ static void runs(void) {
   STATUS(rfr_run_score, NULL, &(int32_t){0}, 1, &(float){0});
   STATUS(rfr_run_save, NULL);
   QUIET(rfr_run_get_info, NULL, &info);
+  rfr_run_pipeline pipeline;
+  QUIET(rfr_run_get_pipeline, NULL, &pipeline);
   assert_int_equal(info.parameters + info.steps, 0);
   GIVES(NULL, rfr_run_data_file, NULL, 0, 0);
   STATUS(rfr_run_data_row, NULL, 0, NULL, NULL);
