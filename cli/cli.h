@@ -10,6 +10,7 @@
 #include <stdbool.h>
 #include <stdio.h>
 
+#include "refrain/dist.h"
 #include "refrain/schedule.h"
 #include "refrain/train.h"
 
@@ -83,7 +84,10 @@ typedef struct cli {
   char folder[4096];              /* of the configuration, or of the run */
   char base[4200], adapter[4300]; /* of an operand that is an adapter: its base, and adapter.from=FOLDER */
   bool resume, strict, debug, eager;
-  int64_t threads; /* -1: not given */
+  int64_t threads;   /* -1: not given */
+  int64_t ranks;     /* 0: not given */
+  rfr_launch launch; /* of this process */
+  rfr_comm *comm;    /* NULL: one rank */
   const char *device;
   const char *prompt, *prompts, *system, *template;
   int64_t tokens, seed, top_k, context, batch;
@@ -95,9 +99,7 @@ typedef struct cli {
   bool diff, flat, all, frontier;
   int64_t steps;
   const char *kind, *order, *layers, *file, *costs, *write_costs;
-  int64_t ranks;  /* 0: not given */
   double link;    /* bytes per second, in GB */
-  rfr_comm *comm; /* of rank `ranks` plans; NULL: none */
   int64_t stages, microbatches, chunks, group;
   bool communication;
   rfr_ctx_options ctx_options; /* of ctx */
@@ -129,6 +131,18 @@ const char *cli_command_name(int command);
 #define CLI_DECLARE(name) rfr_status cli_##name(cli *c);
 CLI_COMMANDS(CLI_DECLARE)
 #undef CLI_DECLARE
+
+/* ---- several ranks: launch.c ---- */
+
+/* The command runs over the ranks of a launcher, or of --ranks. */
+bool cli_has_ranks(const cli *c);
+/* Reads the launcher's variables. A process that is to start --ranks ranks starts them, waits for them, and returns
+ * with *done set and their exit code. */
+rfr_status cli_start_ranks(cli *c, const char *device, char **argv, bool *done, int *code);
+/* Joins the other ranks, after the context was created. */
+rfr_status cli_join_ranks(cli *c);
+/* Rank 0 prints what all ranks know: results, progress, and errors that they have agreed on. */
+bool cli_prints_error(const cli *c, const rfr_error *e);
 
 /* ---- shared by commands ---- */
 
@@ -200,7 +214,7 @@ rfr_status cli_peak(rfr_ctx *ctx, rfr_dtype dtype, double *rate);
 typedef struct cli_ceilings {
   rfr_dtype dtype;
   double product[RFR_DTYPE_COUNT]; /* floating-point operations of GEMMs by type of the operands; 0: not measured */
-  double stream;               /* bytes read and written, from and to memory */
+  double stream;                   /* bytes read and written, from and to memory */
 } cli_ceilings;
 /* Those of `dtype`, of f32, and of the types in which n ops count FLOPs. */
 rfr_status cli_ceilings_measure(const cli *c, rfr_dtype dtype, const rfr_op_time *ops, int n, cli_ceilings *out);

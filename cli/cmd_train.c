@@ -68,6 +68,7 @@ static char *resume_command(const cli *c, const char *folder) {
   if (folder[0] == '-') fputs("./", f);
   cli_put_word(f, folder);
   fputs(" --resume", f);
+  if (c->ranks > 1) fprintf(f, " --ranks %lld", (long long)c->ranks);
   if (c->device) fputs(" --device ", f), cli_put_word(f, c->device);
   if (c->threads >= 0) fprintf(f, " --threads %lld", (long long)c->threads);
   if (c->strict) fputs(" --strict", f);
@@ -83,7 +84,7 @@ static char *resume_command(const cli *c, const char *folder) {
 static void print_end(const cli *c, rfr_status status, const char *checkpoint, const char *folder) {
   rfr_error e = *rfr_last_error();
   char *command = *checkpoint ? resume_command(c, folder) : NULL, *next = NULL;
-  if (e.status == status && command) {
+  if (e.status == status && command && cli_prints_error(c, &e)) {
     if (status == RFR_STOPPED) {
       if (asprintf(&next, "to continue: %s", command) < 0) next = NULL;
     } else if (asprintf(&next, "%s; to continue from %s: %s", e.next, checkpoint, command) < 0) {
@@ -100,6 +101,7 @@ static void print_end(const cli *c, rfr_status status, const char *checkpoint, c
 
 static void on_event(const rfr_event *e, void *user) {
   cli *c = user;
+  if (c->launch.rank > 0) return; /* rank 0 has the same */
   if (e->kind == RFR_EVENT_WARNING) cli_warn(c, e->message);
   else progress_event(e, c->progress);
 }
@@ -183,7 +185,7 @@ static void print_start(rfr_run *run, const rfr_run_info *i) {
   print_steps(i);
 }
 
-static void print_json(rfr_run *run, const progress *p, const char *folder, double seconds) {
+static void print_json(const cli *c, rfr_run *run, const progress *p, const char *folder, double seconds) {
   rfr_run_info info;
   rfr_plan_summary plan = {0};
   rfr_run_get_info(run, &info);
@@ -192,6 +194,7 @@ static void print_json(rfr_run *run, const progress *p, const char *folder, doub
   json_begin(&j, NULL, '{');
   json_text(&j, "folder", folder);
   json_text(&j, "checkpoint", info.checkpoint);
+  if (cli_has_ranks(c)) json_int(&j, "ranks", c->launch.ranks);
   json_int(&j, "step", info.step);
   json_int(&j, "steps", info.steps);
   json_int(&j, "skipped", info.skipped);
@@ -244,6 +247,7 @@ static rfr_status train(cli *c, rfr_run *run, progress *p, const char *folder) {
   struct sigaction action = {.sa_handler = on_signal};
   sigaction(SIGINT, &action, NULL);
   sigaction(SIGTERM, &action, NULL);
+  if (cli_has_ranks(c)) sigaction(SIGUSR1, &action, NULL); /* from launch.c */
   atomic_store(&running, run);
   const double start = cli_now();
   const rfr_status s = rfr_run_train(run);
@@ -252,7 +256,8 @@ static rfr_status train(cli *c, rfr_run *run, progress *p, const char *folder) {
   progress_close_line(p);
   if (s != RFR_OK) print_end(c, s, info.checkpoint, folder);
   if (s != RFR_OK && s != RFR_STOPPED) return s;
-  if (c->json) print_json(run, p, folder, seconds);
+  if (c->launch.rank > 0) return s;
+  if (c->json) print_json(c, run, p, folder, seconds);
   else if (!c->quiet) print_result(run, p, seconds);
   return s;
 }
@@ -293,11 +298,12 @@ rfr_status cli_train_config(cli *c, const char *text, const char *folder) {
   rfr_run_options o = cli_run_options(c);
   o.on_event = on_event;
   o.event_user = c;
+  o.comm = c->comm;
   rfr_status s = rfr_run_open(c->ctx, text, folder, &o, &run);
   if (s == RFR_OK) s = train(c, run, &p, folder);
   progress_close_line(&p);
   cli_report(c, s);
-  if (s == RFR_NO_FIT && !run) print_no_fit(c, text, folder);
+  if (s == RFR_NO_FIT && !run && !c->comm) print_no_fit(c, text, folder);
   rfr_run_close(run);
   c->progress = NULL;
   c->evaluated = p.evaluated;

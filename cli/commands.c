@@ -97,10 +97,13 @@ static const cli_command commands[CLI_COMMAND_COUNT] = {
     [CLI_INDEX_train] =
         {"train", "CONFIG|RUN", 1, 1, "train a model",
          "CONFIG is a YAML file; the run is written to runs/CONFIG or to --out. With --resume, training "
-         "continues from the newest checkpoint; then the operand may also be the folder of the run.",
+         "continues from the newest checkpoint; then the operand may also be the folder of the run. Under mpirun, srun "
+         "or torchrun each process is a rank.",
          "refrain train examples/demo.yaml --out runs/demo",
          OPTIONS(
              SET, {"out", "FOLDER", NULL, CLI_TEXT, FIELD(out), "folder of the run (runs/CONFIG)"},
+             {"ranks", "N", NULL, CLI_INTEGER, FIELD(ranks),
+              "train on N ranks of this machine: one GPU each, or processes of mpirun that share the cores"},
              {"resume", NULL, NULL, CLI_FLAG, FIELD(resume), "continue from the newest checkpoint of the run"},
              {"strict", NULL, NULL, CLI_FLAG, FIELD(strict),
               "refuse to resume on another machine, library or thread count, where bits may differ"},

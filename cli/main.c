@@ -51,7 +51,19 @@ static const char *device_of(const cli *c, const char *device) {
   return found ? "cuda" : "cpu";
 }
 
-static rfr_status run_command(cli *c) {
+/* The GPU of a rank: that of its number on this machine, or the only one that the launcher lets it see. */
+static void device_of_rank(cli *c, rfr_ctx_options *o) {
+  static char name[32];
+  const char *device = o->device ? o->device : getenv("REFRAIN_DEVICE"), *visible = getenv("CUDA_VISIBLE_DEVICES");
+  if (!cli_has_ranks(c)) return;
+  c->quiet = c->quiet || c->launch.rank > 0;
+  if (!device || strcmp(device, "cuda") != 0) return;
+  const bool one = visible && *visible && !strchr(visible, ',');
+  snprintf(name, sizeof name, "cuda:%d", one ? 0 : c->launch.local_rank);
+  o->device = name;
+}
+
+static rfr_status run_command(cli *c, char **argv, int *started) {
   static rfr_status (*const table[CLI_COMMAND_COUNT])(cli *) = {
 #define CLI_CALL(name) cli_##name,
       CLI_COMMANDS(CLI_CALL)
@@ -62,14 +74,26 @@ static rfr_status run_command(cli *c) {
   if (c->device) o.device = c->device;                                          /* else REFRAIN_DEVICE */
   if (c->command == CLI_INDEX_schedule || c->command == CLI_INDEX_keys) o.device = "cpu";
   if (o.device) o.device = device_of(c, o.device);
+  if (c->command == CLI_INDEX_train) {
+    bool done;
+    const rfr_status s = cli_start_ranks(c, o.device ? o.device : getenv("REFRAIN_DEVICE"), argv, &done, started);
+    if (s != RFR_OK || done) {
+      cli_report(c, s);
+      return s;
+    }
+    device_of_rank(c, &o);
+  }
   o.log = log_warning;
   o.log_user = c;
   c->ctx_options = o;
   rfr_status s = cli_refuse_hub_name(c);
   if (s == RFR_OK) s = cli_take_adapter(c);
   if (s == RFR_OK) s = rfr_ctx_create(&o, &c->ctx);
+  if (s == RFR_OK) s = cli_join_ranks(c);
   if (s == RFR_OK) s = table[c->command](c);
   cli_report(c, s);
+  if (s != RFR_OK && !cli_prints_error(c, rfr_last_error())) s = RFR_OK; /* rank 0 reports it */
+  rfr_comm_destroy(c->comm);
   rfr_ctx_destroy(c->ctx);
   return s;
 }
@@ -96,16 +120,17 @@ int main(int argc, char **argv) {
   cli c;
   open_closed_streams();
   limit_spinning(argv);
+  int started = 0; /* exit code of the ranks that this process has started */
   rfr_status s = cli_parse(argc, argv, &c);
   if (s == RFR_OK) {
     if (c.version) printf(c.json ? "{\"version\": \"%s\"}\n" : "refrain %s\n", rfr_version());
     else if (c.help && c.json) cli_print_help_json(stdout, c.command);
     else if (c.help) cli_print_help(stdout, c.command);
-    else s = run_command(&c);
+    else s = run_command(&c, argv, &started);
   }
   cli_deinit(&c);
   const bool lost = fflush(stdout) != 0 || ferror(stdout) != 0; /* ferror: an earlier flush may have failed */
   if (lost && s == RFR_OK)
     s = cli_fail(RFR_IO, "check the pipe, or the free space of the file", "standard output cannot be written");
-  return exit_code(s);
+  return s == RFR_OK ? started : exit_code(s);
 }

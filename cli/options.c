@@ -56,11 +56,28 @@ rfr_status cli_cannot_write(const char *path) {
   return cli_fail(RFR_IO, "check the path and the free space", "%s cannot be written: %s", path, strerror(errno));
 }
 
+bool cli_has_ranks(const cli *c) { return c->launch.ranks > 1; }
+
+/* Errors that every rank gets: what they agreed on, and what follows from numbers that are equal on all ranks. */
+bool cli_prints_error(const cli *c, const rfr_error *e) {
+  static const char *const common[] = {"dist.run", "run.diverged", "adapter.gradient"};
+  int rank;
+  char colon = 0;
+  if (c->launch.rank == 0) return true;
+  for (size_t i = 0; i < sizeof common / sizeof *common; i++)
+    if (strcmp(e->slug, common[i]) == 0) return false;
+  return e->status != RFR_STOPPED && !(sscanf(e->message, "rank %d%c", &rank, &colon) == 2 && colon == ':');
+}
+
 void cli_report(const cli *c, rfr_status status) {
   if (status == RFR_OK || error_printed) return;
   char help[64];
   rfr_error e = *rfr_last_error();
   snprintf(help, sizeof help, "refrain %s --help explains the options", cli_command_name(c->command));
+  if (!cli_prints_error(c, &e)) return;
+  char own[2200];
+  if (cli_has_ranks(c) && e.status == status && strncmp(e.message, "rank ", 5) != 0)
+    snprintf(own, sizeof own, "rank %d: %s", c->launch.rank, e.message), e.message = own;
   if (strcmp(e.slug, "argument") == 0) e.next = help; /* the options of the command line became arguments of a call */
   if (e.status == status) cli_print_error(&e);
   else cli_fail(status, status == RFR_NO_MEMORY ? "free some memory" : "", "%s", rfr_status_name(status));
@@ -226,6 +243,8 @@ rfr_status cli_parse(int argc, char **argv, cli *c) {
   c->top_p = 1.0;
   c->penalty = 1.0;
   c->threads = -1;
+  c->launch.ranks = 1;
+  c->launch.launcher = "";
   c->sets.items = calloc((size_t)argc, sizeof *c->sets.items);
   c->stops.items = calloc((size_t)argc, sizeof *c->stops.items);
   c->operands = calloc((size_t)argc, sizeof *c->operands);

@@ -58,6 +58,28 @@ RFR_API void rfr_comm_destroy(rfr_comm *c);
  * NCCL. From any thread; accepts NULL. */
 RFR_API void rfr_comm_abort(rfr_comm *c);
 
+/* Seconds that later calls of this end wait for another rank; 0: no limit. */
+RFR_API rfr_status rfr_comm_set_timeout(rfr_comm *c, double timeout);
+
+/* ---- ranks that a launcher has started ---- */
+
+/* This process as the environment describes it, from mpirun of Open MPI, srun, torchrun, and others that set RANK and
+ * WORLD_SIZE, or PMI's variables. */
+typedef struct rfr_launch {
+  size_t size;
+  const char *launcher; /* "": none has started this process */
+  int rank, ranks;      /* 0 of 1 without a launcher */
+  int local_rank;       /* among the ranks of this host */
+  char address[256];    /* MASTER_ADDR and MASTER_PORT: of rank 0; "": not given */
+  int port;
+} rfr_launch;
+/* Reads the environment. Errors: dist.launch, which names the variable. */
+RFR_API rfr_status rfr_launch_read(rfr_launch *out);
+/* This rank's end of the communicator of all processes that the launcher has started: MPI for a context of the CPU,
+ * NCCL for one of a GPU. NCCL's id comes over TCP from rank 0, which listens at the address and the port after
+ * `port`; without an address, over MPI. Errors: dist.launch; those of rfr_comm_mpi_create and rfr_comm_nccl_create. */
+RFR_API rfr_status rfr_launch_join(rfr_ctx *ctx, const rfr_launch *launch, double timeout, rfr_comm **out);
+
 RFR_API int rfr_comm_size(const rfr_comm *c); /* 0 for NULL */
 RFR_API int rfr_comm_rank(const rfr_comm *c); /* -1 for NULL */
 

@@ -26,6 +26,8 @@ typedef enum rfi_error {
 rfr_status rfi_fail(rfi_error error, const char *format, ...) __attribute__((format(printf, 2, 3)));
 /* The same with a location in a file; line 0: the file as such. The message starts with "file:line: ", or with nothing
  * if there is no file ("" or NULL). */
+/* The same by slug: an error that another process has reported. */
+rfr_status rfi_fail_slug(const char *slug, const char *format, ...) __attribute__((format(printf, 2, 3)));
 rfr_status rfi_fail_at(rfi_error error, const char *file, int64_t line, const char *format, ...)
     __attribute__((format(printf, 4, 5)));
 /* The same with a column of the line, from 1: "file:line:column: ". */

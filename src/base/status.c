@@ -88,6 +88,17 @@ rfr_status rfi_fail(rfi_error error, const char *format, ...) {
   return set_error(error, "", 0, text, wanted);
 }
 
+rfr_status rfi_fail_slug(const char *slug, const char *format, ...) {
+  char text[MESSAGE_BYTES] = "";
+  va_list args;
+  int error = 0;
+  while (error < RFI_E_COUNT - 1 && strcmp(rows[error].slug, slug) != 0) error++;
+  va_start(args, format);
+  int wanted = format_after(text, 0, format, args);
+  va_end(args);
+  return set_error(strcmp(rows[error].slug, slug) == 0 ? (rfi_error)error : RFI_E_INTERNAL, "", 0, text, wanted);
+}
+
 /* "file:line:column: " and the formatted text. */
 static rfr_status fail_at(rfi_error error, const char *file, int64_t line, int64_t column, const char *format,
                           va_list args) {

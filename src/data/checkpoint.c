@@ -15,6 +15,8 @@
 #include <unistd.h>
 
 #include "data/json_file.h"
+#include "dist/agree.h"
+#include "dist/comm.h"
 
 #define MANIFEST "MANIFEST.json"
 #define FORMAT "refrain-checkpoint"
@@ -22,22 +24,26 @@ enum { VERSION = 1, NO_STEP = -1 }; /* NO_STEP: a folder without manifest */
 
 struct rfi_checkpoint_writer {
   rfr_ctx *ctx;
+  rfr_comm *comm; /* NULL: one rank */
   char *run, *folder, *temporary;
   int64_t step;
   rfi_file *file; /* the one being written */
   char *name;     /* its name */
-  json_t *files;  /* of the manifest */
+  json_t *files;  /* of the manifest; before it is written those of this rank */
 };
+
+static bool leads(const rfi_checkpoint_writer *w) { return rfr_comm_rank(w->comm) <= 0; }
 
 static bool plain_name(const char *name) {
   return name[0] != 0 && strchr(name, '/') == NULL && strcmp(name, ".") != 0 && strcmp(name, "..") != 0 &&
          strlen(name) < 200;
 }
 
-static rfr_status printed_path(rfr_ctx *ctx, char **out, const char *run, int64_t step, bool temporary) {
+/* process 0: the checkpoint; else the temporary folder of that process. */
+static rfr_status printed_path(rfr_ctx *ctx, char **out, const char *run, int64_t step, int64_t process) {
   rfi_string s = {.ctx = ctx};
   rfr_status status = rfi_string_printf(&s, "%s/step-%06lld", run, (long long)step);
-  if (status == RFR_OK && temporary) status = rfi_string_printf(&s, ".tmp-%ld", (long)getpid());
+  if (status == RFR_OK && process) status = rfi_string_printf(&s, ".tmp-%lld", (long long)process);
   if (status == RFR_OK) status = rfi_path_join(ctx, "", s.data, out);
   rfi_string_deinit(&s);
   return status;
@@ -45,6 +51,7 @@ static rfr_status printed_path(rfr_ctx *ctx, char **out, const char *run, int64_
 
 /* ---- writing ---- */
 
+/* Destroys a writer; the temporary folder is the leader's. */
 static void free_writer(rfi_checkpoint_writer *w) {
   rfi_file_close(w->file);
   json_decref(w->files);
@@ -55,46 +62,87 @@ static void free_writer(rfi_checkpoint_writer *w) {
   rfi_free(w->ctx, w);
 }
 
-/* folder NULL: of the step. */
-static rfr_status begin(rfr_ctx *ctx, const char *run, const char *folder, int64_t step, rfi_checkpoint_writer **out) {
-  rfr_status s;
-  rfi_checkpoint_writer *w;
-  *out = NULL;
-  RFI_TRY(RFI_ALLOC(ctx, sizeof *w, &w));
-  w->ctx = ctx;
-  w->step = step;
-  RFI_GOTO(rfi_path_join(ctx, "", run, &w->run));
-  if (folder) {
-    RFI_GOTO(rfi_path_join(ctx, "", folder, &w->folder));
-    RFI_GOTO(rfi_path_temporary(ctx, folder, &w->temporary));
-  } else {
-    RFI_GOTO(printed_path(ctx, &w->folder, run, step, false));
-    RFI_GOTO(printed_path(ctx, &w->temporary, run, step, true));
-  }
-  w->files = json_object();
-  if (!w->files) RFI_GOTO(rfi_fail(RFI_E_NO_MEMORY, "a checkpoint's manifest"));
-  RFI_GOTO(rfi_dir_create(run));
-  RFI_GOTO(rfi_tree_remove(ctx, w->temporary)); /* of a dead process with our number */
-  RFI_GOTO(rfi_dir_create(w->temporary));
-  *out = w;
-  return RFR_OK;
-fail:
-  if (w->temporary) rfi_tree_discard(w->temporary);
+static void discard(rfi_checkpoint_writer *w) {
+  rfi_file_close(w->file); /* before its folder is removed */
+  w->file = NULL;
+  if (leads(w) && w->temporary) rfi_tree_discard(w->temporary);
   free_writer(w);
+}
+
+/* The process of rank 0, on all ranks. */
+static rfr_status find_leader(rfr_ctx *ctx, rfr_comm *comm, int64_t *process) {
+  const int ranks = rfr_comm_size(comm);
+  const int64_t own = getpid();
+  int64_t *all;
+  *process = own;
+  if (ranks < 2) return RFR_OK;
+  RFI_TRY(RFI_ALLOC(ctx, (size_t)ranks * sizeof *all, &all));
+  const rfr_status s = rfi_comm_exchange(comm, &own, sizeof own, all);
+  *process = all[0];
+  rfi_free(ctx, all);
   return s;
 }
 
-rfr_status rfi_checkpoint_begin(rfr_ctx *ctx, const char *run, int64_t step, rfi_checkpoint_writer **out) {
+static rfr_status make_folder(const rfi_checkpoint_writer *w) {
+  RFI_TRY(rfi_dir_create(w->run));
+  RFI_TRY(rfi_tree_remove(w->ctx, w->temporary)); /* of a dead process with our number */
+  return rfi_dir_create(w->temporary);
+}
+
+static rfr_status check_folder(const rfi_checkpoint_writer *w) {
+  char kind;
+  RFI_TRY(rfi_path_kind(w->temporary, &kind));
+  if (kind == 'd') return RFR_OK;
+  return rfi_fail_at(RFI_E_FILE_WRITE, w->temporary, 0,
+                     "rank 0 has made this folder, and this rank does not see it: the ranks need one file system");
+}
+
+/* folder NULL: of the step. */
+static rfr_status set_paths(rfi_checkpoint_writer *w, const char *run, const char *folder, int64_t process) {
+  RFI_TRY(rfi_path_join(w->ctx, "", run, &w->run));
+  w->files = json_object();
+  if (!w->files) return rfi_fail(RFI_E_NO_MEMORY, "a checkpoint's manifest");
+  if (!folder) {
+    RFI_TRY(printed_path(w->ctx, &w->folder, run, w->step, 0));
+    return printed_path(w->ctx, &w->temporary, run, w->step, process);
+  }
+  RFI_TRY(rfi_path_join(w->ctx, "", folder, &w->folder));
+  return rfi_path_temporary(w->ctx, folder, &w->temporary);
+}
+
+static rfr_status begin(rfr_ctx *ctx, rfr_comm *comm, const char *run, const char *folder, int64_t step,
+                        rfi_checkpoint_writer **out) {
+  rfi_checkpoint_writer *w = NULL;
+  int64_t process;
+  *out = NULL;
+  RFI_TRY(find_leader(ctx, comm, &process));
+  rfr_status s = RFI_ALLOC(ctx, sizeof *w, &w);
+  if (s == RFR_OK) {
+    w->ctx = ctx;
+    w->comm = comm;
+    w->step = step;
+    s = set_paths(w, run, folder, process);
+    if (s == RFR_OK && leads(w)) s = make_folder(w);
+  }
+  s = rfi_comm_agree(ctx, comm, s);
+  if (s == RFR_OK) s = rfi_comm_agree(ctx, comm, leads(w) ? RFR_OK : check_folder(w));
+  if (s == RFR_OK) *out = w;
+  else if (w) discard(w);
+  return s;
+}
+
+rfr_status rfi_checkpoint_begin(rfr_ctx *ctx, rfr_comm *comm, const char *run, int64_t step,
+                                rfi_checkpoint_writer **out) {
   *out = NULL;
   if (step < 0) return rfi_fail(RFI_E_ARGUMENT, "a checkpoint of step %lld", (long long)step);
-  return begin(ctx, run, NULL, step, out);
+  return begin(ctx, comm, run, NULL, step, out);
 }
 
 rfr_status rfi_checkpoint_begin_folder(rfr_ctx *ctx, const char *folder, rfi_checkpoint_writer **out) {
   char *parent;
   *out = NULL;
   RFI_TRY(rfi_path_parent(ctx, folder, &parent));
-  const rfr_status s = begin(ctx, parent, folder, NO_STEP, out);
+  const rfr_status s = begin(ctx, NULL, parent, folder, NO_STEP, out);
   rfi_free(ctx, parent);
   return s;
 }
@@ -158,29 +206,62 @@ static rfr_status write_manifest(rfi_checkpoint_writer *w) {
   return s;
 }
 
-rfr_status rfi_checkpoint_commit(rfi_checkpoint_writer *w) {
-  rfr_status s;
-  bool exchanged;
-  RFI_GOTO(finish_file(w));
-  if (w->step != NO_STEP) RFI_GOTO(write_manifest(w));
-  RFI_GOTO(rfi_dir_sync(w->temporary));
-  RFI_GOTO(rfi_dir_replace(w->temporary, w->folder, &exchanged));
-  /* From here on the new checkpoint is in its place, and no failure may remove it. */
-  s = rfi_dir_sync(w->run);
-  if (s == RFR_OK && exchanged) s = rfi_tree_remove(w->ctx, w->temporary);
-  free_writer(w);
-  return s;
-fail:
-  rfi_checkpoint_abort(w);
+/* Adds the files of rank `from`, described in JSON, to the manifest. */
+static rfr_status merge_files(rfi_checkpoint_writer *w, int from, const char *text) {
+  json_t *files, *entry;
+  const char *name;
+  rfr_status s = RFR_OK;
+  RFI_TRY(rfi_json_parse("a rank's files", text, strlen(text), &files));
+  json_object_foreach(files, name, entry) {
+    if (json_object_get(w->files, name)) s = rfi_fail(RFI_E_INTERNAL, "rank %d writes %s too", from, name);
+    if (s == RFR_OK) s = rfi_json_set(w->files, name, json_incref(entry));
+  }
+  json_decref(files);
   return s;
 }
 
-void rfi_checkpoint_abort(rfi_checkpoint_writer *w) {
-  if (!w) return;
-  rfi_file_close(w->file); /* before its folder is removed */
-  w->file = NULL;
-  rfi_tree_discard(w->temporary);
-  free_writer(w);
+/* The files of all ranks; rank 0 keeps them. */
+static rfr_status gather_files(rfi_checkpoint_writer *w) {
+  enum { MOST = RFI_EXCHANGE_BYTES };
+  const int ranks = rfr_comm_size(w->comm);
+  rfi_string text = {.ctx = w->ctx};
+  char mine[MOST] = "{}", *all = NULL;
+  if (ranks < 2) return RFR_OK;
+  rfr_status s = rfi_json_print_compact(w->files, &text);
+  if (s == RFR_OK && text.n >= MOST) s = rfi_fail(RFI_E_INTERNAL, "%zu bytes describe the files of a rank", text.n);
+  if (s == RFR_OK) memcpy(mine, text.data, text.n), mine[text.n] = 0;
+  rfi_string_deinit(&text);
+  if (s == RFR_OK) s = RFI_ALLOC(w->ctx, (size_t)ranks * MOST, &all);
+  s = rfi_comm_agree(w->ctx, w->comm, s);
+  if (s == RFR_OK) s = rfi_comm_exchange(w->comm, mine, MOST, all);
+  for (int r = 1; r < ranks && s == RFR_OK && leads(w); r++) s = merge_files(w, r, all + (int64_t)r * MOST);
+  rfi_free(w->ctx, all);
+  return s;
+}
+
+/* *shown: the checkpoint is in its place, and no failure may remove it. */
+static rfr_status publish(rfi_checkpoint_writer *w, bool *shown) {
+  bool exchanged;
+  if (w->step != NO_STEP) RFI_TRY(write_manifest(w));
+  RFI_TRY(rfi_dir_sync(w->temporary));
+  RFI_TRY(rfi_dir_replace(w->temporary, w->folder, &exchanged));
+  *shown = true;
+  RFI_TRY(rfi_dir_sync(w->run));
+  return exchanged ? rfi_tree_remove(w->ctx, w->temporary) : RFR_OK;
+}
+
+rfr_status rfi_checkpoint_finish(rfi_checkpoint_writer *w, rfr_status s) {
+  bool shown = false;
+  if (s == RFR_OK) s = finish_file(w);
+  s = rfi_comm_agree(w->ctx, w->comm, s);
+  if (s == RFR_OK) {
+    s = gather_files(w);
+    if (s == RFR_OK && leads(w)) s = publish(w, &shown);
+    s = rfi_comm_agree(w->ctx, w->comm, s);
+  }
+  if (shown) free_writer(w);
+  else discard(w);
+  return s;
 }
 
 /* ---- reading ---- */

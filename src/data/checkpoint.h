@@ -10,33 +10,36 @@
  * checkpoint, never the last good one.
  *
  *   rfi_checkpoint_writer *w;
- *   RFI_TRY(rfi_checkpoint_begin(ctx, "runs/a", 123, &w));
+ *   RFI_TRY(rfi_checkpoint_begin(ctx, NULL, "runs/a", 123, &w));
  *   s = rfi_checkpoint_add(w, "state.json", text, n);
- *   if (s == RFR_OK) s = rfi_checkpoint_commit(w);
- *   else rfi_checkpoint_abort(w);
+ *   s = rfi_checkpoint_finish(w, s);
  *
- * One process writes into a run's folder at a time, with one writer open at a time.
+ * One process writes into a run's folder at a time, with one writer open at a time. Over several ranks all of them
+ * begin and finish a checkpoint together, and each adds files of its own, with other names: rank 0 makes the folder,
+ * writes the manifest and renames, once every rank has made its files durable. If one rank fails, none has the
+ * checkpoint, and all have its error. The ranks need one file system.
  */
 #ifndef RFI_CHECKPOINT_H
 #define RFI_CHECKPOINT_H
 
 #include "data/file.h"
+#include "refrain/dist.h"
 
 typedef struct rfi_checkpoint_writer rfi_checkpoint_writer;
 
-/* Makes the run's folder where needed and the temporary folder in it. */
-rfr_status rfi_checkpoint_begin(rfr_ctx *ctx, const char *run, int64_t step, rfi_checkpoint_writer **out);
+/* Makes the run's folder where needed and the temporary folder in it. `comm` NULL: one rank. */
+rfr_status rfi_checkpoint_begin(rfr_ctx *ctx, rfr_comm *comm, const char *run, int64_t step,
+                                rfi_checkpoint_writer **out);
 /* The same for a folder at a path of its own, without manifest; it must not exist. */
 rfr_status rfi_checkpoint_begin_folder(rfr_ctx *ctx, const char *folder, rfi_checkpoint_writer **out);
 /* Starts a file; the one started before is finished. The writer owns it: append to it, nothing else. */
 rfr_status rfi_checkpoint_file(rfi_checkpoint_writer *writer, const char *name, rfi_file **file);
 /* A file with its full contents. */
 rfr_status rfi_checkpoint_add(rfi_checkpoint_writer *writer, const char *name, const void *data, size_t n);
-/* Manifest, fsync, rename, fsync. Replaces a checkpoint of the same step. The writer is destroyed; on an error the
- * temporary folder is removed too. */
-rfr_status rfi_checkpoint_commit(rfi_checkpoint_writer *writer);
-/* Destroys the writer and removes its files. Accepts NULL. */
-void rfi_checkpoint_abort(rfi_checkpoint_writer *writer);
+/* `s`: the status of this rank so far. If all ranks have RFR_OK: manifest, fsync, rename, fsync; replaces a checkpoint
+ * of the same step. The writer is destroyed; on an error the temporary folder is removed too. Returns the same status
+ * on all ranks, but for dist.peer. */
+rfr_status rfi_checkpoint_finish(rfi_checkpoint_writer *writer, rfr_status s);
 
 typedef struct rfi_checkpoint {
   rfr_ctx *ctx;

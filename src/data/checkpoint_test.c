@@ -19,16 +19,14 @@ static rfr_status save(rft_folder *f, int step, const char *version) {
   rfi_checkpoint_writer *w;
   rfi_file *file;
   char text[64];
-  rfr_status s = rfi_checkpoint_begin(f->ctx, rft_path(f, "run"), step, &w);
+  rfr_status s = rfi_checkpoint_begin(f->ctx, NULL, rft_path(f, "run"), step, &w);
   if (s != RFR_OK) return s;
   int n = snprintf(text, sizeof text, "%s of step %d", version, step);
   s = rfi_checkpoint_file(w, "model.safetensors", &file);
   for (int i = 0; i < 3 && s == RFR_OK; i++) s = rfi_file_append(file, text, (size_t)n);
   if (s == RFR_OK) s = rfi_checkpoint_add(w, "state.json", text, (size_t)n);
   if (s == RFR_OK) s = rfi_checkpoint_add(w, "empty", "", 0);
-  if (s == RFR_OK) return rfi_checkpoint_commit(w);
-  rfi_checkpoint_abort(w);
-  return s;
+  return rfi_checkpoint_finish(w, s);
 }
 
 /* Entries of the run's folder in one line. */
@@ -98,16 +96,15 @@ static void test_writer(void **state) {
   static const char *const bad[] = {"", "a/b", "..", ".", "MANIFEST.json", "/etc/x"};
   rfi_checkpoint_writer *w;
   rfi_file *file;
-  assert_int_equal(rfi_checkpoint_begin(f->ctx, rft_path(f, "run"), 3, &w), RFR_OK);
+  assert_int_equal(rfi_checkpoint_begin(f->ctx, NULL, rft_path(f, "run"), 3, &w), RFR_OK);
   for (size_t i = 0; i < sizeof bad / sizeof *bad; i++)
     assert_int_equal(rfi_checkpoint_file(w, bad[i], &file), RFR_INVALID);
   assert_int_equal(rfi_checkpoint_add(w, "a", "1", 1), RFR_OK);
   assert_int_equal(rfi_checkpoint_add(w, "a", "1", 1), RFR_INVALID);
   assert_int_equal(rfi_checkpoint_file(w, "b", &file), RFR_OK);
-  rfi_checkpoint_abort(w); /* with an open file */
+  assert_int_equal(rfi_checkpoint_finish(w, rfi_fail(RFI_E_FILE_WRITE, "a test")), RFR_IO); /* with an open file */
   assert_string_equal(listing(f, "run"), "");
-  rfi_checkpoint_abort(NULL);
-  assert_int_equal(rfi_checkpoint_begin(f->ctx, rft_path(f, "run"), -1, &w), RFR_INVALID);
+  assert_int_equal(rfi_checkpoint_begin(f->ctx, NULL, rft_path(f, "run"), -1, &w), RFR_INVALID);
 }
 
 static void expect_damaged(rft_folder *f, const char *named) {

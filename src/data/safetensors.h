@@ -10,6 +10,10 @@
  * and no size in it can make the reader allocate more than a small multiple of the file.
  *
  * Names are plain strings and never become paths. Errors name the file and the tensor.
+ *
+ * Several ranks write a file each, KIND-rank-0003-of-0008.safetensors, with parts of tensors. A part is a tensor of its
+ * own, NAME@FIRST: the flat elements of NAME from FIRST, whose shape __metadata__ has under NAME. The files of all
+ * ranks are read as if they were one with the full tensors; the parts of a tensor must tile it.
  */
 #ifndef RFI_SAFETENSORS_H
 #define RFI_SAFETENSORS_H
@@ -32,6 +36,8 @@ typedef struct rfi_stored {
 typedef struct rfi_safetensors rfi_safetensors;
 
 rfr_status rfi_safetensors_open(rfr_ctx *ctx, const char *path, rfi_safetensors **out);
+/* The files of all ranks, KIND-rank-*-of-*.safetensors of a folder; *out NULL: the folder has none. */
+rfr_status rfi_safetensors_open_parts(rfr_ctx *ctx, const char *folder, const char *kind, rfi_safetensors **out);
 void rfi_safetensors_close(rfi_safetensors *st); /* accepts NULL */
 
 int rfi_safetensors_count(const rfi_safetensors *st);
@@ -64,5 +70,14 @@ typedef struct rfi_safetensors_entry {
  * NULL) is how many bytes of tensors must follow. */
 rfr_status rfi_safetensors_write_header(rfr_ctx *ctx, rfi_file *file, const rfi_safetensors_entry *entries, int n,
                                         const char *const *metadata, int n_metadata, int64_t *bytes);
+
+/* The file of a rank's parts. */
+enum { RFI_PART_FILE = 64 };
+void rfi_safetensors_part_file(char name[RFI_PART_FILE], const char *kind, int rank, int ranks);
+typedef struct rfi_safetensors_part {
+  rfi_safetensors_entry full; /* the tensor */
+  int64_t first, count;       /* elements */
+} rfi_safetensors_part;
+rfr_status rfi_safetensors_write_parts_header(rfr_ctx *ctx, rfi_file *file, const rfi_safetensors_part *parts, int n);
 
 #endif

@@ -310,11 +310,109 @@ static void test_out_of_memory(void **state) {
   }
 }
 
+/* ---- files of several ranks ---- */
+
+enum { ROWS = 5, COLUMNS = 7 };
+
+/* Elements [first, first + count) of the tensor x (5,7), whose element i is 100 + i, and all of y on rank 0. */
+static void write_rank(rft_folder *f, const char *kind, int rank, int ranks, int64_t first, int64_t count) {
+  char name[RFI_PART_FILE];
+  rfi_file *file;
+  float values[ROWS * COLUMNS], y[2] = {8, 9};
+  rfi_safetensors_part parts[2] = {
+      {{.name = "x", .dtype = RFR_F32, .rank = 2, .shape = {ROWS, COLUMNS}}, first, count},
+      {{.name = "y", .dtype = RFR_F32, .rank = 1, .shape = {2}}, 0, 2},
+  };
+  for (int i = 0; i < ROWS * COLUMNS; i++) values[i] = 100.0f + (float)i;
+  rfi_safetensors_part_file(name, kind, rank, ranks);
+  unlink(rft_path(f, name));
+  assert_int_equal(rfi_file_create(f->ctx, rft_path(f, name), &file), RFR_OK);
+  const int n = count > 0 ? 1 + (rank == 0) : 0;
+  assert_int_equal(rfi_safetensors_write_parts_header(f->ctx, file, parts, n), RFR_OK);
+  if (n > 0) assert_int_equal(rfi_file_append(file, values + first, (size_t)count * 4), RFR_OK);
+  if (n > 1) assert_int_equal(rfi_file_append(file, y, sizeof y), RFR_OK);
+  assert_int_equal(rfi_file_finish(file, NULL), RFR_OK);
+}
+
+static void test_parts(void **state) {
+  rft_folder *f = *state;
+  rfi_safetensors *st;
+  float all[ROWS * COLUMNS];
+  rft_write(f, "model-rank-2-of-3.safetensors", "not ours", 8);
+  assert_int_equal(rfi_safetensors_open_parts(f->ctx, f->path, "model", &st), RFR_OK);
+  assert_null(st);
+  write_rank(f, "model", 0, 4, 0, 16);
+  write_rank(f, "model", 1, 4, 16, 16);
+  write_rank(f, "model", 2, 4, 32, 3);
+  write_rank(f, "model", 3, 4, 0, 0); /* a rank after the last element */
+  write_rank(f, "optimizer", 0, 1, 0, 35);
+  assert_int_equal(rfi_safetensors_open_parts(f->ctx, f->path, "model", &st), RFR_OK);
+  assert_int_equal(rfi_safetensors_count(st), 2);
+  const rfi_stored *x = rfi_safetensors_find(st, "x"), *y = rfi_safetensors_find(st, "y");
+  assert_int_equal(x->rank, 2);
+  assert_int_equal(x->shape[0], ROWS);
+  assert_int_equal(x->shape[1], COLUMNS);
+  assert_int_equal(x->elements, ROWS * COLUMNS);
+  for (int64_t first = 0; first < x->elements; first++)
+    for (int64_t n = 1; n <= x->elements - first; n++) {
+      uint16_t half[ROWS * COLUMNS];
+      assert_int_equal(rfi_safetensors_read_range(st, x, RFR_F32, all, first, n), RFR_OK);
+      for (int64_t i = 0; i < n; i++) assert_true(all[i] == 100.0f + (float)(first + i));
+      assert_int_equal(rfi_safetensors_read_range(st, x, RFR_BF16, half, first, n), RFR_OK);
+      for (int64_t i = 0; i < n; i++) assert_true(rfr_float_from_bits(RFR_BF16, half[i]) == all[i]);
+    }
+  assert_int_equal(rfi_safetensors_read(st, y, all, 8), RFR_OK);
+  assert_true(all[0] == 8 && all[1] == 9);
+  rfi_safetensors_close(st);
+}
+
+static void expect_bad_parts(rft_folder *f, const char *says) {
+  rfi_safetensors *st;
+  assert_int_equal(rfi_safetensors_open_parts(f->ctx, f->path, "model", &st), RFR_INVALID);
+  assert_null(st);
+  assert_string_equal(rfr_last_error()->slug, "safetensors");
+  if (!strstr(rfr_last_error()->message, says)) fail_msg("\"%s\": not %s", rfr_last_error()->message, says);
+}
+
+static void test_bad_parts(void **state) {
+  rft_folder *f = *state;
+  static const struct {
+    const char *header, *says; /* of the second rank, with 4 bytes of data */
+  } cases[] = {
+      {"{\"x\":" ENTRY("F32", "[1]", 0, 4) "}", "a name ends in @"},
+      {"{\"x@\":" ENTRY("F32", "[1]", 0, 4) "}", "a name ends in @"},
+      {"{\"x@16y\":" ENTRY("F32", "[1]", 0, 4) "}", "a name ends in @"},
+      {"{\"x@9999999999999999999\":" ENTRY("F32", "[1]", 0, 4) "}", "a name ends in @"},
+      {"{\"x@34\":" ENTRY("F32", "[1]", 0, 4) "}", "has no shape"},
+      {"{\"__metadata__\":{\"x\":\"5 a\"},\"x@34\":" ENTRY("F32", "[1]", 0, 4) "}", "no list of sizes"},
+      {"{\"__metadata__\":{\"x\":\"5 8\"},\"x@34\":" ENTRY("F32", "[1]", 0, 4) "}", "another type or shape"},
+      {"{\"__metadata__\":{\"x\":\"5 7\"},\"x@34\":" ENTRY("I32", "[1]", 0, 4) "}", "another type or shape"},
+      {"{\"__metadata__\":{\"x\":\"5 7\"},\"x@35\":" ENTRY("F32", "[1]", 0, 4) "}", "from element 34"},
+      {"{\"__metadata__\":{\"x\":\"5 7\"},\"x@33\":" ENTRY("F32", "[1]", 0, 4) "}", "from element 34"},
+      {"{\"__metadata__\":{\"a\":\"2\"},\"a@0\":" ENTRY("F32", "[1]", 0, 4) "}", "1 of its 2 elements"},
+  };
+  for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+    char file[4096];
+    write_rank(f, "model", 0, 2, 0, 34);
+    rft_write(f, "model-rank-0001-of-0002.safetensors", file, build(file, cases[i].header, strlen(cases[i].header), 4));
+    expect_bad_parts(f, cases[i].says);
+  }
+  write_rank(f, "model", 1, 2, 0, 0);
+  expect_bad_parts(f, "34 of its 35 elements");
+  write_rank(f, "model", 0, 3, 0, 35);
+  expect_bad_parts(f, "files of 2 and of 3 ranks");
+  assert_int_equal(unlink(rft_path(f, "model-rank-0000-of-0003.safetensors")), 0);
+  assert_int_equal(unlink(rft_path(f, "model-rank-0000-of-0002.safetensors")), 0);
+  rfi_safetensors *st; /* a file is missing */
+  assert_int_not_equal(rfi_safetensors_open_parts(f->ctx, f->path, "model", &st), RFR_OK);
+  assert_non_null(strstr(rfr_last_error()->message, "model-rank-0000-of-0002.safetensors"));
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
       rft_folder_test(test_good),          rft_folder_test(test_hostile),        rft_folder_test(test_truncated),
       rft_folder_test(test_round_trip),    rft_folder_test(test_writer_refuses), rft_folder_test(test_json),
-      rft_folder_test(test_out_of_memory),
+      rft_folder_test(test_out_of_memory), rft_folder_test(test_parts),          rft_folder_test(test_bad_parts),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -17,6 +17,13 @@ void rfr_comm_destroy(rfr_comm *c) {
   if (c) c->table->destroy(c);
 }
 
+rfr_status rfr_comm_set_timeout(rfr_comm *c, double timeout) {
+  RFI_TRY(rfi_check_handle(c, "rfr_comm"));
+  if (!(timeout >= 0) || timeout > 1e9) return rfi_fail(RFI_E_ARGUMENT, "a timeout of %g seconds", timeout);
+  c->table->set_timeout(c, timeout);
+  return RFR_OK;
+}
+
 static bool is_sum(rfi_collective_kind kind) { return kind == RFI_REDUCE_SCATTER || kind == RFI_ALL_REDUCE; }
 
 static rfr_status call(rfr_comm *c, rfi_collective_kind kind, const void *from, void *to, int64_t n, rfr_dtype dtype) {

@@ -35,6 +35,7 @@ typedef struct rfi_comm_table {
   void (*destroy)(rfr_comm *c);
   /* See rfi_comm_exchange; NULL: all_gather does it, since the memory is on the host. */
   rfr_status (*exchange)(rfr_comm *c, const void *mine, int64_t bytes, void *all);
+  void (*set_timeout)(rfr_comm *c, double timeout);
   /* See rfi_comm_send; NULL: there are no messages between two ranks. */
   rfr_status (*send)(rfr_comm *c, int to, const void *data, int64_t bytes);
   rfr_status (*receive)(rfr_comm *c, int from, void *data, int64_t bytes);
@@ -73,6 +74,8 @@ rfr_status rfi_comm_exchange(rfr_comm *c, const void *mine, int64_t bytes, void 
  * Errors: argument; unsupported, if this kind has no messages; dist.peer; dist.mismatch. */
 rfr_status rfi_comm_send(rfr_comm *c, int to, const void *data, int64_t bytes);
 rfr_status rfi_comm_receive(rfr_comm *c, int from, void *data, int64_t bytes);
+/* Rank 0's id on every rank, over TCP at the launch's address. */
+rfr_status rfi_launch_share(const rfr_launch *launch, void *id, double timeout);
 /* Name and version of the MPI library. Errors: backend.missing. */
 rfr_status rfi_comm_mpi_describe(rfr_ctx *ctx, const char **out);
 

@@ -93,6 +93,7 @@ static void close_meeting(group *g) {
   pthread_cond_broadcast(&g->changed);
 }
 
+/* Of a wait that begins now; the caller holds the mutex. */
 static struct timespec deadline(const group *g) {
   struct timespec until;
   clock_gettime(CLOCK_MONOTONIC, &until);
@@ -105,8 +106,8 @@ static struct timespec deadline(const group *g) {
 /* The first meeting: all ranks have made their calls, and the calls agree. */
 static rfr_status meet(end *e, const rfi_collective *call) {
   group *g = e->group;
-  const struct timespec until = deadline(g);
   pthread_mutex_lock(&g->mutex);
+  const struct timespec until = deadline(g);
   const uint64_t meeting = g->meetings;
   if (!g->broken) {
     e->call = *call;
@@ -223,10 +224,10 @@ static message **find_message(end *e, int from) {
 static rfr_status receive(rfr_comm *comm, int from, void *data, int64_t bytes) {
   end *e = (end *)comm;
   group *g = e->group;
-  const struct timespec until = deadline(g);
   message **m;
   rfr_status s = RFR_OK;
   pthread_mutex_lock(&g->mutex);
+  const struct timespec until = deadline(g);
   while (!*(m = find_message(e, from)) && !g->broken) {
     if (g->timeout <= 0) pthread_cond_wait(&g->changed, &g->mutex);
     else if (pthread_cond_timedwait(&g->changed, &g->mutex, &until) == ETIMEDOUT && !*find_message(e, from))
@@ -277,7 +278,15 @@ static void destroy(rfr_comm *comm) {
   rfi_free(g->ctx, g);
 }
 
-static const rfi_comm_table table = {"threads", true, run, abort_all, destroy, NULL, send, receive};
+/* That of all ends: the group has one. */
+static void set_timeout(rfr_comm *comm, double timeout) {
+  group *g = ((end *)comm)->group;
+  pthread_mutex_lock(&g->mutex);
+  g->timeout = timeout;
+  pthread_mutex_unlock(&g->mutex);
+}
+
+static const rfi_comm_table table = {"threads", true, run, abort_all, destroy, NULL, set_timeout, send, receive};
 
 rfr_status rfr_comm_threads_create(rfr_ctx *ctx, int size, double timeout, rfr_comm **out) {
   enum { MOST = 4096 };

@@ -341,10 +341,8 @@ static rfr_status export_hf(exporter *e, const char *out) {
   RFI_GOTO(rfi_hf_save(e->ctx, &e->c, &e->notes, w));
   RFI_GOTO(write_weights(e, w, shards, n, map));
   if (n > 1) RFI_GOTO(write_index(e, w, map, bytes));
-  s = rfi_checkpoint_commit(w);
-  w = NULL;
 fail:
-  rfi_checkpoint_abort(w);
+  if (w) s = rfi_checkpoint_finish(w, s);
   json_decref(map);
   rfi_free(e->ctx, shards);
   return s;
@@ -534,9 +532,7 @@ static rfr_status export_peft(exporter *e, const char *out) {
     rfi_free(e->ctx, path);
   }
   if (s == RFR_OK) s = rfi_hf_save_files(&e->notes, w);
-  if (s == RFR_OK) return rfi_checkpoint_commit(w);
-  rfi_checkpoint_abort(w);
-  return s;
+  return rfi_checkpoint_finish(w, s);
 }
 
 rfr_status rfr_export(rfr_ctx *ctx, const char *model, const char *out, const rfr_export_options *options) {

@@ -2,7 +2,7 @@
  *
  * A GGUF file, or the shards of a folder: opens each shard once and looks a tensor up in all of them. Only the file
  * names of the index are used; the headers of the shards say which tensors they contain, so that a stale index does no
- * harm. A name in two shards is an error.
+ * harm. A name in two shards is an error. The files of the ranks of a checkpoint are one shard.
  */
 #include "model/weights.h"
 
@@ -33,6 +33,15 @@ static bool is_plain(const char *name) {
   return *name && !strchr(name, '/') && !strchr(name, '\\') && strcmp(name, ".") != 0 && strcmp(name, "..") != 0;
 }
 
+/* Takes w->shards[w->n], which was opened. */
+static rfr_status add_shard(rfi_weights *w, const char *name) {
+  const int at = w->n++;
+  RFI_TRY(RFI_ALLOC(w->ctx, (size_t)rfi_safetensors_count(w->shards[at]) + 1, &w->was_read[at]));
+  RFI_TRY(RFI_ALLOC(w->ctx, strlen(name) + 1, &w->names[at]));
+  memcpy(w->names[at], name, strlen(name) + 1);
+  return RFR_OK;
+}
+
 static rfr_status open_shard(rfi_weights *w, const char *folder, const char *name) {
   char *path = NULL;
   for (int i = 0; i < w->n; i++)
@@ -41,11 +50,7 @@ static rfr_status open_shard(rfi_weights *w, const char *folder, const char *nam
   rfr_status s = rfi_safetensors_open(w->ctx, path, &w->shards[w->n]);
   rfi_free(w->ctx, path);
   RFI_TRY(s);
-  const int at = w->n++;
-  RFI_TRY(RFI_ALLOC(w->ctx, (size_t)rfi_safetensors_count(w->shards[at]) + 1, &w->was_read[at]));
-  RFI_TRY(RFI_ALLOC(w->ctx, strlen(name) + 1, &w->names[at]));
-  memcpy(w->names[at], name, strlen(name) + 1);
-  return RFR_OK;
+  return add_shard(w, name);
 }
 
 static rfr_status allocate_shards(rfi_weights *w, size_t n) {
@@ -110,7 +115,9 @@ rfr_status rfi_weights_open(rfr_ctx *ctx, const char *model, rfi_weights **out) 
     RFI_GOTO(open_index(w, model, index));
   } else {
     RFI_GOTO(allocate_shards(w, 1));
-    RFI_GOTO(open_shard(w, model, one));
+    if (!kind) RFI_GOTO(rfi_safetensors_open_parts(ctx, model, "model", &w->shards[0]));
+    if (w->shards[0]) RFI_GOTO(add_shard(w, "the files of the ranks"));
+    else RFI_GOTO(open_shard(w, model, one));
   }
   *out = w;
   w = NULL;

@@ -59,6 +59,7 @@ typedef struct loading {
   const char *model;            /* in errors; NULL: first values */
   rfr_tensor x;                 /* with the type and the bytes of the values */
   const rfi_weight_range *from; /* NULL: the values are in memory already */
+  int64_t first;                /* the element of `from` at which the values begin */
   bool hashes;                  /* of a base */
 } loading;
 
@@ -66,7 +67,7 @@ typedef struct loading {
 static rfr_status take_block(const loading *l, int64_t at, int64_t n, void *data, rfi_hash *sum) {
   const rfr_dtype dtype = l->x.type.dtype;
   const int64_t size = rfr_dtype_bits(dtype) / 8;
-  if (l->from) RFI_TRY(rfi_weight_range_read(l->from, dtype, data, at / size, n / size));
+  if (l->from) RFI_TRY(rfi_weight_range_read(l->from, dtype, data, l->first + at / size, n / size));
   if (l->model && !rfi_values_finite(dtype, data, n))
     return rfi_fail_at(RFI_E_MODEL_NONFINITE, l->model, 0, "%s has elements that are NaN or infinite", l->x.name);
   if (l->hashes) rfi_hash_add(sum, rfi_hash_block(l->x.name, (uint64_t)dtype, at / RFI_HASH_BLOCK, data, (size_t)n));
@@ -168,10 +169,27 @@ static rfr_status load_staged(rfr_run *run, const loading *l, buffers *b, const 
   return RFR_OK;
 }
 
+/* The part of this rank: only its bytes are read. */
+static rfr_status load_part(rfr_run *run, loading *l, buffers *b, const rfr_tensor *x) {
+  rfi_part_range range[RFI_PART_RANGES];
+  rfr_tensor own;
+  int n;
+  RFI_TRY(rfi_part_ranges(run, x, &own, range, &n));
+  RFI_TRY(need_values(run, b, own.bytes));
+  RFI_TRY(rfi_part_clear(run, &own, b->values));
+  for (int i = 0; i < n; i++) {
+    l->first = range[i].at / (rfr_dtype_bits(l->x.type.dtype) / 8);
+    RFI_TRY(take_blocks(run, l, 0, range[i].bytes, b->values + range[i].own, rfi_ctx_threads(run->ctx)));
+  }
+  return rfr_programs_write(run->programs, &own, b->values);
+}
+
 static rfr_status load_range(rfr_run *run, rfi_weights *w, loading *l, rfr_quant format, buffers *b,
                              const rfr_tensor *x) {
   const bool in_place = x->host && format == RFR_QUANT_NONE;
-  if (l->from && !x->host && format == RFR_QUANT_NONE && !rfi_is_part(run, x)) return load_staged(run, l, b, x);
+  const bool is_part = rfi_is_part(run, x);
+  if (l->from && is_part && !l->hashes && format == RFR_QUANT_NONE) return load_part(run, l, b, x);
+  if (l->from && !x->host && format == RFR_QUANT_NONE && !is_part) return load_staged(run, l, b, x);
   if (!in_place) {
     RFI_TRY(need_values(run, b, l->x.bytes));
     l->x.data = b->values;

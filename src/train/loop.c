@@ -14,6 +14,7 @@
 #include "train/batch.h"
 #include "train/evaluate.h"
 #include "train/events.h"
+#include "train/failure.h"
 #include "train/host.h"
 #include "train/run_programs.h"
 #include "train/state.h"
@@ -241,6 +242,7 @@ rfr_status rfr_run_train(rfr_run *run) {
   RFI_TRY(rfi_run_check(run, RFR_RUN_TRAIN));
   rfr_status s = train(run);
   const char *how = s == RFR_OK ? "done" : s == RFR_STOPPED ? "stopped" : rfr_last_error()->slug;
+  if (s != RFR_OK && s != RFR_STOPPED) rfi_run_record_failure(run);
   rfi_run_emit(run, &(rfr_event){.kind = RFR_EVENT_END, .step = run->step, .message = how});
   return s;
 }

@@ -83,6 +83,7 @@ rfr_status rfi_parallel_read(rfi_settings *s, const rfr_run_options *o) {
   p->rank = o->comm ? rfr_comm_rank(o->comm) : 0;
   p->ranks = p->data = o->comm ? rfr_comm_size(o->comm) : 1;
   p->shard = (rfr_shard)c->parallel_shard;
+  p->timeout = c->parallel_timeout;
   if (c->parallel_expert != 1)
     return FAIL_AT(s, RFI_CFG_parallel_expert, "parallel.expert: %lld; experts cannot be spread over ranks yet; give 1",
                    (long long)c->parallel_expert);

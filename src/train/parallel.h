@@ -11,12 +11,15 @@
 
 struct rfi_settings;
 
+enum { RFI_LONG_WAIT = 1800 }; /* seconds that ranks wait for one another outside of steps */
+
 typedef struct rfi_parallel {
   int rank, ranks;
   int data; /* ranks that train on different microbatches */
   rfr_shard shard;
   int pipeline; /* ranks over which the layers are spread; 1: there is no pipeline */
   rfr_schedule_kind schedule;
+  double timeout; /* seconds of a wait in a step */
 } rfi_parallel;
 
 /* Reads the section for the ranks of options->comm into s->parallel. Errors: config.value at the key; unsupported for a

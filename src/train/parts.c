@@ -73,6 +73,7 @@ rfr_status rfi_run_tensor(const rfr_run *run, const char *name, rfr_tensor *out)
 
 typedef struct section {
   int64_t at, bytes, each; /* in the full tensor; of a part */
+  int64_t gap;             /* bytes before the next section */
 } section;
 
 typedef struct parts {
@@ -91,8 +92,8 @@ static rfr_status find_moment(const rfr_run *run, const rfr_tensor *x, parts *p)
   RFI_TRY(rfi_run_tensor(run, name, &w));
   const rfi_quant_layout full = rfi_quant_layout_for(RFR_QUANT_DYNAMIC8, w.type.rank, w.type.shape),
                          own = rfi_quant_layout_for(RFR_QUANT_DYNAMIC8, 1, &each);
-  p->section[0] = (section){0, full.n, each};
-  p->section[1] = (section){full.scales_at, 4 * full.scales, 4 * own.scales};
+  p->section[0] = (section){0, full.n, each, full.scales_at - full.n};
+  p->section[1] = (section){full.scales_at, 4 * full.scales, 4 * own.scales, 0};
   if (own.scales_at == own.n && p->own.bytes == own.bytes) return RFR_OK;
   return rfi_fail(RFI_E_INTERNAL, "%s is a part of %lld bytes for %d ranks", x->name, (long long)p->own.bytes, ranks);
 }
@@ -101,7 +102,50 @@ static rfr_status find_parts(const rfr_run *run, const rfr_tensor *x, parts *p) 
   *p = (parts){0};
   RFI_TRY(rfr_programs_tensor(run->programs, x->name, &p->own));
   if (x->role == RFR_ROLE_STATE && x->type.dtype == RFR_U8) return find_moment(run, x, p);
-  p->section[0] = (section){0, x->bytes, p->own.bytes};
+  p->section[0] = (section){0, x->bytes, p->own.bytes, 0};
+  return RFR_OK;
+}
+
+rfr_status rfi_part_ranges(const rfr_run *run, const rfr_tensor *x, rfr_tensor *own,
+                           rfi_part_range ranges[RFI_PART_RANGES], int *n) {
+  parts p;
+  int64_t offset = 0;
+  *n = 0;
+  RFI_TRY(find_parts(run, x, &p));
+  *own = p.own;
+  for (int i = 0; i < RFI_PART_RANGES; i++) {
+    const section *s = &p.section[i];
+    const int64_t first = run->settings->parallel.rank * s->each, left = s->bytes - first;
+    if (left > 0)
+      ranges[(*n)++] = (rfi_part_range){.at = s->at + first,
+                                        .bytes = left < s->each ? left : s->each,
+                                        .own = offset,
+                                        .zeros = left <= s->each ? s->gap : 0};
+    offset += s->each;
+  }
+  return RFR_OK;
+}
+
+/* The code of 0 in a moment of 8 bits: it depends on the map, and code 0 is another number. */
+static rfr_status find_zero(const rfr_run *run, const char *name, uint8_t *code) {
+  static const float values[] = {1, 0};
+  const int64_t two = 2;
+  const rfr_quant format = rfi_ends_in(name, RFI_SUFFIX_V) ? RFR_QUANT_DYNAMIC8U : RFR_QUANT_DYNAMIC8;
+  const rfi_quant_layout l = rfi_quant_layout_for(format, 1, &two);
+  uint8_t *bytes;
+  RFI_TRY(RFI_ALLOC(run->ctx, (size_t)l.bytes, &bytes));
+  const rfr_status s = rfr_quant_encode(run->ctx, format, 1, &two, RFR_F32, values, 1, bytes);
+  *code = bytes[1];
+  rfi_free(run->ctx, bytes);
+  return s;
+}
+
+rfr_status rfi_part_clear(const rfr_run *run, const rfr_tensor *own, void *part) {
+  uint8_t code;
+  memset(part, 0, (size_t)own->bytes);
+  if (own->role != RFR_ROLE_STATE || own->type.dtype != RFR_U8) return RFR_OK;
+  RFI_TRY(find_zero(run, own->name, &code));
+  memset(part, code, (size_t)(own->bytes / (RFI_DYNAMIC_BLOCK + 4) * RFI_DYNAMIC_BLOCK)); /* the codes */
   return RFR_OK;
 }
 
@@ -156,9 +200,11 @@ rfr_status rfi_parts_write(rfr_run *run, const rfr_tensor *x, const void *from) 
   char *own;
   if (!rfi_is_part(run, x)) return rfr_programs_write(run->programs, x, from);
   RFI_TRY(find_parts(run, x, &p));
-  RFI_TRY(RFI_ALLOC(run->ctx, (size_t)p.own.bytes, &own)); /* zeroed */
+  RFI_TRY(RFI_ALLOC(run->ctx, (size_t)p.own.bytes, &own));
+  RFI_GOTO(rfi_part_clear(run, &p.own, own));
   copy_part(&p, run->settings->parallel.rank, (char *)from, own, false);
   s = rfr_programs_write(run->programs, &p.own, own);
+fail:
   rfi_free(run->ctx, own);
   return s;
 }

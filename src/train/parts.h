@@ -19,6 +19,19 @@ rfr_status rfi_run_tensor_at(const rfr_run *run, int i, rfr_tensor *out);
 bool rfi_is_here(const rfr_run *run, int i);
 bool rfi_is_part(const rfr_run *run, const rfr_tensor *x);
 
+/* Bytes of a tensor that are this rank's, and where they are in its part. */
+typedef struct rfi_part_range {
+  int64_t at, bytes, own;
+  int64_t zeros; /* bytes after them in the tensor that belong to no element, and are 0 */
+} rfi_part_range;
+enum { RFI_PART_RANGES = 2, RFI_PART_ZEROS = 16 /* at most */ };
+/* *own: the part as the programs have it. */
+rfr_status rfi_part_ranges(const rfr_run *run, const rfr_tensor *x, rfr_tensor *own,
+                           rfi_part_range ranges[RFI_PART_RANGES], int *n);
+/* Writes a part's first value, 0, to own->bytes bytes. Loading leaves it in the elements after the tensor's last
+ * one. */
+rfr_status rfi_part_clear(const rfr_run *run, const rfr_tensor *own, void *part);
+
 /* The bytes of all ranks' parts, x->bytes. All ranks call this at the same time. */
 rfr_status rfi_parts_read(rfr_run *run, const rfr_tensor *x, void *to);
 /* Takes this rank's part of x->bytes bytes; of a tensor that is no part all of them. */

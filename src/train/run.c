@@ -7,6 +7,9 @@
  * at again under the lock: of two processes that start in one folder the second one is refused, whatever the order. A
  * new run takes the lock after the compile, so that a model that does not fit leaves no folder; a resumed run takes it
  * first.
+ *
+ * Of several ranks only rank 0 writes the folder, and changes it only after all ranks have looked at it, compiled, and
+ * agreed (handshake.h).
  */
 #include <stdlib.h>
 #include <string.h>
@@ -15,8 +18,10 @@
 #include "data/file.h"
 #include "data/json_file.h"
 #include "data/source_dataset.h"
+#include "dist/agree.h"
 #include "model/peft.h"
 #include "train/events.h"
+#include "train/handshake.h"
 #include "train/host.h"
 #include "train/reference.h"
 #include "train/run_programs.h"
@@ -264,10 +269,19 @@ static rfr_status lock_folder(rfr_run *run) {
   return rfi_log_open(run, run->folder);
 }
 
+/* Of several ranks the first one writes the folder. */
+static bool writes(const rfr_run *run) { return run->folder && rfr_comm_rank(run->options.comm) <= 0; }
+
 static rfr_status set_folder(rfr_run *run, const char *folder) {
   RFI_TRY(RFI_ALLOC(run->ctx, strlen(folder) + 1, &run->folder));
   strcpy(run->folder, folder);
-  return rfi_dir_check_writable(folder);
+  return writes(run) ? rfi_dir_check_writable(folder) : RFR_OK;
+}
+
+/* Ranks may read data and write checkpoints at other speeds. */
+static rfr_status wait_for_ranks(const rfr_run *run, bool step) {
+  if (rfr_comm_size(run->options.comm) <= 1) return RFR_OK;
+  return rfr_comm_set_timeout(run->options.comm, step ? run->settings->parallel.timeout : RFI_LONG_WAIT);
 }
 
 /* ---- the three ways ---- */
@@ -281,14 +295,15 @@ static rfr_status open_new(rfr_run *run, const char *text, const char *folder, c
   RFI_TRY(read_settings(run, text, config_path));
   RFI_TRY(open_data(run));
   if (run->options.programs) RFI_TRY(compile(run));
-  if (folder) {
-    RFI_TRY(check_space(run, config_path));
+  if (writes(run)) RFI_TRY(check_space(run, config_path));
+  RFI_TRY(rfi_handshake(run, -1, RFR_OK));
+  if (writes(run)) {
     RFI_TRY(lock_folder(run));
     RFI_TRY(check_fresh(run->ctx, folder, config_path));
   }
   rfi_settings_warn(run->settings, warn_line, run); /* the log is open */
   if (run->options.programs && !run->options.no_data) RFI_TRY(prepare(run, false));
-  if (!folder) return RFR_OK;
+  if (!writes(run)) return RFR_OK;
   RFI_TRY(write_config(run, config_path));
   return rfi_run_write_traces(run);
 }
@@ -298,17 +313,18 @@ static rfr_status open_resumed(rfr_run *run, const char *text, const char *folde
   char reason[512];
   rfr_status s;
   RFI_TRY(set_folder(run, folder));
-  RFI_TRY(rfi_log_open(run, folder)); /* before anything is read that another process could change */
+  if (writes(run)) RFI_TRY(rfi_log_open(run, folder)); /* before anything is read that another process could change */
   RFI_TRY(read_settings(run, text, config_path));
   RFI_TRY(find_checkpoint(run->ctx, folder, &from, reason));
   if (from && run->settings->tune) RFI_GOTO(rfi_state_load_tuned(run, from));
   RFI_GOTO(open_data(run));
   RFI_GOTO(compile(run));
-  RFI_GOTO(check_space(run, config_path));
+  if (writes(run)) RFI_GOTO(check_space(run, config_path));
+  RFI_GOTO(rfi_handshake(run, from ? from->step : -1, RFR_OK));
   rfi_settings_warn(run->settings, warn_line, run);
   RFI_GOTO(from ? load(run, from, reason) : prepare(run, false));
-  RFI_GOTO(write_config(run, config_path));
-  s = rfi_run_write_traces(run);
+  if (writes(run)) RFI_GOTO(write_config(run, config_path));
+  if (writes(run)) RFI_GOTO(rfi_run_write_traces(run));
 fail:
   rfi_checkpoint_close(from);
   return s;
@@ -328,6 +344,7 @@ static rfr_status open_reader(rfr_run *run, const char *text, const char *folder
     return rfi_fail(RFI_E_CHECKPOINT, "%s: there is no checkpoint to read", folder ? folder : "no folder");
   RFI_GOTO(open_data(run));
   RFI_GOTO(compile(run));
+  RFI_GOTO(rfi_handshake(run, from ? from->step : -1, RFR_OK));
   rfi_settings_warn(run->settings, warn_line, run);
   if (from) RFI_GOTO(load(run, from, reason));
   else RFI_GOTO(prepare(run, false));
@@ -376,7 +393,13 @@ rfr_status rfr_run_open(rfr_ctx *ctx, const char *config_text, const char *folde
   run->tokens_per_byte = 1.0;
   atomic_init(&run->stop, 0);
   if (folder) RFI_GOTO(rfi_path_join(ctx, folder, "config.yaml", &config_path));
-  RFI_GOTO(open_run(run, config_text, folder, config_path));
+  RFI_GOTO(wait_for_ranks(run, false));
+  s = open_run(run, config_text, folder, config_path);
+  if (o.plan_only) { /* a plan of one rank has no peers */
+  } else if (!run->met) s = rfi_handshake(run, -1, s); /* the other ranks wait for this one */
+  else if (!run->refused) s = rfi_comm_agree(ctx, o.comm, s);
+  if (s != RFR_OK) goto fail;
+  RFI_GOTO(wait_for_ranks(run, true));
   rfi_run_emit(run, &(rfr_event){.kind = RFR_EVENT_START, .step = run->step, .message = run->checkpoint});
   *out = run;
   run = NULL;

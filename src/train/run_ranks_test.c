@@ -206,6 +206,113 @@ static void stop(void **state) {
   for (int r = 1; r < 3; r++) assert_int_equal(jobs[r].steps, jobs[0].steps);
 }
 
+/* ---- folders ---- */
+
+typedef struct visit {
+  const char *config, *folder, *set[RFT_MOST_RANKS];
+  int resume, steps;
+  rfr_status status;
+  char slug[48], message[512];
+  double loss[13];
+  rfi_hash state;
+} visit;
+
+static void keep_loss(const rfr_event *e, void *user) {
+  visit *v = user;
+  if (e->kind == RFR_EVENT_METRICS) v->loss[e->step] = e->loss;
+}
+
+/* A run in a folder to its end; an error is kept, because some are wanted. */
+static rfr_status train_in_folder(void *rank, int number, rfr_comm *comm, rfr_ctx *own) {
+  visit *v = rank;
+  char folder[160], steps[32];
+  rfr_run *run;
+  rfr_run_options o = rfr_run_options_default();
+  snprintf(folder, sizeof folder, "%s/%s", rft_run_root, v->folder);
+  snprintf(steps, sizeof steps, "run.steps=%d", v->steps);
+  const char *const sets[] = {steps, v->set[number]};
+  o.config_folder = rft_run_root;
+  o.overrides = sets, o.n_overrides = v->set[number] ? 2 : 1;
+  o.on_event = keep_loss, o.event_user = v;
+  o.resume = v->resume;
+  o.comm = comm;
+  v->status = rfr_run_open(own, v->config, folder, &o, &run);
+  if (v->status == RFR_OK) v->status = rfr_run_train(run);
+  if (v->status == RFR_OK) v->status = hash_state(run, &v->state);
+  if (v->status != RFR_OK) {
+    snprintf(v->slug, sizeof v->slug, "%s", rfr_last_error()->slug);
+    snprintf(v->message, sizeof v->message, "%s", rfr_last_error()->message);
+  }
+  rfr_run_close(run);
+  return RFR_OK;
+}
+
+static visit visit_folder(int ranks, visit v) {
+  visit all[RFT_MOST_RANKS];
+  for (int r = 0; r < ranks; r++) all[r] = v;
+  rft_run_ranks(ranks, all, sizeof *all, train_in_folder);
+  for (int r = 1; r < ranks; r++) {
+    assert_int_equal(all[r].status, all[0].status);
+    assert_string_equal(all[r].message, all[0].message);
+    assert_true(same_hash(all[r].state, all[0].state));
+  }
+  return all[0];
+}
+
+#define FOLDER_CONFIG                                                                                 \
+  "refrain: 1\n" LLAMA DATA "batch: {tokens: 384, microbatch: 2}\n" ADAM "precision: {dtype: bf16}\n" \
+  "schedule: {name: constant}\nrun: {steps: 6, seed: 3, checkpoint_every: 4, evaluate_windows: 4}\n"
+
+/* A run of several ranks leaves the folder of one rank, and continues from it bit by bit. */
+static void folders(void **state) {
+  static const char *const modes[] = {"parallel.shard=none", "parallel.shard=optimizer", "parallel.shard=full"};
+  (void)state;
+  for (int m = 0; m < 3; m++) {
+    char at_once[32], parts[32];
+    snprintf(at_once, sizeof at_once, "once-%d", m);
+    snprintf(parts, sizeof parts, "parts-%d", m);
+    const char *mode = modes[m];
+    const visit once = visit_folder(3, (visit){FOLDER_CONFIG, at_once, {mode, mode, mode}, 0, 8});
+    if (once.status != RFR_OK) fail_msg("%s: %s", mode, once.message);
+    visit v = visit_folder(3, (visit){FOLDER_CONFIG, parts, {mode, mode, mode}, 0, 5});
+    assert_int_equal(v.status, RFR_OK);
+    v = visit_folder(3, (visit){FOLDER_CONFIG, parts, {mode, mode, mode}, 1, 8});
+    if (v.status != RFR_OK) fail_msg("%s: %s", mode, v.message);
+    assert_true(same_hash(v.state, once.state));
+    assert_true(v.loss[6] == once.loss[6] && v.loss[5] == 0);
+    /* another number of ranks, and another mode */
+    v = visit_folder(2, (visit){FOLDER_CONFIG, parts, {modes[2 - m], modes[2 - m]}, 1, 9});
+    if (v.status != RFR_OK) fail_msg("%s: %s", mode, v.message);
+    assert_true(v.loss[9] > 0 && v.loss[8] == 0);
+    v = visit_folder(1, (visit){FOLDER_CONFIG, parts, {NULL}, 1, 10});
+    if (v.status != RFR_OK) fail_msg("%s: %s", mode, v.message);
+    assert_true(v.loss[10] > 0 && v.loss[9] == 0);
+  }
+}
+
+/* Ranks that differ, and a rank that fails, are named on all ranks; nothing is written. */
+static void disagree(void **state) {
+  static const struct {
+    const char *set, *slug, *message;
+  } cases[] = {
+      {"optimizer.lr=1e-4", "dist.run", "rank 1 has another optimizer.lr than rank 0"},
+      {"parallel.shard=full", "dist.run", "rank 1 has another parallel.shard than rank 0"},
+      {"data.validation=60%", "dist.run", "data of rank 0 is "},
+      {"data.train=none/*", "data.empty", "rank 1: "},
+      {"memory.budget=1KiB", "plan.over_budget", "rank 1: "},
+      {"model.heads=3", "config.key", "rank 1: --set model.heads=3"},
+  };
+  char kind;
+  (void)state;
+  for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+    const visit v = visit_folder(3, (visit){FOLDER_CONFIG, "differ", {NULL, cases[i].set}, 0, 2});
+    if (strcmp(v.slug, cases[i].slug) != 0 || strncmp(v.message, cases[i].message, strlen(cases[i].message)) != 0)
+      fail_msg("%s: %s: %s", cases[i].set, v.slug, v.message);
+    assert_int_equal(rfi_path_kind(rft_run_folder("differ"), &kind), RFR_OK);
+    assert_int_equal(kind, 0);
+  }
+}
+
 /* ---- what is refused ---- */
 
 static void refused(void **state) {
@@ -223,7 +330,8 @@ static void refused(void **state) {
   rfr_comm *comm[2];
   rfr_run *run;
   (void)state;
-  OK(rfr_comm_threads_create(ctx, 2, 1, comm));
+  OK(rfr_comm_threads_create(ctx, 2, 0, comm));
+  rfr_comm_destroy(comm[1]); /* nothing waits for it */
   for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
     const char *const sets[] = {"parallel.shard=full", "schedule.name=constant", cases[i].set};
     rfr_run_options o = rfr_run_options_default();
@@ -237,15 +345,12 @@ static void refused(void **state) {
       fail_msg("%s: %s: %s", cases[i].set, rfr_last_error()->slug, rfr_last_error()->message);
   }
   rfr_comm_destroy(comm[0]);
-  rfr_comm_destroy(comm[1]);
 }
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      rft_context_test(against_one_rank),
-      rft_context_test(same_bits),
-      rft_context_test(stop),
-      rft_context_test(refused),
+      rft_context_test(against_one_rank), rft_context_test(same_bits), rft_context_test(stop),
+      rft_context_test(folders),          rft_context_test(disagree),  rft_context_test(refused),
   };
   return cmocka_run_group_tests(tests, rft_run_setup, rft_run_teardown);
 }

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The state of a run: initial values, and checkpoints.
+ * The state of a run: initial values, and loading checkpoints, which state_save.c writes.
  *
  * A checkpoint has every tensor that the programs declare as trainable, frozen or state, except the metrics ring and
  * the text that is being generated: weights under their Hugging Face names in model.safetensors, the others (moments,
@@ -35,6 +35,8 @@
 #include "train/state_adapter.h"
 #include "train/state_check.h"
 #include "train/state_json.h"
+
+#define ONE_RANK "1 rank" /* the layout of checkpoints without one */
 
 /* master = w, exactly */
 static rfr_status widen(rfr_run *run, const rfr_tensor *w, const rfr_tensor *master) {
@@ -71,31 +73,68 @@ static rfr_status start_masters(rfr_run *run, bool loaded) {
 
 /* ---- the optimizer ---- */
 
-static rfr_status load_optimizer(rfr_run *run, const char *path) {
+/* Only the bytes of this rank's part are read. */
+static rfr_status load_part(rfr_run *run, rfi_safetensors *st, const rfi_stored *stored, const rfr_tensor *x,
+                            const char **wrong) {
+  const int64_t size = rfr_dtype_bits(x->type.dtype) / 8;
+  rfi_part_range range[RFI_PART_RANGES];
+  rfr_tensor own;
   rfr_status s;
-  rfi_safetensors *st = NULL;
+  int n;
+  char *values;
+  RFI_TRY(rfi_part_ranges(run, x, &own, range, &n));
+  RFI_TRY(RFI_ALLOC(run->ctx, (size_t)own.bytes, &values));
+  RFI_GOTO(rfi_part_clear(run, &own, values));
+  for (int i = 0; i < n; i++)
+    RFI_GOTO(rfi_safetensors_read_range(st, stored, x->type.dtype, values + range[i].own, range[i].at / size,
+                                        range[i].bytes / size));
+  *wrong = rfi_part_wrong(&own, values);
+  s = rfr_programs_write(run->programs, &own, values);
+fail:
+  rfi_free(run->ctx, values);
+  return s;
+}
+
+static rfr_status load_full(rfr_run *run, rfi_safetensors *st, const rfi_stored *stored, const rfr_tensor *x,
+                            const char **wrong) {
+  void *host;
+  RFI_TRY(rfi_host_open(run, x, RFI_HOST_WRITE, &host));
+  const rfr_status s = rfi_safetensors_read_as(st, stored, x->type.dtype, host, stored->elements);
+  if (s == RFR_OK) *wrong = rfi_state_wrong(run, x, host);
+  return rfi_host_close(run, x, RFI_HOST_WRITE, host, s);
+}
+
+static rfr_status load_tensor(rfr_run *run, rfi_safetensors *st, const char *path, const rfr_tensor *x) {
+  const rfi_stored *stored = rfi_safetensors_find(st, x->name);
+  const char *wrong = NULL;
+  bool same = stored && stored->rank == x->type.rank;
+  for (int d = 0; same && d < x->type.rank; d++) same = stored->shape[d] == x->type.shape[d];
+  if (!same)
+    return rfi_fail_at(RFI_E_RESUME_MISMATCH, path, 0,
+                       stored ? "%s has another shape than the configuration's" : "there is no tensor %s in it",
+                       x->name);
+  RFI_TRY(rfi_is_part(run, x) ? load_part(run, st, stored, x, &wrong) : load_full(run, st, stored, x, &wrong));
+  return wrong ? rfi_fail_at(RFI_E_CHECKPOINT, path, 0, "%s has %s", x->name, wrong) : RFR_OK;
+}
+
+/* The file, or those of the ranks that have saved the checkpoint. */
+static rfr_status load_optimizer(rfr_run *run, const rfi_checkpoint *checkpoint) {
+  rfr_status s;
+  rfi_safetensors *st;
   rfr_tensor x;
-  RFI_TRY(rfi_safetensors_open(run->ctx, path, &st));
-  for (int i = 0; rfi_run_tensor_at(run, i, &x) == RFR_OK; i++) {
-    if (rfi_kind_of(run, &x) != RFI_KIND_OPTIMIZER) continue;
-    const rfi_stored *stored = rfi_safetensors_find(st, x.name);
-    bool same = stored && stored->rank == x.type.rank;
-    for (int d = 0; same && d < x.type.rank; d++) same = stored->shape[d] == x.type.shape[d];
-    if (!same) {
-      s = rfi_fail_at(RFI_E_RESUME_MISMATCH, path, 0,
-                      stored ? "%s has another shape than the configuration's" : "there is no tensor %s in it", x.name);
-      goto fail;
-    }
-    void *host;
-    RFI_GOTO(rfi_host_open(run, &x, RFI_HOST_WRITE, &host));
-    s = rfi_safetensors_read_as(st, stored, x.type.dtype, host, stored->elements);
-    const char *wrong = s == RFR_OK ? rfi_state_wrong(run, &x, host) : NULL;
-    if (wrong) s = rfi_fail_at(RFI_E_CHECKPOINT, path, 0, "%s has %s", x.name, wrong);
-    RFI_GOTO(rfi_host_close(run, &x, RFI_HOST_WRITE, host, s));
+  char *path = NULL;
+  RFI_TRY(rfi_safetensors_open_parts(run->ctx, checkpoint->folder, "optimizer", &st));
+  if (!st) {
+    RFI_TRY(rfi_checkpoint_path(checkpoint, "optimizer.safetensors", &path));
+    RFI_GOTO(rfi_safetensors_open(run->ctx, path, &st));
   }
+  for (int i = 0; rfi_run_tensor_at(run, i, &x) == RFR_OK; i++)
+    if (rfi_kind_of(run, &x) == RFI_KIND_OPTIMIZER)
+      RFI_GOTO(load_tensor(run, st, path ? path : checkpoint->folder, &x));
   s = RFR_OK;
 fail:
   rfi_safetensors_close(st);
+  rfi_free(run->ctx, path);
   return s;
 }
 
@@ -146,15 +185,24 @@ rfr_status rfi_state_prepare(rfr_run *run, bool resumes) {
 
 /* ---- loading ---- */
 
-/* The present state.json: the position of the run, and what a resume must agree with. */
-static rfr_status own_state(rfr_run *run, rfi_state_json *out) {
+/* How the ranks share out a step: another layout sums gradients in another order. */
+static void describe_layout(const rfi_parallel *p, char *text, size_t size) {
+  static const char *const shards[] = {"none", "optimizer", "full"};
+  if (p->ranks == 1) snprintf(text, size, "%s", ONE_RANK);
+  else snprintf(text, size, "%d ranks, shard %s", p->ranks, shards[p->shard]);
+}
+
+rfr_status rfi_state_describe(rfr_run *run, rfi_state_json *out) {
   *out = (rfi_state_json){0};
   RFI_TRY(rfr_programs_read(run->programs, &run->block, out->block));
   RFI_TRY(rfi_settings_signature(run->settings, &out->configuration));
   out->seconds = run->clock.time > 0.0 ? run->clock.used : 0.0; /* a run given in steps has no clock */
-  out->environment = json_pack("{s:s, s:s, s:s, s:i, s:s, s:s}", "refrain", rfr_version(), "backend",
-                               rfi_ctx_device(run->ctx), "isa", rfi_ctx_isa(run->ctx), "threads",
-                               rfi_ctx_threads(run->ctx), "matmul", run->machine.matmul, "data", run->hash);
+  char layout[64];
+  describe_layout(&run->settings->parallel, layout, sizeof layout);
+  out->environment =
+      json_pack("{s:s, s:s, s:s, s:i, s:s, s:s, s:s}", "refrain", rfr_version(), "backend", rfi_ctx_device(run->ctx),
+                "isa", rfi_ctx_isa(run->ctx), "threads", rfi_ctx_threads(run->ctx), "matmul", run->machine.matmul,
+                "data", run->hash, "layout", layout);
   if (run->own_data) out->position = run->positions[run->step % (run->settings->spec.slots + 1)];
   out->tuned = json_incref(run->tuned);
   if (run->settings->adapter) {
@@ -236,12 +284,14 @@ static rfr_status load_state_json(rfr_run *run, const char *path, int64_t step) 
     RFI_GOTO(rfi_fail_at(RFI_E_RESUME_MISMATCH, path, 0, "step_block has seed %lld, but run.seed is %lld",
                          (long long)theirs.block[RFI_STEP_SEED], (long long)run->settings->seed));
   if (run->settings->adapter) RFI_GOTO(rfi_adapter_state_check_base(run, path, &theirs));
-  RFI_GOTO(own_state(run, &mine));
+  RFI_GOTO(rfi_state_describe(run, &mine));
   RFI_GOTO(compare(run, path, theirs.configuration, mine.configuration, other_configuration));
   const json_t *was = json_object_get(theirs.configuration, "preference.beta");
   if (was && !run->settings->spec.preference)
     RFI_GOTO(
         rfi_fail_at(RFI_E_RESUME_MISMATCH, path, 0, "data.format was preference in the checkpoint and is not now"));
+  if (!json_object_get(theirs.environment, "layout"))
+    RFI_GOTO(rfi_json_set(theirs.environment, "layout", json_string(ONE_RANK)));
   RFI_GOTO(compare(run, path, theirs.environment, mine.environment, other_environment));
   RFI_GOTO(rfr_programs_write(run->programs, &run->block, theirs.block));
   run->step = run->launched = run->filled = step;
@@ -298,8 +348,7 @@ rfr_status rfi_state_load(rfr_run *run, const rfi_checkpoint *checkpoint, bool t
   path = NULL;
   RFI_GOTO(run->settings->adapter ? rfi_adapter_state_start(run, checkpoint->folder, true)
                                   : rfi_load_weights(run, checkpoint->folder));
-  RFI_GOTO(rfi_checkpoint_path(checkpoint, "optimizer.safetensors", &path));
-  RFI_GOTO(load_optimizer(run, path));
+  RFI_GOTO(load_optimizer(run, checkpoint));
   if (run->lr_steps.data) {
     RFI_GOTO(rfr_programs_read(run->programs, &run->lr_steps, run->clock.lr_steps));
     rfi_run_clock_resume(&run->clock, run->step);
@@ -308,131 +357,4 @@ rfr_status rfi_state_load(rfr_run *run, const rfi_checkpoint *checkpoint, bool t
 fail:
   rfi_free(run->ctx, path);
   return s;
-}
-
-/* ---- saving ---- */
-
-/* A folder has the weights of each expert as a tensor of its own, in the order that they have here. */
-static int pieces_of(const rfr_tensor *x, rfi_kind which) {
-  return which == RFI_KIND_WEIGHT ? rfi_hf_pieces(x->name, &x->type) : 1;
-}
-
-rfr_status rfi_state_check_finite(const rfr_run *run, const rfr_tensor *x, const void *host) {
-  const char *wrong = rfi_state_wrong(run, x, host);
-  if (!wrong) return RFR_OK;
-  return rfi_fail(RFI_E_RUN_DIVERGED, "step %lld: %s has %s: no checkpoint is written%s%s", (long long)run->step,
-                  x->name, wrong, *run->checkpoint ? "; the last good one is " : "", run->checkpoint);
-}
-
-/* A rank that does not write takes part in the gathers of the one that does. */
-static rfr_status follow_save(rfr_run *run, rfi_kind which) {
-  rfr_tensor x;
-  for (int i = 0; rfi_run_tensor_at(run, i, &x) == RFR_OK; i++) {
-    void *host;
-    if (rfi_kind_of(run, &x) != which || !rfi_is_part(run, &x)) continue;
-    RFI_TRY(rfi_host_open(run, &x, RFI_HOST_READ, &host));
-    RFI_TRY(rfi_host_close(run, &x, RFI_HOST_READ, host, RFR_OK));
-  }
-  return RFR_OK;
-}
-
-static rfr_status save_tensors(rfr_run *run, rfi_checkpoint_writer *w, const char *name, rfi_kind which) {
-  rfr_status s;
-  rfi_file *file;
-  rfr_tensor x;
-  int n = 0, total = 0, pieces = 0;
-  rfi_safetensors_entry *entries = NULL;
-  rfi_hf_tensor *names = NULL;
-  for (; rfi_run_tensor_at(run, total, &x) == RFR_OK; total++)
-    if (rfi_kind_of(run, &x) == which) pieces += pieces_of(&x, which);
-  RFI_TRY(RFI_ALLOC(run->ctx, ((size_t)pieces + 1) * sizeof *entries, &entries));
-  RFI_GOTO(RFI_ALLOC(run->ctx, ((size_t)pieces + 1) * sizeof *names, &names));
-  for (int i = 0; i < total; i++) {
-    RFI_GOTO(rfi_run_tensor_at(run, i, &x));
-    for (int k = 0; rfi_kind_of(run, &x) == which && k < pieces_of(&x, which); k++, n++) {
-      entries[n] = (rfi_safetensors_entry){.name = x.name, .dtype = x.type.dtype, .rank = x.type.rank};
-      for (int d = 0; d < x.type.rank; d++) entries[n].shape[d] = x.type.shape[d];
-      if (which != RFI_KIND_WEIGHT) continue;
-      rfi_hf_piece(&run->settings->spec.model, x.name, &x.type, k, &names[n]);
-      entries[n].name = names[n].name;
-      entries[n].rank = names[n].rank;
-      for (int d = 0; d < names[n].rank; d++) entries[n].shape[d] = names[n].shape[d];
-    }
-  }
-  RFI_GOTO(rfi_checkpoint_file(w, name, &file));
-  RFI_GOTO(rfi_safetensors_write_header(run->ctx, file, entries, n, NULL, 0, NULL));
-  for (int i = 0; i < total; i++) {
-    RFI_GOTO(rfi_run_tensor_at(run, i, &x));
-    if (rfi_kind_of(run, &x) != which) continue;
-    void *host;
-    RFI_GOTO(rfi_host_open(run, &x, RFI_HOST_READ, &host));
-    s = rfi_state_check_finite(run, &x, host);
-    if (s == RFR_OK) s = rfi_file_append(file, host, (size_t)x.bytes);
-    RFI_GOTO(rfi_host_close(run, &x, RFI_HOST_READ, host, s));
-  }
-  s = RFR_OK;
-fail:
-  rfi_free(run->ctx, entries);
-  rfi_free(run->ctx, names);
-  return s;
-}
-
-static rfr_status add_state(rfr_run *run, rfi_checkpoint_writer *w) {
-  rfi_state_json state;
-  rfi_string text = {.ctx = run->ctx};
-  RFI_TRY(own_state(run, &state));
-  rfr_status s = rfi_state_json_print(&state, &text);
-  if (s == RFR_OK) s = rfi_checkpoint_add(w, "state.json", text.data, text.n);
-  rfi_string_deinit(&text);
-  rfi_state_json_deinit(&state);
-  return s;
-}
-
-int64_t rfi_state_bytes(const rfr_run *run) {
-  int64_t bytes = 0;
-  rfr_tensor x;
-  for (int i = 0; rfi_run_tensor_at(run, i, &x) == RFR_OK; i++)
-    if (rfi_kind_of(run, &x) == RFI_KIND_WEIGHT || rfi_kind_of(run, &x) == RFI_KIND_OPTIMIZER) bytes += x.bytes;
-  return bytes;
-}
-
-rfr_status rfi_state_save(rfr_run *run) {
-  rfr_status s;
-  rfi_checkpoint_writer *w = NULL;
-  const rfr_model_config *model = &run->settings->spec.model;
-  const rfi_hf_notes *notes = &run->settings->notes;
-  if (!run->folder) return rfi_fail(RFI_E_ARGUMENT, "the run was opened without a folder");
-  if (!run->block.data) return rfi_fail(RFI_E_ARGUMENT, "the run was opened for reading");
-  RFI_TRY(rfi_state_prepare(run, false));
-  const double start = rfi_now();
-  if (run->settings->parallel.rank > 0) {
-    RFI_TRY(run->settings->adapter ? rfi_adapter_state_save(run, NULL) : follow_save(run, RFI_KIND_WEIGHT));
-    RFI_TRY(follow_save(run, RFI_KIND_OPTIMIZER));
-    snprintf(run->checkpoint, sizeof run->checkpoint, "%s/step-%06lld", run->folder, (long long)run->step);
-    return RFR_OK;
-  }
-  RFI_TRY(rfi_checkpoint_begin(run->ctx, run->folder, run->step, &w));
-  if (run->settings->adapter) {
-    RFI_GOTO(rfi_adapter_state_save(run, w));
-  } else {
-    RFI_GOTO(rfi_hf_save(run->ctx, model, notes, w));
-    RFI_GOTO(save_tensors(run, w, "model.safetensors", RFI_KIND_WEIGHT));
-  }
-  RFI_GOTO(save_tensors(run, w, "optimizer.safetensors", RFI_KIND_OPTIMIZER));
-  RFI_GOTO(add_state(run, w));
-  RFI_TRY(rfi_checkpoint_commit(w));
-  snprintf(run->checkpoint, sizeof run->checkpoint, "%s/step-%06lld", run->folder, (long long)run->step);
-  rfi_run_emit(run, &(rfr_event){.kind = RFR_EVENT_CHECKPOINT,
-                                 .step = run->step,
-                                 .message = run->checkpoint,
-                                 .seconds = rfi_now() - start});
-  return rfi_checkpoint_retain(run->ctx, run->folder, run->settings->keep);
-fail:
-  rfi_checkpoint_abort(w);
-  return s;
-}
-
-rfr_status rfr_run_save(rfr_run *run) {
-  RFI_TRY(rfi_check_handle(run, "rfr_run"));
-  return rfi_state_save(run);
 }

@@ -7,6 +7,7 @@
 
 #include "data/checkpoint.h"
 #include "train/run.h"
+#include "train/state_json.h"
 
 /* Fills the state and captures the programs, unless that was done. `resumes`: rfi_state_load follows, so that only the
  * base of an adapter is read. */
@@ -17,7 +18,9 @@ rfr_status rfi_state_load(rfr_run *run, const rfi_checkpoint *checkpoint, bool t
 rfr_status rfi_state_load_tuned(rfr_run *run, const rfi_checkpoint *checkpoint);
 /* Writes the tensor lr_steps from run->clock: the programs read it from the next launch on. */
 rfr_status rfi_state_set_lr_steps(rfr_run *run);
-/* Writes a checkpoint; emits its event. */
+/* The present state.json: the position of the run, and what a resume must agree with. */
+rfr_status rfi_state_describe(rfr_run *run, rfi_state_json *out);
+/* Writes a checkpoint, all ranks together; emits its event. */
 rfr_status rfi_state_save(rfr_run *run);
 /* Errors: run.diverged for values that no step can have (state_check.h). */
 rfr_status rfi_state_check_finite(const rfr_run *run, const rfr_tensor *x, const void *host);

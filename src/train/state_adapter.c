@@ -166,51 +166,60 @@ rfr_status rfi_adapter_state_check_keys(const rfr_run *run, const char *path, co
 
 /* ---- saving ---- */
 
-/* One parameter of the adapter, in PEFT's order of elements. `file` NULL: it is only gathered. */
-static rfr_status append_parameter(rfr_run *run, int i, rfi_file *file) {
-  rfr_parameter p;
-  rfr_tensor x;
+/* One parameter of the adapter, in PEFT's order of elements, to `copy`. */
+static rfr_status copy_parameter(rfr_run *run, int i, const rfr_tensor *x, void *copy) {
   rfi_adapter_part part;
-  void *host, *copy;
+  void *host;
   (void)rfi_adapter_owner(&run->settings->spec.model, i, &part);
-  RFI_TRY(find_stored(run, i, &p, &x));
-  RFI_TRY(RFI_ALLOC(run->ctx, (size_t)x.bytes, &copy));
-  rfr_status s = rfi_host_open(run, &x, RFI_HOST_READ, &host);
-  if (s == RFR_OK) {
-    rfi_peft_order(&x.type, part == RFI_ADAPTER_B, true, rfr_dtype_bits(x.type.dtype) / 8, host, copy);
-    s = rfi_state_check_finite(run, &x, host);
-    if (s == RFR_OK && file) s = rfi_file_append(file, copy, (size_t)x.bytes);
-    s = rfi_host_close(run, &x, RFI_HOST_READ, host, s);
-  }
-  rfi_free(run->ctx, copy);
-  return s;
+  RFI_TRY(rfi_host_open(run, x, RFI_HOST_READ, &host));
+  rfi_peft_order(&x->type, part == RFI_ADAPTER_B, true, rfr_dtype_bits(x->type.dtype) / 8, host, copy);
+  return rfi_host_close(run, x, RFI_HOST_READ, host, rfi_state_check_finite(run, x, host));
 }
 
-static rfr_status save_weights(rfr_run *run, rfi_checkpoint_writer *w) {
+/* All parameters, one after another; all ranks together. */
+static rfr_status collect(rfr_run *run, rfi_safetensors_entry *entries, char (*names)[RFI_PEFT_NAME], char **values,
+                          int64_t *bytes) {
   const rfr_model_config *c = &run->settings->spec.model;
   const int first = c->adapter->base_count, n = c->adapter->count;
-  rfr_status s;
-  rfi_file *file;
-  rfi_safetensors_entry *entries = NULL;
-  char(*names)[RFI_PEFT_NAME] = NULL;
-  RFI_TRY(RFI_ALLOC(run->ctx, (size_t)n * sizeof *entries, &entries));
-  RFI_GOTO(RFI_ALLOC(run->ctx, (size_t)n * sizeof *names, &names));
+  rfr_status found = RFR_OK;
+  rfr_parameter p;
+  rfr_tensor x;
+  rfr_type type;
   for (int i = 0; i < n; i++) {
-    rfr_parameter p;
-    rfr_tensor x;
-    rfr_type type;
-    RFI_GOTO(find_stored(run, first + i, &p, &x));
+    RFI_TRY(find_stored(run, first + i, &p, &x));
     rfi_peft_tensor(c, first + i, names[i], &type);
     entries[i] = (rfi_safetensors_entry){.name = names[i], .dtype = x.type.dtype, .rank = type.rank};
     for (int d = 0; d < type.rank; d++) entries[i].shape[d] = type.shape[d];
+    *bytes += x.bytes;
   }
+  RFI_TRY(RFI_ALLOC(run->ctx, (size_t)*bytes + 1, values));
+  char *to = *values;
+  for (int i = 0; i < n; i++, to += x.bytes) {
+    RFI_TRY(find_stored(run, first + i, &p, &x));
+    const rfr_status s = copy_parameter(run, first + i, &x, to);
+    if (found == RFR_OK) found = s; /* the ranks go on with their calls */
+  }
+  return found;
+}
+
+static rfr_status save_weights(rfr_run *run, rfi_checkpoint_writer *w) {
+  const size_t n = (size_t)run->settings->spec.model.adapter->count;
+  rfr_status s;
+  rfi_file *file;
+  int64_t bytes = 0;
+  rfi_safetensors_entry *entries = NULL;
+  char(*names)[RFI_PEFT_NAME] = NULL, *values = NULL;
+  RFI_TRY(RFI_ALLOC(run->ctx, n * sizeof *entries, &entries));
+  RFI_GOTO(RFI_ALLOC(run->ctx, n * sizeof *names, &names));
+  RFI_GOTO(collect(run, entries, names, &values, &bytes));
+  if (run->settings->parallel.rank > 0) goto fail;
   RFI_GOTO(rfi_checkpoint_file(w, RFI_PEFT_WEIGHTS, &file));
-  RFI_GOTO(rfi_safetensors_write_header(run->ctx, file, entries, n, NULL, 0, NULL));
-  for (int i = 0; i < n; i++) RFI_GOTO(append_parameter(run, first + i, file));
-  s = RFR_OK;
+  RFI_GOTO(rfi_safetensors_write_header(run->ctx, file, entries, (int)n, NULL, 0, NULL));
+  s = rfi_file_append(file, values, (size_t)bytes);
 fail:
   rfi_free(run->ctx, entries);
   rfi_free(run->ctx, names);
+  rfi_free(run->ctx, values);
   return s;
 }
 
@@ -225,9 +234,6 @@ static rfr_status save_config(rfr_run *run, rfi_checkpoint_writer *w) {
 }
 
 rfr_status rfi_adapter_state_save(rfr_run *run, rfi_checkpoint_writer *w) {
-  const rfr_model_config *c = &run->settings->spec.model;
-  for (int i = 0; i < c->adapter->count && !w; i++) RFI_TRY(append_parameter(run, c->adapter->base_count + i, NULL));
-  if (!w) return RFR_OK;
-  RFI_TRY(save_config(run, w));
-  return save_weights(run, w);
+  RFI_TRY(save_weights(run, w));
+  return run->settings->parallel.rank == 0 ? save_config(run, w) : RFR_OK;
 }

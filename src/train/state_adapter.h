@@ -16,7 +16,8 @@ bool rfi_adapter_state_stores(const rfr_run *run, const rfr_tensor *x);
  * folder is a checkpoint whose master weights must be there without rounding. Errors: adapter; resume.mismatch;
  * file.*. */
 rfr_status rfi_adapter_state_start(rfr_run *run, const char *folder, bool resumes);
-/* adapter_config.json and adapter_model.safetensors. Errors: run.diverged for values that are not finite; file.*. */
+/* adapter_config.json and adapter_model.safetensors, which rank 0 writes; all ranks call it. Errors: run.diverged for
+ * values that are not finite; file.*. */
 rfr_status rfi_adapter_state_save(rfr_run *run, rfi_checkpoint_writer *w);
 /* Refuses a base other than the one that the checkpoint's adapter was trained on. Errors: adapter.base. */
 rfr_status rfi_adapter_state_check_base(const rfr_run *run, const char *path, const rfi_state_json *theirs);

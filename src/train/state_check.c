@@ -31,6 +31,13 @@ static const char *wrong_moment(const rfr_run *run, const rfr_tensor *x, const v
   return wrong_scales((const float *)((const char *)values + l.scales_at), l.scales, false);
 }
 
+const char *rfi_part_wrong(const rfr_tensor *own, const void *values) {
+  if (own->type.dtype != RFR_U8 || own->role != RFR_ROLE_STATE)
+    return rfi_values_finite(own->type.dtype, values, own->bytes) ? NULL : "elements that are NaN or infinite";
+  const int64_t blocks = own->bytes / (RFI_DYNAMIC_BLOCK + 4); /* of codes and a scale */
+  return wrong_scales((const float *)((const char *)values + blocks * RFI_DYNAMIC_BLOCK), blocks, false);
+}
+
 const char *rfi_state_wrong(const rfr_run *run, const rfr_tensor *x, const void *values) {
   if (x->type.dtype == RFR_U8 && x->role == RFR_ROLE_STATE) return wrong_moment(run, x, values);
   if (strcmp(x->name, RFR_RECIPE_SCALE) == 0) return wrong_scales(values, x->bytes / 4, true);

@@ -9,5 +9,7 @@
 
 /* The fault in the values of a weight or an optimizer state, as the end of a sentence; NULL: none. */
 const char *rfi_state_wrong(const rfr_run *run, const rfr_tensor *x, const void *values);
+/* The same for a part, as the programs have it. */
+const char *rfi_part_wrong(const rfr_tensor *own, const void *values);
 
 #endif

@@ -317,7 +317,9 @@ static rfr_status exchange(rfr_comm *comm, const void *mine, int64_t bytes, void
   return s;
 }
 
-static const rfi_comm_table table = {"NCCL", false, run, abort_comm, destroy, exchange};
+static void set_timeout(rfr_comm *comm, double timeout) { ((gpu_comm *)comm)->timeout = timeout; }
+
+static const rfi_comm_table table = {"NCCL", false, run, abort_comm, destroy, exchange, set_timeout};
 
 static rfr_status connect_ranks(gpu_comm *c) {
   enum { N = 64 };

@@ -1,0 +1,194 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * `train --ranks N`: on CPUs this process runs mpirun, on GPUs it starts one process for each GPU. Either way it waits,
+ * and passes SIGINT and SIGTERM on: the first asks the ranks to stop after a step with a checkpoint, the second ends
+ * them. Under a launcher (mpirun, srun, torchrun) the process is a rank itself.
+ */
+#include <errno.h>
+#include <limits.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "cli.h"
+
+enum { MOST_LOCAL = 1024, GRACE_SECONDS = 15 };
+#define JOIN_SECONDS 1800
+
+/* ---- children ---- */
+
+static volatile sig_atomic_t asked; /* how often the user has asked to end */
+
+static void on_signal(int number) {
+  (void)number;
+  asked++;
+}
+
+typedef struct child {
+  pid_t pid; /* 0: ended */
+} child;
+
+static void send(const child *children, int n, int number) {
+  for (int i = 0; i < n; i++)
+    if (children[i].pid > 0) kill(children[i].pid, number);
+}
+
+static double now(void) {
+  struct timespec t;
+  clock_gettime(CLOCK_MONOTONIC, &t);
+  return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+/* Until all have ended; returns the first exit code that is not 0. After a failure the others have GRACE_SECONDS to end
+ * by themselves, since they report what they saw. */
+static int wait_for(child *children, int n) {
+  int left = n, code = 0, passed = 0, sent = 0;
+  double failed_at = 0;
+  while (left > 0) {
+    int status;
+    const pid_t pid = waitpid(-1, &status, WNOHANG);
+    if (asked > passed) send(children, n, passed == 0 ? SIGUSR1 : SIGTERM), passed++;
+    if (code != 0 && sent < 2 && now() - failed_at > GRACE_SECONDS + 5 * sent)
+      send(children, n, sent++ == 0 ? SIGTERM : SIGKILL);
+    if (pid <= 0) {
+      usleep(20000);
+      continue;
+    }
+    for (int i = 0; i < n; i++) {
+      if (children[i].pid != pid || !(WIFEXITED(status) || WIFSIGNALED(status))) continue;
+      children[i].pid = 0;
+      left--;
+      const int own = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+      if (own != 0 && code == 0) code = own, failed_at = now();
+    }
+  }
+  return code;
+}
+
+static void set_number(const char *name, int64_t x) {
+  char text[24];
+  snprintf(text, sizeof text, "%lld", (long long)x);
+  setenv(name, text, 1);
+}
+
+/* In a process group of its own, so that the terminal's Ctrl-C reaches this process alone. */
+static pid_t start(char *const argv[], const cli *c, int rank, int port) {
+  const pid_t pid = fork();
+  if (pid != 0) return pid;
+  setpgid(0, 0);
+  prctl(PR_SET_PDEATHSIG, SIGTERM);
+  signal(SIGINT, SIG_DFL);
+  signal(SIGTERM, SIG_DFL);
+  if (rank >= 0) {
+    set_number("WORLD_SIZE", c->ranks);
+    set_number("RANK", rank);
+    set_number("LOCAL_RANK", rank);
+    set_number("MASTER_PORT", port);
+    setenv("MASTER_ADDR", "127.0.0.1", 1);
+  }
+  execvp(argv[0], argv);
+  fprintf(stderr, "%s: %s\n", argv[0], strerror(errno));
+  _exit(127);
+}
+
+/* ---- starting ---- */
+
+/* The cores that each rank may use, unless the user has set them. */
+static void share_cores(const cli *c) {
+  cpu_set_t set;
+  int cores = 1;
+  if (c->threads >= 0 || getenv("REFRAIN_THREADS")) return;
+  if (sched_getaffinity(0, sizeof set, &set) == 0) cores = CPU_COUNT(&set);
+  set_number("REFRAIN_THREADS", cores / c->ranks > 0 ? cores / c->ranks : 1);
+}
+
+static bool in_path(const char *name) {
+  char path[PATH_MAX];
+  const char *at = getenv("PATH");
+  for (; at && *at; at += strcspn(at, ":"), at += *at == ':') {
+    snprintf(path, sizeof path, "%.*s/%s", (int)strcspn(at, ":"), at, name);
+    if (access(path, X_OK) == 0) return true;
+  }
+  return false;
+}
+
+static rfr_status start_mpirun(const cli *c, char *self, char **argv, child *children) {
+  static char *const head[] = {"mpirun", "--quiet", "--oversubscribe", "--bind-to", "none", "-n"};
+  enum { HEAD = sizeof head / sizeof *head };
+  char number[24];
+  int n = 0;
+  if (!in_path("mpirun"))
+    return cli_fail(RFR_UNSUPPORTED, "install Open MPI (Debian: openmpi-bin), or train on GPUs with --device cuda",
+                    "--ranks %lld on CPUs needs mpirun, which is not in PATH", (long long)c->ranks);
+  while (argv[n]) n++;
+  char **all = calloc((size_t)(n + HEAD + 3), sizeof *all);
+  if (!all) return RFR_NO_MEMORY;
+  snprintf(number, sizeof number, "%lld", (long long)c->ranks);
+  memcpy(all, head, sizeof head);
+  all[HEAD] = number;
+  all[HEAD + 1] = self;
+  for (int i = 1; i < n; i++) all[HEAD + 1 + i] = argv[i];
+  if (geteuid() == 0) { /* Open MPI refuses root otherwise */
+    setenv("OMPI_ALLOW_RUN_AS_ROOT", "1", 1);
+    setenv("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1", 1);
+  }
+  children[0].pid = start(all, c, -1, 0);
+  free(all);
+  return children[0].pid > 0 ? RFR_OK : cli_fail(RFR_IO, "end other processes", "mpirun: %s", strerror(errno));
+}
+
+static rfr_status start_ranks(const cli *c, char *self, char **argv, child *children) {
+  const int port = 20000 + (int)(getpid() % 20000);
+  argv[0] = self;
+  for (int r = 0; r < c->ranks; r++) {
+    children[r].pid = start(argv, c, r, port);
+    if (children[r].pid > 0) continue;
+    const int error = errno;
+    send(children, r, SIGKILL);
+    return cli_fail(RFR_IO, "end other processes", "rank %d: %s", r, strerror(error));
+  }
+  return RFR_OK;
+}
+
+rfr_status cli_start_ranks(cli *c, const char *device, char **argv, bool *done, int *code) {
+  static child children[MOST_LOCAL];
+  char self[PATH_MAX];
+  *done = false;
+  rfr_status s = rfr_launch_read(&c->launch);
+  if (s != RFR_OK) return s;
+  if (c->ranks == 0) return RFR_OK;
+  if (c->ranks < 1 || c->ranks > MOST_LOCAL)
+    return cli_usage("give the number of processes", "--ranks %lld; it is 1 to %d", (long long)c->ranks, MOST_LOCAL);
+  if (*c->launch.launcher && c->launch.ranks != c->ranks)
+    return cli_usage("omit --ranks under a launcher", "--ranks %lld, but %s has started %d ranks", (long long)c->ranks,
+                     c->launch.launcher, c->launch.ranks);
+  if (*c->launch.launcher || c->ranks == 1) return RFR_OK;
+  if (access(c->operand, R_OK) != 0) /* said once */
+    return cli_fail(RFR_IO, "check the path", "%s: %s", c->operand, strerror(errno));
+  const ssize_t n = readlink("/proc/self/exe", self, sizeof self - 1);
+  if (n < 0) return cli_fail(RFR_IO, "mount /proc", "/proc/self/exe: %s", strerror(errno));
+  self[n] = 0;
+  const bool gpu = device && strncmp(device, "cuda", 4) == 0;
+  if (gpu && device[4]) return cli_usage("give --device cuda: rank r takes GPU r", "--ranks with --device %s", device);
+  fflush(NULL);
+  share_cores(c);
+  struct sigaction action = {.sa_handler = on_signal};
+  sigaction(SIGINT, &action, NULL);
+  sigaction(SIGTERM, &action, NULL);
+  s = gpu ? start_ranks(c, self, argv, children) : start_mpirun(c, self, argv, children);
+  if (s != RFR_OK) return s;
+  *done = true;
+  *code = wait_for(children, gpu ? (int)c->ranks : 1);
+  return RFR_OK;
+}
+
+/* ---- a rank ---- */
+
+rfr_status cli_join_ranks(cli *c) {
+  return cli_has_ranks(c) ? rfr_launch_join(c->ctx, &c->launch, JOIN_SECONDS, &c->comm) : RFR_OK;
+}

@@ -1,0 +1,136 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Agreement of the ranks of a run: each sends a record of at most RFI_EXCHANGE_BYTES, and all look at all records, so
+ * that they come to the same verdict. A record has the error of a rank that failed, so that the others neither wait nor
+ * go on alone, and what must be equal: build, device, configuration, data and checkpoint.
+ */
+#include "train/handshake.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include "base/base.h"
+#include "dist/comm.h"
+
+typedef struct failure {
+  int32_t failed;
+  char slug[48], message[1280];
+} failure;
+
+enum { FIELDS = 7, FIELD_BYTES = 100 };
+typedef struct record {
+  failure failure;
+  char field[FIELDS][FIELD_BYTES];
+  uint32_t key[RFI_CFG_COUNT]; /* a hash of each value of the configuration */
+} record;
+_Static_assert(sizeof(record) <= RFI_EXCHANGE_BYTES, "one exchange");
+
+static const char *const field_names[FIELDS] = {"version",      "build", "device",    "instruction set",
+                                                "GEMM library", "data",  "checkpoint"};
+
+static void note_failure(failure *f, rfr_status so_far) {
+  if (so_far == RFR_OK) return;
+  const rfr_error *e = rfr_last_error();
+  f->failed = 1;
+  snprintf(f->slug, sizeof f->slug, "%s", e->slug);
+  snprintf(f->message, sizeof f->message, "%s", e->message);
+}
+
+/* The first failure of all ranks; record r is at r * size. */
+static rfr_status find_failure(const char *all, int ranks, size_t size, rfr_status so_far) {
+  for (int r = 0; r < ranks; r++) {
+    failure f;
+    memcpy(&f, all + (size_t)r * size, sizeof f);
+    if (f.failed) return rfi_fail_slug(f.slug, "rank %d: %s", r, f.message);
+  }
+  return so_far;
+}
+
+/* `mine` begins with a failure. If the others cannot be reached, an own failure is the error. */
+static rfr_status exchange(rfr_run *run, const void *mine, size_t size, rfr_status so_far, char **all) {
+  const failure *own = mine;
+  rfr_comm *c = run->options.comm;
+  RFI_TRY(RFI_ALLOC(run->ctx, size * (size_t)rfr_comm_size(c), all));
+  rfr_status s = rfi_comm_exchange(c, mine, (int64_t)size, *all);
+  if (s != RFR_OK && own->failed) s = rfi_fail_slug(own->slug, "%s", own->message);
+  else if (s == RFR_OK) s = find_failure(*all, rfr_comm_size(c), size, so_far);
+  return s;
+}
+
+/* ---- what must be equal ---- */
+
+static uint32_t hash_text(uint32_t h, const char *text) {
+  for (; *text; text++) h = (h ^ (unsigned char)*text) * 16777619u;
+  return h;
+}
+
+/* Ops and keys: builds of the same version that differ here would record other programs. */
+static uint32_t hash_build(void) {
+  static const char *const names[] = {
+#define RFI_OP(name, family, operands, results, attributes, flags) #name operands results attributes,
+#include "ops/ops.def"
+#undef RFI_OP
+  };
+  uint32_t h = 2166136261u;
+  for (size_t i = 0; i < sizeof names / sizeof *names; i++) h = hash_text(h, names[i]);
+  for (int i = 0; i < RFI_CFG_COUNT; i++) h = hash_text(h, rfi_config_path((rfi_config_id)i));
+  return h;
+}
+
+static rfr_status note_configuration(const rfr_run *run, record *r) {
+  rfr_status s = RFR_OK;
+  for (int i = 0; s == RFR_OK && i < RFI_CFG_COUNT; i++) {
+    rfi_string text = {.ctx = run->ctx};
+    if (!rfi_config_is_used(run->settings->config, (rfi_config_id)i)) continue;
+    if (i == RFI_CFG_data_root || i == RFI_CFG_data_cache) continue; /* each host has its own paths */
+    s = rfi_config_print_value(run->settings->config, (rfi_config_id)i, &text);
+    if (s == RFR_OK) r->key[i] = hash_text(2166136261u, text.data) | 1;
+    rfi_string_deinit(&text);
+  }
+  return s;
+}
+
+static rfr_status note(const rfr_run *run, int64_t checkpoint, record *r) {
+  const char *device = rfi_ctx_device(run->ctx);
+  snprintf(r->field[0], FIELD_BYTES, "%s", rfr_version());
+  snprintf(r->field[1], FIELD_BYTES, "%08x", hash_build());
+  snprintf(r->field[2], FIELD_BYTES, "%.*s", (int)strcspn(device, ":"), device); /* not its number */
+  snprintf(r->field[3], FIELD_BYTES, "%s", rfi_ctx_isa(run->ctx));
+  snprintf(r->field[4], FIELD_BYTES, "%s", run->machine.matmul);
+  snprintf(r->field[5], FIELD_BYTES, "%s", run->hash);
+  if (checkpoint < 0) snprintf(r->field[6], FIELD_BYTES, "none");
+  else snprintf(r->field[6], FIELD_BYTES, "step %lld", (long long)checkpoint);
+  return note_configuration(run, r);
+}
+
+static rfr_status compare(const record *a, const record *b, int rank) {
+  for (int i = 0; i < FIELDS; i++)
+    if (strcmp(a->field[i], b->field[i]) != 0)
+      return rfi_fail(RFI_E_DIST_RUN, "%s of rank 0 is %s, of rank %d %s", field_names[i], a->field[i], rank,
+                      b->field[i]);
+  for (int i = 0; i < RFI_CFG_COUNT; i++)
+    if (a->key[i] != b->key[i])
+      return rfi_fail(RFI_E_DIST_RUN, "rank %d has another %s than rank 0", rank, rfi_config_path((rfi_config_id)i));
+  return RFR_OK;
+}
+
+rfr_status rfi_handshake(rfr_run *run, int64_t checkpoint, rfr_status so_far) {
+  rfr_comm *c = run->options.comm;
+  record *mine = NULL;
+  char *all = NULL;
+  if (rfr_comm_size(c) <= 1) return so_far;
+  if (run->options.plan_only) return so_far;
+  run->met = true;
+  RFI_TRY(RFI_ALLOC(run->ctx, sizeof *mine, &mine));
+  note_failure(&mine->failure, so_far);
+  if (so_far == RFR_OK) {
+    const rfr_status noted = note(run, checkpoint, mine);
+    note_failure(&mine->failure, noted);
+  }
+  rfr_status s = exchange(run, mine, sizeof *mine, so_far, &all);
+  for (int r = 1; s == RFR_OK && r < rfr_comm_size(c); r++) s = compare((record *)all, (record *)all + r, r);
+  run->refused = s != RFR_OK;
+  rfi_free(run->ctx, mine);
+  rfi_free(run->ctx, all);
+  return s;
+}

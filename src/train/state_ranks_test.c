@@ -1,0 +1,352 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Checkpoints of runs over several ranks, which are threads: loaded under any other layout they have the same values,
+ * bit by bit; training continues bit by bit under the same layout; and each rank writes and reads its part alone.
+ */
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "data/file.h"
+#include "data/hash.h"
+#include "refrain/model.h"
+#include "support/context.h"
+#include "support/ranks.h"
+#include "support/run.h"
+#include "train/host.h"
+#include "train/parts.h"
+
+typedef struct job {
+  const char *config, *folder, *shard;
+  int resume, steps; /* 0: the state is only loaded */
+  rfi_hash state;
+  int layout_warnings, checkpoints;
+} job;
+
+static void on_event(const rfr_event *e, void *user) {
+  job *j = user;
+  j->layout_warnings += e->kind == RFR_EVENT_WARNING && strstr(e->message, "another layout") != NULL;
+  j->checkpoints += e->kind == RFR_EVENT_CHECKPOINT;
+}
+
+/* Of every tensor that a checkpoint has, as one rank would hold it. */
+static rfr_status hash_state(rfr_run *run, rfi_hash *out) {
+  rfr_tensor x;
+  rfi_hasher *h;
+  rfr_status s = rfi_hasher_create(run->ctx, &h);
+  for (int i = 0; s == RFR_OK && rfi_run_tensor_at(run, i, &x) == RFR_OK; i++) {
+    void *host;
+    if (x.role == RFR_ROLE_INPUT || strcmp(x.name, RFI_NAME_METRICS) == 0) continue;
+    s = rfi_host_open(run, &x, RFI_HOST_READ, &host);
+    if (s != RFR_OK) break;
+    rfi_hasher_add(h, x.name, strlen(x.name));
+    rfi_hasher_add(h, host, (size_t)x.bytes);
+    s = rfi_host_close(run, &x, RFI_HOST_READ, host, s);
+  }
+  *out = rfi_hasher_result(h);
+  rfi_hasher_destroy(h);
+  return s;
+}
+
+static rfr_status work(void *rank, int number, rfr_comm *comm, rfr_ctx *own) {
+  job *j = rank;
+  char folder[160], shard[64], steps[32];
+  const char *const sets[] = {shard, steps, "schedule.name=constant"};
+  rfr_run *run;
+  rfr_run_options o = rfr_run_options_default();
+  (void)number;
+  snprintf(folder, sizeof folder, "%s/%s", rft_run_root, j->folder);
+  snprintf(shard, sizeof shard, "parallel.shard=%s", j->shard);
+  snprintf(steps, sizeof steps, "run.steps=%d", j->steps ? j->steps : 6);
+  o.config_folder = rft_run_root;
+  o.overrides = sets, o.n_overrides = 3;
+  o.programs = RFR_RUN_TRAIN;
+  o.on_event = on_event, o.event_user = j;
+  o.resume = j->resume;
+  o.comm = comm;
+  rfr_status s = rfr_run_open(own, j->config, folder, &o, &run);
+  if (s == RFR_OK && j->steps) s = rfr_run_train(run);
+  if (s == RFR_OK) s = hash_state(run, &j->state);
+  rfr_run_close(run);
+  return s;
+}
+
+static bool same(rfi_hash a, rfi_hash b) { return a.high == b.high && a.low == b.low; }
+
+static job run_job(int ranks, job j) {
+  job all[RFT_MOST_RANKS];
+  for (int r = 0; r < ranks; r++) all[r] = j;
+  rft_run_ranks(ranks, all, sizeof *all, work);
+  for (int r = 1; r < ranks; r++) {
+    assert_true(same(all[r].state, all[0].state));
+    assert_int_equal(all[r].checkpoints, 0);
+  }
+  return all[0];
+}
+
+static bool is_there(const char *folder, const char *name) {
+  char path[256];
+  snprintf(path, sizeof path, "%s/%s", rft_run_folder(folder), name);
+  return access(path, F_OK) == 0;
+}
+
+#define BATCH "batch: {tokens: 192, microbatch: 2}\n" /* 6 microbatches */
+#define STEPS_RUN "run: {steps: 6, seed: 3, evaluate_windows: 4}\n"
+
+static const struct row {
+  const char *name, *config;
+  bool adapter;
+} rows[] = {
+    {"bf16 with master weights", "refrain: 1\n" LLAMA DATA BATCH ADAM "precision: {dtype: bf16}\n" STEPS_RUN, false},
+    {"experts, which are pieces in a folder", "refrain: 1\n" EXPERTS DATA BATCH BALANCED SINGLE STEPS_RUN, false},
+    {"moments of 8 bits",
+     "refrain: 1\nmodel: {model_type: llama, hidden_size: 72, num_hidden_layers: 1, num_attention_heads: 3}\n" DATA
+         BATCH "optimizer: {name: adamw, lr: 3e-3, state_dtype: u8}\n" SINGLE STEPS_RUN,
+     false},
+    {"frozen weights, SGD",
+     "refrain: 1\n" LLAMA DATA BATCH
+     "optimizer: {name: sgd, lr: 1e-2, momentum: 0.9, frozen: [\"model.embed_tokens.*\"]}\n" SINGLE STEPS_RUN,
+     false},
+    {"f16", "refrain: 1\n" LLAMA DATA BATCH ADAM HALF STEPS_RUN, false},
+    {"lora",
+     "refrain: 1\n" LLAMA DATA BATCH ADAM "precision: {dtype: bf16}\nadapter: {type: lora, rank: 4}\n" STEPS_RUN, true},
+};
+static const char *const modes[] = {"none", "optimizer", "full"};
+static const struct {
+  int ranks, mode;
+} others[] = {{1, 0}, {2, 0}, {2, 2}, {3, 1}, {3, 2}, {6, 1}}; /* layouts that load */
+
+/* The files of a checkpoint of three ranks. */
+static void expect_files(const char *folder, const char *step, bool parts, bool adapter) {
+  static const char *const kinds[] = {"model", "optimizer"};
+  char name[128];
+  for (int k = adapter; k < 2; k++) {
+    snprintf(name, sizeof name, "%s/%s.safetensors", step, kinds[k]);
+    assert_int_equal(is_there(folder, name), !parts);
+    for (int r = 0; r < 3; r++) {
+      snprintf(name, sizeof name, "%s/%s-rank-%04d-of-0003.safetensors", step, kinds[k], r);
+      assert_int_equal(is_there(folder, name), parts);
+    }
+  }
+}
+
+/* Three ranks save; other layouts load the same values. */
+static void layouts(void **state) {
+  (void)state;
+  for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
+    for (int m = 0; m < 3; m++) {
+      char folder[32];
+      snprintf(folder, sizeof folder, "layouts-%d-%d", (int)i, m);
+      const job saved = run_job(3, (job){rows[i].config, folder, modes[m], 0, 4});
+      assert_int_equal(saved.checkpoints, 1);
+      expect_files(folder, "step-000004", m > 0, rows[i].adapter);
+      for (size_t k = 0; k < sizeof others / sizeof *others; k++) {
+        const job j = run_job(others[k].ranks, (job){rows[i].config, folder, modes[others[k].mode], 1, 0});
+        if (!same(j.state, saved.state))
+          fail_msg("%s: %d ranks, %s differ from 3 ranks, %s", rows[i].name, others[k].ranks, modes[others[k].mode],
+                   modes[m]);
+        assert_int_equal(j.layout_warnings, others[k].ranks != 3 || others[k].mode != m);
+      }
+    }
+}
+
+/* A resume under the same layout has the bits of a run that was not interrupted, and the bits of the other modes. */
+static void resume(void **state) {
+  (void)state;
+  for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+    rfi_hash first = {0};
+    for (int m = 0; m < 3; m++) {
+      char once[32], twice[32];
+      snprintf(once, sizeof once, "once-%d-%d", (int)i, m);
+      snprintf(twice, sizeof twice, "twice-%d-%d", (int)i, m);
+      const job whole = run_job(3, (job){rows[i].config, once, modes[m], 0, 6});
+      run_job(3, (job){rows[i].config, twice, modes[m], 0, 4});
+      const job rest = run_job(3, (job){rows[i].config, twice, modes[m], 1, 6});
+      if (!same(whole.state, rest.state)) fail_msg("%s, %s: the resumed run differs", rows[i].name, modes[m]);
+      if (m == 0) first = whole.state;
+      if (!same(whole.state, first)) fail_msg("%s, %s: differs from none", rows[i].name, modes[m]);
+    }
+  }
+}
+
+/* ---- folders of the transformers library ---- */
+
+static void expect_same_file(const char *a, const char *b, const char *name) {
+  char path[2][256], *text[2];
+  size_t n[2];
+  snprintf(path[0], sizeof path[0], "%s/%s", rft_run_folder(a), name);
+  snprintf(path[1], sizeof path[1], "%s/%s", rft_run_folder(b), name);
+  for (int k = 0; k < 2; k++) OK(rfi_file_read(ctx, path[k], &text[k], &n[k]));
+  assert_int_equal(n[0], n[1]);
+  assert_memory_equal(text[0], text[1], n[0]);
+  for (int k = 0; k < 2; k++) rfi_free(ctx, text[k]);
+}
+
+/* The export of parts is that of one file; a run that begins from it holds these weights in every mode. */
+static void folders(void **state) {
+  (void)state;
+  for (size_t i = 0; i < 2; i++) {
+    char run[32], out[200], from[200], all[32], name[2][48];
+    for (int m = 0; m < 3; m += 2) {
+      snprintf(run, sizeof run, "export-%d-%d", (int)i, m);
+      run_job(3, (job){rows[i].config, run, modes[m], 0, 4});
+      rfr_export_options o = rfr_export_options_default();
+      snprintf(name[m / 2], sizeof name[0], "hf-%d-%d", (int)i, m);
+      snprintf(from, sizeof from, "%s", rft_run_folder(run));
+      snprintf(out, sizeof out, "%s", rft_run_folder(name[m / 2]));
+      OK(rfr_export(ctx, from, out, &o));
+    }
+    expect_same_file(name[0], name[1], "model.safetensors");
+    char config[1024];
+    rfi_hash first = {0};
+    snprintf(config, sizeof config, "refrain: 1\nmodel: %s\n%s", out,
+             i == 0 ? DATA BATCH ADAM "precision: {dtype: bf16}\n" STEPS_RUN : DATA BATCH ADAM SINGLE STEPS_RUN);
+    for (int m = 0; m < 3; m++) {
+      snprintf(all, sizeof all, "from-%d-%d", (int)i, m);
+      const job j = run_job(2, (job){config, all, modes[m], 0, 0});
+      if (m == 0) first = j.state;
+      assert_true(same(j.state, first));
+    }
+  }
+}
+
+/* An evaluation reads the newest checkpoint, whatever its layout. */
+static void evaluate(void **state) {
+  double loss[2];
+  (void)state;
+  for (int m = 0; m < 3; m += 2) {
+    char run[32];
+    rfr_run *reader;
+    rfr_evaluation e;
+    rfr_run_options o = rfr_run_options_default();
+    snprintf(run, sizeof run, "evaluate-%d", m);
+    run_job(3, (job){rows[1].config, run, modes[m], 0, 4});
+    o.programs = RFR_RUN_EVALUATE;
+    OK(rfr_run_open(ctx, NULL, rft_run_folder(run), &o, &reader));
+    OK(rfr_run_evaluate(reader, &e));
+    loss[m / 2] = e.loss;
+    rfr_run_close(reader);
+  }
+  assert_true(loss[0] == loss[1]);
+}
+
+/* ---- failures ---- */
+
+typedef struct flip {
+  char folder[160];
+  int rank, ranks;
+  const char *shard, *tensor;
+  rfr_status status;
+  char slug[48], message[512];
+} flip;
+
+/* Two steps, then one bit of a tensor changes on one rank, then a checkpoint is due. */
+static rfr_status train_and_flip(void *rank, int number, rfr_comm *comm, rfr_ctx *own) {
+  flip *f = rank;
+  char shard[64];
+  const char *const sets[] = {shard};
+  rfr_run *run;
+  rfr_tensor x;
+  rfr_run_options o = rfr_run_options_default();
+  snprintf(shard, sizeof shard, "parallel.shard=%s", f->shard);
+  o.config_folder = rft_run_root;
+  o.overrides = sets, o.n_overrides = 1;
+  o.comm = comm;
+  RFI_TRY(rfr_run_open(own, rows[0].config, f->folder, &o, &run));
+  rfr_status s = RFR_OK;
+  for (int i = 0; i < 2 && s == RFR_OK; i++) s = rfr_run_step(run);
+  if (s == RFR_OK) s = rfr_programs_tensor(rfr_run_programs(run), f->tensor, &x);
+  if (s == RFR_OK && number == f->rank) ((uint8_t *)x.data)[2] ^= 1;
+  if (s == RFR_OK) f->status = rfr_run_save(run);
+  snprintf(f->slug, sizeof f->slug, "%s", rfr_last_error()->slug);
+  snprintf(f->message, sizeof f->message, "%s", rfr_last_error()->message);
+  rfr_run_close(run);
+  return s;
+}
+
+static void diverged(void **state) {
+  static const struct {
+    const char *shard, *tensor;
+    int rank, ranks;
+    const char *says;
+  } cases[] = {
+      {"none", "model.norm.weight", 1, 3, "rank 1 has other values after step 2 than 2 of 3 ranks"},
+      {"none", "model.norm.weight", 0, 3, "rank 0 has other values after step 2 than 2 of 3 ranks"},
+      {"none", "model.norm.weight.exp_avg", 1, 2, "rank 1 has other values after step 2 than 1 of 2 ranks"},
+      {"full", "zero_steps", 2, 3, "rank 2 has other values after step 2 than 2 of 3 ranks"},
+  };
+  (void)state;
+  for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+    flip all[RFT_MOST_RANKS];
+    char name[32];
+    snprintf(name, sizeof name, "flip-%d", (int)i);
+    for (int r = 0; r < cases[i].ranks; r++) {
+      all[r] = (flip){.rank = cases[i].rank, .shard = cases[i].shard, .tensor = cases[i].tensor};
+      snprintf(all[r].folder, sizeof all[r].folder, "%s", rft_run_folder(name));
+    }
+    rft_run_ranks(cases[i].ranks, all, sizeof *all, train_and_flip);
+    for (int r = 0; r < cases[i].ranks; r++) {
+      assert_int_equal(all[r].status, RFR_NUMERIC);
+      assert_string_equal(all[r].slug, "dist.diverged");
+      assert_string_equal(all[r].message, cases[i].says);
+    }
+    assert_false(is_there(name, "step-000002"));
+  }
+}
+
+/* Each rank leaves a record of an error; it names the rank at fault. */
+static rfr_status train_to_fault(void *rank, int number, rfr_comm *comm, rfr_ctx *own) {
+  flip *f = rank;
+  rfr_run *run;
+  rfi_io_fault fault = {.error = ENOSPC, .sticky = true};
+  rfr_run_options o = rfr_run_options_default();
+  const char *const sets[] = {"parallel.shard=full"};
+  o.config_folder = rft_run_root;
+  o.overrides = sets, o.n_overrides = 1;
+  o.programs = RFR_RUN_TRAIN;
+  o.comm = comm;
+  RFI_TRY(rfr_run_open(own, rows[0].config, f->folder, &o, &run));
+  fault.fail_at = number == f->rank; /* the next call is of the checkpoint at the end */
+  rfi_io_set_fault(&fault);
+  f->status = rfr_run_train(run);
+  rfi_io_set_fault(NULL);
+  rfr_run_close(run);
+  return RFR_OK;
+}
+
+static void records(void **state) {
+  flip all[3];
+  char *text;
+  bool is_second = false;
+  size_t n;
+  int lines = 0;
+  (void)state;
+  for (int r = 0; r < 3; r++) {
+    all[r] = (flip){.rank = 2};
+    snprintf(all[r].folder, sizeof all[r].folder, "%s", rft_run_folder("records"));
+  }
+  rft_run_ranks(3, all, sizeof *all, train_to_fault);
+  char path[200];
+  snprintf(path, sizeof path, "%s/failures.jsonl", rft_run_folder("records"));
+  OK(rfi_file_read(ctx, path, &text, &n));
+  for (char *line = text, *end; (end = strchr(line, '\n')); line = end + 1, lines++) {
+    *end = 0;
+    assert_non_null(strstr(line, "\"error\":\"file."));
+    assert_non_null(strstr(line, "\"message\":\"rank 2: "));
+    assert_non_null(strstr(line, "\"step\":6"));
+    if (strstr(line, "\"rank\":1,")) is_second = true;
+  }
+  assert_true(is_second);
+  assert_int_equal(lines, 2); /* the disk of rank 2 is full */
+  rfi_free(ctx, text);
+  for (int r = 0; r < 3; r++) assert_int_equal(all[r].status, RFR_IO);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      rft_context_test(layouts),  rft_context_test(resume),   rft_context_test(folders),
+      rft_context_test(evaluate), rft_context_test(diverged), rft_context_test(records),
+  };
+  return cmocka_run_group_tests(tests, rft_run_setup, rft_run_teardown);
+}
