@@ -365,6 +365,8 @@ static void graphs(void) {
 }
 
 static void communicators(void) {
+  const rfr_launch launch = {0};
+  rfr_comm *mpi;
   rfr_comm *c;
   float x, y;
   QUIET(rfr_comm_destroy, NULL);
@@ -372,6 +374,8 @@ static void communicators(void) {
   GIVES(0, rfr_comm_size, NULL);
   GIVES(-1, rfr_comm_rank, NULL);
   STATUS(rfr_comm_threads_create, NULL, 1, 0, &c);
+  STATUS(rfr_comm_mpi_create, NULL, 1, &mpi);
+  STATUS(rfr_launch_join, NULL, &launch, 1, &mpi);
   char id[RFR_NCCL_ID_BYTES];
   STATUS(rfr_comm_nccl_id, NULL, id);
   STATUS(rfr_comm_nccl_create, NULL, id, 1, 0, 0, &c);
