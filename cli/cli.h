@@ -98,7 +98,8 @@ typedef struct cli {
   bool decode, special;
   bool diff, flat, all, frontier;
   int64_t steps;
-  const char *kind, *order, *layers, *file, *costs;
+  const char *kind, *order, *layers, *file, *costs, *write_costs;
+  double link;    /* bytes per second, in GB */
   int64_t stages, microbatches, chunks, group;
   bool communication;
   rfr_ctx_options ctx_options; /* of ctx */
@@ -222,6 +223,9 @@ double cli_ceilings_least(const cli_ceilings *c, const rfr_op_time *op);
 
 /* Draws a program's plan: time to the right, addresses upward. One self-contained SVG. */
 rfr_status cli_plan_svg(const rfr_programs *p, int program, const char *title, FILE *f);
+
+/* `plan --ranks`: prints the plan of each kind of rank of the configuration `text`. */
+rfr_status cli_plan_ranks(cli *c, const char *text, FILE *f);
 
 /* The recompute frontier as a table. */
 void cli_frontier_table(const rfr_programs *p, int program, const rfr_frontier_point *point, int n, FILE *f);

@@ -199,6 +199,11 @@ static rfr_status check_options(const cli *c) {
     return cli_usage("omit one of them", "--svg, --json, --frontier and --all are different forms of output");
   if (c->all && (c->json || c->frontier))
     return cli_usage("omit --all", "--all is for the table of buffers; --json prints all buffers, --frontier none");
+  if (c->ranks > 0 && (c->svg || c->all || c->frontier || c->program))
+    return cli_usage("omit one of them",
+                     "--ranks plans training steps; --svg, --all, --frontier and --program show one rank");
+  if (c->ranks == 0 && (c->costs || c->link > 0))
+    return cli_usage("give --ranks", "--costs and --link are for --ranks");
   return RFR_OK;
 }
 
@@ -213,6 +218,11 @@ rfr_status cli_plan(cli *c) {
   rfr_status s = check_options(c);
   if (s == RFR_OK) s = cli_program(c, &which);
   if (s == RFR_OK) s = cli_read_config(c, &text);
+  if (s == RFR_OK && c->ranks > 0) {
+    s = cli_plan_ranks(c, text, stdout);
+    free(text);
+    return s;
+  }
   if (s == RFR_OK) s = cli_open_config(c, text, which, c->frontier, warn, &run);
   if (s == RFR_OK && c->frontier) s = print_frontier(c, rfr_run_programs(run), rfr_run_program_index(run, which));
   else if (s == RFR_OK && c->svg) s = draw(c, rfr_run_programs(run), rfr_run_program_index(run, which));

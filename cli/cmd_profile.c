@@ -2,7 +2,7 @@
  *
  * refrain profile: the time of every op of a training step, on random tokens. The tables show medians over the steps.
  * --trace writes the step of median total time in the trace event format that Perfetto and Chrome open: one lane per
- * phase, times in microseconds.
+ * phase, times in microseconds. --write-costs writes the costs of a layer for schedules and plans.
  */
 #include <limits.h>
 #include <stdlib.h>
@@ -133,6 +133,7 @@ static rfr_status refuse(const char *name) {
 
 /* `small`: one layer, without a run. */
 static rfr_status profile_small(cli *c, op_times *t, rfr_dtype *dtype, rfr_programs **p) {
+  if (c->write_costs) return cli_usage("give a configuration", "small is one layer without ends: it has no costs");
   if (c->sets.n > 0) return cli_usage("give a configuration", "small has no configuration that --set could change");
   const rfr_status s = bench_small_open(c, dtype, p);
   return s == RFR_OK ? op_times_take(NULL, *p, c->steps, t) : s;
@@ -163,6 +164,7 @@ rfr_status cli_profile(cli *c) {
   else if (bench_is_other(c->operand)) s = refuse(c->operand);
   else s = profile_config(c, &t, &dtype, &run);
   if (s == RFR_OK && c->trace) s = write_trace(c, &t);
+  if (s == RFR_OK && c->write_costs) s = write_costs(c->write_costs, &t, run);
   if (s == RFR_OK) s = cli_ceilings_measure(c, dtype, t.op, t.n, &ceilings);
   if (s == RFR_OK) s = print_tables(c, &t, &ceilings, rfr_dtype_name(dtype));
   op_times_deinit(&t);

@@ -183,17 +183,21 @@ static const cli_command commands[CLI_COMMAND_COUNT] = {
     [CLI_INDEX_keys] = {"keys", "[WORD]", 0, 1, "print the table of configuration keys",
                         "With WORD, only keys whose name or meaning contains it.", "refrain keys recompute",
                         OPTIONS(JSON, HELP)},
-    [CLI_INDEX_plan] = {"plan", "CONFIG|RUN|MODEL", 1, 1,
-                        "print every buffer of a training step and the memory it needs",
-                        "Compiles the step and plans its memory without allocating it, so a model of any size can be "
-                        "planned on any machine. If the step does not fit, prints the bytes of each kind and the "
-                        "settings that need less, and exits with code 3.",
-                        "refrain plan examples/small.yaml --svg plan.svg",
-                        OPTIONS(SET, PROGRAM,
-                                {"all", NULL, NULL, CLI_FLAG, FIELD(all), "print every buffer on its own line"},
-                                {"frontier", NULL, NULL, CLI_FLAG, FIELD(frontier),
-                                 "print the recompute frontier: memory against extra work, for every budget"},
-                                SVG, ON_A_DEVICE)},
+    [CLI_INDEX_plan] =
+        {"plan", "CONFIG|RUN|MODEL", 1, 1, "print every buffer of a training step and the memory it needs",
+         "Compiles the step and plans its memory without allocating it, so a model of any size can be "
+         "planned on any machine. If the step does not fit, prints the bytes of each kind and the "
+         "settings that need less, and exits with code 3.",
+         "refrain plan examples/small.yaml --svg plan.svg",
+         OPTIONS(SET, PROGRAM, {"all", NULL, NULL, CLI_FLAG, FIELD(all), "print every buffer on its own line"},
+                 {"frontier", NULL, NULL, CLI_FLAG, FIELD(frontier),
+                  "print the recompute frontier: memory against extra work, for every budget"},
+                 {"ranks", "N", NULL, CLI_INTEGER, FIELD(ranks),
+                  "plan every kind of rank of a step over N ranks, at most 4096"},
+                 {"costs", "FILE", NULL, CLI_TEXT, FIELD(costs),
+                  "with --ranks: estimate the time of a step from a file of profile --write-costs"},
+                 {"link", "RATE", NULL, CLI_NUMBER, FIELD(link), "with --costs: GB per second that a rank sends (50)"},
+                 SVG, ON_A_DEVICE)},
     [CLI_INDEX_trace] =
         {"trace", "CONFIG|RUN|MODEL", 1, 1, "print a program as it is after a pass",
          "Prints the decisions of the pass as comments, then the program.",
@@ -231,6 +235,8 @@ static const cli_command commands[CLI_COMMAND_COUNT] = {
                            OPTIONS(SET, DTYPE, STEPS,
                                    {"trace", "FILE", NULL, CLI_TEXT, FIELD(trace),
                                     "write one step's ops as JSON for Perfetto or Chrome"},
+                                   {"write-costs", "FILE", NULL, CLI_TEXT, FIELD(write_costs),
+                                    "write the costs of a layer as JSON, for schedule --costs and plan --costs"},
                                    ON_A_DEVICE)},
     [CLI_INDEX_bench] = {"bench", "[NAME]", 0, 1, "time training steps and replays of built-in programs",
                          "Without NAME, runs every benchmark that suits a CPU.", "refrain bench gpt2-124m --json",

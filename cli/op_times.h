@@ -34,6 +34,8 @@ rfr_status op_times_group(const op_times *t, op_group group, const cli_ceilings 
 /* `most` rows under a heading, then one row for the rest, and the sum. */
 void op_rows_print(const char *heading, const op_row *rows, int n, int most);
 void op_rows_json(json *j, const char *key, const op_row *rows, int n, int most);
+/* The costs of a layer of the run, as JSON. */
+rfr_status write_costs(const char *path, const op_times *t, const rfr_run *run);
 void ceilings_print(const cli_ceilings *c);
 void ceilings_json(json *j, const cli_ceilings *c);
 

@@ -205,6 +205,7 @@ rfr_run_options cli_run_options(cli *c) {
   o.strict = c->strict;
   o.debug = c->debug;
   o.eager = c->eager;
+  o.comm = c->comm;
   return o;
 }
 

@@ -147,8 +147,10 @@ endif()
 
 # Generates the pages of docs/.
 add_executable(make_docs tools/make_docs.c tools/docs_limits.c tools/docs_shows.c tools/docs_schedules.c
+                         tools/docs_scale.c
                          cli/plan_svg.c cli/shared.c
-                         cli/commands.c cli/options.c cli/frontier_table.c cli/schedule_table.c cli/schedule_svg.c)
+                         cli/plan_ranks.c cli/commands.c cli/options.c cli/frontier_table.c cli/schedule_table.c
+                         cli/schedule_svg.c)
 target_include_directories(make_docs PRIVATE ${PROJECT_SOURCE_DIR})
 target_link_libraries(make_docs PRIVATE refrain_inside)
 add_test(NAME docs_current COMMAND make_docs --check ${PROJECT_SOURCE_DIR}/docs)

@@ -18,6 +18,9 @@ rfr_status docs_schedule_picture(rfr_ctx *ctx, const char *kind, rfi_string *s);
 rfr_status docs_schedule_table(rfr_ctx *ctx, const char *kind, const char *size, rfi_string *s);
 rfr_status docs_schedule_order(rfr_ctx *ctx, const char *order, rfi_string *s);
 rfr_status docs_schedule_figures(rfr_ctx *ctx, rfi_string *s);
+/* `refrain plan --ranks` of docs/scale/MODEL.yaml: one line for each layout; the output for "8", or "8-pipeline". */
+rfr_status docs_scale_figures(rfr_ctx *ctx, const char *root, const char *model, rfi_string *s);
+rfr_status docs_scale_plan(rfr_ctx *ctx, const char *root, const char *model, const char *ranks, rfi_string *s);
 /* docs/plan.svg, of examples/small.yaml. */
 rfr_status docs_plan(rfr_ctx *ctx, const char *root, rfi_string *s);
 

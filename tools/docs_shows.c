@@ -19,6 +19,8 @@
  *   schedule KIND PxMxV       the table of a pipeline schedule: ranks, microbatches, chunks
  *   schedule-order LIST       that of an order list
  *   schedule-figures          bubbles of all kinds
+ *   scale MODEL RANKS         `plan --ranks` of a model of docs/scale; RANKS as 1024 or 8-pipeline
+ *   scale-figures MODEL       a line for each number of ranks
  *   file PATH                 a file of the source tree, which has a test of its own
  *
  * Plans and traces are made for one thread and the oldest instruction set, so that the pages are the same on every
@@ -141,6 +143,8 @@ static rfr_status put_source(rfr_ctx *ctx, const char *root, const char *source,
   if (strcmp(what, "schedule") == 0) return docs_schedule_table(ctx, first, second, s);
   if (strcmp(what, "schedule-order") == 0) return docs_schedule_order(ctx, first, s);
   if (strcmp(what, "schedule-figures") == 0) return docs_schedule_figures(ctx, s);
+  if (strcmp(what, "scale") == 0) return docs_scale_plan(ctx, root, first, second, s);
+  if (strcmp(what, "scale-figures") == 0) return docs_scale_figures(ctx, root, first, s);
   if (strcmp(what, "small-run") == 0) return put_run(ctx, root, s);
   const bool moe = strncmp(what, "moe", 3) == 0;
   if (moe || strncmp(what, "small", 5) == 0) {

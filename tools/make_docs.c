@@ -96,6 +96,7 @@ int main(int argc, char **argv) {
                {"experts.md", NULL},
                {"schedules.md", NULL},
                {"runs.md", NULL},
+               {"scale.md", NULL},
                {"schedule-gpipe.svg", gpipe_picture},
                {"schedule-1f1b.svg", one_f_one_b_picture},
                {"schedule-interleaved.svg", interleaved_picture},

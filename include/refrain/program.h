@@ -184,6 +184,7 @@ typedef struct rfr_plan_op {
   rfr_phase phase;
   int microbatch;   /* -1: of the step */
   int recompute_of; /* the op that this one recomputes, -1 */
+  int64_t sent_bytes; /* of a collective: bytes that a rank sends, if they pass through a ring; otherwise 0 */
 } rfr_plan_op;
 /* Errors: argument, past the last op. */
 RFR_API rfr_status rfr_program_op(const rfr_programs *p, int program, int i, rfr_plan_op *out);

@@ -172,9 +172,27 @@ typedef struct rfr_schedule_result {
 RFR_API rfr_status rfr_schedule_simulate(const rfr_schedule *s, const rfr_stage_costs *costs, int n_costs,
                                          rfr_schedule_result *out, rfr_rank_result *ranks, double *start, double *end);
 /* Costs of `stages` stages from the text of a file, JSON or CSV, into costs[stages]; docs/schedules.md describes the
- * format. Errors: json, schedule.parse. */
+ * format. A file with costs of a layer is split as rfr_layer_costs_stages does. Errors: json, schedule.parse. */
 RFR_API rfr_status rfr_schedule_costs_parse(rfr_ctx *ctx, const char *name, const char *text, size_t n, int stages,
                                             rfr_stage_costs *costs);
+
+/* The number of consecutive layers of a stage, if `layers` are split evenly over `stages`; *first: the first one. */
+RFR_API int64_t rfr_stage_layers(int64_t layers, int stages, int stage, int64_t *first);
+
+/* Measured costs of a model of equal layers, for one microbatch; seconds of F, I and W. */
+typedef struct rfr_layer_costs {
+  double layer[3];
+  double first[3], last[3]; /* of the embedding; of the last norm, the LM head and the loss */
+  double update;            /* per trained parameter, once per step */
+  int64_t layers, tokens;   /* of the model and of the microbatch that were measured */
+} rfr_layer_costs;
+/* From the text of a JSON file, as `refrain profile --write-costs` writes it. Errors: json, schedule.parse. */
+RFR_API rfr_status rfr_layer_costs_parse(rfr_ctx *ctx, const char *name, const char *text, size_t n,
+                                         rfr_layer_costs *out);
+/* Costs of `stages` stages of a model of `layers` layers, into costs[stages]: those of their layers, and those of the
+ * ends for the first and the last stage. Errors: argument. */
+RFR_API rfr_status rfr_layer_costs_stages(const rfr_layer_costs *costs, int64_t layers, int stages,
+                                          rfr_stage_costs *out);
 
 #ifdef __cplusplus
 }

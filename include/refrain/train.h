@@ -22,6 +22,7 @@
 #include "refrain/chat.h"
 #include "refrain/nn.h"
 #include "refrain/program.h"
+#include "refrain/schedule.h"
 #include "refrain/text.h"
 
 #ifdef __cplusplus
@@ -139,10 +140,9 @@ typedef struct rfr_run_options {
   void *event_user;
   int plan_only;               /* 1: as no_data, and the programs get no memory: rfr_compile_options.plan_only */
   const rfr_data_source *data; /* NULL: files; otherwise data.train is [], and no tokenizer is needed. Copied */
-  int64_t texts; /* that rfr_run_generate_batch continues at once, 1 to 64; 0: 1. Each has its own caches */
-  rfr_comm
-      *comm; /* this rank's end; outlives the run. All ranks open the same run, and call the same functions of it in
-                     the same order; rank 0 alone writes the folder. NULL: one rank */
+  int64_t texts;  /* that rfr_run_generate_batch continues at once, 1 to 64; 0: 1. Each has its own caches */
+  rfr_comm *comm; /* this rank's end; outlives the run. All ranks open the same run, and call the same functions of it
+                     in the same order; rank 0 alone writes the folder. NULL: one rank */
 } rfr_run_options;
 RFR_API rfr_run_options rfr_run_options_default(void);
 
@@ -280,6 +280,9 @@ typedef struct rfr_run_info {
   int64_t vocab_size;
   const char *model; /* the configuration's model, or "": there is none; borrowed */
   int preference;    /* 1: the run trains on pairs of answers; losses are per pair, bits per byte are not defined */
+  int64_t layers;    /* of the model */
+  int ranks;         /* of rfr_run_options.comm; 1 without one */
+  rfr_shard shard;   /* parallel.shard */
 } rfr_run_info;
 RFR_API void rfr_run_get_info(const rfr_run *run, rfr_run_info *out);
 
@@ -296,6 +299,22 @@ RFR_API const rfr_chat_template *rfr_run_template(const rfr_run *run);
 
 /* Path of the i-th file of the training or the held-out data; NULL past the end. Borrowed. */
 RFR_API const char *rfr_run_data_file(const rfr_run *run, int validation, int64_t i);
+
+/* The stages of a run with parallel.pipeline, and the memory of their callables beside that of the programs. */
+typedef struct rfr_run_pipeline {
+  size_t size;
+  int ranks, rank; /* ranks 1: there is no pipeline; all below is 0 */
+  int stages;      /* of all ranks */
+  rfr_schedule_kind schedule;
+  int64_t microbatches;
+  int64_t planned_bytes;     /* of the callables: all below, and persistent results */
+  int64_t slot_bytes, slots; /* microbatches in flight */
+  int64_t shared_bytes;      /* within one action */
+  int64_t message_bytes;     /* of an activation or its gradient */
+  int64_t messages;          /* that this rank sends in a step */
+  double recomputed_flops;   /* of a microbatch on this rank */
+} rfr_run_pipeline;
+RFR_API void rfr_run_get_pipeline(const rfr_run *run, rfr_run_pipeline *out);
 
 /* The compiled programs and the index of one of them (RFR_RUN_TRAIN, ...), -1 if it was
  * not compiled; for plans, traces and tensors. Borrowed. */

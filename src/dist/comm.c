@@ -60,3 +60,22 @@ rfr_status rfi_comm_exchange(rfr_comm *c, const void *mine, int64_t bytes, void 
   if (c->table->exchange) return c->table->exchange(c, mine, bytes, all);
   return call(c, RFI_ALL_GATHER, mine, all, bytes, RFR_U8);
 }
+
+static rfr_status check_message(const rfr_comm *c, int peer, int64_t bytes, bool has_messages) {
+  if (!has_messages)
+    return rfi_fail(RFI_E_UNSUPPORTED, "communicators of %s have no messages between two ranks", c->table->name);
+  if (peer < 0 || peer >= c->size || peer == c->rank || bytes < 1)
+    return rfi_fail(RFI_E_ARGUMENT, "a message of %lld bytes between ranks %d and %d of %d", (long long)bytes, c->rank,
+                    peer, c->size);
+  return RFR_OK;
+}
+
+rfr_status rfi_comm_send(rfr_comm *c, int to, const void *data, int64_t bytes) {
+  RFI_TRY(check_message(c, to, bytes, c->table->send != NULL));
+  return c->table->send(c, to, data, bytes);
+}
+
+rfr_status rfi_comm_receive(rfr_comm *c, int from, void *data, int64_t bytes) {
+  RFI_TRY(check_message(c, from, bytes, c->table->receive != NULL));
+  return c->table->receive(c, from, data, bytes);
+}

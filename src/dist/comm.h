@@ -36,6 +36,9 @@ typedef struct rfi_comm_table {
   /* See rfi_comm_exchange; NULL: all_gather does it, since the memory is on the host. */
   rfr_status (*exchange)(rfr_comm *c, const void *mine, int64_t bytes, void *all);
   void (*set_timeout)(rfr_comm *c, double timeout);
+  /* See rfi_comm_send; NULL: there are no messages between two ranks. */
+  rfr_status (*send)(rfr_comm *c, int to, const void *data, int64_t bytes);
+  rfr_status (*receive)(rfr_comm *c, int from, void *data, int64_t bytes);
 } rfi_comm_table;
 
 struct rfr_comm { /* the first member of each kind's struct */
@@ -66,6 +69,11 @@ void rfi_collective_sum(rfr_dtype dtype, int terms, const void *(*term)(const vo
 /* `all` gets the bytes of every rank, rank 0's first, in memory of the host; at most RFI_EXCHANGE_BYTES of each. */
 enum { RFI_EXCHANGE_BYTES = 4096 };
 rfr_status rfi_comm_exchange(rfr_comm *c, const void *mine, int64_t bytes, void *all);
+/* A message to another rank. The data is copied: the call does not wait for the receiver. Messages from one rank to
+ * another arrive in the order in which they were sent. The receiver waits, and must expect the sent number of bytes.
+ * Errors: argument; unsupported, if this kind has no messages; dist.peer; dist.mismatch. */
+rfr_status rfi_comm_send(rfr_comm *c, int to, const void *data, int64_t bytes);
+rfr_status rfi_comm_receive(rfr_comm *c, int from, void *data, int64_t bytes);
 /* Rank 0's id on every rank, over TCP at the launch's address. */
 rfr_status rfi_launch_share(const rfr_launch *launch, void *id, double timeout);
 /* Name and version of the MPI library. Errors: backend.missing. */

@@ -5,6 +5,8 @@
  * are exchanged in chunks, each of which is complete before the next one starts, so the staging memory is small and
  * operations in place are safe.
  *
+ * A message between two ranks is copied and sent in pieces, after its size, and the copy is freed by a later call.
+ *
  * Messages are polled against a deadline. A rank whose message is missing at the deadline is named. Only time in which
  * this process polls counts, so a job that is suspended and continued does not fail.
  */
@@ -29,6 +31,15 @@ typedef struct header {
   int64_t n, number;
 } header;
 
+/* A message on its way to another rank. */
+typedef struct outgoing {
+  struct outgoing *next;
+  int64_t bytes; /* sent before the data */
+  int n;
+  void **requests; /* n, of the size and of each piece; NULL: ended */
+  char *data;
+} outgoing;
+
 typedef struct mpi_comm {
   rfr_comm comm; /* first */
   rfr_ctx *ctx;
@@ -42,6 +53,8 @@ typedef struct mpi_comm {
   header *headers; /* of each rank */
   bool *waits;     /* for each rank */
   char *staging;   /* CHUNK bytes for each rank */
+  outgoing *outgoing;
+  int64_t incoming; /* size of the message that is received; outlives a receive that is given up */
 } mpi_comm;
 
 /* ---- failures ---- */
@@ -85,11 +98,32 @@ static double now(void) {
   return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
-/* Until all messages in flight have ended. Ranks may share cores, so a wait spins little. */
-static rfr_status wait_for_all(mpi_comm *c) {
+/* A wait that polls. Ranks may share cores, so it spins little. */
+typedef struct patience {
+  int64_t polls;
+  double waited, before;
+} patience;
+
+/* Between two polls; *late: the deadline has passed. */
+static rfr_status pause_poll(mpi_comm *c, patience *p, bool *late) {
   enum { SPINS = 200, YIELDS = 2000, PAUSE_US = 50 };
-  double waited = 0, before = now();
-  for (int64_t i = 0;; i++) {
+  *late = false;
+  if (atomic_load(&c->aborted)) return break_up(c, "rank %d has aborted the communicator", c->comm.rank);
+  if (p->polls == 0) p->before = now();
+  if (p->polls++ < SPINS) return RFR_OK;
+  const double at = now();
+  p->waited += fmin(at - p->before, 0.1);
+  p->before = at;
+  *late = c->timeout > 0 && p->waited > c->timeout;
+  if (p->polls < YIELDS) sched_yield();
+  else usleep(PAUSE_US);
+  return RFR_OK;
+}
+
+/* Until all messages in flight have ended. */
+static rfr_status wait_for_all(mpi_comm *c) {
+  patience p = {0};
+  for (bool is_late = false;;) {
     bool all = true;
     for (int r = 0; r < c->comm.size; r++) {
       bool done = true;
@@ -99,14 +133,8 @@ static rfr_status wait_for_all(mpi_comm *c) {
       all = all && done;
     }
     if (all) return RFR_OK;
-    if (atomic_load(&c->aborted)) return break_up(c, "rank %d has aborted the communicator", c->comm.rank);
-    if (i < SPINS) continue;
-    const double at = now();
-    waited += fmin(at - before, 0.1);
-    before = at;
-    if (c->timeout > 0 && waited > c->timeout) return late(c);
-    if (i < YIELDS) sched_yield();
-    else usleep(PAUSE_US);
+    if (is_late) return late(c);
+    RFI_TRY(pause_poll(c, &p, &is_late));
   }
 }
 
@@ -248,11 +276,16 @@ static rfr_status all_reduce(mpi_comm *c, const rfi_collective *w) {
   return RFR_OK;
 }
 
+static rfr_status check_alive(mpi_comm *c) {
+  if (c->broken) return break_up(c, "%s", c->why);
+  if (atomic_load(&c->aborted)) return break_up(c, "rank %d has aborted the communicator", c->comm.rank);
+  return RFR_OK;
+}
+
 static rfr_status run(rfr_comm *comm, const rfi_collective *w, void *stream) {
   mpi_comm *c = (mpi_comm *)comm;
   (void)stream;
-  if (c->broken) return break_up(c, "%s", c->why);
-  if (atomic_load(&c->aborted)) return break_up(c, "rank %d has aborted the communicator", comm->rank);
+  RFI_TRY(check_alive(c));
   RFI_TRY(meet(c, w));
   if (w->n == 0) return RFR_OK;
   switch (w->kind) {
@@ -262,6 +295,84 @@ static rfr_status run(rfr_comm *comm, const rfi_collective *w, void *stream) {
     case RFI_ALL_TO_ALL: return all_to_all(c, w);
   }
   return rfi_fail(RFI_E_INTERNAL, "collective %d", (int)w->kind);
+}
+
+/* ---- messages between two ranks ---- */
+
+enum { PIECE = 1 << 30 };
+
+static void free_outgoing(mpi_comm *c, outgoing *m) {
+  rfi_free(c->ctx, m->data);
+  rfi_free(c->ctx, m->requests);
+  rfi_free(c->ctx, m);
+}
+
+/* Frees what has arrived. */
+static rfr_status sweep(mpi_comm *c) {
+  for (outgoing **at = &c->outgoing; *at;) {
+    outgoing *m = *at;
+    bool all = true;
+    for (int i = 0; i < m->n; i++) {
+      if (m->requests[i]) RFI_TRY(check(c, c->comm.rank, c->mpi->test_one(c->link, &m->requests[i])));
+      all = all && !m->requests[i];
+    }
+    if (all) *at = m->next, free_outgoing(c, m);
+    else at = &m->next;
+  }
+  return RFR_OK;
+}
+
+static rfr_status send(rfr_comm *comm, int to, const void *data, int64_t bytes) {
+  mpi_comm *c = (mpi_comm *)comm;
+  rfr_status s;
+  outgoing *m = NULL;
+  const size_t pieces = (size_t)((bytes + PIECE - 1) / PIECE);
+  RFI_TRY(check_alive(c));
+  RFI_TRY(sweep(c));
+  RFI_TRY(RFI_ALLOC(c->ctx, sizeof *m, &m));
+  *m = (outgoing){.bytes = bytes};
+  RFI_GOTO(RFI_ALLOC(c->ctx, sizeof *m->requests * (pieces + 1), &m->requests));
+  RFI_GOTO(rfi_alloc(c->ctx, (size_t)bytes, (void **)&m->data));
+  memcpy(m->data, data, (size_t)bytes);
+  m->next = c->outgoing;
+  c->outgoing = m; /* from here on MPI may read it */
+  RFI_TRY(check(c, to, c->mpi->send(c->link, to, &m->bytes, sizeof m->bytes, &m->requests[m->n++])));
+  for (int64_t done = 0; done < bytes; done += PIECE)
+    RFI_TRY(check(c, to,
+                  c->mpi->send(c->link, to, m->data + done, (size_t)least(bytes - done, PIECE), &m->requests[m->n++])));
+  return RFR_OK;
+fail:
+  free_outgoing(c, m);
+  return s;
+}
+
+static rfr_status receive_piece(mpi_comm *c, int from, void *data, int64_t bytes) {
+  patience p = {0};
+  void *request;
+  RFI_TRY(check(c, from, c->mpi->receive(c->link, from, data, (size_t)bytes, &request)));
+  for (bool is_late = false;;) {
+    RFI_TRY(check(c, from, c->mpi->test_one(c->link, &request)));
+    if (!request) return sweep(c);
+    if (is_late)
+      return break_up(c, "rank %d has sent no message to rank %d within %g seconds", from, c->comm.rank, c->timeout);
+    RFI_TRY(pause_poll(c, &p, &is_late));
+  }
+}
+
+static rfr_status receive(rfr_comm *comm, int from, void *data, int64_t bytes) {
+  mpi_comm *c = (mpi_comm *)comm;
+  int64_t sent;
+  RFI_TRY(check_alive(c));
+  RFI_TRY(receive_piece(c, from, &c->incoming, sizeof c->incoming));
+  sent = c->incoming;
+  if (sent != bytes) {
+    c->differ = true;
+    return break_up(c, "rank %d sends %lld bytes, rank %d expects %lld", from, (long long)sent, comm->rank,
+                    (long long)bytes);
+  }
+  for (int64_t done = 0; done < bytes; done += PIECE)
+    RFI_TRY(receive_piece(c, from, (char *)data + done, least(bytes - done, PIECE)));
+  return RFR_OK;
 }
 
 /* ---- joining and leaving ---- */
@@ -281,7 +392,7 @@ static void destroy(rfr_comm *comm) {
   if (!c) return;
   bool all = false;
   if (c->link && atomic_load(&c->aborted)) notify(c);
-  else if (c->link && !c->broken) all = meet(c, NULL) == RFR_OK;
+  else if (c->link && !c->broken) all = meet(c, NULL) == RFR_OK && sweep(c) == RFR_OK && !c->outgoing;
   if (c->link) c->mpi->close(c->link, all);
   if (c->link && !all) return; /* MPI may still write into this memory; the process ends soon */
   rfi_free(c->ctx, c->headers);
@@ -292,7 +403,7 @@ static void destroy(rfr_comm *comm) {
 
 static void set_timeout(rfr_comm *comm, double timeout) { ((mpi_comm *)comm)->timeout = timeout; }
 
-static const rfi_comm_table table = {"MPI", true, run, abort_calls, destroy, NULL, set_timeout};
+static const rfi_comm_table table = {"MPI", true, run, abort_calls, destroy, NULL, set_timeout, send, receive};
 
 static rfr_status load(rfr_ctx *ctx, const rfi_mpi_module **out) {
   char path[PATH_MAX];

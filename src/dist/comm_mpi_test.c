@@ -71,6 +71,25 @@ static bool all_values(rfr_comm *c) {
   return good;
 }
 
+/* Every rank sends two messages to every other rank, of which the last sender's are received first. */
+static bool messages(rfr_comm *c) {
+  const int size = rfr_comm_size(c), rank = rfr_comm_rank(c);
+  int32_t *x = calloc(MOST, sizeof *x);
+  bool good = x != NULL;
+  for (int to = 0; to < size; to++)
+    for (int k = 0; k < 2 && to != rank; k++) {
+      for (int i = 0; i < MOST; i++) x[i] = i + 7 * rank + 3 * to + k;
+      good = good && rfi_comm_send(c, to, x, k == 0 ? MOST * 4 : 4) == RFR_OK;
+    }
+  for (int from = size - 1; from >= 0; from--)
+    for (int k = 0; k < 2 && from != rank; k++) {
+      good = good && rfi_comm_receive(c, from, x, k == 0 ? MOST * 4 : 4) == RFR_OK;
+      for (int i = 0; i < (k == 0 ? MOST : 1); i++) good = good && x[i] == i + 7 * from + 3 * rank + k;
+    }
+  free(x);
+  return good;
+}
+
 /* The last rank does something else; the error of the others contains `says`. */
 static bool fails(rfr_comm *c, const char *how, const char *says) {
   const int size = rfr_comm_size(c);
@@ -101,7 +120,7 @@ static int be_a_rank(const char *how, const char *says) {
     printf("%s\n", rfr_last_error()->message);
     return BAD;
   }
-  const bool good = strcmp(how, "values") == 0 ? all_values(c) : fails(c, how, says);
+  const bool good = strcmp(how, "values") == 0 ? all_values(c) && messages(c) : fails(c, how, says);
   rfr_comm_destroy(c);
   if (strcmp(how, "values") == 0) rfr_ctx_destroy(own); /* else messages may be in flight */
   return good ? GOOD : BAD;

@@ -178,6 +178,67 @@ static void test_failures(void **state) {
   }
 }
 
+/* ---- messages ---- */
+
+/* Every rank sends three messages to every other rank, then receives them, the last sender's first. */
+static void exchange_messages(rank *r) {
+  int64_t x[3][50] = {{0}};
+  for (int to = 0; to < r->size; to++)
+    for (int k = 0; k < 3 && to != r->number && r->status == RFR_OK; k++) {
+      for (int i = 0; i < 50; i++) x[k][i] = 1000 * r->number + 100 * to + 10 * k + i;
+      r->status = rfi_comm_send(r->comm, to, x[k], 8 * (40 + k));
+      memset(x[k], 0, sizeof x[k]); /* it was copied */
+    }
+  for (int from = r->size - 1; from >= 0; from--)
+    for (int k = 0; k < 3 && from != r->number && r->status == RFR_OK; k++) {
+      r->status = rfi_comm_receive(r->comm, from, x[0], 8 * (40 + k));
+      for (int i = 0; i < 40 + k && r->status == RFR_OK; i++)
+        if (x[0][i] != 1000 * from + 100 * r->number + 10 * k + i) r->status = RFR_INTERNAL;
+    }
+  if (r->status == RFR_OK) r->status = rfr_comm_all_gather(r->comm, x[0], x[1], 1, RFR_U8);
+}
+
+/* Rank 1 does something else than rank 0 expects, and leaves a message that is not received. */
+static void fail_message(rank *r) {
+  const char *how = r->job;
+  char x[8] = "12345";
+  if (r->number == 0) {
+    r->status = rfi_comm_receive(r->comm, 1, x, 5);
+    return;
+  }
+  if (strcmp(how, "size") == 0) r->status = rfi_comm_send(r->comm, 0, x, 4);
+  if (strcmp(how, "abort") == 0) rfr_comm_abort(r->comm);
+  if (strcmp(how, "late") == 0) usleep(1500000);
+}
+
+static void test_messages(void **state) {
+  static const struct {
+    const char *how, *slug, *message;
+  } rows[] = {{"size", "dist.mismatch", "rank 1 sends 4 bytes, rank 0 expects 5"},
+              {"abort", "dist.peer", "rank 1 has aborted the communicator"},
+              {"late", "dist.peer", "rank 1 has sent no message to rank 0 within 1 seconds"}};
+  rank ranks[MOST_RANKS];
+  rfr_comm *c[2];
+  (void)state;
+  for (int size = 2; size <= MOST_RANKS; size++) {
+    run_ranks(size, 20, exchange_messages, NULL, ranks);
+    for (int i = 0; i < size; i++)
+      if (ranks[i].status != RFR_OK) fail_msg("rank %d: %s", i, ranks[i].message);
+  }
+  for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+    run_ranks(2, 1, fail_message, rows[i].how, ranks);
+    assert_string_equal(ranks[0].slug, rows[i].slug);
+    if (!strstr(ranks[0].message, rows[i].message)) fail_msg("%s: %s", rows[i].how, ranks[0].message);
+  }
+  OK(rfr_comm_threads_create(ctx, 2, 1, c));
+  assert_int_equal(rfi_comm_send(c[0], 0, "x", 1), RFR_INVALID);
+  assert_int_equal(rfi_comm_send(c[0], 2, "x", 1), RFR_INVALID);
+  assert_int_equal(rfi_comm_receive(c[0], 1, ranks, 0), RFR_INVALID);
+  OK(rfi_comm_send(c[0], 1, "x", 1)); /* freed with the communicator */
+  rfr_comm_destroy(c[0]);
+  rfr_comm_destroy(c[1]);
+}
+
 static void test_arguments(void **state) {
   rfr_comm *c[2];
   float x[2] = {1, 2}, y[2];
@@ -209,10 +270,8 @@ static void test_arguments(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      rft_context_test(test_values),
-      rft_context_test(test_many_calls),
-      rft_context_test(test_failures),
-      rft_context_test(test_arguments),
+      rft_context_test(test_values),   rft_context_test(test_many_calls), rft_context_test(test_failures),
+      rft_context_test(test_messages), rft_context_test(test_arguments),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -8,11 +8,14 @@
  * past the first reaches the second, because a rank waits for nothing in between. So no rank leaves while another one
  * reads its memory, even if a rank aborts meanwhile.
  *
+ * Messages between two ranks are copied into a list of the receiver, so a sender never waits.
+ *
  * Each element is summed over the ranks in rank order (sum.c).
  */
 #include <errno.h>
 #include <math.h>
 #include <pthread.h>
+#include <stddef.h>
 #include <string.h>
 #include <time.h>
 
@@ -21,9 +24,17 @@
 
 enum { WHY = 160 }; /* bytes of a reason */
 
+typedef struct message {
+  struct message *next;
+  int from;
+  int64_t bytes;
+  max_align_t data[];
+} message;
+
 typedef struct end {
   rfr_comm comm; /* first */
   struct group *group;
+  message *messages; /* that were not received, in the order of sending */
   rfi_collective call;
   bool here; /* in the current meeting */
 } end;
@@ -82,15 +93,21 @@ static void close_meeting(group *g) {
   pthread_cond_broadcast(&g->changed);
 }
 
-/* The first meeting: all ranks have made their calls, and the calls agree. */
-static rfr_status meet(end *e, const rfi_collective *call) {
-  group *g = e->group;
+/* Of a wait that begins now; the caller holds the mutex. */
+static struct timespec deadline(const group *g) {
   struct timespec until;
   clock_gettime(CLOCK_MONOTONIC, &until);
-  pthread_mutex_lock(&g->mutex);
   until.tv_sec += (time_t)g->timeout;
   until.tv_nsec += (long)(1e9 * (g->timeout - floor(g->timeout)));
   if (until.tv_nsec >= 1000000000) until.tv_sec++, until.tv_nsec -= 1000000000;
+  return until;
+}
+
+/* The first meeting: all ranks have made their calls, and the calls agree. */
+static rfr_status meet(end *e, const rfi_collective *call) {
+  group *g = e->group;
+  pthread_mutex_lock(&g->mutex);
+  const struct timespec until = deadline(g);
   const uint64_t meeting = g->meetings;
   if (!g->broken) {
     e->call = *call;
@@ -178,6 +195,67 @@ static rfr_status run(rfr_comm *comm, const rfi_collective *what, void *stream) 
   return RFR_OK;
 }
 
+/* ---- messages ---- */
+
+static rfr_status send(rfr_comm *comm, int to, const void *data, int64_t bytes) {
+  end *e = (end *)comm, *peer = &e->group->end[to];
+  group *g = e->group;
+  message *m = NULL, **last = &peer->messages;
+  pthread_mutex_lock(&g->mutex);
+  rfr_status s =
+      g->broken ? rfi_fail(RFI_E_DIST_PEER, "%s", g->why) : rfi_alloc(g->ctx, sizeof *m + (size_t)bytes, (void **)&m);
+  if (s == RFR_OK) {
+    *m = (message){.from = comm->rank, .bytes = bytes};
+    memcpy(m->data, data, (size_t)bytes);
+    while (*last) last = &(*last)->next;
+    *last = m;
+    pthread_cond_broadcast(&g->changed);
+  }
+  pthread_mutex_unlock(&g->mutex);
+  return s;
+}
+
+static message **find_message(end *e, int from) {
+  message **m = &e->messages;
+  while (*m && (*m)->from != from) m = &(*m)->next;
+  return m;
+}
+
+static rfr_status receive(rfr_comm *comm, int from, void *data, int64_t bytes) {
+  end *e = (end *)comm;
+  group *g = e->group;
+  message **m;
+  rfr_status s = RFR_OK;
+  pthread_mutex_lock(&g->mutex);
+  const struct timespec until = deadline(g);
+  while (!*(m = find_message(e, from)) && !g->broken) {
+    if (g->timeout <= 0) pthread_cond_wait(&g->changed, &g->mutex);
+    else if (pthread_cond_timedwait(&g->changed, &g->mutex, &until) == ETIMEDOUT && !*find_message(e, from))
+      break_up(g, "rank %d has sent no message to rank %d within %g seconds", from, comm->rank, g->timeout);
+  }
+  message *got = *m;
+  if (!got) {
+    s = rfi_fail(RFI_E_DIST_PEER, "%s", g->why);
+  } else if (got->bytes != bytes) {
+    break_up(g, "rank %d sends %lld bytes, rank %d expects %lld", from, (long long)got->bytes, comm->rank,
+             (long long)bytes);
+    s = rfi_fail(RFI_E_DIST_MISMATCH, "%s", g->why);
+  } else {
+    memcpy(data, got->data, (size_t)bytes);
+    *m = got->next;
+    rfi_free(g->ctx, got);
+  }
+  pthread_mutex_unlock(&g->mutex);
+  return s;
+}
+
+static void drop_messages(end *e) {
+  for (message *next, *m = e->messages; m; m = next) {
+    next = m->next;
+    rfi_free(e->group->ctx, m);
+  }
+}
+
 /* ---- joining and leaving ---- */
 
 static void abort_all(rfr_comm *comm) {
@@ -196,6 +274,7 @@ static void destroy(rfr_comm *comm) {
   if (!last) return;
   pthread_cond_destroy(&g->changed);
   pthread_mutex_destroy(&g->mutex);
+  for (int r = 0; r < g->size; r++) drop_messages(&g->end[r]);
   rfi_free(g->ctx, g);
 }
 
@@ -207,7 +286,7 @@ static void set_timeout(rfr_comm *comm, double timeout) {
   pthread_mutex_unlock(&g->mutex);
 }
 
-static const rfi_comm_table table = {"threads", true, run, abort_all, destroy, NULL, set_timeout};
+static const rfi_comm_table table = {"threads", true, run, abort_all, destroy, NULL, set_timeout, send, receive};
 
 rfr_status rfr_comm_threads_create(rfr_ctx *ctx, int size, double timeout, rfr_comm **out) {
   enum { MOST = 4096 };

@@ -204,6 +204,18 @@ rfr_status rfr_programs_memory(const rfr_programs *p, rfr_memory *out) {
   return rfi_count_memory(p, out);
 }
 
+/* In a ring of N ranks every rank passes on N - 1 parts; an all_reduce reduces and gathers parts of 1 / N. */
+static int64_t sent_by(const rfr_trace *t, const rfi_opr *op) {
+  const int at = rfi_attr_find(op->def, "ranks");
+  if (op->def->outside || !(op->def->flags & RFI_COLLECTIVE) || at < 0 || op->n_in < 1) return 0;
+  const int64_t ranks = op->attr[at].i, bytes = rfi_bytes(&t->values[op->in[0]].type);
+  switch (op->def->code) {
+    case RFI_OP_all_gather: return (ranks - 1) * bytes;
+    case RFI_OP_all_reduce: return 2 * (ranks - 1) * (bytes / ranks);
+    default: return (ranks - 1) * (bytes / ranks);
+  }
+}
+
 rfr_status rfr_program_op(const rfr_programs *p, int program, int i, rfr_plan_op *out) {
   rfi_program *g;
   RFI_TRY(rfi_check_handle(out, "rfr_plan_op"));
@@ -211,7 +223,8 @@ rfr_status rfr_program_op(const rfr_programs *p, int program, int i, rfr_plan_op
   RFI_TRY(rfi_program_get(p, program, &g));
   if (i < 0 || i >= g->trace->n_ops) return rfi_fail(RFI_E_ARGUMENT, "op %d of %d", i, g->trace->n_ops);
   const rfi_opr *op = &g->trace->ops[i];
-  *out = (rfr_plan_op){op->def->name, op->scope, op->reason, (rfr_phase)op->phase, op->microbatch, op->clone_of};
+  *out = (rfr_plan_op){op->def->name, op->scope, op->reason, (rfr_phase)op->phase, op->microbatch, op->clone_of,
+                        sent_by(g->trace, op)};
   return RFR_OK;
 }
 

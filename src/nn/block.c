@@ -7,6 +7,7 @@
 #include <stdio.h>
 
 #include "nn/nn.h"
+#include "trace/trace.h"
 
 static void enter(const rfi_nn *n, const char *branch) {
   char scope[64];
@@ -26,5 +27,12 @@ rfr_value rfi_nn_block(const rfi_nn *n, rfr_value x) {
   enter(n, "mlp");
   rfr_value y = norms ? rfi_nn_norm(n, x, RFI_PARAM_NORM2) : x;
   y = (rfr_model_has_experts(n->c, n->layer) ? rfi_nn_moe : rfi_nn_mlp)(n, y);
-  return add_branch(n, x, y, RFI_PARAM_POST2);
+  if (rfi_has_post_norms(n->c)) y = rfi_nn_norm(n, y, RFI_PARAM_POST2);
+  y = rfi_nn_scale(n, rfi_nn_dropout(n, y), n->c->residual_multiplier);
+  /* where all is recomputed, from the input of each block */
+  const rfr_policy policy = rfi_trace_records(n->t) ? (rfr_policy)n->t->policy : RFR_POLICY_AUTO;
+  if (policy == RFR_POLICY_RECOMPUTE) rfr_set_recompute(n->t, RFR_POLICY_KEEP);
+  x = rfr_add(n->t, x, y);
+  rfr_set_recompute(n->t, policy);
+  return x;
 }

@@ -30,12 +30,12 @@ void rfi_nn_project(const rfi_nn *n, rfr_value x, const rfi_param_kind *weights,
   rfi_adapter_project(n->t, n->c, n->parameters, w, count, x, n->step, u);
 }
 
-void rfi_nn_prepare(rfi_nn *n) {
+void rfi_nn_prepare(rfi_nn *n, int64_t first, int64_t end) {
   static const rfi_param_kind shared[][RFI_MOST_SHARED] = {{RFI_PARAM_Q, RFI_PARAM_K, RFI_PARAM_V},
                                                            {RFI_PARAM_UP, RFI_PARAM_GATE}};
   static const rfi_param_kind single[] = {RFI_PARAM_QKV,  RFI_PARAM_O,         RFI_PARAM_GATE_UP,
                                           RFI_PARAM_DOWN, RFI_PARAM_EXPERT_UP, RFI_PARAM_EXPERT_DOWN};
-  for (n->layer = 0; n->c->adapter && n->layer < n->c->layers; n->layer++) {
+  for (n->layer = first; n->c->adapter && n->layer < end; n->layer++) {
     int w[RFI_MOST_SHARED];
     for (int g = 0; g < 2; g++) {
       const int count = 3 - g;

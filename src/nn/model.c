@@ -44,29 +44,37 @@ static double embedding_scale(const rfr_model_config *c) {
   return rfr_float_from_bits(c->dtype, rfr_float_to_bits(c->dtype, scale));
 }
 
-/* From the tokens to the last norm. */
-static rfr_value forward(rfi_nn *n, rfr_value tokens) {
+static rfr_value embed(const rfi_nn *n, rfr_value tokens) {
   rfr_trace *t = n->t;
-  rfi_nn_prepare(n);
   rfr_value x = rfr_embedding(t, rfi_nn_parameter(n, RFI_PARAM_TOKENS), tokens); /* (T,C) */
   x = rfi_adapter_embedding(t, n->c, n->parameters, tokens, x);
   if (n->c->type == RFR_MODEL_GPT2)
     x = rfr_add(t, x, rfr_embedding(t, rfi_nn_parameter(n, RFI_PARAM_POSITIONS), n->positions));
   if (rfi_is_gemma(n->c)) x = rfr_scale(t, x, embedding_scale(n->c), RFR_NONE);
   x = rfi_nn_scale(n, x, n->c->embedding_multiplier);
-  x = rfi_nn_dropout(n, x);
-  for (n->layer = 0; n->layer < n->c->layers; n->layer++) {
+  return rfi_nn_dropout(n, x);
+}
+
+/* The layers from `first` to `end`: x are the tokens before the first layer, and the result is that of the last norm
+ * after the last one. */
+static rfr_value forward(rfi_nn *n, rfr_value x, int64_t first, int64_t end) {
+  rfi_nn_prepare(n, first, end);
+  if (first == 0) x = embed(n, x);
+  for (n->layer = first; n->layer < end; n->layer++) {
     x = rfi_nn_block(n, x);
     n->routers += rfr_model_has_experts(n->c, n->layer);
   }
-  rfr_scope(t, "norm");
-  x = rfi_nn_norm(n, x, RFI_PARAM_NORM);
-  rfr_scope(t, "");
+  if (end == n->c->layers) {
+    rfr_scope(n->t, "norm");
+    x = rfi_nn_norm(n, x, RFI_PARAM_NORM);
+  }
+  rfr_scope(n->t, "");
   return x;
 }
 
-rfr_value rfr_model_forward_experts(rfr_trace *t, const rfr_model_config *c, const rfr_value *parameters,
-                                    rfr_value tokens, rfr_value offsets, rfr_value step, const rfr_experts *experts) {
+static rfr_value record_layers(rfr_trace *t, const rfr_model_config *c, const rfr_value *parameters, rfr_value x,
+                               rfr_value offsets, rfr_value step, const rfr_experts *experts, int64_t first,
+                               int64_t end) {
   rfi_nn n = {.t = t,
               .c = c,
               .parameters = parameters,
@@ -74,10 +82,20 @@ rfr_value rfr_model_forward_experts(rfr_trace *t, const rfr_model_config *c, con
               .cursor = RFR_NONE,
               .step = step,
               .experts = experts ? *experts : (rfr_experts){0}};
-  n.tokens = rfr_value_type(t, tokens).shape[0];
+  n.tokens = rfr_value_type(t, x).shape[0];
   rfr_scope(t, "embed");
   n.positions = rfr_positions(t, offsets, n.tokens);
-  return forward(&n, tokens);
+  return forward(&n, x, first, end);
+}
+
+rfr_value rfr_model_forward_experts(rfr_trace *t, const rfr_model_config *c, const rfr_value *parameters,
+                                    rfr_value tokens, rfr_value offsets, rfr_value step, const rfr_experts *experts) {
+  return record_layers(t, c, parameters, tokens, offsets, step, experts, 0, c->layers);
+}
+
+rfr_value rfi_model_layers(rfr_trace *t, const rfr_model_config *c, const rfr_value *parameters, rfr_value x,
+                           rfr_value offsets, rfr_value step, int64_t first, int64_t end) {
+  return record_layers(t, c, parameters, x, offsets, step, NULL, first, end);
 }
 
 rfr_value rfr_model_forward(rfr_trace *t, const rfr_model_config *c, const rfr_value *parameters, rfr_value tokens,
@@ -97,7 +115,7 @@ rfr_value rfr_model_forward_cached(rfr_trace *t, const rfr_model_config *c, cons
               .step = RFR_NONE};
   n.tokens = rfr_value_type(t, tokens).shape[0];
   rfr_scope(t, "embed");
-  return forward(&n, tokens);
+  return forward(&n, tokens, 0, c->layers);
 }
 
 rfr_value rfr_model_logits(rfr_trace *t, const rfr_model_config *c, const rfr_value *parameters, rfr_value hidden,

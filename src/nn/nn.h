@@ -78,6 +78,14 @@ static inline bool rfi_has_post_norms(const rfr_model_config *c) {
  * layer. */
 int rfi_parameter_index(const rfr_model_config *c, rfi_param_kind kind, int64_t layer);
 
+/* The layer of the i-th parameter, that of an adapter included: -1 before the layers, c->layers after them. */
+int64_t rfi_parameter_layer(const rfr_model_config *c, int i);
+/* The layers from `first` to `end` - 1 of a pipeline's stage: x are i32 (T) tokens before the first layer, otherwise
+ * (T,C) from the layer before; the result is (T,C), after the last layer that of the last norm. A model with experts
+ * has no access to their routing here. */
+rfr_value rfi_model_layers(rfr_trace *t, const rfr_model_config *c, const rfr_value *parameters, rfr_value x,
+                           rfr_value offsets, rfr_value step, int64_t first, int64_t end);
+
 /* The purpose of the i-th parameter of the model, the adapter's not included. */
 rfi_param_kind rfi_parameter_kind(const rfr_model_config *c, int i);
 /* Elements of all parameters. The sizes must be within their own limits. */
@@ -116,8 +124,8 @@ rfr_value rfi_nn_linear(const rfi_nn *n, rfr_value x, rfi_param_kind weight);
 /* The same with the adapter's part that linears of one x share, u[i] of rfi_nn_project for at most 3 weights. */
 rfr_value rfi_nn_linear_with(const rfi_nn *n, rfr_value x, rfi_param_kind weight, rfr_value u);
 void rfi_nn_project(const rfi_nn *n, rfr_value x, const rfi_param_kind *weights, int count, rfr_value *u);
-/* Records what the adapters of all layers need of their weights alone; before anything else. */
-void rfi_nn_prepare(rfi_nn *n);
+/* Records what the adapters of layers `first` to `end` - 1 need of their weights alone; before anything else. */
+void rfi_nn_prepare(rfi_nn *n, int64_t first, int64_t end);
 rfr_value rfi_nn_norm(const rfi_nn *n, rfr_value x, rfi_param_kind weight);
 rfr_value rfi_nn_dropout(const rfi_nn *n, rfr_value x);
 rfr_value rfi_nn_scale(const rfi_nn *n, rfr_value x, double by); /* x times `by`; 0: x */

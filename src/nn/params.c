@@ -179,6 +179,16 @@ int rfi_parameter_index(const rfr_model_config *c, rfi_param_kind kind, int64_t 
   return -1;
 }
 
+int64_t rfi_parameter_layer(const rfr_model_config *c, int i) {
+  rfi_adapter_part part;
+  const rfi_adapter_target *target = rfi_adapter_owner(c, i, &part);
+  const int at = (target ? target->parameter : i) - count(c, BEFORE, false);
+  int64_t layer = 0;
+  if (at < 0) return -1;
+  while (layer < c->layers && at >= before(c, layer + 1)) layer++;
+  return layer;
+}
+
 static void describe(const rfr_model_config *c, const row *r, int64_t layer, rfr_parameter *out) {
   memset(out, 0, sizeof *out);
   const char *at = strstr(r->name, "%lld");

@@ -1,17 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * Costs of a schedule's stages, from a profiler or a person. JSON: keys of an object apply to all stages, those in the
- * list "stages" to one stage each. CSV: a line of column names, then one row per stage; * in the column "stage" means
- * all stages. A later value replaces an earlier one. An unknown key is an error. rfr_schedule_simulate refuses a stage
- * without a cost that its actions need.
+ * list "stages" to one stage each; a file with costs of a layer (layer_costs.c) has those of any number of stages. CSV:
+ * a line of column names, then one row per stage; * in the column "stage" means all stages. A later value replaces an
+ * earlier one. An unknown key is an error. rfr_schedule_simulate refuses a stage without a cost that its actions need.
  */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "base/base.h"
-#include "base/json.h"
-#include "refrain/schedule.h"
+#include "schedule/layer_costs.h"
 
 static const struct key {
   const char *name;
@@ -60,7 +59,7 @@ static rfr_status read_object(const char *file, const json_t *object, bool top, 
   json_t *value;
   json_object_foreach((json_t *)object, name, value) {
     const struct key *key = find(name, strlen(name));
-    if (top && strcmp(name, "stages") == 0) continue;
+    if (top && (strcmp(name, "stages") == 0 || rfi_layer_costs_has_key(name))) continue;
     if (!key) return unknown(file, 0, name, strlen(name));
     if (!json_is_number(value)) return rfi_fail_at(RFI_E_SCHEDULE_PARSE, file, 0, "%s is not a number", name);
     RFI_TRY(store(file, 0, key, json_number_value(value), costs, n));
@@ -70,6 +69,14 @@ static rfr_status read_object(const char *file, const json_t *object, bool top, 
 
 static rfr_status read_json(const char *file, const json_t *root, int stages, rfr_stage_costs *costs) {
   if (!json_is_object(root)) return rfi_fail_at(RFI_E_SCHEDULE_PARSE, file, 0, "the costs are not an object");
+  if (json_object_get(root, "layer")) {
+    rfr_layer_costs layered;
+    RFI_TRY(rfi_layer_costs_read(file, root, &layered));
+    if (layered.layers < stages)
+      return rfi_fail_at(RFI_E_SCHEDULE_PARSE, file, 0, "costs of %lld layers for a schedule of %d stages",
+                         (long long)layered.layers, stages);
+    RFI_TRY(rfr_layer_costs_stages(&layered, layered.layers, stages, costs));
+  }
   RFI_TRY(read_object(file, root, true, costs, stages));
   const json_t *list = json_object_get(root, "stages");
   if (!list) return RFR_OK;

@@ -8,6 +8,10 @@
 #include "refrain/schedule.h"
 #include "support/context.h"
 
+#define LAYER_COSTS(layers)                                                                                 \
+  "{\"layers\": " layers ", \"tokens\": 64, \"layer\": {\"F\": 1, \"I\": 2, \"W\": 3}, \"first\": {\"F\": 0.5, " \
+  "\"I\": 0, \"W\": 0.25}, \"last\": {\"F\": 4, \"I\": 5, \"W\": 6}, \"update\": 1e-9, \"SEND_F\": 0.125}"
+
 static const rfr_stage_costs nothing = {.seconds = {-1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1}};
 
 static void test_forms(void **state) {
@@ -57,6 +61,9 @@ static void test_refused(void **state) {
       {"{\"stages\": [{}]}", "schedule.parse", "\"stages\" is not a list of 2 objects"},
       {"{\"stages\": [{}, 3]}", "schedule.parse", "stage 1 is not an object"},
       {"{\"stages\": [{}, {\"stages\": []}]}", "schedule.parse", "there is no key \"stages\""},
+      {"{\"layer\": 3}", "schedule.parse", "layer is missing, or is not an object of F, I and W"},
+      {LAYER_COSTS("1"), "schedule.parse", "costs of 1 layers for a schedule of 2 stages"},
+      {LAYER_COSTS("0"), "json", "layers"},
       {"stage,F\n0,1\n2,1\n", "schedule.parse", "test:3: stage 2; stages are 0 to 1, or * for all"},
       {"stage,F\n-1,1\n", "schedule.parse", "test:2: stage -1"},
       {"stage,F\n0.5,1\n", "schedule.parse", "test:2: stage 0.5"},
@@ -84,7 +91,38 @@ static void test_refused(void **state) {
   assert_int_equal(rfr_schedule_costs_parse(ctx, "test", "{}", 2, 0, costs), RFR_INVALID);
 }
 
+/* Layers are split evenly, the later stages having one more; the ends are with the first and the last stage. */
+static void test_layers(void **state) {
+  (void)state;
+  static const char text[] = LAYER_COSTS("8");
+  static const double wanted[3][3] = {{2.5, 4, 6.25}, {3, 6, 9}, {7, 11, 15}};
+  static const int ops[3] = {RFR_ACTION_F, RFR_ACTION_I, RFR_ACTION_W};
+  rfr_stage_costs costs[3];
+  rfr_layer_costs layered;
+  OK(rfr_schedule_costs_parse(ctx, "test", text, strlen(text), 3, costs));
+  for (int i = 0; i < 3; i++) {
+    for (int k = 0; k < 3; k++) assert_true(costs[i].seconds[ops[k]] == wanted[i][k]);
+    assert_true(costs[i].seconds[RFR_ACTION_SEND_F] == 0.125 && costs[i].seconds[RFR_ACTION_B] == -1);
+  }
+  OK(rfr_layer_costs_parse(ctx, "test", text, strlen(text), &layered));
+  assert_int_equal(layered.tokens, 64);
+  assert_true(layered.update == 1e-9);
+  OK(rfr_layer_costs_stages(&layered, 100, 1, costs));
+  assert_true(costs[0].seconds[RFR_ACTION_W] == 306.25);
+  assert_int_equal(rfr_layer_costs_stages(&layered, 2, 3, costs), RFR_INVALID);
+  for (int64_t layers = 3; layers < 9; layers++) {
+    int64_t first, end = 0;
+    for (int i = 0; i < 3; i++) {
+      const int64_t n = rfr_stage_layers(layers, 3, i, &first);
+      assert_true(first == end && n >= layers / 3 && n <= (layers + 2) / 3);
+      end = first + n;
+    }
+    assert_int_equal(end, layers);
+  }
+}
+
 int main(void) {
-  const struct CMUnitTest tests[] = {rft_context_test(test_forms), rft_context_test(test_refused)};
+  const struct CMUnitTest tests[] = {rft_context_test(test_forms), rft_context_test(test_layers),
+                                     rft_context_test(test_refused)};
   return cmocka_run_group_tests_name("schedule_costs", tests, NULL, NULL);
 }

@@ -67,7 +67,7 @@ rfr_status rfr_trace_create(rfr_ctx *ctx, rfr_trace **out) {
   t->ctx = ctx;
   t->arena = arena;
   t->scope = t->reason = "";
-  t->microbatch = -1;
+  t->microbatch = t->newest_microbatch = -1;
   t->phase = RFR_PHASE_FORWARD;
   for (int i = 0; i < RFI_CHAINS; i++) t->last_token[i] = -1;
   *out = t;
@@ -94,12 +94,23 @@ void rfr_scope(rfr_trace *t, const char *scope) {
   if (copy) t->scope = copy;
   else no_memory(t);
 }
+/* A random number is addressed by site and microbatch, so each microbatch numbers its sites from the same one. A
+ * microbatch that is continued later takes sites that no other has. */
 void rfr_microbatch(rfr_trace *t, int microbatch) {
   if (!rfi_trace_records(t)) return;
-  if (microbatch >= -1 && microbatch <= RFI_MAX_MICROBATCH) t->microbatch = microbatch;
-  else
+  if (microbatch < -1 || microbatch > RFI_MAX_MICROBATCH) {
     rfi_trace_fail(t, nowhere, "", RFI_E_ARGUMENT, "microbatch %d, allowed are -1 to %d", microbatch,
                    RFI_MAX_MICROBATCH);
+    return;
+  }
+  if (microbatch > t->newest_microbatch) {
+    if (t->newest_microbatch < 0) t->first_site = t->next_site;
+    t->next_site = t->first_site;
+    t->newest_microbatch = microbatch;
+  } else if (microbatch != t->microbatch) {
+    t->next_site = rfr_trace_sites(t);
+  }
+  t->microbatch = microbatch;
 }
 void rfr_set_phase(rfr_trace *t, rfr_phase phase) {
   if (!rfi_trace_records(t)) return;

@@ -184,9 +184,9 @@ typedef struct rfi_opr {
   uint8_t phase;        /* rfr_phase */
   uint8_t policy;       /* rfr_policy of its results */
   rfi_label label;
-  int32_t microbatch;   /* -1: once per step */
-  int32_t token_in;     /* previous op of its chain, -1: none */
-  int32_t clone_of;     /* op that this one recomputes, -1: none */
+  int32_t microbatch; /* -1: once per step */
+  int32_t token_in;   /* previous op of its chain, -1: none */
+  int32_t clone_of;   /* op that this one recomputes, -1: none */
   rfi_cost cost;
   const char *scope;  /* "" or "layer3.attention" */
   const char *reason; /* comment of a pass, "" or text */
@@ -226,8 +226,10 @@ struct rfr_trace {
   bool inherits;
   int32_t next_linear;
   int32_t last_token[RFI_CHAINS]; /* the last op of each chain */
-  int64_t next_site;              /* dropout sites are numbered as recorded */
-  int finished_at;                /* rfi_trace_size when it was finished; 0: never */
+  int64_t next_site;              /* dropout sites are numbered as recorded, from first_site in each microbatch */
+  int64_t first_site;
+  int newest_microbatch; /* the highest number yet; -1: none */
+  int finished_at;       /* rfi_trace_size when it was finished; 0: never */
 };
 
 /* Counts what recording adds. */

@@ -119,6 +119,7 @@ rfr_status rfi_handshake(rfr_run *run, int64_t checkpoint, rfr_status so_far) {
   record *mine = NULL;
   char *all = NULL;
   if (rfr_comm_size(c) <= 1) return so_far;
+  if (run->options.plan_only) return so_far;
   run->met = true;
   RFI_TRY(RFI_ALLOC(run->ctx, sizeof *mine, &mine));
   note_failure(&mine->failure, so_far);

@@ -222,7 +222,7 @@ static rfr_status load_model(rfr_run *run, const char *model) {
   const rfi_kind which = run->settings->adapter ? RFI_KIND_BASE : RFI_KIND_WEIGHT;
   for (int i = 0; s == RFR_OK && rfi_run_tensor_at(run, i, &x) == RFR_OK; i++)
     if (rfi_kind_of(run, &x) == which) s = load_tensor(run, model, w, &b, &x);
-  const int64_t left = s == RFR_OK ? rfi_weights_left(w, &run->settings->spec.model, &name) : 0;
+  const int64_t left = s == RFR_OK && !run->stages ? rfi_weights_left(w, &run->settings->spec.model, &name) : 0;
   if (left > 0)
     rfi_run_warn(run, "%.200s: %lld tensors do not belong to the model and are ignored, as %.100s", model,
                  (long long)left, name);
@@ -261,6 +261,7 @@ static rfr_status start_weights(rfr_run *run) {
   for (int i = 0; i < n; i++) {
     rfr_parameter p;
     rfr_tensor w;
+    if (!rfi_is_here(run, i)) continue;
     RFI_TRY(rfr_model_parameter(c, i, &p));
     RFI_TRY(rfi_run_tensor(run, p.name, &w));
     RFI_TRY(rfi_fill_weight(run, &p, &w));

@@ -41,6 +41,7 @@ static rfr_status read_metrics(rfr_run *run, int64_t step, double *values) {
 /* A weight whose gradient is exactly zero from the start is not trained: one warning with its name; for an adapter an
  * error. The gradient of A is zero in the first step, because B is zero. */
 static rfr_status check_zeros(rfr_run *run) {
+  if (run->stages) return RFR_OK; /* nothing counts them */
   const rfr_model_config *c = &run->settings->spec.model;
   const int n = rfr_model_parameter_count(c);
   char names[320] = "";

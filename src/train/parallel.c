@@ -54,6 +54,25 @@ static rfr_status check_rows(const rfi_settings *s, const rfr_run_options *o) {
   return RFR_OK;
 }
 
+/* ---- pipelines ---- */
+
+static rfr_status check_pipeline(const rfi_settings *s, const rfr_run_options *o) {
+  const rfi_config *c = s->config;
+  const int P = s->parallel.pipeline;
+  if (P != s->parallel.ranks)
+    return FAIL_AT(s, RFI_CFG_parallel_pipeline,
+                   "parallel.pipeline: %d, but there are %d ranks; a pipeline takes all of them", P, s->parallel.ranks);
+  if (s->parallel.shard != RFR_SHARD_NONE)
+    return FAIL_AT(s, RFI_CFG_parallel_shard, "parallel.shard: the ranks of a pipeline share nothing; give none");
+  if (c->source[RFI_CFG_parallel_data].from && c->parallel_data != 1)
+    return FAIL_AT(s, RFI_CFG_parallel_data,
+                   "parallel.data: %lld; all ranks of a pipeline see all microbatches; give 1",
+                   (long long)c->parallel_data);
+  if (o->programs & ~(RFR_RUN_TRAIN | RFR_RUN_EVALUATE))
+    return rfi_fail(RFI_E_UNSUPPORTED, "a pipeline cannot generate; export the model, and generate on one rank");
+  return RFR_OK;
+}
+
 /* ---- the keys ---- */
 
 rfr_status rfi_parallel_read(rfi_settings *s, const rfr_run_options *o) {
@@ -68,10 +87,10 @@ rfr_status rfi_parallel_read(rfi_settings *s, const rfr_run_options *o) {
   if (c->parallel_expert != 1)
     return FAIL_AT(s, RFI_CFG_parallel_expert, "parallel.expert: %lld; experts cannot be spread over ranks yet; give 1",
                    (long long)c->parallel_expert);
-  if (c->parallel_pipeline != 1)
-    return FAIL_AT(s, RFI_CFG_parallel_pipeline,
-                   "parallel.pipeline: %lld; layers cannot be spread over ranks yet; give 1",
-                   (long long)c->parallel_pipeline);
+  p->pipeline = o->comm ? (int)c->parallel_pipeline : 1;
+  p->schedule = (rfr_schedule_kind)c->parallel_schedule;
+  if (p->pipeline > 1) p->data = 1;
+  if (p->pipeline > 1) RFI_TRY(check_pipeline(s, o));
   if (c->source[RFI_CFG_parallel_data].from && c->parallel_data != p->data && o->comm)
     return FAIL_AT(s, RFI_CFG_parallel_data,
                    "parallel.data: %lld, but there are %d ranks; remove the key, or start as many ranks",

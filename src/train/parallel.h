@@ -6,6 +6,7 @@
 #define RFI_PARALLEL_H
 
 #include "base/base.h"
+#include "refrain/schedule.h"
 #include "refrain/train.h"
 
 struct rfi_settings;
@@ -16,6 +17,8 @@ typedef struct rfi_parallel {
   int rank, ranks;
   int data; /* ranks that train on different microbatches */
   rfr_shard shard;
+  int pipeline; /* ranks over which the layers are spread; 1: there is no pipeline */
+  rfr_schedule_kind schedule;
   double timeout; /* seconds of a wait in a step */
 } rfi_parallel;
 

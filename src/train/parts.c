@@ -37,6 +37,11 @@ rfr_status rfi_parts_keep(rfr_run *run, int n, const rfr_trace *const *traces) {
   return RFR_OK;
 }
 
+bool rfi_is_here(const rfr_run *run, int i) {
+  const rfi_settings *s = run->settings;
+  return s->parallel.pipeline <= 1 || rfi_pipeline_owns(&s->spec, s->parallel.rank, i);
+}
+
 /* As the pass decides: a part may have the type of the whole tensor. */
 bool rfi_is_part(const rfr_run *run, const rfr_tensor *x) {
   static const char *const states[] = {RFI_SUFFIX_M, RFI_SUFFIX_V, RFI_SUFFIX_MOMENTUM, RFI_SUFFIX_MASTER};

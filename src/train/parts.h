@@ -15,6 +15,8 @@ rfr_status rfi_parts_keep(rfr_run *run, int n, const rfr_trace *const *traces);
  * the part: use rfi_host_open, or the functions below. */
 rfr_status rfi_run_tensor(const rfr_run *run, const char *name, rfr_tensor *out);
 rfr_status rfi_run_tensor_at(const rfr_run *run, int i, rfr_tensor *out);
+/* Whether this rank has parameter i of the model: in a pipeline a rank has those of its stages. */
+bool rfi_is_here(const rfr_run *run, int i);
 bool rfi_is_part(const rfr_run *run, const rfr_tensor *x);
 
 /* Bytes of a tensor that are this rank's, and where they are in its part. */

@@ -67,6 +67,10 @@ static rfr_status read_settings(rfr_run *run, const char *text, const char *conf
   const rfi_settings *settings = run->settings;
   if (settings->spec.preference && (run->options.programs & RFR_RUN_TRAIN))
     run->options.programs |= RFR_RUN_EVALUATE; /* it computes the reference */
+  if (run->folder && settings->parallel.pipeline > 1)
+    return rfi_fail(RFI_E_UNSUPPORTED,
+                    "parallel.pipeline: ranks of a pipeline write no checkpoints; open the run without "
+                    "a folder, as a program does");
   if (!run->options.no_data) RFI_TRY(rfi_settings_open_text(run->settings));
   run->options.overrides = NULL; /* the caller's, valid in this call only */
   run->options.config_name = run->options.config_folder = NULL;
@@ -391,7 +395,8 @@ rfr_status rfr_run_open(rfr_ctx *ctx, const char *config_text, const char *folde
   if (folder) RFI_GOTO(rfi_path_join(ctx, folder, "config.yaml", &config_path));
   RFI_GOTO(wait_for_ranks(run, false));
   s = open_run(run, config_text, folder, config_path);
-  if (!run->met) s = rfi_handshake(run, -1, s); /* the other ranks wait for this one */
+  if (o.plan_only) { /* a plan of one rank has no peers */
+  } else if (!run->met) s = rfi_handshake(run, -1, s); /* the other ranks wait for this one */
   else if (!run->refused) s = rfi_comm_agree(ctx, o.comm, s);
   if (s != RFR_OK) goto fail;
   RFI_GOTO(wait_for_ranks(run, true));
@@ -407,6 +412,7 @@ fail:
 void rfr_run_close(rfr_run *run) {
   if (!run) return;
   rfi_journal_close(run->log);
+  rfi_stages_destroy(run->stages);
   rfr_programs_destroy(run->programs);
   rfi_host_forget(run);
   rfi_free(run->ctx, run->reference[RFI_TRAIN]); /* of both splits */

@@ -21,6 +21,7 @@
 #include "train/machine.h"
 #include "train/run_clock.h"
 #include "train/settings.h"
+#include "train/stages.h"
 
 /* Host memory that a run keeps for a tensor on a device with memory of its own. */
 typedef struct rfi_host_copy {
@@ -39,6 +40,7 @@ struct rfr_run {
   bool own_data;          /* that the program gives */
   int64_t *positions;     /* of own data: before step k, at k % (slots + 1) */
   rfr_programs *programs;
+  rfi_stages *stages;                                  /* NULL: the training program has the whole step */
   int n_programs, bits[4];                             /* RFR_RUN_... of each program */
   rfr_tensor block, tokens, targets, offsets, metrics; /* of training */
   rfr_tensor pairs, reference_ring;                    /* of training on preferences */

@@ -45,6 +45,9 @@ void rfr_run_get_info(const rfr_run *run, rfr_run_info *out) {
                         .expert_layers = rfr_model_expert_layers(&s->spec.model),
                         .expert_rows = s->spec.tokens * s->spec.model.experts_per_token,
                         .preference = s->spec.preference,
+                        .layers = s->spec.model.layers,
+                        .ranks = s->parallel.ranks,
+                        .shard = s->parallel.shard,
                         .byte_tokens = !s->spec.preference && rfi_settings_has_byte_tokens(s) && !s->tokenizer,
                         .data_hash = run->hash,
                         .checkpoint = run->checkpoint,
@@ -93,6 +96,26 @@ void rfr_run_get_info(const rfr_run *run, rfr_run_info *out) {
     if (!rfi_step_rule(&s->spec, i).frozen) out->trainable_parameters += n;
   }
   if (out->expert_layers > 0) out->expert_bytes /= out->expert_layers; /* all layers have the same size */
+}
+
+void rfr_run_get_pipeline(const rfr_run *run, rfr_run_pipeline *out) {
+  *out = (rfr_run_pipeline){.size = sizeof *out, .ranks = 1};
+  if (!run || !run->stages) return;
+  const rfi_pipeline_part *p = &run->settings->spec.pipeline;
+  rfr_graphs_memory m;
+  rfi_stages_memory(run->stages, &m);
+  *out = (rfr_run_pipeline){.size = sizeof *out,
+                            .ranks = p->ranks,
+                            .rank = p->rank,
+                            .stages = rfi_pipeline_stages(p),
+                            .schedule = p->schedule,
+                            .microbatches = run->settings->spec.microbatches,
+                            .planned_bytes = m.planned_bytes,
+                            .slot_bytes = m.slot_bytes,
+                            .slots = m.slots,
+                            .shared_bytes = m.shared_bytes,
+                            .recomputed_flops = m.recomputed_flops};
+  rfi_stages_messages(run->stages, &out->message_bytes, &out->messages);
 }
 
 typedef struct sample {

@@ -31,9 +31,20 @@ rfr_status rfi_run_check(const rfr_run *run, int programs) {
                                                  : "GENERATE");
 }
 
+/* The gradients of the next step of a pipeline. */
+static rfr_status run_pipeline(rfr_run *run) {
+  const rfi_step_spec *s = &run->settings->spec;
+  const int64_t at = run->launched % s->slots * s->microbatches, T = s->tokens;
+  const rfi_stages_batch batch = {(const int32_t *)run->tokens.data + at * T,
+                                  (const int32_t *)run->targets.data + at * T,
+                                  (const int32_t *)run->offsets.data + at * (T + 1)};
+  return rfi_stages_step(run->stages, &batch);
+}
+
 rfr_status rfi_launch(rfr_run *run, int program) {
   RFI_TRY(rfi_run_check(run, program));
   const int i = rfr_run_program_index(run, program);
+  if (run->stages && program == RFR_RUN_TRAIN) RFI_TRY(run_pipeline(run));
   if (run->options.eager || run->options.debug) return rfr_program_run(run->programs, i);
   return rfr_program_replay(run->programs, i, NULL, 0);
 }
@@ -65,8 +76,9 @@ static rfr_status find_tensors(rfr_run *run) {
       RFI_TRY(rfr_programs_tensor(run->programs, RFI_NAME_REFERENCE, &run->reference_ring));
     }
     if (run->settings->spec.timed) RFI_TRY(rfr_programs_tensor(run->programs, RFI_NAME_LR_STEPS, &run->lr_steps));
-    if (run->settings->spec.ranks > 1) RFI_TRY(rfr_programs_tensor(run->programs, RFI_NAME_STOP, &run->stop_ring));
+    if (run->settings->parallel.ranks > 1) RFI_TRY(rfr_programs_tensor(run->programs, RFI_NAME_STOP, &run->stop_ring));
     rfr_tensor zeros;
+    if (run->settings->parallel.pipeline > 1) return RFR_OK; /* nothing counts zeros of gradients */
     RFI_TRY(rfr_programs_tensor(run->programs, RFI_NAME_ZERO_STEPS, &zeros));
     RFI_TRY(rfi_host_keep(run, &zeros));
   }
@@ -142,6 +154,22 @@ static rfr_status check_recipe(rfr_run *run) {
   return RFR_OK;
 }
 
+static rfr_status make_pipeline(rfr_run *run) {
+  const rfi_settings *s = run->settings;
+  rfr_plan_summary plan;
+  RFI_TRY(rfr_program_plan(run->programs, 0, &plan));
+  const rfi_stages_options o = {.comm = run->options.comm,
+                                .fuse = true,
+                                .eager = run->options.eager || run->options.debug,
+                                .debug = run->options.debug,
+                                .plan_only = run->options.plan_only,
+                                .recompute = s->recompute,
+                                .budget = s->budget > 0 && s->budget <= plan.planned_bytes
+                                              ? 1
+                                              : s->budget - (s->budget > 0 ? plan.planned_bytes : 0)};
+  return rfi_stages_create(run->ctx, &s->spec, run->programs, &o, &run->stages);
+}
+
 rfr_status rfi_run_compile(rfr_run *run) {
   rfr_status s = RFR_OK;
   rfr_choice *choices = NULL;
@@ -150,6 +178,9 @@ rfr_status rfi_run_compile(rfr_run *run) {
   char message[128];
   run->n_programs = 0;
   run->settings->spec.texts = run->options.texts;
+  const bool pipeline = run->settings->parallel.pipeline > 1;
+  if (pipeline) RFI_TRY(rfi_pipeline_check(&run->settings->spec));
+  if (pipeline) run->options.programs = RFR_RUN_TRAIN;
   for (int i = 0; i < N_KINDS; i++) {
     if (!(run->options.programs >> i & 1)) continue;
     names[run->n_programs] = kinds[i].name;
@@ -174,6 +205,7 @@ rfr_status rfi_run_compile(rfr_run *run) {
   snprintf(message, sizeof message, "compiled %d program%s", run->n_programs, run->n_programs == 1 ? "" : "s");
   rfi_run_emit(run, &(rfr_event){.kind = RFR_EVENT_COMPILE, .message = message, .seconds = rfi_now() - start});
   RFI_GOTO(check_recipe(run));
+  if (pipeline) RFI_GOTO(make_pipeline(run));
   s = find_tensors(run);
 fail:
   rfi_free(run->ctx, choices);

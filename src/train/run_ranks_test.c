@@ -323,7 +323,6 @@ static void refused(void **state) {
       {"batch.tokens=32", "config.value", "which 2 ranks do not divide; give 64"},
       {"parallel.data=3", "config.value", "parallel.data: 3, but there are 2 ranks"},
       {"parallel.expert=2", "config.value", "parallel.expert: 2"},
-      {"parallel.pipeline=2", "config.value", "parallel.pipeline: 2"},
       {"run.time=5s", "unsupported", "run.time over 2 ranks"},
       {"run.tune=true", "unsupported", "run.tune over 2 ranks"},
       {"data.format=preference", "unsupported", "data.format: preference over 2 ranks"},

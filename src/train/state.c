@@ -60,6 +60,7 @@ static rfr_status start_masters(rfr_run *run, bool loaded) {
     rfr_parameter p;
     rfr_tensor w, master;
     char name[128];
+    if (!rfi_is_here(run, i)) continue;
     RFI_TRY(rfr_model_parameter(c, i, &p));
     RFI_TRY(rfi_run_tensor(run, p.name, &w));
     if (w.role != RFR_ROLE_TRAINABLE) continue;

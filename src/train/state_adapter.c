@@ -119,7 +119,7 @@ rfr_status rfi_adapter_state_start(rfr_run *run, const char *folder, bool resume
   rfi_peft *from = NULL;
   if (folder) RFI_TRY(rfi_peft_open(run->ctx, folder, &from));
   for (int i = c->adapter->base_count; s == RFR_OK && i < rfr_model_parameter_count(c); i++)
-    s = start_parameter(run, i, from, resumes);
+    if (rfi_is_here(run, i)) s = start_parameter(run, i, from, resumes);
   rfi_peft_close(from);
   return s;
 }

@@ -5,11 +5,11 @@
  * The training step is one program: read the input rings; forward and loss of each microbatch; one gradient per
  * trained parameter, summed over microbatches by autodiff; learning rate, gradient norm, clipping, update, counts,
  * metrics. Losses are sums divided by the number of valid targets of the step, so that k microbatches give the result
- * of one batch; with preferences, by the number of its pairs. Over several ranks a step has the microbatches of all of
- * them: the targets are gathered and counted, gradients and reported sums are all-reduced, and the routing is gathered,
- * so that norm, skip and metrics are the same bits on every rank. In f16 the divisor also contains the loss scale,
- * which norm and update divide out. Everything that changes from step to step is in the step block, the loss scale and
- * the rings; the trace has no step number.
+ * of one batch; with preferences, by the number of its pairs. Over several ranks a step has the microbatches of all
+ * of them: the targets are gathered and counted, gradients and reported sums are all-reduced, and the routing is
+ * gathered, so that norm, skip and metrics are the same bits on every rank. In f16 the divisor also contains the loss
+ * scale, which norm and update divide out. Everything that changes from step to step is in the step block, the loss
+ * scale and the rings; the trace has no step number.
  */
 #include "train/step_trace.h"
 
@@ -19,6 +19,7 @@
 #include "nn/nn.h"
 #include "ops/decode/cursor.h"
 #include "trace/trace.h"
+#include "train/stage_trace.h"
 
 enum { SCALE_GROWS = 2000 }; /* steps without overflow until the loss scale doubles */
 enum { LEAST_8BIT = 4096 };  /* elements, as in bitsandbytes */
@@ -244,7 +245,6 @@ static void record_train(rfr_trace *t, const rfi_step_spec *s, rfr_value *values
   if (scaling.scale != RFR_NONE) inv = rfr_mul(t, inv, scaling.scale);
   rfr_value sum[REPORTS], balance = RFR_NONE;
   const int reports = s->preference ? REPORTS : 1;
-  t->next_site = s->first_site;
   rfr_recipe_begin(t, s->recipe.kind == RFR_RECIPE_NONE ? NULL : &s->recipe);
   for (int64_t m = 0; m < s->microbatches; m++) {
     rfr_microbatch(t, (int)(first_microbatch(s) + m)); /* its number decides dropout masks */
@@ -252,7 +252,9 @@ static void record_train(rfr_trace *t, const rfi_step_spec *s, rfr_value *values
     rfr_value tokens = row(t, all_tokens, m), offsets = row(t, all_offsets, m);
     const rfr_experts experts = {
         .logits = logits, .index = index, .splits = routing.splits + m * L, .bad = routing.bad + m * L};
+    if (s->checkpoint) rfr_set_recompute(t, RFR_POLICY_RECOMPUTE);
     rfr_value h = rfr_model_forward_experts(t, &s->model, w, tokens, offsets, step, &experts);
+    rfr_set_recompute(t, RFR_POLICY_AUTO);
     rfr_value aux = rfr_model_routing_loss(t, &s->model, &experts, targets[m], RFI_IGNORE);
     rfr_value scores = rfr_model_logits(t, &s->model, w, h, RFR_F32);
     rfr_scope(t, "head");
@@ -278,6 +280,97 @@ static void record_train(rfr_trace *t, const rfi_step_spec *s, rfr_value *values
   gather_routing(t, s, &routing, splits + 2 * routings);
   optimize(t, s, w, n, g, loss, &scaling, reported, count, stop, &routing, step);
   rfr_output(t, "loss", reported[LOSS]);
+}
+
+/* ---- a rank of a pipeline ---- */
+
+static rfr_value declare_gradient(rfr_trace *t, const rfi_step_spec *s, const char *name, const char *suffix,
+                                  rfr_value w) {
+  char full[160];
+  const rfr_type type = rfr_value_type(t, w);
+  snprintf(full, sizeof full, "%s%s" RFI_SUFFIX_GRADIENT, name, suffix);
+  return rfr_input(t, full, RFR_ROLE_INPUT, s->gradient_dtype, type.rank, type.shape);
+}
+
+/* The norm over the gradients of all ranks. The squares of a rank are padded with zeros, so that ranks of any number of
+ * gradients can gather them; those of a tied embedding count on the rank of the first stage. */
+static rfr_value pipeline_norm(rfr_trace *t, const rfi_step_spec *s, const rfr_value *g, int n, rfr_value *squares,
+                               rfr_value *skip) {
+  const int64_t one = 1;
+  const int most = rfi_pipeline_most_gradients(s);
+  const rfr_value zero = rfr_fill(t, 0.0, RFR_F32, 1, &one);
+  const rfi_attr ranks = rfi_i(1);
+  rfr_value out[3];
+  for (int i = 0; i < most; i++) squares[i] = i < n ? g[i] : zero;
+  const rfr_value own = rfi_record(t, RFR_HERE, RFI_OP_grad_squares, most, squares, NULL, NULL);
+  const rfr_value in[2] = {RFR_NONE, rfr_all_gather(t, own, s->pipeline.ranks)};
+  rfi_record(t, RFR_HERE, RFI_OP_norm_of_squares, 2, in, &ranks, out);
+  *skip = out[1];
+  return out[0];
+}
+
+/* The loss of the step, from the last stage's rank; *stop: the number of ranks that ask for the end of the run. */
+static rfr_value pipeline_loss(rfr_trace *t, const rfi_step_spec *s, rfr_value step, rfr_value *stop) {
+  const int64_t k = s->microbatches, shape[2] = {s->slots, 1};
+  rfr_value own[2] = {rfr_input(t, RFI_NAME_LOSSES, RFR_ROLE_INPUT, RFR_F32, 1, &k),
+                      rfr_ring_read(t, rfr_input(t, RFI_NAME_STOP, RFR_ROLE_INPUT, RFR_F32, 2, shape), step)};
+  rfr_value all = rfr_all_reduce(t, rfr_concat(t, 2, own, 0), s->pipeline.ranks), sum = rfr_slice(t, all, 0, 0, 1);
+  for (int64_t m = 1; m < k; m++) sum = rfr_add(t, sum, rfr_slice(t, all, 0, m, 1));
+  *stop = rfr_slice(t, all, 0, k, 1);
+  return sum;
+}
+
+static void record_update(rfr_trace *t, const rfi_step_spec *s, rfr_value *values) {
+  const int n = rfr_model_parameter_count(&s->model), tied = rfi_pipeline_tied(s);
+  const bool counts_tied = rfi_pipeline_rank(&s->pipeline, 0) == s->pipeline.rank;
+  const int64_t three = 3, T = s->tokens, C = s->model.hidden_size;
+  const rfi_pipeline_part *part = &s->pipeline;
+  rfr_value *w = values, *g = w + n, *counted = g + n, count;
+  int trainable = 0, n_counted = 0;
+  rfr_parameter p;
+  rfr_microbatch(t, -1);
+  for (int i = 0; i < n; i++)
+    if (rfi_pipeline_owns(s, s->pipeline.rank, i))
+      w[i] = rfi_declare_parameter(t, &s->model, i, rfi_step_rule(s, i).frozen ? RFR_ROLE_FROZEN : RFR_ROLE_TRAINABLE);
+  rfr_value step = rfr_step_block(t);
+  rfr_scope(t, "inputs");
+  ring(t, s, RFI_NAME_TOKENS, RFR_I32, s->tokens, step);
+  rfr_value targets = ring(t, s, RFI_NAME_TARGETS, RFR_I32, s->tokens, step);
+  ring(t, s, RFI_NAME_OFFSETS, RFR_I32, s->tokens + 1, step);
+  if (part->activations > 0)
+    rfr_input(t, RFI_NAME_ACTIVATIONS, RFR_ROLE_INPUT, s->model.dtype, 3, (int64_t[]){part->activations, T, C});
+  if (part->gradients > 0)
+    rfr_input(t, RFI_NAME_OUT_GRADIENTS, RFR_ROLE_INPUT, s->model.dtype, 3, (int64_t[]){part->gradients, T, C});
+  rfr_token_count(t, 1, &targets, RFI_IGNORE, &count);
+  rfr_set_phase(t, RFR_PHASE_OPTIM);
+  rfr_scope(t, "optimizer");
+  for (int i = 0; i < n; i++) {
+    if (!rfi_pipeline_owns(s, s->pipeline.rank, i) || rfi_step_rule(s, i).frozen) continue;
+    if (rfr_model_parameter(&s->model, i, &p) != RFR_OK) continue;
+    g[trainable] = declare_gradient(t, s, p.name, "", w[i]);
+    if (i == tied) g[trainable] = rfr_add(t, g[trainable], declare_gradient(t, s, p.name, RFI_SUFFIX_HEAD, w[i]));
+    if (i != tied || counts_tied) counted[n_counted++] = g[trainable];
+    trainable++;
+  }
+  update u = {.step = step, .clip = RFR_NONE};
+  u.lr = rfr_lr_schedule_steps(
+      t, step, s->timed ? rfr_input(t, RFI_NAME_LR_STEPS, RFR_ROLE_STATE, RFR_I64, 1, &three) : RFR_NONE, &s->lr);
+  rfr_value norm = pipeline_norm(t, s, counted, n_counted, counted, &u.skip);
+  if (s->clip > 0.0) u.clip = rfr_clip_scale(t, norm, s->clip);
+  trainable = 0;
+  for (int i = 0; i < n; i++) {
+    const rfi_param_rule rule = rfi_step_rule(s, i);
+    if (!rfi_pipeline_owns(s, s->pipeline.rank, i) || rule.frozen) continue;
+    if (rfr_model_parameter(&s->model, i, &p) != RFR_OK) continue;
+    update_parameter(t, s, &u, &rule, p.name, w[i], g[trainable++]);
+  }
+  rfr_value stop, loss = pipeline_loss(t, s, step, &stop);
+  rfr_value metrics[] = {loss, norm, u.lr, count, u.skip, stop};
+  const int columns = sizeof metrics / sizeof *metrics;
+  const int64_t shape[2] = {s->slots, 1 + columns};
+  rfr_metrics_write(t, rfr_input(t, RFI_NAME_METRICS, RFR_ROLE_STATE, RFR_F64, 2, shape), step, columns, metrics);
+  rfr_step_end(t, step, u.skip);
+  rfr_output(t, "loss", metrics[0]);
 }
 
 static void record_evaluate(rfr_trace *t, const rfi_step_spec *s, rfr_value *w) {
@@ -328,7 +421,7 @@ static rfr_status build(rfr_ctx *ctx, const rfi_step_spec *spec,
   rfr_value *values = NULL;
   *out = NULL;
   RFI_GOTO(rfr_model_config_check(&spec->model));
-  const size_t n = 2 * ((size_t)rfr_model_parameter_count(&spec->model) + (size_t)spec->model.layers) +
+  const size_t n = 3 * (size_t)rfr_model_parameter_count(&spec->model) + 2 * (size_t)spec->model.layers +
                    (size_t)spec->microbatches * (2 + 2 * (size_t)spec->model.layers * (size_t)(1 + all_ranks(spec)));
   RFI_GOTO(RFI_ALLOC(ctx, n * sizeof *values, &values));
   RFI_GOTO(rfr_trace_create(ctx, &t));
@@ -343,24 +436,12 @@ fail:
   return s;
 }
 
-/* Sites are numbered over all microbatches of a step: those of earlier ranks are before this rank's. */
-static rfr_status find_first_site(rfr_ctx *ctx, rfi_step_spec *spec) {
-  rfi_step_spec one = *spec;
-  rfr_trace *t;
-  if (first_microbatch(spec) == 0) return RFR_OK;
-  one.microbatches = 1;
-  one.rank = one.ranks = 0;
-  RFI_TRY(build(ctx, &one, record_train, &t));
-  spec->first_site = first_microbatch(spec) * rfr_trace_sites(t);
-  rfr_trace_destroy(t);
-  return RFR_OK;
-}
-
 rfr_status rfi_trace_train(rfr_ctx *ctx, const rfi_step_spec *spec, rfr_trace **out) {
   rfi_step_spec own = *spec;
   *out = NULL;
-  RFI_TRY(find_first_site(ctx, &own));
-  return build(ctx, &own, record_train, out);
+  if (spec->pipeline.ranks <= 1) return build(ctx, spec, record_train, out);
+  RFI_TRY(rfi_pipeline_count_slots(ctx, &own));
+  return build(ctx, &own, record_update, out);
 }
 
 rfr_status rfi_trace_evaluate(rfr_ctx *ctx, const rfi_step_spec *spec, rfr_trace **out) {

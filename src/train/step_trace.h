@@ -9,6 +9,7 @@
 
 #include "nn/adapter.h"
 #include "refrain/recipe.h"
+#include "refrain/schedule.h"
 
 /* Targets with this value are ignored, as in the transformers library. */
 enum { RFI_IGNORE = -100 };
@@ -32,6 +33,13 @@ typedef struct rfi_param_rule {
   double lr_scale, weight_decay;
 } rfi_param_rule;
 
+/* A pipeline and this rank of it; see stage_trace.h. */
+typedef struct rfi_pipeline_part {
+  int ranks, rank; /* ranks 0 or 1: there is none */
+  rfr_schedule_kind schedule;
+  int activations, gradients; /* slots of received tensors, set by rfi_trace_train */
+} rfi_pipeline_part;
+
 typedef struct rfi_step_spec {
   rfr_model_config model;
   const rfi_param_rule
@@ -39,7 +47,6 @@ typedef struct rfi_step_spec {
   int64_t slots; /* R, steps that the rings hold */
   int64_t microbatches; /* k, of this rank */
   int rank, ranks;      /* microbatches [rank k, (rank + 1) k) of the step are this rank's; 0 ranks are 1 */
-  int64_t first_site;   /* of dropout, so that masks are those of one rank with all microbatches; set when recorded */
   int64_t tokens;       /* T, per microbatch; also the limit of its documents */
   int64_t eval_tokens;
   int64_t window; /* rows of the caches of generation: the tokens that it attends to */
@@ -56,6 +63,8 @@ typedef struct rfi_step_spec {
   double beta, smoothing;
   rfr_recipe recipe; /* of the training step; all zeros: none */
   bool timed;        /* the state lr_steps has the steps at which the schedule changes, see rfr_lr_schedule_steps_at */
+  rfi_pipeline_part pipeline;
+  bool checkpoint; /* blocks are recomputed from their inputs, whatever the plan */
 } rfi_step_spec;
 
 static inline rfi_param_rule rfi_step_rule(const rfi_step_spec *s, int parameter) {
@@ -66,7 +75,7 @@ static inline rfi_param_rule rfi_step_rule(const rfi_step_spec *s, int parameter
 }
 
 static inline bool rfi_metric_exists(const rfi_step_spec *s, rfi_metric m) {
-  if (m == RFI_METRIC_STOP) return s->ranks > 1;
+  if (m == RFI_METRIC_STOP) return s->ranks > 1 || s->pipeline.ranks > 1;
   if (m >= RFI_METRIC_MARGIN) return s->preference;
   return m < RFI_METRIC_MOST_LOAD || s->model.experts > 0;
 }
@@ -114,7 +123,15 @@ static inline int64_t rfi_prefill_rows(const rfi_step_spec *s) {
 #define RFI_SUFFIX_V ".exp_avg_sq"
 #define RFI_SUFFIX_MOMENTUM ".momentum"
 #define RFI_SUFFIX_MASTER ".master"
+/* Of a rank of a pipeline. A tied head has gradients of its own: the ranks of the first and the last stage have
+ * both. */
+#define RFI_SUFFIX_GRADIENT ".gradient"
+#define RFI_SUFFIX_HEAD ".head"
+#define RFI_NAME_LOSSES "pipeline.losses"           /* f32 (k): of the microbatches, on the last stage's rank; else 0 */
+#define RFI_NAME_ACTIVATIONS "pipeline.activations" /* (slots,T,C), received; absent without slots */
+#define RFI_NAME_OUT_GRADIENTS "pipeline.gradients" /* the same for gradients of outputs */
 
+/* Of one rank of a pipeline: everything after the gradients, which are inputs. */
 rfr_status rfi_trace_train(rfr_ctx *ctx, const rfi_step_spec *spec, rfr_trace **out);
 rfr_status rfi_trace_evaluate(rfr_ctx *ctx, const rfi_step_spec *spec, rfr_trace **out);
 /* Both read the next tokens of a text, prefill a chunk and decode one, and append a token after the last. */

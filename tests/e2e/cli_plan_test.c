@@ -276,6 +276,21 @@ static void profile(void **state) {
   rft_assert_says(rft_out, "roofline");
   assert_int_equal(RUN("profile", "small.yaml", "--steps", "1", "--trace", "none/trace.json"), 4);
   rft_assert_says(rft_err, "none/trace.json");
+  assert_int_equal(
+      RUN("profile", "small.yaml", "--steps", "3", "--set", "model.num_hidden_layers=3", "--write-costs", "costs.json"),
+      0);
+  v = json_load_file("costs.json", 0, NULL);
+  assert_int_equal(rft_number(v, "layers"), 3);
+  assert_true(rft_number(v, "tokens") > 0);
+  static const char *const parts[] = {"F", "I", "W"};
+  for (int i = 0; i < 3; i++)
+    assert_true(json_number_value(json_object_get(json_object_get(v, "layer"), parts[i])) > 0);
+  assert_true(json_number_value(json_object_get(json_object_get(v, "last"), "F")) > 0);
+  json_decref(v);
+  assert_int_equal(RUN("schedule", "--kind", "zb-h1", "--stages", "3", "--microbatches", "4", "--costs", "costs.json"),
+                   0);
+  assert_int_equal(RUN("profile", "small.yaml", "--steps", "1", "--write-costs", "none/costs.json"), 4);
+  assert_int_equal(RUN("profile", "small", "--steps", "1", "--write-costs", "costs.json"), 2);
   assert_int_equal(RUN("profile", "small", "--steps", "1"), 0);
   rft_assert_says(rft_out, "attention");
   assert_int_equal(RUN("profile", "missing"), 4);
@@ -284,11 +299,48 @@ static void profile(void **state) {
   rft_assert_says(rft_err, "help: give a configuration, or one of small, demo, gpt2-124m, ");
 }
 
+/* plan --ranks: the bytes of one rank of a real run are compared in run_stages_test; here the command. */
+static void plan_ranks(void **state) {
+  (void)state;
+  assert_int_equal(RUN("plan", "small.yaml", "--ranks", "2", "--json"), 0);
+  json_t *v = rft_parsed();
+  const json_int_t none = rft_number(json_array_get(json_object_get(v, "kinds"), 0), "optimizer");
+  assert_int_equal(rft_number(v, "ranks"), 2);
+  assert_int_equal(json_array_size(json_object_get(v, "kinds")), 1);
+  assert_true(json_number_value(json_object_get(v, "sent_bytes")) > 0);
+  json_decref(v);
+  assert_int_equal(RUN("plan", "small.yaml", "--ranks", "2", "--set", "parallel.shard=full", "--json"), 0);
+  v = rft_parsed();
+  const json_t *kind = json_array_get(json_object_get(v, "kinds"), 0);
+  assert_true(rft_number(kind, "optimizer") < none && rft_number(kind, "last") == 1);
+  json_decref(v);
+#define DEEP "--set", "model.num_hidden_layers=4", "--set", "parallel.pipeline=4"
+  assert_int_equal(RUN("plan", "small.yaml", "--ranks", "4", DEEP, "--json"), 0);
+  v = rft_parsed();
+  assert_true(json_array_size(json_object_get(v, "kinds")) >= 3);
+  assert_string_equal(json_string_value(json_object_get(v, "mode")), "1f1b");
+  json_decref(v);
+  assert_int_equal(RUN("profile", "small.yaml", "--steps", "3", "--write-costs", "costs.json"), 0);
+  assert_int_equal(RUN("plan", "small.yaml", "--ranks", "4", DEEP, "--costs", "costs.json"), 0);
+  rft_assert_says(rft_out, "bubble");
+  rft_assert_says(rft_out, "message");
+  assert_int_equal(RUN("plan", "small.yaml", "--ranks", "2", "--costs", "costs.json", "--link", "10"), 0);
+  rft_assert_says(rft_out, "if all is hidden");
+  assert_int_equal(RUN("plan", "small.yaml", "--ranks", "2", "--set", "data.sequence=8", "--costs", "costs.json"), 2);
+  rft_assert_says(rft_err, "costs.json has costs of ");
+  assert_int_equal(RUN("plan", "small.yaml", "--ranks", "3", DEEP), 2);
+  rft_assert_says(rft_err, "parallel.pipeline: 4, but there are 3 ranks");
+  assert_int_equal(RUN("plan", "small.yaml", "--ranks", "5000"), 2);
+  assert_int_equal(RUN("plan", "small.yaml", "--link", "5"), 2);
+  assert_int_equal(RUN("plan", "small.yaml", "--ranks", "2", "--all"), 2);
+#undef DEEP
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(plan_large),     cmocka_unit_test(plan_frontier),  cmocka_unit_test(plan_picture),
       cmocka_unit_test(large_pictures), cmocka_unit_test(plan_and_trace), cmocka_unit_test(bench),
-      cmocka_unit_test(profile),
+      cmocka_unit_test(profile),        cmocka_unit_test(plan_ranks),
   };
   return cmocka_run_group_tests(tests, rft_program_set_up, rft_program_tear_down);
 }

@@ -317,6 +317,8 @@ static void runs(void) {
   STATUS(rfr_run_score, NULL, &(int32_t){0}, 1, &(float){0});
   STATUS(rfr_run_save, NULL);
   QUIET(rfr_run_get_info, NULL, &info);
+  rfr_run_pipeline pipeline;
+  QUIET(rfr_run_get_pipeline, NULL, &pipeline);
   assert_int_equal(info.parameters + info.steps, 0);
   GIVES(NULL, rfr_run_data_file, NULL, 0, 0);
   STATUS(rfr_run_data_row, NULL, 0, NULL, NULL);
@@ -363,6 +365,8 @@ static void graphs(void) {
 }
 
 static void communicators(void) {
+  const rfr_launch launch = {0};
+  rfr_comm *mpi;
   rfr_comm *c;
   float x, y;
   QUIET(rfr_comm_destroy, NULL);
@@ -370,8 +374,8 @@ static void communicators(void) {
   GIVES(0, rfr_comm_size, NULL);
   GIVES(-1, rfr_comm_rank, NULL);
   STATUS(rfr_comm_threads_create, NULL, 1, 0, &c);
-  STATUS(rfr_comm_mpi_create, NULL, 0, &c);
-  STATUS(rfr_launch_join, NULL, &(rfr_launch){.size = sizeof(rfr_launch), .launcher = "", .ranks = 1}, 0, &c);
+  STATUS(rfr_comm_mpi_create, NULL, 1, &mpi);
+  STATUS(rfr_launch_join, NULL, &launch, 1, &mpi);
   char id[RFR_NCCL_ID_BYTES];
   STATUS(rfr_comm_nccl_id, NULL, id);
   STATUS(rfr_comm_nccl_create, NULL, id, 1, 0, 0, &c);
@@ -396,6 +400,9 @@ static void schedules(void) {
   rfr_stage_costs costs;
   STATUS(rfr_schedule_simulate, NULL, NULL, 0, &result, NULL, NULL, NULL);
   STATUS(rfr_schedule_costs_parse, NULL, "x", "{}", 2, 1, &costs);
+  rfr_layer_costs layered;
+  STATUS(rfr_layer_costs_parse, NULL, "x", "{}", 2, &layered);
+  STATUS(rfr_layer_costs_stages, NULL, 1, 1, &costs);
   STATUS(rfr_schedule_print, NULL, ignore, NULL);
   STATUS(rfr_schedule_get_info, NULL, &info);
   GIVES(NULL, rfr_schedule_actions, NULL, 0, &n);

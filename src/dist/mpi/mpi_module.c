@@ -10,7 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { TAG = 1, SEND = 0, RECEIVE = 1 };
+enum { TAG = 1, MESSAGE_TAG = 2, SEND = 0, RECEIVE = 1 };
 
 typedef struct link {
   MPI_Comm comm;
@@ -77,6 +77,36 @@ static const char *test(void *user, int peer, bool *done) {
   return reason(error);
 }
 
+static const char *start_one(link *l, int peer, const void *from, void *to, size_t bytes, void **out) {
+  MPI_Request *r = malloc(sizeof *r);
+  *out = NULL;
+  if (!r) return "no memory";
+  const char *wrong = bytes > INT_MAX ? "the message is too long"
+                      : from          ? reason(MPI_Isend(from, (int)bytes, MPI_BYTE, peer, MESSAGE_TAG, l->comm, r))
+                                      : reason(MPI_Irecv(to, (int)bytes, MPI_BYTE, peer, MESSAGE_TAG, l->comm, r));
+  if (wrong) free(r);
+  else *out = r;
+  return wrong;
+}
+
+static const char *send_one(void *user, int peer, const void *data, size_t bytes, void **request) {
+  return start_one(user, peer, data, NULL, bytes, request);
+}
+
+static const char *receive_one(void *user, int peer, void *data, size_t bytes, void **request) {
+  return start_one(user, peer, NULL, data, bytes, request);
+}
+
+static const char *test_one(void *user, void **request) {
+  int done = 0;
+  (void)user;
+  const int error = MPI_Test(*request, &done, MPI_STATUS_IGNORE);
+  if (error == MPI_SUCCESS && !done) return NULL;
+  free(*request);
+  *request = NULL;
+  return reason(error);
+}
+
 static void close_link(void *user, bool all) {
   link *l = user;
   if (all) MPI_Comm_free(&l->comm);
@@ -96,6 +126,7 @@ static const char *describe(void) {
 
 __attribute__((visibility("default"))) const rfi_mpi_module *rfi_mpi_module_get(void);
 const rfi_mpi_module *rfi_mpi_module_get(void) {
-  static const rfi_mpi_module module = {RFI_MPI_ABI, open_link, start, test, close_link, describe};
+  static const rfi_mpi_module module = {RFI_MPI_ABI, open_link, start,      test,    send_one,
+                                        receive_one, test_one,  close_link, describe};
   return &module;
 }

@@ -13,7 +13,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 
-enum { RFI_MPI_ABI = 1 };
+enum { RFI_MPI_ABI = 2 };
 #define RFI_MPI_ENTRY "rfi_mpi_module_get"
 
 typedef struct rfi_mpi_module {
@@ -23,6 +23,11 @@ typedef struct rfi_mpi_module {
   /* Starts a message to `peer` and one from it; 0 bytes: none. At most one call for each peer is in flight. */
   const char *(*start)(void *link, int peer, const void *to, size_t to_bytes, void *from, size_t from_bytes);
   const char *(*test)(void *link, int peer, bool *done);
+  /* Starts a message of its own to or from `peer`, apart from those of `start`; any number may be in flight. */
+  const char *(*send)(void *link, int peer, const void *data, size_t bytes, void **request);
+  const char *(*receive)(void *link, int peer, void *data, size_t bytes, void **request);
+  /* Frees the request once the message has ended, or has failed, and sets it to NULL. */
+  const char *(*test_one)(void *link, void **request);
   /* Frees the link. `all`: every rank is here, so MPI ends too if `open` has started it; otherwise no peer is waited
    * for, and the launcher ends what is left. */
   void (*close)(void *link, bool all);

@@ -357,4 +357,9 @@ rfr_status rfi_graphs_set_microbatch(rfr_graphs *g, int callable, int slot, int 
 /* Captures a part, with the copies of its call's inputs. */
 rfr_status rfi_graphs_capture_part(rfr_graphs *g, int callable, int slot, rfi_part part, rfi_graph **out);
 
+/* The memory that rfr_graphs_create would plan, except `live`, `live_bytes` and `graphs`; nothing is allocated or run.
+ * Addresses of the caller's memory are compared, not used. */
+rfr_status rfi_graphs_plan(rfr_ctx *ctx, const rfr_callable *callables, int n, const rfr_graphs_options *options,
+                           rfr_graphs_memory *out);
+
 #endif

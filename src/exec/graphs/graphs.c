@@ -150,7 +150,8 @@ static rfr_status name_callable(rfr_status s, const rfi_callable *c) {
              : rfi_fail_prefix("callable \"%s\": ", c->name);
 }
 
-static rfr_status build(rfr_graphs *g, const rfr_callable *callables) {
+/* Everything that the plan needs, without memory. */
+static rfr_status plan(rfr_graphs *g, const rfr_callable *callables) {
   int64_t site = 0;
   RFI_TRY(make_stages(g));
   for (int i = 0; i < g->n; i++) {
@@ -160,7 +161,11 @@ static rfr_status build(rfr_graphs *g, const rfr_callable *callables) {
     if (s != RFR_OK) return name_callable(s, &g->callable[i]);
     RFI_TRY(rfi_graphs_links(g, i, &callables[i]));
   }
-  RFI_TRY(rfi_graphs_lay_out(g));
+  return rfi_graphs_lay_out(g);
+}
+
+static rfr_status build(rfr_graphs *g, const rfr_callable *callables) {
+  RFI_TRY(plan(g, callables));
   RFI_TRY(rfi_graphs_allocate(g));
   RFI_TRY(rfi_graphs_make_instances(g));
   rfi_graphs_set_all_addresses(g);
@@ -176,8 +181,8 @@ static rfr_status build(rfr_graphs *g, const rfr_callable *callables) {
   return g->options.eager ? RFR_OK : rfi_graphs_capture(g);
 }
 
-rfr_status rfr_graphs_create(rfr_ctx *ctx, const rfr_callable *callables, int n, const rfr_graphs_options *options,
-                             rfr_graphs **out) {
+static rfr_status create(rfr_ctx *ctx, const rfr_callable *callables, int n, const rfr_graphs_options *options,
+                         rfr_status (*make)(rfr_graphs *, const rfr_callable *), rfr_graphs **out) {
   rfr_status s;
   rfr_graphs *g = NULL;
   RFI_TRY(rfi_check_handle(out, "out"));
@@ -195,12 +200,27 @@ rfr_status rfr_graphs_create(rfr_ctx *ctx, const rfr_callable *callables, int n,
   RFI_GOTO(rfi_join_communicator(&g->m));
   RFI_GOTO(RFI_ALLOC(ctx, sizeof *g->callable * (size_t)n, &g->callable));
   g->n = n;
-  RFI_GOTO(build(g, callables));
+  RFI_GOTO(make(g, callables));
   *out = g;
   return RFR_OK;
 fail:
   rfr_graphs_destroy(g);
   return s;
+}
+
+rfr_status rfr_graphs_create(rfr_ctx *ctx, const rfr_callable *callables, int n, const rfr_graphs_options *options,
+                             rfr_graphs **out) {
+  return create(ctx, callables, n, options, build, out);
+}
+
+rfr_status rfi_graphs_plan(rfr_ctx *ctx, const rfr_callable *callables, int n, const rfr_graphs_options *options,
+                           rfr_graphs_memory *out) {
+  rfr_graphs *g;
+  RFI_TRY(create(ctx, callables, n, options, plan, &g));
+  *out = g->memory;
+  out->size = sizeof *out;
+  rfr_graphs_destroy(g);
+  return RFR_OK;
 }
 
 void rfr_graphs_destroy(rfr_graphs *g) {

@@ -1,0 +1,156 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Runs whose layers are spread over the ranks of a pipeline, which are threads, against one rank; a plan of a rank
+ * against its memory; and what is refused.
+ */
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "support/context.h"
+#include "support/ranks.h"
+#include "support/run.h"
+#include "train/run.h"
+
+enum { STEPS = 6 };
+
+typedef struct job {
+  const char *config, *schedule;
+  int ranks;
+  double loss[STEPS + 1], norm[STEPS + 1];
+  int64_t tokens, planned;
+} job;
+
+static void on_event(const rfr_event *e, void *user) {
+  job *j = user;
+  if (e->kind == RFR_EVENT_METRICS && e->step <= STEPS)
+    j->loss[e->step] = e->loss, j->norm[e->step] = e->grad_norm, j->tokens = e->tokens;
+}
+
+static int64_t planned_bytes(const rfr_run *run) {
+  rfr_plan_summary plan;
+  rfr_graphs_memory m;
+  if (rfr_program_plan(run->programs, 0, &plan) != RFR_OK) return -1;
+  if (!run->stages) return plan.planned_bytes;
+  rfi_stages_memory(run->stages, &m);
+  return plan.planned_bytes + m.planned_bytes;
+}
+
+static rfr_status work(void *rank, int number, rfr_comm *comm, rfr_ctx *own) {
+  job *j = rank;
+  char pipeline[64], schedule[64];
+  const char *const sets[] = {schedule, pipeline};
+  rfr_run *run;
+  (void)number;
+  snprintf(schedule, sizeof schedule, "parallel.schedule=%s", j->schedule);
+  snprintf(pipeline, sizeof pipeline, "parallel.pipeline=%d", j->ranks);
+  for (int plan_only = 1; plan_only >= 0; plan_only--) {
+    rfr_run_options o = rfr_run_options_default();
+    o.config_folder = rft_run_root;
+    o.overrides = sets, o.n_overrides = j->ranks > 1 ? 2 : 0;
+    o.on_event = on_event, o.event_user = j;
+    o.comm = comm;
+    o.plan_only = plan_only;
+    rfr_status s = rfr_run_open(own, j->config, NULL, &o, &run);
+    if (s == RFR_OK && plan_only) j->planned = planned_bytes(run);
+    if (s == RFR_OK && planned_bytes(run) != j->planned)
+      s = rfi_fail(RFI_E_INTERNAL, "%lld bytes are planned, %lld used", (long long)j->planned,
+                   (long long)planned_bytes(run));
+    for (int i = 0; s == RFR_OK && !plan_only && i < STEPS; i++) s = rfr_run_step(run);
+    if (s != RFR_OK) return rfr_run_close(run), s;
+    rfr_run_close(run);
+  }
+  return RFR_OK;
+}
+
+static job train(int ranks, const char *config, const char *schedule) {
+  job jobs[RFT_MOST_RANKS];
+  for (int r = 0; r < ranks; r++) jobs[r] = (job){.config = config, .schedule = schedule, .ranks = ranks};
+  rft_run_ranks(ranks, jobs, sizeof *jobs, work);
+  for (int r = 1; r < ranks; r++) assert_memory_equal(jobs[r].loss, jobs[0].loss, sizeof jobs[0].loss);
+  return jobs[0];
+}
+
+#define EIGHT                                                                                                \
+  "model: {model_type: llama, hidden_size: 24, intermediate_size: 40, num_hidden_layers: 8, dropout: 0.1,\n" \
+  "        num_attention_heads: 4, num_key_value_heads: 2}\n"
+#define BATCH "batch: {tokens: 192, microbatch: 2}\n" /* 6 microbatches */
+#define STEPS_RUN "run: {steps: 6, seed: 3}\n"
+
+static void schedules(void **state) {
+  static const char *const names[] = {"gpipe", "1f1b", "interleaved", "zb-h1", "zb-v"};
+  static const struct {
+    const char *config;
+    double tolerance;
+  } rows[] = {
+      {"refrain: 1\n" EIGHT DATA BATCH ADAM SINGLE STEPS_RUN, 1e-6},
+      {"refrain: 1\nmodel: {model_type: gpt2, hidden_size: 24, num_hidden_layers: 9, num_attention_heads: 3}\n" DATA
+           BATCH ADAM "precision: {dtype: bf16}\nmemory: {recompute: all}\n" STEPS_RUN,
+       5e-3},
+      {"refrain: 1\n" EIGHT DATA BATCH ADAM SINGLE "adapter: {type: lora, rank: 4, dropout: 0.1}\n" STEPS_RUN, 1e-6},
+  };
+  (void)state;
+  for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+    const job one = train(1, rows[i].config, "");
+    for (int k = 0; k < 5; k++)
+      for (int ranks = 2; ranks <= 4; ranks++) {
+        const job j = train(ranks, rows[i].config, names[k]);
+        double d = 0;
+        for (int step = 1; step <= STEPS; step++)
+          d = fmax(d, fmax(fabs(j.loss[step] / one.loss[step] - 1), fabs(j.norm[step] / one.norm[step] - 1)));
+        if (d > rows[i].tolerance) fail_msg("row %zu, %s, %d ranks: differs by %g", i, names[k], ranks, d);
+        assert_int_equal(j.tokens, one.tokens);
+      }
+  }
+}
+
+static rfr_status open_folder(void *rank, int number, rfr_comm *comm, rfr_ctx *own) {
+  const char *const sets[] = {"parallel.pipeline=2"};
+  rfr_run *run;
+  rfr_run_options o = rfr_run_options_default();
+  (void)rank, (void)number;
+  o.config_folder = rft_run_root;
+  o.overrides = sets, o.n_overrides = 1;
+  o.comm = comm;
+  const rfr_status s = rfr_run_open(own, "refrain: 1\n" EIGHT DATA BATCH ADAM STEPS_RUN, "runs/pipeline", &o, &run);
+  return s == RFR_UNSUPPORTED ? RFR_OK : rfi_fail(RFI_E_INTERNAL, "a folder was not refused");
+}
+
+static void refused(void **state) {
+  static const struct {
+    const char *set, *slug, *says;
+  } cases[] = {
+      {"parallel.pipeline=3", "config.value", "parallel.pipeline: 3, but there are 2 ranks"},
+      {"parallel.shard=full", "config.value", "parallel.shard: the ranks of a pipeline share nothing"},
+      {"parallel.data=2", "config.value", "parallel.data: 2; all ranks of a pipeline see all microbatches"},
+      {"model.num_hidden_layers=3", "argument", "3 layers in 4 stages of a pipeline (interleaved over 2 ranks)"},
+      {"precision.dtype=f16", "unsupported", "a pipeline cannot train with f16"},
+      {"precision.recipe=fp8_current", "unsupported", "a pipeline cannot train with a precision recipe"},
+      {"run.time=5s", "unsupported", "run.time over 2 ranks"},
+  };
+  rfr_comm *comm[2];
+  rfr_run *run;
+  (void)state;
+  rft_run_ranks(2, (char[2]){0}, 1, open_folder);
+  OK(rfr_comm_threads_create(ctx, 2, 1, comm));
+  for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+    const char *const sets[] = {"parallel.pipeline=2", "parallel.schedule=interleaved", "schedule.name=constant",
+                                cases[i].set};
+    rfr_run_options o = rfr_run_options_default();
+    o.config_folder = rft_run_root;
+    o.overrides = sets, o.n_overrides = 4;
+    o.comm = comm[0];
+    o.plan_only = 1; /* a plan has no peers */
+    if (rfr_run_open(ctx, "refrain: 1\n" EIGHT DATA BATCH ADAM STEPS_RUN, NULL, &o, &run) == RFR_OK)
+      fail_msg("%s: accepted", cases[i].set);
+    if (strcmp(rfr_last_error()->slug, cases[i].slug) != 0 || !strstr(rfr_last_error()->message, cases[i].says))
+      fail_msg("%s: %s: %s", cases[i].set, rfr_last_error()->slug, rfr_last_error()->message);
+  }
+  rfr_comm_destroy(comm[0]);
+  rfr_comm_destroy(comm[1]);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {rft_context_test(schedules), rft_context_test(refused)};
+  return cmocka_run_group_tests(tests, rft_run_setup, rft_run_teardown);
+}

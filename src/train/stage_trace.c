@@ -1,0 +1,174 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Records the forward of a pipeline's layers. Layers are split evenly; the embedding is in the first stage, the last
+ * norm, the LM head and the loss are in the last one. A head that is tied to the embedding is a parameter of its own
+ * name there, so that each of the two stages has a gradient for it.
+ */
+#include "train/stage_trace.h"
+
+#include <stdio.h>
+
+#include "base/base.h"
+#include "nn/nn.h"
+
+/* ---- who has what ---- */
+
+static bool has_tied(const rfi_step_spec *s, int i) {
+  return s->model.tie_embeddings && i == rfi_parameter_index(&s->model, RFI_PARAM_TOKENS, 0);
+}
+
+bool rfi_is_tied_head(const rfi_step_spec *s, int64_t layer, int i) {
+  return layer > 0 && layer == s->model.layers - 1 && has_tied(s, i);
+}
+
+int rfi_pipeline_tied(const rfi_step_spec *s) {
+  const int i = rfi_parameter_index(&s->model, RFI_PARAM_TOKENS, 0);
+  return has_tied(s, i) && !rfi_step_rule(s, i).frozen ? i : -1;
+}
+
+bool rfi_layer_reads(const rfi_step_spec *s, int64_t layer, int i) {
+  const int64_t of = rfi_parameter_layer(&s->model, i), last = s->model.layers - 1;
+  if (of < 0) return layer == 0 || (layer == last && has_tied(s, i));
+  return of > last ? layer == last : layer == of;
+}
+
+bool rfi_stage_reads(const rfi_step_spec *s, int stage, int i) {
+  int64_t first;
+  const int64_t n = rfr_stage_layers(s->model.layers, rfi_pipeline_stages(&s->pipeline), stage, &first);
+  const int64_t last = s->model.layers - 1, of = rfi_parameter_layer(&s->model, i),
+                layer = of < 0      ? 0
+                        : of > last ? last
+                                    : of;
+  return (layer >= first && layer < first + n) || (first + n > last && rfi_layer_reads(s, last, i));
+}
+
+bool rfi_pipeline_owns(const rfi_step_spec *s, int rank, int i) {
+  for (int stage = 0; stage < rfi_pipeline_stages(&s->pipeline); stage++)
+    if (rfi_pipeline_rank(&s->pipeline, stage) == rank && rfi_stage_reads(s, stage, i)) return true;
+  return false;
+}
+
+bool rfi_stage_trains(const rfi_step_spec *s, int stage) {
+  for (int i = 0; i < rfr_model_parameter_count(&s->model); i++)
+    if (stage > 0 || (!rfi_step_rule(s, i).frozen && rfi_stage_reads(s, stage, i))) return true;
+  return false;
+}
+
+int rfi_pipeline_most_gradients(const rfi_step_spec *s) {
+  int most = 1;
+  for (int rank = 0; rank < s->pipeline.ranks; rank++) {
+    int n = 0;
+    for (int i = 0; i < rfr_model_parameter_count(&s->model); i++)
+      n += !rfi_step_rule(s, i).frozen && rfi_pipeline_owns(s, rank, i);
+    if (n > most) most = n;
+  }
+  return most;
+}
+
+/* ---- the schedule ---- */
+
+static rfr_status set_layers(rfr_ctx *ctx, const rfi_step_spec *s, rfr_schedule *schedule) {
+  const int stages = rfi_pipeline_stages(&s->pipeline);
+  int *layers;
+  RFI_TRY(RFI_ALLOC(ctx, sizeof *layers * (size_t)stages, &layers));
+  for (int i = 0; i < stages; i++) layers[i] = (int)rfr_stage_layers(s->model.layers, stages, i, NULL);
+  const rfr_status status = rfr_schedule_set_layers(schedule, layers, stages);
+  rfi_free(ctx, layers);
+  return status;
+}
+
+rfr_status rfi_pipeline_schedule(rfr_ctx *ctx, const rfi_step_spec *s, rfr_schedule **out) {
+  const rfi_pipeline_part *part = &s->pipeline;
+  rfr_schedule *plain;
+  rfr_schedule_options o = rfr_schedule_options_default();
+  *out = NULL;
+  o.kind = part->schedule;
+  o.ranks = part->ranks;
+  o.microbatches = (int)s->microbatches;
+  RFI_TRY(rfr_schedule_generate(ctx, &o, &plain));
+  rfr_status status = rfr_schedule_add_communication(plain, out);
+  rfr_schedule_destroy(plain);
+  for (int stage = 0; status == RFR_OK && stage < rfi_pipeline_stages(part); stage++)
+    if (rfr_schedule_rank(*out, stage) != rfi_pipeline_rank(part, stage))
+      status =
+          rfi_fail(RFI_E_INTERNAL, "stage %d of the schedule is on rank %d", stage, rfr_schedule_rank(*out, stage));
+  if (status == RFR_OK) status = set_layers(ctx, s, *out);
+  if (status == RFR_OK) return RFR_OK;
+  rfr_schedule_destroy(*out);
+  *out = NULL;
+  return status;
+}
+
+bool rfi_stage_receives(const rfi_pipeline_part *p, int stage, bool gradient) {
+  const int other = gradient ? stage + 1 : stage - 1;
+  return other >= 0 && other < rfi_pipeline_stages(p) && rfi_pipeline_rank(p, other) != rfi_pipeline_rank(p, stage);
+}
+
+rfr_status rfi_pipeline_count_slots(rfr_ctx *ctx, rfi_step_spec *s) {
+  rfi_pipeline_part *p = &s->pipeline;
+  rfr_schedule *schedule;
+  RFI_TRY(rfi_pipeline_schedule(ctx, s, &schedule));
+  p->activations = p->gradients = 0;
+  for (int stage = 0; stage < rfi_pipeline_stages(p); stage++) {
+    if (rfi_pipeline_rank(p, stage) != p->rank) continue;
+    if (rfi_stage_receives(p, stage, false)) p->activations += rfr_schedule_slots(schedule, stage);
+    if (rfi_stage_receives(p, stage, true)) p->gradients += rfr_schedule_slots(schedule, stage);
+  }
+  rfr_schedule_destroy(schedule);
+  return RFR_OK;
+}
+
+/* ---- the trace ---- */
+
+static rfr_value declare(rfr_trace *t, const rfi_step_spec *s, int i, bool is_head) {
+  rfr_parameter p;
+  char name[128];
+  const rfr_role role = rfi_step_rule(s, i).frozen ? RFR_ROLE_FROZEN : RFR_ROLE_TRAINABLE;
+  if (!is_head || rfr_model_parameter(&s->model, i, &p) != RFR_OK) return rfi_declare_parameter(t, &s->model, i, role);
+  snprintf(name, sizeof name, "%s" RFI_SUFFIX_HEAD, p.name);
+  return rfr_input(t, name, role, s->model.dtype, p.rank, p.shape);
+}
+
+bool rfi_pipeline_drops(const rfi_step_spec *s) {
+  const rfr_model_config *c = &s->model;
+  return c->dropout > 0.0 || (c->adapter && c->adapter->dropout > 0.0);
+}
+
+static void record(rfr_trace *t, const rfi_step_spec *s, int64_t layer, rfr_value *w) {
+  const bool is_first = layer == 0, is_last = layer == s->model.layers - 1;
+  const int64_t shape[2] = {s->tokens, s->model.hidden_size}, width = s->tokens + 1, one = 1;
+  for (int i = 0; i < rfr_model_parameter_count(&s->model); i++)
+    w[i] = rfi_layer_reads(s, layer, i) ? declare(t, s, i, rfi_is_tied_head(s, layer, i)) : RFR_NONE;
+  rfr_value x = is_first ? rfr_input(t, RFI_NAME_TOKENS, RFR_ROLE_INPUT, RFR_I32, 1, shape)
+                         : rfr_input(t, "x", RFR_ROLE_INPUT_GRAD, s->model.dtype, 2, shape);
+  rfr_value offsets = rfr_input(t, RFI_NAME_OFFSETS, RFR_ROLE_INPUT, RFR_I32, 1, &width);
+  if (s->checkpoint) rfr_set_recompute(t, RFR_POLICY_RECOMPUTE);
+  rfr_value y = rfi_model_layers(t, &s->model, w, x, offsets, rfi_pipeline_drops(s) ? rfr_step_block(t) : RFR_NONE,
+                                 layer, layer + 1);
+  rfr_set_recompute(t, RFR_POLICY_AUTO);
+  if (!is_last) {
+    rfr_output(t, "y", y);
+    return;
+  }
+  rfr_value targets = rfr_input(t, RFI_NAME_TARGETS, RFR_ROLE_INPUT, RFR_I32, 1, shape);
+  rfr_value inv = rfr_input(t, "inv", RFR_ROLE_INPUT, RFR_F32, 1, &one);
+  rfr_value logits = rfr_model_logits(t, &s->model, w, y, RFR_F32);
+  rfr_scope(t, "head");
+  rfr_output(t, "loss", rfr_cross_entropy(t, logits, targets, inv, RFI_IGNORE));
+}
+
+rfr_status rfi_trace_layer(rfr_ctx *ctx, const rfi_step_spec *s, int64_t layer, rfr_trace **out) {
+  rfr_status status;
+  rfr_trace *t = NULL;
+  rfr_value *w = NULL;
+  *out = NULL;
+  RFI_TRY(rfr_model_config_check(&s->model));
+  status = RFI_ALLOC(ctx, sizeof *w * ((size_t)rfr_model_parameter_count(&s->model) + 1), &w);
+  if (status == RFR_OK) status = rfr_trace_create(ctx, &t);
+  if (status == RFR_OK) record(t, s, layer, w);
+  if (status == RFR_OK) status = rfr_trace_finish(t);
+  rfi_free(ctx, w);
+  if (status != RFR_OK) rfr_trace_destroy(t);
+  else *out = t;
+  return status;
+}

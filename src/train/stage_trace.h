@@ -1,0 +1,49 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The stages of a pipeline: which layers a stage has, which rank owns a stage and a parameter, and the forward of a
+ * layer as a trace.
+ */
+#ifndef RFI_STAGE_TRACE_H
+#define RFI_STAGE_TRACE_H
+
+#include "train/step_trace.h"
+
+/* Stages of each rank: 2 in interleaved and zb-v, otherwise 1. */
+static inline int rfi_pipeline_chunks(const rfi_pipeline_part *p) {
+  return p->schedule == RFR_SCHEDULE_INTERLEAVED || p->schedule == RFR_SCHEDULE_ZB_V ? 2 : 1;
+}
+static inline int rfi_pipeline_stages(const rfi_pipeline_part *p) { return p->ranks * rfi_pipeline_chunks(p); }
+/* As rfr_schedule_rank of the generated schedule. */
+static inline int rfi_pipeline_rank(const rfi_pipeline_part *p, int stage) {
+  return p->schedule == RFR_SCHEDULE_ZB_V && stage >= p->ranks ? 2 * p->ranks - 1 - stage : stage % p->ranks;
+}
+
+/* The schedule of a step, with communication. */
+rfr_status rfi_pipeline_schedule(rfr_ctx *ctx, const rfi_step_spec *s, rfr_schedule **out);
+/* Sets s->pipeline.activations and gradients. */
+rfr_status rfi_pipeline_count_slots(rfr_ctx *ctx, rfi_step_spec *s);
+/* Whether a stage receives its input, or the gradient of its output, from another rank. */
+bool rfi_stage_receives(const rfi_pipeline_part *p, int stage, bool gradient);
+
+/* The embedding of a model whose head is tied to it, if it is trained; -1: there is none. */
+int rfi_pipeline_tied(const rfi_step_spec *s);
+/* Whether parameter i is an embedding that the layer reads as the LM head. */
+bool rfi_is_tied_head(const rfi_step_spec *s, int64_t layer, int i);
+/* Whether a stage, or a stage of the rank, reads the i-th parameter of the model. */
+bool rfi_stage_reads(const rfi_step_spec *s, int stage, int i);
+bool rfi_pipeline_owns(const rfi_step_spec *s, int rank, int i);
+/* Whether a stage has a backward: all but a first stage without trained parameters. */
+bool rfi_stage_trains(const rfi_step_spec *s, int stage);
+bool rfi_pipeline_drops(const rfi_step_spec *s); /* there is dropout */
+/* The largest number of gradients of a rank. */
+int rfi_pipeline_most_gradients(const rfi_step_spec *s);
+
+/* Whether a layer reads the i-th parameter: the first one also the embedding, the last one the last norm and the
+ * head. */
+bool rfi_layer_reads(const rfi_step_spec *s, int64_t layer, int i);
+/* The forward of a layer for one microbatch, a callable of its stage. Inputs: i32 "tokens" (T) of the first layer, "x"
+ * (T,C) of the others; i32 "offsets" (T+1); of the last layer also i32 "targets" (T) and f32 "inv" (1), see
+ * rfr_cross_entropy_at. Outputs: "loss" f32 (1) of the last layer, "y" (T,C) of the others. */
+rfr_status rfi_trace_layer(rfr_ctx *ctx, const rfi_step_spec *s, int64_t layer, rfr_trace **out);
+
+#endif

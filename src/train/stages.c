@@ -1,0 +1,416 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * One rank of a training step over the ranks of a pipeline.
+ *
+ * The rank's list of actions is walked once per step. F, I, W and B are replays of callables. A SEND is a message to
+ * the rank of the neighbouring stage and does not wait. A RECV fills the memory of its microbatch's slot, which the
+ * callable reads in place. Stages that are neighbours on one rank pass their tensors without a message. Every rank
+ * counts the targets of the whole step, so the loss has the divisor of one rank with as many microbatches; dropout is
+ * addressed by microbatch and site, so its masks are those of that one rank.
+ */
+#include "train/stages.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include "base/base.h"
+#include "dist/comm.h"
+#include "exec/graphs/graphed.h"
+
+enum { MOST_PORTS = 4 };
+
+struct rfi_stages {
+  rfr_ctx *ctx;
+  rfi_step_spec spec;
+  rfr_programs *update;
+  rfr_comm *comm;
+  rfr_schedule *schedule;
+  rfr_graphs *graphs; /* NULL: plan_only */
+  rfr_graphs_memory memory;
+  int stages;
+  int *callable;      /* of each stage; -1: on another rank */
+  rfr_tensor *y, *dx; /* of each stage and microbatch of this rank */
+  rfr_tensor losses;  /* of `update` */
+  rfr_type activation;
+  int64_t bytes;                    /* of an activation */
+  char ***received[2];              /* of each stage: inputs and gradients of outputs by slot; NULL: none */
+  rfr_tensor tied_first, tied_last; /* gradients; data NULL: there are none on this rank */
+  float *loss;                      /* of each microbatch */
+};
+
+void rfi_stages_memory(const rfi_stages *p, rfr_graphs_memory *out) { *out = p->memory; }
+
+rfr_status rfi_pipeline_check(const rfi_step_spec *s) {
+  const char *what = s->model.experts > 0                ? "experts"
+                     : s->preference                     ? "preferences"
+                     : s->model.dtype == RFR_F16         ? "f16"
+                     : s->recipe.kind != RFR_RECIPE_NONE ? "a precision recipe"
+                                                         : NULL;
+  const int stages = rfi_pipeline_stages(&s->pipeline);
+  if (what) return rfi_fail(RFI_E_UNSUPPORTED, "a pipeline cannot train with %s", what);
+  if (s->model.layers < stages)
+    return rfi_fail(RFI_E_ARGUMENT, "%lld layers in %d stages of a pipeline (%s over %d ranks)",
+                    (long long)s->model.layers, stages, rfr_schedule_kind_name(s->pipeline.schedule),
+                    s->pipeline.ranks);
+  return RFR_OK;
+}
+
+/* ---- creation ---- */
+
+/* The parameter that an input of a stage's trace names, or the gradient of it, in the update's program. */
+static rfr_status find_parameter(const rfi_stages *p, const char *name, bool is_head, bool gradient, rfr_tensor *out) {
+  char full[160];
+  if (gradient) snprintf(full, sizeof full, "%s%s" RFI_SUFFIX_GRADIENT, name, is_head ? RFI_SUFFIX_HEAD : "");
+  else snprintf(full, sizeof full, "%s", name);
+  return rfr_programs_tensor(p->update, full, out);
+}
+
+/* Without memory a tensor has an address that no other has, since the callables compare them. */
+static void *address_of(const rfr_tensor *x, int64_t *unused) {
+  if (x->data) return x->data;
+  *unused += (x->bytes + 63) / 64 * 64 + 64;
+  return (char *)NULL + *unused - (x->bytes + 63) / 64 * 64;
+}
+
+typedef struct bindings {
+  rfr_binding *tensors;
+  rfr_main_gradient *gradients;
+  char (*names)[128];
+  rfr_callable_fixed (*fixed)[2]; /* of each callable, */
+  rfr_callable_link *links;       /* and its link */
+  int n, n_gradients;
+  int64_t unused; /* the first unused address of a plan */
+} bindings;
+
+static rfr_status bind_parameter(const rfi_stages *p, int64_t layer, int i, bindings *b) {
+  rfr_parameter parameter;
+  rfr_tensor x;
+  RFI_TRY(rfr_model_parameter(&p->spec.model, i, &parameter));
+  const bool is_head = rfi_is_tied_head(&p->spec, layer, i);
+  RFI_TRY(find_parameter(p, parameter.name, is_head, false, &x));
+  char *name = b->names[b->n];
+  snprintf(name, sizeof b->names[0], "%s%s", parameter.name, is_head ? RFI_SUFFIX_HEAD : "");
+  b->tensors[b->n++] = (rfr_binding){name, x.type, address_of(&x, &b->unused)};
+  if (rfi_step_rule(&p->spec, i).frozen) return RFR_OK;
+  rfr_main_gradient *g = &b->gradients[b->n_gradients++];
+  RFI_TRY(find_parameter(p, parameter.name, is_head, true, &x));
+  *g = rfr_main_gradient_default();
+  g->parameter = name;
+  g->type = x.type;
+  g->data = address_of(&x, &b->unused);
+  g->bytes = x.bytes;
+  return RFR_OK;
+}
+
+/* The memory of what a stage receives: slots of a tensor of the update's program, from *at on. The callable `c` reads
+ * it in place; `to` has room for its entry. */
+static rfr_status place_received(rfi_stages *p, int stage, bool gradient, int *at, bindings *b, rfr_callable *c,
+                                 rfr_callable_fixed *to) {
+  rfr_tensor x;
+  const int slots = rfr_schedule_slots(p->schedule, stage);
+  if (!rfi_stage_receives(&p->spec.pipeline, stage, gradient)) return RFR_OK;
+  RFI_TRY(rfr_programs_tensor(p->update, gradient ? RFI_NAME_OUT_GRADIENTS : RFI_NAME_ACTIVATIONS, &x));
+  RFI_TRY(RFI_ALLOC(p->ctx, sizeof(char *) * (size_t)slots, &p->received[gradient][stage]));
+  for (int i = 0; i < slots; i++) {
+    rfr_tensor slot = x;
+    slot.bytes = p->bytes;
+    if (x.data) slot.data = (char *)x.data + (*at + i) * p->bytes;
+    p->received[gradient][stage][i] = address_of(&slot, &b->unused);
+  }
+  *at += slots;
+  if (gradient && !rfi_stage_trains(&p->spec, stage)) return RFR_OK; /* received, and not read */
+  to[c->n_fixed] =
+      (rfr_callable_fixed){gradient ? "y" : "x", gradient, (void *const *)p->received[gradient][stage], slots};
+  c->fixed = to;
+  c->n_fixed++;
+  return RFR_OK;
+}
+
+/* One callable for each layer of a stage, each linked to the one before. *sites: of the layers before. */
+static rfr_status make_stage(rfi_stages *p, int stage, rfr_callable *c, rfr_trace **traces, bindings *b, int64_t *sites,
+                             int *at, int *n) {
+  int64_t first;
+  const int64_t layers = rfr_stage_layers(p->spec.model.layers, p->stages, stage, &first);
+  const int begin = *n;
+  p->callable[stage] = begin;
+  for (int64_t layer = first; layer < first + layers; layer++, ++*n) {
+    RFI_TRY(rfi_trace_layer(p->ctx, &p->spec, layer, &traces[*n]));
+    c[*n] = rfr_callable_default();
+    c[*n].trace = traces[*n];
+    c[*n].first_site = *sites;
+    *sites += rfr_trace_sites(traces[*n]);
+    if (layer > first) {
+      b->links[*n] = (rfr_callable_link){"x", *n - 1, "y"};
+      c[*n].links = &b->links[*n];
+      c[*n].n_links = 1;
+    }
+    for (int i = 0; i < rfr_model_parameter_count(&p->spec.model); i++)
+      if (rfi_layer_reads(&p->spec, layer, i)) RFI_TRY(bind_parameter(p, layer, i, b));
+  }
+  RFI_TRY(place_received(p, stage, false, &at[0], b, &c[begin], b->fixed[begin]));
+  return place_received(p, stage, true, &at[1], b, &c[*n - 1], b->fixed[*n - 1]);
+}
+
+/* The sites of a stage on another rank. */
+static rfr_status count_sites(const rfi_stages *p, int stage, int64_t *sites) {
+  int64_t first;
+  const int64_t layers = rfr_stage_layers(p->spec.model.layers, p->stages, stage, &first);
+  for (int64_t layer = first; layer < first + layers && rfi_pipeline_drops(&p->spec); layer++) {
+    rfr_trace *t;
+    RFI_TRY(rfi_trace_layer(p->ctx, &p->spec, layer, &t));
+    *sites += rfr_trace_sites(t);
+    rfr_trace_destroy(t);
+  }
+  return RFR_OK;
+}
+
+static rfr_status make_callables(rfi_stages *p, rfr_callable *c, rfr_trace **traces, bindings *b, int *n) {
+  int64_t sites = 0;
+  int at[2] = {0, 0};
+  bool drops = false;
+  *n = 0;
+  for (int stage = 0; stage < p->stages; stage++) {
+    const int64_t before = sites;
+    const bool here = rfi_pipeline_rank(&p->spec.pipeline, stage) == p->spec.pipeline.rank;
+    p->callable[stage] = -1;
+    if (here) RFI_TRY(make_stage(p, stage, c, traces, b, &sites, at, n));
+    else RFI_TRY(count_sites(p, stage, &sites));
+    drops = drops || (here && sites > before);
+  }
+  rfr_tensor block;
+  if (!drops) return RFR_OK;
+  RFI_TRY(rfr_programs_tensor(p->update, "step", &block));
+  b->tensors[b->n++] = (rfr_binding){"step", block.type, address_of(&block, &b->unused)};
+  return RFR_OK;
+}
+
+static rfr_status make_graphs(rfi_stages *p, const rfi_stages_options *options) {
+  rfr_status s;
+  rfr_graphs_options o = rfr_graphs_options_default();
+  bindings b = {0};
+  rfr_callable *c = NULL;
+  rfr_trace **traces = NULL;
+  int n = 0;
+  const size_t most = 2 * (size_t)rfr_model_parameter_count(&p->spec.model) + 2, layers = (size_t)p->spec.model.layers;
+  RFI_GOTO(RFI_ALLOC(p->ctx, sizeof *b.tensors * most, &b.tensors));
+  RFI_GOTO(RFI_ALLOC(p->ctx, sizeof *b.gradients * most, &b.gradients));
+  RFI_GOTO(RFI_ALLOC(p->ctx, sizeof *b.names * most, &b.names));
+  RFI_GOTO(RFI_ALLOC(p->ctx, sizeof *b.fixed * layers, &b.fixed));
+  RFI_GOTO(RFI_ALLOC(p->ctx, sizeof *b.links * layers, &b.links));
+  RFI_GOTO(RFI_ALLOC(p->ctx, sizeof *c * layers, &c));
+  RFI_GOTO(RFI_ALLOC(p->ctx, sizeof(rfr_trace *) * layers, &traces));
+  RFI_GOTO(make_callables(p, c, traces, &b, &n));
+  o.schedule = p->schedule;
+  o.rank = p->spec.pipeline.rank;
+  o.fuse = options->fuse;
+  o.eager = options->eager;
+  o.debug = options->debug;
+  o.recompute = options->recompute;
+  o.budget = options->budget;
+  o.tensors = b.tensors;
+  o.n_tensors = b.n;
+  o.gradients = b.gradients;
+  o.n_gradients = b.n_gradients;
+  p->memory.size = sizeof p->memory;
+  if (options->plan_only) {
+    s = rfi_graphs_plan(p->ctx, c, n, &o, &p->memory);
+  } else {
+    RFI_GOTO(rfr_graphs_create(p->ctx, c, n, &o, &p->graphs));
+    s = rfr_graphs_get_memory(p->graphs, &p->memory);
+  }
+fail:
+  for (int64_t i = 0; traces && i < p->spec.model.layers; i++) rfr_trace_destroy(traces[i]);
+  rfi_free(p->ctx, traces);
+  rfi_free(p->ctx, c);
+  rfi_free(p->ctx, b.links);
+  rfi_free(p->ctx, b.fixed);
+  rfi_free(p->ctx, b.names);
+  rfi_free(p->ctx, b.gradients);
+  rfi_free(p->ctx, b.tensors);
+  return s;
+}
+
+static rfr_status find_tensors(rfi_stages *p) {
+  const int tied = rfi_pipeline_tied(&p->spec);
+  rfr_parameter parameter;
+  RFI_TRY(rfr_programs_tensor(p->update, RFI_NAME_LOSSES, &p->losses));
+  if (tied < 0 || !rfi_pipeline_owns(&p->spec, p->spec.pipeline.rank, tied)) return RFR_OK;
+  RFI_TRY(rfr_model_parameter(&p->spec.model, tied, &parameter));
+  RFI_TRY(find_parameter(p, parameter.name, false, true, &p->tied_first));
+  return find_parameter(p, parameter.name, true, true, &p->tied_last);
+}
+
+rfr_status rfi_stages_create(rfr_ctx *ctx, const rfi_step_spec *spec, rfr_programs *update,
+                             const rfi_stages_options *options, rfi_stages **out) {
+  rfr_status s;
+  rfi_stages *p = NULL;
+  *out = NULL;
+  RFI_TRY(rfi_pipeline_check(spec));
+  if (rfr_comm_size(options->comm) != spec->pipeline.ranks || rfr_comm_rank(options->comm) != spec->pipeline.rank)
+    return rfi_fail(RFI_E_DIST_COMM, "a pipeline's rank %d of %d with the communicator's rank %d of %d",
+                    spec->pipeline.rank, spec->pipeline.ranks, rfr_comm_rank(options->comm),
+                    rfr_comm_size(options->comm));
+  RFI_TRY(RFI_ALLOC(ctx, sizeof *p, &p));
+  *p = (rfi_stages){.ctx = ctx, .spec = *spec, .update = update, .comm = options->comm};
+  p->stages = rfi_pipeline_stages(&spec->pipeline);
+  p->activation = (rfr_type){.dtype = spec->model.dtype, .rank = 2, .shape = {spec->tokens, spec->model.hidden_size}};
+  p->bytes = rfi_bytes(&p->activation);
+  const size_t stages = (size_t)p->stages, k = (size_t)spec->microbatches;
+  RFI_GOTO(RFI_ALLOC(ctx, sizeof *p->callable * stages, &p->callable));
+  for (int i = 0; i < 2; i++) RFI_GOTO(RFI_ALLOC(ctx, sizeof(char **) * stages, &p->received[i]));
+  RFI_GOTO(RFI_ALLOC(ctx, sizeof *p->y * stages * k, &p->y));
+  RFI_GOTO(RFI_ALLOC(ctx, sizeof *p->dx * stages * k, &p->dx));
+  RFI_GOTO(RFI_ALLOC(ctx, sizeof *p->loss * k, &p->loss));
+  RFI_GOTO(find_tensors(p));
+  RFI_GOTO(rfi_pipeline_schedule(ctx, spec, &p->schedule));
+  RFI_GOTO(make_graphs(p, options));
+  *out = p;
+  return RFR_OK;
+fail:
+  rfi_stages_destroy(p);
+  return s;
+}
+
+void rfi_stages_destroy(rfi_stages *p) {
+  if (!p) return;
+  rfr_graphs_destroy(p->graphs);
+  rfr_schedule_destroy(p->schedule);
+  rfi_free(p->ctx, p->loss);
+  rfi_free(p->ctx, p->dx);
+  rfi_free(p->ctx, p->y);
+  for (int i = 0; i < 2; i++) {
+    for (int stage = 0; p->received[i] && stage < p->stages; stage++) rfi_free(p->ctx, p->received[i][stage]);
+    rfi_free(p->ctx, p->received[i]);
+  }
+  rfi_free(p->ctx, p->callable);
+  rfi_free(p->ctx, p);
+}
+
+void rfi_stages_messages(const rfi_stages *p, int64_t *bytes, int64_t *n) {
+  int actions;
+  const rfr_action *a = rfr_schedule_actions(p->schedule, p->spec.pipeline.rank, &actions);
+  *bytes = p->bytes;
+  *n = 0;
+  for (int i = 0; i < actions; i++) *n += a[i].op == RFR_ACTION_SEND_F || a[i].op == RFR_ACTION_SEND_B;
+}
+
+/* ---- a step ---- */
+
+static float inverse_count(const rfi_stages *p, const int32_t *targets) {
+  int64_t count = 0;
+  for (int64_t i = 0; i < p->spec.microbatches * p->spec.tokens; i++)
+    count += targets[i] != RFI_IGNORE && targets[i] >= 0;
+  return count ? (float)(1.0 / (double)count) : 0.0f;
+}
+
+static rfr_tensor *of(const rfi_stages *p, rfr_tensor *list, rfr_action a, int stage) {
+  return &list[(int64_t)stage * p->spec.microbatches + a.microbatch];
+}
+
+/* The memory that a stage receives a microbatch into. */
+static char *received(const rfi_stages *p, rfr_action a, bool gradient) {
+  return p->received[gradient][a.stage][rfr_schedule_slot(p->schedule, a.stage, a.microbatch)];
+}
+
+/* A callable of an action; `end`: one past the last callable of the stage. */
+typedef struct place {
+  int callable, first, end;
+} place;
+
+static rfr_status forward(rfi_stages *p, rfr_action a, place at, const rfi_stages_batch *batch, const float *inv) {
+  const int64_t T = p->spec.tokens, row = a.microbatch * T;
+  const rfr_type ids = {.dtype = RFR_I32, .rank = 1, .shape = {T}},
+                 ends = {.dtype = RFR_I32, .rank = 1, .shape = {T + 1}},
+                 scalar = {.dtype = RFR_F32, .rank = 1, .shape = {1}};
+  rfr_tensor *y = of(p, p->y, a, a.stage);
+  rfr_binding in[MOST_PORTS];
+  int n = 0;
+  if (at.callable > at.first) { /* "x" is linked */
+  } else if (a.stage == 0) {
+    in[n++] = (rfr_binding){RFI_NAME_TOKENS, ids, batch->tokens + row};
+  } else {
+    in[n++] = (rfr_binding){"x", p->activation,
+                            p->received[0][a.stage] ? received(p, a, false) : of(p, p->y, a, a.stage - 1)->data};
+  }
+  in[n++] = (rfr_binding){RFI_NAME_OFFSETS, ends, batch->offsets + row + a.microbatch};
+  const bool is_last = a.stage == p->stages - 1 && at.callable == at.end - 1;
+  if (is_last) {
+    in[n++] = (rfr_binding){RFI_NAME_TARGETS, ids, batch->targets + row};
+    in[n++] = (rfr_binding){"inv", scalar, inv};
+  }
+  RFI_TRY(rfr_graphs_forward(p->graphs, at.callable, a.microbatch, in, n, y, 1));
+  return is_last ? rfr_graphs_read(p->graphs, y, &p->loss[a.microbatch]) : RFR_OK;
+}
+
+static rfr_status backward(rfi_stages *p, rfr_action a, place at) {
+  static const float one = 1.0f;
+  const rfr_type scalar = {.dtype = RFR_F32, .rank = 1, .shape = {1}};
+  const bool is_end = at.callable == at.end - 1, is_last = is_end && a.stage == p->stages - 1;
+  const int inputs = 1 + (at.callable == at.first) + 2 * is_last;
+  rfr_tensor dx[MOST_PORTS] = {{0}};
+  const rfr_binding dy = {NULL, is_last ? scalar : p->activation,
+                          is_last                   ? (const void *)&one
+                          : p->received[1][a.stage] ? received(p, a, true)
+                                                    : of(p, p->dx, a, is_end ? a.stage + 1 : a.stage)->data};
+  RFI_TRY(rfr_graphs_backward(p->graphs, at.callable, a.microbatch, &dy, is_end, dx, inputs));
+  if (at.callable == at.first) *of(p, p->dx, a, a.stage) = dx[0];
+  return RFR_OK;
+}
+
+/* The calls of an action, as many as its callables have: frozen layers have fewer. */
+static rfr_status compute(rfi_stages *p, rfr_action a, const rfi_stages_batch *batch, const float *inv) {
+  const int first = p->callable[a.stage];
+  place at = {.first = first, .end = first + rfr_schedule_layers(p->schedule, a.stage)};
+  for (rfr_action next;;) {
+    RFI_TRY(rfr_graphs_expected(p->graphs, &next, &at.callable));
+    if (next.op != a.op || next.stage != a.stage || next.microbatch != a.microbatch) return RFR_OK;
+    if (a.op == RFR_ACTION_F) RFI_TRY(forward(p, a, at, batch, inv));
+    else if (a.op == RFR_ACTION_W) RFI_TRY(rfr_graphs_wgrad(p->graphs, at.callable, a.microbatch));
+    else RFI_TRY(backward(p, a, at));
+  }
+}
+
+static rfr_status act(rfi_stages *p, rfr_action a, const rfi_stages_batch *batch, const float *inv) {
+  const rfi_pipeline_part *part = &p->spec.pipeline;
+  const int before = rfi_pipeline_rank(part, a.stage > 0 ? a.stage - 1 : 0),
+            after = rfi_pipeline_rank(part, a.stage + 1 < p->stages ? a.stage + 1 : a.stage);
+  switch (a.op) {
+    case RFR_ACTION_F:
+    case RFR_ACTION_I:
+    case RFR_ACTION_W:
+    case RFR_ACTION_B: return compute(p, a, batch, inv);
+    case RFR_ACTION_SEND_F: return rfi_comm_send(p->comm, after, of(p, p->y, a, a.stage)->data, p->bytes);
+    case RFR_ACTION_RECV_F: return rfi_comm_receive(p->comm, before, received(p, a, false), p->bytes);
+    case RFR_ACTION_SEND_B: return rfi_comm_send(p->comm, before, of(p, p->dx, a, a.stage)->data, p->bytes);
+    default: return rfi_comm_receive(p->comm, after, received(p, a, true), p->bytes);
+  }
+}
+
+/* The ranks of the first and the last stage exchange the two gradients of a tied embedding; the update adds them. */
+static rfr_status exchange_tied(const rfi_stages *p) {
+  const rfi_pipeline_part *part = &p->spec.pipeline;
+  const int first = rfi_pipeline_rank(part, 0), last = rfi_pipeline_rank(part, p->stages - 1);
+  if (!p->tied_first.data || first == last) return RFR_OK;
+  const bool is_first = part->rank == first;
+  const rfr_tensor *own = is_first ? &p->tied_first : &p->tied_last, *other = is_first ? &p->tied_last : &p->tied_first;
+  RFI_TRY(rfi_comm_send(p->comm, is_first ? last : first, own->data, own->bytes));
+  return rfi_comm_receive(p->comm, is_first ? last : first, other->data, other->bytes);
+}
+
+rfr_status rfi_stages_step(rfi_stages *p, const rfi_stages_batch *batch) {
+  int n;
+  const float inv = inverse_count(p, batch->targets);
+  const rfr_action *a = rfr_schedule_actions(p->schedule, p->spec.pipeline.rank, &n);
+  memset(p->loss, 0, sizeof *p->loss * (size_t)p->spec.microbatches);
+  RFI_TRY(rfr_graphs_begin_step(p->graphs, NULL, 0));
+  for (int i = 0; i < n; i++) {
+    const rfr_status s = act(p, a[i], batch, &inv);
+    if (s == RFR_OK) continue;
+    rfr_graphs_abort_step(p->graphs);
+    return s;
+  }
+  RFI_TRY(rfr_graphs_end_step(p->graphs));
+  RFI_TRY(rfr_graphs_wait(p->graphs));
+  RFI_TRY(exchange_tied(p));
+  return rfr_programs_write(p->update, &p->losses, p->loss);
+}

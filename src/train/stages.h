@@ -1,0 +1,43 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * One rank of a training step over the ranks of a pipeline. The gradients of a step are those of graphed callables, one
+ * for each stage of this rank, in the order of a schedule; the update is the program of rfi_trace_train, which the
+ * caller launches after rfi_stages_step. Parameters, the step block, gradients and received tensors are inputs of
+ * that program.
+ */
+#ifndef RFI_STAGES_H
+#define RFI_STAGES_H
+
+#include "refrain/graphs.h"
+#include "train/stage_trace.h"
+
+typedef struct rfi_stages rfi_stages;
+
+typedef struct rfi_stages_options {
+  rfr_comm *comm;
+  bool fuse, eager, debug, plan_only; /* plan_only: no step can run */
+  rfr_recompute recompute;
+  int64_t budget; /* of the callables; 0: no limit */
+} rfi_stages_options;
+
+/* `update`: has the tensors of rfi_trace_train, and outlives the pipeline. The schedule has communication, and belongs
+ * to `ctx`. Errors: argument (fewer layers than stages); unsupported, for what pipelines cannot train; those of
+ * rfr_graphs_create. */
+rfr_status rfi_stages_create(rfr_ctx *ctx, const rfi_step_spec *spec, rfr_programs *update,
+                             const rfi_stages_options *options, rfi_stages **out);
+void rfi_stages_destroy(rfi_stages *p); /* accepts NULL */
+/* Refuses by name what a pipeline cannot train. */
+rfr_status rfi_pipeline_check(const rfi_step_spec *spec);
+
+/* The inputs of a step's microbatches, in memory of the host: (k,T), (k,T), (k,T+1). */
+typedef struct rfi_stages_batch {
+  const int32_t *tokens, *targets, *offsets;
+} rfi_stages_batch;
+/* Runs the schedule of one step: afterwards the gradients are complete. */
+rfr_status rfi_stages_step(rfi_stages *p, const rfi_stages_batch *batch);
+/* Bytes of a message, and the number that this rank sends in a step. */
+void rfi_stages_messages(const rfi_stages *p, int64_t *bytes, int64_t *n);
+/* The memory of the callables; with plan_only without live, live_bytes and graphs. */
+void rfi_stages_memory(const rfi_stages *p, rfr_graphs_memory *out);
+
+#endif
