@@ -25,7 +25,8 @@ typedef struct program_addresses {
 
 static unsigned char *address_of(const void *user, rfr_value owner) {
   const program_addresses *x = user;
-  return rfi_address(x->p, x->program->offset[owner]);
+  const rfi_location at = x->program->place[owner];
+  return rfi_address(&x->p->layout, at.region, at.offset);
 }
 
 void rfi_set_program_addresses(rfr_programs *p, rfi_program *program) {
@@ -34,6 +35,6 @@ void rfi_set_program_addresses(rfr_programs *p, rfi_program *program) {
     const rfi_buffer *w = &program->plan.buffer[i];
     if (w->value != RFR_NONE) continue;
     while (program->bound[k].op != w->first) k++; /* buffers and bound ops are both sorted by op */
-    program->bound[k].call.workspace = rfi_address(p, p->persistent_bytes + w->offset);
+    program->bound[k].call.workspace = rfi_address(&p->layout, RFI_REGION_SLOT, w->offset);
   }
 }

@@ -22,7 +22,7 @@ static void mark_rings(rfr_programs *p, const rfr_trace *t) {
     if (op->def->outside || strcmp(op->def->family, "ring") != 0 || op->n_in == 0) continue;
     const rfi_value *ring = &t->values[t->values[op->in[0]].base];
     rfi_program_input *input = ring->op < 0 ? rfi_find_input(p, ring->name) : NULL;
-    if (input) input->ring = true;
+    if (input) input->place.region = RFI_REGION_RING;
   }
 }
 
@@ -42,8 +42,8 @@ static rfr_status add_inputs(rfr_programs *p, const rfi_program *g) {
     const char *name = rfi_arena_strdup(p->strings, x->name);
     if (!name || !rfi_names_add(&p->names, p->strings, name, p->n_inputs)) return RFR_NO_MEMORY;
     p->input[p->n_inputs++] = (rfi_program_input){
-        .tensor = {.name = name, .role = (rfr_role)x->role, .type = x->type, .bytes = rfi_bytes(&x->type)}};
-    p->persistent_bytes += rfi_storage_bytes(&x->type);
+        .tensor = {.name = name, .role = (rfr_role)x->role, .type = x->type, .bytes = rfi_bytes(&x->type)},
+        .place = {.region = RFI_REGION_PERSISTENT}};
   }
   mark_rings(p, t);
   return RFR_OK;
@@ -101,7 +101,8 @@ static int64_t load_bytes(const rfi_program *g) {
 }
 
 static int64_t all_persistent_bytes(const rfr_programs *p) {
-  int64_t bytes = p->persistent_bytes;
+  int64_t bytes = 0;
+  for (int i = 0; i < p->n_inputs; i++) bytes += rfi_storage_bytes(&p->input[i].tensor.type);
   for (int i = 0; i < p->n; i++) bytes += load_bytes(&p->program[i]);
   return bytes;
 }
@@ -163,7 +164,7 @@ static void set_side(rfi_program *g, const rfi_side_op *side) {
 }
 
 static bool is_over_budget(const rfr_programs *p, int64_t step_bytes) {
-  return p->options.budget > 0 && p->persistent_bytes + step_bytes > p->options.budget;
+  return p->options.budget > 0 && rfi_layout_at(&p->layout, RFI_REGION_SLOT) + step_bytes > p->options.budget;
 }
 
 /* Replaces the serial plan by one with a side stream, if the trace has ops for it and the budget allows it. */
@@ -219,15 +220,9 @@ static rfr_status report_branches(rfr_programs *p) {
 /* ---- offsets and memory ---- */
 
 static void place_inputs(rfr_programs *p) {
-  p->persistent_bytes = 0;
-  for (int pass = 0; pass < 2; pass++) {
-    for (int i = 0; i < p->n_inputs; i++) {
-      rfi_program_input *input = &p->input[i];
-      if (input->ring != (pass == 0)) continue;
-      input->offset = p->persistent_bytes;
-      p->persistent_bytes += rfi_storage_bytes(&input->tensor.type);
-    }
-    if (pass == 0) p->ring_bytes = p->persistent_bytes;
+  for (int i = 0; i < p->n_inputs; i++) {
+    rfi_program_input *input = &p->input[i];
+    input->place = rfi_layout_add(&p->layout, input->place.region, rfi_storage_bytes(&input->tensor.type));
   }
 }
 
@@ -236,71 +231,39 @@ static void place_loads(rfr_programs *p, rfi_program *g) {
   const rfr_trace *t = g->trace;
   for (rfr_value v = 0; v < t->n_values; v++) {
     const rfi_value *x = &t->values[v];
-    g->offset[v] = -1;
+    g->place[v].region = RFI_REGIONS;
     if (x->base != v) continue;
-    if (x->op < 0) {
-      g->offset[v] = rfi_find_input(p, x->name)->offset;
-    } else if (t->ops[x->op].phase == RFR_PHASE_LOAD) {
-      g->offset[v] = p->persistent_bytes;
-      p->persistent_bytes += rfi_storage_bytes(&x->type);
-    }
+    if (x->op < 0) g->place[v] = rfi_find_input(p, x->name)->place;
+    else if (t->ops[x->op].phase == RFR_PHASE_LOAD)
+      g->place[v] = rfi_layout_add(&p->layout, RFI_REGION_PERSISTENT, rfi_storage_bytes(&x->type));
   }
-}
-
-static rfr_status check_budget(const rfr_programs *p, bool demand) {
-  if (p->options.plan_only || p->options.budget <= 0 || p->total_bytes <= p->options.budget) return RFR_OK;
-  return rfi_fail(RFI_E_PLAN_OVER_BUDGET,
-                  "the plan needs %lld bytes, %s (%lld persistent, %lld for the step), the budget is %lld",
-                  (long long)p->total_bytes,
-                  demand ? "the smallest budget that works, with every op recomputed that lowers the peak"
-                  : p->options.recompute == RFR_RECOMPUTE_ALL ? "with every op recomputed that lowers the peak"
-                                                              : "with nothing recomputed: recompute auto may need less",
-                  (long long)p->persistent_bytes, (long long)p->transient_bytes, (long long)p->options.budget);
 }
 
 /* The step-scoped part is shared: it has the bytes of the largest program. */
 static void share_step(rfr_programs *p, bool debug) {
-  p->transient_bytes = 0;
+  int64_t *most = &p->layout.bytes[RFI_REGION_SLOT];
+  *most = 0;
   for (int i = 0; i < p->n; i++) {
     rfi_program *g = &p->program[i];
-    const int64_t transient = debug ? rfi_debug_layout(g) : g->plan.bytes;
-    if (transient > p->transient_bytes) p->transient_bytes = transient;
+    const int64_t bytes = debug ? rfi_debug_layout(g) : g->plan.bytes;
+    if (bytes > *most) *most = bytes;
   }
-  p->total_bytes = p->persistent_bytes + p->transient_bytes;
 }
 
-static rfr_status allocate_arena(rfr_programs *p) {
-  const int64_t bytes = p->total_bytes - p->ring_bytes + p->backend->guard;
-  return p->backend->alloc(p->device, RFI_MEMORY_ARENA, (size_t)bytes, (void **)&p->arena);
-}
-
-/* The error of an allocation, with the plan's bytes in front of it. */
-static rfr_status fail_arena(const rfr_programs *p, rfr_status s) {
-  return s != RFR_NO_MEMORY ? s
-                            : rfi_fail_prefix("the plan needs %lld bytes (%lld persistent, %lld for the step): ",
-                                              (long long)p->total_bytes, (long long)p->persistent_bytes,
-                                              (long long)p->transient_bytes);
-}
-
-/* Tries again without side streams before it fails. */
+/* Tries again without side streams before it fails. Untouched bytes of the step keep the pattern. */
 static rfr_status allocate_arena_or_serial(rfr_programs *p) {
   bool fewer;
-  const rfr_status s = allocate_arena(p);
+  const rfr_status s = rfi_layout_allocate(&p->layout, p->backend, p->device, RFI_PATTERN);
   if (s != RFR_NO_MEMORY) return s;
   RFI_TRY(drop_branches(p, &fewer));
-  if (!fewer) return fail_arena(p, s);
+  if (!fewer) return s;
   share_step(p, false);
-  return fail_arena(p, allocate_arena(p));
+  return rfi_layout_allocate(&p->layout, p->backend, p->device, RFI_PATTERN);
 }
 
-/* Fills the step-scoped part with a pattern, by which untouched bytes are found; the rest starts as zeros. */
 static rfr_status allocate_memory(rfr_programs *p) {
   const rfi_backend *b = p->backend;
-  RFI_TRY(b->alloc(p->device, RFI_MEMORY_RING, (size_t)p->ring_bytes, (void **)&p->ring));
   RFI_TRY(allocate_arena_or_serial(p));
-  const size_t inputs = (size_t)(p->persistent_bytes - p->ring_bytes), step = (size_t)(p->transient_bytes + b->guard);
-  RFI_TRY(b->fill(p->device, p->arena, 0, inputs));
-  RFI_TRY(b->fill(p->device, p->arena + inputs, RFI_PATTERN, step));
   if (!p->options.debug) return RFR_OK;
   int most = 0;
   for (int i = 0; i < p->n; i++)
@@ -315,13 +278,14 @@ static rfr_status plan_programs(rfr_programs *p) {
   place_inputs(p);
   for (int i = 0; i < p->n; i++) {
     rfi_program *g = &p->program[i];
-    RFI_TRY(RFI_ALLOC(p->ctx, sizeof *g->offset * (size_t)(g->trace->n_values + 1), &g->offset));
+    RFI_TRY(RFI_ALLOC(p->ctx, sizeof *g->place * (size_t)(g->trace->n_values + 1), &g->place));
     place_loads(p, g);
   }
   /* debugging runs one op at a time */
   for (int i = 0; i < p->n && p->backend->branches && !p->options.debug; i++) RFI_TRY(plan_branch(p, &p->program[i]));
   share_step(p, false);
-  RFI_TRY(check_budget(p, demand));
+  if (!p->options.plan_only)
+    RFI_TRY(rfi_layout_check_budget(&p->layout, p->options.budget, p->options.recompute, false));
   if (p->options.debug) share_step(p, true); /* the budget is for the program; debugging it needs more bytes */
   return RFR_OK;
 }
@@ -331,14 +295,15 @@ static rfr_status allocate(rfr_programs *p) {
   if (p->options.tune) RFI_TRY(rfi_tune(p)); /* before the arena takes the device's memory */
   RFI_TRY(allocate_memory(p));
   for (int i = 0; i < p->n_inputs; i++) {
-    p->input[i].tensor.data = rfi_address(p, p->input[i].offset);
-    p->input[i].tensor.host = p->input[i].ring || p->backend->host;
+    const rfi_location at = p->input[i].place;
+    p->input[i].tensor.data = rfi_address(&p->layout, at.region, at.offset);
+    p->input[i].tensor.host = at.region == RFI_REGION_RING || p->backend->host;
   }
   for (int i = 0; i < p->n; i++) {
     rfi_program *g = &p->program[i];
     for (int k = 0; k < g->plan.n; k++)
       if (g->plan.buffer[k].value >= 0)
-        g->offset[g->plan.buffer[k].value] = p->persistent_bytes + g->plan.buffer[k].offset;
+        g->place[g->plan.buffer[k].value] = (rfi_location){RFI_REGION_SLOT, g->plan.buffer[k].offset};
     rfi_set_program_addresses(p, g);
   }
   return RFR_OK;
@@ -433,7 +398,7 @@ void rfr_programs_destroy(rfr_programs *p) {
     if (p->device) p->backend->graph_destroy(p->device, g->graph);
     rfi_free(p->ctx, g->bound);
     rfi_free(p->ctx, g->workspace);
-    rfi_free(p->ctx, g->offset);
+    rfi_free(p->ctx, g->place);
     rfi_plan_deinit(&g->plan);
     rfi_pipeline_deinit(&g->pipeline);
   }
@@ -441,8 +406,7 @@ void rfr_programs_destroy(rfr_programs *p) {
   rfi_free(p->ctx, p->window);
   if (p->device) {
     p->backend->free(p->device, RFI_MEMORY_RING, p->watch);
-    p->backend->free(p->device, RFI_MEMORY_ARENA, p->arena);
-    p->backend->free(p->device, RFI_MEMORY_RING, p->ring);
+    rfi_layout_free(&p->layout, p->backend, p->device);
     p->backend->close(p->device);
   }
   rfi_arena_destroy(p->strings);

@@ -1,13 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Internals of compiled programs. The plan's offsets count through one range of bytes:
+ * Internals of compiled programs. Inputs of all programs and results of phase load are persistent; the bytes for the
+ * step are shared by all programs (layout.h).
  *
- *   [ rings | inputs of all programs | results of phase load | step-scoped, shared by all ]
- *
- * The host fills and reads the rings while programs run, so they are a separate allocation;
- * the rest is the arena, followed by a guard. rfi_address turns an offset into an address.
- *
- * compile.c   options, passes, plans, arena
+ * compile.c   options, passes, plans
+ * layout.c    regions of memory, the budget, allocation
  * select.c    a kernel for every op, and its workspace
  * address.c   addresses in the arguments of kernels
  * run.c       run, capture, replay, profile, copies to and from the host
@@ -20,6 +17,7 @@
 
 #include "backend/backend.h"
 #include "dist/comm.h"
+#include "exec/layout.h"
 #include "pass/pass.h"
 #include "pass/plan.h"
 #include "refrain/program.h"
@@ -37,8 +35,7 @@ typedef struct rfi_exec_target {
 
 typedef struct rfi_program_input { /* memory that programs share by name */
   rfr_tensor tensor;
-  int64_t offset;
-  bool ring; /* a program accesses it by ring ops */
+  rfi_location place; /* in a ring if a program accesses it by ring ops */
 } rfi_program_input;
 
 typedef struct rfi_program {
@@ -51,7 +48,7 @@ typedef struct rfi_program {
   rfi_plan plan;
   int n_side_ops;                 /* ops on the side stream */
   int64_t branch_bytes;           /* bytes that the side stream adds to the plan */
-  int64_t *offset;                /* per value: offset of its storage, -1: none */
+  rfi_location *place;            /* per value: its storage */
   rfi_graph *graph;               /* NULL: not captured */
   double flops, recomputed_flops; /* the first includes the second */
   double compile_seconds;
@@ -70,16 +67,10 @@ struct rfr_programs {
   int n_inputs, cap_inputs;
   rfr_choice *choice; /* made by tuning */
   int n_choices, cap_choices;
-  unsigned char *ring, *arena;
-  int64_t ring_bytes, persistent_bytes; /* persistent: rings, inputs, loads */
-  int64_t transient_bytes, total_bytes; /* total: without the backend's guard */
+  rfi_layout layout;
   rfi_range *watch;      /* debug: ranges that must be filled with one byte; host and device access them */
   unsigned char *window; /* debug on a GPU: RFI_WINDOW bytes, to which results are copied for the host */
 };
-
-static inline unsigned char *rfi_address(const rfr_programs *p, int64_t offset) {
-  return offset < p->ring_bytes ? p->ring + offset : p->arena + (offset - p->ring_bytes);
-}
 
 /* An input by name; NULL: there is none. */
 static inline rfi_program_input *rfi_find_input(const rfr_programs *p, const char *name) {

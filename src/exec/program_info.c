@@ -54,8 +54,9 @@ bool rfi_program_output_at(const rfr_programs *p, int program, int k, rfr_tensor
                       .type = v->type,
                       .bytes = rfi_bytes(&v->type),
                       .host = p->backend->host && !p->options.plan_only};
+  const rfi_location at = g->place[v->base];
   if (!p->options.plan_only)
-    out->data = rfi_address(p, g->offset[v->base]) + v->offset * rfr_dtype_bits(v->type.dtype) / 8;
+    out->data = rfi_address(&p->layout, at.region, at.offset) + v->offset * rfr_dtype_bits(v->type.dtype) / 8;
   return true;
 }
 
@@ -78,9 +79,15 @@ rfr_status rfr_program_plan(const rfr_programs *p, int program, rfr_plan_summary
   RFI_TRY(rfi_check_handle(out, "rfr_plan_summary"));
   memset(out, 0, sizeof *out);
   RFI_TRY(rfi_program_get(p, program, &g));
-  *out = (rfr_plan_summary){p->total_bytes,      p->persistent_bytes,     g->plan.bytes,
-                            g->plan.lower_bound, p->n_inputs + g->plan.n, p->options.budget,
-                            g->compile_seconds,  g->n_side_ops,           g->branch_bytes};
+  *out = (rfr_plan_summary){rfi_layout_at(&p->layout, RFI_REGIONS),
+                            rfi_layout_at(&p->layout, RFI_REGION_SLOT),
+                            g->plan.bytes,
+                            g->plan.lower_bound,
+                            p->n_inputs + g->plan.n,
+                            p->options.budget,
+                            g->compile_seconds,
+                            g->n_side_ops,
+                            g->branch_bytes};
   return RFR_OK;
 }
 
@@ -109,7 +116,7 @@ rfr_status rfr_program_plan_buffer(const rfr_programs *p, int program, int i, rf
     const rfr_tensor *t = &p->input[i].tensor;
     bool weight = t->role == RFR_ROLE_TRAINABLE || t->role == RFR_ROLE_FROZEN;
     *out = (rfr_plan_buffer){t->name,  weight ? "weight" : t->role == RFR_ROLE_STATE ? "state" : "input",
-                             t->bytes, p->input[i].offset,
+                             t->bytes, rfi_layout_at(&p->layout, p->input[i].place.region) + p->input[i].place.offset,
                              0,        g->trace->n_ops};
     return RFR_OK;
   }
@@ -122,7 +129,7 @@ rfr_status rfr_program_plan_buffer(const rfr_programs *p, int program, int i, rf
   *out = (rfr_plan_buffer){name[0] ? name : op->def->name,
                            kinds[kind_of(g, b)],
                            b->bytes,
-                           p->persistent_bytes + b->offset,
+                           rfi_layout_at(&p->layout, RFI_REGION_SLOT) + b->offset,
                            b->first,
                            b->last};
   return RFR_OK;
@@ -158,7 +165,7 @@ static rfr_status count_persistent(const rfr_programs *p, rfr_memory *out) {
     *(weight ? &out->weights : !state ? &out->inputs : optimizer[i] ? &out->optimizer : &out->states) += bytes;
     inputs += bytes;
   }
-  out->loaded = p->persistent_bytes - inputs;
+  out->loaded = rfi_layout_at(&p->layout, RFI_REGION_SLOT) - inputs;
   rfi_free(p->ctx, optimizer);
   return RFR_OK;
 }
@@ -182,7 +189,7 @@ static rfr_status find_peak(const rfi_program *g, int *op) {
 
 rfr_status rfi_count_memory(const rfr_programs *p, rfr_memory *out) {
   int64_t *const kinds[N_MEMORY_KINDS] = {&out->outputs, &out->activations, &out->gradients, &out->workspaces};
-  *out = (rfr_memory){.total = p->total_bytes, .unused = p->transient_bytes};
+  *out = (rfr_memory){.total = rfi_layout_at(&p->layout, RFI_REGIONS), .unused = p->layout.bytes[RFI_REGION_SLOT]};
   for (int i = 1; i < p->n; i++)
     if (p->program[i].plan.bytes > p->program[out->peak_program].plan.bytes) out->peak_program = i;
   const rfi_program *g = &p->program[out->peak_program];
@@ -219,12 +226,12 @@ rfr_status rfr_program_op(const rfr_programs *p, int program, int i, rfr_plan_op
 
 enum { CHUNK = 1 << 20 };
 
-/* Adds the bytes of [offset, offset + bytes) in lines that still have the pattern; `chunk` has CHUNK bytes. */
+/* Adds the bytes of [offset, offset + bytes) for the step, in lines that still have the pattern; `chunk` has CHUNK. */
 static rfr_status count_untouched(const rfr_programs *p, int64_t offset, int64_t bytes, unsigned char *chunk,
                                   int64_t *untouched) {
   for (int64_t at = 0; at < bytes; at += CHUNK) {
     const int64_t n = bytes - at < CHUNK ? bytes - at : CHUNK;
-    RFI_TRY(p->backend->copy(p->device, chunk, rfi_address(p, offset + at), (size_t)n));
+    RFI_TRY(p->backend->copy(p->device, chunk, rfi_address(&p->layout, RFI_REGION_SLOT, offset + at), (size_t)n));
     for (int64_t i = 0; i < n; i += RFI_ALIGNMENT) {
       const int64_t line = n - i < RFI_ALIGNMENT ? n - i : RFI_ALIGNMENT;
       int64_t k = 0;
@@ -240,9 +247,9 @@ int64_t rfr_programs_touched_bytes(const rfr_programs *p) {
   void *chunk;
   if (rfi_check_allocated(p, "rfr_programs_touched_bytes") != RFR_OK) return -1;
   if (rfi_alloc(p->ctx, CHUNK, &chunk) != RFR_OK) return -1;
-  const rfr_status s = count_untouched(p, p->persistent_bytes, p->transient_bytes, chunk, &untouched);
+  const rfr_status s = count_untouched(p, 0, p->layout.bytes[RFI_REGION_SLOT], chunk, &untouched);
   rfi_free(p->ctx, chunk);
-  return s == RFR_OK ? p->total_bytes - untouched : -1;
+  return s == RFR_OK ? rfi_layout_at(&p->layout, RFI_REGIONS) - untouched : -1;
 }
 
 int64_t rfr_program_unwritten_bytes(const rfr_programs *p, int program) {
@@ -254,7 +261,7 @@ int64_t rfr_program_unwritten_bytes(const rfr_programs *p, int program) {
   rfr_status s = RFR_OK;
   for (int i = 0; i < g->plan.n && s == RFR_OK; i++) {
     const rfi_buffer *b = &g->plan.buffer[i];
-    if (b->value >= 0) s = count_untouched(p, p->persistent_bytes + b->offset, b->bytes, chunk, &untouched);
+    if (b->value >= 0) s = count_untouched(p, b->offset, b->bytes, chunk, &untouched);
   }
   rfi_free(p->ctx, chunk);
   return s == RFR_OK ? untouched : -1;
@@ -266,7 +273,7 @@ rfr_status rfr_programs_check(const rfr_programs *p) {
   RFI_TRY(rfi_check_allocated(p, "rfr_programs_check"));
   const int bytes = p->backend->guard;
   RFI_TRY(RFI_ALLOC(p->ctx, (size_t)bytes, &guard));
-  rfr_status s = p->backend->copy(p->device, guard, rfi_address(p, p->total_bytes), (size_t)bytes);
+  rfr_status s = p->backend->copy(p->device, guard, rfi_address(&p->layout, RFI_REGIONS, 0), (size_t)bytes);
   while (s == RFR_OK && i < bytes && guard[i] == RFI_PATTERN) i++;
   rfi_free(p->ctx, guard);
   if (s != RFR_OK || i == bytes) return s;
@@ -325,7 +332,7 @@ rfr_status rfr_program_frontier(rfr_programs *p, int program, rfr_frontier_point
   RFI_TRY(rfi_recompute_frontier(stage->trace, &o, points, max, n));
   for (int i = 0; i < *n; i++) {
     int64_t step = points[i].planned_bytes > others ? points[i].planned_bytes : others;
-    points[i].planned_bytes = p->persistent_bytes + step;
+    points[i].planned_bytes = rfi_layout_at(&p->layout, RFI_REGION_SLOT) + step;
   }
   return RFR_OK;
 }

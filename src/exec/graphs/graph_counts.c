@@ -25,10 +25,14 @@ int rfi_graphs_counted(const rfr_graphs *g) {
   return n;
 }
 
+static unsigned char *skip_flag(const rfr_graphs *g) {
+  return rfi_address(&g->layout, RFI_REGION_PERSISTENT, g->counts.skip_at);
+}
+
 static unsigned char *address(const void *user, rfr_value owner) {
   const rfr_graphs *g = user;
   const rfr_trace *t = g->counts.trace;
-  if (owner == t->inputs[0]) return g->arena + g->counts.skip_at;
+  if (owner == t->inputs[0]) return skip_flag(g);
   return g->named[rfi_names_find(&g->names, t->values[owner].name)].tensor.data;
 }
 
@@ -53,7 +57,7 @@ rfr_status rfi_graphs_counts_create(rfr_graphs *g) {
 
 rfr_status rfi_graphs_count(rfr_graphs *g, bool skipped) {
   const rfi_backend *b = g->m.backend;
-  unsigned char *skip = g->arena + g->counts.skip_at;
+  unsigned char *skip = skip_flag(g);
   if (g->counts.n == 0) return RFR_OK;
   if (skipped) RFI_TRY(b->fill(g->m.device, skip, 1, 1));
   RFI_TRY(b->run(g->m.device, g->counts.bound, g->counts.n));

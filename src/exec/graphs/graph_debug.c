@@ -30,7 +30,7 @@ static bool next_input_gradient(const rfr_graphs *g, const rfi_stage_plan *s, in
 
 rfr_status rfi_graphs_poison_slot(rfr_graphs *g, int stage, int slot, bool gradients) {
   const rfi_stage_plan *s = &g->stage[stage];
-  unsigned char *at = g->arena + s->offset + slot * s->bytes, *end = at + s->bytes, *from, *to;
+  unsigned char *at = rfi_graphs_slot(g, s, slot), *end = at + s->bytes, *from, *to;
   for (int c = s->first; c < s->end; c++) g->callable[c].instance[slot].microbatch = -1;
   while (!gradients && next_input_gradient(g, s, slot, at, end, &from, &to)) {
     RFI_TRY(poison(g, at, from));
@@ -39,15 +39,16 @@ rfr_status rfi_graphs_poison_slot(rfr_graphs *g, int stage, int slot, bool gradi
   return poison(g, at, end);
 }
 
-rfr_status rfi_graphs_poison_shared(rfr_graphs *g) {
-  unsigned char *at = g->arena + g->shared_at;
-  return g->single_slot ? RFR_OK : poison(g, at, at + g->memory.shared_bytes);
+static rfr_status poison_region(rfr_graphs *g, rfi_region region) {
+  unsigned char *at = rfi_address(&g->layout, region, 0);
+  return poison(g, at, at + g->layout.bytes[region]);
 }
+
+rfr_status rfi_graphs_poison_shared(rfr_graphs *g) { return poison_region(g, RFI_REGION_SHARED); }
 
 rfr_status rfi_graphs_poison_all(rfr_graphs *g) {
   for (int i = 0; i < g->n_stages; i++)
     for (int slot = 0; slot < g->stage[i].slots; slot++) RFI_TRY(rfi_graphs_poison_slot(g, i, slot, true));
-  unsigned char *windows = g->arena + g->window_at;
-  RFI_TRY(poison(g, windows, windows + g->memory.window_bytes));
+  RFI_TRY(poison_region(g, RFI_REGION_WINDOW));
   return rfi_graphs_poison_shared(g);
 }

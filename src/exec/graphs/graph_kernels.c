@@ -10,8 +10,8 @@
 
 static rfr_status select_kernels(rfr_graphs *g, rfi_callable *c) {
   rfi_exec_target m = g->m;
-  m.strings = g->layout;
-  c->bound = rfi_arena_alloc(g->layout, sizeof *c->bound * (size_t)(c->trace->n_ops + 1));
+  m.strings = g->placed;
+  c->bound = rfi_arena_alloc(g->placed, sizeof *c->bound * (size_t)(c->trace->n_ops + 1));
   if (!c->bound) return RFR_NO_MEMORY;
   RFI_TRY(rfi_select_ops(&m, c->trace, c->bound, &c->n_bound));
   for (int part = 0, i = 0; part <= RFI_PARTS; part++) {
@@ -22,9 +22,9 @@ static rfr_status select_kernels(rfr_graphs *g, rfi_callable *c) {
 }
 
 rfr_status rfi_graphs_select_kernels(rfr_graphs *g) {
-  rfi_arena_destroy(g->layout);
-  g->layout = NULL;
-  RFI_TRY(rfi_arena_create(g->m.ctx, &g->layout));
+  rfi_arena_destroy(g->placed);
+  g->placed = NULL;
+  RFI_TRY(rfi_arena_create(g->m.ctx, &g->placed));
   for (int i = 0; i < g->n; i++)
     if (select_kernels(g, &g->callable[i]) != RFR_OK) return rfi_fail_prefix("callable %d: ", i);
   return RFR_OK;

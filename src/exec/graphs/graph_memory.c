@@ -405,7 +405,7 @@ static rfr_status fix_all_storage(rfi_callable *c) {
 
 static rfr_status assign_storage(rfr_graphs *g, rfi_callable *c) {
   const rfr_trace *t = c->trace;
-  if (!(c->place = rfi_arena_alloc(g->layout, sizeof *c->place * (size_t)(t->n_values + 1)))) return RFR_NO_MEMORY;
+  if (!(c->place = rfi_arena_alloc(g->placed, sizeof *c->place * (size_t)(t->n_values + 1)))) return RFR_NO_MEMORY;
   for (rfr_value v = 0; v < t->n_values; v++) c->place[v].callable = -1;
   for (int i = 0; i < t->n_inputs; i++) {
     const rfi_value *x = &t->values[t->inputs[i]];
@@ -551,9 +551,10 @@ static rfr_status plan_collected(axis *x, rfi_stage_plan *s, bool single_slot, p
   keep_offsets(g, slot);
   keep_offsets(g, shared);
   s->bytes = slot->plan.bytes;
-  g->memory.slot_bytes += s->bytes * s->slots;
+  s->offset = rfi_layout_add(&g->layout, RFI_REGION_SLOT, s->bytes * s->slots).offset;
   g->memory.lower_bound_bytes += slot->plan.lower_bound * s->slots;
-  if (shared->plan.bytes > g->memory.shared_bytes) g->memory.shared_bytes = shared->plan.bytes;
+  int64_t *most = &g->layout.bytes[RFI_REGION_SHARED];
+  if (shared->plan.bytes > *most) *most = shared->plan.bytes;
   if (shared->plan.lower_bound > *shared_bound) *shared_bound = shared->plan.lower_bound;
   return RFR_OK;
 }
@@ -601,24 +602,27 @@ static void merge_shared_into_slot(rfr_graphs *g) {
 
 /* ---- the arena ---- */
 
+static int64_t place_bytes(rfr_graphs *g, rfi_region region, const rfr_type *type) {
+  return rfi_layout_add(&g->layout, region, rfi_storage_bytes(type)).offset;
+}
+
+/* Places the values of one class of storage. */
+static void place_values(rfr_graphs *g, rfi_storage_class kind, rfi_region region) {
+  for (int i = 0; i < g->n; i++) {
+    const rfi_callable *c = &g->callable[i];
+    for (rfr_value v = 0; v < c->trace->n_values; v++)
+      if (c->place[v].kind == kind) c->place[v].offset = place_bytes(g, region, &c->trace->values[v].type);
+  }
+}
+
 static void place_persistent(rfr_graphs *g) {
-  int64_t *at = &g->memory.persistent_bytes;
   for (int i = 0; i < g->n_named; i++) {
     rfi_named *x = &g->named[i];
-    if (x->tensor.data || x->window) continue;
-    x->offset = *at;
-    *at += rfi_storage_bytes(&x->tensor.type);
+    if (!x->tensor.data && !x->window) x->offset = place_bytes(g, RFI_REGION_PERSISTENT, &x->tensor.type);
   }
-  g->counts.skip_at = *at;
-  if (rfi_graphs_counted(g) > 0) *at += rfi_align(sizeof(int32_t));
-  for (int i = 0; i < g->n; i++) {
-    rfi_callable *c = &g->callable[i];
-    for (rfr_value v = 0; v < c->trace->n_values; v++) {
-      if (c->place[v].kind != RFI_STORAGE_PERSISTENT) continue;
-      c->place[v].offset = *at;
-      *at += rfi_storage_bytes(&c->trace->values[v].type);
-    }
-  }
+  if (rfi_graphs_counted(g) > 0)
+    g->counts.skip_at = rfi_layout_add(&g->layout, RFI_REGION_PERSISTENT, rfi_align(sizeof(int32_t))).offset;
+  place_values(g, RFI_STORAGE_PERSISTENT, RFI_REGION_PERSISTENT);
 }
 
 static int64_t scratch_end(const rfi_named *x) { return x->scratch + rfi_storage_bytes(&x->tensor.type); }
@@ -643,68 +647,43 @@ static int64_t place_scratch_gradients(rfr_graphs *g) {
 
 /* Scratch memory takes the writes of warm-up: main gradients, written states, and ports with fixed memory. */
 static void place_scratch(rfr_graphs *g) {
-  int64_t *at = &g->memory.scratch_bytes;
   if (g->options.warmup_iterations == 0) return;
-  *at = place_scratch_gradients(g);
+  g->layout.bytes[RFI_REGION_SCRATCH] = place_scratch_gradients(g);
   for (int i = 0; i < g->n_named; i++) {
     rfi_named *x = &g->named[i];
-    if (!x->written || x->parameter >= 0) continue;
-    x->scratch = *at;
-    *at += rfi_storage_bytes(&x->tensor.type);
+    if (x->written && x->parameter < 0) x->scratch = place_bytes(g, RFI_REGION_SCRATCH, &x->tensor.type);
   }
-  for (int i = 0; i < g->n; i++) {
-    rfi_callable *c = &g->callable[i];
-    for (rfr_value v = 0; v < c->trace->n_values; v++) {
-      if (c->place[v].kind != RFI_STORAGE_FIXED) continue;
-      c->place[v].offset = *at;
-      *at += rfi_storage_bytes(&c->trace->values[v].type);
-    }
-  }
+  place_values(g, RFI_STORAGE_FIXED, RFI_REGION_SCRATCH);
 }
 
-static void place_regions(rfr_graphs *g) {
+static void report_regions(rfr_graphs *g) {
   rfr_graphs_memory *m = &g->memory;
-  int64_t at = m->persistent_bytes;
-  for (int i = 0; i < g->n_stages; i++) {
-    g->stage[i].offset = at;
-    at += g->stage[i].bytes * g->stage[i].slots;
-    m->slots += g->stage[i].slots * (g->stage[i].end > g->stage[i].first);
-  }
-  g->shared_at = at;
-  g->window_at = at + m->shared_bytes;
-  g->scratch_at = g->window_at + m->window_bytes;
-  m->planned_bytes = g->scratch_at + m->scratch_bytes;
+  const int64_t *bytes = g->layout.bytes;
+  for (int i = 0; i < g->n_stages; i++) m->slots += g->stage[i].slots * (g->stage[i].end > g->stage[i].first);
+  g->layout.slots = m->slots;
+  m->planned_bytes = rfi_layout_at(&g->layout, RFI_REGIONS);
+  m->persistent_bytes = bytes[RFI_REGION_PERSISTENT];
+  m->slot_bytes = bytes[RFI_REGION_SLOT];
+  m->shared_bytes = bytes[RFI_REGION_SHARED];
+  m->window_bytes = bytes[RFI_REGION_WINDOW];
+  m->scratch_bytes = bytes[RFI_REGION_SCRATCH];
 }
 
 rfr_status rfi_graphs_allocate(rfr_graphs *g) {
-  const rfr_graphs_memory *m = &g->memory;
-  const rfi_backend *b = g->m.backend;
-  if (g->options.budget > 0 && m->planned_bytes > g->options.budget)
-    return rfi_fail(
-        RFI_E_PLAN_OVER_BUDGET,
-        "the plan needs %lld bytes, %s (%lld persistent, %lld in %d slots, %lld shared, %lld gathered), the "
-        "budget is %lld",
-        (long long)m->planned_bytes,
-        g->inference                                 ? "which recompute cannot lower in inference"
-        : g->options.recompute == RFR_RECOMPUTE_AUTO ? "the smallest budget that works, with all "
-                                                       "recomputed that lowers them"
-        : g->options.recompute == RFR_RECOMPUTE_ALL
-            ? "with all recomputed that lowers them"
-            : "without recompute: rfr_graphs_options.recompute auto may need less",
-        (long long)m->persistent_bytes, (long long)m->slot_bytes, m->slots, (long long)m->shared_bytes,
-        (long long)m->window_bytes, (long long)g->options.budget);
-  const size_t bytes = (size_t)(m->planned_bytes + b->guard);
-  RFI_TRY(b->alloc(g->m.device, RFI_MEMORY_ARENA, bytes, (void **)&g->arena));
-  RFI_TRY(b->fill(g->m.device, g->arena, 0, bytes));
-  for (int i = 0; i < g->n_named; i++)
-    if (g->named[i].offset >= 0)
-      g->named[i].tensor.data = g->arena + (g->named[i].window ? g->window_at : 0) + g->named[i].offset;
+  RFI_TRY(rfi_layout_check_budget(&g->layout, g->options.budget, g->options.recompute, g->inference));
+  RFI_TRY(rfi_layout_allocate(&g->layout, g->m.backend, g->m.device, 0));
+  for (int i = 0; i < g->n_named; i++) {
+    rfi_named *x = &g->named[i];
+    if (x->offset >= 0)
+      x->tensor.data = rfi_address(&g->layout, x->window ? RFI_REGION_WINDOW : RFI_REGION_PERSISTENT, x->offset);
+  }
   return RFR_OK;
 }
 
 rfr_status rfi_graphs_place(rfr_graphs *g) {
   int slots = 0;
   g->memory = (rfr_graphs_memory){0};
+  g->layout = (rfi_layout){0};
   RFI_TRY(check_names(g));
   RFI_TRY(check_states(g));
   for (int i = 0; i < g->n; i++)
@@ -712,7 +691,7 @@ rfr_status rfi_graphs_place(rfr_graphs *g) {
   for (int i = 0; i < g->n; i++) {
     rfi_callable *c = &g->callable[i];
     RFI_TRY(assign_storage(g, c));
-    c->workspace_at = rfi_arena_alloc(g->layout, sizeof *c->workspace_at * (size_t)(c->n_bound + 1));
+    c->workspace_at = rfi_arena_alloc(g->placed, sizeof *c->workspace_at * (size_t)(c->n_bound + 1));
     if (!c->workspace_at) return RFR_NO_MEMORY;
   }
   bool single_slot = true;
@@ -729,14 +708,18 @@ rfr_status rfi_graphs_place(rfr_graphs *g) {
   RFI_TRY(rfi_graphs_place_windows(g));
   place_persistent(g);
   place_scratch(g);
-  place_regions(g);
+  report_regions(g);
   return RFR_OK;
 }
 
 /* ---- addresses ---- */
 
 unsigned char *rfi_graphs_named_data(const rfr_graphs *g, const rfi_named *x) {
-  return g->in_warmup && x->written ? g->arena + g->scratch_at + x->scratch : x->tensor.data;
+  return g->in_warmup && x->written ? rfi_address(&g->layout, RFI_REGION_SCRATCH, x->scratch) : x->tensor.data;
+}
+
+unsigned char *rfi_graphs_slot(const rfr_graphs *g, const rfi_stage_plan *s, int slot) {
+  return rfi_address(&g->layout, RFI_REGION_SLOT, s->offset + slot * s->bytes);
 }
 
 static unsigned char *address_of_owner(const rfr_graphs *g, int callable, int slot, rfr_value owner) {
@@ -746,11 +729,12 @@ static unsigned char *address_of_owner(const rfr_graphs *g, int callable, int sl
   if (place->callable >= 0) return address_of_owner(g, place->callable, slot, place->owner) + place->offset;
   switch (place->kind) {
     case RFI_STORAGE_NAMED: return rfi_graphs_named_data(g, &g->named[place->offset]);
-    case RFI_STORAGE_FIXED: return g->in_warmup ? g->arena + g->scratch_at + place->offset : place->fixed[slot];
-    case RFI_STORAGE_PERSISTENT: return g->arena + place->offset;
-    case RFI_STORAGE_WINDOW: return g->arena + g->window_at + place->offset;
-    case RFI_STORAGE_SLOT: return g->arena + s->offset + slot * s->bytes + place->offset;
-    default: return g->arena + g->shared_at + place->offset;
+    case RFI_STORAGE_FIXED:
+      return g->in_warmup ? rfi_address(&g->layout, RFI_REGION_SCRATCH, place->offset) : place->fixed[slot];
+    case RFI_STORAGE_PERSISTENT: return rfi_address(&g->layout, RFI_REGION_PERSISTENT, place->offset);
+    case RFI_STORAGE_WINDOW: return rfi_address(&g->layout, RFI_REGION_WINDOW, place->offset);
+    case RFI_STORAGE_SLOT: return rfi_graphs_slot(g, s, slot) + place->offset;
+    default: return rfi_address(&g->layout, RFI_REGION_SHARED, place->offset);
   }
 }
 
@@ -773,7 +757,7 @@ void rfi_graphs_set_addresses(rfr_graphs *g, int callable, int slot) {
   const rfi_callable *c = &g->callable[callable];
   const rfi_stage_plan *s = &g->stage[c->stage];
   rfi_bound *bound = c->instance[slot].bound;
-  unsigned char *shared = g->single_slot ? g->arena + s->offset + slot * s->bytes : g->arena + g->shared_at;
+  unsigned char *shared = g->single_slot ? rfi_graphs_slot(g, s, slot) : rfi_address(&g->layout, RFI_REGION_SHARED, 0);
   rfi_set_op_addresses(c->trace, bound, c->n_bound, address, &(bound_to){g, callable, slot});
   for (int i = 0; i < c->n_bound; i++)
     if (bound[i].workspace > 0) bound[i].call.workspace = shared + c->workspace_at[i];

@@ -192,7 +192,7 @@ rfr_status rfi_graphs_check_tensor(const rfr_graphs *g, const rfr_tensor *x) {
                     x->data, now->data);
   }
   RFI_TRY(rfi_graphs_check_slot_tensor(g, x, &is_slot));
-  if (is_slot || lies_in(x, g->arena, g->memory.persistent_bytes) || lies_in_named(g, x) || lies_in_fixed(g, x))
+  if (is_slot || lies_in(x, g->layout.arena, g->memory.persistent_bytes) || lies_in_named(g, x) || lies_in_fixed(g, x))
     return RFR_OK;
   return rfi_fail(RFI_E_ARGUMENT, "tensor \"%s\" is not memory of these graphs", name);
 }

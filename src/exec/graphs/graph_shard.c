@@ -207,7 +207,7 @@ static void place_blocks(const windows *w, bool *placed) {
     const int64_t at = lowest(w, largest, placed), end = at + bytes_of(g, largest);
     *offset_of(g, largest) = at;
     placed[largest] = true;
-    if (end > g->memory.window_bytes) g->memory.window_bytes = end;
+    if (end > g->layout.bytes[RFI_REGION_WINDOW]) g->layout.bytes[RFI_REGION_WINDOW] = end;
   }
 }
 
@@ -239,7 +239,7 @@ rfr_status rfi_graphs_place_windows(rfr_graphs *g) {
   for (int i = 0; i < g->n_stages; i++) size_blocks(g, &g->stage[i]);
   RFI_GOTO(read_windows(&w, a, n));
   place_blocks(&w, placed);
-  const int64_t end = g->memory.window_bytes;
+  const int64_t end = g->layout.bytes[RFI_REGION_WINDOW];
   int64_t most = 0;
   for (int i = 0; i < g->n_stages; i++) {
     const rfi_stage_plan *stage = &g->stage[i];
@@ -247,7 +247,7 @@ rfr_status rfi_graphs_place_windows(rfr_graphs *g) {
     if (bytes > most) most = bytes;
     for (int c = stage->first; c < stage->end && stage->fsdp_actions; c++) move(g, &g->callable[c], stage->window);
   }
-  g->memory.window_bytes = end + most;
+  g->layout.bytes[RFI_REGION_WINDOW] = end + most;
   g->memory.lower_bound_bytes += w.most + most;
 fail:
   rfi_free(g->m.ctx, w.at);
@@ -303,7 +303,7 @@ static rfr_status poison_block(rfr_graphs *g, const rfi_callable *c, int kind) {
     int of;
     const int64_t *offset = offset_in_windows(g, c, v, &of);
     if (offset && of == kind)
-      RFI_TRY(g->m.backend->fill(g->m.device, g->arena + g->window_at + *offset, RFI_POISON,
+      RFI_TRY(g->m.backend->fill(g->m.device, rfi_address(&g->layout, RFI_REGION_WINDOW, *offset), RFI_POISON,
                                  (size_t)rfi_storage_bytes(&c->trace->values[v].type)));
   }
   return RFR_OK;

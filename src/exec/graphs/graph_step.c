@@ -80,7 +80,7 @@ static bool is_in(const rfr_graphs *g, int callable, int slot, const rfi_port *p
 static const rfi_stage_plan *slot_at(const rfr_graphs *g, const void *data, int64_t bytes, int *slot) {
   for (int i = 0; i < g->n_stages; i++) {
     const rfi_stage_plan *s = &g->stage[i];
-    const uintptr_t first = (uintptr_t)g->arena + (uintptr_t)s->offset, at = (uintptr_t)data;
+    const uintptr_t first = (uintptr_t)rfi_graphs_slot(g, s, 0), at = (uintptr_t)data;
     if (at + (uintptr_t)bytes <= first || at >= first + (uintptr_t)(s->bytes * s->slots)) continue;
     *slot = at < first ? 0 : (int)((at - first) / (uintptr_t)s->bytes);
     return s;

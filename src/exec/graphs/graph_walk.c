@@ -221,7 +221,7 @@ static rfr_status copy_states(rfr_graphs *g) {
   for (int i = 0; i < g->n_named; i++) {
     const rfi_named *x = &g->named[i];
     if (x->written && x->parameter < 0)
-      RFI_TRY(g->m.backend->move(g->m.device, g->arena + g->scratch_at + x->scratch, x->tensor.data,
+      RFI_TRY(g->m.backend->move(g->m.device, rfi_address(&g->layout, RFI_REGION_SCRATCH, x->scratch), x->tensor.data,
                                  (size_t)x->tensor.bytes));
   }
   return RFR_OK;

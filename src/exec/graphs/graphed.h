@@ -20,14 +20,9 @@
  *   graph_counts.c  advances the step counters
  *   graph_step.c    the calls of a step: order, signature, copies, launches
  *
- * The arena:
- *
- *   [ persistent | slots of stage 0 | slots of stage 1 | ... | shared by all actions | windows | scratch ]
- *
- * A slot holds the values that live from one part of a microbatch to another; all slots of a stage have the same
- * layout. Values that live within one part are in the shared bytes, because parts run one after the other. If there is
- * only one slot, both are planned as one. Windows hold gathered parameters, from UNSHARD to RESHARD, and unreduced
- * gradients, from their first W to REDUCE.
+ * The memory has the regions of layout.h. All slots of a stage have the same layout. Values that live within one part
+ * are in the shared bytes, because parts run one after the other. If there is only one slot, both are planned as one.
+ * Windows hold gathered parameters, from UNSHARD to RESHARD, and unreduced gradients, from their first W to REDUCE.
  */
 #ifndef RFI_GRAPHED_H
 #define RFI_GRAPHED_H
@@ -99,7 +94,7 @@ typedef struct rfi_counts { /* step counters that the graphs advance */
   rfr_trace *trace;         /* rfr_step_end of each; NULL: no counters */
   rfi_bound *bound;
   int n;
-  int64_t skip_at; /* offset of their skip flag in the arena; 1 only while a step is aborted */
+  int64_t skip_at; /* persistent: their skip flag; 1 only while a step is aborted */
 } rfi_counts;
 
 typedef struct rfi_instance { /* a callable in a slot */
@@ -146,13 +141,13 @@ typedef struct rfi_stage_plan {
   bool fsdp_actions; /* it has UNSHARD, RESHARD or REDUCE */
   int slots;
   rfi_validity *valid;                /* per slot */
-  int64_t offset, bytes;              /* of the first slot; of each slot */
+  int64_t offset, bytes;              /* of the first slot in the region; of each slot */
   int64_t window[2], window_bytes[2]; /* of gathered parameters; of unreduced gradients */
 } rfi_stage_plan;
 
 typedef struct rfi_named { /* a parameter, state, constant or main gradient, shared by name */
   rfr_tensor tensor;       /* with data */
-  int64_t offset;          /* in the arena; -1: the caller's memory */
+  int64_t offset;          /* in its region; -1: the caller's memory */
   int64_t scratch;         /* in scratch memory, which warm-up uses if it is written */
   bool written;            /* by some callable */
   bool window;             /* an unreduced gradient: internal, valid between two REDUCEs */
@@ -199,10 +194,9 @@ struct rfr_graphs {
   rfi_named *named;
   rfi_names names;
   int n_named, cap_named;
-  rfi_arena *layout; /* kernels and storage for the chosen recompute levels */
-  unsigned char *arena;
+  rfi_arena *placed; /* kernels and storage for the chosen recompute levels */
+  rfi_layout layout;
   rfr_graphs_memory memory;
-  int64_t shared_at, window_at, scratch_at;
   bool in_warmup;            /* updates go to scratch memory */
   rfr_tensor *event_tensors; /* room for the tensors of a hook event */
   const void **from;         /* room for the sources of a part's copies */
@@ -261,8 +255,10 @@ rfr_status rfi_graphs_check_gradient_list(const rfr_main_gradient *m, int n);
 rfr_status rfi_graphs_names(rfr_graphs *g, rfi_callable *c);
 /* Places every value: g->memory. */
 rfr_status rfi_graphs_place(rfr_graphs *g);
-/* Allocates the arena. */
+/* Allocates the memory that is placed. */
 rfr_status rfi_graphs_allocate(rfr_graphs *g);
+/* The first byte of a slot. */
+unsigned char *rfi_graphs_slot(const rfr_graphs *g, const rfi_stage_plan *s, int slot);
 /* The address of a named tensor; in warm-up scratch memory if it is written. */
 unsigned char *rfi_graphs_named_data(const rfr_graphs *g, const rfi_named *x);
 /* The address of a value of a callable in a slot. */
@@ -277,7 +273,7 @@ bool rfi_graphs_is_sharded(const rfr_graphs *g);
 /* The stage has sharded callables and shard actions. */
 bool rfi_graphs_has_windows(const rfr_graphs *g, const rfi_stage_plan *s);
 /* Checks that parameters are gathered for every part that reads them, and that each gradient is reduced. Sets the
- * stages' window[] and memory.window_bytes. */
+ * stages' window[] and the bytes of their region. */
 rfr_status rfi_graphs_place_windows(rfr_graphs *g);
 /* The shard actions of action i of a rank's list, before call `at`; `to` NULL: only their number. */
 int rfi_graphs_list_shard_actions(const rfr_graphs *g, const rfi_stage_plan *s, const rfr_action *a, int i, int at,

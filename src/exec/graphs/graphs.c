@@ -217,10 +217,10 @@ void rfr_graphs_destroy(rfr_graphs *g) {
   rfr_trace_destroy(g->counts.trace);
   if (g->m.device) {
     g->m.backend->free(g->m.device, RFI_MEMORY_RING, g->splits.result);
-    g->m.backend->free(g->m.device, RFI_MEMORY_ARENA, g->arena);
+    rfi_layout_free(&g->layout, g->m.backend, g->m.device);
     g->m.backend->close(g->m.device);
   }
-  rfi_arena_destroy(g->layout);
+  rfi_arena_destroy(g->placed);
   rfi_arena_destroy(g->m.strings);
   rfi_free(g->m.ctx, g);
 }
