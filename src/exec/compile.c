@@ -27,20 +27,20 @@ static void mark_rings(rfr_programs *p, const rfr_trace *t) {
 }
 
 static rfr_status add_inputs(rfr_programs *p, const rfi_program *g) {
-  const rfr_trace *t = g->trace;
+  const rfr_trace *t = g->u.trace;
   for (int i = 0; i < t->n_inputs; i++) {
     const rfi_value *x = &t->values[t->inputs[i]];
     rfi_program_input *input = rfi_find_input(p, x->name);
     if (input) {
       if (memcmp(&input->tensor.type, &x->type, sizeof x->type) != 0 || input->tensor.role != (rfr_role)x->role)
         return rfi_fail(RFI_E_PROGRAM_STATE, "\"%s\" has another type or role in program \"%s\" than before", x->name,
-                        g->name);
+                        g->u.name);
       continue;
     }
-    if (!rfi_arena_grow(p->strings, (void **)&p->input, &p->cap_inputs, p->n_inputs + 1, sizeof *p->input))
+    if (!rfi_arena_grow(p->m.strings, (void **)&p->input, &p->cap_inputs, p->n_inputs + 1, sizeof *p->input))
       return RFR_NO_MEMORY;
-    const char *name = rfi_arena_strdup(p->strings, x->name);
-    if (!name || !rfi_names_add(&p->names, p->strings, name, p->n_inputs)) return RFR_NO_MEMORY;
+    const char *name = rfi_arena_strdup(p->m.strings, x->name);
+    if (!name || !rfi_names_add(&p->names, p->m.strings, name, p->n_inputs)) return RFR_NO_MEMORY;
     p->input[p->n_inputs++] = (rfi_program_input){
         .tensor = {.name = name, .role = (rfr_role)x->role, .type = x->type, .bytes = rfi_bytes(&x->type)},
         .place = {.region = RFI_REGION_PERSISTENT}};
@@ -54,10 +54,10 @@ static rfr_status add_inputs(rfr_programs *p, const rfi_program *g) {
 rfi_pass_options rfi_program_pass_options(rfr_programs *p) {
   return (rfi_pass_options){.fuse = p->options.fuse,
                             .prune = p->options.prune,
-                            .lora = p->backend->lora,
-                            .gelu_bwd = p->backend->gelu_bwd,
-                            .loss_chunk = p->options.loss_chunk > 0 ? p->options.loss_chunk : p->backend->loss_chunk,
-                            .loss_rows = p->options.loss_chunk > 0 ? NULL : p->backend->loss_rows,
+                            .lora = p->m.backend->lora,
+                            .gelu_bwd = p->m.backend->gelu_bwd,
+                            .loss_chunk = p->options.loss_chunk > 0 ? p->options.loss_chunk : p->m.backend->loss_chunk,
+                            .loss_rows = p->options.loss_chunk > 0 ? NULL : p->m.backend->loss_rows,
                             .shard = p->options.shard,
                             .ranks = rfr_comm_size(p->options.comm),
                             .sharded = p->options.shard == RFR_SHARD_FULL && rfr_comm_size(p->options.comm) > 1,
@@ -67,22 +67,22 @@ rfi_pass_options rfi_program_pass_options(rfr_programs *p) {
 }
 
 /* The plan without a side stream. */
-static rfr_status plan_serial(rfi_program *g) { return rfi_plan_make(g->trace, g->workspace, NULL, &g->plan); }
+static rfr_status plan_serial(rfi_program *g) { return rfi_plan_make(g->u.trace, g->workspace, NULL, &g->plan); }
 
 static rfr_status select_and_plan(rfr_programs *p, rfi_program *g) {
-  rfi_stage *last = &g->pipeline.stage[RFI_STAGES - 1];
-  g->trace = last->trace;
+  rfi_stage *last = &g->u.pipeline.stage[RFI_STAGES - 1];
+  g->u.trace = last->trace;
   RFI_TRY(rfi_select_program(p, g, &last->report));
-  RFI_TRY(RFI_ALLOC(p->ctx, sizeof *g->workspace * (size_t)(g->trace->n_ops + 1), &g->workspace));
-  for (int i = 0; i < g->n_bound; i++) g->workspace[g->bound[i].op] = g->bound[i].workspace;
+  RFI_TRY(RFI_ALLOC(p->m.ctx, sizeof *g->workspace * (size_t)(g->u.trace->n_ops + 1), &g->workspace));
+  for (int i = 0; i < g->u.n_bound; i++) g->workspace[g->u.bound[i].op] = g->u.bound[i].workspace;
   return plan_serial(g);
 }
 
 static rfr_status compile_one(rfr_programs *p, rfi_program *g, const rfr_trace *recorded) {
   rfi_pass_options o = rfi_program_pass_options(p);
   const double start = rfi_now();
-  RFI_TRY(rfi_pipeline_run(recorded, &o, &g->pipeline));
-  g->trace = g->pipeline.stage[RFI_STAGES - 1].trace;
+  RFI_TRY(rfi_pipeline_run(recorded, &o, &g->u.pipeline));
+  g->u.trace = g->u.pipeline.stage[RFI_STAGES - 1].trace;
   RFI_TRY(add_inputs(p, g));
   RFI_TRY(select_and_plan(p, g));
   g->compile_seconds = rfi_now() - start;
@@ -92,7 +92,7 @@ static rfr_status compile_one(rfr_programs *p, rfi_program *g, const rfr_trace *
 /* ---- the budget ---- */
 
 static int64_t load_bytes(const rfi_program *g) {
-  const rfr_trace *t = g->trace;
+  const rfr_trace *t = g->u.trace;
   int64_t bytes = 0;
   for (rfr_value v = 0; v < t->n_values; v++)
     if (t->values[v].base == v && t->values[v].op >= 0 && t->ops[t->values[v].op].phase == RFR_PHASE_LOAD)
@@ -109,14 +109,11 @@ static int64_t all_persistent_bytes(const rfr_programs *p) {
 
 static rfr_status plan_again(rfr_programs *p, rfi_program *g, const rfi_pass_options *o) {
   const double start = rfi_now();
-  rfi_free(p->ctx, g->bound);
-  rfi_free(p->ctx, g->workspace);
+  rfi_free(p->m.ctx, g->workspace);
   rfi_plan_deinit(&g->plan);
-  g->bound = NULL;
   g->workspace = NULL;
-  g->n_bound = g->n_load = 0;
   g->flops = g->recomputed_flops = 0;
-  RFI_TRY(rfi_pipeline_redo(&g->pipeline, "recompute", o));
+  RFI_TRY(rfi_pipeline_redo(&g->u.pipeline, "recompute", o));
   RFI_TRY(select_and_plan(p, g));
   g->compile_seconds += rfi_now() - start;
   return RFR_OK;
@@ -147,19 +144,19 @@ static rfr_status meet_budget(rfr_programs *p) {
 /* Marks the bound ops of the side stream; side NULL: all ops run on one stream. */
 static void set_side(rfi_program *g, const rfi_side_op *side) {
   g->n_side_ops = 0;
-  for (int i = 0; i < g->n_bound; i++) {
-    g->bound[i].forks = false;
-    g->bound[i].side = g->bound[i].waits = 0;
+  for (int i = 0; i < g->u.n_bound; i++) {
+    g->u.bound[i].forks = false;
+    g->u.bound[i].side = g->u.bound[i].waits = 0;
   }
-  for (int i = 0; side && i < g->n_bound; i++) {
-    rfi_bound *b = &g->bound[i];
+  for (int i = 0; side && i < g->u.n_bound; i++) {
+    rfi_bound *b = &g->u.bound[i];
     if (side[b->op].until == 0) continue;
     b->side = ++g->n_side_ops;
     int from = i, until = i + 1;
-    while (until < g->n_bound && g->bound[until].op < side[b->op].until) until++;
-    if (until < g->n_bound) g->bound[until].waits = b->side;
-    while (g->bound[from].op > side[b->op].from) from--;
-    g->bound[from].forks = true;
+    while (until < g->u.n_bound && g->u.bound[until].op < side[b->op].until) until++;
+    if (until < g->u.n_bound) g->u.bound[until].waits = b->side;
+    while (g->u.bound[from].op > side[b->op].from) from--;
+    g->u.bound[from].forks = true;
   }
 }
 
@@ -171,8 +168,8 @@ static bool is_over_budget(const rfr_programs *p, int64_t step_bytes) {
 static rfr_status plan_branch(rfr_programs *p, rfi_program *g) {
   rfi_plan with = {0};
   rfi_side_op *side;
-  rfr_status s = rfi_branch(g->trace, g->workspace, &side);
-  if (s == RFR_OK && side) s = rfi_plan_make(g->trace, g->workspace, side, &with);
+  rfr_status s = rfi_branch(g->u.trace, g->workspace, &side);
+  if (s == RFR_OK && side) s = rfi_plan_make(g->u.trace, g->workspace, side, &with);
   if (s != RFR_OK || !side) goto done;
   g->branch_bytes = with.bytes - g->plan.bytes;
   if (is_over_budget(p, with.bytes)) goto done;
@@ -182,7 +179,7 @@ static rfr_status plan_branch(rfr_programs *p, rfi_program *g) {
   set_side(g, side);
 done:
   rfi_plan_deinit(&with);
-  rfi_free(p->ctx, side);
+  rfi_free(p->m.ctx, side);
   return s;
 }
 
@@ -195,9 +192,9 @@ static rfr_status drop_branches(rfr_programs *p, bool *fewer) {
     rfi_plan_deinit(&g->plan);
     set_side(g, NULL);
     RFI_TRY(plan_serial(g));
-    rfi_log(p->ctx, RFR_LOG_WARNING,
-            "program \"%s\" runs without a side stream: the %lld bytes for it exceed the device's free memory", g->name,
-            (long long)g->branch_bytes);
+    rfi_log(p->m.ctx, RFR_LOG_WARNING,
+            "program \"%s\" runs without a side stream: the %lld bytes for it exceed the device's free memory",
+            g->u.name, (long long)g->branch_bytes);
     *fewer = true;
   }
   return RFR_OK;
@@ -207,7 +204,7 @@ static rfr_status report_branches(rfr_programs *p) {
   for (int i = 0; i < p->n; i++) {
     rfi_program *g = &p->program[i];
     if (g->n_side_ops == 0 && g->branch_bytes == 0) continue;
-    RFI_TRY(rfi_report_line(&g->pipeline.stage[RFI_STAGES - 1].report, "side stream: %d ops, %+lld bytes%s",
+    RFI_TRY(rfi_report_line(&g->u.pipeline.stage[RFI_STAGES - 1].report, "side stream: %d ops, %+lld bytes%s",
                             g->n_side_ops, (long long)g->branch_bytes,
                             g->n_side_ops > 0 ? ""
                             : is_over_budget(p, g->plan.bytes + g->branch_bytes)
@@ -228,7 +225,7 @@ static void place_inputs(rfr_programs *p) {
 
 /* Results of phase load are persistent: each program has its own, after the inputs. */
 static void place_loads(rfr_programs *p, rfi_program *g) {
-  const rfr_trace *t = g->trace;
+  const rfr_trace *t = g->u.trace;
   for (rfr_value v = 0; v < t->n_values; v++) {
     const rfi_value *x = &t->values[v];
     g->place[v].region = RFI_REGIONS;
@@ -253,23 +250,24 @@ static void share_step(rfr_programs *p, bool debug) {
 /* Tries again without side streams before it fails. Untouched bytes of the step keep the pattern. */
 static rfr_status allocate_arena_or_serial(rfr_programs *p) {
   bool fewer;
-  const rfr_status s = rfi_layout_allocate(&p->layout, p->backend, p->device, RFI_PATTERN);
+  const rfr_status s = rfi_layout_allocate(&p->layout, p->m.backend, p->m.device, RFI_PATTERN);
   if (s != RFR_NO_MEMORY) return s;
   RFI_TRY(drop_branches(p, &fewer));
   if (!fewer) return s;
   share_step(p, false);
-  return rfi_layout_allocate(&p->layout, p->backend, p->device, RFI_PATTERN);
+  return rfi_layout_allocate(&p->layout, p->m.backend, p->m.device, RFI_PATTERN);
 }
 
 static rfr_status allocate_memory(rfr_programs *p) {
-  const rfi_backend *b = p->backend;
+  const rfi_backend *b = p->m.backend;
   RFI_TRY(allocate_arena_or_serial(p));
   if (!p->options.debug) return RFR_OK;
   int most = 0;
   for (int i = 0; i < p->n; i++)
     if (p->program[i].plan.n > most) most = p->program[i].plan.n;
-  RFI_TRY(b->alloc(p->device, RFI_MEMORY_RING, sizeof *p->watch * (size_t)rfi_debug_ranges(most), (void **)&p->watch));
-  return b->host ? RFR_OK : rfi_alloc(p->ctx, RFI_WINDOW, (void **)&p->window);
+  RFI_TRY(
+      b->alloc(p->m.device, RFI_MEMORY_RING, sizeof *p->watch * (size_t)rfi_debug_ranges(most), (void **)&p->watch));
+  return b->host ? RFR_OK : rfi_alloc(p->m.ctx, RFI_WINDOW, (void **)&p->window);
 }
 
 static rfr_status plan_programs(rfr_programs *p) {
@@ -278,16 +276,40 @@ static rfr_status plan_programs(rfr_programs *p) {
   place_inputs(p);
   for (int i = 0; i < p->n; i++) {
     rfi_program *g = &p->program[i];
-    RFI_TRY(RFI_ALLOC(p->ctx, sizeof *g->place * (size_t)(g->trace->n_values + 1), &g->place));
+    RFI_TRY(RFI_ALLOC(p->m.ctx, sizeof *g->place * (size_t)(g->u.trace->n_values + 1), &g->place));
     place_loads(p, g);
   }
   /* debugging runs one op at a time */
-  for (int i = 0; i < p->n && p->backend->branches && !p->options.debug; i++) RFI_TRY(plan_branch(p, &p->program[i]));
+  for (int i = 0; i < p->n && p->m.backend->branches && !p->options.debug; i++) RFI_TRY(plan_branch(p, &p->program[i]));
   share_step(p, false);
   if (!p->options.plan_only)
     RFI_TRY(rfi_layout_check_budget(&p->layout, p->options.budget, p->options.recompute, false));
   if (p->options.debug) share_step(p, true); /* the budget is for the program; debugging it needs more bytes */
   return RFR_OK;
+}
+
+/* Takes the plan's offsets. */
+static void place_step(rfi_program *g) {
+  for (int i = 0, k = 0; i < g->plan.n; i++) {
+    const rfi_buffer *b = &g->plan.buffer[i];
+    if (b->value != RFR_NONE) {
+      g->place[b->value] = (rfi_location){RFI_REGION_SLOT, b->offset};
+      continue;
+    }
+    while (g->u.bound[k].op != b->first) k++; /* workspaces and bound ops are both sorted by op */
+    g->u.workspace_at[k] = b->offset;
+  }
+}
+
+typedef struct program_addresses {
+  const rfr_programs *p;
+  const rfi_program *g;
+} program_addresses;
+
+static unsigned char *address_of(const void *user, rfr_value owner) {
+  const program_addresses *x = user;
+  const rfi_location at = x->g->place[owner];
+  return rfi_address(&x->p->layout, at.region, at.offset);
 }
 
 /* Memory, and the addresses in it. */
@@ -297,14 +319,14 @@ static rfr_status allocate(rfr_programs *p) {
   for (int i = 0; i < p->n_inputs; i++) {
     const rfi_location at = p->input[i].place;
     p->input[i].tensor.data = rfi_address(&p->layout, at.region, at.offset);
-    p->input[i].tensor.host = at.region == RFI_REGION_RING || p->backend->host;
+    p->input[i].tensor.host = at.region == RFI_REGION_RING || p->m.backend->host;
   }
   for (int i = 0; i < p->n; i++) {
     rfi_program *g = &p->program[i];
-    for (int k = 0; k < g->plan.n; k++)
-      if (g->plan.buffer[k].value >= 0)
-        g->place[g->plan.buffer[k].value] = (rfi_location){RFI_REGION_SLOT, g->plan.buffer[k].offset};
-    rfi_set_program_addresses(p, g);
+    place_step(g);
+    RFI_TRY(rfi_unit_instantiate(&p->m, &g->u, 1));
+    rfi_unit_set_addresses(&g->u, 0, address_of, &(program_addresses){p, g},
+                           rfi_address(&p->layout, RFI_REGION_SLOT, 0));
   }
   return RFR_OK;
 }
@@ -352,25 +374,25 @@ rfr_status rfr_compile(rfr_ctx *ctx, int n, const rfr_trace *const *traces, cons
   *out = NULL;
   RFI_TRY(check_arguments(ctx, n, traces, options));
   RFI_GOTO(RFI_ALLOC(ctx, sizeof *p, &p));
-  p->ctx = ctx;
+  p->m.ctx = ctx;
   p->options = rfr_compile_options_default();
   if (options) memcpy(&p->options, options, sizeof p->options);
-  RFI_GOTO(rfi_arena_create(ctx, &p->strings));
-  RFI_GOTO(rfi_backend_find(ctx, &p->backend));
-  RFI_GOTO(p->backend->open(ctx, &p->device));
-  RFI_GOTO(
-      rfi_join_communicator(&(rfi_exec_target){.backend = p->backend, .device = p->device, .comm = p->options.comm}));
+  p->m.comm = p->options.comm;
+  RFI_GOTO(rfi_arena_create(ctx, &p->m.strings));
+  RFI_GOTO(rfi_backend_find(ctx, &p->m.backend));
+  RFI_GOTO(p->m.backend->open(ctx, &p->m.device));
+  RFI_GOTO(rfi_join_communicator(&p->m));
   RFI_GOTO(RFI_ALLOC(ctx, sizeof *p->program * (size_t)n, &p->program));
   p->n = n;
   for (int i = 0; i < n; i++) {
-    p->program[i].name = rfi_arena_strdup(p->strings, names && names[i] ? names[i] : "program");
-    if (!p->program[i].name) {
+    p->program[i].u.name = rfi_arena_strdup(p->m.strings, names && names[i] ? names[i] : "program");
+    if (!p->program[i].u.name) {
       s = RFR_NO_MEMORY;
       goto fail;
     }
     s = compile_one(p, &p->program[i], traces[i]);
     if (s != RFR_OK) {
-      rfi_fail_prefix("program \"%s\": ", p->program[i].name);
+      rfi_fail_prefix("program \"%s\": ", p->program[i].u.name);
       goto fail;
     }
   }
@@ -381,8 +403,8 @@ rfr_status rfr_compile(rfr_ctx *ctx, int n, const rfr_trace *const *traces, cons
   if (!p->options.keep_traces)
     for (int i = 0; i < n; i++)
       for (int k = 0; k < RFI_STAGES - 1; k++) {
-        rfr_trace_destroy(p->program[i].pipeline.stage[k].trace);
-        p->program[i].pipeline.stage[k].trace = NULL;
+        rfr_trace_destroy(p->program[i].u.pipeline.stage[k].trace);
+        p->program[i].u.pipeline.stage[k].trace = NULL;
       }
   *out = p;
   return RFR_OK;
@@ -395,20 +417,18 @@ void rfr_programs_destroy(rfr_programs *p) {
   if (!p) return;
   for (int i = 0; i < p->n; i++) {
     rfi_program *g = &p->program[i];
-    if (p->device) p->backend->graph_destroy(p->device, g->graph);
-    rfi_free(p->ctx, g->bound);
-    rfi_free(p->ctx, g->workspace);
-    rfi_free(p->ctx, g->place);
+    rfi_unit_deinit(&p->m, &g->u);
+    rfi_free(p->m.ctx, g->workspace);
+    rfi_free(p->m.ctx, g->place);
     rfi_plan_deinit(&g->plan);
-    rfi_pipeline_deinit(&g->pipeline);
   }
-  rfi_free(p->ctx, p->program);
-  rfi_free(p->ctx, p->window);
-  if (p->device) {
-    p->backend->free(p->device, RFI_MEMORY_RING, p->watch);
-    rfi_layout_free(&p->layout, p->backend, p->device);
-    p->backend->close(p->device);
+  rfi_free(p->m.ctx, p->program);
+  rfi_free(p->m.ctx, p->window);
+  if (p->m.device) {
+    p->m.backend->free(p->m.device, RFI_MEMORY_RING, p->watch);
+    rfi_layout_free(&p->layout, p->m.backend, p->m.device);
+    p->m.backend->close(p->m.device);
   }
-  rfi_arena_destroy(p->strings);
-  rfi_free(p->ctx, p);
+  rfi_arena_destroy(p->m.strings);
+  rfi_free(p->m.ctx, p);
 }

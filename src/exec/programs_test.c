@@ -623,7 +623,7 @@ static void test_profile(void **state) {
 
   int n = -1;
   OK(rfr_program_profile(p, 0, NULL, 0, &n)); /* counts and runs nothing */
-  assert_int_equal(n, p->program[0].n_bound - p->program[0].n_load);
+  assert_int_equal(n, p->program[0].u.n_bound - p->program[0].u.first[RFI_PART_F]);
   assert_in_range(n, 2, MOST);
   assert_int_equal(rfr_program_profile(p, 0, times, n - 1, &n), RFR_INVALID);
   assert_int_equal(rfr_program_profile(p, 1, times, MOST, &n), RFR_INVALID);

@@ -19,7 +19,7 @@ static const char MICROBATCH[] = "graphs.microbatch";
 static const char BAD_PREFIX[] = "graphs.bad."; /* of outputs that report invalid group sizes */
 
 static rfr_status refuse(const rfi_callable *c, const char *what, const char *name) {
-  return rfi_fail(RFI_E_GRAPHS_CALLABLE, "callable \"%s\": %s \"%s\"", c->name, what, name);
+  return rfi_fail(RFI_E_GRAPHS_CALLABLE, "callable \"%s\": %s \"%s\"", c->u.name, what, name);
 }
 
 /* ---- the joint trace ---- */
@@ -164,7 +164,8 @@ static rfr_status record_gradient(const rfr_graphs *g, const rfi_callable *c, rf
     return rfi_fail(RFI_E_GRAPHS_CALLABLE,
                     "callable \"%s\": %s \"%s\" needs a gradient, but no output depends on it: make it %s, or set "
                     "rfr_graphs_options.allow_unused_input",
-                    c->name, trained ? "parameter" : "input", x.name, trained ? "frozen" : "an input without gradient");
+                    c->u.name, trained ? "parameter" : "input", x.name,
+                    trained ? "frozen" : "an input without gradient");
   const rfr_main_gradient *m = trained ? rfi_main_gradient_of(g, x.name) : NULL;
   const char *name = grad_name(t, x.name);
   if (!name) return RFR_NO_MEMORY;
@@ -274,8 +275,8 @@ static rfr_status order_parts(rfi_callable *c, const rfr_trace *in) {
     const uint8_t wanted = phase_of[part_of_output(c, in->outputs[i].name)];
     if (maker >= 0 && phase[maker] > wanted) phase[maker] = wanted;
   }
-  rfr_trace_destroy(c->trace);
-  const rfr_status s = rfi_order_phases(in, phase, &c->trace);
+  rfr_trace_destroy(c->u.trace);
+  const rfr_status s = rfi_order_phases(in, phase, &c->u.trace);
   rfi_free(in->ctx, phase);
   return s;
 }
@@ -284,16 +285,16 @@ static rfr_status order_parts(rfi_callable *c, const rfr_trace *in) {
 static rfr_status shard(const rfr_graphs *g, rfi_callable *c) {
   const rfi_shard o = {
       .ranks = g->m.comm ? g->m.comm->size : 1, .gradient = RFI_GRAD_PREFIX, .gathered = RFI_UNREDUCED_PREFIX};
-  rfr_trace *unsharded = c->trace;
-  const rfr_status s = rfi_shard_callable(unsharded, &o, &c->trace);
+  rfr_trace *unsharded = c->u.trace;
+  const rfr_status s = rfi_shard_callable(unsharded, &o, &c->u.trace);
   rfr_trace_destroy(unsharded);
   return s;
 }
 
 static void find_parts(rfi_callable *c) {
   for (int part = 0, i = 0; part <= RFI_PARTS; part++) {
-    while (part > 0 && i < c->trace->n_ops && c->trace->ops[i].phase == phase_of[part - 1]) i++;
-    c->start[part] = i;
+    while (part > 0 && i < c->u.trace->n_ops && c->u.trace->ops[i].phase == phase_of[part - 1]) i++;
+    c->u.start[part] = i;
   }
 }
 
@@ -322,7 +323,7 @@ static rfr_status check_name(const rfi_callable *c, const char *name) {
   const bool reserved = strcmp(name, MICROBATCH) == 0 || strncmp(name, RFI_GRAD_PREFIX, strlen(RFI_GRAD_PREFIX)) == 0 ||
                         strncmp(name, RFI_UNREDUCED_PREFIX, strlen(RFI_UNREDUCED_PREFIX)) == 0;
   return reserved ? rfi_fail(RFI_E_GRAPHS_CALLABLE,
-                             "callable \"%s\": \"%s\" is a reserved name: rename the input or output", c->name, name)
+                             "callable \"%s\": \"%s\" is a reserved name: rename the input or output", c->u.name, name)
                   : RFR_OK;
 }
 
@@ -334,7 +335,7 @@ static rfr_status check_names(const rfi_callable *c, const rfr_trace *t) {
 
 /* Sets the ports' values to ids of the final trace. */
 static rfr_status find_ports(rfr_graphs *g, rfi_callable *c) {
-  const rfr_trace *t = c->trace;
+  const rfr_trace *t = c->u.trace;
   for (int side = 0; side < 2; side++)
     for (int i = 0; i < (side ? c->n_out : c->n_in); i++) {
       rfi_port *p = side ? &c->out[i] : &c->in[i];
@@ -440,7 +441,7 @@ rfi_pass_options rfi_callable_options(rfr_graphs *g, const rfi_callable *c) {
 }
 
 rfr_status rfi_callable_order(rfr_graphs *g, rfi_callable *c) {
-  RFI_TRY(order_parts(c, c->pipeline.stage[RFI_STAGES - 1].trace));
+  RFI_TRY(order_parts(c, c->u.pipeline.stage[RFI_STAGES - 1].trace));
   if (c->sharded) RFI_TRY(shard(g, c));
   find_parts(c);
   return find_ports(g, c);
@@ -465,18 +466,19 @@ static rfr_status check_first_site(const rfr_graphs *g, int index, const rfr_cal
                   "callable \"%s\" draws random numbers in stage %d of a schedule of %d ranks: set "
                   "rfr_callable.first_site of the stage's first callable to the sum of rfr_trace_sites over all layers "
                   "before it, so that no two ranks draw the same masks",
-                  c->name, g->stage[c->stage].number, info.ranks);
+                  c->u.name, g->stage[c->stage].number, info.ranks);
 }
 
 static rfr_status check_trace(const rfr_graphs *g, const rfi_callable *c, const rfr_trace *t) {
   if (t->ctx != g->m.ctx)
     return rfi_fail(
         RFI_E_GRAPHS_CALLABLE,
-        "callable \"%s\": its trace was recorded in another context: record it in the context of the graphs", c->name);
+        "callable \"%s\": its trace was recorded in another context: record it in the context of the graphs",
+        c->u.name);
   RFI_TRY(rfr_trace_status(t));
   if (rfi_trace_is_finished(t)) return RFR_OK;
   return rfi_fail(RFI_E_GRAPHS_CALLABLE, "callable \"%s\": its trace is not finished: call rfr_trace_finish first",
-                  c->name);
+                  c->u.name);
 }
 
 rfr_status rfi_callable_compile(rfr_graphs *g, int index, const rfr_callable *desc, int64_t *site) {
@@ -486,8 +488,8 @@ rfr_status rfi_callable_compile(rfr_graphs *g, int index, const rfr_callable *de
   c->level = -1;
   c->sharded = desc->sharded != 0;
   c->gathered = c->sharded || desc->gathered || has_gather_hook(g, index);
-  c->name = desc->name ? rfi_arena_strdup(g->m.strings, desc->name) : rfi_arena_printf(g->m.strings, "%d", index);
-  if (!c->name) return RFR_NO_MEMORY;
+  c->u.name = desc->name ? rfi_arena_strdup(g->m.strings, desc->name) : rfi_arena_printf(g->m.strings, "%d", index);
+  if (!c->u.name) return RFR_NO_MEMORY;
   c->has_first_site = desc->first_site >= 0;
   RFI_TRY(check_trace(g, c, desc->trace));
   RFI_TRY(check_first_site(g, index, desc));
@@ -496,7 +498,7 @@ rfr_status rfi_callable_compile(rfr_graphs *g, int index, const rfr_callable *de
   RFI_TRY(record_joint(g, c, desc, *site, &joint));
   *site += rfr_trace_sites(desc->trace);
   const rfi_pass_options o = rfi_callable_options(g, c);
-  rfr_status s = rfi_pipeline_run(joint, &o, &c->pipeline);
+  rfr_status s = rfi_pipeline_run(joint, &o, &c->u.pipeline);
   rfr_trace_destroy(joint);
   return s == RFR_OK ? rfi_callable_order(g, c) : s;
 }

@@ -17,7 +17,7 @@
 /* Whether a callable has a call for an action. */
 static bool has_call(const rfi_callable *c, int op) {
   if (op == RFR_ACTION_F) return true;
-  if (op == RFR_ACTION_W) return rfi_has(c, RFI_PART_W);
+  if (op == RFR_ACTION_W) return rfi_has(&c->u, RFI_PART_W);
   return rfi_has_backward(c);
 }
 
@@ -121,7 +121,7 @@ void rfi_graphs_explain_order(const rfr_graphs *g, int callable, int microbatch,
 /* ---- completed gradients ---- */
 
 static bool runs_wgrad(const rfr_graphs *g, const rfi_step_call *call) {
-  return call->op == RFR_ACTION_W || (call->op == RFR_ACTION_B && rfi_has(&g->callable[call->callable], RFI_PART_W));
+  return call->op == RFR_ACTION_W || (call->op == RFR_ACTION_B && rfi_has(&g->callable[call->callable].u, RFI_PART_W));
 }
 
 /* Sorts main gradients by the last call that adds to them; without one they are complete when a step begins. */
@@ -240,7 +240,7 @@ rfr_status rfi_graphs_check_gradient(const rfr_graphs *g, int gradient) {
       if (of->gradients[k] == gradient)
         return rfi_fail(RFI_E_GRAPHS_ORDER,
                         "main gradient \"%s\" is not complete: %s of callable \"%s\", microbatch %d, adds to it",
-                        g->named[gradient].tensor.name, rfi_call_text(call->op), of->name,
+                        g->named[gradient].tensor.name, rfi_call_text(call->op), of->u.name,
                         c->endless ? (int)(begun / c->n) : call->microbatch);
   }
   for (int i = g->next_shard_action; i < c->n_shard_actions; i++) {
@@ -249,7 +249,7 @@ rfr_status rfi_graphs_check_gradient(const rfr_graphs *g, int gradient) {
       if (of->gradients[k] == gradient)
         return rfi_fail(RFI_E_GRAPHS_ORDER,
                         "main gradient \"%s\" is not complete: REDUCE of callable \"%s\" adds to it",
-                        g->named[gradient].tensor.name, of->name);
+                        g->named[gradient].tensor.name, of->u.name);
   }
   return RFR_OK;
 }
@@ -308,7 +308,7 @@ static rfr_status check_stage(const rfr_graphs *g, const rfi_stage_plan *was, co
           RFI_E_GRAPHS_SCHEDULE,
           "callable \"%s\" is sharded: the memory of its gathered parameters was planned for the UNSHARD, RESHARD and "
           "REDUCE of the schedule at creation",
-          g->callable[c].name);
+          g->callable[c].u.name);
   if (now->number != was->number || now->first != was->first || now->end != was->end)
     return rfi_fail(RFI_E_GRAPHS_SCHEDULE, "it has stage %d with %d callables, captured was stage %d with %d",
                     now->number, now->end - now->first, was->number, was->end - was->first);

@@ -31,35 +31,36 @@ static unsigned char *skip_flag(const rfr_graphs *g) {
 
 static unsigned char *address(const void *user, rfr_value owner) {
   const rfr_graphs *g = user;
-  const rfr_trace *t = g->counts.trace;
+  const rfr_trace *t = g->counts.u.trace;
   if (owner == t->inputs[0]) return skip_flag(g);
   return g->named[rfi_names_find(&g->names, t->values[owner].name)].tensor.data;
 }
 
 rfr_status rfi_graphs_counts_create(rfr_graphs *g) {
-  rfi_counts *x = &g->counts;
-  const int n = rfi_graphs_counted(g);
-  if (n == 0) return RFR_OK;
-  RFI_TRY(rfr_trace_create(g->m.ctx, &x->trace));
-  const rfr_value skip = rfr_input(x->trace, "skip", RFR_ROLE_STATE, RFR_I32, 1, ((int64_t[]){1}));
+  rfi_exec_unit *u = &g->counts.u;
+  if (rfi_graphs_counted(g) == 0) return RFR_OK;
+  u->name = "counters";
+  RFI_TRY(rfr_trace_create(g->m.ctx, &u->trace));
+  const rfr_value skip = rfr_input(u->trace, "skip", RFR_ROLE_STATE, RFR_I32, 1, ((int64_t[]){1}));
   for (int i = 0; i < g->n_named; i++) {
     const char *name = g->named[i].tensor.name;
     if (!is_counted(&g->named[i])) continue;
-    const rfr_value block = rfr_input(x->trace, name, RFR_ROLE_STATE, RFR_I64, 1, ((int64_t[]){4}));
-    rfr_output(x->trace, name, rfr_step_end(x->trace, block, skip));
+    const rfr_value block = rfr_input(u->trace, name, RFR_ROLE_STATE, RFR_I64, 1, ((int64_t[]){4}));
+    rfr_output(u->trace, name, rfr_step_end(u->trace, block, skip));
   }
-  RFI_TRY(rfr_trace_finish(x->trace));
-  if (!(x->bound = rfi_arena_alloc(g->m.strings, sizeof *x->bound * (size_t)n))) return RFR_NO_MEMORY;
-  RFI_TRY(rfi_select_ops(&g->m, x->trace, x->bound, &x->n));
-  rfi_set_op_addresses(x->trace, x->bound, x->n, address, g);
+  RFI_TRY(rfr_trace_finish(u->trace));
+  rfi_unit_set_step(u);
+  RFI_TRY(rfi_unit_select(&g->m, u));
+  RFI_TRY(rfi_unit_instantiate(&g->m, u, 1));
+  rfi_unit_set_addresses(u, 0, address, g, NULL);
   return RFR_OK;
 }
 
 rfr_status rfi_graphs_count(rfr_graphs *g, bool skipped) {
   const rfi_backend *b = g->m.backend;
   unsigned char *skip = skip_flag(g);
-  if (g->counts.n == 0) return RFR_OK;
+  if (!g->counts.u.trace) return RFR_OK;
   if (skipped) RFI_TRY(b->fill(g->m.device, skip, 1, 1));
-  RFI_TRY(b->run(g->m.device, g->counts.bound, g->counts.n));
+  RFI_TRY(rfi_unit_run(&g->m, &g->counts.u, 0, RFI_PART_F, true, NULL));
   return skipped ? b->fill(g->m.device, skip, 0, 1) : RFR_OK;
 }

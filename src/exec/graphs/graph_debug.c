@@ -31,7 +31,7 @@ static bool next_input_gradient(const rfr_graphs *g, const rfi_stage_plan *s, in
 rfr_status rfi_graphs_poison_slot(rfr_graphs *g, int stage, int slot, bool gradients) {
   const rfi_stage_plan *s = &g->stage[stage];
   unsigned char *at = rfi_graphs_slot(g, s, slot), *end = at + s->bytes, *from, *to;
-  for (int c = s->first; c < s->end; c++) g->callable[c].instance[slot].microbatch = -1;
+  for (int c = s->first; c < s->end; c++) g->callable[c].u.instance[slot].microbatch = -1;
   while (!gradients && next_input_gradient(g, s, slot, at, end, &from, &to)) {
     RFI_TRY(poison(g, at, from));
     at = to;

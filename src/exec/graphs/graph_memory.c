@@ -125,12 +125,12 @@ static rfr_status add_name(rfr_graphs *g, const rfi_callable *c, const rfi_value
     return rfi_fail(RFI_E_GRAPHS_CALLABLE,
                     "callable \"%s\": parameter \"%s\" is also used by another callable: a sharded callable cannot "
                     "share parameters",
-                    c->name, x->name);
+                    c->u.name, x->name);
   if (have) {
     if (memcmp(&have->tensor.type, &x->type, sizeof x->type) != 0 || have->tensor.role != (rfr_role)x->role)
       return rfi_fail(RFI_E_PROGRAM_STATE,
                       "\"%s\" has another type or role in callable \"%s\" than in an earlier callable", x->name,
-                      c->name);
+                      c->u.name);
     return RFR_OK;
   }
   if (!rfi_arena_grow(g->m.strings, (void **)&g->named, &g->cap_named, g->n_named + 1, sizeof *g->named))
@@ -186,13 +186,13 @@ static rfr_status check_tied(const rfr_graphs *g, const rfi_callable *c, const c
         return rfi_fail(RFI_E_GRAPHS_CALLABLE,
                         "callable \"%s\": parameter \"%s\" is also trained by callable \"%s\" of another stage: use "
                         "one parameter per stage and add the gradients",
-                        c->name, name + strlen(RFI_GRAD_PREFIX), o->name);
+                        c->u.name, name + strlen(RFI_GRAD_PREFIX), o->u.name);
   }
   return RFR_OK;
 }
 
 rfr_status rfi_graphs_names(rfr_graphs *g, rfi_callable *c) {
-  const rfr_trace *t = c->trace;
+  const rfr_trace *t = c->u.trace;
   c->gradients = rfi_arena_alloc(g->m.strings, sizeof *c->gradients * (size_t)(t->n_inputs + 1));
   c->unreduced = rfi_arena_alloc(g->m.strings, sizeof *c->unreduced * (size_t)(t->n_inputs + 1));
   c->parameters = rfi_arena_alloc(g->m.strings, sizeof *c->parameters * (size_t)(t->n_inputs + 1));
@@ -239,15 +239,15 @@ static rfr_status check_access(const rfr_graphs *g, int callable, rfi_part part,
       RFI_E_GRAPHS_CALLABLE,
       "callable \"%s\": state \"%s\" is written by callable \"%s\" in another %s: with several microbatches in flight "
       "the value read would depend on the schedule",
-      c->name, x->tensor.name, writer->name, c->stage == writer->stage ? "part" : "stage");
+      c->u.name, x->tensor.name, writer->u.name, c->stage == writer->stage ? "part" : "stage");
 }
 
 static rfr_status check_states(rfr_graphs *g) {
   for (int write = 1; write >= 0; write--) /* find all writers, then check readers */
     for (int i = 0; i < g->n; i++) {
-      const rfr_trace *t = g->callable[i].trace;
+      const rfr_trace *t = g->callable[i].u.trace;
       for (int part = RFI_PART_F; part <= RFI_PART_W; part++)
-        for (int k = g->callable[i].start[part]; k < g->callable[i].start[part + 1]; k++) {
+        for (int k = g->callable[i].u.start[part]; k < g->callable[i].u.start[part + 1]; k++) {
           const rfi_opr *op = &t->ops[k];
           if (op->def->flags & RFI_VIEW) continue;
           for (int j = 0; j < (write ? op->n_out : op->n_in); j++) {
@@ -263,19 +263,19 @@ static rfr_status check_states(rfr_graphs *g) {
 /* An output must not alias a written state (unless it has the state's name), because the next microbatch overwrites it,
  * nor a gathered parameter, whose memory the next callable reuses. */
 static rfr_status check_output(const rfr_graphs *g, const rfi_callable *c, const rfi_port *p) {
-  const rfr_trace *t = c->trace;
+  const rfr_trace *t = c->u.trace;
   const rfi_named *state = state_of(g, t, p->value);
   const int maker = p->value < 0 ? -1 : t->values[t->values[p->value].base].op;
   if (state && state->written && (p->callable >= 0 || strcmp(p->name, state->tensor.name) != 0))
     return rfi_fail(RFI_E_GRAPHS_CALLABLE,
                     "callable \"%s\": output \"%s\" aliases state \"%s\", which every microbatch overwrites: output "
                     "rfr_copy of it%s",
-                    c->name, p->name, state->tensor.name, p->callable >= 0 ? ", and link that" : "");
-  if (c->sharded && maker >= c->start[RFI_PART_SETUP] && maker < c->start[RFI_PART_SETUP + 1])
+                    c->u.name, p->name, state->tensor.name, p->callable >= 0 ? ", and link that" : "");
+  if (c->sharded && maker >= c->u.start[RFI_PART_SETUP] && maker < c->u.start[RFI_PART_SETUP + 1])
     return rfi_fail(RFI_E_GRAPHS_CALLABLE,
                     "callable \"%s\": output \"%s\" aliases a parameter of a sharded callable, which is gathered only "
                     "during the call: output rfr_copy of it",
-                    c->name, p->name);
+                    c->u.name, p->name);
   return RFR_OK;
 }
 
@@ -315,7 +315,7 @@ typedef struct axis {
 } axis;
 
 static int tick_of(const axis *x, int callable, rfi_part part, int op) {
-  return x->at[callable - x->stage->first][part] + 1 + op - x->g->callable[callable].start[part];
+  return x->at[callable - x->stage->first][part] + 1 + op - x->g->callable[callable].u.start[part];
 }
 
 static void touch(const axis *x, int callable, rfr_value owner, int tick) {
@@ -332,12 +332,12 @@ static void touch(const axis *x, int callable, rfr_value owner, int tick) {
 
 static rfi_part part_at(const rfi_callable *c, int op) {
   int part = RFI_PART_LOAD;
-  while (op >= c->start[part + 1]) part++;
+  while (op >= c->u.start[part + 1]) part++;
   return (rfi_part)part;
 }
 
 static rfr_status assign_result_storage(const rfr_graphs *g, rfi_callable *c) {
-  const rfr_trace *t = c->trace;
+  const rfr_trace *t = c->u.trace;
   uint8_t *parts; /* per value: a bit for each part that uses it */
   RFI_TRY(RFI_ALLOC(g->m.ctx, (size_t)t->n_values + 1, &parts));
   for (int i = 0; i < t->n_ops; i++) {
@@ -363,20 +363,18 @@ static rfr_status assign_result_storage(const rfr_graphs *g, rfi_callable *c) {
   return RFR_OK;
 }
 
-static int64_t bytes_into(const rfi_value *x) { return x->offset * rfr_dtype_bits(x->type.dtype) / 8; }
-
 /* `v` is an alias of value `of` of another callable. */
 static void link_storage(rfr_graphs *g, rfi_callable *c, rfr_value v, int callable, rfr_value of) {
-  const rfi_value *x = &g->callable[callable].trace->values[of];
+  const rfi_value *x = &g->callable[callable].u.trace->values[of];
   c->place[v] =
-      (rfi_storage){.kind = RFI_STORAGE_SLOT, .offset = bytes_into(x), .callable = callable, .owner = x->base};
+      (rfi_storage){.kind = RFI_STORAGE_SLOT, .offset = rfi_bytes_into(x), .callable = callable, .owner = x->base};
 }
 
 /* Moves value `v` to the caller's memory. It must own its storage, be computed by the callable (`computed`) or passed
  * in, and change with each microbatch. */
 static rfr_status fix_storage(rfi_callable *c, const rfi_port *p, bool computed, rfr_value v, void *const *fixed) {
   if (!fixed) return RFR_OK;
-  const rfi_value *x = &c->trace->values[v], *owner = &c->trace->values[x->base];
+  const rfi_value *x = &c->u.trace->values[v], *owner = &c->u.trace->values[x->base];
   rfi_storage *place = &c->place[x->base];
   if ((place->kind == RFI_STORAGE_SLOT || place->kind == RFI_STORAGE_SHARED) && place->callable < 0 &&
       (owner->op >= 0) == computed && x->offset == 0 && rfi_bytes(&x->type) == rfi_bytes(&owner->type)) {
@@ -388,7 +386,7 @@ static rfr_status fix_storage(rfi_callable *c, const rfi_port *p, bool computed,
       RFI_E_GRAPHS_CALLABLE,
       "callable \"%s\": fixed memory for %s\"%s\" is impossible, because it aliases an input or another value, "
       "or does not change between microbatches: use the address that the call returns",
-      c->name, fixed == p->fixed_grad ? "the gradient of " : "", p->name);
+      c->u.name, fixed == p->fixed_grad ? "the gradient of " : "", p->name);
 }
 
 static rfr_status fix_all_storage(rfi_callable *c) {
@@ -404,7 +402,7 @@ static rfr_status fix_all_storage(rfi_callable *c) {
 }
 
 static rfr_status assign_storage(rfr_graphs *g, rfi_callable *c) {
-  const rfr_trace *t = c->trace;
+  const rfr_trace *t = c->u.trace;
   if (!(c->place = rfi_arena_alloc(g->placed, sizeof *c->place * (size_t)(t->n_values + 1)))) return RFR_NO_MEMORY;
   for (rfr_value v = 0; v < t->n_values; v++) c->place[v].callable = -1;
   for (int i = 0; i < t->n_inputs; i++) {
@@ -428,7 +426,7 @@ static rfr_status assign_storage(rfr_graphs *g, rfi_callable *c) {
 static int lay_part(axis *x, int callable, rfi_part part, int at) {
   const rfi_callable *c = &x->g->callable[callable];
   x->at[callable - x->stage->first][part] = at;
-  return at + 1 + c->start[part + 1] - c->start[part];
+  return at + 1 + c->u.start[part + 1] - c->u.start[part];
 }
 
 static void lay_axis(axis *x) {
@@ -444,14 +442,14 @@ static void lay_axis(axis *x) {
   for (int c = s->end - 1; c >= s->first; c--) {
     const rfi_callable *callable = &x->g->callable[c];
     x->late_w[c - s->first] = s->delayed ? at : -1;
-    if (s->delayed) at += 1 + callable->start[RFI_PART_W + 1] - callable->start[RFI_PART_W];
+    if (s->delayed) at += 1 + callable->u.start[RFI_PART_W + 1] - callable->u.start[RFI_PART_W];
   }
   x->end = at;
 }
 
 static void touch_ops(const axis *x, int callable) {
   const rfi_callable *c = &x->g->callable[callable];
-  const rfr_trace *t = c->trace;
+  const rfr_trace *t = c->u.trace;
   const int late_w = x->late_w[callable - x->stage->first];
   for (int i = 0; i < t->n_ops; i++) {
     const rfi_opr *op = &t->ops[i];
@@ -464,7 +462,7 @@ static void touch_ops(const axis *x, int callable) {
       const rfr_value owner = t->values[v].base;
       touch(x, callable, owner, tick);
       if (part == RFI_PART_W && late_w >= 0 && c->place[owner].kind != RFI_STORAGE_SHARED)
-        touch(x, callable, owner, late_w + 1 + i - c->start[part]);
+        touch(x, callable, owner, late_w + 1 + i - c->u.start[part]);
     }
   }
 }
@@ -472,14 +470,15 @@ static void touch_ops(const axis *x, int callable) {
 /* Inputs are live before their part; results for the caller live to the end. */
 static void touch_ports(const axis *x, int callable) {
   const rfi_callable *c = &x->g->callable[callable];
-  const rfi_value *values = c->trace->values;
+  const rfi_value *values = c->u.trace->values;
   const int *at = x->at[callable - x->stage->first];
   if (c->microbatch >= 0) { /* never shares bytes, so the host knows its contents */
     touch(x, callable, c->microbatch, 0);
     touch(x, callable, c->microbatch, x->end);
   }
   for (int k = 0; k < c->n_checked; k++) /* copied to the ring after F */
-    touch(x, callable, values[c->checked[k].bad].base, at[RFI_PART_F] + c->start[RFI_PART_I] - c->start[RFI_PART_F]);
+    touch(x, callable, values[c->checked[k].bad].base,
+          at[RFI_PART_F] + c->u.start[RFI_PART_I] - c->u.start[RFI_PART_F]);
   for (int i = 0; i < c->n_in; i++) {
     if (c->in[i].value >= 0) touch(x, callable, c->in[i].value, at[RFI_PART_F]);
     if (c->in[i].callable < 0 && c->in[i].grad >= 0) touch(x, callable, values[c->in[i].grad].base, x->end);
@@ -512,7 +511,7 @@ static rfr_status room(rfr_ctx *ctx, int n, planned *p) {
 static void collect(const axis *x, planned *slot, planned *shared) {
   for (int callable = x->stage->first; callable < x->stage->end; callable++) {
     const rfi_callable *c = &x->g->callable[callable];
-    const rfr_trace *t = c->trace;
+    const rfr_trace *t = c->u.trace;
     for (rfr_value v = 0; v < t->n_values; v++) {
       const rfi_storage *place = &c->place[v];
       const rfi_life *life = &x->life[callable - x->stage->first][v];
@@ -521,10 +520,10 @@ static void collect(const axis *x, planned *slot, planned *shared) {
       add_buffer(place->kind == RFI_STORAGE_SLOT ? slot : shared, rfi_storage_bytes(&t->values[v].type), life->first,
                  life->last, (item){callable, v, false});
     }
-    for (int i = 0; i < c->n_bound; i++) {
-      const int op = c->bound[i].op, tick = tick_of(x, callable, part_at(c, op), op);
-      if (c->bound[i].workspace > 0)
-        add_buffer(shared, rfi_align(c->bound[i].workspace), tick, tick, (item){callable, i, true});
+    for (int i = 0; i < c->u.n_bound; i++) {
+      const int op = c->u.bound[i].op, tick = tick_of(x, callable, part_at(c, op), op);
+      if (c->u.bound[i].workspace > 0)
+        add_buffer(shared, rfi_align(c->u.bound[i].workspace), tick, tick, (item){callable, i, true});
     }
   }
 }
@@ -533,7 +532,7 @@ static void keep_offsets(rfr_graphs *g, const planned *p) {
   for (int i = 0; i < p->plan.n; i++) {
     const item *what = &p->items[p->plan.buffer[i].value];
     rfi_callable *c = &g->callable[what->callable];
-    if (what->workspace) c->workspace_at[what->index] = p->plan.buffer[i].offset;
+    if (what->workspace) c->u.workspace_at[what->index] = p->plan.buffer[i].offset;
     else c->place[what->index].offset = p->plan.buffer[i].offset;
   }
 }
@@ -570,7 +569,7 @@ static rfr_status plan_stage(rfr_graphs *g, rfi_stage_plan *s, bool single_slot,
   if (st == RFR_OK) st = RFI_ALLOC(ctx, sizeof *x.late_w * (size_t)n, &x.late_w);
   if (st == RFR_OK) st = RFI_ALLOC(ctx, sizeof *x.life * (size_t)n, &x.life);
   for (int c = 0; c < n && st == RFR_OK; c++) {
-    const rfr_trace *t = g->callable[s->first + c].trace;
+    const rfr_trace *t = g->callable[s->first + c].u.trace;
     st = RFI_ALLOC(ctx, sizeof **x.life * (size_t)(t->n_values + 1), &x.life[c]);
     for (rfr_value v = 0; v < t->n_values && st == RFR_OK; v++) x.life[c][v] = (rfi_life){-1, -1, false};
     values += t->n_values + t->n_ops;
@@ -596,7 +595,7 @@ static rfr_status plan_stage(rfr_graphs *g, rfi_stage_plan *s, bool single_slot,
  */
 static void merge_shared_into_slot(rfr_graphs *g) {
   for (int i = 0; i < g->n; i++)
-    for (rfr_value v = 0; v < g->callable[i].trace->n_values; v++)
+    for (rfr_value v = 0; v < g->callable[i].u.trace->n_values; v++)
       if (g->callable[i].place[v].kind == RFI_STORAGE_SHARED) g->callable[i].place[v].kind = RFI_STORAGE_SLOT;
 }
 
@@ -610,8 +609,8 @@ static int64_t place_bytes(rfr_graphs *g, rfi_region region, const rfr_type *typ
 static void place_values(rfr_graphs *g, rfi_storage_class kind, rfi_region region) {
   for (int i = 0; i < g->n; i++) {
     const rfi_callable *c = &g->callable[i];
-    for (rfr_value v = 0; v < c->trace->n_values; v++)
-      if (c->place[v].kind == kind) c->place[v].offset = place_bytes(g, region, &c->trace->values[v].type);
+    for (rfr_value v = 0; v < c->u.trace->n_values; v++)
+      if (c->place[v].kind == kind) c->place[v].offset = place_bytes(g, region, &c->u.trace->values[v].type);
   }
 }
 
@@ -688,12 +687,7 @@ rfr_status rfi_graphs_place(rfr_graphs *g) {
   RFI_TRY(check_states(g));
   for (int i = 0; i < g->n; i++)
     for (int k = 0; k < g->callable[i].n_out; k++) RFI_TRY(check_output(g, &g->callable[i], &g->callable[i].out[k]));
-  for (int i = 0; i < g->n; i++) {
-    rfi_callable *c = &g->callable[i];
-    RFI_TRY(assign_storage(g, c));
-    c->workspace_at = rfi_arena_alloc(g->placed, sizeof *c->workspace_at * (size_t)(c->n_bound + 1));
-    if (!c->workspace_at) return RFR_NO_MEMORY;
-  }
+  for (int i = 0; i < g->n; i++) RFI_TRY(assign_storage(g, &g->callable[i]));
   bool single_slot = true;
   for (int i = 0; i < g->n_stages; i++) {
     slots += g->stage[i].slots;
@@ -739,8 +733,8 @@ static unsigned char *address_of_owner(const rfr_graphs *g, int callable, int sl
 }
 
 unsigned char *rfi_graphs_address(const rfr_graphs *g, int callable, int slot, rfr_value v) {
-  const rfi_value *x = &g->callable[callable].trace->values[v];
-  return address_of_owner(g, callable, slot, x->base) + bytes_into(x);
+  const rfi_value *x = &g->callable[callable].u.trace->values[v];
+  return address_of_owner(g, callable, slot, x->base) + rfi_bytes_into(x);
 }
 
 typedef struct bound_to {
@@ -753,17 +747,12 @@ static unsigned char *address(const void *user, rfr_value owner) {
   return address_of_owner(x->g, x->callable, x->slot, owner);
 }
 
-void rfi_graphs_set_addresses(rfr_graphs *g, int callable, int slot) {
-  const rfi_callable *c = &g->callable[callable];
-  const rfi_stage_plan *s = &g->stage[c->stage];
-  rfi_bound *bound = c->instance[slot].bound;
-  unsigned char *shared = g->single_slot ? rfi_graphs_slot(g, s, slot) : rfi_address(&g->layout, RFI_REGION_SHARED, 0);
-  rfi_set_op_addresses(c->trace, bound, c->n_bound, address, &(bound_to){g, callable, slot});
-  for (int i = 0; i < c->n_bound; i++)
-    if (bound[i].workspace > 0) bound[i].call.workspace = shared + c->workspace_at[i];
-}
-
-void rfi_graphs_set_all_addresses(rfr_graphs *g) {
-  for (int c = 0; c < g->n; c++)
-    for (int slot = 0; slot < g->stage[g->callable[c].stage].slots; slot++) rfi_graphs_set_addresses(g, c, slot);
+void rfi_graphs_set_addresses(rfr_graphs *g) {
+  unsigned char *shared = rfi_address(&g->layout, RFI_REGION_SHARED, 0);
+  for (int c = 0; c < g->n; c++) {
+    const rfi_stage_plan *s = &g->stage[g->callable[c].stage];
+    for (int slot = 0; slot < s->slots; slot++)
+      rfi_unit_set_addresses(&g->callable[c].u, slot, address, &(bound_to){g, c, slot},
+                             g->single_slot ? rfi_graphs_slot(g, s, slot) : shared);
+  }
 }

@@ -20,7 +20,7 @@ static rfr_status make_link(rfr_graphs *g, int index, const rfr_callable_link *l
         RFI_E_GRAPHS_CALLABLE,
         "callable \"%s\": cannot link input \"%s\" to callable %d: there is no such input, or the source is not an "
         "earlier callable of the same stage",
-        c->name, link->input ? link->input : "", link->callable);
+        c->u.name, link->input ? link->input : "", link->callable);
   rfi_callable *from = &g->callable[link->callable];
   const int out = rfi_port_find(from->out, from->n_out, link->output);
   if (out < 0 || from->out[out].callable >= 0 || c->in[in].callable >= 0)
@@ -28,25 +28,25 @@ static rfr_status make_link(rfr_graphs *g, int index, const rfr_callable_link *l
         RFI_E_GRAPHS_CALLABLE,
         "callable \"%s\": cannot link output \"%s\" of callable \"%s\" to input \"%s\": there is no such output, or "
         "one of them is already linked",
-        c->name, link->output ? link->output : "", from->name, link->input);
+        c->u.name, link->output ? link->output : "", from->u.name, link->input);
   rfi_port *a = &from->out[out], *b = &c->in[in];
   if (a->fixed || a->fixed_grad)
     return rfi_fail(
         RFI_E_GRAPHS_CALLABLE,
         "callable \"%s\": output \"%s\" of callable \"%s\" cannot be linked, because it or its gradient has fixed "
         "memory",
-        c->name, link->output, from->name);
+        c->u.name, link->output, from->u.name);
   if (memcmp(&a->tensor.type, &b->tensor.type, sizeof a->tensor.type) != 0)
     return rfi_fail(RFI_E_GRAPHS_CALLABLE,
                     "callable \"%s\": input \"%s\" has another type than the linked output \"%s\" of callable "
                     "\"%s\"",
-                    c->name, link->input, link->output, from->name);
+                    c->u.name, link->input, link->output, from->u.name);
   if (a->grad >= 0 && b->grad < 0)
     return rfi_fail(
         RFI_E_GRAPHS_CALLABLE,
         "callable \"%s\": input \"%s\" has no gradient, but callable \"%s\" needs the gradient of its linked output "
         "\"%s\": record the input with role input_grad",
-        c->name, link->input, from->name, link->output);
+        c->u.name, link->input, from->u.name, link->output);
   a->callable = index, a->port = in;
   b->callable = link->callable, b->port = out;
   return RFR_OK;
@@ -55,7 +55,7 @@ static rfr_status make_link(rfr_graphs *g, int index, const rfr_callable_link *l
 /* ---- fixed memory ---- */
 
 static rfr_status refuse_fixed(const rfi_callable *c, const rfr_callable_fixed *f, const char *what) {
-  return rfi_fail(RFI_E_GRAPHS_CALLABLE, "callable \"%s\": fixed memory for %s\"%s\": %s", c->name,
+  return rfi_fail(RFI_E_GRAPHS_CALLABLE, "callable \"%s\": fixed memory for %s\"%s\": %s", c->u.name,
                   f->gradient ? "the gradient of " : "", f->port ? f->port : "", what);
 }
 
@@ -63,7 +63,7 @@ static rfr_status check_addresses(const rfr_graphs *g, const rfi_callable *c, co
   const int slots = g->stage[c->stage].slots;
   if (f->n_data != slots || !f->data)
     return rfi_fail(RFI_E_GRAPHS_CALLABLE,
-                    "callable \"%s\": fixed memory for \"%s\": %d addresses for %d slots: pass one per slot", c->name,
+                    "callable \"%s\": fixed memory for \"%s\": %d addresses for %d slots: pass one per slot", c->u.name,
                     f->port, f->data ? f->n_data : 0, slots);
   for (int k = 0; k < slots; k++) {
     const char *defect = rfi_graphs_address_defect(g, f->data[k]);
@@ -116,8 +116,8 @@ static rfr_status take_sample(rfi_callable *c, const rfr_binding *b) {
                      : !rfi_graphs_type_matches(&c->in[in].tensor.type, &b->type, other) ? other
                                                                                          : NULL;
   if (what)
-    return rfi_fail(RFI_E_GRAPHS_CALLABLE, "callable \"%s\": a sample for \"%s\": %s", c->name, b->name ? b->name : "",
-                    what);
+    return rfi_fail(RFI_E_GRAPHS_CALLABLE, "callable \"%s\": a sample for \"%s\": %s", c->u.name,
+                    b->name ? b->name : "", what);
   c->in[in].sample = b->data;
   return RFR_OK;
 }
@@ -168,7 +168,7 @@ static void add_range(ranges *r, const void *data, const rfr_type *type, range x
 }
 
 static void add_named(const rfr_graphs *g, ranges *r, int callable) {
-  const rfr_trace *t = g->callable[callable].trace;
+  const rfr_trace *t = g->callable[callable].u.trace;
   for (int i = 0; i < t->n_inputs; i++) {
     const int id = rfi_names_find(&g->names, t->values[t->inputs[i]].name);
     const rfi_named *x = id < 0 ? NULL : &g->named[id];
@@ -227,8 +227,8 @@ static rfr_status refuse_shared(const rfr_graphs *g, const range *a, const range
   const bool same = a->callable == b->callable;
   return rfi_fail(RFI_E_GRAPHS_CALLABLE,
                   "callable \"%s\": %s\"%s\" and %s%s%s%s\"%s\" overlap in memory that is written: use separate memory",
-                  g->callable[a->callable].name, a->what, a->name, same ? "" : "callable \"",
-                  same ? "" : g->callable[b->callable].name, same ? "" : "\": ", b->what, b->name);
+                  g->callable[a->callable].u.name, a->what, a->name, same ? "" : "callable \"",
+                  same ? "" : g->callable[b->callable].u.name, same ? "" : "\": ", b->what, b->name);
 }
 
 static rfr_status check_ranges(const rfr_graphs *g, const rfi_calls *calls, ranges *r) {
@@ -247,7 +247,7 @@ rfr_status rfi_graphs_check_overlap(const rfr_graphs *g, const rfi_calls *calls)
   size_t most = 1;
   for (int i = 0; i < g->n; i++) {
     const rfi_callable *c = &g->callable[i];
-    most += (size_t)c->trace->n_inputs + 2 * (size_t)(c->n_in + c->n_out) * (size_t)g->stage[c->stage].slots;
+    most += (size_t)c->u.trace->n_inputs + 2 * (size_t)(c->n_in + c->n_out) * (size_t)g->stage[c->stage].slots;
   }
   RFI_TRY(RFI_ALLOC(g->m.ctx, sizeof *r.at * most, &r.at));
   for (int i = 0; i < g->n; i++) {

@@ -79,7 +79,7 @@ static void exchange(rfr_graphs *g, moves *m) {
     *m->at[i].at = m->at[i].other;
     m->at[i].other = was;
   }
-  rfi_graphs_set_all_addresses(g);
+  rfi_graphs_set_addresses(g);
 }
 
 /* The next captured graph, from (c, slot, part) on; false: none. */
@@ -87,7 +87,7 @@ static bool next_graph(const rfr_graphs *g, int *c, int *slot, int *part) {
   for (; *c < g->n; ++*c, *slot = 0)
     for (; *slot < g->stage[g->callable[*c].stage].slots; ++*slot, *part = 0)
       for (; *part < RFI_PARTS; ++*part)
-        if (g->callable[*c].instance[*slot].graph[*part]) return true;
+        if (g->callable[*c].u.instance[*slot].graph[*part]) return true;
   return false;
 }
 
@@ -103,7 +103,7 @@ static rfr_status capture_again(rfr_graphs *g) {
   }
   n = s == RFR_OK ? 0 : n;
   for (int c = 0, slot = 0, part = 0; s == RFR_OK && next_graph(g, &c, &slot, &part); part++, n++) {
-    rfi_graph **graph = &g->callable[c].instance[slot].graph[part], *old = *graph;
+    rfi_graph **graph = &g->callable[c].u.instance[slot].graph[part], *old = *graph;
     *graph = fresh[n];
     fresh[n] = old;
   }

@@ -17,7 +17,7 @@ typedef struct search {
   int n;
 } search;
 
-static const rfr_trace *fused(const rfi_callable *c) { return c->pipeline.stage[RFI_STAGES - 3].trace; }
+static const rfr_trace *fused(const rfi_callable *c) { return c->u.pipeline.stage[RFI_STAGES - 3].trace; }
 
 static bool is_marked(const rfi_callable *c) {
   const rfr_trace *t = fused(c);
@@ -33,12 +33,18 @@ static rfr_status apply_level(search *x, int callable, int level) {
   c->level = level;
   o.frontier = x->frontier[callable];
   o.level = level;
-  RFI_TRY(rfi_pipeline_redo(&c->pipeline, "recompute", &o));
+  RFI_TRY(rfi_pipeline_redo(&c->u.pipeline, "recompute", &o));
   return rfi_callable_order(x->g, c);
 }
 
 static rfr_status select_and_place(rfr_graphs *g) {
-  RFI_TRY(rfi_graphs_select_kernels(g));
+  rfi_exec_target m = g->m;
+  rfi_arena_destroy(g->placed);
+  g->placed = NULL;
+  RFI_TRY(rfi_arena_create(g->m.ctx, &g->placed));
+  m.strings = g->placed;
+  for (int i = 0; i < g->n; i++)
+    if (rfi_unit_select(&m, &g->callable[i].u) != RFR_OK) return rfi_fail_prefix("callable %d: ", i);
   return rfi_graphs_place(g);
 }
 
@@ -126,7 +132,7 @@ static rfr_status choose(search *x) {
 
 static void count(rfr_graphs *g) {
   for (int i = 0; i < g->n; i++) {
-    const rfr_trace *t = g->callable[i].trace;
+    const rfr_trace *t = g->callable[i].u.trace;
     for (int k = 0; k < t->n_ops; k++) {
       if (t->ops[k].clone_of < 0 || (t->ops[k].def->flags & RFI_VIEW)) continue;
       g->memory.recomputed++;

@@ -31,7 +31,7 @@ bool rfi_graphs_has_windows(const rfr_graphs *g, const rfi_stage_plan *s) {
 
 static bool has_wgrad(const rfr_graphs *g, const rfi_stage_plan *s) {
   for (int c = s->first; c < s->end; c++)
-    if (g->callable[c].sharded && rfi_has(&g->callable[c], RFI_PART_W)) return true;
+    if (g->callable[c].sharded && rfi_has(&g->callable[c].u, RFI_PART_W)) return true;
   return false;
 }
 
@@ -79,10 +79,10 @@ static bool is_parameter(const rfr_graphs *g, const rfi_storage *x) {
 }
 
 static bool reads_in_wgrad(const rfr_graphs *g, const rfi_callable *c) {
-  for (int i = c->start[RFI_PART_W]; i < c->start[RFI_PART_W + 1]; i++)
-    for (int k = 0; k < c->trace->ops[i].n_in; k++) {
-      const rfr_value v = c->trace->ops[i].in[k];
-      if (v >= 0 && is_parameter(g, &c->place[c->trace->values[v].base])) return true;
+  for (int i = c->u.start[RFI_PART_W]; i < c->u.start[RFI_PART_W + 1]; i++)
+    for (int k = 0; k < c->u.trace->ops[i].n_in; k++) {
+      const rfr_value v = c->u.trace->ops[i].in[k];
+      if (v >= 0 && is_parameter(g, &c->place[c->u.trace->values[v].base])) return true;
     }
   return false;
 }
@@ -144,18 +144,18 @@ static int64_t *offset_in_windows(rfr_graphs *g, const rfi_callable *c, rfr_valu
 
 /* Appends a callable's values to the bytes of each kind. */
 static void append(rfr_graphs *g, const rfi_callable *c, int64_t bytes[KINDS]) {
-  for (rfr_value v = 0; v < c->trace->n_values; v++) {
+  for (rfr_value v = 0; v < c->u.trace->n_values; v++) {
     int kind;
     int64_t *offset = offset_in_windows(g, c, v, &kind);
     if (!offset) continue;
     *offset = bytes[kind];
-    bytes[kind] += rfi_storage_bytes(&c->trace->values[v].type);
+    bytes[kind] += rfi_storage_bytes(&c->u.trace->values[v].type);
   }
 }
 
 /* Converts offsets within a kind to offsets within the windows. */
 static void move(rfr_graphs *g, const rfi_callable *c, const int64_t to[KINDS]) {
-  for (rfr_value v = 0; v < c->trace->n_values; v++) {
+  for (rfr_value v = 0; v < c->u.trace->n_values; v++) {
     int kind;
     int64_t *offset = offset_in_windows(g, c, v, &kind);
     if (offset) *offset += to[kind];
@@ -258,6 +258,10 @@ fail:
 
 /* ---- execution ---- */
 
+static rfr_status run_part(rfr_graphs *g, int callable, int slot, rfi_part part, bool eager) {
+  return rfi_unit_run(&g->m, &g->callable[callable].u, slot, part, eager, g->from);
+}
+
 static bool is_first_sum(const rfi_stage_plan *s, const rfr_action *a, int i) {
   for (int k = i - 1; k >= 0; k--) {
     if (a[k].stage != s->number) continue;
@@ -282,7 +286,7 @@ int rfi_graphs_list_shard_actions(const rfr_graphs *g, const rfi_stage_plan *s, 
   if (!clear && !reduce && a[i].op != RFR_ACTION_UNSHARD && a[i].op != RFR_ACTION_RESHARD) return 0;
   for (int c = s->first; c < s->end; c++) {
     const rfi_callable *of = &g->callable[c];
-    if (!of->sharded || ((clear || reduce) && !rfi_has(of, RFI_PART_W))) continue;
+    if (!of->sharded || ((clear || reduce) && !rfi_has(&of->u, RFI_PART_W))) continue;
     if (to) to[n] = (rfi_shard_action){shard_op(a[i].op), c, at};
     n++;
   }
@@ -299,18 +303,18 @@ static rfr_status clear(rfr_graphs *g, const rfi_callable *c) {
 
 /* Debug mode: fills a callable's gathered parameters or unreduced gradients. */
 static rfr_status poison_block(rfr_graphs *g, const rfi_callable *c, int kind) {
-  for (rfr_value v = 0; g->options.debug && v < c->trace->n_values; v++) {
+  for (rfr_value v = 0; g->options.debug && v < c->u.trace->n_values; v++) {
     int of;
     const int64_t *offset = offset_in_windows(g, c, v, &of);
     if (offset && of == kind)
       RFI_TRY(g->m.backend->fill(g->m.device, rfi_address(&g->layout, RFI_REGION_WINDOW, *offset), RFI_POISON,
-                                 (size_t)rfi_storage_bytes(&c->trace->values[v].type)));
+                                 (size_t)rfi_storage_bytes(&c->u.trace->values[v].type)));
   }
   return RFR_OK;
 }
 
 static rfr_status reduce(rfr_graphs *g, int callable, bool eager) {
-  RFI_TRY(rfi_graphs_run_part(g, callable, 0, RFI_PART_REDUCE, eager));
+  RFI_TRY(run_part(g, callable, 0, RFI_PART_REDUCE, eager));
   return poison_block(g, &g->callable[callable], UNREDUCED);
 }
 
@@ -318,7 +322,7 @@ rfr_status rfi_graphs_run_shard_actions(rfr_graphs *g, int64_t at, int *next, bo
   for (; *next < g->calls.n_shard_actions && g->calls.shard_action[*next].at <= at; ++*next) {
     const rfi_shard_action *o = &g->calls.shard_action[*next];
     switch (o->op) {
-      case RFI_SHARD_GATHER: RFI_TRY(rfi_graphs_run_part(g, o->callable, 0, RFI_PART_SETUP, eager)); break;
+      case RFI_SHARD_GATHER: RFI_TRY(run_part(g, o->callable, 0, RFI_PART_SETUP, eager)); break;
       case RFI_SHARD_DROP: RFI_TRY(poison_block(g, &g->callable[o->callable], GATHERED)); break;
       case RFI_SHARD_CLEAR: RFI_TRY(clear(g, &g->callable[o->callable])); break;
       default: RFI_TRY(reduce(g, o->callable, eager));
@@ -336,15 +340,15 @@ static bool gathers_per_call(const rfr_graphs *g, int callable) {
 static rfr_status run_gathered(rfr_graphs *g, int callable, int slot, rfi_part part, bool eager) {
   const rfi_callable *c = &g->callable[callable];
   const bool adds_up = part == RFI_PART_W;
-  if (!rfi_has(c, part)) return RFR_OK;
-  if (!adds_up || c->wgrad_reads) RFI_TRY(rfi_graphs_run_part(g, callable, 0, RFI_PART_SETUP, eager));
+  if (!rfi_has(&c->u, part)) return RFR_OK;
+  if (!adds_up || c->wgrad_reads) RFI_TRY(run_part(g, callable, 0, RFI_PART_SETUP, eager));
   if (adds_up) RFI_TRY(clear(g, c));
-  RFI_TRY(rfi_graphs_run_part(g, callable, slot, part, eager));
+  RFI_TRY(run_part(g, callable, slot, part, eager));
   RFI_TRY(poison_block(g, c, GATHERED));
   return adds_up ? reduce(g, callable, eager) : RFR_OK;
 }
 
 rfr_status rfi_graphs_run(rfr_graphs *g, int callable, int slot, rfi_part part, bool eager) {
   return part >= RFI_PART_F && gathers_per_call(g, callable) ? run_gathered(g, callable, slot, part, eager)
-                                                             : rfi_graphs_run_part(g, callable, slot, part, eager);
+                                                             : run_part(g, callable, slot, part, eager);
 }

@@ -71,5 +71,5 @@ rfr_status rfi_graphs_splits_report(rfr_graphs *g) {
   return rfi_fail(RFI_E_GRAPHS_SPLITS,
                   "step %lld, callable \"%s\"%s%s, microbatch %d: the size of group %d is negative or exceeds the "
                   "rows: do not use the results of that step",
-                  (long long)s->first.step, c->name, scope[0] ? ", in " : "", scope, s->first.microbatch, group);
+                  (long long)s->first.step, c->u.name, scope[0] ? ", in " : "", scope, s->first.microbatch, group);
 }

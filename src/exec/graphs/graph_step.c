@@ -24,11 +24,12 @@ static rfr_status check_order(const rfr_graphs *g, int wgrad, int backward, int 
   RFI_TRY(rfi_check_handle(g, "rfr_graphs"));
   if (callable < 0 || callable >= g->n) return rfi_fail(RFI_E_ARGUMENT, "callable %d of %d", callable, g->n);
   if (g->state != RFI_STEP_OPEN)
-    return rfi_fail(RFI_E_GRAPHS_ORDER, "%s of callable \"%s\": %s", asked, g->callable[callable].name, why_closed(g));
+    return rfi_fail(RFI_E_GRAPHS_ORDER, "%s of callable \"%s\": %s", asked, g->callable[callable].u.name,
+                    why_closed(g));
   if (!rfi_graphs_next_call(g, call))
     return rfi_fail(RFI_E_GRAPHS_ORDER,
                     "%s of callable \"%s\", microbatch %d: the schedule has no more calls, end the step", asked,
-                    g->callable[callable].name, microbatch);
+                    g->callable[callable].u.name, microbatch);
   const bool right = wgrad      ? call->op == RFR_ACTION_W
                      : backward ? call->op == RFR_ACTION_I || call->op == RFR_ACTION_B
                                 : call->op == RFR_ACTION_F;
@@ -37,8 +38,8 @@ static rfr_status check_order(const rfr_graphs *g, int wgrad, int backward, int 
   rfi_graphs_explain_order(g, callable, microbatch, !wgrad && !backward, why);
   return rfi_fail(RFI_E_GRAPHS_ORDER,
                   "%s of callable \"%s\", microbatch %d%s: the %s expects %s of callable \"%s\", microbatch %d", asked,
-                  g->callable[callable].name, microbatch, why, g->evaluating ? "evaluation" : "schedule",
-                  rfi_call_text(call->op), g->callable[call->callable].name, call->microbatch);
+                  g->callable[callable].u.name, microbatch, why, g->evaluating ? "evaluation" : "schedule",
+                  rfi_call_text(call->op), g->callable[call->callable].u.name, call->microbatch);
 }
 
 rfr_status rfr_graphs_expected(const rfr_graphs *g, rfr_action *call, int *callable) {
@@ -148,26 +149,26 @@ static rfr_status check_bindings(const rfr_graphs *g, const rfi_step_call *call,
   int wanted = 0;
   for (int k = 0; k < n; k++) wanted += is_expected(&port[k], grad);
   if (n_b != wanted || (n_b > 0 && !b))
-    return rfi_fail(RFI_E_REPLAY_SIGNATURE, "callable \"%s\" takes %d %s, not %d", c->name, wanted,
+    return rfi_fail(RFI_E_REPLAY_SIGNATURE, "callable \"%s\" takes %d %s, not %d", c->u.name, wanted,
                     grad ? "output gradients" : "inputs", n_b);
   for (int i = 0; i < n_b; i++) {
     const rfi_port *p = find_expected(port, n, grad, b[i].name, i);
     if (!p)
-      return rfi_fail(RFI_E_REPLAY_SIGNATURE, "callable \"%s\" takes no %s \"%s\"", c->name,
+      return rfi_fail(RFI_E_REPLAY_SIGNATURE, "callable \"%s\" takes no %s \"%s\"", c->u.name,
                       grad ? "gradient of an output" : "input", b[i].name);
     for (int k = 0; k < i; k++)
       if (find_expected(port, n, grad, b[k].name, k) == p)
-        return rfi_fail(RFI_E_REPLAY_SIGNATURE, "callable \"%s\": \"%s\" is passed twice", c->name,
+        return rfi_fail(RFI_E_REPLAY_SIGNATURE, "callable \"%s\": \"%s\" is passed twice", c->u.name,
                         p->name ? p->name : "an absent input");
-    if (check_data(g, call, p, grad, &b[i]) != RFR_OK) return rfi_fail_prefix("callable \"%s\", ", c->name);
+    if (check_data(g, call, p, grad, &b[i]) != RFR_OK) return rfi_fail_prefix("callable \"%s\", ", c->u.name);
   }
   return RFR_OK;
 }
 
 static rfr_status check_room(const rfi_callable *c, const char *what, int wanted, const void *room, int n) {
   if (n == wanted && (n == 0 || room)) return RFR_OK;
-  return rfi_fail(RFI_E_REPLAY_SIGNATURE, "callable \"%s\" returns %d %s, there is room for %d", c->name, wanted, what,
-                  room ? n : 0);
+  return rfi_fail(RFI_E_REPLAY_SIGNATURE, "callable \"%s\" returns %d %s, there is room for %d", c->u.name, wanted,
+                  what, room ? n : 0);
 }
 
 /* ---- running ---- */
@@ -205,10 +206,9 @@ rfr_status rfi_graphs_capture_part(rfr_graphs *g, int callable, int slot, rfi_pa
   rfi_copy *copies;
   RFI_TRY(RFI_ALLOC(g->m.ctx, sizeof *copies * (size_t)(c->n_in + c->n_out + 1), &copies));
   const int n = list_copies(g, callable, slot, part, copies);
-  const rfi_bound *bound = c->instance[slot].bound + c->first[part];
-  const rfr_status s = g->m.backend->capture(g->m.device, copies, n, bound, c->first[part + 1] - c->first[part], out);
+  const rfr_status s = rfi_unit_capture(&g->m, &c->u, slot, part, copies, n, out);
   rfi_free(g->m.ctx, copies);
-  return rfi_name_failed(s, g->m.backend, g->m.device, c->trace, c->name, bound);
+  return s;
 }
 
 /* The index of a port among the copies. */
@@ -223,7 +223,7 @@ static rfr_status run_with_inputs(rfr_graphs *g, const rfi_step_call *call, rfi_
                                   int n) {
   const rfi_callable *c = &g->callable[call->callable];
   const ports x = ports_of(c, part);
-  const bool captured = c->instance[call->slot].graph[part] != NULL;
+  const bool captured = c->u.instance[call->slot].graph[part] != NULL;
   for (int i = 0; i < n; i++) {
     const rfi_port *p = find_expected(x.port, x.n, x.grad, b[i].name, i);
     if (!is_copied(p, x.grad)) continue;
@@ -240,7 +240,7 @@ static rfr_status run_with_inputs(rfr_graphs *g, const rfi_step_call *call, rfi_
 /* Fills single bytes that differ, because a fill takes a value and a copy would need host memory that stays valid. */
 rfr_status rfi_graphs_set_microbatch(rfr_graphs *g, int callable, int slot, int microbatch) {
   const rfi_callable *c = &g->callable[callable];
-  rfi_instance *x = &c->instance[slot];
+  rfi_instance *x = &c->u.instance[slot];
   unsigned char now[4], was[4];
   if (c->microbatch < 0 || x->microbatch == microbatch) return RFR_OK;
   const bool known = x->microbatch >= 0;
@@ -435,7 +435,7 @@ rfr_status rfr_graphs_begin_evaluation(rfr_graphs *g, const rfr_binding *inputs,
           RFI_E_GRAPHS_CALLABLE,
           "callable \"%s\" writes state \"%s\" in its forward, so an evaluation would change it: evaluate with "
           "an inference set that does not write it",
-          g->callable[x->writer].name, x->tensor.name);
+          g->callable[x->writer].u.name, x->tensor.name);
   }
   return begin_checked(g, true, inputs, n_inputs);
 }
@@ -447,7 +447,7 @@ rfr_status rfr_graphs_end_step(rfr_graphs *g) {
   if (!rfi_graphs_is_complete(g) && rfi_graphs_next_call(g, &call))
     return rfi_fail(RFI_E_GRAPHS_ORDER,
                     "the step is not complete: the next call is %s of callable \"%s\", microbatch %d",
-                    rfi_call_text(call.op), g->callable[call.callable].name, call.microbatch);
+                    rfi_call_text(call.op), g->callable[call.callable].u.name, call.microbatch);
   const bool evaluating = g->evaluating;
   g->state = RFI_STEP_BROKEN;
   if (!evaluating) RFI_TRY(rfi_graphs_count(g, false));

@@ -10,15 +10,6 @@
 #include "base/base.h"
 #include "exec/graphs/graphed.h"
 
-void rfi_graphs_drop(rfr_graphs *g, int callable, int slot) {
-  rfi_instance *x = &g->callable[callable].instance[slot];
-  for (int part = 0; part < RFI_PARTS; part++) {
-    g->memory.graphs -= x->graph[part] != NULL;
-    g->m.backend->graph_destroy(g->m.device, x->graph[part]);
-    x->graph[part] = NULL;
-  }
-}
-
 /* ---- hooks ---- */
 
 typedef struct walk {
@@ -109,8 +100,8 @@ static void describe(const walk *w, const rfi_step_call *call, rfi_part part, rf
   const rfi_callable *c = &w->g->callable[call->callable];
   rfr_tensor *room = w->g->event_tensors;
   const bool grad = part == RFI_PART_I;
-  event->name = c->name;
-  event->has_wgrad = rfi_has(c, RFI_PART_W);
+  event->name = c->u.name;
+  event->has_wgrad = rfi_has(&c->u, RFI_PART_W);
   event->wgrad_reads = c->wgrad_reads;
   event->parameters = room;
   event->n_parameters = c->n_parameters;
@@ -162,8 +153,8 @@ static rfr_status work_on_part(walk *w, const rfi_step_call *call, rfi_part part
   rfr_graphs *g = w->g;
   const rfi_callable *c = &g->callable[call->callable];
   if (!w->capture) return run_and_wait(g, call, part);
-  if (!rfi_has(c, part)) return RFR_OK;
-  RFI_TRY(rfi_graphs_capture_part(g, call->callable, call->slot, part, &c->instance[call->slot].graph[part]));
+  if (!rfi_has(&c->u, part)) return RFR_OK;
+  RFI_TRY(rfi_graphs_capture_part(g, call->callable, call->slot, part, &c->u.instance[call->slot].graph[part]));
   g->memory.graphs++;
   return RFR_OK;
 }
@@ -208,7 +199,7 @@ static rfr_status walk_calls(walk *w) {
     const bool both = call->op == RFR_ACTION_B;
     if (call->op == RFR_ACTION_F) s = walk_part(w, call, RFI_PART_F);
     if (both || call->op == RFR_ACTION_I) s = walk_part(w, call, RFI_PART_I);
-    if (s == RFR_OK && (call->op == RFR_ACTION_W || (both && rfi_has(&g->callable[call->callable], RFI_PART_W))))
+    if (s == RFR_OK && (call->op == RFR_ACTION_W || (both && rfi_has(&g->callable[call->callable].u, RFI_PART_W))))
       s = walk_part(w, call, RFI_PART_W);
   }
   if (s == RFR_OK && !w->capture) s = rfi_graphs_run_shard_actions(g, g->calls.n, &action, true);
@@ -242,11 +233,11 @@ rfr_status rfi_graphs_warm_up(rfr_graphs *g) {
   walk w = {.g = g};
   rfr_hook_event event = {.size = sizeof event, .point = RFR_HOOK_PRE_WARMUP, .callable = -1, .microbatch = -1};
   g->in_warmup = true;
-  rfi_graphs_set_all_addresses(g);
+  rfi_graphs_set_addresses(g);
   rfr_status s =
       run_with_hooks(&g->options.pre_warmup, &g->options.post_warmup, &event, warm_up, &w, NULL, RFI_PART_LOAD);
   g->in_warmup = false;
-  rfi_graphs_set_all_addresses(g);
+  rfi_graphs_set_addresses(g);
   return s;
 }
 

@@ -7,7 +7,6 @@
  *                   gathers the parameters, and a last part, reduce, reduce-scatters the gradients
  *   graph_ports.c   links, and the caller's memory for inputs, outputs and their gradients
  *   graph_recompute.c  chooses recompute levels for all callables together, by planning with the next two
- *   graph_kernels.c a kernel per op, arguments per slot
  *   graph_memory.c  parts on a stage's time axis -> lifetimes -> one arena; an address per value and slot
  *   graphs.c        creation; public queries
  *   graph_walk.c    warm-up and capture, with hooks around each part
@@ -30,16 +29,6 @@
 #include "exec/exec.h"
 #include "ops/rule.h"
 #include "refrain/graphs.h"
-
-typedef enum rfi_part {
-  RFI_PART_LOAD,
-  RFI_PART_SETUP,
-  RFI_PART_F,
-  RFI_PART_I,
-  RFI_PART_W,
-  RFI_PART_REDUCE,
-  RFI_PARTS
-} rfi_part;
 
 typedef struct rfi_port { /* an input or output of a callable */
   const char *name;
@@ -91,30 +80,16 @@ typedef struct rfi_splits {
 } rfi_splits;
 
 typedef struct rfi_counts { /* step counters that the graphs advance */
-  rfr_trace *trace;         /* rfr_step_end of each; NULL: no counters */
-  rfi_bound *bound;
-  int n;
-  int64_t skip_at; /* persistent: their skip flag; 1 only while a step is aborted */
+  rfi_exec_unit u;          /* rfr_step_end of each; without a trace: no counters */
+  int64_t skip_at;          /* persistent: their skip flag; 1 only while a step is aborted */
 } rfi_counts;
 
-typedef struct rfi_instance { /* a callable in a slot */
-  rfi_bound *bound;
-  rfi_graph *graph[RFI_PARTS]; /* NULL: no ops, or eager */
-  int32_t microbatch;          /* as written into the slot, 0 at first; -1: unknown */
-} rfi_instance;
-
 typedef struct rfi_callable {
-  const char *name;
-  rfi_pipeline pipeline;
-  rfr_trace *trace;         /* ops in the order of the parts */
-  int start[RFI_PARTS + 1]; /* first op of each part */
-  rfi_bound *bound;         /* ops with kernels, without addresses */
-  int n_bound, first[RFI_PARTS + 1];
+  rfi_exec_unit u;
   rfi_port *in, *out;
   int n_in, n_out;
-  rfr_value microbatch;  /* the input with its number; RFR_NONE: not used */
-  rfi_storage *place;    /* per value; set for owners of storage */
-  int64_t *workspace_at; /* per bound op */
+  rfr_value microbatch; /* the input with its number; RFR_NONE: not used */
+  rfi_storage *place;   /* per value; set for owners of storage */
   rfi_checked *checked;
   int n_checked;
   int *gradients, n_gradients;   /* main gradients that W adds to: indices of named */
@@ -125,7 +100,6 @@ typedef struct rfi_callable {
   bool has_first_site;         /* the caller gave rfr_callable.first_site */
   bool gathered;               /* sharded, or gathered by the caller: parameters are valid only within calls */
   int *unreduced, n_unreduced; /* sharded: unreduced gradients, indices of named */
-  rfi_instance *instance;      /* per slot of the stage */
   int level;                   /* of its recompute frontier; -1: it has none */
 } rfi_callable;
 
@@ -222,7 +196,6 @@ rfr_status rfi_callable_compile(rfr_graphs *g, int index, const rfr_callable *de
 rfi_pass_options rfi_callable_options(rfr_graphs *g, const rfi_callable *c);
 /* Sets `trace`, `start` and ports from the result of the passes. */
 rfr_status rfi_callable_order(rfr_graphs *g, rfi_callable *c);
-static inline bool rfi_has(const rfi_callable *c, rfi_part part) { return c->first[part + 1] > c->first[part]; }
 /* Some output has a gradient, so a backward is called. */
 bool rfi_has_backward(const rfi_callable *c);
 /* The port of a name; -1: none, or name is NULL. */
@@ -263,10 +236,8 @@ unsigned char *rfi_graphs_slot(const rfr_graphs *g, const rfi_stage_plan *s, int
 unsigned char *rfi_graphs_named_data(const rfr_graphs *g, const rfi_named *x);
 /* The address of a value of a callable in a slot. */
 unsigned char *rfi_graphs_address(const rfr_graphs *g, int callable, int slot, rfr_value v);
-/* Writes addresses into an instance's bound ops. */
-void rfi_graphs_set_addresses(rfr_graphs *g, int callable, int slot);
-/* The same for all instances. */
-void rfi_graphs_set_all_addresses(rfr_graphs *g);
+/* Writes addresses into the kernels of all slots. */
+void rfi_graphs_set_addresses(rfr_graphs *g);
 
 /* ---- graph_shard.c ---- */
 bool rfi_graphs_is_sharded(const rfr_graphs *g);
@@ -291,13 +262,6 @@ rfr_status rfi_graphs_check_tensor(const rfr_graphs *g, const rfr_tensor *x);
 /* Selects kernels and places values, with the recompute that marks, options and budget demand. */
 rfr_status rfi_graphs_lay_out(rfr_graphs *g);
 
-/* ---- graph_kernels.c ---- */
-/* Selects kernels for the callables' traces. After placement each slot gets arguments, still without addresses. */
-rfr_status rfi_graphs_select_kernels(rfr_graphs *g);
-rfr_status rfi_graphs_make_instances(rfr_graphs *g);
-/* Runs only a part of a callable in a slot: its graph, or kernel by kernel. */
-rfr_status rfi_graphs_run_part(rfr_graphs *g, int callable, int slot, rfi_part part, bool eager);
-
 /* ---- graph_splits.c ---- */
 rfr_status rfi_graphs_splits_create(rfr_graphs *g);
 /* After the launch of a forward: enqueues the copy of its results to the ring. */
@@ -317,7 +281,6 @@ rfr_status rfi_graphs_count(rfr_graphs *g, bool skipped);
 /* ---- graph_walk.c ---- */
 rfr_status rfi_graphs_warm_up(rfr_graphs *g);
 rfr_status rfi_graphs_capture(rfr_graphs *g);
-void rfi_graphs_drop(rfr_graphs *g, int callable, int slot); /* destroys captured graphs */
 
 /* ---- graph_calls.c ---- */
 /* The stages that a schedule has on this rank; `stages` NULL: only *n. */

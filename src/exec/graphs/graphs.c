@@ -118,7 +118,7 @@ static rfr_status check_hook_lists(const rfr_graphs *g, int callable, const rfr_
                                    const rfr_hook_list *post, const char *part, bool has_part) {
   if (has_part || pre->n + post->n == 0) return RFR_OK;
   return rfi_fail(RFI_E_GRAPHS_CALLABLE, "callable \"%s\" has %s_%s hooks, which never run: it has no %s",
-                  g->callable[callable].name, pre->n > 0 ? "pre" : "post", part, part);
+                  g->callable[callable].u.name, pre->n > 0 ? "pre" : "post", part, part);
 }
 
 static rfr_status check_hook_parts(const rfr_graphs *g) {
@@ -126,7 +126,7 @@ static rfr_status check_hook_parts(const rfr_graphs *g) {
     const rfr_hooks *h = &g->options.hooks[i];
     const rfi_callable *c = &g->callable[i];
     RFI_TRY(check_hook_lists(g, i, &h->pre_backward, &h->post_backward, "backward", rfi_has_backward(c)));
-    RFI_TRY(check_hook_lists(g, i, &h->pre_wgrad, &h->post_wgrad, "wgrad", rfi_has(c, RFI_PART_W)));
+    RFI_TRY(check_hook_lists(g, i, &h->pre_wgrad, &h->post_wgrad, "wgrad", rfi_has(&c->u, RFI_PART_W)));
   }
   return RFR_OK;
 }
@@ -145,9 +145,9 @@ static rfr_status make_room(rfr_graphs *g) {
 
 /* Adds the callable to errors of passes, which do not know it. */
 static rfr_status name_callable(rfr_status s, const rfi_callable *c) {
-  return !c->name || strncmp(rfr_last_error()->message, "callable \"", 10) == 0
+  return !c->u.name || strncmp(rfr_last_error()->message, "callable \"", 10) == 0
              ? s
-             : rfi_fail_prefix("callable \"%s\": ", c->name);
+             : rfi_fail_prefix("callable \"%s\": ", c->u.name);
 }
 
 static rfr_status build(rfr_graphs *g, const rfr_callable *callables) {
@@ -162,8 +162,9 @@ static rfr_status build(rfr_graphs *g, const rfr_callable *callables) {
   }
   RFI_TRY(rfi_graphs_lay_out(g));
   RFI_TRY(rfi_graphs_allocate(g));
-  RFI_TRY(rfi_graphs_make_instances(g));
-  rfi_graphs_set_all_addresses(g);
+  for (int i = 0; i < g->n; i++)
+    RFI_TRY(rfi_unit_instantiate(&g->m, &g->callable[i].u, g->stage[g->callable[i].stage].slots));
+  rfi_graphs_set_addresses(g);
   RFI_TRY(rfi_graphs_splits_create(g));
   RFI_TRY(rfi_graphs_counts_create(g));
   RFI_TRY(check_hook_parts(g));
@@ -207,14 +208,13 @@ void rfr_graphs_destroy(rfr_graphs *g) {
   if (!g) return;
   for (int i = 0; g->callable && i < g->n; i++) {
     rfi_callable *c = &g->callable[i];
-    for (int k = 0; c->instance && k < g->stage[c->stage].slots; k++) rfi_graphs_drop(g, i, k);
-    rfr_trace_destroy(c->trace);
-    if (c->pipeline.ctx) rfi_pipeline_deinit(&c->pipeline);
+    rfi_unit_deinit(&g->m, &c->u);
+    rfr_trace_destroy(c->u.trace);
   }
   rfi_free(g->m.ctx, g->callable);
   rfi_graphs_drop_calls(g, &g->calls);
   rfi_graphs_drop_calls(g, &g->evaluation);
-  rfr_trace_destroy(g->counts.trace);
+  rfr_trace_destroy(g->counts.u.trace);
   if (g->m.device) {
     g->m.backend->free(g->m.device, RFI_MEMORY_RING, g->splits.result);
     rfi_layout_free(&g->layout, g->m.backend, g->m.device);
@@ -278,7 +278,7 @@ int rfr_graphs_ops(const rfr_graphs *g, int callable, rfr_action_op part) {
   const rfi_part at = part == RFR_ACTION_F ? RFI_PART_F : part == RFR_ACTION_I ? RFI_PART_I : RFI_PART_W;
   if (rfi_check_handle(g, "rfr_graphs") != RFR_OK || callable < 0 || callable >= g->n) return -1;
   if (part != RFR_ACTION_F && part != RFR_ACTION_I && part != RFR_ACTION_W) return -1;
-  return g->callable[callable].first[at + 1] - g->callable[callable].first[at];
+  return g->callable[callable].u.first[at + 1] - g->callable[callable].u.first[at];
 }
 
 rfr_status rfr_graphs_get_memory(const rfr_graphs *g, rfr_graphs_memory *out) {
@@ -293,15 +293,11 @@ rfr_status rfr_graphs_get_memory(const rfr_graphs *g, rfr_graphs_memory *out) {
 }
 
 const rfr_trace *rfr_graphs_trace(const rfr_graphs *g, int callable) {
-  return rfi_check_handle(g, "rfr_graphs") == RFR_OK && callable >= 0 && callable < g->n ? g->callable[callable].trace
+  return rfi_check_handle(g, "rfr_graphs") == RFR_OK && callable >= 0 && callable < g->n ? g->callable[callable].u.trace
                                                                                          : NULL;
 }
 
 const char *rfr_graphs_report(const rfr_graphs *g, int callable, const char *pass) {
-  if (rfi_check_handle(g, "rfr_graphs") != RFR_OK || callable < 0 || callable >= g->n || !pass) return NULL;
-  for (int k = 0; k < RFI_STAGES; k++) {
-    const rfi_stage *s = &g->callable[callable].pipeline.stage[k];
-    if (strcmp(s->pass, pass) == 0) return s->report.text.data ? s->report.text.data : "";
-  }
-  return NULL;
+  if (rfi_check_handle(g, "rfr_graphs") != RFR_OK || callable < 0 || callable >= g->n) return NULL;
+  return rfi_stage_report(rfi_unit_stage(&g->callable[callable].u, pass));
 }
