@@ -21,30 +21,16 @@ static void mark_rings(rfr_programs *p, const rfr_trace *t) {
     const rfi_opr *op = &t->ops[i];
     if (op->def->outside || strcmp(op->def->family, "ring") != 0 || op->n_in == 0) continue;
     const rfi_value *ring = &t->values[t->values[op->in[0]].base];
-    rfi_program_input *input = ring->op < 0 ? rfi_find_input(p, ring->name) : NULL;
-    if (input) input->place.region = RFI_REGION_RING;
+    rfi_named *input = ring->op < 0 ? rfi_storage_find(&p->store, ring->name) : NULL;
+    if (input) input->region = RFI_REGION_RING;
   }
 }
 
 static rfr_status add_inputs(rfr_programs *p, const rfi_program *g) {
   const rfr_trace *t = g->u.trace;
-  for (int i = 0; i < t->n_inputs; i++) {
-    const rfi_value *x = &t->values[t->inputs[i]];
-    rfi_program_input *input = rfi_find_input(p, x->name);
-    if (input) {
-      if (memcmp(&input->tensor.type, &x->type, sizeof x->type) != 0 || input->tensor.role != (rfr_role)x->role)
-        return rfi_fail(RFI_E_PROGRAM_STATE, "\"%s\" has another type or role in program \"%s\" than before", x->name,
-                        g->u.name);
-      continue;
-    }
-    if (!rfi_arena_grow(p->m.strings, (void **)&p->input, &p->cap_inputs, p->n_inputs + 1, sizeof *p->input))
-      return RFR_NO_MEMORY;
-    const char *name = rfi_arena_strdup(p->m.strings, x->name);
-    if (!name || !rfi_names_add(&p->names, p->m.strings, name, p->n_inputs)) return RFR_NO_MEMORY;
-    p->input[p->n_inputs++] = (rfi_program_input){
-        .tensor = {.name = name, .role = (rfr_role)x->role, .type = x->type, .bytes = rfi_bytes(&x->type)},
-        .place = {.region = RFI_REGION_PERSISTENT}};
-  }
+  rfi_named *fresh;
+  for (int i = 0; i < t->n_inputs; i++)
+    RFI_TRY(rfi_storage_add(&p->store, p->m.strings, &t->values[t->inputs[i]], "program", g->u.name, &fresh));
   mark_rings(p, t);
   return RFR_OK;
 }
@@ -102,7 +88,7 @@ static int64_t load_bytes(const rfi_program *g) {
 
 static int64_t all_persistent_bytes(const rfr_programs *p) {
   int64_t bytes = 0;
-  for (int i = 0; i < p->n_inputs; i++) bytes += rfi_storage_bytes(&p->input[i].tensor.type);
+  for (int i = 0; i < p->store.n; i++) bytes += rfi_storage_bytes(&p->store.named[i].tensor.type);
   for (int i = 0; i < p->n; i++) bytes += load_bytes(&p->program[i]);
   return bytes;
 }
@@ -216,13 +202,6 @@ static rfr_status report_branches(rfr_programs *p) {
 
 /* ---- offsets and memory ---- */
 
-static void place_inputs(rfr_programs *p) {
-  for (int i = 0; i < p->n_inputs; i++) {
-    rfi_program_input *input = &p->input[i];
-    input->place = rfi_layout_add(&p->layout, input->place.region, rfi_storage_bytes(&input->tensor.type));
-  }
-}
-
 /* Results of phase load are persistent: each program has its own, after the inputs. */
 static void place_loads(rfr_programs *p, rfi_program *g) {
   const rfr_trace *t = g->u.trace;
@@ -230,7 +209,8 @@ static void place_loads(rfr_programs *p, rfi_program *g) {
     const rfi_value *x = &t->values[v];
     g->place[v].region = RFI_REGIONS;
     if (x->base != v) continue;
-    if (x->op < 0) g->place[v] = rfi_find_input(p, x->name)->place;
+    const rfi_named *input = x->op < 0 ? rfi_storage_find(&p->store, x->name) : NULL;
+    if (input) g->place[v] = (rfi_location){input->region, input->offset};
     else if (t->ops[x->op].phase == RFR_PHASE_LOAD)
       g->place[v] = rfi_layout_add(&p->layout, RFI_REGION_PERSISTENT, rfi_storage_bytes(&x->type));
   }
@@ -273,7 +253,8 @@ static rfr_status allocate_memory(rfr_programs *p) {
 static rfr_status plan_programs(rfr_programs *p) {
   bool demand = p->options.recompute == RFR_RECOMPUTE_AUTO && p->options.budget > 0;
   if (demand) RFI_TRY(meet_budget(p));
-  place_inputs(p);
+  rfi_storage_place(&p->store, &p->layout, RFI_REGION_RING);
+  rfi_storage_place(&p->store, &p->layout, RFI_REGION_PERSISTENT);
   for (int i = 0; i < p->n; i++) {
     rfi_program *g = &p->program[i];
     RFI_TRY(RFI_ALLOC(p->m.ctx, sizeof *g->place * (size_t)(g->u.trace->n_values + 1), &g->place));
@@ -316,11 +297,7 @@ static unsigned char *address_of(const void *user, rfr_value owner) {
 static rfr_status allocate(rfr_programs *p) {
   if (p->options.tune) RFI_TRY(rfi_tune(p)); /* before the arena takes the device's memory */
   RFI_TRY(allocate_memory(p));
-  for (int i = 0; i < p->n_inputs; i++) {
-    const rfi_location at = p->input[i].place;
-    p->input[i].tensor.data = rfi_address(&p->layout, at.region, at.offset);
-    p->input[i].tensor.host = at.region == RFI_REGION_RING || p->m.backend->host;
-  }
+  rfi_storage_attach(&p->store, &p->layout, p->m.backend->host);
   for (int i = 0; i < p->n; i++) {
     rfi_program *g = &p->program[i];
     place_step(g);

@@ -5,6 +5,7 @@
  *
  * compile.c   options, passes, plans
  * layout.c    regions of memory, the budget, allocation
+ * storage.c   inputs, by name
  * unit.c      bound ops, arguments, graphs; run, capture and launch
  * select.c    a kernel for every op, and its workspace
  * run.c       run, capture, replay, profile, copies to and from the host
@@ -17,17 +18,11 @@
 
 #include "backend/backend.h"
 #include "dist/comm.h"
-#include "exec/layout.h"
-#include "exec/unit.h"
+#include "exec/storage.h"
 #include "pass/plan.h"
 #include "refrain/program.h"
 
 enum { RFI_GUARD = 256, RFI_PATTERN = 0xA5, RFI_POISON = 0xFF, RFI_WINDOW = 1 << 20 };
-
-typedef struct rfi_program_input { /* memory that programs share by name */
-  rfr_tensor tensor;
-  rfi_location place; /* in a ring if a program accesses it by ring ops */
-} rfi_program_input;
 
 typedef struct rfi_program {
   rfi_exec_unit u;
@@ -45,21 +40,13 @@ struct rfr_programs {
   rfr_compile_options options;
   rfi_program *program;
   int n;
-  rfi_program_input *input;
-  rfi_names names; /* of the inputs */
-  int n_inputs, cap_inputs;
+  rfi_storage store;  /* inputs; in a ring if a program accesses it by ring ops */
   rfr_choice *choice; /* made by tuning */
   int n_choices, cap_choices;
   rfi_layout layout;
   rfi_range *watch;      /* debug: ranges that must be filled with one byte; host and device access them */
   unsigned char *window; /* debug on a GPU: RFI_WINDOW bytes, to which results are copied for the host */
 };
-
-/* An input by name; NULL: there is none. */
-static inline rfi_program_input *rfi_find_input(const rfr_programs *p, const char *name) {
-  const int i = rfi_names_find(&p->names, name);
-  return i < 0 ? NULL : &p->input[i];
-}
 
 /* The i-th program, for public calls: an error without programs or past the last. */
 rfr_status rfi_program_get(const rfr_programs *p, int i, rfi_program **out);

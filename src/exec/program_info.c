@@ -31,8 +31,8 @@ rfr_status rfr_programs_tensor_at(const rfr_programs *p, int i, rfr_tensor *out)
   RFI_TRY(rfi_check_handle(out, "rfr_tensor"));
   memset(out, 0, sizeof *out);
   RFI_TRY(rfi_check_handle(p, "rfr_programs"));
-  if (i < 0 || i >= p->n_inputs) return rfi_fail(RFI_E_PROGRAM_NAME, "input %d of %d", i, p->n_inputs);
-  *out = p->input[i].tensor;
+  if (i < 0 || i >= p->store.n) return rfi_fail(RFI_E_PROGRAM_NAME, "input %d of %d", i, p->store.n);
+  *out = p->store.named[i].tensor;
   return RFR_OK;
 }
 
@@ -40,7 +40,7 @@ rfr_status rfr_programs_tensor(const rfr_programs *p, const char *name, rfr_tens
   RFI_TRY(rfi_check_handle(out, "rfr_tensor"));
   memset(out, 0, sizeof *out);
   RFI_TRY(rfi_check_handle(p, "rfr_programs"));
-  const rfi_program_input *input = name ? rfi_find_input(p, name) : NULL;
+  const rfi_named *input = rfi_storage_find(&p->store, name);
   if (!input) return rfi_fail(RFI_E_PROGRAM_NAME, "no program has an input \"%s\"", name ? name : "");
   *out = input->tensor;
   return RFR_OK;
@@ -82,7 +82,7 @@ rfr_status rfr_program_plan(const rfr_programs *p, int program, rfr_plan_summary
                             rfi_layout_at(&p->layout, RFI_REGION_SLOT),
                             g->plan.bytes,
                             g->plan.lower_bound,
-                            p->n_inputs + g->plan.n,
+                            p->store.n + g->plan.n,
                             p->options.budget,
                             g->compile_seconds,
                             g->n_side_ops,
@@ -111,17 +111,18 @@ rfr_status rfr_program_plan_buffer(const rfr_programs *p, int program, int i, rf
   RFI_TRY(rfi_check_handle(out, "rfr_plan_buffer"));
   memset(out, 0, sizeof *out);
   RFI_TRY(rfi_program_get(p, program, &g));
-  if (i >= 0 && i < p->n_inputs) {
-    const rfr_tensor *t = &p->input[i].tensor;
+  if (i >= 0 && i < p->store.n) {
+    const rfi_named *x = &p->store.named[i];
+    const rfr_tensor *t = &x->tensor;
     bool weight = t->role == RFR_ROLE_TRAINABLE || t->role == RFR_ROLE_FROZEN;
     *out = (rfr_plan_buffer){t->name,  weight ? "weight" : t->role == RFR_ROLE_STATE ? "state" : "input",
-                             t->bytes, rfi_layout_at(&p->layout, p->input[i].place.region) + p->input[i].place.offset,
+                             t->bytes, rfi_layout_at(&p->layout, x->region) + x->offset,
                              0,        g->u.trace->n_ops};
     return RFR_OK;
   }
-  if (i < 0 || i >= p->n_inputs + g->plan.n)
-    return rfi_fail(RFI_E_ARGUMENT, "buffer %d of %d", i, p->n_inputs + g->plan.n);
-  const rfi_buffer *b = &g->plan.buffer[i - p->n_inputs];
+  if (i < 0 || i >= p->store.n + g->plan.n)
+    return rfi_fail(RFI_E_ARGUMENT, "buffer %d of %d", i, p->store.n + g->plan.n);
+  const rfi_buffer *b = &g->plan.buffer[i - p->store.n];
   const rfi_opr *op = &g->u.trace->ops[b->value >= 0 ? g->u.trace->values[b->value].op : b->first];
   const char *name = b->value >= 0 ? g->u.trace->values[b->value].name : "";
   static const char *const kinds[N_MEMORY_KINDS] = {"output", "activation", "gradient", "workspace"};
@@ -147,7 +148,7 @@ static void mark_optimizer(const rfr_programs *p, const rfr_trace *t, bool *opti
     for (int j = 0; updates && j < op->n_out; j++) {
       const int k = op->def->alias[j];
       const rfi_value *x = k >= 0 && op->in[k] >= 0 ? &t->values[t->values[op->in[k]].base] : NULL;
-      if (x && x->op < 0 && x->role == RFR_ROLE_STATE) optimizer[rfi_names_find(&p->names, x->name)] = true;
+      if (x && x->op < 0 && x->role == RFR_ROLE_STATE) optimizer[rfi_names_find(&p->store.names, x->name)] = true;
     }
   }
 }
@@ -155,11 +156,11 @@ static void mark_optimizer(const rfr_programs *p, const rfr_trace *t, bool *opti
 static rfr_status count_persistent(const rfr_programs *p, rfr_memory *out) {
   bool *optimizer;
   int64_t inputs = 0;
-  RFI_TRY(RFI_ALLOC(p->m.ctx, sizeof *optimizer * (size_t)(p->n_inputs + 1), &optimizer));
+  RFI_TRY(RFI_ALLOC(p->m.ctx, sizeof *optimizer * (size_t)(p->store.n + 1), &optimizer));
   for (int i = 0; i < p->n; i++) mark_optimizer(p, p->program[i].u.trace, optimizer);
-  for (int i = 0; i < p->n_inputs; i++) {
-    const rfr_role role = p->input[i].tensor.role;
-    const int64_t bytes = rfi_storage_bytes(&p->input[i].tensor.type);
+  for (int i = 0; i < p->store.n; i++) {
+    const rfr_role role = p->store.named[i].tensor.role;
+    const int64_t bytes = rfi_storage_bytes(&p->store.named[i].tensor.type);
     const bool weight = role == RFR_ROLE_TRAINABLE || role == RFR_ROLE_FROZEN, state = role == RFR_ROLE_STATE;
     *(weight ? &out->weights : !state ? &out->inputs : optimizer[i] ? &out->optimizer : &out->states) += bytes;
     inputs += bytes;

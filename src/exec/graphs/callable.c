@@ -419,8 +419,8 @@ static int count_copies(const rfr_graphs *g) {
 
 static bool is_written(void *graphs, const char *state) {
   const rfr_graphs *g = graphs;
-  const int i = rfi_names_find(&g->names, state);
-  return i >= 0 && g->named[i].written;
+  const int i = rfi_names_find(&g->store.names, state);
+  return i >= 0 && g->store.named[i].written;
 }
 
 rfi_pass_options rfi_callable_options(rfr_graphs *g, const rfi_callable *c) {

@@ -21,7 +21,7 @@ static bool is_counted(const rfi_named *x) {
 
 int rfi_graphs_counted(const rfr_graphs *g) {
   int n = 0;
-  for (int i = 0; i < g->n_named; i++) n += is_counted(&g->named[i]);
+  for (int i = 0; i < g->store.n; i++) n += is_counted(&g->store.named[i]);
   return n;
 }
 
@@ -33,7 +33,7 @@ static unsigned char *address(const void *user, rfr_value owner) {
   const rfr_graphs *g = user;
   const rfr_trace *t = g->counts.u.trace;
   if (owner == t->inputs[0]) return skip_flag(g);
-  return g->named[rfi_names_find(&g->names, t->values[owner].name)].tensor.data;
+  return g->store.named[rfi_names_find(&g->store.names, t->values[owner].name)].tensor.data;
 }
 
 rfr_status rfi_graphs_counts_create(rfr_graphs *g) {
@@ -42,9 +42,9 @@ rfr_status rfi_graphs_counts_create(rfr_graphs *g) {
   u->name = "counters";
   RFI_TRY(rfr_trace_create(g->m.ctx, &u->trace));
   const rfr_value skip = rfr_input(u->trace, "skip", RFR_ROLE_STATE, RFR_I32, 1, ((int64_t[]){1}));
-  for (int i = 0; i < g->n_named; i++) {
-    const char *name = g->named[i].tensor.name;
-    if (!is_counted(&g->named[i])) continue;
+  for (int i = 0; i < g->store.n; i++) {
+    const char *name = g->store.named[i].tensor.name;
+    if (!is_counted(&g->store.named[i])) continue;
     const rfr_value block = rfr_input(u->trace, name, RFR_ROLE_STATE, RFR_I64, 1, ((int64_t[]){4}));
     rfr_output(u->trace, name, rfr_step_end(u->trace, block, skip));
   }

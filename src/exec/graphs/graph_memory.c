@@ -38,11 +38,6 @@ const char *rfi_graphs_address_defect(const rfr_graphs *g, const void *data) {
 
 /* ---- names ---- */
 
-static rfi_named *find_named(const rfr_graphs *g, const char *name) {
-  const int i = rfi_names_find(&g->names, name);
-  return i < 0 ? NULL : &g->named[i];
-}
-
 /* The caller's memory for a name; NULL: the graphs allocate it. */
 static rfr_status callers_memory(const rfr_graphs *g, const char *name, const rfr_type *type, void **data) {
   const rfr_graphs_options *o = &g->options;
@@ -119,43 +114,24 @@ rfr_status rfi_graphs_check_gradient_entry(const rfr_main_gradient *m, const rfr
 
 static rfr_status add_name(rfr_graphs *g, const rfi_callable *c, const rfi_value *x) {
   const size_t n = strlen(RFI_GRAD_PREFIX);
-  rfi_named *have = find_named(g, x->name);
+  rfi_named *own;
   void *data = NULL;
-  if (have && c->sharded && (x->role == RFR_ROLE_TRAINABLE || x->role == RFR_ROLE_FROZEN))
+  if (c->sharded && (x->role == RFR_ROLE_TRAINABLE || x->role == RFR_ROLE_FROZEN) &&
+      rfi_storage_find(&g->store, x->name))
     return rfi_fail(RFI_E_GRAPHS_CALLABLE,
                     "callable \"%s\": parameter \"%s\" is also used by another callable: a sharded callable cannot "
                     "share parameters",
                     c->u.name, x->name);
-  if (have) {
-    if (memcmp(&have->tensor.type, &x->type, sizeof x->type) != 0 || have->tensor.role != (rfr_role)x->role)
-      return rfi_fail(RFI_E_PROGRAM_STATE,
-                      "\"%s\" has another type or role in callable \"%s\" than in an earlier callable", x->name,
-                      c->u.name);
-    return RFR_OK;
-  }
-  if (!rfi_arena_grow(g->m.strings, (void **)&g->named, &g->cap_named, g->n_named + 1, sizeof *g->named))
-    return RFR_NO_MEMORY;
-  const char *name = rfi_arena_strdup(g->m.strings, x->name);
-  if (!name || !rfi_names_add(&g->names, g->m.strings, name, g->n_named)) return RFR_NO_MEMORY;
-  const int parameter = strncmp(name, RFI_GRAD_PREFIX, n) == 0 ? rfi_names_find(&g->names, name + n) : -1;
-  rfi_named *own = &g->named[g->n_named];
-  const bool window = strncmp(name, RFI_UNREDUCED_PREFIX, strlen(RFI_UNREDUCED_PREFIX)) == 0,
-             ours = window || parameter >= 0;
-  if (!ours) RFI_TRY(callers_memory(g, name, &x->type, &data));
-  *own = (rfi_named){.tensor = {.name = name,
-                                .role = (rfr_role)x->role,
-                                .type = x->type,
-                                .bytes = rfi_bytes(&x->type),
-                                .host = g->m.backend->host,
-                                .data = data},
-                     .offset = -1,
-                     .writer = -1,
-                     .window = window,
-                     .parameter = -1,
-                     .gradient = -1};
-  if (parameter >= 0 && g->named[parameter].tensor.role == RFR_ROLE_TRAINABLE) {
+  RFI_TRY(rfi_storage_add(&g->store, g->m.strings, x, "callable", c->u.name, &own));
+  if (!own) return RFR_OK;
+  const char *name = own->tensor.name;
+  const int parameter = strncmp(name, RFI_GRAD_PREFIX, n) == 0 ? rfi_names_find(&g->store.names, name + n) : -1;
+  if (strncmp(name, RFI_UNREDUCED_PREFIX, strlen(RFI_UNREDUCED_PREFIX)) == 0) own->region = RFI_REGION_WINDOW;
+  else if (parameter < 0) RFI_TRY(callers_memory(g, name, &x->type, &data));
+  own->tensor.data = data;
+  if (parameter >= 0 && g->store.named[parameter].tensor.role == RFR_ROLE_TRAINABLE) {
     own->parameter = parameter;
-    g->named[parameter].gradient = g->n_named;
+    g->store.named[parameter].gradient = g->store.n - 1;
     bool found = false;
     for (int i = 0; i < g->options.n_gradients; i++) {
       const rfr_main_gradient *m = &g->options.gradients[i];
@@ -169,7 +145,6 @@ static rfr_status add_name(rfr_graphs *g, const rfi_callable *c, const rfi_value
       own->accumulate = m->accumulate != 0;
     }
   }
-  g->n_named++;
   return RFR_OK;
 }
 
@@ -182,7 +157,7 @@ static rfr_status check_tied(const rfr_graphs *g, const rfi_callable *c, const c
   for (const rfi_callable *o = g->callable; o < c; o++) {
     if (o->stage == c->stage) continue;
     for (int i = 0; i < o->n_gradients; i++)
-      if (strcmp(g->named[o->gradients[i]].tensor.name, name) == 0)
+      if (strcmp(g->store.named[o->gradients[i]].tensor.name, name) == 0)
         return rfi_fail(RFI_E_GRAPHS_CALLABLE,
                         "callable \"%s\": parameter \"%s\" is also trained by callable \"%s\" of another stage: use "
                         "one parameter per stage and add the gradients",
@@ -201,10 +176,10 @@ rfr_status rfi_graphs_names(rfr_graphs *g, rfi_callable *c) {
     const rfi_value *x = &t->values[t->inputs[i]];
     if (!is_shared(x->role)) continue;
     RFI_TRY(add_name(g, c, x));
-    const int id = rfi_names_find(&g->names, x->name);
+    const int id = rfi_names_find(&g->store.names, x->name);
     if (x->role == RFR_ROLE_TRAINABLE || x->role == RFR_ROLE_FROZEN) c->parameters[c->n_parameters++] = id;
-    if (g->named[id].window) c->unreduced[c->n_unreduced++] = id;
-    if (g->named[id].parameter < 0) continue;
+    if (g->store.named[id].region == RFI_REGION_WINDOW) c->unreduced[c->n_unreduced++] = id;
+    if (g->store.named[id].parameter < 0) continue;
     RFI_TRY(check_tied(g, c, x->name));
     c->gradients[c->n_gradients++] = id;
   }
@@ -213,8 +188,8 @@ rfr_status rfi_graphs_names(rfr_graphs *g, rfi_callable *c) {
       const rfr_value v = t->ops[i].out[j];
       if (v < 0 || (t->ops[i].def->flags & RFI_VIEW)) continue;
       const rfi_value *owner = &t->values[t->values[v].base];
-      rfi_named *named = owner->op < 0 && is_shared(owner->role) ? find_named(g, owner->name) : NULL;
-      if (named && !named->window) named->written = true;
+      rfi_named *named = owner->op < 0 && is_shared(owner->role) ? rfi_storage_find(&g->store, owner->name) : NULL;
+      if (named && named->region != RFI_REGION_WINDOW) named->written = true;
     }
   return RFR_OK;
 }
@@ -224,7 +199,7 @@ rfr_status rfi_graphs_names(rfr_graphs *g, rfi_callable *c) {
 /* The parameter, state or constant that a value aliases; NULL: none, or a main gradient. */
 static rfi_named *state_of(const rfr_graphs *g, const rfr_trace *t, rfr_value v) {
   const rfi_value *owner = v < 0 ? NULL : &t->values[t->values[v].base];
-  rfi_named *x = owner && owner->op < 0 && is_shared(owner->role) ? find_named(g, owner->name) : NULL;
+  rfi_named *x = owner && owner->op < 0 && is_shared(owner->role) ? rfi_storage_find(&g->store, owner->name) : NULL;
   return x && x->parameter < 0 ? x : NULL;
 }
 
@@ -282,15 +257,15 @@ static rfr_status check_output(const rfr_graphs *g, const rfi_callable *c, const
 static rfr_status check_names(const rfr_graphs *g) {
   const rfr_graphs_options *o = &g->options;
   for (int i = 0; i < o->n_tensors; i++) {
-    const rfi_named *x = o->tensors[i].name ? find_named(g, o->tensors[i].name) : NULL;
-    if (!x || x->parameter >= 0 || x->window)
+    const rfi_named *x = o->tensors[i].name ? rfi_storage_find(&g->store, o->tensors[i].name) : NULL;
+    if (!x || x->parameter >= 0 || x->region == RFI_REGION_WINDOW)
       return rfi_fail(RFI_E_PROGRAM_NAME,
                       "rfr_graphs_options.tensors: no callable has a parameter, state or constant \"%s\"%s",
                       o->tensors[i].name ? o->tensors[i].name : "",
                       x ? "; list main gradients in rfr_graphs_options.gradients" : "");
   }
   for (int i = 0; i < o->n_gradients; i++) {
-    const rfi_named *p = find_named(g, o->gradients[i].parameter);
+    const rfi_named *p = rfi_storage_find(&g->store, o->gradients[i].parameter);
     if (!p || p->gradient < 0)
       return rfi_fail(RFI_E_PROGRAM_NAME, "rfr_graphs_options.gradients: no callable trains \"%s\"",
                       o->gradients[i].parameter);
@@ -319,7 +294,7 @@ static int tick_of(const axis *x, int callable, rfi_part part, int op) {
 }
 
 static void touch(const axis *x, int callable, rfr_value owner, int tick) {
-  const rfi_storage *place = &x->g->callable[callable].place[owner];
+  const rfi_value_storage *place = &x->g->callable[callable].place[owner];
   while (place->callable >= 0) {
     callable = place->callable;
     owner = place->owner;
@@ -366,8 +341,8 @@ static rfr_status assign_result_storage(const rfr_graphs *g, rfi_callable *c) {
 /* `v` is an alias of value `of` of another callable. */
 static void link_storage(rfr_graphs *g, rfi_callable *c, rfr_value v, int callable, rfr_value of) {
   const rfi_value *x = &g->callable[callable].u.trace->values[of];
-  c->place[v] =
-      (rfi_storage){.kind = RFI_STORAGE_SLOT, .offset = rfi_bytes_into(x), .callable = callable, .owner = x->base};
+  c->place[v] = (rfi_value_storage){
+      .kind = RFI_STORAGE_SLOT, .offset = rfi_bytes_into(x), .callable = callable, .owner = x->base};
 }
 
 /* Moves value `v` to the caller's memory. It must own its storage, be computed by the callable (`computed`) or passed
@@ -375,7 +350,7 @@ static void link_storage(rfr_graphs *g, rfi_callable *c, rfr_value v, int callab
 static rfr_status fix_storage(rfi_callable *c, const rfi_port *p, bool computed, rfr_value v, void *const *fixed) {
   if (!fixed) return RFR_OK;
   const rfi_value *x = &c->u.trace->values[v], *owner = &c->u.trace->values[x->base];
-  rfi_storage *place = &c->place[x->base];
+  rfi_value_storage *place = &c->place[x->base];
   if ((place->kind == RFI_STORAGE_SLOT || place->kind == RFI_STORAGE_SHARED) && place->callable < 0 &&
       (owner->op >= 0) == computed && x->offset == 0 && rfi_bytes(&x->type) == rfi_bytes(&owner->type)) {
     place->kind = RFI_STORAGE_FIXED;
@@ -407,7 +382,7 @@ static rfr_status assign_storage(rfr_graphs *g, rfi_callable *c) {
   for (rfr_value v = 0; v < t->n_values; v++) c->place[v].callable = -1;
   for (int i = 0; i < t->n_inputs; i++) {
     const rfi_value *x = &t->values[t->inputs[i]];
-    const int name = is_shared(x->role) ? rfi_names_find(&g->names, x->name) : -1;
+    const int name = is_shared(x->role) ? rfi_names_find(&g->store.names, x->name) : -1;
     c->place[t->inputs[i]].kind = name >= 0 ? RFI_STORAGE_NAMED : RFI_STORAGE_SLOT;
     c->place[t->inputs[i]].offset = name;
   }
@@ -513,7 +488,7 @@ static void collect(const axis *x, planned *slot, planned *shared) {
     const rfi_callable *c = &x->g->callable[callable];
     const rfr_trace *t = c->u.trace;
     for (rfr_value v = 0; v < t->n_values; v++) {
-      const rfi_storage *place = &c->place[v];
+      const rfi_value_storage *place = &c->place[v];
       const rfi_life *life = &x->life[callable - x->stage->first][v];
       if (t->values[v].base != v || place->callable >= 0 || life->first < 0) continue;
       if (place->kind != RFI_STORAGE_SLOT && place->kind != RFI_STORAGE_SHARED) continue;
@@ -615,10 +590,7 @@ static void place_values(rfr_graphs *g, rfi_storage_class kind, rfi_region regio
 }
 
 static void place_persistent(rfr_graphs *g) {
-  for (int i = 0; i < g->n_named; i++) {
-    rfi_named *x = &g->named[i];
-    if (!x->tensor.data && !x->window) x->offset = place_bytes(g, RFI_REGION_PERSISTENT, &x->tensor.type);
-  }
+  rfi_storage_place(&g->store, &g->layout, RFI_REGION_PERSISTENT);
   if (rfi_graphs_counted(g) > 0)
     g->counts.skip_at = rfi_layout_add(&g->layout, RFI_REGION_PERSISTENT, rfi_align(sizeof(int32_t))).offset;
   place_values(g, RFI_STORAGE_PERSISTENT, RFI_REGION_PERSISTENT);
@@ -630,12 +602,12 @@ static int64_t scratch_end(const rfi_named *x) { return x->scratch + rfi_storage
  * same bytes. One that two callables have in common keeps the offset from the first. */
 static int64_t place_scratch_gradients(rfr_graphs *g) {
   int64_t most = 0;
-  for (int i = 0; i < g->n_named; i++) g->named[i].scratch = -1;
+  for (int i = 0; i < g->store.n; i++) g->store.named[i].scratch = -1;
   for (int c = 0; c < g->n; c++) {
     int64_t end = 0;
     for (int add = 0; add < 2; add++)
       for (int i = 0; i < g->callable[c].n_gradients; i++) {
-        rfi_named *x = &g->named[g->callable[c].gradients[i]];
+        rfi_named *x = &g->store.named[g->callable[c].gradients[i]];
         if (add && x->scratch < 0) x->scratch = end;
         if (x->scratch >= 0 && scratch_end(x) > end) end = scratch_end(x);
       }
@@ -648,8 +620,8 @@ static int64_t place_scratch_gradients(rfr_graphs *g) {
 static void place_scratch(rfr_graphs *g) {
   if (g->options.warmup_iterations == 0) return;
   g->layout.bytes[RFI_REGION_SCRATCH] = place_scratch_gradients(g);
-  for (int i = 0; i < g->n_named; i++) {
-    rfi_named *x = &g->named[i];
+  for (int i = 0; i < g->store.n; i++) {
+    rfi_named *x = &g->store.named[i];
     if (x->written && x->parameter < 0) x->scratch = place_bytes(g, RFI_REGION_SCRATCH, &x->tensor.type);
   }
   place_values(g, RFI_STORAGE_FIXED, RFI_REGION_SCRATCH);
@@ -671,11 +643,7 @@ static void report_regions(rfr_graphs *g) {
 rfr_status rfi_graphs_allocate(rfr_graphs *g) {
   RFI_TRY(rfi_layout_check_budget(&g->layout, g->options.budget, g->options.recompute, g->inference));
   RFI_TRY(rfi_layout_allocate(&g->layout, g->m.backend, g->m.device, 0));
-  for (int i = 0; i < g->n_named; i++) {
-    rfi_named *x = &g->named[i];
-    if (x->offset >= 0)
-      x->tensor.data = rfi_address(&g->layout, x->window ? RFI_REGION_WINDOW : RFI_REGION_PERSISTENT, x->offset);
-  }
+  rfi_storage_attach(&g->store, &g->layout, g->m.backend->host);
   return RFR_OK;
 }
 
@@ -718,11 +686,11 @@ unsigned char *rfi_graphs_slot(const rfr_graphs *g, const rfi_stage_plan *s, int
 
 static unsigned char *address_of_owner(const rfr_graphs *g, int callable, int slot, rfr_value owner) {
   const rfi_callable *c = &g->callable[callable];
-  const rfi_storage *place = &c->place[owner];
+  const rfi_value_storage *place = &c->place[owner];
   const rfi_stage_plan *s = &g->stage[c->stage];
   if (place->callable >= 0) return address_of_owner(g, place->callable, slot, place->owner) + place->offset;
   switch (place->kind) {
-    case RFI_STORAGE_NAMED: return rfi_graphs_named_data(g, &g->named[place->offset]);
+    case RFI_STORAGE_NAMED: return rfi_graphs_named_data(g, &g->store.named[place->offset]);
     case RFI_STORAGE_FIXED:
       return g->in_warmup ? rfi_address(&g->layout, RFI_REGION_SCRATCH, place->offset) : place->fixed[slot];
     case RFI_STORAGE_PERSISTENT: return rfi_address(&g->layout, RFI_REGION_PERSISTENT, place->offset);

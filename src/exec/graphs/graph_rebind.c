@@ -30,8 +30,8 @@ static int by_pointer(const void *a, const void *b) {
 
 static rfr_status add_named(rfr_graphs *g, int id, const char *name, const void *to, moves *m) {
   if (id < 0) return rfi_fail(RFI_E_PROGRAM_NAME, "no callable has or trains \"%s\"", name ? name : "");
-  rfr_tensor *x = &g->named[id].tensor;
-  if (g->named[id].offset >= 0)
+  rfr_tensor *x = &g->store.named[id].tensor;
+  if (g->store.named[id].offset >= 0)
     return rfi_fail(RFI_E_PROGRAM_STATE, "\"%s\" is in memory of the graphs, which does not move", x->name);
   const char *defect = rfi_graphs_address_defect(g, to);
   if (defect) return rfi_fail(RFI_E_PROGRAM_STATE, "\"%s\": %s", x->name, defect);
@@ -40,17 +40,17 @@ static rfr_status add_named(rfr_graphs *g, int id, const char *name, const void 
 }
 
 static rfr_status add_tensor(rfr_graphs *g, const rfr_binding *b, moves *m) {
-  int id = b->name ? rfi_names_find(&g->names, b->name) : -1;
-  if (id >= 0 && g->named[id].parameter >= 0) id = -1;
+  int id = b->name ? rfi_names_find(&g->store.names, b->name) : -1;
+  if (id >= 0 && g->store.named[id].parameter >= 0) id = -1;
   RFI_TRY(add_named(g, id, b->name, b->data, m));
-  return rfi_check_captured(b->name, &g->named[id].tensor.type, NULL, b);
+  return rfi_check_captured(b->name, &g->store.named[id].tensor.type, NULL, b);
 }
 
 static rfr_status add_gradient(rfr_graphs *g, const rfr_main_gradient *x, moves *m) {
-  const int parameter = x->parameter ? rfi_names_find(&g->names, x->parameter) : -1;
-  const int id = parameter < 0 ? -1 : g->named[parameter].gradient;
+  const int parameter = x->parameter ? rfi_names_find(&g->store.names, x->parameter) : -1;
+  const int id = parameter < 0 ? -1 : g->store.named[parameter].gradient;
   RFI_TRY(add_named(g, id, x->parameter, x->data, m));
-  const rfr_type *type = &g->named[id].tensor.type;
+  const rfr_type *type = &g->store.named[id].tensor.type;
   if (x->type.dtype != type->dtype)
     return rfi_fail(RFI_E_PROGRAM_STATE, "main gradient of \"%s\": captured as %s, now %s: create new graphs",
                     x->parameter, rfr_dtype_name(type->dtype), rfr_dtype_name(x->type.dtype));
@@ -167,14 +167,14 @@ static bool lies_in_fixed(const rfr_graphs *g, const rfr_tensor *x) {
 
 /* An output may alias a state or a parameter in the caller's memory. */
 static bool lies_in_named(const rfr_graphs *g, const rfr_tensor *x) {
-  for (int i = 0; i < g->n_named; i++)
-    if (lies_in(x, g->named[i].tensor.data, g->named[i].tensor.bytes)) return true;
+  for (int i = 0; i < g->store.n; i++)
+    if (lies_in(x, g->store.named[i].tensor.data, g->store.named[i].tensor.bytes)) return true;
   return false;
 }
 
 rfr_status rfi_graphs_check_tensor(const rfr_graphs *g, const rfr_tensor *x) {
-  const int id = x->name ? rfi_names_find(&g->names, x->name) : -1;
-  const rfr_tensor *now = id < 0 ? NULL : &g->named[id].tensor;
+  const int id = x->name ? rfi_names_find(&g->store.names, x->name) : -1;
+  const rfr_tensor *now = id < 0 ? NULL : &g->store.named[id].tensor;
   const char *name = x->name ? x->name : "";
   bool is_slot;
   if ((unsigned)x->type.dtype >= RFR_DTYPE_COUNT || x->type.rank < 0 || x->type.rank > RFR_MAX_RANK)

@@ -72,9 +72,9 @@ static void close_window(windows *w, int block, int i) {
   w->live -= bytes_of(w->g, block);
 }
 
-static bool is_parameter(const rfr_graphs *g, const rfi_storage *x) {
+static bool is_parameter(const rfr_graphs *g, const rfi_value_storage *x) {
   if (x->kind != RFI_STORAGE_NAMED) return x->kind == RFI_STORAGE_WINDOW;
-  const rfr_role role = g->named[x->offset].tensor.role;
+  const rfr_role role = g->store.named[x->offset].tensor.role;
   return role == RFR_ROLE_TRAINABLE || role == RFR_ROLE_FROZEN;
 }
 
@@ -136,9 +136,9 @@ static rfr_status read_windows(windows *w, const rfr_action *a, int n) {
 /* ---- placement ---- */
 
 static int64_t *offset_in_windows(rfr_graphs *g, const rfi_callable *c, rfr_value v, int *kind) {
-  rfi_named *x = c->place[v].kind == RFI_STORAGE_NAMED ? &g->named[c->place[v].offset] : NULL;
-  *kind = x && x->window ? UNREDUCED : GATHERED;
-  if (x && x->window) return &x->offset;
+  rfi_named *x = c->place[v].kind == RFI_STORAGE_NAMED ? &g->store.named[c->place[v].offset] : NULL;
+  *kind = x && x->region == RFI_REGION_WINDOW ? UNREDUCED : GATHERED;
+  if (x && x->region == RFI_REGION_WINDOW) return &x->offset;
   return c->place[v].kind == RFI_STORAGE_WINDOW ? &c->place[v].offset : NULL;
 }
 
@@ -295,7 +295,7 @@ int rfi_graphs_list_shard_actions(const rfr_graphs *g, const rfi_stage_plan *s, 
 
 static rfr_status clear(rfr_graphs *g, const rfi_callable *c) {
   for (int i = 0; i < c->n_unreduced; i++) {
-    const rfr_tensor *x = &g->named[c->unreduced[i]].tensor;
+    const rfr_tensor *x = &g->store.named[c->unreduced[i]].tensor;
     RFI_TRY(g->m.backend->fill(g->m.device, x->data, 0, (size_t)x->bytes));
   }
   return RFR_OK;

@@ -349,9 +349,9 @@ static bool is_parameter(const rfi_named *x) {
 }
 
 static rfr_status find_shared(const rfr_graphs *g, const rfr_binding *b, const rfi_named **out) {
-  const int id = b->name ? rfi_names_find(&g->names, b->name) : -1;
-  *out = id < 0 ? NULL : &g->named[id];
-  if (id < 0 || (*out)->parameter >= 0 || (*out)->window)
+  const int id = b->name ? rfi_names_find(&g->store.names, b->name) : -1;
+  *out = id < 0 ? NULL : &g->store.named[id];
+  if (id < 0 || (*out)->parameter >= 0 || (*out)->region == RFI_REGION_WINDOW)
     return rfi_fail(RFI_E_PROGRAM_NAME, "no callable has a state, constant or parameter \"%s\"",
                     b->name ? b->name : "");
   return rfi_check_captured(b->name, &(*out)->tensor.type, is_parameter(*out) ? (*out)->tensor.data : NULL, b);
@@ -364,8 +364,8 @@ static rfr_status clear(rfr_graphs *g, unsigned char *from, const unsigned char 
 /* Clears adjacent gradients in the arena with one fill, because each fill is a launch on a device. */
 static rfr_status clear_gradients(rfr_graphs *g) {
   unsigned char *from = NULL, *to = NULL;
-  for (int i = 0; i < g->n_named; i++) {
-    const rfi_named *x = &g->named[i];
+  for (int i = 0; i < g->store.n; i++) {
+    const rfi_named *x = &g->store.named[i];
     unsigned char *data = x->tensor.data;
     if (x->parameter < 0 || x->accumulate) continue;
     if (data != to || x->offset < 0) {
@@ -428,8 +428,8 @@ rfr_status rfr_graphs_begin_step(rfr_graphs *g, const rfr_binding *inputs, int n
 
 rfr_status rfr_graphs_begin_evaluation(rfr_graphs *g, const rfr_binding *inputs, int n_inputs) {
   RFI_TRY(rfi_check_handle(g, "rfr_graphs"));
-  for (int i = 0; i < g->n_named; i++) {
-    const rfi_named *x = &g->named[i];
+  for (int i = 0; i < g->store.n; i++) {
+    const rfi_named *x = &g->store.named[i];
     if (x->writer >= 0 && x->writer_part == RFI_PART_F)
       return rfi_fail(
           RFI_E_GRAPHS_CALLABLE,

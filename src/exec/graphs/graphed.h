@@ -51,13 +51,13 @@ typedef enum rfi_storage_class {
   RFI_STORAGE_FIXED
 } rfi_storage_class;
 
-typedef struct rfi_storage { /* of a value that owns storage */
+typedef struct rfi_value_storage { /* of a value that owns storage */
   rfi_storage_class kind;
   int64_t offset; /* in its region; named: its index; fixed: its offset in scratch memory during warm-up */
   void *const *fixed;
   int callable; /* not -1: an alias of `owner` of that callable, from `offset` on */
   rfr_value owner;
-} rfi_storage;
+} rfi_value_storage;
 
 typedef struct rfi_checked { /* group sizes from the caller */
   const char *scope;
@@ -88,8 +88,8 @@ typedef struct rfi_callable {
   rfi_exec_unit u;
   rfi_port *in, *out;
   int n_in, n_out;
-  rfr_value microbatch; /* the input with its number; RFR_NONE: not used */
-  rfi_storage *place;   /* per value; set for owners of storage */
+  rfr_value microbatch;     /* the input with its number; RFR_NONE: not used */
+  rfi_value_storage *place; /* per value; set for owners of storage */
   rfi_checked *checked;
   int n_checked;
   int *gradients, n_gradients;   /* main gradients that W adds to: indices of named */
@@ -118,19 +118,6 @@ typedef struct rfi_stage_plan {
   int64_t offset, bytes;              /* of the first slot in the region; of each slot */
   int64_t window[2], window_bytes[2]; /* of gathered parameters; of unreduced gradients */
 } rfi_stage_plan;
-
-typedef struct rfi_named { /* a parameter, state, constant or main gradient, shared by name */
-  rfr_tensor tensor;       /* with data */
-  int64_t offset;          /* in its region; -1: the caller's memory */
-  int64_t scratch;         /* in scratch memory, which warm-up uses if it is written */
-  bool written;            /* by some callable */
-  bool window;             /* an unreduced gradient: internal, valid between two REDUCEs */
-  int writer;              /* of a state: the callable that writes it in a part; -1 */
-  rfi_part writer_part;
-  bool accumulate; /* a main gradient that is kept when a step begins */
-  int parameter;   /* of a main gradient: its parameter; else -1 */
-  int gradient;    /* of a parameter: its main gradient; -1 */
-} rfi_named;
 
 typedef struct rfi_step_call {
   rfr_action_op op; /* F, I, W or B */
@@ -165,9 +152,7 @@ struct rfr_graphs {
   int n;
   rfi_stage_plan *stage;
   int n_stages;
-  rfi_named *named;
-  rfi_names names;
-  int n_named, cap_named;
+  rfi_storage store;
   rfi_arena *placed; /* kernels and storage for the chosen recompute levels */
   rfi_layout layout;
   rfr_graphs_memory memory;

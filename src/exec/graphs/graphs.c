@@ -231,10 +231,10 @@ rfr_status rfr_graphs_tensor(const rfr_graphs *g, const char *name, rfr_tensor *
   RFI_TRY(rfi_check_handle(out, "out"));
   memset(out, 0, sizeof *out);
   RFI_TRY(rfi_check_handle(g, "rfr_graphs"));
-  const int id = name ? rfi_names_find(&g->names, name) : -1;
-  if (id < 0 || g->named[id].parameter >= 0 || g->named[id].window)
+  const int id = name ? rfi_names_find(&g->store.names, name) : -1;
+  if (id < 0 || g->store.named[id].parameter >= 0 || g->store.named[id].region == RFI_REGION_WINDOW)
     return rfi_fail(RFI_E_PROGRAM_NAME, "no callable has a parameter, state or constant \"%s\"", name ? name : "");
-  *out = g->named[id].tensor;
+  *out = g->store.named[id].tensor;
   return RFR_OK;
 }
 
@@ -242,11 +242,11 @@ rfr_status rfr_graphs_gradient(const rfr_graphs *g, const char *parameter, rfr_t
   RFI_TRY(rfi_check_handle(out, "out"));
   memset(out, 0, sizeof *out);
   RFI_TRY(rfi_check_handle(g, "rfr_graphs"));
-  const int id = parameter ? rfi_names_find(&g->names, parameter) : -1;
-  if (id < 0 || g->named[id].gradient < 0)
+  const int id = parameter ? rfi_names_find(&g->store.names, parameter) : -1;
+  if (id < 0 || g->store.named[id].gradient < 0)
     return rfi_fail(RFI_E_PROGRAM_NAME, "no callable trains \"%s\"", parameter ? parameter : "");
-  RFI_TRY(rfi_graphs_check_gradient(g, g->named[id].gradient));
-  *out = g->named[g->named[id].gradient].tensor;
+  RFI_TRY(rfi_graphs_check_gradient(g, g->store.named[id].gradient));
+  *out = g->store.named[g->store.named[id].gradient].tensor;
   return RFR_OK;
 }
 

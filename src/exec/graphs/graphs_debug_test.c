@@ -68,8 +68,8 @@ static void test_dead_buffers(void **state) {
   const rfr_type type = rft_activation(&s);
   rfr_binding x[3], dy[3];
   rfr_tensor y[3], dx[3];
-  for (int i = 0; i < g->n_named; i++)
-    if (g->named[i].tensor.type.dtype == RFR_F32) rft_fill_by(&g->named[i].tensor, 3 + (uint64_t)i, 0.5f);
+  for (int i = 0; i < g->store.n; i++)
+    if (g->store.named[i].tensor.type.dtype == RFR_F32) rft_fill_by(&g->store.named[i].tensor, 3 + (uint64_t)i, 0.5f);
   for (int m = 0; m < 3; m++) {
     rft_draw(&s, b.x[m][0], 0, m, 1);
     rft_draw(&s, b.dx[m][1], 0, m, 2);
