@@ -4,7 +4,7 @@
 #include <string.h>
 
 #include "core/rng.h"
-#include "exec/graphs/graphed.h"
+#include "callable/graphed.h"
 #include "support/graphs_scene.h"
 #include "trace/trace.h"
 

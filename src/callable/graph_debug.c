@@ -6,7 +6,7 @@
  * when they are freed. A tensor that is used for too long then reads as NaN or -1, not as the next microbatch's data.
  */
 #include "base/base.h"
-#include "exec/graphs/graphed.h"
+#include "callable/graphed.h"
 
 static rfr_status poison(const rfr_graphs *g, unsigned char *from, const unsigned char *to) {
   return to > from ? g->m.backend->fill(g->m.device, from, RFI_POISON, (size_t)(to - from)) : RFR_OK;

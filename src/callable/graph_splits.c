@@ -9,7 +9,7 @@
 #include <string.h>
 
 #include "base/base.h"
-#include "exec/graphs/graphed.h"
+#include "callable/graphed.h"
 
 enum { FORWARDS = 64 }; /* per check, in the ring */
 

@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "exec/graphs/graphed.h"
+#include "callable/graphed.h"
 #include "support/graphs_scene.h"
 #include "support/text.h"
 

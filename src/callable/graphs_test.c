@@ -13,7 +13,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "exec/graphs/graphed.h"
+#include "callable/graphed.h"
 #include "support/device.h"
 #include "support/graphs_scene.h"
 

@@ -8,7 +8,7 @@
  * is taken. This keeps creation linear in the number of callables; the budget named by a refusal is one that works.
  */
 #include "base/base.h"
-#include "exec/graphs/graphed.h"
+#include "callable/graphed.h"
 
 typedef struct search {
   rfr_graphs *g;

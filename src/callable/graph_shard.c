@@ -12,7 +12,7 @@
 #include <string.h>
 
 #include "base/base.h"
-#include "exec/graphs/graphed.h"
+#include "callable/graphed.h"
 
 enum { GATHERED, UNREDUCED, KINDS };
 

@@ -11,7 +11,7 @@
 #include <string.h>
 
 #include "base/base.h"
-#include "exec/graphs/graphed.h"
+#include "callable/graphed.h"
 
 const char RFI_GRAD_PREFIX[] = "grad.";
 const char RFI_UNREDUCED_PREFIX[] = "unreduced.";

@@ -10,7 +10,7 @@
 #include <string.h>
 
 #include "core/rng.h"
-#include "exec/graphs/graphed.h"
+#include "callable/graphed.h"
 #include "refrain/ops.h"
 #include "support/context.h"
 #include "support/device.h"

@@ -11,7 +11,7 @@
 #include <string.h>
 
 #include "core/rng.h"
-#include "exec/graphs/graphed.h"
+#include "callable/graphed.h"
 #include "support/device.h"
 #include "support/graphs_scene.h"
 

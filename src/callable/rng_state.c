@@ -6,7 +6,7 @@
 #include <string.h>
 
 #include "core/rng.h"
-#include "exec/graphs/graphed.h"
+#include "callable/graphed.h"
 
 enum { ATTEMPTED = 0, SEED = 2, BLOCK = 4 };
 

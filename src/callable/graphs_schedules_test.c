@@ -10,7 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "exec/graphs/graphed.h"
+#include "callable/graphed.h"
 #include "support/graphs_scene.h"
 
 enum { T = RFT_T, C = RFT_C, BYTES = RFT_T * RFT_C * 4, MOST_RANKS = 4, LOW = 4 };

@@ -5,7 +5,7 @@
  */
 #include <string.h>
 
-#include "exec/graphs/graphed.h"
+#include "callable/graphed.h"
 #include "support/graphs_scene.h"
 
 enum { T = RFT_T, C = RFT_C };

@@ -11,7 +11,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "exec/graphs/graphed.h"
+#include "callable/graphed.h"
 #include "refrain/op.h"
 #include "support/fault_backend.h"
 #include "support/graphs_scene.h"

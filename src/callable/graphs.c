@@ -7,7 +7,7 @@
 #include <string.h>
 
 #include "base/base.h"
-#include "exec/graphs/graphed.h"
+#include "callable/graphed.h"
 #include "schedule/schedule.h"
 
 rfr_callable rfr_callable_default(void) { return (rfr_callable){.size = sizeof(rfr_callable), .first_site = -1}; }

@@ -13,7 +13,7 @@
 #include <string.h>
 
 #include "base/base.h"
-#include "exec/graphs/graphed.h"
+#include "callable/graphed.h"
 
 /* ---- checks of the caller's memory ---- */
 

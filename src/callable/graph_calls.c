@@ -9,7 +9,7 @@
 #include <string.h>
 
 #include "base/base.h"
-#include "exec/graphs/graphed.h"
+#include "callable/graphed.h"
 #include "schedule/schedule.h"
 
 /* ---- the list ---- */

@@ -9,7 +9,7 @@
 
 #include "base/base.h"
 #include "core/rng.h"
-#include "exec/graphs/graphed.h"
+#include "callable/graphed.h"
 
 static bool is_counted(const rfi_named *x) {
   const rfr_type *type = &x->tensor.type;
