@@ -8,8 +8,8 @@
 #include <string.h>
 
 #include "base/base.h"
-#include "core/rng.h"
 #include "callable/graphed.h"
+#include "core/rng.h"
 
 static bool is_counted(const rfi_named *x) {
   const rfr_type *type = &x->tensor.type;

@@ -6,7 +6,7 @@
  *                   -> ops ordered by part: load, setup, F, I, W, each a range of one trace. If sharded, setup
  *                   gathers the parameters, and a last part, reduce, reduce-scatters the gradients
  *   graph_ports.c   links, and the caller's memory for inputs, outputs and their gradients
- *   graph_recompute.c  chooses recompute levels for all callables together, by planning with the next two
+ *   graph_recompute.c  chooses recompute levels for all callables together, by planning with the next
  *   graph_memory.c  parts on a stage's time axis -> lifetimes -> one arena; an address per value and slot
  *   graphs.c        creation; public queries
  *   graph_walk.c    warm-up and capture, with hooks around each part

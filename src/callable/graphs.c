@@ -185,15 +185,10 @@ rfr_status rfr_graphs_create(rfr_ctx *ctx, const rfr_callable *callables, int n,
   *out = NULL;
   RFI_TRY(check_arguments(ctx, callables, n, options));
   RFI_GOTO(RFI_ALLOC(ctx, sizeof *g, &g));
-  g->m.ctx = ctx;
   g->options = rfr_graphs_options_default();
   if (options) memcpy(&g->options, options, sizeof g->options);
   g->inference = callables[0].inference != 0;
-  g->m.comm = g->options.comm;
-  RFI_GOTO(rfi_arena_create(ctx, &g->m.strings));
-  RFI_GOTO(rfi_backend_find(ctx, &g->m.backend));
-  RFI_GOTO(g->m.backend->open(ctx, &g->m.device));
-  RFI_GOTO(rfi_join_communicator(&g->m));
+  RFI_GOTO(rfi_target_open(&g->m, ctx, g->options.comm));
   RFI_GOTO(RFI_ALLOC(ctx, sizeof *g->callable * (size_t)n, &g->callable));
   g->n = n;
   RFI_GOTO(build(g, callables));
@@ -218,10 +213,9 @@ void rfr_graphs_destroy(rfr_graphs *g) {
   if (g->m.device) {
     g->m.backend->free(g->m.device, RFI_MEMORY_RING, g->splits.result);
     rfi_layout_free(&g->layout, g->m.backend, g->m.device);
-    g->m.backend->close(g->m.device);
   }
   rfi_arena_destroy(g->placed);
-  rfi_arena_destroy(g->m.strings);
+  rfi_target_close(&g->m);
   rfi_free(g->m.ctx, g);
 }
 

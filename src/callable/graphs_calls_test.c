@@ -7,8 +7,8 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "core/rng.h"
 #include "callable/graphed.h"
+#include "core/rng.h"
 #include "support/graphs_scene.h"
 
 enum { T = RFT_T, C = RFT_C, BYTES = RFT_T * RFT_C * 4, SLOTS = 4, MOST_NAMES = 64 };

@@ -10,8 +10,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "core/rng.h"
 #include "callable/graphed.h"
+#include "core/rng.h"
 #include "support/device.h"
 #include "support/graphs_scene.h"
 

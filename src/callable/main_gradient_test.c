@@ -9,8 +9,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "core/rng.h"
 #include "callable/graphed.h"
+#include "core/rng.h"
 #include "refrain/ops.h"
 #include "support/context.h"
 #include "support/device.h"

@@ -5,8 +5,8 @@
  */
 #include <string.h>
 
-#include "core/rng.h"
 #include "callable/graphed.h"
+#include "core/rng.h"
 
 enum { ATTEMPTED = 0, SEED = 2, BLOCK = 4 };
 

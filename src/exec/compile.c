@@ -351,14 +351,9 @@ rfr_status rfr_compile(rfr_ctx *ctx, int n, const rfr_trace *const *traces, cons
   *out = NULL;
   RFI_TRY(check_arguments(ctx, n, traces, options));
   RFI_GOTO(RFI_ALLOC(ctx, sizeof *p, &p));
-  p->m.ctx = ctx;
   p->options = rfr_compile_options_default();
   if (options) memcpy(&p->options, options, sizeof p->options);
-  p->m.comm = p->options.comm;
-  RFI_GOTO(rfi_arena_create(ctx, &p->m.strings));
-  RFI_GOTO(rfi_backend_find(ctx, &p->m.backend));
-  RFI_GOTO(p->m.backend->open(ctx, &p->m.device));
-  RFI_GOTO(rfi_join_communicator(&p->m));
+  RFI_GOTO(rfi_target_open(&p->m, ctx, p->options.comm));
   RFI_GOTO(RFI_ALLOC(ctx, sizeof *p->program * (size_t)n, &p->program));
   p->n = n;
   for (int i = 0; i < n; i++) {
@@ -404,8 +399,7 @@ void rfr_programs_destroy(rfr_programs *p) {
   if (p->m.device) {
     p->m.backend->free(p->m.device, RFI_MEMORY_RING, p->watch);
     rfi_layout_free(&p->layout, p->m.backend, p->m.device);
-    p->m.backend->close(p->m.device);
   }
-  rfi_arena_destroy(p->m.strings);
+  rfi_target_close(&p->m);
   rfi_free(p->m.ctx, p);
 }

@@ -280,14 +280,10 @@ static void test_copies(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      rft_context_test(test_shared_names),
-      rft_context_test(test_other_context),
-      rft_context_test(test_unfinished),
-      rft_context_test(test_plan_only),
-      rft_context_test(test_memory_by_kind),
-      rft_context_test(test_kind_of_head_gradients),
-      rft_context_test(test_null_results),
-      rft_context_test(test_copies),
+      rft_context_test(test_shared_names),   rft_context_test(test_other_context),
+      rft_context_test(test_unfinished),     rft_context_test(test_plan_only),
+      rft_context_test(test_memory_by_kind), rft_context_test(test_kind_of_head_gradients),
+      rft_context_test(test_null_results),   rft_context_test(test_copies),
   };
   return cmocka_run_group_tests_name("compile", tests, NULL, NULL);
 }

@@ -67,8 +67,6 @@ bool rfi_program_output_at(const rfr_programs *p, int program, int k, rfr_tensor
 rfr_status rfi_count_memory(const rfr_programs *p, rfr_memory *out);
 
 /* ---- select.c ---- */
-/* Gives an open device the communicator of its ops. */
-rfr_status rfi_join_communicator(const rfi_exec_target *m);
 /* Selects a kernel for every op: fills bound[] (n_ops entries) with shapes, workspace sizes and placeholder addresses.
  * *n gets the number of entries; views have no kernel. */
 rfr_status rfi_select_ops(const rfi_exec_target *m, const rfr_trace *t, rfi_bound *bound, int *n);

@@ -60,11 +60,6 @@ static rfr_status set_comm(const rfi_exec_target *m, const rfi_opr *op, rfi_boun
   return RFR_OK;
 }
 
-rfr_status rfi_join_communicator(const rfi_exec_target *m) {
-  const bool joins = m->comm && m->comm->table->host == m->backend->host && m->backend->join;
-  return joins ? m->backend->join(m->device, m->comm) : RFR_OK;
-}
-
 /* Fills the call of op i with args, selects its kernel and asks for the workspace. */
 static rfr_status select_op(const rfi_exec_target *m, const rfr_trace *t, int i, rfi_arg *args, rfi_bound *b) {
   const rfi_opr *op = &t->ops[i];

@@ -9,6 +9,21 @@
 #include "base/base.h"
 #include "exec/exec.h"
 
+rfr_status rfi_target_open(rfi_exec_target *m, rfr_ctx *ctx, rfr_comm *comm) {
+  m->ctx = ctx;
+  m->comm = comm;
+  RFI_TRY(rfi_arena_create(ctx, &m->strings));
+  RFI_TRY(rfi_backend_find(ctx, &m->backend));
+  RFI_TRY(m->backend->open(ctx, &m->device));
+  const bool joins = comm && comm->table->host == m->backend->host && m->backend->join;
+  return joins ? m->backend->join(m->device, comm) : RFR_OK;
+}
+
+void rfi_target_close(rfi_exec_target *m) {
+  if (m->device) m->backend->close(m->device);
+  rfi_arena_destroy(m->strings);
+}
+
 void rfi_unit_set_step(rfi_exec_unit *u) {
   int load = 0;
   while (load < u->trace->n_ops && u->trace->ops[load].phase == RFR_PHASE_LOAD) load++;

@@ -50,6 +50,10 @@ typedef struct rfi_exec_unit {
 static inline bool rfi_has(const rfi_exec_unit *u, rfi_part part) { return u->first[part + 1] > u->first[part]; }
 static inline int64_t rfi_bytes_into(const rfi_value *x) { return x->offset * rfr_dtype_bits(x->type.dtype) / 8; }
 
+/* Opens the device of a context; gives it the communicator of its ops, if it can use it. Sets `ctx` first. */
+rfr_status rfi_target_open(rfi_exec_target *m, rfr_ctx *ctx, rfr_comm *comm);
+void rfi_target_close(rfi_exec_target *m); /* also if opening failed */
+
 /* Sets the parts of a program: LOAD, then F. */
 void rfi_unit_set_step(rfi_exec_unit *u);
 /* Selects a kernel for every op, with workspaces and placeholder addresses. */
