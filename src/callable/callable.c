@@ -418,9 +418,8 @@ static int count_copies(const rfr_graphs *g) {
 }
 
 static bool is_written(void *graphs, const char *state) {
-  const rfr_graphs *g = graphs;
-  const int i = rfi_names_find(&g->store.names, state);
-  return i >= 0 && g->store.named[i].written;
+  const rfi_named *x = rfi_storage_find(&((const rfr_graphs *)graphs)->store, state);
+  return x && x->written;
 }
 
 rfi_pass_options rfi_callable_options(rfr_graphs *g, const rfi_callable *c) {

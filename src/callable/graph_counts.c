@@ -33,7 +33,7 @@ static unsigned char *address(const void *user, rfr_value owner) {
   const rfr_graphs *g = user;
   const rfr_trace *t = g->counts.u.trace;
   if (owner == t->inputs[0]) return skip_flag(g);
-  return g->store.named[rfi_names_find(&g->store.names, t->values[owner].name)].tensor.data;
+  return rfi_storage_find(&g->store, t->values[owner].name)->tensor.data;
 }
 
 rfr_status rfi_graphs_counts_create(rfr_graphs *g) {

@@ -254,15 +254,20 @@ static rfr_status check_output(const rfr_graphs *g, const rfi_callable *c, const
   return RFR_OK;
 }
 
+rfi_named *rfi_graphs_find(const rfr_graphs *g, const char *name) {
+  rfi_named *x = rfi_storage_find(&g->store, name);
+  return x && x->parameter < 0 && x->region != RFI_REGION_WINDOW ? x : NULL;
+}
+
 static rfr_status check_names(const rfr_graphs *g) {
   const rfr_graphs_options *o = &g->options;
   for (int i = 0; i < o->n_tensors; i++) {
-    const rfi_named *x = o->tensors[i].name ? rfi_storage_find(&g->store, o->tensors[i].name) : NULL;
-    if (!x || x->parameter >= 0 || x->region == RFI_REGION_WINDOW)
-      return rfi_fail(RFI_E_PROGRAM_NAME,
-                      "rfr_graphs_options.tensors: no callable has a parameter, state or constant \"%s\"%s",
-                      o->tensors[i].name ? o->tensors[i].name : "",
-                      x ? "; list main gradients in rfr_graphs_options.gradients" : "");
+    if (!rfi_graphs_find(g, o->tensors[i].name))
+      return rfi_fail(
+          RFI_E_PROGRAM_NAME, "rfr_graphs_options.tensors: no callable has a parameter, state or constant \"%s\"%s",
+          o->tensors[i].name ? o->tensors[i].name : "",
+          rfi_storage_find(&g->store, o->tensors[i].name) ? "; list main gradients in rfr_graphs_options.gradients"
+                                                          : "");
   }
   for (int i = 0; i < o->n_gradients; i++) {
     const rfi_named *p = rfi_storage_find(&g->store, o->gradients[i].parameter);

@@ -28,29 +28,27 @@ static int by_pointer(const void *a, const void *b) {
   return (x > y) - (x < y);
 }
 
-static rfr_status add_named(rfr_graphs *g, int id, const char *name, const void *to, moves *m) {
-  if (id < 0) return rfi_fail(RFI_E_PROGRAM_NAME, "no callable has or trains \"%s\"", name ? name : "");
-  rfr_tensor *x = &g->store.named[id].tensor;
-  if (g->store.named[id].offset >= 0)
-    return rfi_fail(RFI_E_PROGRAM_STATE, "\"%s\" is in memory of the graphs, which does not move", x->name);
+static rfr_status add_named(rfr_graphs *g, rfi_named *x, const char *name, const void *to, moves *m) {
+  if (!x) return rfi_fail(RFI_E_PROGRAM_NAME, "no callable has or trains \"%s\"", name ? name : "");
+  if (x->offset >= 0)
+    return rfi_fail(RFI_E_PROGRAM_STATE, "\"%s\" is in memory of the graphs, which does not move", x->tensor.name);
   const char *defect = rfi_graphs_address_defect(g, to);
-  if (defect) return rfi_fail(RFI_E_PROGRAM_STATE, "\"%s\": %s", x->name, defect);
-  m->at[m->n++] = (move){&x->data, (void *)to, x->name};
+  if (defect) return rfi_fail(RFI_E_PROGRAM_STATE, "\"%s\": %s", x->tensor.name, defect);
+  m->at[m->n++] = (move){&x->tensor.data, (void *)to, x->tensor.name};
   return RFR_OK;
 }
 
 static rfr_status add_tensor(rfr_graphs *g, const rfr_binding *b, moves *m) {
-  int id = b->name ? rfi_names_find(&g->store.names, b->name) : -1;
-  if (id >= 0 && g->store.named[id].parameter >= 0) id = -1;
-  RFI_TRY(add_named(g, id, b->name, b->data, m));
-  return rfi_check_captured(b->name, &g->store.named[id].tensor.type, NULL, b);
+  rfi_named *named = rfi_graphs_find(g, b->name);
+  RFI_TRY(add_named(g, named, b->name, b->data, m));
+  return rfi_check_captured(b->name, &named->tensor.type, NULL, b);
 }
 
 static rfr_status add_gradient(rfr_graphs *g, const rfr_main_gradient *x, moves *m) {
-  const int parameter = x->parameter ? rfi_names_find(&g->store.names, x->parameter) : -1;
-  const int id = parameter < 0 ? -1 : g->store.named[parameter].gradient;
-  RFI_TRY(add_named(g, id, x->parameter, x->data, m));
-  const rfr_type *type = &g->store.named[id].tensor.type;
+  const rfi_named *parameter = rfi_storage_find(&g->store, x->parameter);
+  rfi_named *named = parameter && parameter->gradient >= 0 ? &g->store.named[parameter->gradient] : NULL;
+  RFI_TRY(add_named(g, named, x->parameter, x->data, m));
+  const rfr_type *type = &named->tensor.type;
   if (x->type.dtype != type->dtype)
     return rfi_fail(RFI_E_PROGRAM_STATE, "main gradient of \"%s\": captured as %s, now %s: create new graphs",
                     x->parameter, rfr_dtype_name(type->dtype), rfr_dtype_name(x->type.dtype));
@@ -173,8 +171,8 @@ static bool lies_in_named(const rfr_graphs *g, const rfr_tensor *x) {
 }
 
 rfr_status rfi_graphs_check_tensor(const rfr_graphs *g, const rfr_tensor *x) {
-  const int id = x->name ? rfi_names_find(&g->store.names, x->name) : -1;
-  const rfr_tensor *now = id < 0 ? NULL : &g->store.named[id].tensor;
+  const rfi_named *named = rfi_storage_find(&g->store, x->name);
+  const rfr_tensor *now = named ? &named->tensor : NULL;
   const char *name = x->name ? x->name : "";
   bool is_slot;
   if ((unsigned)x->type.dtype >= RFR_DTYPE_COUNT || x->type.rank < 0 || x->type.rank > RFR_MAX_RANK)

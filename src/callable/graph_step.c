@@ -349,9 +349,7 @@ static bool is_parameter(const rfi_named *x) {
 }
 
 static rfr_status find_shared(const rfr_graphs *g, const rfr_binding *b, const rfi_named **out) {
-  const int id = b->name ? rfi_names_find(&g->store.names, b->name) : -1;
-  *out = id < 0 ? NULL : &g->store.named[id];
-  if (id < 0 || (*out)->parameter >= 0 || (*out)->region == RFI_REGION_WINDOW)
+  if (!(*out = rfi_graphs_find(g, b->name)))
     return rfi_fail(RFI_E_PROGRAM_NAME, "no callable has a state, constant or parameter \"%s\"",
                     b->name ? b->name : "");
   return rfi_check_captured(b->name, &(*out)->tensor.type, is_parameter(*out) ? (*out)->tensor.data : NULL, b);

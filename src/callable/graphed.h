@@ -209,6 +209,8 @@ const char *rfi_graphs_address_defect(const rfr_graphs *g, const void *data);
 rfr_status rfi_graphs_check_gradient_entry(const rfr_main_gradient *m, const rfr_type *parameter);
 /* Checks a list of entries by themselves: size, fields. */
 rfr_status rfi_graphs_check_gradient_list(const rfr_main_gradient *m, int n);
+/* A parameter, state or constant; NULL: there is none of this name. */
+rfi_named *rfi_graphs_find(const rfr_graphs *g, const char *name);
 /* Adds the inputs that a callable shares by name with others. */
 rfr_status rfi_graphs_names(rfr_graphs *g, rfi_callable *c);
 /* Places every value: g->memory. */

@@ -225,10 +225,10 @@ rfr_status rfr_graphs_tensor(const rfr_graphs *g, const char *name, rfr_tensor *
   RFI_TRY(rfi_check_handle(out, "out"));
   memset(out, 0, sizeof *out);
   RFI_TRY(rfi_check_handle(g, "rfr_graphs"));
-  const int id = name ? rfi_names_find(&g->store.names, name) : -1;
-  if (id < 0 || g->store.named[id].parameter >= 0 || g->store.named[id].region == RFI_REGION_WINDOW)
+  const rfi_named *x = rfi_graphs_find(g, name);
+  if (!x)
     return rfi_fail(RFI_E_PROGRAM_NAME, "no callable has a parameter, state or constant \"%s\"", name ? name : "");
-  *out = g->store.named[id].tensor;
+  *out = x->tensor;
   return RFR_OK;
 }
 
@@ -236,11 +236,11 @@ rfr_status rfr_graphs_gradient(const rfr_graphs *g, const char *parameter, rfr_t
   RFI_TRY(rfi_check_handle(out, "out"));
   memset(out, 0, sizeof *out);
   RFI_TRY(rfi_check_handle(g, "rfr_graphs"));
-  const int id = parameter ? rfi_names_find(&g->store.names, parameter) : -1;
-  if (id < 0 || g->store.named[id].gradient < 0)
+  const rfi_named *x = rfi_storage_find(&g->store, parameter);
+  if (!x || x->gradient < 0)
     return rfi_fail(RFI_E_PROGRAM_NAME, "no callable trains \"%s\"", parameter ? parameter : "");
-  RFI_TRY(rfi_graphs_check_gradient(g, g->store.named[id].gradient));
-  *out = g->store.named[g->store.named[id].gradient].tensor;
+  RFI_TRY(rfi_graphs_check_gradient(g, x->gradient));
+  *out = g->store.named[x->gradient].tensor;
   return RFR_OK;
 }
 
