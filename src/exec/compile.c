@@ -21,30 +21,16 @@ static void mark_rings(rfr_programs *p, const rfr_trace *t) {
     const rfi_opr *op = &t->ops[i];
     if (op->def->outside || strcmp(op->def->family, "ring") != 0 || op->n_in == 0) continue;
     const rfi_value *ring = &t->values[t->values[op->in[0]].base];
-    rfi_program_input *input = ring->op < 0 ? rfi_find_input(p, ring->name) : NULL;
-    if (input) input->ring = true;
+    rfi_named *input = ring->op < 0 ? rfi_storage_find(&p->store, ring->name) : NULL;
+    if (input) input->region = RFI_REGION_RING;
   }
 }
 
 static rfr_status add_inputs(rfr_programs *p, const rfi_program *g) {
-  const rfr_trace *t = g->trace;
-  for (int i = 0; i < t->n_inputs; i++) {
-    const rfi_value *x = &t->values[t->inputs[i]];
-    rfi_program_input *input = rfi_find_input(p, x->name);
-    if (input) {
-      if (memcmp(&input->tensor.type, &x->type, sizeof x->type) != 0 || input->tensor.role != (rfr_role)x->role)
-        return rfi_fail(RFI_E_PROGRAM_STATE, "\"%s\" has another type or role in program \"%s\" than before", x->name,
-                        g->name);
-      continue;
-    }
-    if (!rfi_arena_grow(p->strings, (void **)&p->input, &p->cap_inputs, p->n_inputs + 1, sizeof *p->input))
-      return RFR_NO_MEMORY;
-    const char *name = rfi_arena_strdup(p->strings, x->name);
-    if (!name || !rfi_names_add(&p->names, p->strings, name, p->n_inputs)) return RFR_NO_MEMORY;
-    p->input[p->n_inputs++] = (rfi_program_input){
-        .tensor = {.name = name, .role = (rfr_role)x->role, .type = x->type, .bytes = rfi_bytes(&x->type)}};
-    p->persistent_bytes += rfi_storage_bytes(&x->type);
-  }
+  const rfr_trace *t = g->u.trace;
+  rfi_named *fresh;
+  for (int i = 0; i < t->n_inputs; i++)
+    RFI_TRY(rfi_storage_add(&p->store, p->m.strings, &t->values[t->inputs[i]], "program", g->u.name, &fresh));
   mark_rings(p, t);
   return RFR_OK;
 }
@@ -54,10 +40,10 @@ static rfr_status add_inputs(rfr_programs *p, const rfi_program *g) {
 rfi_pass_options rfi_program_pass_options(rfr_programs *p) {
   return (rfi_pass_options){.fuse = p->options.fuse,
                             .prune = p->options.prune,
-                            .lora = p->backend->lora,
-                            .gelu_bwd = p->backend->gelu_bwd,
-                            .loss_chunk = p->options.loss_chunk > 0 ? p->options.loss_chunk : p->backend->loss_chunk,
-                            .loss_rows = p->options.loss_chunk > 0 ? NULL : p->backend->loss_rows,
+                            .lora = p->m.backend->lora,
+                            .gelu_bwd = p->m.backend->gelu_bwd,
+                            .loss_chunk = p->options.loss_chunk > 0 ? p->options.loss_chunk : p->m.backend->loss_chunk,
+                            .loss_rows = p->options.loss_chunk > 0 ? NULL : p->m.backend->loss_rows,
                             .shard = p->options.shard,
                             .ranks = rfr_comm_size(p->options.comm),
                             .sharded = p->options.shard == RFR_SHARD_FULL && rfr_comm_size(p->options.comm) > 1,
@@ -67,22 +53,22 @@ rfi_pass_options rfi_program_pass_options(rfr_programs *p) {
 }
 
 /* The plan without a side stream. */
-static rfr_status plan_serial(rfi_program *g) { return rfi_plan_make(g->trace, g->workspace, NULL, &g->plan); }
+static rfr_status plan_serial(rfi_program *g) { return rfi_plan_make(g->u.trace, g->workspace, NULL, &g->plan); }
 
 static rfr_status select_and_plan(rfr_programs *p, rfi_program *g) {
-  rfi_stage *last = &g->pipeline.stage[RFI_STAGES - 1];
-  g->trace = last->trace;
+  rfi_stage *last = &g->u.pipeline.stage[RFI_STAGES - 1];
+  g->u.trace = last->trace;
   RFI_TRY(rfi_select_program(p, g, &last->report));
-  RFI_TRY(RFI_ALLOC(p->ctx, sizeof *g->workspace * (size_t)(g->trace->n_ops + 1), &g->workspace));
-  for (int i = 0; i < g->n_bound; i++) g->workspace[g->bound[i].op] = g->bound[i].workspace;
+  RFI_TRY(RFI_ALLOC(p->m.ctx, sizeof *g->workspace * (size_t)(g->u.trace->n_ops + 1), &g->workspace));
+  for (int i = 0; i < g->u.n_bound; i++) g->workspace[g->u.bound[i].op] = g->u.bound[i].workspace;
   return plan_serial(g);
 }
 
 static rfr_status compile_one(rfr_programs *p, rfi_program *g, const rfr_trace *recorded) {
   rfi_pass_options o = rfi_program_pass_options(p);
   const double start = rfi_now();
-  RFI_TRY(rfi_pipeline_run(recorded, &o, &g->pipeline));
-  g->trace = g->pipeline.stage[RFI_STAGES - 1].trace;
+  RFI_TRY(rfi_pipeline_run(recorded, &o, &g->u.pipeline));
+  g->u.trace = g->u.pipeline.stage[RFI_STAGES - 1].trace;
   RFI_TRY(add_inputs(p, g));
   RFI_TRY(select_and_plan(p, g));
   g->compile_seconds = rfi_now() - start;
@@ -92,7 +78,7 @@ static rfr_status compile_one(rfr_programs *p, rfi_program *g, const rfr_trace *
 /* ---- the budget ---- */
 
 static int64_t load_bytes(const rfi_program *g) {
-  const rfr_trace *t = g->trace;
+  const rfr_trace *t = g->u.trace;
   int64_t bytes = 0;
   for (rfr_value v = 0; v < t->n_values; v++)
     if (t->values[v].base == v && t->values[v].op >= 0 && t->ops[t->values[v].op].phase == RFR_PHASE_LOAD)
@@ -101,21 +87,19 @@ static int64_t load_bytes(const rfi_program *g) {
 }
 
 static int64_t all_persistent_bytes(const rfr_programs *p) {
-  int64_t bytes = p->persistent_bytes;
+  int64_t bytes = 0;
+  for (int i = 0; i < p->store.n; i++) bytes += rfi_storage_bytes(&p->store.named[i].tensor.type);
   for (int i = 0; i < p->n; i++) bytes += load_bytes(&p->program[i]);
   return bytes;
 }
 
 static rfr_status plan_again(rfr_programs *p, rfi_program *g, const rfi_pass_options *o) {
   const double start = rfi_now();
-  rfi_free(p->ctx, g->bound);
-  rfi_free(p->ctx, g->workspace);
+  rfi_free(p->m.ctx, g->workspace);
   rfi_plan_deinit(&g->plan);
-  g->bound = NULL;
   g->workspace = NULL;
-  g->n_bound = g->n_load = 0;
   g->flops = g->recomputed_flops = 0;
-  RFI_TRY(rfi_pipeline_redo(&g->pipeline, "recompute", o));
+  RFI_TRY(rfi_pipeline_redo(&g->u.pipeline, "recompute", o));
   RFI_TRY(select_and_plan(p, g));
   g->compile_seconds += rfi_now() - start;
   return RFR_OK;
@@ -146,32 +130,32 @@ static rfr_status meet_budget(rfr_programs *p) {
 /* Marks the bound ops of the side stream; side NULL: all ops run on one stream. */
 static void set_side(rfi_program *g, const rfi_side_op *side) {
   g->n_side_ops = 0;
-  for (int i = 0; i < g->n_bound; i++) {
-    g->bound[i].forks = false;
-    g->bound[i].side = g->bound[i].waits = 0;
+  for (int i = 0; i < g->u.n_bound; i++) {
+    g->u.bound[i].forks = false;
+    g->u.bound[i].side = g->u.bound[i].waits = 0;
   }
-  for (int i = 0; side && i < g->n_bound; i++) {
-    rfi_bound *b = &g->bound[i];
+  for (int i = 0; side && i < g->u.n_bound; i++) {
+    rfi_bound *b = &g->u.bound[i];
     if (side[b->op].until == 0) continue;
     b->side = ++g->n_side_ops;
     int from = i, until = i + 1;
-    while (until < g->n_bound && g->bound[until].op < side[b->op].until) until++;
-    if (until < g->n_bound) g->bound[until].waits = b->side;
-    while (g->bound[from].op > side[b->op].from) from--;
-    g->bound[from].forks = true;
+    while (until < g->u.n_bound && g->u.bound[until].op < side[b->op].until) until++;
+    if (until < g->u.n_bound) g->u.bound[until].waits = b->side;
+    while (g->u.bound[from].op > side[b->op].from) from--;
+    g->u.bound[from].forks = true;
   }
 }
 
 static bool is_over_budget(const rfr_programs *p, int64_t step_bytes) {
-  return p->options.budget > 0 && p->persistent_bytes + step_bytes > p->options.budget;
+  return p->options.budget > 0 && rfi_layout_at(&p->layout, RFI_REGION_SLOT) + step_bytes > p->options.budget;
 }
 
 /* Replaces the serial plan by one with a side stream, if the trace has ops for it and the budget allows it. */
 static rfr_status plan_branch(rfr_programs *p, rfi_program *g) {
   rfi_plan with = {0};
   rfi_side_op *side;
-  rfr_status s = rfi_branch(g->trace, g->workspace, &side);
-  if (s == RFR_OK && side) s = rfi_plan_make(g->trace, g->workspace, side, &with);
+  rfr_status s = rfi_branch(g->u.trace, g->workspace, &side);
+  if (s == RFR_OK && side) s = rfi_plan_make(g->u.trace, g->workspace, side, &with);
   if (s != RFR_OK || !side) goto done;
   g->branch_bytes = with.bytes - g->plan.bytes;
   if (is_over_budget(p, with.bytes)) goto done;
@@ -181,7 +165,7 @@ static rfr_status plan_branch(rfr_programs *p, rfi_program *g) {
   set_side(g, side);
 done:
   rfi_plan_deinit(&with);
-  rfi_free(p->ctx, side);
+  rfi_free(p->m.ctx, side);
   return s;
 }
 
@@ -194,9 +178,9 @@ static rfr_status drop_branches(rfr_programs *p, bool *fewer) {
     rfi_plan_deinit(&g->plan);
     set_side(g, NULL);
     RFI_TRY(plan_serial(g));
-    rfi_log(p->ctx, RFR_LOG_WARNING,
-            "program \"%s\" runs without a side stream: the %lld bytes for it exceed the device's free memory", g->name,
-            (long long)g->branch_bytes);
+    rfi_log(p->m.ctx, RFR_LOG_WARNING,
+            "program \"%s\" runs without a side stream: the %lld bytes for it exceed the device's free memory",
+            g->u.name, (long long)g->branch_bytes);
     *fewer = true;
   }
   return RFR_OK;
@@ -206,7 +190,7 @@ static rfr_status report_branches(rfr_programs *p) {
   for (int i = 0; i < p->n; i++) {
     rfi_program *g = &p->program[i];
     if (g->n_side_ops == 0 && g->branch_bytes == 0) continue;
-    RFI_TRY(rfi_report_line(&g->pipeline.stage[RFI_STAGES - 1].report, "side stream: %d ops, %+lld bytes%s",
+    RFI_TRY(rfi_report_line(&g->u.pipeline.stage[RFI_STAGES - 1].report, "side stream: %d ops, %+lld bytes%s",
                             g->n_side_ops, (long long)g->branch_bytes,
                             g->n_side_ops > 0 ? ""
                             : is_over_budget(p, g->plan.bytes + g->branch_bytes)
@@ -218,128 +202,108 @@ static rfr_status report_branches(rfr_programs *p) {
 
 /* ---- offsets and memory ---- */
 
-static void place_inputs(rfr_programs *p) {
-  p->persistent_bytes = 0;
-  for (int pass = 0; pass < 2; pass++) {
-    for (int i = 0; i < p->n_inputs; i++) {
-      rfi_program_input *input = &p->input[i];
-      if (input->ring != (pass == 0)) continue;
-      input->offset = p->persistent_bytes;
-      p->persistent_bytes += rfi_storage_bytes(&input->tensor.type);
-    }
-    if (pass == 0) p->ring_bytes = p->persistent_bytes;
-  }
-}
-
 /* Results of phase load are persistent: each program has its own, after the inputs. */
 static void place_loads(rfr_programs *p, rfi_program *g) {
-  const rfr_trace *t = g->trace;
+  const rfr_trace *t = g->u.trace;
   for (rfr_value v = 0; v < t->n_values; v++) {
     const rfi_value *x = &t->values[v];
-    g->offset[v] = -1;
+    g->place[v].region = RFI_REGIONS;
     if (x->base != v) continue;
-    if (x->op < 0) {
-      g->offset[v] = rfi_find_input(p, x->name)->offset;
-    } else if (t->ops[x->op].phase == RFR_PHASE_LOAD) {
-      g->offset[v] = p->persistent_bytes;
-      p->persistent_bytes += rfi_storage_bytes(&x->type);
-    }
+    const rfi_named *input = x->op < 0 ? rfi_storage_find(&p->store, x->name) : NULL;
+    if (input) g->place[v] = (rfi_location){input->region, input->offset};
+    else if (t->ops[x->op].phase == RFR_PHASE_LOAD)
+      g->place[v] = rfi_layout_add(&p->layout, RFI_REGION_PERSISTENT, rfi_storage_bytes(&x->type));
   }
-}
-
-static rfr_status check_budget(const rfr_programs *p, bool demand) {
-  if (p->options.plan_only || p->options.budget <= 0 || p->total_bytes <= p->options.budget) return RFR_OK;
-  return rfi_fail(RFI_E_PLAN_OVER_BUDGET,
-                  "the plan needs %lld bytes, %s (%lld persistent, %lld for the step), the budget is %lld",
-                  (long long)p->total_bytes,
-                  demand ? "the smallest budget that works, with every op recomputed that lowers the peak"
-                  : p->options.recompute == RFR_RECOMPUTE_ALL ? "with every op recomputed that lowers the peak"
-                                                              : "with nothing recomputed: recompute auto may need less",
-                  (long long)p->persistent_bytes, (long long)p->transient_bytes, (long long)p->options.budget);
 }
 
 /* The step-scoped part is shared: it has the bytes of the largest program. */
 static void share_step(rfr_programs *p, bool debug) {
-  p->transient_bytes = 0;
+  int64_t *most = &p->layout.bytes[RFI_REGION_SLOT];
+  *most = 0;
   for (int i = 0; i < p->n; i++) {
     rfi_program *g = &p->program[i];
-    const int64_t transient = debug ? rfi_debug_layout(g) : g->plan.bytes;
-    if (transient > p->transient_bytes) p->transient_bytes = transient;
+    const int64_t bytes = debug ? rfi_debug_layout(g) : g->plan.bytes;
+    if (bytes > *most) *most = bytes;
   }
-  p->total_bytes = p->persistent_bytes + p->transient_bytes;
 }
 
-static rfr_status allocate_arena(rfr_programs *p) {
-  const int64_t bytes = p->total_bytes - p->ring_bytes + p->backend->guard;
-  return p->backend->alloc(p->device, RFI_MEMORY_ARENA, (size_t)bytes, (void **)&p->arena);
-}
-
-/* The error of an allocation, with the plan's bytes in front of it. */
-static rfr_status fail_arena(const rfr_programs *p, rfr_status s) {
-  return s != RFR_NO_MEMORY ? s
-                            : rfi_fail_prefix("the plan needs %lld bytes (%lld persistent, %lld for the step): ",
-                                              (long long)p->total_bytes, (long long)p->persistent_bytes,
-                                              (long long)p->transient_bytes);
-}
-
-/* Tries again without side streams before it fails. */
+/* Tries again without side streams before it fails. Untouched bytes of the step keep the pattern. */
 static rfr_status allocate_arena_or_serial(rfr_programs *p) {
   bool fewer;
-  const rfr_status s = allocate_arena(p);
+  const rfr_status s = rfi_layout_allocate(&p->layout, p->m.backend, p->m.device, RFI_PATTERN);
   if (s != RFR_NO_MEMORY) return s;
   RFI_TRY(drop_branches(p, &fewer));
-  if (!fewer) return fail_arena(p, s);
+  if (!fewer) return s;
   share_step(p, false);
-  return fail_arena(p, allocate_arena(p));
+  return rfi_layout_allocate(&p->layout, p->m.backend, p->m.device, RFI_PATTERN);
 }
 
-/* Fills the step-scoped part with a pattern, by which untouched bytes are found; the rest starts as zeros. */
 static rfr_status allocate_memory(rfr_programs *p) {
-  const rfi_backend *b = p->backend;
-  RFI_TRY(b->alloc(p->device, RFI_MEMORY_RING, (size_t)p->ring_bytes, (void **)&p->ring));
+  const rfi_backend *b = p->m.backend;
   RFI_TRY(allocate_arena_or_serial(p));
-  const size_t inputs = (size_t)(p->persistent_bytes - p->ring_bytes), step = (size_t)(p->transient_bytes + b->guard);
-  RFI_TRY(b->fill(p->device, p->arena, 0, inputs));
-  RFI_TRY(b->fill(p->device, p->arena + inputs, RFI_PATTERN, step));
   if (!p->options.debug) return RFR_OK;
   int most = 0;
   for (int i = 0; i < p->n; i++)
     if (p->program[i].plan.n > most) most = p->program[i].plan.n;
-  RFI_TRY(b->alloc(p->device, RFI_MEMORY_RING, sizeof *p->watch * (size_t)rfi_debug_ranges(most), (void **)&p->watch));
-  return b->host ? RFR_OK : rfi_alloc(p->ctx, RFI_WINDOW, (void **)&p->window);
+  RFI_TRY(
+      b->alloc(p->m.device, RFI_MEMORY_RING, sizeof *p->watch * (size_t)rfi_debug_ranges(most), (void **)&p->watch));
+  return b->host ? RFR_OK : rfi_alloc(p->m.ctx, RFI_WINDOW, (void **)&p->window);
 }
 
 static rfr_status plan_programs(rfr_programs *p) {
   bool demand = p->options.recompute == RFR_RECOMPUTE_AUTO && p->options.budget > 0;
   if (demand) RFI_TRY(meet_budget(p));
-  place_inputs(p);
+  rfi_storage_place(&p->store, &p->layout, RFI_REGION_RING);
+  rfi_storage_place(&p->store, &p->layout, RFI_REGION_PERSISTENT);
   for (int i = 0; i < p->n; i++) {
     rfi_program *g = &p->program[i];
-    RFI_TRY(RFI_ALLOC(p->ctx, sizeof *g->offset * (size_t)(g->trace->n_values + 1), &g->offset));
+    RFI_TRY(RFI_ALLOC(p->m.ctx, sizeof *g->place * (size_t)(g->u.trace->n_values + 1), &g->place));
     place_loads(p, g);
   }
   /* debugging runs one op at a time */
-  for (int i = 0; i < p->n && p->backend->branches && !p->options.debug; i++) RFI_TRY(plan_branch(p, &p->program[i]));
+  for (int i = 0; i < p->n && p->m.backend->branches && !p->options.debug; i++) RFI_TRY(plan_branch(p, &p->program[i]));
   share_step(p, false);
-  RFI_TRY(check_budget(p, demand));
+  if (!p->options.plan_only)
+    RFI_TRY(rfi_layout_check_budget(&p->layout, p->options.budget, p->options.recompute, false));
   if (p->options.debug) share_step(p, true); /* the budget is for the program; debugging it needs more bytes */
   return RFR_OK;
+}
+
+/* Takes the plan's offsets. */
+static void place_step(rfi_program *g) {
+  for (int i = 0, k = 0; i < g->plan.n; i++) {
+    const rfi_buffer *b = &g->plan.buffer[i];
+    if (b->value != RFR_NONE) {
+      g->place[b->value] = (rfi_location){RFI_REGION_SLOT, b->offset};
+      continue;
+    }
+    while (g->u.bound[k].op != b->first) k++; /* workspaces and bound ops are both sorted by op */
+    g->u.workspace_at[k] = b->offset;
+  }
+}
+
+typedef struct program_addresses {
+  const rfr_programs *p;
+  const rfi_program *g;
+} program_addresses;
+
+static unsigned char *address_of(const void *user, rfr_value owner) {
+  const program_addresses *x = user;
+  const rfi_location at = x->g->place[owner];
+  return rfi_address(&x->p->layout, at.region, at.offset);
 }
 
 /* Memory, and the addresses in it. */
 static rfr_status allocate(rfr_programs *p) {
   if (p->options.tune) RFI_TRY(rfi_tune(p)); /* before the arena takes the device's memory */
   RFI_TRY(allocate_memory(p));
-  for (int i = 0; i < p->n_inputs; i++) {
-    p->input[i].tensor.data = rfi_address(p, p->input[i].offset);
-    p->input[i].tensor.host = p->input[i].ring || p->backend->host;
-  }
+  rfi_storage_attach(&p->store, &p->layout, p->m.backend->host);
   for (int i = 0; i < p->n; i++) {
     rfi_program *g = &p->program[i];
-    for (int k = 0; k < g->plan.n; k++)
-      if (g->plan.buffer[k].value >= 0)
-        g->offset[g->plan.buffer[k].value] = p->persistent_bytes + g->plan.buffer[k].offset;
-    rfi_set_program_addresses(p, g);
+    place_step(g);
+    RFI_TRY(rfi_unit_instantiate(&p->m, &g->u, 1));
+    rfi_unit_set_addresses(&g->u, 0, address_of, &(program_addresses){p, g},
+                           rfi_address(&p->layout, RFI_REGION_SLOT, 0));
   }
   return RFR_OK;
 }
@@ -387,25 +351,20 @@ rfr_status rfr_compile(rfr_ctx *ctx, int n, const rfr_trace *const *traces, cons
   *out = NULL;
   RFI_TRY(check_arguments(ctx, n, traces, options));
   RFI_GOTO(RFI_ALLOC(ctx, sizeof *p, &p));
-  p->ctx = ctx;
   p->options = rfr_compile_options_default();
   if (options) memcpy(&p->options, options, sizeof p->options);
-  RFI_GOTO(rfi_arena_create(ctx, &p->strings));
-  RFI_GOTO(rfi_backend_find(ctx, &p->backend));
-  RFI_GOTO(p->backend->open(ctx, &p->device));
-  RFI_GOTO(
-      rfi_join_communicator(&(rfi_exec_target){.backend = p->backend, .device = p->device, .comm = p->options.comm}));
+  RFI_GOTO(rfi_target_open(&p->m, ctx, p->options.comm));
   RFI_GOTO(RFI_ALLOC(ctx, sizeof *p->program * (size_t)n, &p->program));
   p->n = n;
   for (int i = 0; i < n; i++) {
-    p->program[i].name = rfi_arena_strdup(p->strings, names && names[i] ? names[i] : "program");
-    if (!p->program[i].name) {
+    p->program[i].u.name = rfi_arena_strdup(p->m.strings, names && names[i] ? names[i] : "program");
+    if (!p->program[i].u.name) {
       s = RFR_NO_MEMORY;
       goto fail;
     }
     s = compile_one(p, &p->program[i], traces[i]);
     if (s != RFR_OK) {
-      rfi_fail_prefix("program \"%s\": ", p->program[i].name);
+      rfi_fail_prefix("program \"%s\": ", p->program[i].u.name);
       goto fail;
     }
   }
@@ -416,8 +375,8 @@ rfr_status rfr_compile(rfr_ctx *ctx, int n, const rfr_trace *const *traces, cons
   if (!p->options.keep_traces)
     for (int i = 0; i < n; i++)
       for (int k = 0; k < RFI_STAGES - 1; k++) {
-        rfr_trace_destroy(p->program[i].pipeline.stage[k].trace);
-        p->program[i].pipeline.stage[k].trace = NULL;
+        rfr_trace_destroy(p->program[i].u.pipeline.stage[k].trace);
+        p->program[i].u.pipeline.stage[k].trace = NULL;
       }
   *out = p;
   return RFR_OK;
@@ -430,21 +389,17 @@ void rfr_programs_destroy(rfr_programs *p) {
   if (!p) return;
   for (int i = 0; i < p->n; i++) {
     rfi_program *g = &p->program[i];
-    if (p->device) p->backend->graph_destroy(p->device, g->graph);
-    rfi_free(p->ctx, g->bound);
-    rfi_free(p->ctx, g->workspace);
-    rfi_free(p->ctx, g->offset);
+    rfi_unit_deinit(&p->m, &g->u);
+    rfi_free(p->m.ctx, g->workspace);
+    rfi_free(p->m.ctx, g->place);
     rfi_plan_deinit(&g->plan);
-    rfi_pipeline_deinit(&g->pipeline);
   }
-  rfi_free(p->ctx, p->program);
-  rfi_free(p->ctx, p->window);
-  if (p->device) {
-    p->backend->free(p->device, RFI_MEMORY_RING, p->watch);
-    p->backend->free(p->device, RFI_MEMORY_ARENA, p->arena);
-    p->backend->free(p->device, RFI_MEMORY_RING, p->ring);
-    p->backend->close(p->device);
+  rfi_free(p->m.ctx, p->program);
+  rfi_free(p->m.ctx, p->window);
+  if (p->m.device) {
+    p->m.backend->free(p->m.device, RFI_MEMORY_RING, p->watch);
+    rfi_layout_free(&p->layout, p->m.backend, p->m.device);
   }
-  rfi_arena_destroy(p->strings);
-  rfi_free(p->ctx, p);
+  rfi_target_close(&p->m);
+  rfi_free(p->m.ctx, p);
 }

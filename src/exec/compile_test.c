@@ -50,6 +50,24 @@ static void expect_refused(const rfr_trace *t, const char *text) {
   assert_null(p);
 }
 
+/* Programs share inputs by name, so a name has one type and one role. */
+static void test_shared_names(void **state) {
+  (void)state;
+  rfr_trace *same[2] = {linear_trace(ctx, ROWS, false), linear_trace(ctx, ROWS, false)};
+  rfr_trace *other_type = linear_trace(ctx, ROWS + 1, false), *other_role = linear_trace(ctx, ROWS, true);
+  const char *const names[2] = {"a", "b"};
+  rfr_programs *p;
+  OK(rfr_compile(ctx, 2, (const rfr_trace *const *)same, names, NULL, &p));
+  rfr_programs_destroy(p);
+  const rfr_trace *const types[2] = {same[0], other_type}, *const roles[2] = {same[0], other_role};
+  expect_error(rfr_compile(ctx, 2, types, names, NULL, &p), RFR_INVALID, "program.state", "\"x\" has another type");
+  expect_error(rfr_compile(ctx, 2, roles, names, NULL, &p), RFR_INVALID, "program.state", "\"w\" has another type");
+  assert_non_null(strstr(rfr_last_error()->message, "in program \"b\" than in an earlier program"));
+  rfr_trace_destroy(other_type);
+  rfr_trace_destroy(other_role);
+  for (int i = 0; i < 2; i++) rfr_trace_destroy(same[i]);
+}
+
 /* A trace of another context would be read after that context's end. */
 static void test_other_context(void **state) {
   (void)state;
@@ -262,13 +280,10 @@ static void test_copies(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      rft_context_test(test_other_context),
-      rft_context_test(test_unfinished),
-      rft_context_test(test_plan_only),
-      rft_context_test(test_memory_by_kind),
-      rft_context_test(test_kind_of_head_gradients),
-      rft_context_test(test_null_results),
-      rft_context_test(test_copies),
+      rft_context_test(test_shared_names),   rft_context_test(test_other_context),
+      rft_context_test(test_unfinished),     rft_context_test(test_plan_only),
+      rft_context_test(test_memory_by_kind), rft_context_test(test_kind_of_head_gradients),
+      rft_context_test(test_null_results),   rft_context_test(test_copies),
   };
   return cmocka_run_group_tests_name("compile", tests, NULL, NULL);
 }

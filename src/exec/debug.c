@@ -23,10 +23,10 @@ static int64_t most_workspace(const rfi_plan *plan) {
 
 /* Bytes of a buffer without the planner's alignment. */
 static int64_t exact_bytes(const rfi_program *g, const rfi_buffer *b) {
-  if (!is_workspace(b)) return rfi_bytes(&g->trace->values[b->value].type);
+  if (!is_workspace(b)) return rfi_bytes(&g->u.trace->values[b->value].type);
   int i = 0;
-  while (g->bound[i].op != b->first) i++;
-  return g->bound[i].workspace;
+  while (g->u.bound[i].op != b->first) i++;
+  return g->u.bound[i].workspace;
 }
 
 int64_t rfi_debug_layout(rfi_program *g) {
@@ -42,21 +42,15 @@ int64_t rfi_debug_layout(rfi_program *g) {
 }
 
 static rfr_status fail_op(rfi_error error, const rfi_program *g, int op, const char *what, const char *name) {
-  const rfi_opr *o = &g->trace->ops[op];
+  const rfi_opr *o = &g->u.trace->ops[op];
   return rfi_fail_at(error, o->at.file ? o->at.file : "", o->at.line, "op %d %s%s%s (%s): %s %s", op, o->def->name,
-                     o->scope[0] ? " in " : "", o->scope, g->name, what, name);
+                     o->scope[0] ? " in " : "", o->scope, g->u.name, what, name);
 }
 
 rfr_status rfi_name_op(rfr_status s, const rfr_trace *t, const char *name, int op) {
   const rfi_opr *o = &t->ops[op];
   if (s == RFR_OK) return s;
   return rfi_fail_prefix("op %d %s%s%s (%s): ", op, o->def->name, o->scope[0] ? " in " : "", o->scope, name);
-}
-
-rfr_status rfi_name_failed(rfr_status s, const rfi_backend *backend, const rfi_device *d, const rfr_trace *t,
-                           const char *name, const rfi_bound *bound) {
-  const int i = s == RFR_OK ? -1 : backend->failed(d);
-  return i < 0 ? s : rfi_name_op(s, t, name, bound[i].op);
 }
 
 /* ---- results ---- */
@@ -86,7 +80,7 @@ static rfr_status find_nonfinite(rfr_programs *p, const rfi_arg *y, int64_t *at)
   if (!p->window) *at = first_nonfinite(y->type.dtype, y->data, n);
   while (*at < n && p->window) {
     const int64_t m = n - *at < most ? n - *at : most;
-    RFI_TRY(p->backend->copy(p->device, p->window, (const char *)y->data + *at * size, (size_t)(m * size)));
+    RFI_TRY(p->m.backend->copy(p->m.device, p->window, (const char *)y->data + *at * size, (size_t)(m * size)));
     const int64_t finite = first_nonfinite(y->type.dtype, p->window, m);
     *at += finite;
     if (finite < m) break;
@@ -95,15 +89,15 @@ static rfr_status find_nonfinite(rfr_programs *p, const rfi_arg *y, int64_t *at)
 }
 
 static rfr_status check_results(rfr_programs *p, rfi_program *g, const rfi_bound *b) {
-  const rfi_opr *op = &g->trace->ops[b->op];
+  const rfi_opr *op = &g->u.trace->ops[b->op];
   for (int j = 0; j < op->n_out; j++) {
     const rfi_arg *y = &b->call.out[j];
     int64_t at;
     if (op->out[j] < 0 || !rfr_dtype_is_float(y->type.dtype)) continue;
     if (op->def->infinite[j]) continue;
-    RFI_TRY(rfi_name_op(find_nonfinite(p, y, &at), g->trace, g->name, b->op));
+    RFI_TRY(rfi_name_op(find_nonfinite(p, y, &at), g->u.trace, g->u.name, b->op));
     if (at == rfi_count(&y->type)) continue;
-    const char *name = g->trace->values[op->out[j]].name;
+    const char *name = g->u.trace->values[op->out[j]].name;
     fail_op(RFI_E_NONFINITE, g, b->op, "not finite: result", op->def->result[j]);
     return rfi_fail_prefix("%s[%lld]: ", name[0] ? name : "value", (long long)at);
   }
@@ -121,7 +115,7 @@ static rfi_range poison(const unsigned char *at, int64_t bytes) { return (rfi_ra
 
 /* Lists the ranges that op `op` must leave unchanged. */
 static void watch(rfr_programs *p, const rfi_plan *plan, int op) {
-  const unsigned char *step = rfi_address(p, p->persistent_bytes), *shared = step + RFI_GUARD;
+  const unsigned char *step = rfi_address(&p->layout, RFI_REGION_SLOT, 0), *shared = step + RFI_GUARD;
   const int64_t most = most_workspace(plan);
   int64_t used = 0; /* bytes of op's workspace */
   for (int i = 0; i < plan->n; i++) {
@@ -133,7 +127,7 @@ static void watch(rfr_programs *p, const rfi_plan *plan, int op) {
   }
   rfi_range *others = p->watch + 2 * plan->n;
   others[FIRST_GUARD] = guard(step);
-  others[LAST_GUARD] = guard(step + p->transient_bytes);
+  others[LAST_GUARD] = guard(step + p->layout.bytes[RFI_REGION_SLOT]);
   others[REST_OF_WORKSPACE] = poison(shared + used, most - used);
   others[WORKSPACE_GUARD] = guard(shared + most);
 }
@@ -142,31 +136,31 @@ static rfr_status check_memory(rfr_programs *p, rfi_program *g, int op) {
   const int n = g->plan.n, ranges = rfi_debug_ranges(n);
   int i = 0;
   watch(p, &g->plan, op);
-  RFI_TRY(rfi_name_op(p->backend->inspect(p->device, p->watch, ranges), g->trace, g->name, op));
+  RFI_TRY(rfi_name_op(p->m.backend->inspect(p->m.device, p->watch, ranges), g->u.trace, g->u.name, op));
   while (i < ranges && !p->watch[i].broken) i++;
   if (i == ranges) return RFR_OK;
   if (i >= 2 * n)
     return fail_op(RFI_E_DEBUG_OVERRUN, g, op, "wrote",
                    i < 2 * n + REST_OF_WORKSPACE ? "outside the step-scoped memory" : "past the end of a workspace");
-  const char *name = g->trace->values[g->plan.buffer[i / 2].value].name;
+  const char *name = g->u.trace->values[g->plan.buffer[i / 2].value].name;
   return fail_op(RFI_E_DEBUG_OVERRUN, g, op, i % 2 ? "wrote into the dead buffer of" : "wrote past the end of",
                  name[0] ? name : "an unnamed value");
 }
 
-rfr_status rfi_debug_run(rfr_programs *p, rfi_program *g, int first, int last) {
-  const rfi_backend *device = p->backend;
-  unsigned char *step = rfi_address(p, p->persistent_bytes);
-  RFI_TRY(device->fill(p->device, step, RFI_PATTERN, (size_t)p->transient_bytes));
+rfr_status rfi_debug_run(rfr_programs *p, rfi_program *g, rfi_part part) {
+  const rfi_backend *device = p->m.backend;
+  unsigned char *step = rfi_address(&p->layout, RFI_REGION_SLOT, 0);
+  RFI_TRY(device->fill(p->m.device, step, RFI_PATTERN, (size_t)p->layout.bytes[RFI_REGION_SLOT]));
   for (int i = 0; i < g->plan.n; i++)
-    RFI_TRY(device->fill(p->device, step + g->plan.buffer[i].offset, RFI_POISON, (size_t)g->plan.buffer[i].bytes));
-  for (int i = first; i < last; i++) {
-    rfi_bound *b = &g->bound[i];
-    RFI_TRY(rfi_name_op(device->run(p->device, b, 1), g->trace, g->name, b->op));
+    RFI_TRY(device->fill(p->m.device, step + g->plan.buffer[i].offset, RFI_POISON, (size_t)g->plan.buffer[i].bytes));
+  for (int i = g->u.first[part]; i < g->u.first[part + 1]; i++) {
+    rfi_bound *b = &g->u.bound[i];
+    RFI_TRY(rfi_name_op(device->run(p->m.device, b, 1), g->u.trace, g->u.name, b->op));
     RFI_TRY(check_results(p, g, b));
     RFI_TRY(check_memory(p, g, b->op));
     for (int k = 0; k < g->plan.n; k++) {
       const rfi_buffer *x = &g->plan.buffer[k];
-      if (x->last == b->op) RFI_TRY(device->fill(p->device, step + x->offset, RFI_POISON, (size_t)x->bytes));
+      if (x->last == b->op) RFI_TRY(device->fill(p->m.device, step + x->offset, RFI_POISON, (size_t)x->bytes));
     }
   }
   return RFR_OK;

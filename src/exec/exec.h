@@ -1,15 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Internals of compiled programs. The plan's offsets count through one range of bytes:
+ * Internals of compiled programs. Inputs of all programs and results of phase load are persistent; the bytes for the
+ * step are shared by all programs (layout.h).
  *
- *   [ rings | inputs of all programs | results of phase load | step-scoped, shared by all ]
- *
- * The host fills and reads the rings while programs run, so they are a separate allocation;
- * the rest is the arena, followed by a guard. rfi_address turns an offset into an address.
- *
- * compile.c   options, passes, plans, arena
+ * compile.c   options, passes, plans
+ * layout.c    regions of memory, the budget, allocation
+ * storage.c   inputs, by name
+ * unit.c      bound ops, arguments, graphs; run, capture and launch
  * select.c    a kernel for every op, and its workspace
- * address.c   addresses in the arguments of kernels
  * run.c       run, capture, replay, profile, copies to and from the host
  * debug.c     the checked runner
  * tune.c      choices made by measuring
@@ -20,72 +18,35 @@
 
 #include "backend/backend.h"
 #include "dist/comm.h"
-#include "pass/pass.h"
+#include "exec/storage.h"
 #include "pass/plan.h"
 #include "refrain/program.h"
 
 enum { RFI_GUARD = 256, RFI_PATTERN = 0xA5, RFI_POISON = 0xFF, RFI_WINDOW = 1 << 20 };
 
-/* Backend and device for which kernels are selected. */
-typedef struct rfi_exec_target {
-  rfr_ctx *ctx;
-  rfi_arena *strings; /* allocations for bound ops */
-  const rfi_backend *backend;
-  rfi_device *device;
-  rfr_comm *comm; /* of collective ops, or NULL */
-} rfi_exec_target;
-
-typedef struct rfi_program_input { /* memory that programs share by name */
-  rfr_tensor tensor;
-  int64_t offset;
-  bool ring; /* a program accesses it by ring ops */
-} rfi_program_input;
-
 typedef struct rfi_program {
-  const char *name;
-  rfi_pipeline pipeline;
-  const rfr_trace *trace; /* the lowered one */
-  rfi_bound *bound;       /* every op with a kernel, in order */
-  int n_bound, n_load;    /* the first n_load are of phase load */
-  int64_t *workspace;     /* per op: bytes of its kernel's workspace */
+  rfi_exec_unit u;
+  int64_t *workspace; /* per op: bytes of its kernel's workspace */
   rfi_plan plan;
   int n_side_ops;                 /* ops on the side stream */
   int64_t branch_bytes;           /* bytes that the side stream adds to the plan */
-  int64_t *offset;                /* per value: offset of its storage, -1: none */
-  rfi_graph *graph;               /* NULL: not captured */
+  rfi_location *place;            /* per value: its storage */
   double flops, recomputed_flops; /* the first includes the second */
   double compile_seconds;
 } rfi_program;
 
 struct rfr_programs {
-  rfr_ctx *ctx;
-  rfi_arena *strings;
+  rfi_exec_target m;
   rfr_compile_options options;
-  const rfi_backend *backend;
-  rfi_device *device;
   rfi_program *program;
   int n;
-  rfi_program_input *input;
-  rfi_names names; /* of the inputs */
-  int n_inputs, cap_inputs;
+  rfi_storage store;  /* inputs; in a ring if a program accesses it by ring ops */
   rfr_choice *choice; /* made by tuning */
   int n_choices, cap_choices;
-  unsigned char *ring, *arena;
-  int64_t ring_bytes, persistent_bytes; /* persistent: rings, inputs, loads */
-  int64_t transient_bytes, total_bytes; /* total: without the backend's guard */
+  rfi_layout layout;
   rfi_range *watch;      /* debug: ranges that must be filled with one byte; host and device access them */
   unsigned char *window; /* debug on a GPU: RFI_WINDOW bytes, to which results are copied for the host */
 };
-
-static inline unsigned char *rfi_address(const rfr_programs *p, int64_t offset) {
-  return offset < p->ring_bytes ? p->ring + offset : p->arena + (offset - p->ring_bytes);
-}
-
-/* An input by name; NULL: there is none. */
-static inline rfi_program_input *rfi_find_input(const rfr_programs *p, const char *name) {
-  const int i = rfi_names_find(&p->names, name);
-  return i < 0 ? NULL : &p->input[i];
-}
 
 /* The i-th program, for public calls: an error without programs or past the last. */
 rfr_status rfi_program_get(const rfr_programs *p, int i, rfi_program **out);
@@ -106,8 +67,6 @@ bool rfi_program_output_at(const rfr_programs *p, int program, int k, rfr_tensor
 rfr_status rfi_count_memory(const rfr_programs *p, rfr_memory *out);
 
 /* ---- select.c ---- */
-/* Gives an open device the communicator of its ops. */
-rfr_status rfi_join_communicator(const rfi_exec_target *m);
 /* Selects a kernel for every op: fills bound[] (n_ops entries) with shapes, workspace sizes and placeholder addresses.
  * *n gets the number of entries; views have no kernel. */
 rfr_status rfi_select_ops(const rfi_exec_target *m, const rfr_trace *t, rfi_bound *bound, int *n);
@@ -117,13 +76,6 @@ rfr_status rfi_select_workspaces(const rfi_exec_target *m, const rfr_trace *t, i
 rfr_status rfi_select_program(rfr_programs *p, rfi_program *program, rfi_report *report);
 /* rfi_select_workspaces as rfi_pass_options wants it. */
 rfr_status rfi_pass_workspaces(void *programs, const rfr_trace *t, int64_t *bytes);
-
-/* ---- address.c ---- */
-/* Writes addresses into the arguments of bound ops; `address` gives that of an owner of storage. */
-void rfi_set_op_addresses(const rfr_trace *t, rfi_bound *bound, int n,
-                          unsigned char *(*address)(const void *user, rfr_value owner), const void *user);
-/* Writes the addresses that the plan gives. */
-void rfi_set_program_addresses(rfr_programs *p, rfi_program *program);
 
 /* ---- run.c ---- */
 /* Compares a binding with the captured type and, unless `at` is NULL, with the captured address. Errors:
@@ -140,13 +92,10 @@ void rfi_programs_unstage(rfr_programs *p, void *memory); /* accepts NULL */
 rfr_status rfi_tune(rfr_programs *p);
 
 /* ---- debug.c ---- */
-/* Runs bound ops [first, last) with a check after each: finite results, guards, poison. */
-rfr_status rfi_debug_run(rfr_programs *p, rfi_program *program, int first, int last);
+/* Runs a part with a check after each op: finite results, guards, poison. */
+rfr_status rfi_debug_run(rfr_programs *p, rfi_program *program, rfi_part part);
 /* Puts the name and the layer of op `op` in front of the current error, of a program or callable; RFR_OK stays. */
 rfr_status rfi_name_op(rfr_status s, const rfr_trace *t, const char *name, int op);
-/* The same for the backend's last run, capture or launch, if it knows which of `bound` failed. */
-rfr_status rfi_name_failed(rfr_status s, const rfi_backend *backend, const rfi_device *d, const rfr_trace *t,
-                           const char *name, const rfi_bound *bound);
 /* Lays out values that never share a byte, each followed by a guard; all workspaces share one place at the start.
  * Buffers of the plan shrink to their exact bytes. Returns the bytes needed. */
 int64_t rfi_debug_layout(rfi_program *program);

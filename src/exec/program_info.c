@@ -31,8 +31,8 @@ rfr_status rfr_programs_tensor_at(const rfr_programs *p, int i, rfr_tensor *out)
   RFI_TRY(rfi_check_handle(out, "rfr_tensor"));
   memset(out, 0, sizeof *out);
   RFI_TRY(rfi_check_handle(p, "rfr_programs"));
-  if (i < 0 || i >= p->n_inputs) return rfi_fail(RFI_E_PROGRAM_NAME, "input %d of %d", i, p->n_inputs);
-  *out = p->input[i].tensor;
+  if (i < 0 || i >= p->store.n) return rfi_fail(RFI_E_PROGRAM_NAME, "input %d of %d", i, p->store.n);
+  *out = p->store.named[i].tensor;
   return RFR_OK;
 }
 
@@ -40,7 +40,7 @@ rfr_status rfr_programs_tensor(const rfr_programs *p, const char *name, rfr_tens
   RFI_TRY(rfi_check_handle(out, "rfr_tensor"));
   memset(out, 0, sizeof *out);
   RFI_TRY(rfi_check_handle(p, "rfr_programs"));
-  const rfi_program_input *input = name ? rfi_find_input(p, name) : NULL;
+  const rfi_named *input = rfi_storage_find(&p->store, name);
   if (!input) return rfi_fail(RFI_E_PROGRAM_NAME, "no program has an input \"%s\"", name ? name : "");
   *out = input->tensor;
   return RFR_OK;
@@ -48,14 +48,14 @@ rfr_status rfr_programs_tensor(const rfr_programs *p, const char *name, rfr_tens
 
 bool rfi_program_output_at(const rfr_programs *p, int program, int k, rfr_tensor *out) {
   const rfi_program *g = &p->program[program];
-  const rfi_value *v = &g->trace->values[g->trace->outputs[k].value];
+  const rfi_value *v = &g->u.trace->values[g->u.trace->outputs[k].value];
   if (!rfi_is_dense(v)) return false;
-  *out = (rfr_tensor){.name = g->trace->outputs[k].name,
+  *out = (rfr_tensor){.name = g->u.trace->outputs[k].name,
                       .type = v->type,
                       .bytes = rfi_bytes(&v->type),
-                      .host = p->backend->host && !p->options.plan_only};
-  if (!p->options.plan_only)
-    out->data = rfi_address(p, g->offset[v->base]) + v->offset * rfr_dtype_bits(v->type.dtype) / 8;
+                      .host = p->m.backend->host && !p->options.plan_only};
+  const rfi_location at = g->place[v->base];
+  if (!p->options.plan_only) out->data = rfi_address(&p->layout, at.region, at.offset) + rfi_bytes_into(v);
   return true;
 }
 
@@ -65,12 +65,12 @@ rfr_status rfr_program_output(const rfr_programs *p, int program, const char *na
   memset(out, 0, sizeof *out);
   RFI_TRY(rfi_program_get(p, program, &g));
   if (!name) name = "";
-  for (int k = 0; k < g->trace->n_outputs; k++) {
-    if (strcmp(g->trace->outputs[k].name, name) != 0) continue;
+  for (int k = 0; k < g->u.trace->n_outputs; k++) {
+    if (strcmp(g->u.trace->outputs[k].name, name) != 0) continue;
     if (rfi_program_output_at(p, program, k, out)) return RFR_OK;
     return rfi_fail(RFI_E_PROGRAM_NAME, "output \"%s\" is a strided view; record rfr_copy of it", name);
   }
-  return rfi_fail(RFI_E_PROGRAM_NAME, "program \"%s\" has no output \"%s\"", g->name, name);
+  return rfi_fail(RFI_E_PROGRAM_NAME, "program \"%s\" has no output \"%s\"", g->u.name, name);
 }
 
 rfr_status rfr_program_plan(const rfr_programs *p, int program, rfr_plan_summary *out) {
@@ -78,9 +78,15 @@ rfr_status rfr_program_plan(const rfr_programs *p, int program, rfr_plan_summary
   RFI_TRY(rfi_check_handle(out, "rfr_plan_summary"));
   memset(out, 0, sizeof *out);
   RFI_TRY(rfi_program_get(p, program, &g));
-  *out = (rfr_plan_summary){p->total_bytes,      p->persistent_bytes,     g->plan.bytes,
-                            g->plan.lower_bound, p->n_inputs + g->plan.n, p->options.budget,
-                            g->compile_seconds,  g->n_side_ops,           g->branch_bytes};
+  *out = (rfr_plan_summary){rfi_layout_at(&p->layout, RFI_REGIONS),
+                            rfi_layout_at(&p->layout, RFI_REGION_SLOT),
+                            g->plan.bytes,
+                            g->plan.lower_bound,
+                            p->store.n + g->plan.n,
+                            p->options.budget,
+                            g->compile_seconds,
+                            g->n_side_ops,
+                            g->branch_bytes};
   return RFR_OK;
 }
 
@@ -95,9 +101,9 @@ static bool is_gradient(const rfi_opr *op, int result) {
 
 static memory_kind kind_of(const rfi_program *g, const rfi_buffer *b) {
   if (b->value == RFR_NONE) return WORKSPACE;
-  if (b->last >= g->trace->n_ops) return OUTPUT;
-  const rfi_value *v = &g->trace->values[b->value];
-  return is_gradient(&g->trace->ops[v->op], v->result) ? GRADIENT : ACTIVATION;
+  if (b->last >= g->u.trace->n_ops) return OUTPUT;
+  const rfi_value *v = &g->u.trace->values[b->value];
+  return is_gradient(&g->u.trace->ops[v->op], v->result) ? GRADIENT : ACTIVATION;
 }
 
 rfr_status rfr_program_plan_buffer(const rfr_programs *p, int program, int i, rfr_plan_buffer *out) {
@@ -105,24 +111,25 @@ rfr_status rfr_program_plan_buffer(const rfr_programs *p, int program, int i, rf
   RFI_TRY(rfi_check_handle(out, "rfr_plan_buffer"));
   memset(out, 0, sizeof *out);
   RFI_TRY(rfi_program_get(p, program, &g));
-  if (i >= 0 && i < p->n_inputs) {
-    const rfr_tensor *t = &p->input[i].tensor;
+  if (i >= 0 && i < p->store.n) {
+    const rfi_named *x = &p->store.named[i];
+    const rfr_tensor *t = &x->tensor;
     bool weight = t->role == RFR_ROLE_TRAINABLE || t->role == RFR_ROLE_FROZEN;
     *out = (rfr_plan_buffer){t->name,  weight ? "weight" : t->role == RFR_ROLE_STATE ? "state" : "input",
-                             t->bytes, p->input[i].offset,
-                             0,        g->trace->n_ops};
+                             t->bytes, rfi_layout_at(&p->layout, x->region) + x->offset,
+                             0,        g->u.trace->n_ops};
     return RFR_OK;
   }
-  if (i < 0 || i >= p->n_inputs + g->plan.n)
-    return rfi_fail(RFI_E_ARGUMENT, "buffer %d of %d", i, p->n_inputs + g->plan.n);
-  const rfi_buffer *b = &g->plan.buffer[i - p->n_inputs];
-  const rfi_opr *op = &g->trace->ops[b->value >= 0 ? g->trace->values[b->value].op : b->first];
-  const char *name = b->value >= 0 ? g->trace->values[b->value].name : "";
+  if (i < 0 || i >= p->store.n + g->plan.n)
+    return rfi_fail(RFI_E_ARGUMENT, "buffer %d of %d", i, p->store.n + g->plan.n);
+  const rfi_buffer *b = &g->plan.buffer[i - p->store.n];
+  const rfi_opr *op = &g->u.trace->ops[b->value >= 0 ? g->u.trace->values[b->value].op : b->first];
+  const char *name = b->value >= 0 ? g->u.trace->values[b->value].name : "";
   static const char *const kinds[N_MEMORY_KINDS] = {"output", "activation", "gradient", "workspace"};
   *out = (rfr_plan_buffer){name[0] ? name : op->def->name,
                            kinds[kind_of(g, b)],
                            b->bytes,
-                           p->persistent_bytes + b->offset,
+                           rfi_layout_at(&p->layout, RFI_REGION_SLOT) + b->offset,
                            b->first,
                            b->last};
   return RFR_OK;
@@ -141,7 +148,7 @@ static void mark_optimizer(const rfr_programs *p, const rfr_trace *t, bool *opti
     for (int j = 0; updates && j < op->n_out; j++) {
       const int k = op->def->alias[j];
       const rfi_value *x = k >= 0 && op->in[k] >= 0 ? &t->values[t->values[op->in[k]].base] : NULL;
-      if (x && x->op < 0 && x->role == RFR_ROLE_STATE) optimizer[rfi_names_find(&p->names, x->name)] = true;
+      if (x && x->op < 0 && x->role == RFR_ROLE_STATE) optimizer[rfi_names_find(&p->store.names, x->name)] = true;
     }
   }
 }
@@ -149,25 +156,25 @@ static void mark_optimizer(const rfr_programs *p, const rfr_trace *t, bool *opti
 static rfr_status count_persistent(const rfr_programs *p, rfr_memory *out) {
   bool *optimizer;
   int64_t inputs = 0;
-  RFI_TRY(RFI_ALLOC(p->ctx, sizeof *optimizer * (size_t)(p->n_inputs + 1), &optimizer));
-  for (int i = 0; i < p->n; i++) mark_optimizer(p, p->program[i].trace, optimizer);
-  for (int i = 0; i < p->n_inputs; i++) {
-    const rfr_role role = p->input[i].tensor.role;
-    const int64_t bytes = rfi_storage_bytes(&p->input[i].tensor.type);
+  RFI_TRY(RFI_ALLOC(p->m.ctx, sizeof *optimizer * (size_t)(p->store.n + 1), &optimizer));
+  for (int i = 0; i < p->n; i++) mark_optimizer(p, p->program[i].u.trace, optimizer);
+  for (int i = 0; i < p->store.n; i++) {
+    const rfr_role role = p->store.named[i].tensor.role;
+    const int64_t bytes = rfi_storage_bytes(&p->store.named[i].tensor.type);
     const bool weight = role == RFR_ROLE_TRAINABLE || role == RFR_ROLE_FROZEN, state = role == RFR_ROLE_STATE;
     *(weight ? &out->weights : !state ? &out->inputs : optimizer[i] ? &out->optimizer : &out->states) += bytes;
     inputs += bytes;
   }
-  out->loaded = p->persistent_bytes - inputs;
-  rfi_free(p->ctx, optimizer);
+  out->loaded = rfi_layout_at(&p->layout, RFI_REGION_SLOT) - inputs;
+  rfi_free(p->m.ctx, optimizer);
   return RFR_OK;
 }
 
 /* The op at which most bytes of the plan are live. */
 static rfr_status find_peak(const rfi_program *g, int *op) {
-  const int n = g->trace->n_ops + 2;
+  const int n = g->u.trace->n_ops + 2;
   int64_t *change, live = 0, most = -1;
-  RFI_TRY(RFI_ALLOC(g->trace->ctx, sizeof *change * (size_t)n, &change));
+  RFI_TRY(RFI_ALLOC(g->u.trace->ctx, sizeof *change * (size_t)n, &change));
   for (int i = 0; i < g->plan.n; i++) {
     change[g->plan.buffer[i].first] += g->plan.buffer[i].bytes;
     change[g->plan.buffer[i].last + 1] -= g->plan.buffer[i].bytes;
@@ -176,13 +183,13 @@ static rfr_status find_peak(const rfi_program *g, int *op) {
     live += change[i];
     if (live > most) most = live, *op = i;
   }
-  rfi_free(g->trace->ctx, change);
+  rfi_free(g->u.trace->ctx, change);
   return RFR_OK;
 }
 
 rfr_status rfi_count_memory(const rfr_programs *p, rfr_memory *out) {
   int64_t *const kinds[N_MEMORY_KINDS] = {&out->outputs, &out->activations, &out->gradients, &out->workspaces};
-  *out = (rfr_memory){.total = p->total_bytes, .unused = p->transient_bytes};
+  *out = (rfr_memory){.total = rfi_layout_at(&p->layout, RFI_REGIONS), .unused = p->layout.bytes[RFI_REGION_SLOT]};
   for (int i = 1; i < p->n; i++)
     if (p->program[i].plan.bytes > p->program[out->peak_program].plan.bytes) out->peak_program = i;
   const rfi_program *g = &p->program[out->peak_program];
@@ -221,10 +228,10 @@ rfr_status rfr_program_op(const rfr_programs *p, int program, int i, rfr_plan_op
   RFI_TRY(rfi_check_handle(out, "rfr_plan_op"));
   memset(out, 0, sizeof *out);
   RFI_TRY(rfi_program_get(p, program, &g));
-  if (i < 0 || i >= g->trace->n_ops) return rfi_fail(RFI_E_ARGUMENT, "op %d of %d", i, g->trace->n_ops);
-  const rfi_opr *op = &g->trace->ops[i];
+  if (i < 0 || i >= g->u.trace->n_ops) return rfi_fail(RFI_E_ARGUMENT, "op %d of %d", i, g->u.trace->n_ops);
+  const rfi_opr *op = &g->u.trace->ops[i];
   *out = (rfr_plan_op){op->def->name, op->scope, op->reason, (rfr_phase)op->phase, op->microbatch, op->clone_of,
-                        sent_by(g->trace, op)};
+                        sent_by(g->u.trace, op)};
   return RFR_OK;
 }
 
@@ -232,12 +239,12 @@ rfr_status rfr_program_op(const rfr_programs *p, int program, int i, rfr_plan_op
 
 enum { CHUNK = 1 << 20 };
 
-/* Adds the bytes of [offset, offset + bytes) in lines that still have the pattern; `chunk` has CHUNK bytes. */
+/* Adds the bytes of [offset, offset + bytes) for the step, in lines that still have the pattern; `chunk` has CHUNK. */
 static rfr_status count_untouched(const rfr_programs *p, int64_t offset, int64_t bytes, unsigned char *chunk,
                                   int64_t *untouched) {
   for (int64_t at = 0; at < bytes; at += CHUNK) {
     const int64_t n = bytes - at < CHUNK ? bytes - at : CHUNK;
-    RFI_TRY(p->backend->copy(p->device, chunk, rfi_address(p, offset + at), (size_t)n));
+    RFI_TRY(p->m.backend->copy(p->m.device, chunk, rfi_address(&p->layout, RFI_REGION_SLOT, offset + at), (size_t)n));
     for (int64_t i = 0; i < n; i += RFI_ALIGNMENT) {
       const int64_t line = n - i < RFI_ALIGNMENT ? n - i : RFI_ALIGNMENT;
       int64_t k = 0;
@@ -252,10 +259,10 @@ int64_t rfr_programs_touched_bytes(const rfr_programs *p) {
   int64_t untouched = 0;
   void *chunk;
   if (rfi_check_allocated(p, "rfr_programs_touched_bytes") != RFR_OK) return -1;
-  if (rfi_alloc(p->ctx, CHUNK, &chunk) != RFR_OK) return -1;
-  const rfr_status s = count_untouched(p, p->persistent_bytes, p->transient_bytes, chunk, &untouched);
-  rfi_free(p->ctx, chunk);
-  return s == RFR_OK ? p->total_bytes - untouched : -1;
+  if (rfi_alloc(p->m.ctx, CHUNK, &chunk) != RFR_OK) return -1;
+  const rfr_status s = count_untouched(p, 0, p->layout.bytes[RFI_REGION_SLOT], chunk, &untouched);
+  rfi_free(p->m.ctx, chunk);
+  return s == RFR_OK ? rfi_layout_at(&p->layout, RFI_REGIONS) - untouched : -1;
 }
 
 int64_t rfr_program_unwritten_bytes(const rfr_programs *p, int program) {
@@ -263,13 +270,13 @@ int64_t rfr_program_unwritten_bytes(const rfr_programs *p, int program) {
   rfi_program *g;
   void *chunk;
   if (rfi_program_get_allocated(p, program, "rfr_program_unwritten_bytes", &g) != RFR_OK) return -1;
-  if (rfi_alloc(p->ctx, CHUNK, &chunk) != RFR_OK) return -1;
+  if (rfi_alloc(p->m.ctx, CHUNK, &chunk) != RFR_OK) return -1;
   rfr_status s = RFR_OK;
   for (int i = 0; i < g->plan.n && s == RFR_OK; i++) {
     const rfi_buffer *b = &g->plan.buffer[i];
-    if (b->value >= 0) s = count_untouched(p, p->persistent_bytes + b->offset, b->bytes, chunk, &untouched);
+    if (b->value >= 0) s = count_untouched(p, b->offset, b->bytes, chunk, &untouched);
   }
-  rfi_free(p->ctx, chunk);
+  rfi_free(p->m.ctx, chunk);
   return s == RFR_OK ? untouched : -1;
 }
 
@@ -277,11 +284,11 @@ rfr_status rfr_programs_check(const rfr_programs *p) {
   unsigned char *guard;
   int i = 0;
   RFI_TRY(rfi_check_allocated(p, "rfr_programs_check"));
-  const int bytes = p->backend->guard;
-  RFI_TRY(RFI_ALLOC(p->ctx, (size_t)bytes, &guard));
-  rfr_status s = p->backend->copy(p->device, guard, rfi_address(p, p->total_bytes), (size_t)bytes);
+  const int bytes = p->m.backend->guard;
+  RFI_TRY(RFI_ALLOC(p->m.ctx, (size_t)bytes, &guard));
+  rfr_status s = p->m.backend->copy(p->m.device, guard, rfi_address(&p->layout, RFI_REGIONS, 0), (size_t)bytes);
   while (s == RFR_OK && i < bytes && guard[i] == RFI_PATTERN) i++;
-  rfi_free(p->ctx, guard);
+  rfi_free(p->m.ctx, guard);
   if (s != RFR_OK || i == bytes) return s;
   return rfi_fail(RFI_E_DEBUG_OVERRUN, "byte %d after the arena was written", i);
 }
@@ -290,17 +297,14 @@ rfr_status rfr_programs_memory_use(const rfr_programs *p, rfr_memory_use *out) {
   RFI_TRY(rfi_check_handle(out, "rfr_memory_use"));
   memset(out, 0, sizeof *out);
   RFI_TRY(rfi_check_handle(p, "rfr_programs"));
-  return p->backend->memory_use(p->device, out);
+  return p->m.backend->memory_use(p->m.device, out);
 }
 
 /* ---- traces and costs ---- */
 
 static const rfi_stage *find_stage(const rfr_programs *p, int program, const char *pass) {
   rfi_program *g;
-  if (rfi_program_get(p, program, &g) != RFR_OK || !pass) return NULL;
-  for (int k = 0; k < RFI_STAGES; k++)
-    if (strcmp(g->pipeline.stage[k].pass, pass) == 0) return &g->pipeline.stage[k];
-  return NULL;
+  return rfi_program_get(p, program, &g) == RFR_OK ? rfi_unit_stage(&g->u, pass) : NULL;
 }
 
 const rfr_trace *rfr_program_trace(const rfr_programs *p, int program, const char *pass) {
@@ -309,8 +313,7 @@ const rfr_trace *rfr_program_trace(const rfr_programs *p, int program, const cha
 }
 
 const char *rfr_program_report(const rfr_programs *p, int program, const char *pass) {
-  const rfi_stage *stage = find_stage(p, program, pass);
-  return stage ? stage->report.text.data ? stage->report.text.data : "" : NULL;
+  return rfi_stage_report(find_stage(p, program, pass));
 }
 
 double rfr_program_flops(const rfr_programs *p, int program) {
@@ -331,14 +334,14 @@ rfr_status rfr_program_frontier(rfr_programs *p, int program, rfr_frontier_point
   RFI_TRY(rfi_check_handle(points, "rfr_frontier_point"));
   RFI_TRY(rfi_program_get(p, program, &g));
   const rfi_stage *stage = find_stage(p, program, "fuse");
-  if (!stage || !stage->trace) return rfi_fail(RFI_E_ARGUMENT, "the traces of program \"%s\" were not kept", g->name);
+  if (!stage || !stage->trace) return rfi_fail(RFI_E_ARGUMENT, "the traces of program \"%s\" were not kept", g->u.name);
   for (int i = 0; i < p->n; i++)
     if (i != program && p->program[i].plan.bytes > others) others = p->program[i].plan.bytes;
   rfi_pass_options o = rfi_program_pass_options(p);
   RFI_TRY(rfi_recompute_frontier(stage->trace, &o, points, max, n));
   for (int i = 0; i < *n; i++) {
     int64_t step = points[i].planned_bytes > others ? points[i].planned_bytes : others;
-    points[i].planned_bytes = p->persistent_bytes + step;
+    points[i].planned_bytes = rfi_layout_at(&p->layout, RFI_REGION_SLOT) + step;
   }
   return RFR_OK;
 }

@@ -291,7 +291,7 @@ static void test_accumulates_in_place(void **state) {
 /* Each line of memory under a value was written; a workspace's padding may stay as it was. */
 static void check_touched(const rfr_programs *p) {
   const rfi_plan *plan = &p->program[0].plan;
-  const unsigned char *base = rfi_address(p, p->persistent_bytes);
+  const unsigned char *base = rfi_address(&p->layout, RFI_REGION_SLOT, 0);
   int64_t workspaces = 0;
   for (int64_t line = 0; line < plan->bytes; line += RFI_ALIGNMENT) {
     bool value = false, workspace = false, written = false;
@@ -623,7 +623,7 @@ static void test_profile(void **state) {
 
   int n = -1;
   OK(rfr_program_profile(p, 0, NULL, 0, &n)); /* counts and runs nothing */
-  assert_int_equal(n, p->program[0].n_bound - p->program[0].n_load);
+  assert_int_equal(n, p->program[0].u.n_bound - p->program[0].u.first[RFI_PART_F]);
   assert_in_range(n, 2, MOST);
   assert_int_equal(rfr_program_profile(p, 0, times, n - 1, &n), RFR_INVALID);
   assert_int_equal(rfr_program_profile(p, 1, times, MOST, &n), RFR_INVALID);

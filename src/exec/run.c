@@ -11,27 +11,20 @@
 #include "base/base.h"
 #include "exec/exec.h"
 
-/* Names the failed op in an error of running the ops from `bound` on. */
-static rfr_status named(rfr_status s, const rfr_programs *p, const rfi_program *g, const rfi_bound *bound) {
-  return rfi_name_failed(s, p->backend, p->device, g->trace, g->name, bound);
+static rfr_status run_part(rfr_programs *p, rfi_program *g, rfi_part part, bool eager) {
+  return p->options.debug ? rfi_debug_run(p, g, part) : rfi_unit_run(&p->m, &g->u, 0, part, eager, NULL);
 }
 
 rfr_status rfr_programs_load(rfr_programs *p) {
   RFI_TRY(rfi_check_allocated(p, "rfr_programs_load"));
-  for (int i = 0; i < p->n; i++) {
-    rfi_program *g = &p->program[i];
-    if (p->options.debug) RFI_TRY(rfi_debug_run(p, g, 0, g->n_load));
-    else RFI_TRY(named(p->backend->run(p->device, g->bound, g->n_load), p, g, g->bound));
-  }
+  for (int i = 0; i < p->n; i++) RFI_TRY(run_part(p, &p->program[i], RFI_PART_LOAD, true));
   return RFR_OK;
 }
 
 rfr_status rfr_program_run(rfr_programs *p, int program) {
   rfi_program *g;
   RFI_TRY(rfi_program_get_allocated(p, program, "rfr_program_run", &g));
-  if (p->options.debug) return rfi_debug_run(p, g, g->n_load, g->n_bound);
-  rfi_bound *step = g->bound + g->n_load;
-  return named(p->backend->run(p->device, step, g->n_bound - g->n_load), p, g, step);
+  return run_part(p, g, RFI_PART_F, true);
 }
 
 /* ---- profile ---- */
@@ -51,10 +44,10 @@ static rfr_status read_share(rfr_programs *p, const rfi_opr *op, const rfi_call 
   for (int d = 0; d < x->type.rank; d++) n += (x->type.shape[d] - 1) * x->stride[d];
   const size_t bytes = (size_t)n * (size_t)rfr_dtype_bits(x->type.dtype) / 8;
   void *values;
-  RFI_TRY(rfi_alloc(p->ctx, bytes, &values));
-  rfr_status s = p->backend->copy(p->device, values, x->data, bytes);
+  RFI_TRY(rfi_alloc(p->m.ctx, bytes, &values));
+  rfr_status s = p->m.backend->copy(p->m.device, values, x->data, bytes);
   if (s == RFR_OK) *share = rule->of(call, values);
-  rfi_free(p->ctx, values);
+  rfi_free(p->m.ctx, values);
   return s;
 }
 
@@ -64,12 +57,12 @@ static rfr_status run_timed(rfr_programs *p, const rfi_program *g, rfi_bound *bo
   for (int i = 0, many; i < n; i += many) {
     double seconds, bytes = 0;
     const double start = rfi_now();
-    RFI_TRY(rfi_name_op(p->backend->run_timed(p->device, &bound[i], n - i, &many, &seconds), g->trace, g->name,
+    RFI_TRY(rfi_name_op(p->m.backend->run_timed(p->m.device, &bound[i], n - i, &many, &seconds), g->u.trace, g->u.name,
                         bound[i].op));
-    for (int k = i; k < i + many; k++) bytes += g->trace->ops[bound[k].op].cost.bytes;
+    for (int k = i; k < i + many; k++) bytes += g->u.trace->ops[bound[k].op].cost.bytes;
     for (int k = i; k < i + many; k++) {
       rfi_bound *b = &bound[k];
-      const rfi_opr *op = &g->trace->ops[b->op];
+      const rfi_opr *op = &g->u.trace->ops[b->op];
       const rfi_cost cost = op->cost;
       double share = 1;
       RFI_TRY(read_share(p, op, &b->call, &share)); /* now: a later op may overwrite these values */
@@ -86,21 +79,21 @@ rfr_status rfr_program_profile(rfr_programs *p, int program, rfr_op_time *times,
   RFI_TRY(rfi_check_handle(n, "int"));
   *n = 0;
   RFI_TRY(rfi_program_get(p, program, &g));
-  *n = g->n_bound - g->n_load;
+  *n = g->u.n_bound - g->u.first[RFI_PART_F];
   if (!times) return RFR_OK;
   RFI_TRY(rfi_check_allocated(p, "rfr_program_profile"));
-  if (max < *n) return rfi_fail(RFI_E_ARGUMENT, "room for %d times, program \"%s\" has %d ops", max, g->name, *n);
-  if (p->options.debug) return rfi_fail(RFI_E_ARGUMENT, "program \"%s\" was compiled for debugging", g->name);
-  return run_timed(p, g, g->bound + g->n_load, *n, times);
+  if (max < *n) return rfi_fail(RFI_E_ARGUMENT, "room for %d times, program \"%s\" has %d ops", max, g->u.name, *n);
+  if (p->options.debug) return rfi_fail(RFI_E_ARGUMENT, "program \"%s\" was compiled for debugging", g->u.name);
+  return run_timed(p, g, g->u.bound + g->u.first[RFI_PART_F], *n, times);
 }
 
 rfr_status rfr_program_capture(rfr_programs *p, int program) {
   rfi_program *g;
   RFI_TRY(rfi_program_get_allocated(p, program, "rfr_program_capture", &g));
-  p->backend->graph_destroy(p->device, g->graph);
-  g->graph = NULL;
-  rfi_bound *step = g->bound + g->n_load;
-  return named(p->backend->capture(p->device, NULL, 0, step, g->n_bound - g->n_load, &g->graph), p, g, step);
+  rfi_graph **graph = &g->u.instance->graph[RFI_PART_F];
+  p->m.backend->graph_destroy(p->m.device, *graph);
+  *graph = NULL;
+  return rfi_unit_capture(&p->m, &g->u, 0, RFI_PART_F, NULL, 0, graph);
 }
 
 static rfr_status check_type(const char *name, const rfr_type *was, const rfr_type *now) {
@@ -125,27 +118,26 @@ rfr_status rfi_check_captured(const char *name, const rfr_type *type, const void
 }
 
 static rfr_status check_binding(const rfr_programs *p, const rfi_program *g, const rfr_binding *b) {
-  int found = b->name ? rfi_names_find(&p->names, b->name) : -1;
-  const rfi_program_input *input = found < 0 ? NULL : &p->input[found];
+  const rfi_named *input = rfi_storage_find(&p->store, b->name);
   if (!input)
-    return rfi_fail(RFI_E_REPLAY_SIGNATURE, "program \"%s\" has no input \"%s\"", g->name, b->name ? b->name : "");
+    return rfi_fail(RFI_E_REPLAY_SIGNATURE, "program \"%s\" has no input \"%s\"", g->u.name, b->name ? b->name : "");
   const rfr_status s = rfi_check_captured(b->name, &input->tensor.type, input->tensor.data, b);
-  return s == RFR_OK ? s : rfi_fail_prefix("program \"%s\", input ", g->name);
+  return s == RFR_OK ? s : rfi_fail_prefix("program \"%s\", input ", g->u.name);
 }
 
 rfr_status rfr_program_replay(rfr_programs *p, int program, const rfr_binding *bindings, int n) {
   rfi_program *g;
   RFI_TRY(rfi_program_get_allocated(p, program, "rfr_program_replay", &g));
-  if (!g->graph) return rfi_fail(RFI_E_PROGRAM_ORDER, "replay of program \"%s\" before rfr_program_capture", g->name);
+  if (!g->u.instance->graph[RFI_PART_F])
+    return rfi_fail(RFI_E_PROGRAM_ORDER, "replay of program \"%s\" before rfr_program_capture", g->u.name);
   if (n < 0 || (n > 0 && !bindings)) return rfi_fail(RFI_E_ARGUMENT, "%d bindings, and no list", n);
   for (int i = 0; i < n; i++) RFI_TRY(check_binding(p, g, &bindings[i]));
-  if (p->options.debug) return rfi_debug_run(p, g, g->n_load, g->n_bound);
-  return named(p->backend->launch(p->device, g->graph, NULL), p, g, g->bound + g->n_load);
+  return run_part(p, g, RFI_PART_F, false);
 }
 
 rfr_status rfr_programs_wait(rfr_programs *p) {
   RFI_TRY(rfi_check_handle(p, "rfr_programs"));
-  return p->backend->wait(p->device);
+  return p->m.backend->wait(p->m.device);
 }
 
 rfr_status rfr_programs_poll(rfr_programs *p, int *idle) {
@@ -153,7 +145,7 @@ rfr_status rfr_programs_poll(rfr_programs *p, int *idle) {
   RFI_TRY(rfi_check_handle(idle, "int"));
   *idle = 0;
   RFI_TRY(rfi_check_handle(p, "rfr_programs"));
-  RFI_TRY(p->backend->poll(p->device, &done));
+  RFI_TRY(p->m.backend->poll(p->m.device, &done));
   *idle = done;
   return RFR_OK;
 }
@@ -170,7 +162,7 @@ static bool is_part(const rfr_tensor *x, const rfr_tensor *whole) {
 static bool is_output(const rfr_programs *p, const rfr_tensor *x) {
   rfr_tensor y;
   for (int i = 0; i < p->n; i++)
-    for (int k = 0; k < p->program[i].trace->n_outputs; k++)
+    for (int k = 0; k < p->program[i].u.trace->n_outputs; k++)
       if (rfi_program_output_at(p, i, k, &y) && is_part(x, &y)) return true;
   return false;
 }
@@ -183,10 +175,10 @@ static rfr_status check_copy(const rfr_programs *p, const rfr_tensor *x, const v
   if (x->bytes < 0 || (x->bytes > 0 && !host))
     return rfi_fail(RFI_E_ARGUMENT, "%s of \"%s\": %lld bytes, host memory at %p", call, name, (long long)x->bytes,
                     host);
-  const rfi_program_input *input = rfi_find_input(p, name);
+  const rfi_named *input = rfi_storage_find(&p->store, name);
   if ((input && is_part(x, &input->tensor)) || is_output(p, x)) return RFR_OK;
-  for (int i = 0; i < p->n_inputs; i++)
-    if (is_part(x, &p->input[i].tensor)) return RFR_OK;
+  for (int i = 0; i < p->store.n; i++)
+    if (is_part(x, &p->store.named[i].tensor)) return RFR_OK;
   if (input)
     return rfi_fail(RFI_E_TENSOR,
                     "%s of \"%s\": %lld bytes at %p; it has %lld bytes at %p, and its type must be unchanged", call,
@@ -197,20 +189,20 @@ static rfr_status check_copy(const rfr_programs *p, const rfr_tensor *x, const v
 
 rfr_status rfr_programs_write(rfr_programs *p, const rfr_tensor *to, const void *from) {
   RFI_TRY(check_copy(p, to, from, "rfr_programs_write"));
-  return p->backend->copy(p->device, to->data, from, (size_t)to->bytes);
+  return p->m.backend->copy(p->m.device, to->data, from, (size_t)to->bytes);
 }
 
 rfr_status rfi_programs_stage(rfr_programs *p, size_t bytes, void **out) {
   *out = NULL;
   RFI_TRY(rfi_check_allocated(p, "rfi_programs_stage"));
-  return p->backend->alloc(p->device, RFI_MEMORY_RING, bytes, out);
+  return p->m.backend->alloc(p->m.device, RFI_MEMORY_RING, bytes, out);
 }
 
 void rfi_programs_unstage(rfr_programs *p, void *memory) {
-  if (memory) p->backend->free(p->device, RFI_MEMORY_RING, memory);
+  if (memory) p->m.backend->free(p->m.device, RFI_MEMORY_RING, memory);
 }
 
 rfr_status rfr_programs_read(rfr_programs *p, const rfr_tensor *from, void *to) {
   RFI_TRY(check_copy(p, from, to, "rfr_programs_read"));
-  return p->backend->copy(p->device, to, from->data, (size_t)from->bytes);
+  return p->m.backend->copy(p->m.device, to, from->data, (size_t)from->bytes);
 }

@@ -60,11 +60,6 @@ static rfr_status set_comm(const rfi_exec_target *m, const rfi_opr *op, rfi_boun
   return RFR_OK;
 }
 
-rfr_status rfi_join_communicator(const rfi_exec_target *m) {
-  const bool joins = m->comm && m->comm->table->host == m->backend->host && m->backend->join;
-  return joins ? m->backend->join(m->device, m->comm) : RFR_OK;
-}
-
 /* Fills the call of op i with args, selects its kernel and asks for the workspace. */
 static rfr_status select_op(const rfi_exec_target *m, const rfr_trace *t, int i, rfi_arg *args, rfi_bound *b) {
   const rfi_opr *op = &t->ops[i];
@@ -100,10 +95,6 @@ rfr_status rfi_select_ops(const rfi_exec_target *m, const rfr_trace *t, rfi_boun
   return RFR_OK;
 }
 
-static rfi_exec_target target_of(const rfr_programs *p) {
-  return (rfi_exec_target){p->ctx, p->strings, p->backend, p->device, p->options.comm};
-}
-
 /* Reports the kernel of a grouped GEMM and the reason for it: there are several. */
 static rfr_status report_choice(const rfr_trace *t, const rfi_bound *b, rfi_report *report) {
   const rfi_opr *op = &t->ops[b->op];
@@ -113,17 +104,15 @@ static rfr_status report_choice(const rfr_trace *t, const rfi_bound *b, rfi_repo
 }
 
 rfr_status rfi_select_program(rfr_programs *p, rfi_program *program, rfi_report *report) {
-  const rfr_trace *t = program->trace;
-  const rfi_exec_target m = target_of(p);
-  RFI_TRY(RFI_ALLOC(p->ctx, sizeof *program->bound * (size_t)(t->n_ops + 1), &program->bound));
-  RFI_TRY(rfi_select_ops(&m, t, program->bound, &program->n_bound));
-  for (int i = 0; i < program->n_bound; i++) {
-    const rfi_opr *op = &t->ops[program->bound[i].op];
+  const rfr_trace *t = program->u.trace;
+  rfi_unit_set_step(&program->u);
+  RFI_TRY(rfi_unit_select(&p->m, &program->u));
+  for (int i = 0; i < program->u.n_bound; i++) {
+    const rfi_opr *op = &t->ops[program->u.bound[i].op];
     const double flops = op->cost.flops;
     program->flops += flops;
     if (op->clone_of >= 0) program->recomputed_flops += flops;
-    if (op->phase == RFR_PHASE_LOAD) program->n_load = i + 1;
-    RFI_TRY(report_choice(t, &program->bound[i], report));
+    RFI_TRY(report_choice(t, &program->u.bound[i], report));
   }
   return RFR_OK;
 }
@@ -145,6 +134,5 @@ rfr_status rfi_select_workspaces(const rfi_exec_target *m, const rfr_trace *t, i
 }
 
 rfr_status rfi_pass_workspaces(void *programs, const rfr_trace *t, int64_t *bytes) {
-  const rfi_exec_target m = target_of(programs);
-  return rfi_select_workspaces(&m, t, bytes);
+  return rfi_select_workspaces(&((rfr_programs *)programs)->m, t, bytes);
 }

@@ -91,8 +91,8 @@ static void test_registered_launcher(void **state) {
     const rfr_status s = rfr_compile(ctx, 1, traces, NULL, NULL, &p);
     assert_int_equal(s, with ? RFR_OK : RFR_UNSUPPORTED);
     if (with) {
-      assert_string_equal(p->program[0].bound[0].kernel, "registered");
-      assert_int_equal(p->program[0].bound[0].workspace, 4096);
+      assert_string_equal(p->program[0].u.bound[0].kernel, "registered");
+      assert_int_equal(p->program[0].u.bound[0].workspace, 4096);
     } else {
       assert_string_equal(rfr_last_error()->slug, "bind.no_kernel");
       assert_non_null(strstr(rfr_last_error()->message, "rfr_op_desc.cuda is not set"));

@@ -19,9 +19,9 @@ static rfr_status find(const rfr_compile_options *o, const char *name, const cha
 }
 
 static rfr_status add(rfr_programs *p, const char *name, const char *value) {
-  const rfr_choice copy = {rfi_arena_strdup(p->strings, name), rfi_arena_strdup(p->strings, value)};
+  const rfr_choice copy = {rfi_arena_strdup(p->m.strings, name), rfi_arena_strdup(p->m.strings, value)};
   if (!copy.name || !copy.value ||
-      !rfi_arena_grow(p->strings, (void **)&p->choice, &p->cap_choices, p->n_choices + 1, sizeof *p->choice))
+      !rfi_arena_grow(p->m.strings, (void **)&p->choice, &p->cap_choices, p->n_choices + 1, sizeof *p->choice))
     return RFR_NO_MEMORY;
   p->choice[p->n_choices++] = copy;
   return RFR_OK;
@@ -30,12 +30,12 @@ static rfr_status add(rfr_programs *p, const char *name, const char *value) {
 rfr_status rfi_tune(rfr_programs *p) {
   const char *name, *stored;
   char value[RFI_CHOICE];
-  if (p->options.n_choices > 0 && !p->backend->choice(p->device, 0))
+  if (p->options.n_choices > 0 && !p->m.backend->choice(p->m.device, 0))
     return rfi_fail(RFI_E_TUNE_STORED, "%d choices are stored, but %s has none", p->options.n_choices,
-                    p->backend->name);
-  for (int i = 0; (name = p->backend->choice(p->device, i)); i++) {
+                    p->m.backend->name);
+  for (int i = 0; (name = p->m.backend->choice(p->m.device, i)); i++) {
     RFI_TRY(find(&p->options, name, &stored));
-    RFI_TRY(p->backend->choose(p->device, i, stored, value));
+    RFI_TRY(p->m.backend->choose(p->m.device, i, stored, value));
     if (stored && strcmp(value, stored) != 0)
       return rfi_fail(RFI_E_TUNE_STORED, "the choice stored for \"%s\" is \"%.200s\", here it is \"%s\"", name, stored,
                       *value ? value : "unavailable");

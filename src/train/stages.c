@@ -15,7 +15,7 @@
 
 #include "base/base.h"
 #include "dist/comm.h"
-#include "exec/graphs/graphed.h"
+#include "callable/graphed.h"
 
 enum { MOST_PORTS = 4 };
 

@@ -4,7 +4,7 @@
 #include <string.h>
 
 #include "core/rng.h"
-#include "exec/graphs/graphed.h"
+#include "callable/graphed.h"
 #include "support/graphs_scene.h"
 #include "trace/trace.h"
 
@@ -137,8 +137,8 @@ void rft_fill_by(const rfr_tensor *x, uint64_t seed, float by) {
 }
 
 void rft_fill_named(rfr_graphs *g) {
-  for (int i = 0; i < g->n_named; i++) {
-    const rfi_named *x = &g->named[i];
+  for (int i = 0; i < g->store.n; i++) {
+    const rfi_named *x = &g->store.named[i];
     if (x->parameter < 0 && rfr_dtype_is_float(x->tensor.type.dtype))
       rft_fill_by(&x->tensor, 100 + (uint64_t)x->tensor.bytes, 0.3f);
   }

@@ -178,9 +178,9 @@ static void swiglu_runs_where_the_table_says(bool gpu) {
     const char *wanted = gpu ? before_swiglu[i].gpu : on_this_cpu(before_swiglu[i].cpu);
     const bool fast = strcmp(wanted, gpu ? "sm90" : "panels") == 0;
     int seen = 0;
-    for (int k = 0; k < program->n_bound; k++) {
-      const rfi_bound *b = &program->bound[k];
-      if (program->trace->ops[b->op].def->code != RFI_OP_grouped_swiglu) continue;
+    for (int k = 0; k < program->u.n_bound; k++) {
+      const rfi_bound *b = &program->u.bound[k];
+      if (program->u.trace->ops[b->op].def->code != RFI_OP_grouped_swiglu) continue;
       seen++;
       printf("%-32s %-8s%s%s%s\n", before_swiglu[i].name, b->kernel, b->why ? " (" : "", b->why ? b->why : "",
              b->why ? ")" : "");
@@ -203,9 +203,9 @@ static void runs_where_the_table_says(bool gpu) {
     const char *report = rfr_program_report(p, 0, "lower");
     int seen[3] = {0};
     printf("%-32s", rows[i].name);
-    for (int k = 0; k < program->n_bound; k++) {
-      const rfi_bound *b = &program->bound[k];
-      const int kind = kind_of(&program->trace->ops[b->op]);
+    for (int k = 0; k < program->u.n_bound; k++) {
+      const rfi_bound *b = &program->u.bound[k];
+      const int kind = kind_of(&program->u.trace->ops[b->op]);
       char line[128];
       if (kind < 0) continue;
       seen[kind]++;
@@ -215,7 +215,7 @@ static void runs_where_the_table_says(bool gpu) {
       assert_string_equal(b->kernel, fast ? wanted : gpu ? "sm80" : rfi_ctx_isa(ctx));
       if (!fast) assert_string_equal(b->why, wanted);
       else assert_null(b->why);
-      snprintf(line, sizeof line, "kernel: op %d %s on %s%s", b->op, program->trace->ops[b->op].def->name, b->kernel,
+      snprintf(line, sizeof line, "kernel: op %d %s on %s%s", b->op, program->u.trace->ops[b->op].def->name, b->kernel,
                b->why ? ": " : "\n");
       assert_non_null(strstr(report, line));
     }

@@ -1,0 +1,503 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Turns a recorded forward into the joint trace of a callable. Each output that depends on a parameter or an input_grad
+ * gets a cotangent as an input of the trace; each trainable parameter's gradient is accumulated onto its main gradient,
+ * a state. Then the passes run as for any other trace and remove unused work.
+ *
+ * Parts follow the phase labels of autodiff: forward is F, dgrad I, wgrad W. A part reads results of earlier parts from
+ * the slot; no part reads a result of a later one (phases.c).
+ */
+#include <stdio.h>
+#include <string.h>
+
+#include "base/base.h"
+#include "callable/graphed.h"
+
+const char RFI_GRAD_PREFIX[] = "grad.";
+const char RFI_UNREDUCED_PREFIX[] = "unreduced.";
+static const char MICROBATCH[] = "graphs.microbatch";
+static const char BAD_PREFIX[] = "graphs.bad."; /* of outputs that report invalid group sizes */
+
+static rfr_status refuse(const rfi_callable *c, const char *what, const char *name) {
+  return rfi_fail(RFI_E_GRAPHS_CALLABLE, "callable \"%s\": %s \"%s\"", c->u.name, what, name);
+}
+
+/* ---- the joint trace ---- */
+
+static bool is_call_input(int role) { return role == RFR_ROLE_INPUT || role == RFR_ROLE_INPUT_GRAD; }
+
+/* Copies op i. A random op reads its microbatch from the slot, and gets a site that no other callable has. */
+static rfr_status copy_op(rfi_callable *c, rfi_rewrite *r, int i, int64_t site) {
+  const rfi_opr *op = &r->from->ops[i];
+  if (op->def->code == RFI_OP_gradient || op->phase != RFR_PHASE_FORWARD)
+    return refuse(c, "the trace must be a forward only, but has op", op->def->name);
+  if (op->def->flags & RFI_HOST)
+    return refuse(c, "a callable cannot contain an op that waits for the host:", op->def->name);
+  if (!rfi_is_random(op)) return rfi_rewrite_op(r, i, NULL);
+  const int at = rfi_operand_index(op->def, "microbatch"), own_site = rfi_attr_find(op->def, "site");
+  if (at < 0 || own_site < 0)
+    return refuse(c, "a random op that cannot take the microbatch from the slot:", op->def->name);
+  if (c->microbatch == RFR_NONE)
+    c->microbatch = rfr_input(r->to, MICROBATCH, RFR_ROLE_INPUT, RFR_I32, 1, ((int64_t[]){1}));
+  rfr_value in[RFI_MAX_NAMES];
+  rfi_attr attr[RFI_MAX_ATTR];
+  for (int k = 0; k < at; k++) in[k] = k < op->n_in && op->in[k] >= 0 ? r->map[op->in[k]] : RFR_NONE;
+  in[at] = c->microbatch;
+  memcpy(attr, op->attr, sizeof *attr * (size_t)op->def->n_attrs);
+  attr[own_site].i += site;
+  rfi_opr own = *op;
+  own.n_in = at + 1;
+  own.in = in;
+  own.attr = attr;
+  return rfi_rewrite_as(r, i, &own, NULL);
+}
+
+/* Extends `reached` from inputs to all float values that depend on them by a path of gradients. */
+static void propagate(const rfr_trace *t, bool *reached) {
+  for (int i = 0; i < t->n_ops; i++) {
+    const rfi_opr *op = &t->ops[i];
+    bool any = false;
+    for (int k = 0; k < op->n_in; k++) any = any || (op->in[k] >= 0 && reached[op->in[k]]);
+    if (op->def->flags & RFI_STOP) any = false;
+    for (int j = 0; j < op->n_out; j++)
+      if (op->out[j] >= 0) reached[op->out[j]] = any && rfr_dtype_is_float(t->values[op->out[j]].type.dtype);
+  }
+}
+
+static rfr_status reaches_output(const rfi_callable *c, const rfr_trace *t, rfr_value x, bool *does) {
+  bool *reached;
+  RFI_TRY(RFI_ALLOC(t->ctx, (size_t)t->n_values + 1, &reached));
+  reached[x] = true;
+  propagate(t, reached);
+  *does = false;
+  for (int k = 0; k < c->n_out; k++) *does = *does || (c->out[k].value >= 0 && reached[c->out[k].value]);
+  rfi_free(t->ctx, reached);
+  return RFR_OK;
+}
+
+static char *grad_name(rfr_trace *t, const char *name) {
+  return rfi_arena_printf(t->arena, "%s%s", RFI_GRAD_PREFIX, name);
+}
+
+/* The origin of group sizes, before casts and copies: an input, or another op's result. */
+static rfr_value sizes_of(const rfr_trace *t, rfr_value v) {
+  for (;;) {
+    v = t->values[v].base;
+    const rfi_opr *op = t->values[v].op < 0 ? NULL : &t->ops[t->values[v].op];
+    if (!op || (op->def->code != RFI_OP_cast && op->def->code != RFI_OP_copy)) return v;
+    v = op->in[0];
+  }
+}
+
+/* Group sizes from moe_sort are always valid; all others come from the caller and are checked at run time. */
+static rfr_status check_splits(rfr_graphs *g, rfi_callable *c, const rfi_rewrite *r) {
+  const rfr_trace *t = r->from;
+  int n = 0;
+  for (int i = 0; i < t->n_ops; i++) n += t->ops[i].def->code == RFI_OP_splits_to_offsets;
+  if (!(c->checked = rfi_arena_alloc(g->m.strings, sizeof *c->checked * (size_t)(n + 1)))) return RFR_NO_MEMORY;
+  for (int i = 0; i < t->n_ops; i++) {
+    const rfi_opr *op = &t->ops[i];
+    if (op->def->code != RFI_OP_splits_to_offsets) continue;
+    const rfr_value sizes = sizes_of(t, op->in[0]);
+    for (int k = 0; k < c->n_in; k++)
+      if (c->in[k].value == sizes) c->in[k].splits = true;
+    if (op->out[1] < 0) continue;
+    const int maker = t->values[op->in[0]].op;
+    if (maker >= 0 && t->ops[maker].def->code == RFI_OP_moe_sort) continue;
+    const char *scope = rfi_arena_strdup(g->m.strings, op->scope);
+    const char *name = rfi_arena_printf(r->to->arena, "%s%d", BAD_PREFIX, c->n_checked);
+    if (!scope || !name) return RFR_NO_MEMORY;
+    c->checked[c->n_checked++] = (rfi_checked){scope, RFR_NONE};
+    rfr_output_at(r->to, (rfr_source){NULL, 0}, name, r->map[op->out[1]]);
+  }
+  return rfr_trace_status(r->to);
+}
+
+/* The sum of all outputs times their cotangents as one loss; RFR_NONE: no output has a cotangent. */
+static rfr_status record_loss(rfi_callable *c, rfr_trace *t, const bool *reached, rfr_value *loss) {
+  const rfr_source nowhere = {NULL, 0};
+  *loss = RFR_NONE;
+  for (int k = 0; k < c->n_out; k++) {
+    rfi_port *p = &c->out[k];
+    if (p->value < 0 || !reached[p->value]) continue;
+    const rfr_type type = t->values[p->value].type;
+    const int same = rfi_names_find(&t->input_names, p->name);
+    if (same >= 0 && t->values[t->inputs[same]].role == RFR_ROLE_TRAINABLE)
+      return refuse(
+          c, "gradients are found by name, so a trainable parameter and an output with a gradient cannot both be named",
+          p->name);
+    const char *name = grad_name(t, p->name);
+    if (!name) return RFR_NO_MEMORY;
+    p->grad = rfr_input_at(t, nowhere, name, RFR_ROLE_INPUT, type.dtype, type.rank, type.shape);
+    rfr_value part = rfi_record(t, nowhere, RFI_OP_cotangent, 2, (rfr_value[]){p->value, p->grad}, NULL, NULL);
+    *loss = *loss < 0 ? part : rfr_add_at(t, nowhere, *loss, part);
+  }
+  return rfr_trace_status(t);
+}
+
+const rfr_main_gradient *rfi_main_gradient_of(const rfr_graphs *g, const char *parameter) {
+  for (int i = 0; i < g->options.n_gradients; i++) {
+    const rfr_main_gradient *m = &g->options.gradients[i];
+    if (m->parameter && strcmp(m->parameter, parameter) == 0) return m;
+  }
+  return NULL;
+}
+
+/* A parameter that reaches no output: its main gradient gets zeros if the caller declared one, else there is none. */
+static rfr_status record_unused(rfr_trace *t, const char *name, const rfr_main_gradient *m, const rfi_value *x) {
+  const rfr_source nowhere = {NULL, 0};
+  if (!m) return RFR_OK;
+  rfr_output_at(t, nowhere, name,
+                rfr_input_at(t, nowhere, name, RFR_ROLE_STATE, m->type.dtype, x->type.rank, x->type.shape));
+  return rfr_trace_status(t);
+}
+
+static rfr_status record_gradient(const rfr_graphs *g, const rfi_callable *c, rfr_trace *t, rfr_value loss,
+                                  rfr_value v) {
+  const rfr_source nowhere = {NULL, 0};
+  const rfi_value x = t->values[v];
+  const bool trained = x.role == RFR_ROLE_TRAINABLE;
+  bool used = false;
+  if (!trained && x.role != RFR_ROLE_INPUT_GRAD) return RFR_OK;
+  if (loss >= 0) RFI_TRY(reaches_output(c, t, v, &used));
+  if (!used && !g->options.allow_unused_input)
+    return rfi_fail(RFI_E_GRAPHS_CALLABLE,
+                    "callable \"%s\": %s \"%s\" needs a gradient, but no output depends on it: make it %s, or set "
+                    "rfr_graphs_options.allow_unused_input",
+                    c->u.name, trained ? "parameter" : "input", x.name,
+                    trained ? "frozen" : "an input without gradient");
+  const rfr_main_gradient *m = trained ? rfi_main_gradient_of(g, x.name) : NULL;
+  const char *name = grad_name(t, x.name);
+  if (!name) return RFR_NO_MEMORY;
+  if (!used) return trained ? record_unused(t, name, m, &x) : RFR_OK;
+  if (trained) {
+    const rfr_dtype dtype = m ? m->type.dtype : RFR_F32;
+    rfr_value onto = rfr_input_at(t, nowhere, name, RFR_ROLE_STATE, dtype, x.type.rank, x.type.shape);
+    rfr_output_at(t, nowhere, name, rfr_gradient_onto_at(t, nowhere, loss, v, onto));
+  } else {
+    rfr_output_at(t, nowhere, name, rfr_gradient_at(t, nowhere, loss, v, x.type.dtype));
+  }
+  return rfr_trace_status(t);
+}
+
+static rfr_status record_backward(const rfr_graphs *g, rfi_callable *c, rfr_trace *t) {
+  bool *reached;
+  rfr_value loss;
+  const int n = t->n_inputs;
+  RFI_TRY(RFI_ALLOC(t->ctx, (size_t)t->n_values + 1, &reached));
+  for (int i = 0; i < n; i++) {
+    const int role = t->values[t->inputs[i]].role;
+    reached[t->inputs[i]] = role == RFR_ROLE_TRAINABLE || role == RFR_ROLE_INPUT_GRAD;
+  }
+  propagate(t, reached);
+  rfr_status s = record_loss(c, t, reached, &loss);
+  rfi_free(t->ctx, reached);
+  for (int i = 0; i < n && s == RFR_OK; i++) s = record_gradient(g, c, t, loss, t->inputs[i]);
+  return s;
+}
+
+/* ---- ports ---- */
+
+int rfi_port_find(const rfi_port *port, int n, const char *name) {
+  for (int i = 0; i < n; i++)
+    if (port[i].name && name && strcmp(port[i].name, name) == 0) return i;
+  return -1;
+}
+
+static rfr_status add_input(rfr_graphs *g, rfi_callable *c, const char *name, rfr_value v) {
+  rfi_port *p = &c->in[c->n_in++];
+  *p = (rfi_port){.value = v, .grad = RFR_NONE, .callable = -1};
+  return !name || (p->name = rfi_arena_strdup(g->m.strings, name)) ? RFR_OK : RFR_NO_MEMORY;
+}
+
+static rfr_status add_inputs(rfr_graphs *g, rfi_callable *c, const rfr_callable *desc, const rfr_trace *t) {
+  for (int i = 0; i < desc->n_inputs; i++) {
+    const char *name = desc->inputs[i];
+    const int found = name ? rfi_names_find(&t->input_names, name) : -1;
+    if (name && (found < 0 || !is_call_input(t->values[t->inputs[found]].role)))
+      return refuse(c, "the trace has no input", name);
+    if (rfi_port_find(c->in, c->n_in, name) >= 0) return refuse(c, "rfr_callable.inputs lists twice input", name);
+    RFI_TRY(add_input(g, c, name, name ? t->inputs[found] : RFR_NONE));
+  }
+  return RFR_OK;
+}
+
+static rfr_status add_ports(rfr_graphs *g, rfi_callable *c, const rfr_callable *desc, const rfr_trace *t) {
+  rfi_arena *a = g->m.strings;
+  c->n_out = desc->outputs ? desc->n_outputs : t->n_outputs;
+  c->in = rfi_arena_alloc(a, sizeof *c->in * (size_t)((desc->inputs ? desc->n_inputs : t->n_inputs) + 1));
+  c->out = rfi_arena_alloc(a, sizeof *c->out * (size_t)(c->n_out + 1));
+  if (!c->in || !c->out) return RFR_NO_MEMORY;
+  if (desc->inputs) RFI_TRY(add_inputs(g, c, desc, t));
+  for (int i = 0; i < t->n_inputs; i++) {
+    const rfi_value *x = &t->values[t->inputs[i]];
+    if (!is_call_input(x->role)) continue;
+    if (desc->inputs && rfi_port_find(c->in, c->n_in, x->name) < 0)
+      return refuse(c, "rfr_callable.inputs does not list input", x->name);
+    if (!desc->inputs) RFI_TRY(add_input(g, c, x->name, t->inputs[i]));
+  }
+  for (int k = 0; k < c->n_out; k++) {
+    const char *name = desc->outputs ? desc->outputs[k] : t->outputs[k].name;
+    rfi_port *p = &c->out[k];
+    *p = (rfi_port){.value = RFR_NONE, .grad = RFR_NONE, .callable = -1};
+    if (!name) continue;
+    const int found = rfi_names_find(&t->output_names, name);
+    if (found < 0) return refuse(c, "the trace has no output", name);
+    if (rfi_port_find(c->out, k, name) >= 0) return refuse(c, "rfr_callable.outputs lists twice the output", name);
+    if (!(p->name = rfi_arena_strdup(a, name))) return RFR_NO_MEMORY;
+    p->value = t->outputs[found].value;
+  }
+  return RFR_OK;
+}
+
+/* ---- parts ---- */
+
+static const uint8_t phase_of[RFI_PARTS] = {RFR_PHASE_LOAD,  RFR_PHASE_SETUP, RFR_PHASE_FORWARD,
+                                            RFR_PHASE_DGRAD, RFR_PHASE_WGRAD, RFR_PHASE_OPTIM};
+
+/* The part whose caller receives an output. */
+static rfi_part part_of_output(const rfi_callable *c, const char *name) {
+  const size_t n = strlen(RFI_GRAD_PREFIX);
+  if (rfi_port_find(c->out, c->n_out, name) >= 0 || strncmp(name, BAD_PREFIX, strlen(BAD_PREFIX)) == 0)
+    return RFI_PART_F;
+  return strncmp(name, RFI_GRAD_PREFIX, n) == 0 && rfi_port_find(c->in, c->n_in, name + n) >= 0 ? RFI_PART_I
+                                                                                                : RFI_PART_W;
+}
+
+/* Copies for outputs, which autodiff does not label, run in the part that returns them. */
+static rfr_status order_parts(rfi_callable *c, const rfr_trace *in) {
+  uint8_t *phase;
+  RFI_TRY(RFI_ALLOC(in->ctx, (size_t)in->n_ops + 1, &phase));
+  for (int i = 0; i < in->n_ops; i++)
+    phase[i] = in->ops[i].phase < RFR_PHASE_WGRAD ? in->ops[i].phase : (uint8_t)RFR_PHASE_WGRAD;
+  for (int i = 0; i < in->n_outputs; i++) {
+    const int maker = in->values[in->outputs[i].value].op;
+    const uint8_t wanted = phase_of[part_of_output(c, in->outputs[i].name)];
+    if (maker >= 0 && phase[maker] > wanted) phase[maker] = wanted;
+  }
+  rfr_trace_destroy(c->u.trace);
+  const rfr_status s = rfi_order_phases(in, phase, &c->u.trace);
+  rfi_free(in->ctx, phase);
+  return s;
+}
+
+/* Replaces parameters by shards: setup gathers them, the last part reduce-scatters their gradients. */
+static rfr_status shard(const rfr_graphs *g, rfi_callable *c) {
+  const rfi_shard o = {
+      .ranks = g->m.comm ? g->m.comm->size : 1, .gradient = RFI_GRAD_PREFIX, .gathered = RFI_UNREDUCED_PREFIX};
+  rfr_trace *unsharded = c->u.trace;
+  const rfr_status s = rfi_shard_callable(unsharded, &o, &c->u.trace);
+  rfr_trace_destroy(unsharded);
+  return s;
+}
+
+static void find_parts(rfi_callable *c) {
+  for (int part = 0, i = 0; part <= RFI_PARTS; part++) {
+    while (part > 0 && i < c->u.trace->n_ops && c->u.trace->ops[i].phase == phase_of[part - 1]) i++;
+    c->u.start[part] = i;
+  }
+}
+
+/* ---- compilation ---- */
+
+static rfr_value input_of(const rfr_trace *t, const char *name) {
+  const int i = rfi_names_find(&t->input_names, name);
+  return i < 0 ? RFR_NONE : t->inputs[i];
+}
+
+static rfr_value output_of(const rfr_trace *t, const char *name) {
+  const int i = rfi_names_find(&t->output_names, name);
+  return i < 0 ? RFR_NONE : t->outputs[i].value;
+}
+
+static rfr_tensor describe(const rfr_graphs *g, const rfr_trace *t, const char *name, rfr_value v) {
+  const rfi_value *x = &t->values[v];
+  return (rfr_tensor){.name = name,
+                      .role = (rfr_role)x->role,
+                      .type = x->type,
+                      .bytes = rfi_bytes(&x->type),
+                      .host = g->m.backend->host};
+}
+
+static rfr_status check_name(const rfi_callable *c, const char *name) {
+  const bool reserved = strcmp(name, MICROBATCH) == 0 || strncmp(name, RFI_GRAD_PREFIX, strlen(RFI_GRAD_PREFIX)) == 0 ||
+                        strncmp(name, RFI_UNREDUCED_PREFIX, strlen(RFI_UNREDUCED_PREFIX)) == 0;
+  return reserved ? rfi_fail(RFI_E_GRAPHS_CALLABLE,
+                             "callable \"%s\": \"%s\" is a reserved name: rename the input or output", c->u.name, name)
+                  : RFR_OK;
+}
+
+static rfr_status check_names(const rfi_callable *c, const rfr_trace *t) {
+  for (int i = 0; i < t->n_inputs; i++) RFI_TRY(check_name(c, t->values[t->inputs[i]].name));
+  for (int i = 0; i < t->n_outputs; i++) RFI_TRY(check_name(c, t->outputs[i].name));
+  return RFR_OK;
+}
+
+/* Sets the ports' values to ids of the final trace. */
+static rfr_status find_ports(rfr_graphs *g, rfi_callable *c) {
+  const rfr_trace *t = c->u.trace;
+  for (int side = 0; side < 2; side++)
+    for (int i = 0; i < (side ? c->n_out : c->n_in); i++) {
+      rfi_port *p = side ? &c->out[i] : &c->in[i];
+      p->grad = RFR_NONE;
+      if (!p->name) continue;
+      const char *grad = p->grad_tensor.name;
+      if (!grad) grad = rfi_arena_printf(g->m.strings, "%s%s", RFI_GRAD_PREFIX, p->name);
+      if (!grad) return RFR_NO_MEMORY;
+      p->value = side ? output_of(t, p->name) : input_of(t, p->name);
+      if (!g->inference) p->grad = side ? input_of(t, grad) : output_of(t, grad);
+      p->tensor = describe(g, t, p->name, p->value);
+      p->grad_tensor = p->grad < 0 ? (rfr_tensor){.name = grad} : describe(g, t, grad, p->grad);
+    }
+  if (c->microbatch >= 0) c->microbatch = input_of(t, MICROBATCH);
+  for (int k = 0; k < c->n_checked; k++) {
+    char name[32];
+    rfi_snprintf(name, sizeof name, "%s%d", BAD_PREFIX, k);
+    c->checked[k].bad = output_of(t, name);
+  }
+  return RFR_OK;
+}
+
+/* A linked input whose source output has no gradient. */
+static bool is_without_gradient(const rfr_graphs *g, const rfi_callable *c, const rfr_callable *desc,
+                                const char *input) {
+  for (int i = 0; i < desc->n_links; i++) {
+    const rfr_callable_link *l = &desc->links[i];
+    if (!l->input || strcmp(l->input, input) != 0 || l->callable < 0 || l->callable >= c - g->callable) continue;
+    const rfi_callable *from = &g->callable[l->callable];
+    const int out = rfi_port_find(from->out, from->n_out, l->output);
+    return out >= 0 && from->out[out].grad < 0;
+  }
+  return false;
+}
+
+static rfr_status record_joint(rfr_graphs *g, rfi_callable *c, const rfr_callable *desc, int64_t site,
+                               rfr_trace **out) {
+  rfr_status s;
+  rfi_rewrite r = {.from = desc->trace};
+  *out = NULL;
+  RFI_TRY(rfi_rewrite_begin(desc->trace, &r));
+  for (int i = 0; i < r.to->n_inputs && !g->inference; i++) {
+    rfi_value *x = &r.to->values[r.to->inputs[i]];
+    if (x->role == RFR_ROLE_INPUT_GRAD && is_without_gradient(g, c, desc, x->name)) x->role = RFR_ROLE_INPUT;
+  }
+  for (int i = 0; i < desc->trace->n_ops; i++) RFI_GOTO(copy_op(c, &r, i, site));
+  for (int k = 0; k < c->n_out; k++)
+    if (c->out[k].value >= 0) {
+      c->out[k].value = r.map[c->out[k].value];
+      rfr_output_at(r.to, (rfr_source){NULL, 0}, c->out[k].name, c->out[k].value);
+    }
+  RFI_GOTO(check_splits(g, c, &r));
+  rfr_scope(r.to, "");
+  if (!g->inference) RFI_GOTO(record_backward(g, c, r.to));
+  RFI_GOTO(rfr_trace_finish(r.to));
+  *out = r.to;
+  r.to = NULL;
+  rfi_rewrite_abort(&r);
+  return RFR_OK;
+fail:
+  rfi_rewrite_abort(&r);
+  return s;
+}
+
+static rfr_status bind_sizes(void *graphs, const rfr_trace *t, int64_t *bytes) {
+  return rfi_select_workspaces(&((rfr_graphs *)graphs)->m, t, bytes);
+}
+
+bool rfi_has_backward(const rfi_callable *c) {
+  for (int k = 0; k < c->n_out; k++)
+    if (c->out[k].grad >= 0) return true;
+  return false;
+}
+
+/* How often memory for one callable's saved activations exists: used by passes that weigh memory. */
+static int count_copies(const rfr_graphs *g) {
+  int n = 0;
+  for (int i = 0; i < g->n_stages; i++) n += g->stage[i].slots * (g->stage[i].end - g->stage[i].first);
+  return n > 0 ? n : 1;
+}
+
+static bool is_written(void *graphs, const char *state) {
+  const rfi_named *x = rfi_storage_find(&((const rfr_graphs *)graphs)->store, state);
+  return x && x->written;
+}
+
+rfi_pass_options rfi_callable_options(rfr_graphs *g, const rfi_callable *c) {
+  return (rfi_pass_options){.fuse = g->options.fuse,
+                            .prune = true,
+                            .split_phases = true,
+                            .sharded = c->gathered,
+                            .copies = count_copies(g),
+                            .delayed = g->stage[c->stage].delayed,
+                            .lora = g->m.backend->lora,
+                            .gelu_bwd = g->m.backend->gelu_bwd,
+                            .loss_chunk = g->m.backend->loss_chunk,
+                            .loss_rows = g->m.backend->loss_rows,
+                            .gathered = c->gathered && g->stage[c->stage].delayed,
+                            .is_written = is_written,
+                            .workspace = bind_sizes,
+                            .user = g};
+}
+
+rfr_status rfi_callable_order(rfr_graphs *g, rfi_callable *c) {
+  RFI_TRY(order_parts(c, c->u.pipeline.stage[RFI_STAGES - 1].trace));
+  if (c->sharded) RFI_TRY(shard(g, c));
+  find_parts(c);
+  return find_ports(g, c);
+}
+
+/* A pre_forward hook may gather parameters into the caller's memory, where they are valid only during the call. */
+static bool has_gather_hook(const rfr_graphs *g, int index) {
+  const rfr_graphs_options *o = &g->options;
+  return o->n_tensors > 0 && o->n_hooks > 0 && o->hooks[index].pre_forward.n > 0;
+}
+
+/* Other ranks' layers are not known here, so a default would give two ranks the same masks. */
+static rfr_status check_first_site(const rfr_graphs *g, int index, const rfr_callable *desc) {
+  const rfi_callable *c = &g->callable[index];
+  rfr_schedule_info info;
+  if (!g->options.schedule || rfr_trace_sites(desc->trace) == 0) return RFR_OK;
+  RFI_TRY(rfr_schedule_get_info(g->options.schedule, &info));
+  if (info.ranks == 1) return RFR_OK;
+  for (int i = index; i >= g->stage[c->stage].first; i--)
+    if (g->callable[i].has_first_site) return RFR_OK;
+  return rfi_fail(RFI_E_GRAPHS_CALLABLE,
+                  "callable \"%s\" draws random numbers in stage %d of a schedule of %d ranks: set "
+                  "rfr_callable.first_site of the stage's first callable to the sum of rfr_trace_sites over all layers "
+                  "before it, so that no two ranks draw the same masks",
+                  c->u.name, g->stage[c->stage].number, info.ranks);
+}
+
+static rfr_status check_trace(const rfr_graphs *g, const rfi_callable *c, const rfr_trace *t) {
+  if (t->ctx != g->m.ctx)
+    return rfi_fail(
+        RFI_E_GRAPHS_CALLABLE,
+        "callable \"%s\": its trace was recorded in another context: record it in the context of the graphs",
+        c->u.name);
+  RFI_TRY(rfr_trace_status(t));
+  if (rfi_trace_is_finished(t)) return RFR_OK;
+  return rfi_fail(RFI_E_GRAPHS_CALLABLE, "callable \"%s\": its trace is not finished: call rfr_trace_finish first",
+                  c->u.name);
+}
+
+rfr_status rfi_callable_compile(rfr_graphs *g, int index, const rfr_callable *desc, int64_t *site) {
+  rfi_callable *c = &g->callable[index];
+  rfr_trace *joint;
+  c->microbatch = RFR_NONE;
+  c->level = -1;
+  c->sharded = desc->sharded != 0;
+  c->gathered = c->sharded || desc->gathered || has_gather_hook(g, index);
+  c->u.name = desc->name ? rfi_arena_strdup(g->m.strings, desc->name) : rfi_arena_printf(g->m.strings, "%d", index);
+  if (!c->u.name) return RFR_NO_MEMORY;
+  c->has_first_site = desc->first_site >= 0;
+  RFI_TRY(check_trace(g, c, desc->trace));
+  RFI_TRY(check_first_site(g, index, desc));
+  RFI_TRY(check_names(c, desc->trace));
+  RFI_TRY(add_ports(g, c, desc, desc->trace));
+  RFI_TRY(record_joint(g, c, desc, *site, &joint));
+  *site += rfr_trace_sites(desc->trace);
+  const rfi_pass_options o = rfi_callable_options(g, c);
+  rfr_status s = rfi_pipeline_run(joint, &o, &c->u.pipeline);
+  rfr_trace_destroy(joint);
+  return s == RFR_OK ? rfi_callable_order(g, c) : s;
+}

@@ -1,0 +1,359 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The calls of a step, their order, and the main gradients that each call completes, all from the schedule alone.
+ * Without a schedule a step repeats the calls of one microbatch until it is ended; so does an evaluation.
+ *
+ * Graphs are captured per slot, not per microbatch. So another schedule of the same stages needs no new graphs if it
+ * has no more microbatches in flight, and no separate W where saved activations were planned to live only until I.
+ */
+#include <string.h>
+
+#include "base/base.h"
+#include "callable/graphed.h"
+#include "schedule/schedule.h"
+
+/* ---- the list ---- */
+
+/* Whether a callable has a call for an action. */
+static bool has_call(const rfi_callable *c, int op) {
+  if (op == RFR_ACTION_F) return true;
+  if (op == RFR_ACTION_W) return rfi_has(&c->u, RFI_PART_W);
+  return rfi_has_backward(c);
+}
+
+static int expand(const rfr_graphs *g, const rfi_stage_plan *s, int op, int microbatch, int slot, rfi_step_call *to) {
+  int n = 0;
+  for (int k = 0; k < s->end - s->first; k++) {
+    const int c = op == RFR_ACTION_F ? s->first + k : s->end - 1 - k;
+    if (!has_call(&g->callable[c], op)) continue;
+    if (to) to[n] = (rfi_step_call){(rfr_action_op)op, c, microbatch, slot};
+    n++;
+  }
+  return n;
+}
+
+static bool is_compute(int op) {
+  return op == RFR_ACTION_F || op == RFR_ACTION_I || op == RFR_ACTION_W || op == RFR_ACTION_B;
+}
+
+static const rfi_stage_plan *stage_of(const rfr_graphs *g, int number) {
+  for (int i = 0; i < g->n_stages; i++)
+    if (g->stage[i].number == number) return &g->stage[i];
+  return NULL;
+}
+
+static int list(const rfr_graphs *g, const rfr_schedule *schedule, rfi_step_call *to, rfi_shard_action *actions,
+                int *n_shard_actions) {
+  int n = 0, n_actions;
+  *n_shard_actions = 0;
+  if (!schedule) {
+    n += expand(g, &g->stage[0], RFR_ACTION_F, 0, 0, to);
+    if (!g->inference) n += expand(g, &g->stage[0], RFR_ACTION_B, 0, 0, to ? to + n : NULL);
+    return n;
+  }
+  const rfr_action *a = rfr_schedule_actions(schedule, g->options.rank, &n_actions);
+  for (int i = 0; i < n_actions; i++) {
+    const rfi_stage_plan *s = stage_of(g, a[i].stage);
+    if (s)
+      *n_shard_actions += rfi_graphs_list_shard_actions(g, s, a, i, n, actions ? actions + *n_shard_actions : NULL);
+    if (s && is_compute(a[i].op))
+      n += expand(g, s, a[i].op, a[i].microbatch, rfr_schedule_slot(schedule, a[i].stage, a[i].microbatch),
+                  to ? to + n : NULL);
+  }
+  return n;
+}
+
+/* Marks the calls that take and free slots: seen from either end, the first call of a microbatch in a slot. */
+static void mark_ends(const rfr_graphs *g, rfi_calls *c, int *occupant) {
+  for (int end = 0; end < 2; end++) {
+    int slots = 0;
+    for (int i = 0; i < g->n_stages; i++) slots += g->stage[i].slots;
+    for (int i = 0; i < slots; i++) occupant[i] = -1;
+    for (int i = 0; i < c->n; i++) {
+      rfi_step_call *call = &c->call[end ? c->n - 1 - i : i];
+      int at = call->slot;
+      for (int k = 0; k < g->callable[call->callable].stage; k++) at += g->stage[k].slots;
+      *(end ? &call->last : &call->first) = occupant[at] != call->microbatch;
+      occupant[at] = call->microbatch;
+    }
+  }
+}
+
+void rfi_graphs_count_live(rfr_graphs *g) {
+  rfr_graphs_memory *m = &g->memory;
+  int64_t bytes = 0;
+  m->live = 0, m->live_bytes = 0;
+  for (int i = 0, n = 0; i < g->calls.n; i++) {
+    const rfi_step_call *call = &g->calls.call[i];
+    const int64_t slot = g->stage[g->callable[call->callable].stage].bytes;
+    n += call->first;
+    bytes += call->first ? slot : 0;
+    if (n > m->live) m->live = n;
+    if (bytes > m->live_bytes) m->live_bytes = bytes;
+    n -= call->last;
+    bytes -= call->last ? slot : 0;
+  }
+}
+
+static const rfi_calls *current_calls(const rfr_graphs *g) { return g->evaluating ? &g->evaluation : &g->calls; }
+
+void rfi_graphs_explain_order(const rfr_graphs *g, int callable, int microbatch, bool forward, char text[96]) {
+  const rfi_calls *c = current_calls(g);
+  const int stage = g->callable[callable].stage, slots = g->stage[stage].slots;
+  const int64_t begin = c->endless ? g->next / c->n * c->n : 0, now = c->endless ? g->next / c->n : -1;
+  bool begun = false, done = c->endless && microbatch >= 0 && microbatch < now;
+  int in_flight = 0;
+  for (int64_t i = begin; i < g->next; i++) {
+    const rfi_step_call *call = &c->call[i - begin];
+    if (g->callable[call->callable].stage != stage) continue;
+    in_flight += call->first - call->last;
+    if ((c->endless ? now : call->microbatch) != microbatch) continue;
+    begun = true;
+    done = call->last;
+  }
+  text[0] = 0;
+  if (done) rfi_snprintf(text, 96, ", which is complete and has no slot");
+  else if (!begun && !forward) rfi_snprintf(text, 96, ", which is not in flight");
+  else if (!begun && in_flight >= slots)
+    rfi_snprintf(text, 96, ", but all %d slots hold a microbatch in flight", in_flight);
+}
+
+/* ---- completed gradients ---- */
+
+static bool runs_wgrad(const rfr_graphs *g, const rfi_step_call *call) {
+  return call->op == RFR_ACTION_W || (call->op == RFR_ACTION_B && rfi_has(&g->callable[call->callable].u, RFI_PART_W));
+}
+
+/* Sorts main gradients by the last call that adds to them; without one they are complete when a step begins. */
+static void sort_gradients(const rfr_graphs *g, rfi_calls *c, int *last) {
+  for (int i = 0; i < g->store.n; i++) last[i] = -1;
+  for (int i = 0; i < c->n; i++) {
+    const rfi_callable *of = &g->callable[c->call[i].callable];
+    for (int k = 0; runs_wgrad(g, &c->call[i]) && k < of->n_gradients; k++) last[of->gradients[k]] = i;
+  }
+  for (int i = 0; i < c->n_shard_actions; i++) { /* sharded: the call before the last REDUCE */
+    const rfi_callable *of = &g->callable[c->shard_action[i].callable];
+    for (int k = 0; c->shard_action[i].op == RFI_SHARD_REDUCE && k < of->n_gradients; k++)
+      last[of->gradients[k]] = c->shard_action[i].at - 1;
+  }
+  for (int i = 0; i < g->store.n; i++)
+    if (g->store.named[i].parameter >= 0) c->ready_end[last[i] + 1]++;
+  for (int i = 1; i <= c->n; i++) c->ready_end[i] += c->ready_end[i - 1];
+  int *at = last + g->store.n; /* where the next one of each call is stored */
+  for (int i = 0; i <= c->n; i++) at[i] = i == 0 ? 0 : c->ready_end[i - 1];
+  for (int i = 0; i < g->store.n; i++)
+    if (g->store.named[i].parameter >= 0) c->ready[at[last[i] + 1]++] = i;
+}
+
+/* ---- creation ---- */
+
+void rfi_graphs_drop_calls(rfr_graphs *g, rfi_calls *c) {
+  rfi_free(g->m.ctx, c->call);
+  rfi_free(g->m.ctx, c->shard_action);
+  rfi_free(g->m.ctx, c->ready);
+  rfi_free(g->m.ctx, c->ready_end);
+  *c = (rfi_calls){0};
+}
+
+rfr_status rfi_graphs_make_calls(rfr_graphs *g, const rfr_schedule *schedule, rfi_calls *c) {
+  rfr_ctx *ctx = g->m.ctx;
+  int *last = NULL, slots = 1, n_shard_actions;
+  for (int i = 0; i < g->n_stages; i++) slots += g->stage[i].slots;
+  *c = (rfi_calls){.endless = !schedule};
+  c->n = list(g, schedule, NULL, NULL, &n_shard_actions);
+  c->n_shard_actions = n_shard_actions;
+  const size_t n = (size_t)c->n + 1, named = (size_t)g->store.n + 1;
+  rfr_status s = RFI_ALLOC(ctx, sizeof *c->call * n, &c->call);
+  if (s == RFR_OK) s = RFI_ALLOC(ctx, sizeof *c->ready_end * n, &c->ready_end);
+  if (s == RFR_OK) s = RFI_ALLOC(ctx, sizeof *c->ready * named, &c->ready);
+  if (s == RFR_OK) s = RFI_ALLOC(ctx, sizeof *c->shard_action * ((size_t)c->n_shard_actions + 1), &c->shard_action);
+  if (s == RFR_OK) s = RFI_ALLOC(ctx, sizeof *last * (named + n + (size_t)slots), &last);
+  if (s == RFR_OK) {
+    list(g, schedule, c->call, c->shard_action, &n_shard_actions);
+    mark_ends(g, c, last);
+    sort_gradients(g, c, last);
+  }
+  rfi_free(ctx, last);
+  if (s != RFR_OK) rfi_graphs_drop_calls(g, c);
+  return s;
+}
+
+rfr_status rfi_graphs_make_evaluation(rfr_graphs *g) {
+  rfi_calls *c = &g->evaluation;
+  RFI_TRY(RFI_ALLOC(g->m.ctx, sizeof *c->call * (size_t)(g->n + 1), &c->call));
+  c->endless = true;
+  for (int i = 0; i < g->n; i++) {
+    const rfi_stage_plan *s = &g->stage[g->callable[i].stage];
+    c->call[c->n++] =
+        (rfi_step_call){.op = RFR_ACTION_F, .callable = i, .first = i == s->first, .last = i == s->end - 1};
+  }
+  return RFR_OK;
+}
+
+const char *rfi_call_text(int op) {
+  return op == RFR_ACTION_F   ? "forward"
+         : op == RFR_ACTION_W ? "wgrad"
+         : op == RFR_ACTION_B ? "backward (B)"
+                              : "backward (I)";
+}
+
+bool rfi_graphs_next_call(const rfr_graphs *g, rfi_step_call *out) {
+  const rfi_calls *c = current_calls(g);
+  if (!c->endless && g->next >= c->n) return false;
+  *out = c->call[g->next % c->n];
+  if (c->endless) out->microbatch = (int)(g->next / c->n);
+  return true;
+}
+
+bool rfi_graphs_is_complete(const rfr_graphs *g) {
+  const rfi_calls *c = current_calls(g);
+  return c->endless ? g->next % c->n == 0 : g->next >= c->n;
+}
+
+rfr_status rfr_graphs_grads_ready(const rfr_graphs *g, rfr_tensor *gradients, int max, int *n) {
+  RFI_TRY(rfi_check_handle(n, "n"));
+  *n = 0;
+  RFI_TRY(rfi_check_handle(g, "rfr_graphs"));
+  const rfi_calls *c = &g->calls;
+  int first = 0, end = 0;
+  if (c->endless && g->ended) end = c->ready_end[c->n];
+  if (!c->endless && g->state == RFI_STEP_OPEN && !g->evaluating) {
+    first = g->next == 0 ? 0 : c->ready_end[g->next - 1];
+    end = c->ready_end[g->next];
+  }
+  *n = end - first;
+  if (!gradients) return RFR_OK;
+  if (max < *n) return rfi_fail(RFI_E_ARGUMENT, "room for %d main gradients, %d are complete", max, *n);
+  for (int i = first; i < end; i++) gradients[i - first] = g->store.named[c->ready[i]].tensor;
+  return RFR_OK;
+}
+
+/* Without a schedule a step needs the rest of the current microbatch, and at least one. */
+rfr_status rfi_graphs_check_gradient(const rfr_graphs *g, int gradient) {
+  const rfi_calls *c = &g->calls;
+  const int64_t begun = c->endless ? g->next / c->n * c->n : 0;
+  if (g->state == RFI_STEP_NONE || g->evaluating || (begun > 0 && g->next == begun)) return RFR_OK;
+  for (int64_t i = g->next - begun; i < c->n; i++) {
+    const rfi_step_call *call = &c->call[i];
+    const rfi_callable *of = &g->callable[call->callable];
+    for (int k = 0; runs_wgrad(g, call) && k < of->n_gradients; k++)
+      if (of->gradients[k] == gradient)
+        return rfi_fail(RFI_E_GRAPHS_ORDER,
+                        "main gradient \"%s\" is not complete: %s of callable \"%s\", microbatch %d, adds to it",
+                        g->store.named[gradient].tensor.name, rfi_call_text(call->op), of->u.name,
+                        c->endless ? (int)(begun / c->n) : call->microbatch);
+  }
+  for (int i = g->next_shard_action; i < c->n_shard_actions; i++) {
+    const rfi_callable *of = &g->callable[c->shard_action[i].callable];
+    for (int k = 0; c->shard_action[i].op == RFI_SHARD_REDUCE && k < of->n_gradients; k++)
+      if (of->gradients[k] == gradient)
+        return rfi_fail(RFI_E_GRAPHS_ORDER,
+                        "main gradient \"%s\" is not complete: REDUCE of callable \"%s\" adds to it",
+                        g->store.named[gradient].tensor.name, of->u.name);
+  }
+  return RFR_OK;
+}
+
+/* ---- another schedule ---- */
+
+static bool has_action(const rfr_schedule *s, int rank, int stage, rfr_action_op op) {
+  int n;
+  const rfr_action *a = rfr_schedule_actions(s, rank, &n);
+  for (int i = 0; i < n; i++)
+    if (a[i].stage == stage && a[i].op == (int32_t)op) return true;
+  return false;
+}
+
+rfr_status rfi_graphs_read_stages(const rfr_graphs *g, const rfr_schedule *s, rfi_stage_plan *stages, int *n) {
+  rfr_schedule_info info;
+  const int rank = g->options.rank;
+  int next = 0;
+  *n = 0;
+  RFI_TRY(rfr_schedule_get_info(s, &info));
+  if (rank < 0 || rank >= info.ranks)
+    return rfi_fail(RFI_E_ARGUMENT, "rfr_graphs_options.rank is %d, the schedule has %d ranks", rank, info.ranks);
+  if (!info.training != g->inference)
+    return rfi_fail(RFI_E_GRAPHS_CALLABLE, "the schedule is for %s, the callables are not",
+                    info.training ? "training" : "inference");
+  for (int k = 0; k < info.stages; k++) {
+    if (rfr_schedule_rank(s, k) != rank) continue;
+    if (has_action(s, rank, k, RFR_ACTION_OPT))
+      return rfi_fail(
+          RFI_E_GRAPHS_CALLABLE,
+          "the schedule has OPT for stage %d, but callables have no optimizer: run it after rfr_graphs_end_step", k);
+    const int end = next + rfr_schedule_layers(s, k);
+    if (stages)
+      stages[*n] = (rfi_stage_plan){.first = next,
+                                    .end = end,
+                                    .number = k,
+                                    .delayed = has_action(s, rank, k, RFR_ACTION_W),
+                                    .fsdp_actions = has_action(s, rank, k, RFR_ACTION_UNSHARD) ||
+                                                    has_action(s, rank, k, RFR_ACTION_RESHARD) ||
+                                                    has_action(s, rank, k, RFR_ACTION_REDUCE),
+                                    .slots = rfr_schedule_slots(s, k)};
+    ++*n;
+    next = end;
+  }
+  if (next != g->n)
+    return rfi_fail(RFI_E_GRAPHS_CALLABLE,
+                    "the stages of rank %d have %d layers for %d callables: see rfr_schedule_set_layers", rank, next,
+                    g->n);
+  return RFR_OK;
+}
+
+static rfr_status check_stage(const rfr_graphs *g, const rfi_stage_plan *was, const rfi_stage_plan *now) {
+  for (int c = was->first; c < was->end; c++)
+    if (g->callable[c].sharded && (was->fsdp_actions || now->fsdp_actions))
+      return rfi_fail(
+          RFI_E_GRAPHS_SCHEDULE,
+          "callable \"%s\" is sharded: the memory of its gathered parameters was planned for the UNSHARD, RESHARD and "
+          "REDUCE of the schedule at creation",
+          g->callable[c].u.name);
+  if (now->number != was->number || now->first != was->first || now->end != was->end)
+    return rfi_fail(RFI_E_GRAPHS_SCHEDULE, "it has stage %d with %d callables, captured was stage %d with %d",
+                    now->number, now->end - now->first, was->number, was->end - was->first);
+  if (now->slots > was->slots)
+    return rfi_fail(RFI_E_GRAPHS_SCHEDULE, "it has %d microbatches of stage %d in flight, captured were %d slots",
+                    now->slots, now->number, was->slots);
+  if (now->delayed && !was->delayed)
+    return rfi_fail(RFI_E_GRAPHS_SCHEDULE,
+                    "it has separate W actions for stage %d, whose memory was planned for W directly after I",
+                    now->number);
+  return RFR_OK;
+}
+
+static rfr_status check_stages(const rfr_graphs *g, const rfr_schedule *schedule) {
+  rfi_stage_plan *now;
+  int n;
+  RFI_TRY(rfi_graphs_read_stages(g, schedule, NULL, &n));
+  RFI_TRY(RFI_ALLOC(g->m.ctx, sizeof *now * (size_t)(n + 1), &now));
+  rfr_status s = rfi_graphs_read_stages(g, schedule, now, &n);
+  if (s == RFR_OK && n != g->n_stages)
+    s = rfi_fail(RFI_E_GRAPHS_SCHEDULE, "it has %d stages on this rank, captured were %d", n, g->n_stages);
+  for (int i = 0; i < n && s == RFR_OK; i++) s = check_stage(g, &g->stage[i], &now[i]);
+  rfi_free(g->m.ctx, now);
+  return s;
+}
+
+rfr_status rfr_graphs_reschedule(rfr_graphs *g, const rfr_schedule *schedule) {
+  rfi_calls calls;
+  RFI_TRY(rfi_check_handle(g, "rfr_graphs"));
+  if (g->state != RFI_STEP_NONE) return rfi_fail(RFI_E_GRAPHS_ORDER, "a step has begun: end or abort it first");
+  if (schedule && schedule->ctx != g->m.ctx)
+    return rfi_fail(RFI_E_ARGUMENT, "the schedule was made in another context: make it in the context of the graphs");
+  if (schedule) RFI_TRY(check_stages(g, schedule));
+  else if (g->n_stages != 1)
+    return rfi_fail(RFI_E_GRAPHS_SCHEDULE, "without a schedule there is one stage, captured were %d", g->n_stages);
+  else RFI_TRY(check_stage(g, &g->stage[0], &(rfi_stage_plan){.end = g->n, .number = g->stage[0].number}));
+  RFI_TRY(rfi_graphs_make_calls(g, schedule, &calls));
+  const rfr_status s = rfi_graphs_check_overlap(g, &calls);
+  if (s != RFR_OK) {
+    rfi_graphs_drop_calls(g, &calls);
+    return s;
+  }
+  rfi_graphs_drop_calls(g, &g->calls);
+  g->calls = calls;
+  g->ended = false;
+  rfi_graphs_count_live(g);
+  return RFR_OK;
+}

@@ -1,0 +1,54 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Debug mode: dead buffers are filled with NaN (floats) or -1 (integers). A slot is filled after its last gradient,
+ * except for the input gradients, which stay valid, and completely before its next forward and when a step begins;
+ * without gradients only then. Shared bytes are filled after each part, gathered parameters and unreduced gradients
+ * when they are freed. A tensor that is used for too long then reads as NaN or -1, not as the next microbatch's data.
+ */
+#include "base/base.h"
+#include "callable/graphed.h"
+
+static rfr_status poison(const rfr_graphs *g, unsigned char *from, const unsigned char *to) {
+  return to > from ? g->m.backend->fill(g->m.device, from, RFI_POISON, (size_t)(to - from)) : RFR_OK;
+}
+
+/* The first input gradient in a slot's bytes from `at` on; false: none. */
+static bool next_input_gradient(const rfr_graphs *g, const rfi_stage_plan *s, int slot, const unsigned char *at,
+                                const unsigned char *end_of_slot, unsigned char **from, unsigned char **to) {
+  bool found = false;
+  for (int c = s->first; c < s->end; c++)
+    for (int i = 0; i < g->callable[c].n_in; i++) {
+      const rfi_port *p = &g->callable[c].in[i];
+      if (p->callable >= 0 || p->grad < 0) continue;
+      unsigned char *begin = rfi_graphs_address(g, c, slot, p->grad), *end = begin + p->grad_tensor.bytes;
+      if (end <= at || begin >= end_of_slot || (found && begin >= *from)) continue;
+      *from = begin, *to = end;
+      found = true;
+    }
+  return found;
+}
+
+rfr_status rfi_graphs_poison_slot(rfr_graphs *g, int stage, int slot, bool gradients) {
+  const rfi_stage_plan *s = &g->stage[stage];
+  unsigned char *at = rfi_graphs_slot(g, s, slot), *end = at + s->bytes, *from, *to;
+  for (int c = s->first; c < s->end; c++) g->callable[c].u.instance[slot].microbatch = -1;
+  while (!gradients && next_input_gradient(g, s, slot, at, end, &from, &to)) {
+    RFI_TRY(poison(g, at, from));
+    at = to;
+  }
+  return poison(g, at, end);
+}
+
+static rfr_status poison_region(rfr_graphs *g, rfi_region region) {
+  unsigned char *at = rfi_address(&g->layout, region, 0);
+  return poison(g, at, at + g->layout.bytes[region]);
+}
+
+rfr_status rfi_graphs_poison_shared(rfr_graphs *g) { return poison_region(g, RFI_REGION_SHARED); }
+
+rfr_status rfi_graphs_poison_all(rfr_graphs *g) {
+  for (int i = 0; i < g->n_stages; i++)
+    for (int slot = 0; slot < g->stage[i].slots; slot++) RFI_TRY(rfi_graphs_poison_slot(g, i, slot, true));
+  RFI_TRY(poison_region(g, RFI_REGION_WINDOW));
+  return rfi_graphs_poison_shared(g);
+}

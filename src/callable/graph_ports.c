@@ -1,0 +1,262 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Links (an output and an input share memory) and fixed memory (the caller's). All other ports are in the slot. Memory
+ * of the caller's that callables write must not overlap other memory that they use, except where one callable hands a
+ * result over to another.
+ */
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/base.h"
+#include "callable/graphed.h"
+
+/* ---- links ---- */
+
+static rfr_status make_link(rfr_graphs *g, int index, const rfr_callable_link *link) {
+  rfi_callable *c = &g->callable[index];
+  const int in = rfi_port_find(c->in, c->n_in, link->input);
+  if (in < 0 || link->callable < 0 || link->callable >= index || g->callable[link->callable].stage != c->stage)
+    return rfi_fail(
+        RFI_E_GRAPHS_CALLABLE,
+        "callable \"%s\": cannot link input \"%s\" to callable %d: there is no such input, or the source is not an "
+        "earlier callable of the same stage",
+        c->u.name, link->input ? link->input : "", link->callable);
+  rfi_callable *from = &g->callable[link->callable];
+  const int out = rfi_port_find(from->out, from->n_out, link->output);
+  if (out < 0 || from->out[out].callable >= 0 || c->in[in].callable >= 0)
+    return rfi_fail(
+        RFI_E_GRAPHS_CALLABLE,
+        "callable \"%s\": cannot link output \"%s\" of callable \"%s\" to input \"%s\": there is no such output, or "
+        "one of them is already linked",
+        c->u.name, link->output ? link->output : "", from->u.name, link->input);
+  rfi_port *a = &from->out[out], *b = &c->in[in];
+  if (a->fixed || a->fixed_grad)
+    return rfi_fail(
+        RFI_E_GRAPHS_CALLABLE,
+        "callable \"%s\": output \"%s\" of callable \"%s\" cannot be linked, because it or its gradient has fixed "
+        "memory",
+        c->u.name, link->output, from->u.name);
+  if (memcmp(&a->tensor.type, &b->tensor.type, sizeof a->tensor.type) != 0)
+    return rfi_fail(RFI_E_GRAPHS_CALLABLE,
+                    "callable \"%s\": input \"%s\" has another type than the linked output \"%s\" of callable "
+                    "\"%s\"",
+                    c->u.name, link->input, link->output, from->u.name);
+  if (a->grad >= 0 && b->grad < 0)
+    return rfi_fail(
+        RFI_E_GRAPHS_CALLABLE,
+        "callable \"%s\": input \"%s\" has no gradient, but callable \"%s\" needs the gradient of its linked output "
+        "\"%s\": record the input with role input_grad",
+        c->u.name, link->input, from->u.name, link->output);
+  a->callable = index, a->port = in;
+  b->callable = link->callable, b->port = out;
+  return RFR_OK;
+}
+
+/* ---- fixed memory ---- */
+
+static rfr_status refuse_fixed(const rfi_callable *c, const rfr_callable_fixed *f, const char *what) {
+  return rfi_fail(RFI_E_GRAPHS_CALLABLE, "callable \"%s\": fixed memory for %s\"%s\": %s", c->u.name,
+                  f->gradient ? "the gradient of " : "", f->port ? f->port : "", what);
+}
+
+static rfr_status check_addresses(const rfr_graphs *g, const rfi_callable *c, const rfr_callable_fixed *f) {
+  const int slots = g->stage[c->stage].slots;
+  if (f->n_data != slots || !f->data)
+    return rfi_fail(RFI_E_GRAPHS_CALLABLE,
+                    "callable \"%s\": fixed memory for \"%s\": %d addresses for %d slots: pass one per slot", c->u.name,
+                    f->port, f->data ? f->n_data : 0, slots);
+  for (int k = 0; k < slots; k++) {
+    const char *defect = rfi_graphs_address_defect(g, f->data[k]);
+    if (defect) return refuse_fixed(c, f, defect);
+  }
+  return RFR_OK;
+}
+
+static rfr_status find_port(const rfi_callable *c, const rfr_callable_fixed *f, rfi_port **out) {
+  const int i = rfi_port_find(c->in, c->n_in, f->port), k = rfi_port_find(c->out, c->n_out, f->port);
+  *out = i >= 0 ? &c->in[i] : k >= 0 ? &c->out[k] : NULL;
+  if (!*out) return refuse_fixed(c, f, "there is no such input or output");
+  return i >= 0 && k >= 0 ? refuse_fixed(c, f, "both an input and an output have this name") : RFR_OK;
+}
+
+static rfr_status make_fixed(rfr_graphs *g, int index, const rfr_callable_fixed *f) {
+  rfi_callable *c = &g->callable[index];
+  rfi_port *p;
+  RFI_TRY(find_port(c, f, &p));
+  void ***to = f->gradient ? &p->fixed_grad : &p->fixed;
+  if (p->callable >= 0) return refuse_fixed(c, f, "it is linked");
+  if (f->gradient && p->grad < 0) return refuse_fixed(c, f, "it has no gradient");
+  if (*to) return refuse_fixed(c, f, "it is listed twice");
+  RFI_TRY(check_addresses(g, c, f));
+  void **own = rfi_arena_alloc(g->m.strings, sizeof *own * (size_t)f->n_data);
+  if (!own) return RFR_NO_MEMORY;
+  memcpy(own, f->data, sizeof *own * (size_t)f->n_data);
+  *to = own;
+  return RFR_OK;
+}
+
+rfr_status rfi_graphs_fixed_of(const rfr_graphs *g, int callable, const rfr_callable_fixed *f, void ***addresses) {
+  rfi_port *p;
+  if (callable < 0 || callable >= g->n) return rfi_fail(RFI_E_ARGUMENT, "callable %d of %d", callable, g->n);
+  const rfi_callable *c = &g->callable[callable];
+  RFI_TRY(find_port(c, f, &p));
+  *addresses = f->gradient ? p->fixed_grad : p->fixed;
+  return *addresses ? check_addresses(g, c, f) : refuse_fixed(c, f, "it was not fixed at creation");
+}
+
+/* ---- samples ---- */
+
+static rfr_status take_sample(rfi_callable *c, const rfr_binding *b) {
+  char other[RFI_MISMATCH_TEXT];
+  const int in = rfi_port_find(c->in, c->n_in, b->name);
+  const char *what = in < 0                                                              ? "there is no such input"
+                     : c->in[in].callable >= 0                                           ? "it is linked"
+                     : c->in[in].sample                                                  ? "it is listed twice"
+                     : !b->data                                                          ? "it has no data"
+                     : !rfi_graphs_type_matches(&c->in[in].tensor.type, &b->type, other) ? other
+                                                                                         : NULL;
+  if (what)
+    return rfi_fail(RFI_E_GRAPHS_CALLABLE, "callable \"%s\": a sample for \"%s\": %s", c->u.name,
+                    b->name ? b->name : "", what);
+  c->in[in].sample = b->data;
+  return RFR_OK;
+}
+
+rfr_status rfi_graphs_links(rfr_graphs *g, int index, const rfr_callable *desc) {
+  for (int k = 0; k < desc->n_links; k++) RFI_TRY(make_link(g, index, &desc->links[k]));
+  for (int k = 0; k < desc->n_fixed; k++) RFI_TRY(make_fixed(g, index, &desc->fixed[k]));
+  for (int k = 0; k < desc->n_samples; k++) RFI_TRY(take_sample(&g->callable[index], &desc->samples[k]));
+  return RFR_OK;
+}
+
+rfr_tensor rfi_port_tensor(const rfr_graphs *g, int callable, int slot, const rfi_port *port, bool grad) {
+  const rfr_value v = grad ? port->grad : port->value;
+  rfr_tensor t = grad ? port->grad_tensor : port->tensor;
+  if (v >= 0) t.data = rfi_graphs_address(g, callable, slot, v);
+  return t;
+}
+
+/* ---- overlap ---- */
+
+typedef struct range { /* the caller's memory for one tensor of one callable */
+  uintptr_t first, end;
+  uintptr_t reach; /* the largest end of this range and all that begin before it */
+  const char *what, *name;
+  int callable, slot;
+  int named; /* -1: of a port */
+  bool grad; /* of a port: its gradient */
+  bool adds; /* a main gradient with `accumulate` */
+  bool written;
+} range;
+
+typedef struct ranges {
+  range *at;
+  int n;
+} ranges;
+
+static int by_address(const void *a, const void *b) {
+  const uintptr_t x = ((const range *)a)->first, y = ((const range *)b)->first;
+  return (x > y) - (x < y);
+}
+
+static void add_range(ranges *r, const void *data, const rfr_type *type, range x) {
+  const int64_t bytes = rfi_bytes(type);
+  if (!data || bytes == 0) return;
+  x.first = (uintptr_t)data;
+  x.end = x.first + (uintptr_t)bytes;
+  r->at[r->n++] = x;
+}
+
+static void add_named(const rfr_graphs *g, ranges *r, int callable) {
+  const rfr_trace *t = g->callable[callable].u.trace;
+  for (int i = 0; i < t->n_inputs; i++) {
+    const int id = rfi_names_find(&g->store.names, t->values[t->inputs[i]].name);
+    const rfi_named *x = id < 0 ? NULL : &g->store.named[id];
+    if (!x || x->offset >= 0) continue;
+    const bool sum = x->parameter >= 0;
+    add_range(r, x->tensor.data, &x->tensor.type,
+              (range){.what = sum ? "the main gradient of " : "",
+                      .name = sum ? g->store.named[x->parameter].tensor.name : x->tensor.name,
+                      .callable = callable,
+                      .named = id,
+                      .adds = sum && x->accumulate,
+                      .written = sum || x->written});
+  }
+}
+
+static void add_port(const rfr_graphs *g, ranges *r, int callable, const rfi_port *p, bool input) {
+  range x = {.what = "", .name = p->name, .callable = callable, .named = -1, .written = !input};
+  range grad = x;
+  grad.what = "the gradient of ", grad.grad = true, grad.written = input;
+  for (int k = 0; k < g->stage[g->callable[callable].stage].slots; k++) {
+    x.slot = grad.slot = k;
+    if (p->fixed) add_range(r, p->fixed[k], &p->tensor.type, x);
+    if (p->fixed_grad) add_range(r, p->fixed_grad[k], &p->grad_tensor.type, grad);
+  }
+}
+
+/* Each call in the later callable's slot has the microbatch that took the earlier callable's slot last. */
+static bool same_microbatches(const rfr_graphs *g, const rfi_calls *calls, const range *early, const range *late) {
+  int last = -1;
+  for (int i = 0; i < calls->n; i++) {
+    const rfi_step_call *call = &calls->call[i];
+    const int stage = g->callable[call->callable].stage;
+    if (stage == g->callable[early->callable].stage && call->slot == early->slot) last = call->microbatch;
+    if (stage == g->callable[late->callable].stage && call->slot == late->slot && call->microbatch != last)
+      return false;
+  }
+  return true;
+}
+
+/* A handover: an output is a later callable's input, or an input gradient an earlier callable's output gradient. */
+static bool is_handed_over(const rfr_graphs *g, const rfi_calls *calls, const range *a, const range *b) {
+  const range *written = a->written ? a : b, *read = a->written ? b : a;
+  const range *early = written->grad ? read : written, *late = written->grad ? written : read;
+  return a->named < 0 && b->named < 0 && !read->written && a->grad == b->grad && a->first == b->first &&
+         a->end == b->end && early->callable < late->callable && same_microbatches(g, calls, early, late);
+}
+
+static bool may_share(const rfr_graphs *g, const rfi_calls *calls, const range *a, const range *b) {
+  if (!a->written && !b->written) return true;
+  if (a->named >= 0 && a->named == b->named) return true;
+  if (a->callable == b->callable) return false;
+  return (a->adds && b->adds) || is_handed_over(g, calls, a, b);
+}
+
+static rfr_status refuse_shared(const rfr_graphs *g, const range *a, const range *b) {
+  const bool same = a->callable == b->callable;
+  return rfi_fail(RFI_E_GRAPHS_CALLABLE,
+                  "callable \"%s\": %s\"%s\" and %s%s%s%s\"%s\" overlap in memory that is written: use separate memory",
+                  g->callable[a->callable].u.name, a->what, a->name, same ? "" : "callable \"",
+                  same ? "" : g->callable[b->callable].u.name, same ? "" : "\": ", b->what, b->name);
+}
+
+static rfr_status check_ranges(const rfr_graphs *g, const rfi_calls *calls, ranges *r) {
+  qsort(r->at, (size_t)r->n, sizeof *r->at, by_address);
+  for (int i = 0; i < r->n; i++) {
+    range *x = &r->at[i];
+    x->reach = i > 0 && r->at[i - 1].reach > x->end ? r->at[i - 1].reach : x->end;
+    for (const range *with = x; with > r->at && with[-1].reach > x->first;)
+      if ((--with)->end > x->first && !may_share(g, calls, with, x)) return refuse_shared(g, with, x);
+  }
+  return RFR_OK;
+}
+
+rfr_status rfi_graphs_check_overlap(const rfr_graphs *g, const rfi_calls *calls) {
+  ranges r = {0};
+  size_t most = 1;
+  for (int i = 0; i < g->n; i++) {
+    const rfi_callable *c = &g->callable[i];
+    most += (size_t)c->u.trace->n_inputs + 2 * (size_t)(c->n_in + c->n_out) * (size_t)g->stage[c->stage].slots;
+  }
+  RFI_TRY(RFI_ALLOC(g->m.ctx, sizeof *r.at * most, &r.at));
+  for (int i = 0; i < g->n; i++) {
+    const rfi_callable *c = &g->callable[i];
+    add_named(g, &r, i);
+    for (int k = 0; k < c->n_in; k++) add_port(g, &r, i, &c->in[k], true);
+    for (int k = 0; k < c->n_out; k++) add_port(g, &r, i, &c->out[k], false);
+  }
+  const rfr_status s = check_ranges(g, calls, &r);
+  rfi_free(g->m.ctx, r.at);
+  return s;
+}

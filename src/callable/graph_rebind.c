@@ -1,0 +1,196 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * New addresses for the caller's memory: tensors, main gradients and fixed ports. Addresses are arguments of captured
+ * kernels, so every graph is captured again before the old ones are destroyed: after a failure addresses and graphs are
+ * as before. No hook runs, because no kernel runs.
+ */
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/base.h"
+#include "callable/graphed.h"
+
+/* ---- which ---- */
+
+typedef struct move {
+  void **at;   /* the pointer to change */
+  void *other; /* the new address, after the exchange the old one */
+  const char *name;
+} move;
+
+typedef struct moves {
+  move *at;
+  int n;
+} moves;
+
+static int by_pointer(const void *a, const void *b) {
+  const uintptr_t x = (uintptr_t)((const move *)a)->at, y = (uintptr_t)((const move *)b)->at;
+  return (x > y) - (x < y);
+}
+
+static rfr_status add_named(rfr_graphs *g, rfi_named *x, const char *name, const void *to, moves *m) {
+  if (!x) return rfi_fail(RFI_E_PROGRAM_NAME, "no callable has or trains \"%s\"", name ? name : "");
+  if (x->offset >= 0)
+    return rfi_fail(RFI_E_PROGRAM_STATE, "\"%s\" is in memory of the graphs, which does not move", x->tensor.name);
+  const char *defect = rfi_graphs_address_defect(g, to);
+  if (defect) return rfi_fail(RFI_E_PROGRAM_STATE, "\"%s\": %s", x->tensor.name, defect);
+  m->at[m->n++] = (move){&x->tensor.data, (void *)to, x->tensor.name};
+  return RFR_OK;
+}
+
+static rfr_status add_tensor(rfr_graphs *g, const rfr_binding *b, moves *m) {
+  rfi_named *named = rfi_graphs_find(g, b->name);
+  RFI_TRY(add_named(g, named, b->name, b->data, m));
+  return rfi_check_captured(b->name, &named->tensor.type, NULL, b);
+}
+
+static rfr_status add_gradient(rfr_graphs *g, const rfr_main_gradient *x, moves *m) {
+  const rfi_named *parameter = rfi_storage_find(&g->store, x->parameter);
+  rfi_named *named = parameter && parameter->gradient >= 0 ? &g->store.named[parameter->gradient] : NULL;
+  RFI_TRY(add_named(g, named, x->parameter, x->data, m));
+  const rfr_type *type = &named->tensor.type;
+  if (x->type.dtype != type->dtype)
+    return rfi_fail(RFI_E_PROGRAM_STATE, "main gradient of \"%s\": captured as %s, now %s: create new graphs",
+                    x->parameter, rfr_dtype_name(type->dtype), rfr_dtype_name(x->type.dtype));
+  return rfi_graphs_check_gradient_entry(x, type);
+}
+
+static rfr_status add_fixed(const rfr_graphs *g, const rfr_callable_moved *x, moves *m) {
+  void **addresses;
+  RFI_TRY(rfi_graphs_fixed_of(g, x->callable, &x->to, &addresses));
+  for (int k = 0; k < x->to.n_data; k++) m->at[m->n++] = (move){&addresses[k], x->to.data[k], x->to.port};
+  return RFR_OK;
+}
+
+static rfr_status check_once(moves *m) {
+  qsort(m->at, (size_t)m->n, sizeof *m->at, by_pointer);
+  for (int i = 1; i < m->n; i++)
+    if (m->at[i].at == m->at[i - 1].at) return rfi_fail(RFI_E_PROGRAM_STATE, "\"%s\" is listed twice", m->at[i].name);
+  return RFR_OK;
+}
+
+/* ---- recapture ---- */
+
+static void exchange(rfr_graphs *g, moves *m) {
+  for (int i = 0; i < m->n; i++) {
+    void *was = *m->at[i].at;
+    *m->at[i].at = m->at[i].other;
+    m->at[i].other = was;
+  }
+  rfi_graphs_set_addresses(g);
+}
+
+/* The next captured graph, from (c, slot, part) on; false: none. */
+static bool next_graph(const rfr_graphs *g, int *c, int *slot, int *part) {
+  for (; *c < g->n; ++*c, *slot = 0)
+    for (; *slot < g->stage[g->callable[*c].stage].slots; ++*slot, *part = 0)
+      for (; *part < RFI_PARTS; ++*part)
+        if (g->callable[*c].u.instance[*slot].graph[*part]) return true;
+  return false;
+}
+
+static rfr_status capture_again(rfr_graphs *g) {
+  const rfi_backend *b = g->m.backend;
+  rfi_graph **fresh;
+  rfr_status s = RFR_OK;
+  int n = 0;
+  RFI_TRY(RFI_ALLOC(g->m.ctx, sizeof *fresh * (size_t)(g->memory.graphs + 1), &fresh));
+  for (int c = 0, slot = 0, part = 0; s == RFR_OK && next_graph(g, &c, &slot, &part); part++) {
+    s = rfi_graphs_capture_part(g, c, slot, (rfi_part)part, &fresh[n]);
+    n += s == RFR_OK;
+  }
+  n = s == RFR_OK ? 0 : n;
+  for (int c = 0, slot = 0, part = 0; s == RFR_OK && next_graph(g, &c, &slot, &part); part++, n++) {
+    rfi_graph **graph = &g->callable[c].u.instance[slot].graph[part], *old = *graph;
+    *graph = fresh[n];
+    fresh[n] = old;
+  }
+  for (int i = 0; i < n; i++) b->graph_destroy(g->m.device, fresh[i]);
+  rfi_free(g->m.ctx, fresh);
+  return s;
+}
+
+static rfr_status move_all(rfr_graphs *g, moves *m) {
+  RFI_TRY(check_once(m));
+  RFI_TRY(g->m.backend->wait(g->m.device)); /* launched work uses the old addresses */
+  exchange(g, m);
+  rfr_status s = rfi_graphs_check_overlap(g, &g->calls);
+  if (s == RFR_OK) s = capture_again(g);
+  if (s != RFR_OK) exchange(g, m);
+  return s;
+}
+
+rfr_status rfr_graphs_rebind(rfr_graphs *g, const rfr_binding *tensors, int n_tensors,
+                             const rfr_main_gradient *gradients, int n_gradients, const rfr_callable_moved *fixed,
+                             int n_fixed) {
+  moves m = {0};
+  RFI_TRY(rfi_check_handle(g, "rfr_graphs"));
+  if (g->state != RFI_STEP_NONE) return rfi_fail(RFI_E_GRAPHS_ORDER, "a step has begun: end or abort it first");
+  if (n_tensors < 0 || n_gradients < 0 || n_fixed < 0 || (n_tensors > 0 && !tensors) ||
+      (n_gradients > 0 && !gradients) || (n_fixed > 0 && !fixed))
+    return rfi_fail(RFI_E_ARGUMENT, "%d tensors, %d main gradients, %d fixed: a count is negative or its list is NULL",
+                    n_tensors, n_gradients, n_fixed);
+  RFI_TRY(rfi_graphs_check_gradient_list(gradients, n_gradients));
+  int slots = 0;
+  for (int i = 0; i < g->n_stages; i++) slots = g->stage[i].slots > slots ? g->stage[i].slots : slots;
+  const size_t most = (size_t)n_tensors + (size_t)n_gradients + (size_t)n_fixed * (size_t)slots;
+  RFI_TRY(RFI_ALLOC(g->m.ctx, sizeof *m.at * (most + 1), &m.at));
+  rfr_status s = RFR_OK;
+  for (int i = 0; i < n_tensors && s == RFR_OK; i++) s = add_tensor(g, &tensors[i], &m);
+  for (int i = 0; i < n_gradients && s == RFR_OK; i++) s = add_gradient(g, &gradients[i], &m);
+  for (int i = 0; i < n_fixed && s == RFR_OK; i++) s = add_fixed(g, &fixed[i], &m);
+  if (s == RFR_OK) s = move_all(g, &m);
+  if (s == RFR_OK && n_tensors > 0) g->loaded = false;
+  rfi_free(g->m.ctx, m.at);
+  return s;
+}
+
+static bool lies_in(const rfr_tensor *x, const void *data, int64_t bytes) {
+  const uintptr_t first = (uintptr_t)data, at = (uintptr_t)x->data;
+  return data && at >= first && at + (uintptr_t)x->bytes <= first + (uintptr_t)bytes;
+}
+
+static bool lies_in_fixed(const rfr_graphs *g, const rfr_tensor *x) {
+  for (int c = 0; c < g->n; c++)
+    for (int k = 0; k < g->callable[c].n_in + g->callable[c].n_out; k++) {
+      const rfi_callable *of = &g->callable[c];
+      const rfi_port *p = k < of->n_in ? &of->in[k] : &of->out[k - of->n_in];
+      for (int slot = 0; slot < g->stage[of->stage].slots; slot++)
+        if ((p->fixed && lies_in(x, p->fixed[slot], p->tensor.bytes)) ||
+            (p->fixed_grad && lies_in(x, p->fixed_grad[slot], p->grad_tensor.bytes)))
+          return true;
+    }
+  return false;
+}
+
+/* An output may alias a state or a parameter in the caller's memory. */
+static bool lies_in_named(const rfr_graphs *g, const rfr_tensor *x) {
+  for (int i = 0; i < g->store.n; i++)
+    if (lies_in(x, g->store.named[i].tensor.data, g->store.named[i].tensor.bytes)) return true;
+  return false;
+}
+
+rfr_status rfi_graphs_check_tensor(const rfr_graphs *g, const rfr_tensor *x) {
+  const rfi_named *named = rfi_storage_find(&g->store, x->name);
+  const rfr_tensor *now = named ? &named->tensor : NULL;
+  const char *name = x->name ? x->name : "";
+  bool is_slot;
+  if ((unsigned)x->type.dtype >= RFR_DTYPE_COUNT || x->type.rank < 0 || x->type.rank > RFR_MAX_RANK)
+    return rfi_fail(RFI_E_ARGUMENT, "tensor \"%s\" has no type", name);
+  if (x->bytes != rfi_bytes(&x->type))
+    return rfi_fail(RFI_E_ARGUMENT, "tensor \"%s\": bytes is %lld, its type has %lld", name, (long long)x->bytes,
+                    (long long)rfi_bytes(&x->type));
+  if (x->bytes == 0) return RFR_OK;
+  if (now && now->role == x->role) {
+    if (lies_in(x, now->data, now->bytes)) return RFR_OK;
+    if (x->bytes > now->bytes)
+      return rfi_fail(RFI_E_ARGUMENT, "tensor \"%s\": bytes is %lld, the graphs have %lld", name, (long long)x->bytes,
+                      (long long)now->bytes);
+    return rfi_fail(RFI_E_REPLAY_SIGNATURE, "\"%s\": this tensor has address %p, it is now at %p: query it again", name,
+                    x->data, now->data);
+  }
+  RFI_TRY(rfi_graphs_check_slot_tensor(g, x, &is_slot));
+  if (is_slot || lies_in(x, g->layout.arena, g->memory.persistent_bytes) || lies_in_named(g, x) || lies_in_fixed(g, x))
+    return RFR_OK;
+  return rfi_fail(RFI_E_ARGUMENT, "tensor \"%s\" is not memory of these graphs", name);
+}

@@ -1,0 +1,160 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Recompute for all callables together, since they share one plan. Each callable has a recompute frontier
+ * (pass/recompute.c): each level keeps less in its slots after F and adds work to its backward. The levels above the
+ * marked ops are merged to one list, ordered by bytes saved (times slots) per work. `auto` bisects this list by the
+ * real plan of all callables. Because plans are packed, one more level can need a little more memory: if all levels do
+ * not fit, or `all` needs more than none, up to TRIALS evenly spaced prefixes of the list are planned and the smallest
+ * is taken. This keeps creation linear in the number of callables; the budget named by a refusal is one that works.
+ */
+#include "base/base.h"
+#include "callable/graphed.h"
+
+typedef struct search {
+  rfr_graphs *g;
+  rfi_frontier **frontier; /* per callable */
+  int *from;               /* per merged level: the callable whose next level it is */
+  int n;
+} search;
+
+static const rfr_trace *fused(const rfi_callable *c) { return c->u.pipeline.stage[RFI_STAGES - 3].trace; }
+
+static bool is_marked(const rfi_callable *c) {
+  const rfr_trace *t = fused(c);
+  for (int i = 0; i < t->n_ops; i++)
+    if (t->ops[i].policy == RFR_POLICY_RECOMPUTE) return true;
+  return false;
+}
+
+static rfr_status apply_level(search *x, int callable, int level) {
+  rfi_callable *c = &x->g->callable[callable];
+  rfi_pass_options o = rfi_callable_options(x->g, c);
+  if (c->level == level) return RFR_OK;
+  c->level = level;
+  o.frontier = x->frontier[callable];
+  o.level = level;
+  RFI_TRY(rfi_pipeline_redo(&c->u.pipeline, "recompute", &o));
+  return rfi_callable_order(x->g, c);
+}
+
+static rfr_status select_and_place(rfr_graphs *g) {
+  rfi_exec_target m = g->m;
+  rfi_arena_destroy(g->placed);
+  g->placed = NULL;
+  RFI_TRY(rfi_arena_create(g->m.ctx, &g->placed));
+  m.strings = g->placed;
+  for (int i = 0; i < g->n; i++)
+    if (rfi_unit_select(&m, &g->callable[i].u) != RFR_OK) return rfi_fail_prefix("callable %d: ", i);
+  return rfi_graphs_place(g);
+}
+
+/* Applies the first n of the merged levels. */
+static rfr_status apply_levels(search *x, int n) {
+  for (int i = 0; i < x->g->n; i++) {
+    int level = rfi_frontier_marked(x->frontier[i]);
+    for (int k = 0; k < n; k++) level += x->from[k] == i;
+    if (apply_level(x, i, level) != RFR_OK) return rfi_fail_prefix("callable %d: ", i);
+  }
+  return select_and_place(x->g);
+}
+
+static double benefit(const search *x, int callable, int level) {
+  return rfi_frontier_benefit(x->frontier[callable], level) * x->g->stage[x->g->callable[callable].stage].slots;
+}
+
+static rfr_status merge(search *x) {
+  int *next, n = 0;
+  RFI_TRY(RFI_ALLOC(x->g->m.ctx, sizeof *next * (size_t)(x->g->n + 1), &next));
+  for (int i = 0; i < x->g->n; i++) {
+    next[i] = rfi_frontier_marked(x->frontier[i]) + 1;
+    n += rfi_frontier_top(x->frontier[i]) - rfi_frontier_marked(x->frontier[i]);
+  }
+  const rfr_status s = RFI_ALLOC(x->g->m.ctx, sizeof *x->from * (size_t)(n + 1), &x->from);
+  while (s == RFR_OK && x->n < n) {
+    int best = -1;
+    for (int i = 0; i < x->g->n; i++)
+      if (next[i] <= rfi_frontier_top(x->frontier[i]) &&
+          (best < 0 || benefit(x, i, next[i]) > benefit(x, best, next[best])))
+        best = i;
+    x->from[x->n++] = best;
+    next[best]++;
+  }
+  rfi_free(x->g->m.ctx, next);
+  return s;
+}
+
+/* The prefix of the merged levels, of those tried, that fits in the budget, or has the smallest plan. */
+static rfr_status apply_smallest(search *x, int64_t budget) {
+  enum { TRIALS = 16 };
+  int64_t least = INT64_MAX;
+  int best = x->n;
+  const int n = x->n < TRIALS ? x->n : TRIALS;
+  for (int i = n; i >= 0; i--) {
+    const int now = n > 0 ? (int)((int64_t)x->n * i / n) : 0;
+    RFI_TRY(apply_levels(x, now));
+    if (x->g->memory.planned_bytes < least) least = x->g->memory.planned_bytes, best = now;
+    if (least <= budget) return RFR_OK;
+  }
+  return apply_levels(x, best);
+}
+
+static rfr_status bisect(search *x, int64_t budget) {
+  int low = 0, high = x->n, now = x->n; /* low does not fit, high does */
+  while (high - low > 1) {
+    now = low + (high - low) / 2;
+    RFI_TRY(apply_levels(x, now));
+    if (x->g->memory.planned_bytes <= budget) high = now;
+    else low = now;
+  }
+  return now == high ? RFR_OK : apply_levels(x, high);
+}
+
+static bool has_auto_budget(const rfr_graphs *g) {
+  return g->options.recompute == RFR_RECOMPUTE_AUTO && g->options.budget > 0;
+}
+
+static rfr_status choose(search *x) {
+  rfr_graphs *g = x->g;
+  const bool all = g->options.recompute == RFR_RECOMPUTE_ALL, demand = has_auto_budget(g);
+  RFI_TRY(RFI_ALLOC(g->m.ctx, sizeof *x->frontier * (size_t)(g->n + 1), &x->frontier));
+  for (int i = 0; i < g->n; i++) {
+    const rfi_pass_options o = rfi_callable_options(g, &g->callable[i]);
+    RFI_TRY(rfi_frontier_create(fused(&g->callable[i]), &o, !all && !demand, &x->frontier[i]));
+  }
+  RFI_TRY(merge(x));
+  RFI_TRY(apply_levels(x, 0));
+  const int64_t none = g->memory.planned_bytes, most = all ? none : g->options.budget;
+  if (!all && (!demand || none <= most)) return RFR_OK;
+  RFI_TRY(apply_levels(x, x->n));
+  if (g->memory.planned_bytes > most) return apply_smallest(x, all ? 0 : most);
+  return all ? RFR_OK : bisect(x, most);
+}
+
+static void count(rfr_graphs *g) {
+  for (int i = 0; i < g->n; i++) {
+    const rfr_trace *t = g->callable[i].u.trace;
+    for (int k = 0; k < t->n_ops; k++) {
+      if (t->ops[k].clone_of < 0 || (t->ops[k].def->flags & RFI_VIEW)) continue;
+      g->memory.recomputed++;
+      g->memory.recomputed_flops += t->ops[k].cost.flops;
+    }
+  }
+}
+
+rfr_status rfi_graphs_lay_out(rfr_graphs *g) {
+  const rfr_graphs_options *o = &g->options;
+  RFI_TRY(select_and_place(g));
+  const int64_t before = g->memory.slot_bytes + g->memory.shared_bytes;
+  bool any = o->recompute == RFR_RECOMPUTE_ALL || (has_auto_budget(g) && g->memory.planned_bytes > o->budget);
+  search x = {.g = g};
+  for (int i = 0; i < g->n; i++) any = any || is_marked(&g->callable[i]);
+  if (!any || g->inference) return RFR_OK;
+  const rfr_status s = choose(&x);
+  for (int i = 0; i < g->n && x.frontier; i++) rfi_frontier_destroy(x.frontier[i]);
+  rfi_free(g->m.ctx, x.frontier);
+  rfi_free(g->m.ctx, x.from);
+  RFI_TRY(s);
+  g->memory.saved_bytes = before - g->memory.slot_bytes - g->memory.shared_bytes;
+  count(g);
+  return RFR_OK;
+}

@@ -1,0 +1,354 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Memory and collectives of sharded callables. If a stage has UNSHARD, RESHARD or REDUCE in the schedule, it has two
+ * blocks of memory: gathered parameters, from UNSHARD to RESHARD, and unreduced gradients, from their first W to
+ * REDUCE. A block has one address, because graphs capture it, and is live in several windows of the schedule. Two
+ * blocks may share bytes if none of their windows overlap. Larger blocks are placed first, each at the lowest free
+ * address. In a stage without these actions each call gathers what it reads and reduces what it computes; callables
+ * run one after the other, so all of them share one block.
+ *
+ * Shard actions of the schedule run after the call before them, so the caller's loop does not contain them.
+ */
+#include <string.h>
+
+#include "base/base.h"
+#include "callable/graphed.h"
+
+enum { GATHERED, UNREDUCED, KINDS };
+
+bool rfi_graphs_is_sharded(const rfr_graphs *g) {
+  for (int i = 0; i < g->n; i++)
+    if (g->callable[i].sharded) return true;
+  return false;
+}
+
+bool rfi_graphs_has_windows(const rfr_graphs *g, const rfi_stage_plan *s) {
+  if (!s->fsdp_actions) return false;
+  for (int c = s->first; c < s->end; c++)
+    if (g->callable[c].sharded) return true;
+  return false;
+}
+
+static bool has_wgrad(const rfr_graphs *g, const rfi_stage_plan *s) {
+  for (int c = s->first; c < s->end; c++)
+    if (g->callable[c].sharded && rfi_has(&g->callable[c].u, RFI_PART_W)) return true;
+  return false;
+}
+
+static bool adds(int op) { return op == RFR_ACTION_W || op == RFR_ACTION_B; }
+
+/* ---- windows of a schedule ---- */
+
+typedef struct window {
+  int block, first, last; /* block: 2 * stage + kind; first, last: positions in the rank's list */
+} window;
+
+typedef struct windows {
+  rfr_graphs *g;
+  window *at;
+  int n;
+  int *since;         /* per block: the start of its open window; -1: none */
+  int64_t live, most; /* bytes of open windows; their peak */
+} windows;
+
+static rfr_status wrong(const rfr_graphs *g, const rfr_action *a, int i, const char *what) {
+  char text[RFR_ACTION_TEXT];
+  return rfi_fail(RFI_E_GRAPHS_CALLABLE, "rank %d, action %d (%s): %s", g->options.rank, i, rfr_action_print(*a, text),
+                  what);
+}
+
+static int64_t *offset_of(rfr_graphs *g, int block) { return &g->stage[block / KINDS].window[block % KINDS]; }
+static int64_t bytes_of(const rfr_graphs *g, int block) { return g->stage[block / KINDS].window_bytes[block % KINDS]; }
+
+static void open_window(windows *w, int block, int i) {
+  w->since[block] = i;
+  w->live += bytes_of(w->g, block);
+  if (w->live > w->most) w->most = w->live;
+}
+
+static void close_window(windows *w, int block, int i) {
+  w->at[w->n++] = (window){block, w->since[block], i};
+  w->since[block] = -1;
+  w->live -= bytes_of(w->g, block);
+}
+
+static bool is_parameter(const rfr_graphs *g, const rfi_value_storage *x) {
+  if (x->kind != RFI_STORAGE_NAMED) return x->kind == RFI_STORAGE_WINDOW;
+  const rfr_role role = g->store.named[x->offset].tensor.role;
+  return role == RFR_ROLE_TRAINABLE || role == RFR_ROLE_FROZEN;
+}
+
+static bool reads_in_wgrad(const rfr_graphs *g, const rfi_callable *c) {
+  for (int i = c->u.start[RFI_PART_W]; i < c->u.start[RFI_PART_W + 1]; i++)
+    for (int k = 0; k < c->u.trace->ops[i].n_in; k++) {
+      const rfr_value v = c->u.trace->ops[i].in[k];
+      if (v >= 0 && is_parameter(g, &c->place[c->u.trace->values[v].base])) return true;
+    }
+  return false;
+}
+
+static bool any_wgrad_reads(const rfr_graphs *g, const rfi_stage_plan *s) {
+  for (int c = s->first; c < s->end; c++)
+    if (g->callable[c].sharded && g->callable[c].wgrad_reads) return true;
+  return false;
+}
+
+/* rfr_schedule has checked that UNSHARD and RESHARD alternate. */
+static rfr_status read_action(windows *w, int stage, const rfr_action *a, int i) {
+  const rfi_stage_plan *s = &w->g->stage[stage];
+  const int gathered = stage * KINDS + GATHERED, gradients = stage * KINDS + UNREDUCED;
+  const bool is_gathered = w->since[gathered] >= 0, summing = w->since[gradients] >= 0;
+  switch (a->op) {
+    case RFR_ACTION_UNSHARD: open_window(w, gathered, i); return RFR_OK;
+    case RFR_ACTION_RESHARD: close_window(w, gathered, i); return RFR_OK;
+    case RFR_ACTION_REDUCE:
+      if (!has_wgrad(w->g, s)) return RFR_OK;
+      if (!summing) return wrong(w->g, a, i, "REDUCE without a weight gradient since the last REDUCE of the stage");
+      close_window(w, gradients, i);
+      return RFR_OK;
+    case RFR_ACTION_F:
+    case RFR_ACTION_I:
+    case RFR_ACTION_W:
+    case RFR_ACTION_B:
+      if (!is_gathered && (a->op != RFR_ACTION_W || any_wgrad_reads(w->g, s)))
+        return wrong(w->g, a, i,
+                     "it reads parameters of sharded callables, which are not gathered: add UNSHARD before it");
+      if (adds(a->op) && !summing && has_wgrad(w->g, s)) open_window(w, gradients, i);
+      return RFR_OK;
+    default: return RFR_OK;
+  }
+}
+
+static rfr_status read_windows(windows *w, const rfr_action *a, int n) {
+  const rfr_graphs *g = w->g;
+  for (int b = 0; b < g->n_stages * KINDS; b++) w->since[b] = -1;
+  for (int i = 0; i < n; i++)
+    for (int k = 0; k < g->n_stages; k++)
+      if (g->stage[k].number == a[i].stage && rfi_graphs_has_windows(g, &g->stage[k]))
+        RFI_TRY(read_action(w, k, &a[i], i));
+  for (int b = 0; b < g->n_stages * KINDS; b++)
+    if (w->since[b] >= 0)
+      return rfi_fail(RFI_E_GRAPHS_CALLABLE, "at the end of the schedule stage %d is %s", g->stage[b / KINDS].number,
+                      b % KINDS == GATHERED ? "still gathered: add RESHARD" : "not reduced: add REDUCE");
+  return RFR_OK;
+}
+
+/* ---- placement ---- */
+
+static int64_t *offset_in_windows(rfr_graphs *g, const rfi_callable *c, rfr_value v, int *kind) {
+  rfi_named *x = c->place[v].kind == RFI_STORAGE_NAMED ? &g->store.named[c->place[v].offset] : NULL;
+  *kind = x && x->region == RFI_REGION_WINDOW ? UNREDUCED : GATHERED;
+  if (x && x->region == RFI_REGION_WINDOW) return &x->offset;
+  return c->place[v].kind == RFI_STORAGE_WINDOW ? &c->place[v].offset : NULL;
+}
+
+/* Appends a callable's values to the bytes of each kind. */
+static void append(rfr_graphs *g, const rfi_callable *c, int64_t bytes[KINDS]) {
+  for (rfr_value v = 0; v < c->u.trace->n_values; v++) {
+    int kind;
+    int64_t *offset = offset_in_windows(g, c, v, &kind);
+    if (!offset) continue;
+    *offset = bytes[kind];
+    bytes[kind] += rfi_storage_bytes(&c->u.trace->values[v].type);
+  }
+}
+
+/* Converts offsets within a kind to offsets within the windows. */
+static void move(rfr_graphs *g, const rfi_callable *c, const int64_t to[KINDS]) {
+  for (rfr_value v = 0; v < c->u.trace->n_values; v++) {
+    int kind;
+    int64_t *offset = offset_in_windows(g, c, v, &kind);
+    if (offset) *offset += to[kind];
+  }
+}
+
+static void size_blocks(rfr_graphs *g, rfi_stage_plan *s) {
+  memset(s->window_bytes, 0, sizeof s->window_bytes);
+  for (int c = s->first; c < s->end && s->fsdp_actions; c++) append(g, &g->callable[c], s->window_bytes);
+}
+
+/* The next window of a block after window i; windows of a block are in order. */
+static int next_window(const windows *w, int block, int i) {
+  for (i++; i < w->n && w->at[i].block != block; i++) {}
+  return i;
+}
+
+static bool overlap(const windows *w, int a, int b) {
+  int i = next_window(w, a, -1), k = next_window(w, b, -1);
+  while (i < w->n && k < w->n) {
+    if (w->at[i].first <= w->at[k].last && w->at[k].first <= w->at[i].last) return true;
+    if (w->at[i].last < w->at[k].last) i = next_window(w, a, i);
+    else k = next_window(w, b, k);
+  }
+  return false;
+}
+
+/* The lowest address where a block shares no bytes with a placed block whose windows overlap. */
+static int64_t lowest(const windows *w, int block, const bool *placed) {
+  rfr_graphs *g = w->g;
+  int64_t at = 0;
+  for (int b = 0; b < g->n_stages * KINDS; b++) {
+    const int64_t other = *offset_of(g, b);
+    if (!placed[b] || other >= at + bytes_of(g, block) || at >= other + bytes_of(g, b) || !overlap(w, block, b))
+      continue;
+    at = other + bytes_of(g, b);
+    b = -1; /* check all blocks again */
+  }
+  return at;
+}
+
+static void place_blocks(const windows *w, bool *placed) {
+  rfr_graphs *g = w->g;
+  const int n = g->n_stages * KINDS;
+  for (int round = 0; round < n; round++) {
+    int largest = -1;
+    for (int b = 0; b < n; b++)
+      if (!placed[b] && (largest < 0 || bytes_of(g, b) > bytes_of(g, largest))) largest = b;
+    const int64_t at = lowest(w, largest, placed), end = at + bytes_of(g, largest);
+    *offset_of(g, largest) = at;
+    placed[largest] = true;
+    if (end > g->layout.bytes[RFI_REGION_WINDOW]) g->layout.bytes[RFI_REGION_WINDOW] = end;
+  }
+}
+
+/* Memory for gathering within a call, after all blocks. */
+static int64_t place_for_calls(rfr_graphs *g, const rfi_stage_plan *s, int64_t first) {
+  int64_t most = 0;
+  for (int c = s->first; c < s->end && !s->fsdp_actions; c++) {
+    int64_t bytes[KINDS] = {0};
+    append(g, &g->callable[c], bytes);
+    move(g, &g->callable[c], (int64_t[KINDS]){first, first + bytes[GATHERED]});
+    if (bytes[GATHERED] + bytes[UNREDUCED] > most) most = bytes[GATHERED] + bytes[UNREDUCED];
+  }
+  return most;
+}
+
+rfr_status rfi_graphs_place_windows(rfr_graphs *g) {
+  windows w = {.g = g};
+  bool *placed = NULL;
+  rfr_status s;
+  int n = 0;
+  for (int c = 0; c < g->n; c++) g->callable[c].wgrad_reads = reads_in_wgrad(g, &g->callable[c]);
+  if (!rfi_graphs_is_sharded(g)) return RFR_OK;
+  const rfr_schedule *schedule = g->options.schedule;
+  const rfr_action *a = schedule ? rfr_schedule_actions(schedule, g->options.rank, &n) : NULL;
+  const size_t blocks = (size_t)(g->n_stages * KINDS);
+  RFI_GOTO(RFI_ALLOC(g->m.ctx, sizeof *w.at * (size_t)(n + 1), &w.at));
+  RFI_GOTO(RFI_ALLOC(g->m.ctx, sizeof *w.since * blocks, &w.since));
+  RFI_GOTO(RFI_ALLOC(g->m.ctx, blocks, &placed));
+  for (int i = 0; i < g->n_stages; i++) size_blocks(g, &g->stage[i]);
+  RFI_GOTO(read_windows(&w, a, n));
+  place_blocks(&w, placed);
+  const int64_t end = g->layout.bytes[RFI_REGION_WINDOW];
+  int64_t most = 0;
+  for (int i = 0; i < g->n_stages; i++) {
+    const rfi_stage_plan *stage = &g->stage[i];
+    const int64_t bytes = place_for_calls(g, stage, end);
+    if (bytes > most) most = bytes;
+    for (int c = stage->first; c < stage->end && stage->fsdp_actions; c++) move(g, &g->callable[c], stage->window);
+  }
+  g->layout.bytes[RFI_REGION_WINDOW] = end + most;
+  g->memory.lower_bound_bytes += w.most + most;
+fail:
+  rfi_free(g->m.ctx, w.at);
+  rfi_free(g->m.ctx, w.since);
+  rfi_free(g->m.ctx, placed);
+  return s;
+}
+
+/* ---- execution ---- */
+
+static rfr_status run_part(rfr_graphs *g, int callable, int slot, rfi_part part, bool eager) {
+  return rfi_unit_run(&g->m, &g->callable[callable].u, slot, part, eager, g->from);
+}
+
+static bool is_first_sum(const rfi_stage_plan *s, const rfr_action *a, int i) {
+  for (int k = i - 1; k >= 0; k--) {
+    if (a[k].stage != s->number) continue;
+    if (a[k].op == RFR_ACTION_REDUCE) return true;
+    if (adds(a[k].op)) return false;
+  }
+  return true;
+}
+
+static rfi_shard_op shard_op(int op) {
+  return op == RFR_ACTION_UNSHARD   ? RFI_SHARD_GATHER
+         : op == RFR_ACTION_RESHARD ? RFI_SHARD_DROP
+         : op == RFR_ACTION_REDUCE  ? RFI_SHARD_REDUCE
+                                    : RFI_SHARD_CLEAR;
+}
+
+int rfi_graphs_list_shard_actions(const rfr_graphs *g, const rfi_stage_plan *s, const rfr_action *a, int i, int at,
+                                  rfi_shard_action *to) {
+  const bool clear = adds(a[i].op) && rfi_graphs_has_windows(g, s) && is_first_sum(s, a, i);
+  const bool reduce = a[i].op == RFR_ACTION_REDUCE;
+  int n = 0;
+  if (!clear && !reduce && a[i].op != RFR_ACTION_UNSHARD && a[i].op != RFR_ACTION_RESHARD) return 0;
+  for (int c = s->first; c < s->end; c++) {
+    const rfi_callable *of = &g->callable[c];
+    if (!of->sharded || ((clear || reduce) && !rfi_has(&of->u, RFI_PART_W))) continue;
+    if (to) to[n] = (rfi_shard_action){shard_op(a[i].op), c, at};
+    n++;
+  }
+  return n;
+}
+
+static rfr_status clear(rfr_graphs *g, const rfi_callable *c) {
+  for (int i = 0; i < c->n_unreduced; i++) {
+    const rfr_tensor *x = &g->store.named[c->unreduced[i]].tensor;
+    RFI_TRY(g->m.backend->fill(g->m.device, x->data, 0, (size_t)x->bytes));
+  }
+  return RFR_OK;
+}
+
+/* Debug mode: fills a callable's gathered parameters or unreduced gradients. */
+static rfr_status poison_block(rfr_graphs *g, const rfi_callable *c, int kind) {
+  for (rfr_value v = 0; g->options.debug && v < c->u.trace->n_values; v++) {
+    int of;
+    const int64_t *offset = offset_in_windows(g, c, v, &of);
+    if (offset && of == kind)
+      RFI_TRY(g->m.backend->fill(g->m.device, rfi_address(&g->layout, RFI_REGION_WINDOW, *offset), RFI_POISON,
+                                 (size_t)rfi_storage_bytes(&c->u.trace->values[v].type)));
+  }
+  return RFR_OK;
+}
+
+static rfr_status reduce(rfr_graphs *g, int callable, bool eager) {
+  RFI_TRY(run_part(g, callable, 0, RFI_PART_REDUCE, eager));
+  return poison_block(g, &g->callable[callable], UNREDUCED);
+}
+
+rfr_status rfi_graphs_run_shard_actions(rfr_graphs *g, int64_t at, int *next, bool eager) {
+  for (; *next < g->calls.n_shard_actions && g->calls.shard_action[*next].at <= at; ++*next) {
+    const rfi_shard_action *o = &g->calls.shard_action[*next];
+    switch (o->op) {
+      case RFI_SHARD_GATHER: RFI_TRY(run_part(g, o->callable, 0, RFI_PART_SETUP, eager)); break;
+      case RFI_SHARD_DROP: RFI_TRY(poison_block(g, &g->callable[o->callable], GATHERED)); break;
+      case RFI_SHARD_CLEAR: RFI_TRY(clear(g, &g->callable[o->callable])); break;
+      default: RFI_TRY(reduce(g, o->callable, eager));
+    }
+  }
+  return RFR_OK;
+}
+
+/* A call gathers and reduces by itself; in an evaluation every call does. */
+static bool gathers_per_call(const rfr_graphs *g, int callable) {
+  const rfi_callable *c = &g->callable[callable];
+  return c->sharded && (g->evaluating || !g->stage[c->stage].fsdp_actions);
+}
+
+static rfr_status run_gathered(rfr_graphs *g, int callable, int slot, rfi_part part, bool eager) {
+  const rfi_callable *c = &g->callable[callable];
+  const bool adds_up = part == RFI_PART_W;
+  if (!rfi_has(&c->u, part)) return RFR_OK;
+  if (!adds_up || c->wgrad_reads) RFI_TRY(run_part(g, callable, 0, RFI_PART_SETUP, eager));
+  if (adds_up) RFI_TRY(clear(g, c));
+  RFI_TRY(run_part(g, callable, slot, part, eager));
+  RFI_TRY(poison_block(g, c, GATHERED));
+  return adds_up ? reduce(g, callable, eager) : RFR_OK;
+}
+
+rfr_status rfi_graphs_run(rfr_graphs *g, int callable, int slot, rfi_part part, bool eager) {
+  return part >= RFI_PART_F && gathers_per_call(g, callable) ? run_gathered(g, callable, slot, part, eager)
+                                                             : run_part(g, callable, slot, part, eager);
+}

@@ -1,0 +1,480 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The calls of a step. The call list of graph_calls.c says which call is next; any other is an error that names it. A
+ * call is checked completely before anything of it runs. After a call that failed while it ran, the step can only be
+ * aborted.
+ */
+#include <string.h>
+
+#include "base/base.h"
+#include "callable/graphed.h"
+
+/* ---- the order ---- */
+
+/* NULL: calls are accepted. */
+static const char *why_closed(const rfr_graphs *g) {
+  return g->state == RFI_STEP_OPEN   ? NULL
+         : g->state == RFI_STEP_NONE ? "no step has begun"
+                                     : "a call of this step has failed: abort it";
+}
+
+static rfr_status check_order(const rfr_graphs *g, int wgrad, int backward, int callable, int microbatch,
+                              rfi_step_call *call) {
+  const char *asked = wgrad ? "wgrad" : backward ? "backward" : "forward";
+  RFI_TRY(rfi_check_handle(g, "rfr_graphs"));
+  if (callable < 0 || callable >= g->n) return rfi_fail(RFI_E_ARGUMENT, "callable %d of %d", callable, g->n);
+  if (g->state != RFI_STEP_OPEN)
+    return rfi_fail(RFI_E_GRAPHS_ORDER, "%s of callable \"%s\": %s", asked, g->callable[callable].u.name,
+                    why_closed(g));
+  if (!rfi_graphs_next_call(g, call))
+    return rfi_fail(RFI_E_GRAPHS_ORDER,
+                    "%s of callable \"%s\", microbatch %d: the schedule has no more calls, end the step", asked,
+                    g->callable[callable].u.name, microbatch);
+  const bool right = wgrad      ? call->op == RFR_ACTION_W
+                     : backward ? call->op == RFR_ACTION_I || call->op == RFR_ACTION_B
+                                : call->op == RFR_ACTION_F;
+  if (right && call->callable == callable && call->microbatch == microbatch) return RFR_OK;
+  char why[96];
+  rfi_graphs_explain_order(g, callable, microbatch, !wgrad && !backward, why);
+  return rfi_fail(RFI_E_GRAPHS_ORDER,
+                  "%s of callable \"%s\", microbatch %d%s: the %s expects %s of callable \"%s\", microbatch %d", asked,
+                  g->callable[callable].u.name, microbatch, why, g->evaluating ? "evaluation" : "schedule",
+                  rfi_call_text(call->op), g->callable[call->callable].u.name, call->microbatch);
+}
+
+rfr_status rfr_graphs_expected(const rfr_graphs *g, rfr_action *call, int *callable) {
+  rfi_step_call next;
+  RFI_TRY(rfi_check_handle(call, "call"));
+  RFI_TRY(rfi_check_handle(callable, "callable"));
+  *call = (rfr_action){-1, -1, -1};
+  *callable = -1;
+  RFI_TRY(rfi_check_handle(g, "rfr_graphs"));
+  if (g->state != RFI_STEP_OPEN) return rfi_fail(RFI_E_GRAPHS_ORDER, "%s", why_closed(g));
+  if (!rfi_graphs_next_call(g, &next)) return RFR_OK;
+  *call = (rfr_action){(int32_t)next.op, g->stage[g->callable[next.callable].stage].number, next.microbatch};
+  *callable = next.callable;
+  return RFR_OK;
+}
+
+/* ---- the signature ---- */
+
+/* Ports that the caller passes: inputs, or gradients of outputs, that are not linked. */
+static bool is_expected(const rfi_port *p, bool grad) { return p->callable < 0 && (grad ? p->grad >= 0 : true); }
+static const rfr_tensor *expected(const rfi_port *p, bool grad) { return grad ? &p->grad_tensor : &p->tensor; }
+
+/* The expected port with this name, or the i-th one if name is NULL; NULL: none. */
+static const rfi_port *find_expected(const rfi_port *port, int n, bool grad, const char *name, int i) {
+  for (int k = 0; k < n; k++) {
+    if (!is_expected(&port[k], grad)) continue;
+    if (name ? port[k].name && strcmp(port[k].name, name) == 0 : i-- == 0) return &port[k];
+  }
+  return NULL;
+}
+
+static bool is_in(const rfr_graphs *g, int callable, int slot, const rfi_port *p, bool grad, const void *data,
+                  int64_t bytes) {
+  const rfr_tensor t = rfi_port_tensor(g, callable, slot, p, grad);
+  const uintptr_t first = (uintptr_t)t.data, at = (uintptr_t)data;
+  return t.data && at >= first && at + (uintptr_t)bytes <= first + (uintptr_t)t.bytes;
+}
+
+static const rfi_stage_plan *slot_at(const rfr_graphs *g, const void *data, int64_t bytes, int *slot) {
+  for (int i = 0; i < g->n_stages; i++) {
+    const rfi_stage_plan *s = &g->stage[i];
+    const uintptr_t first = (uintptr_t)rfi_graphs_slot(g, s, 0), at = (uintptr_t)data;
+    if (at + (uintptr_t)bytes <= first || at >= first + (uintptr_t)(s->bytes * s->slots)) continue;
+    *slot = at < first ? 0 : (int)((at - first) / (uintptr_t)s->bytes);
+    return s;
+  }
+  return NULL;
+}
+
+/* Whether bytes of a slot belong to an output or input gradient that is still valid. A linked output is valid until its
+ * reader has run. */
+static bool is_valid_in_slot(const rfr_graphs *g, const rfi_stage_plan *s, int slot, const void *data, int64_t bytes) {
+  const rfi_validity *valid = &s->valid[slot];
+  for (int k = valid->gradients; k < s->end; k++)
+    for (int i = 0; i < g->callable[k].n_in; i++)
+      if (g->callable[k].in[i].callable < 0 && is_in(g, k, slot, &g->callable[k].in[i], true, data, bytes)) return true;
+  for (int k = valid->outputs - 1; k >= s->first; k--)
+    for (int i = 0; i < g->callable[k].n_out; i++) {
+      const rfi_port *p = &g->callable[k].out[i];
+      if ((p->callable < 0 || p->callable >= valid->outputs) && is_in(g, k, slot, p, false, data, bytes)) return true;
+    }
+  return false;
+}
+
+/* `call` NULL: a read or write by the caller. The first call of a slot's next microbatch invalidates all its contents.
+ */
+static rfr_status check_slot_data(const rfr_graphs *g, const rfi_step_call *call, const char *name, const void *data,
+                                  int64_t bytes) {
+  int slot;
+  const rfi_stage_plan *s = bytes > 0 ? slot_at(g, data, bytes, &slot) : NULL;
+  if (!s) return RFR_OK;
+  const bool ends = call && call->first && call->slot == slot && s == &g->stage[g->callable[call->callable].stage];
+  if (!ends && is_valid_in_slot(g, s, slot, data, bytes)) return RFR_OK;
+  return rfi_fail(RFI_E_ARGUMENT,
+                  "\"%s\" points to slot memory that is no longer valid: copy a tensor while it is valid",
+                  name ? name : "");
+}
+
+rfr_status rfi_graphs_check_slot_tensor(const rfr_graphs *g, const rfr_tensor *x, bool *is_slot) {
+  int slot;
+  *is_slot = slot_at(g, x->data, x->bytes, &slot) != NULL;
+  return check_slot_data(g, NULL, x->name, x->data, x->bytes);
+}
+
+static rfr_status check_data(const rfr_graphs *g, const rfi_step_call *call, const rfi_port *p, bool grad,
+                             const rfr_binding *b) {
+  const rfr_tensor *want = expected(p, grad);
+  void *const *fixed = grad ? p->fixed_grad : p->fixed;
+  if (!p->name) {
+    if (!b->data) return RFR_OK;
+    return rfi_fail(RFI_E_REPLAY_SIGNATURE, "data is passed for an input that was captured as absent");
+  }
+  RFI_TRY(rfi_check_captured(p->name, &want->type, fixed ? fixed[call->slot] : NULL, b));
+  if (p->splits && !grad && want->bytes > 0 && !g->m.backend->reaches(g->m.device, b->data))
+    return rfi_fail(
+        RFI_E_REPLAY_SIGNATURE,
+        "\"%s\": group sizes must be device memory, because the host does not read them: compute them on the device or "
+        "copy them there first",
+        p->name);
+  return fixed ? RFR_OK : check_slot_data(g, call, p->name, b->data, want->bytes);
+}
+
+static rfr_status check_bindings(const rfr_graphs *g, const rfi_step_call *call, const rfi_callable *c, bool grad,
+                                 const rfr_binding *b, int n_b) {
+  const rfi_port *port = grad ? c->out : c->in;
+  const int n = grad ? c->n_out : c->n_in;
+  int wanted = 0;
+  for (int k = 0; k < n; k++) wanted += is_expected(&port[k], grad);
+  if (n_b != wanted || (n_b > 0 && !b))
+    return rfi_fail(RFI_E_REPLAY_SIGNATURE, "callable \"%s\" takes %d %s, not %d", c->u.name, wanted,
+                    grad ? "output gradients" : "inputs", n_b);
+  for (int i = 0; i < n_b; i++) {
+    const rfi_port *p = find_expected(port, n, grad, b[i].name, i);
+    if (!p)
+      return rfi_fail(RFI_E_REPLAY_SIGNATURE, "callable \"%s\" takes no %s \"%s\"", c->u.name,
+                      grad ? "gradient of an output" : "input", b[i].name);
+    for (int k = 0; k < i; k++)
+      if (find_expected(port, n, grad, b[k].name, k) == p)
+        return rfi_fail(RFI_E_REPLAY_SIGNATURE, "callable \"%s\": \"%s\" is passed twice", c->u.name,
+                        p->name ? p->name : "an absent input");
+    if (check_data(g, call, p, grad, &b[i]) != RFR_OK) return rfi_fail_prefix("callable \"%s\", ", c->u.name);
+  }
+  return RFR_OK;
+}
+
+static rfr_status check_room(const rfi_callable *c, const char *what, int wanted, const void *room, int n) {
+  if (n == wanted && (n == 0 || room)) return RFR_OK;
+  return rfi_fail(RFI_E_REPLAY_SIGNATURE, "callable \"%s\" returns %d %s, there is room for %d", c->u.name, wanted,
+                  what, room ? n : 0);
+}
+
+/* ---- running ---- */
+
+typedef struct ports { /* that a call of a part passes data for */
+  const rfi_port *port;
+  int n;
+  bool grad;
+} ports;
+
+static ports ports_of(const rfi_callable *c, rfi_part part) {
+  return part == RFI_PART_F   ? (ports){c->in, c->n_in, false}
+         : part == RFI_PART_I ? (ports){c->out, c->n_out, true}
+                              : (ports){0};
+}
+
+static bool is_copied(const rfi_port *p, bool grad) {
+  return p->name && is_expected(p, grad) && !(grad ? p->fixed_grad : p->fixed) && expected(p, grad)->bytes > 0;
+}
+
+/* Lists the ports that are copied into the slot; returns their number. */
+static int list_copies(const rfr_graphs *g, int callable, int slot, rfi_part part, rfi_copy *to) {
+  const ports x = ports_of(&g->callable[callable], part);
+  int n = 0;
+  for (int i = 0; i < x.n; i++) {
+    if (!is_copied(&x.port[i], x.grad)) continue;
+    const rfr_tensor t = rfi_port_tensor(g, callable, slot, &x.port[i], x.grad);
+    to[n++] = (rfi_copy){t.data, (size_t)t.bytes};
+  }
+  return n;
+}
+
+rfr_status rfi_graphs_capture_part(rfr_graphs *g, int callable, int slot, rfi_part part, rfi_graph **out) {
+  const rfi_callable *c = &g->callable[callable];
+  rfi_copy *copies;
+  RFI_TRY(RFI_ALLOC(g->m.ctx, sizeof *copies * (size_t)(c->n_in + c->n_out + 1), &copies));
+  const int n = list_copies(g, callable, slot, part, copies);
+  const rfr_status s = rfi_unit_capture(&g->m, &c->u, slot, part, copies, n, out);
+  rfi_free(g->m.ctx, copies);
+  return s;
+}
+
+/* The index of a port among the copies. */
+static int copy_index(const ports *x, const rfi_port *p) {
+  int index = 0;
+  for (const rfi_port *k = x->port; k < p; k++) index += is_copied(k, x->grad);
+  return index;
+}
+
+/* A graph includes its copies; without one they are enqueued first. */
+static rfr_status run_with_inputs(rfr_graphs *g, const rfi_step_call *call, rfi_part part, const rfr_binding *b,
+                                  int n) {
+  const rfi_callable *c = &g->callable[call->callable];
+  const ports x = ports_of(c, part);
+  const bool captured = c->u.instance[call->slot].graph[part] != NULL;
+  for (int i = 0; i < n; i++) {
+    const rfi_port *p = find_expected(x.port, x.n, x.grad, b[i].name, i);
+    if (!is_copied(p, x.grad)) continue;
+    if (captured) {
+      g->from[copy_index(&x, p)] = b[i].data;
+      continue;
+    }
+    const rfr_tensor to = rfi_port_tensor(g, call->callable, call->slot, p, x.grad);
+    if (to.data != b[i].data) RFI_TRY(g->m.backend->move(g->m.device, to.data, b[i].data, (size_t)to.bytes));
+  }
+  return rfi_graphs_run(g, call->callable, call->slot, part, false);
+}
+
+/* Fills single bytes that differ, because a fill takes a value and a copy would need host memory that stays valid. */
+rfr_status rfi_graphs_set_microbatch(rfr_graphs *g, int callable, int slot, int microbatch) {
+  const rfi_callable *c = &g->callable[callable];
+  rfi_instance *x = &c->u.instance[slot];
+  unsigned char now[4], was[4];
+  if (c->microbatch < 0 || x->microbatch == microbatch) return RFR_OK;
+  const bool known = x->microbatch >= 0;
+  memcpy(now, &(int32_t){microbatch}, sizeof now);
+  memcpy(was, &x->microbatch, sizeof was);
+  x->microbatch = -1;
+  unsigned char *at = rfi_graphs_address(g, callable, slot, c->microbatch);
+  for (int k = 0; k < 4; k++)
+    if (!known || now[k] != was[k]) RFI_TRY(g->m.backend->fill(g->m.device, at + k, now[k], 1));
+  x->microbatch = microbatch;
+  return RFR_OK;
+}
+
+static rfr_status run_forward(rfr_graphs *g, const rfi_step_call *call, const rfr_binding *inputs, int n) {
+  RFI_TRY(rfi_graphs_set_microbatch(g, call->callable, call->slot, call->microbatch));
+  RFI_TRY(run_with_inputs(g, call, RFI_PART_F, inputs, n));
+  return rfi_graphs_splits_launched(g, call);
+}
+
+static rfr_status run_backward(rfr_graphs *g, const rfi_step_call *call, const rfr_binding *grads, int n) {
+  RFI_TRY(run_with_inputs(g, call, RFI_PART_I, grads, n));
+  return call->op == RFR_ACTION_B ? rfi_graphs_run(g, call->callable, call->slot, RFI_PART_W, false) : RFR_OK;
+}
+
+void rfi_graphs_invalidate(rfi_stage_plan *s, int slot) { s->valid[slot] = (rfi_validity){s->first, s->end}; }
+
+/* Marks the call's results as valid; the last gradient of a microbatch invalidates its outputs. */
+static void update_valid(rfr_graphs *g, const rfi_step_call *call) {
+  const rfi_stage_plan *s = &g->stage[g->callable[call->callable].stage];
+  rfi_validity *valid = &s->valid[call->slot];
+  if (call->op == RFR_ACTION_F) valid->outputs = call->callable + 1;
+  else if (call->op != RFR_ACTION_W) valid->gradients = call->callable;
+  if (call->last && !g->inference && !g->evaluating) valid->outputs = s->first;
+}
+
+/* Until end_call the step counts as broken: after a failure it can only be aborted. */
+static rfr_status begin_call(rfr_graphs *g, const rfi_step_call *call) {
+  g->state = RFI_STEP_BROKEN;
+  if (call->first) rfi_graphs_invalidate(&g->stage[g->callable[call->callable].stage], call->slot);
+  return g->options.debug && call->first
+             ? rfi_graphs_poison_slot(g, g->callable[call->callable].stage, call->slot, true)
+             : RFR_OK;
+}
+
+/* Runs the shard actions before the next call. Without gradients the outputs stay valid. */
+static rfr_status end_call(rfr_graphs *g, const rfi_step_call *call) {
+  if (g->options.debug) {
+    const bool over = call->last && call->op != RFR_ACTION_F;
+    RFI_TRY(rfi_graphs_poison_shared(g));
+    if (over) RFI_TRY(rfi_graphs_poison_slot(g, g->callable[call->callable].stage, call->slot, false));
+  }
+  if (!g->evaluating) RFI_TRY(rfi_graphs_run_shard_actions(g, g->next + 1, &g->next_shard_action, false));
+  update_valid(g, call);
+  g->state = RFI_STEP_OPEN;
+  g->next++;
+  return RFR_OK;
+}
+
+/* ---- the public calls ---- */
+
+rfr_status rfr_graphs_forward(rfr_graphs *g, int callable, int microbatch, const rfr_binding *inputs, int n_inputs,
+                              rfr_tensor *outputs, int n_outputs) {
+  rfi_step_call call;
+  RFI_TRY(check_order(g, 0, 0, callable, microbatch, &call));
+  const rfi_callable *c = &g->callable[callable];
+  RFI_TRY(check_bindings(g, &call, c, false, inputs, n_inputs));
+  RFI_TRY(check_room(c, "outputs", c->n_out, outputs, n_outputs));
+  RFI_TRY(begin_call(g, &call));
+  RFI_TRY(run_forward(g, &call, inputs, n_inputs));
+  for (int k = 0; k < c->n_out; k++) outputs[k] = rfi_port_tensor(g, callable, call.slot, &c->out[k], false);
+  return end_call(g, &call);
+}
+
+static int unlinked(const rfi_callable *c) {
+  int n = 0;
+  for (int i = 0; i < c->n_in; i++) n += c->in[i].callable < 0;
+  return n;
+}
+
+rfr_status rfr_graphs_backward(rfr_graphs *g, int callable, int microbatch, const rfr_binding *output_grads,
+                               int n_output_grads, rfr_tensor *input_grads, int n_input_grads) {
+  rfi_step_call call;
+  RFI_TRY(check_order(g, 0, 1, callable, microbatch, &call));
+  const rfi_callable *c = &g->callable[callable];
+  RFI_TRY(check_bindings(g, &call, c, true, output_grads, n_output_grads));
+  RFI_TRY(check_room(c, "input gradients", unlinked(c), input_grads, n_input_grads));
+  RFI_TRY(begin_call(g, &call));
+  RFI_TRY(run_backward(g, &call, output_grads, n_output_grads));
+  for (int i = 0, k = 0; i < c->n_in; i++)
+    if (c->in[i].callable < 0) input_grads[k++] = rfi_port_tensor(g, callable, call.slot, &c->in[i], true);
+  return end_call(g, &call);
+}
+
+rfr_status rfr_graphs_wgrad(rfr_graphs *g, int callable, int microbatch) {
+  rfi_step_call call;
+  RFI_TRY(check_order(g, 1, 0, callable, microbatch, &call));
+  RFI_TRY(begin_call(g, &call));
+  RFI_TRY(rfi_graphs_run(g, callable, call.slot, RFI_PART_W, false));
+  return end_call(g, &call);
+}
+
+/* ---- beginning and end ---- */
+
+static bool is_parameter(const rfi_named *x) {
+  return x->tensor.role == RFR_ROLE_TRAINABLE || x->tensor.role == RFR_ROLE_FROZEN;
+}
+
+static rfr_status find_shared(const rfr_graphs *g, const rfr_binding *b, const rfi_named **out) {
+  if (!(*out = rfi_graphs_find(g, b->name)))
+    return rfi_fail(RFI_E_PROGRAM_NAME, "no callable has a state, constant or parameter \"%s\"",
+                    b->name ? b->name : "");
+  return rfi_check_captured(b->name, &(*out)->tensor.type, is_parameter(*out) ? (*out)->tensor.data : NULL, b);
+}
+
+static rfr_status clear(rfr_graphs *g, unsigned char *from, const unsigned char *to) {
+  return to > from ? g->m.backend->fill(g->m.device, from, 0, (size_t)(to - from)) : RFR_OK;
+}
+
+/* Clears adjacent gradients in the arena with one fill, because each fill is a launch on a device. */
+static rfr_status clear_gradients(rfr_graphs *g) {
+  unsigned char *from = NULL, *to = NULL;
+  for (int i = 0; i < g->store.n; i++) {
+    const rfi_named *x = &g->store.named[i];
+    unsigned char *data = x->tensor.data;
+    if (x->parameter < 0 || x->accumulate) continue;
+    if (data != to || x->offset < 0) {
+      RFI_TRY(clear(g, from, to));
+      from = data;
+    }
+    to = data + (x->offset < 0 ? x->tensor.bytes : rfi_storage_bytes(&x->tensor.type));
+    if (x->offset >= 0) continue;
+    RFI_TRY(clear(g, from, to));
+    from = to = NULL;
+  }
+  return clear(g, from, to);
+}
+
+static rfr_status begin(rfr_graphs *g, const rfr_binding *inputs, int n) {
+  const rfi_named *x;
+  for (int i = 0; i < n; i++) {
+    RFI_TRY(find_shared(g, &inputs[i], &x));
+    if (x->tensor.role == RFR_ROLE_CONST) g->loaded = false;
+    if (!is_parameter(x))
+      RFI_TRY(g->m.backend->move(g->m.device, x->tensor.data, inputs[i].data, (size_t)x->tensor.bytes));
+  }
+  for (int part = g->loaded ? RFI_PART_SETUP : RFI_PART_LOAD; part <= RFI_PART_SETUP; part++)
+    for (int c = 0; c < g->n; c++)
+      if (part == RFI_PART_LOAD || !g->callable[c].sharded) RFI_TRY(rfi_graphs_run(g, c, 0, (rfi_part)part, false));
+  g->loaded = true;
+  for (int i = 0; i < g->n_stages; i++)
+    for (int slot = 0; slot < g->stage[i].slots; slot++) rfi_graphs_invalidate(&g->stage[i], slot);
+  if (g->options.debug) RFI_TRY(rfi_graphs_poison_all(g));
+  if (g->evaluating) return RFR_OK;
+  RFI_TRY(clear_gradients(g));
+  g->next_shard_action = 0;
+  return rfi_graphs_run_shard_actions(g, 0, &g->next_shard_action, false);
+}
+
+/* Both kinds of step, once their own checks have passed. */
+static rfr_status begin_checked(rfr_graphs *g, bool evaluating, const rfr_binding *inputs, int n_inputs) {
+  const rfi_named *x;
+  RFI_TRY(rfi_check_handle(g, "rfr_graphs"));
+  if (g->state != RFI_STEP_NONE) return rfi_fail(RFI_E_GRAPHS_ORDER, "a step has begun: end or abort it first");
+  if (n_inputs < 0 || (n_inputs > 0 && !inputs)) return rfi_fail(RFI_E_ARGUMENT, "%d inputs, or NULL", n_inputs);
+  for (int i = 0; i < n_inputs; i++) {
+    RFI_TRY(find_shared(g, &inputs[i], &x));
+    if (evaluating && x->tensor.role == RFR_ROLE_STATE)
+      return rfi_fail(RFI_E_PROGRAM_NAME, "\"%s\" is a state, which an evaluation does not change", x->tensor.name);
+  }
+  RFI_TRY(rfi_graphs_splits_report(g));
+  g->state = RFI_STEP_BROKEN;
+  g->evaluating = evaluating;
+  g->ended = false;
+  RFI_TRY(begin(g, inputs, n_inputs));
+  g->state = RFI_STEP_OPEN;
+  g->next = 0;
+  return RFR_OK;
+}
+
+rfr_status rfr_graphs_begin_step(rfr_graphs *g, const rfr_binding *inputs, int n_inputs) {
+  return begin_checked(g, false, inputs, n_inputs);
+}
+
+rfr_status rfr_graphs_begin_evaluation(rfr_graphs *g, const rfr_binding *inputs, int n_inputs) {
+  RFI_TRY(rfi_check_handle(g, "rfr_graphs"));
+  for (int i = 0; i < g->store.n; i++) {
+    const rfi_named *x = &g->store.named[i];
+    if (x->writer >= 0 && x->writer_part == RFI_PART_F)
+      return rfi_fail(
+          RFI_E_GRAPHS_CALLABLE,
+          "callable \"%s\" writes state \"%s\" in its forward, so an evaluation would change it: evaluate with "
+          "an inference set that does not write it",
+          g->callable[x->writer].u.name, x->tensor.name);
+  }
+  return begin_checked(g, true, inputs, n_inputs);
+}
+
+rfr_status rfr_graphs_end_step(rfr_graphs *g) {
+  rfi_step_call call;
+  RFI_TRY(rfi_check_handle(g, "rfr_graphs"));
+  if (g->state != RFI_STEP_OPEN) return rfi_fail(RFI_E_GRAPHS_ORDER, "%s", why_closed(g));
+  if (!rfi_graphs_is_complete(g) && rfi_graphs_next_call(g, &call))
+    return rfi_fail(RFI_E_GRAPHS_ORDER,
+                    "the step is not complete: the next call is %s of callable \"%s\", microbatch %d",
+                    rfi_call_text(call.op), g->callable[call.callable].u.name, call.microbatch);
+  const bool evaluating = g->evaluating;
+  g->state = RFI_STEP_BROKEN;
+  if (!evaluating) RFI_TRY(rfi_graphs_count(g, false));
+  g->state = RFI_STEP_NONE;
+  g->evaluating = false;
+  g->ended = !evaluating;
+  g->splits.step += !evaluating;
+  return rfi_graphs_splits_report(g);
+}
+
+rfr_status rfr_graphs_abort_step(rfr_graphs *g) {
+  RFI_TRY(rfi_check_handle(g, "rfr_graphs"));
+  g->ended = false;
+  if (g->state == RFI_STEP_NONE) return RFR_OK;
+  const bool evaluating = g->evaluating;
+  rfi_graphs_splits_abort(g);
+  g->splits.step += !evaluating;
+  g->state = RFI_STEP_NONE;
+  g->evaluating = false;
+  return evaluating ? RFR_OK : rfi_graphs_count(g, true);
+}
+
+rfr_status rfr_graphs_wait(rfr_graphs *g) {
+  RFI_TRY(rfi_check_handle(g, "rfr_graphs"));
+  RFI_TRY(g->m.backend->wait(g->m.device));
+  return rfi_graphs_splits_report(g);
+}
+
+rfr_status rfr_graphs_set_stream(rfr_graphs *g, void *stream) {
+  RFI_TRY(rfi_check_handle(g, "rfr_graphs"));
+  return g->m.backend->set_stream(g->m.device, stream);
+}

@@ -1,0 +1,311 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Internals of graphed callables, in the order of the data flow:
+ *
+ *   callable.c      recorded forward -> joint trace (cotangents for outputs, main gradients for parameters) -> passes
+ *                   -> ops ordered by part: load, setup, F, I, W, each a range of one trace. If sharded, setup
+ *                   gathers the parameters, and a last part, reduce, reduce-scatters the gradients
+ *   graph_ports.c   links, and the caller's memory for inputs, outputs and their gradients
+ *   graph_recompute.c  chooses recompute levels for all callables together, by planning with the next
+ *   graph_memory.c  parts on a stage's time axis -> lifetimes -> one arena; an address per value and slot
+ *   graphs.c        creation; public queries
+ *   graph_walk.c    warm-up and capture, with hooks around each part
+ *   graph_calls.c   a schedule -> the calls of a step, and the main gradients that each call completes
+ *   graph_shard.c   UNSHARD, RESHARD and REDUCE of a schedule -> memory of gathered parameters and unreduced gradients,
+ *                   and the collectives that run between calls
+ *   graph_debug.c   fills dead buffers
+ *   graph_rebind.c  new addresses for the caller's memory
+ *   graph_splits.c  reports invalid group sizes
+ *   graph_counts.c  advances the step counters
+ *   graph_step.c    the calls of a step: order, signature, copies, launches
+ *
+ * The memory has the regions of layout.h. All slots of a stage have the same layout. Values that live within one part
+ * are in the shared bytes, because parts run one after the other. If there is only one slot, both are planned as one.
+ * Windows hold gathered parameters, from UNSHARD to RESHARD, and unreduced gradients, from their first W to REDUCE.
+ */
+#ifndef RFI_GRAPHED_H
+#define RFI_GRAPHED_H
+
+#include "exec/exec.h"
+#include "ops/rule.h"
+#include "refrain/graphs.h"
+
+typedef struct rfi_port { /* an input or output of a callable */
+  const char *name;
+  rfr_value value;            /* RFR_NONE: absent, without a name */
+  rfr_value grad;             /* an input of the joint trace for an output, an output for an input; RFR_NONE: none */
+  void **fixed, **fixed_grad; /* addresses per slot; NULL: in the slot */
+  int callable, port;         /* linked: the other end; -1: the caller's */
+  bool splits;                /* group sizes, which must be device memory */
+  const void *sample;         /* for warm-up, the caller's until creation ends; NULL: zeros */
+  rfr_tensor tensor, grad_tensor; /* without data, which depends on the slot */
+} rfi_port;
+
+typedef enum rfi_storage_class {
+  RFI_STORAGE_NONE,
+  RFI_STORAGE_NAMED,
+  RFI_STORAGE_PERSISTENT,
+  RFI_STORAGE_SLOT,
+  RFI_STORAGE_SHARED,
+  RFI_STORAGE_WINDOW,
+  RFI_STORAGE_FIXED
+} rfi_storage_class;
+
+typedef struct rfi_value_storage { /* of a value that owns storage */
+  rfi_storage_class kind;
+  int64_t offset; /* in its region; named: its index; fixed: its offset in scratch memory during warm-up */
+  void *const *fixed;
+  int callable; /* not -1: an alias of `owner` of that callable, from `offset` on */
+  rfr_value owner;
+} rfi_value_storage;
+
+typedef struct rfi_checked { /* group sizes from the caller */
+  const char *scope;
+  rfr_value bad; /* the result of splits_to_offsets: 0, or 1 + the first bad group */
+} rfi_checked;
+
+typedef struct rfi_split_check { /* the forward that a ring entry belongs to */
+  int callable, check, microbatch;
+  int64_t step;
+} rfi_split_check;
+
+typedef struct rfi_splits {
+  int32_t *result;                 /* a ring, written by the device */
+  rfi_split_check *check;          /* the same ring: what was checked */
+  int size;                        /* of both; 0: no callable has group sizes */
+  int64_t launched, seen, aborted; /* counts of forwards; those before `aborted` belong to aborted steps */
+  int64_t step;                    /* number of the step */
+  int32_t found;                   /* a bad group that is not reported yet; -1: none */
+  rfi_split_check first;           /* where it was found */
+} rfi_splits;
+
+typedef struct rfi_counts { /* step counters that the graphs advance */
+  rfi_exec_unit u;          /* rfr_step_end of each; without a trace: no counters */
+  int64_t skip_at;          /* persistent: their skip flag; 1 only while a step is aborted */
+} rfi_counts;
+
+typedef struct rfi_callable {
+  rfi_exec_unit u;
+  rfi_port *in, *out;
+  int n_in, n_out;
+  rfr_value microbatch;     /* the input with its number; RFR_NONE: not used */
+  rfi_value_storage *place; /* per value; set for owners of storage */
+  rfi_checked *checked;
+  int n_checked;
+  int *gradients, n_gradients;   /* main gradients that W adds to: indices of named */
+  int *parameters, n_parameters; /* trainable and frozen: indices of named */
+  int stage;
+  bool sharded;
+  bool wgrad_reads;            /* W reads parameters */
+  bool has_first_site;         /* the caller gave rfr_callable.first_site */
+  bool gathered;               /* sharded, or gathered by the caller: parameters are valid only within calls */
+  int *unreduced, n_unreduced; /* sharded: unreduced gradients, indices of named */
+  int level;                   /* of its recompute frontier; -1: it has none */
+} rfi_callable;
+
+typedef struct rfi_validity { /* which results of a slot's microbatch the caller may use */
+  int outputs;                /* of callables before this one */
+  int gradients;              /* input gradients of this callable and later ones */
+} rfi_validity;
+
+typedef struct rfi_stage_plan {
+  int first, end;    /* callables */
+  int number;        /* in the schedule */
+  bool delayed;      /* it has separate W actions */
+  bool fsdp_actions; /* it has UNSHARD, RESHARD or REDUCE */
+  int slots;
+  rfi_validity *valid;                /* per slot */
+  int64_t offset, bytes;              /* of the first slot in the region; of each slot */
+  int64_t window[2], window_bytes[2]; /* of gathered parameters; of unreduced gradients */
+} rfi_stage_plan;
+
+typedef struct rfi_step_call {
+  rfr_action_op op; /* F, I, W or B */
+  int callable, microbatch, slot;
+  bool first, last; /* the first call of the microbatch in the stage takes the slot, the last frees it */
+} rfi_step_call;
+
+/* A shard action of the schedule, which runs before call number `at`. */
+typedef enum rfi_shard_op { RFI_SHARD_GATHER, RFI_SHARD_DROP, RFI_SHARD_CLEAR, RFI_SHARD_REDUCE } rfi_shard_op;
+typedef struct rfi_shard_action {
+  rfi_shard_op op;
+  int callable, at;
+} rfi_shard_action;
+
+typedef struct rfi_calls { /* the calls of a step */
+  rfi_step_call *call;
+  int n;
+  bool endless;   /* no schedule: the calls of one microbatch, repeated for the next */
+  int *ready;     /* main gradients, in the order in which they are completed */
+  int *ready_end; /* [i]: how many are complete before call i */
+  rfi_shard_action *shard_action;
+  int n_shard_actions;
+} rfi_calls;
+
+typedef enum rfi_step_state { RFI_STEP_NONE, RFI_STEP_OPEN, RFI_STEP_BROKEN } rfi_step_state;
+
+struct rfr_graphs {
+  rfi_exec_target m;
+  rfr_graphs_options options;
+  bool inference;
+  rfi_callable *callable;
+  int n;
+  rfi_stage_plan *stage;
+  int n_stages;
+  rfi_storage store;
+  rfi_arena *placed; /* kernels and storage for the chosen recompute levels */
+  rfi_layout layout;
+  rfr_graphs_memory memory;
+  bool in_warmup;            /* updates go to scratch memory */
+  rfr_tensor *event_tensors; /* room for the tensors of a hook event */
+  const void **from;         /* room for the sources of a part's copies */
+  bool single_slot;          /* one slot in all, which also holds the shared bytes */
+  rfi_calls calls;
+  rfi_calls evaluation; /* F of every callable, slot 0, repeated for each microbatch */
+  bool evaluating;      /* the step is an evaluation */
+  rfi_step_state state;
+  int64_t next; /* number of the next call */
+  int next_shard_action;
+  rfi_splits splits;
+  rfi_counts counts;
+  bool ended; /* the last step ended, and was not aborted */
+  bool loaded;
+};
+
+/* ---- callable.c ---- */
+/* The options' entry for a parameter's main gradient; NULL: none. */
+const rfr_main_gradient *rfi_main_gradient_of(const rfr_graphs *g, const char *parameter);
+/* Fills in everything up to `trace`, `start` and ports from a description. *site: the next number of a random op. */
+rfr_status rfi_callable_compile(rfr_graphs *g, int index, const rfr_callable *desc, int64_t *site);
+/* The passes' options, without recompute. */
+rfi_pass_options rfi_callable_options(rfr_graphs *g, const rfi_callable *c);
+/* Sets `trace`, `start` and ports from the result of the passes. */
+rfr_status rfi_callable_order(rfr_graphs *g, rfi_callable *c);
+/* Some output has a gradient, so a backward is called. */
+bool rfi_has_backward(const rfi_callable *c);
+/* The port of a name; -1: none, or name is NULL. */
+int rfi_port_find(const rfi_port *port, int n, const char *name);
+extern const char RFI_GRAD_PREFIX[];      /* of the names of main gradients and cotangents */
+extern const char RFI_UNREDUCED_PREFIX[]; /* before RFI_GRAD_PREFIX: a sharded parameter's unreduced gradient */
+
+/* ---- graph_ports.c ---- */
+/* A port's tensor in a slot. */
+rfr_tensor rfi_port_tensor(const rfr_graphs *g, int callable, int slot, const rfi_port *port, bool grad);
+/* Reads links, fixed memory and samples of a callable's description. */
+rfr_status rfi_graphs_links(rfr_graphs *g, int index, const rfr_callable *desc);
+/* The array of addresses that `f` replaces; `f` is checked. */
+rfr_status rfi_graphs_fixed_of(const rfr_graphs *g, int callable, const rfr_callable_fixed *f, void ***addresses);
+/* Checks that the caller's memory which callables write overlaps other memory only as rfr_callable_fixed allows, with
+ * these calls of a step. */
+rfr_status rfi_graphs_check_overlap(const rfr_graphs *g, const rfi_calls *calls);
+
+/* ---- graph_memory.c ---- */
+enum { RFI_MISMATCH_TEXT = 2 * RFI_TYPE_TEXT + 32 };
+/* Compares types; false: `text` says how they differ. */
+bool rfi_graphs_type_matches(const rfr_type *want, const rfr_type *type, char text[RFI_MISMATCH_TEXT]);
+/* Why the caller's memory cannot be used; NULL: it can. */
+const char *rfi_graphs_address_defect(const rfr_graphs *g, const void *data);
+/* Checks an entry for a main gradient: type, bytes and strides fit a parameter (or shard) of this shape. */
+rfr_status rfi_graphs_check_gradient_entry(const rfr_main_gradient *m, const rfr_type *parameter);
+/* Checks a list of entries by themselves: size, fields. */
+rfr_status rfi_graphs_check_gradient_list(const rfr_main_gradient *m, int n);
+/* A parameter, state or constant; NULL: there is none of this name. */
+rfi_named *rfi_graphs_find(const rfr_graphs *g, const char *name);
+/* Adds the inputs that a callable shares by name with others. */
+rfr_status rfi_graphs_names(rfr_graphs *g, rfi_callable *c);
+/* Places every value: g->memory. */
+rfr_status rfi_graphs_place(rfr_graphs *g);
+/* Allocates the memory that is placed. */
+rfr_status rfi_graphs_allocate(rfr_graphs *g);
+/* The first byte of a slot. */
+unsigned char *rfi_graphs_slot(const rfr_graphs *g, const rfi_stage_plan *s, int slot);
+/* The address of a named tensor; in warm-up scratch memory if it is written. */
+unsigned char *rfi_graphs_named_data(const rfr_graphs *g, const rfi_named *x);
+/* The address of a value of a callable in a slot. */
+unsigned char *rfi_graphs_address(const rfr_graphs *g, int callable, int slot, rfr_value v);
+/* Writes addresses into the kernels of all slots. */
+void rfi_graphs_set_addresses(rfr_graphs *g);
+
+/* ---- graph_shard.c ---- */
+bool rfi_graphs_is_sharded(const rfr_graphs *g);
+/* The stage has sharded callables and shard actions. */
+bool rfi_graphs_has_windows(const rfr_graphs *g, const rfi_stage_plan *s);
+/* Checks that parameters are gathered for every part that reads them, and that each gradient is reduced. Sets the
+ * stages' window[] and the bytes of their region. */
+rfr_status rfi_graphs_place_windows(rfr_graphs *g);
+/* The shard actions of action i of a rank's list, before call `at`; `to` NULL: only their number. */
+int rfi_graphs_list_shard_actions(const rfr_graphs *g, const rfi_stage_plan *s, const rfr_action *a, int i, int at,
+                                  rfi_shard_action *to);
+/* Runs a part of a callable in a slot, with the collectives that it needs. */
+rfr_status rfi_graphs_run(rfr_graphs *g, int callable, int slot, rfi_part part, bool eager);
+/* Runs the shard actions up to call `at`, from number *next on. */
+rfr_status rfi_graphs_run_shard_actions(rfr_graphs *g, int64_t at, int *next, bool eager);
+
+/* ---- graph_rebind.c ---- */
+/* Checks a tensor that the caller passes back: bytes fit the type, the memory is of these graphs and still valid. */
+rfr_status rfi_graphs_check_tensor(const rfr_graphs *g, const rfr_tensor *x);
+
+/* ---- graph_recompute.c ---- */
+/* Selects kernels and places values, with the recompute that marks, options and budget demand. */
+rfr_status rfi_graphs_lay_out(rfr_graphs *g);
+
+/* ---- graph_splits.c ---- */
+rfr_status rfi_graphs_splits_create(rfr_graphs *g);
+/* After the launch of a forward: enqueues the copy of its results to the ring. */
+rfr_status rfi_graphs_splits_launched(rfr_graphs *g, const rfi_step_call *call);
+/* The step is aborted: its results are not reported. */
+void rfi_graphs_splits_abort(rfr_graphs *g);
+/* graphs.splits, once, for the first bad result that has arrived. */
+rfr_status rfi_graphs_splits_report(rfr_graphs *g);
+
+/* ---- graph_counts.c ---- */
+/* The number of step counters that the graphs advance; valid after storage is placed. */
+int rfi_graphs_counted(const rfr_graphs *g);
+rfr_status rfi_graphs_counts_create(rfr_graphs *g);
+/* Advances the counters; `skipped`: the step was aborted. */
+rfr_status rfi_graphs_count(rfr_graphs *g, bool skipped);
+
+/* ---- graph_walk.c ---- */
+rfr_status rfi_graphs_warm_up(rfr_graphs *g);
+rfr_status rfi_graphs_capture(rfr_graphs *g);
+
+/* ---- graph_calls.c ---- */
+/* The stages that a schedule has on this rank; `stages` NULL: only *n. */
+rfr_status rfi_graphs_read_stages(const rfr_graphs *g, const rfr_schedule *s, rfi_stage_plan *stages, int *n);
+/* The calls of a step; freed after an error. */
+rfr_status rfi_graphs_make_calls(rfr_graphs *g, const rfr_schedule *schedule, rfi_calls *calls);
+/* Sets live and live_bytes of g->memory. */
+void rfi_graphs_count_live(rfr_graphs *g);
+void rfi_graphs_drop_calls(rfr_graphs *g, rfi_calls *calls);
+/* F of every callable, for rfr_graphs_begin_evaluation. */
+rfr_status rfi_graphs_make_evaluation(rfr_graphs *g);
+/* The next call; false: none. A step without a schedule may be complete and go on. */
+bool rfi_graphs_next_call(const rfr_graphs *g, rfi_step_call *out);
+bool rfi_graphs_is_complete(const rfr_graphs *g);
+const char *rfi_call_text(int op); /* for messages */
+/* graphs.order if a later call of the current step adds to the main gradient with this index. */
+rfr_status rfi_graphs_check_gradient(const rfr_graphs *g, int gradient);
+/* Why a call of a microbatch cannot be the next one, as ", ..." or "". */
+void rfi_graphs_explain_order(const rfr_graphs *g, int callable, int microbatch, bool forward, char text[96]);
+
+/* ---- graph_debug.c ---- */
+/* Fills a slot (`gradients` false: except the input gradients), the shared bytes, or everything. */
+rfr_status rfi_graphs_poison_slot(rfr_graphs *g, int stage, int slot, bool gradients);
+rfr_status rfi_graphs_poison_shared(rfr_graphs *g);
+rfr_status rfi_graphs_poison_all(rfr_graphs *g);
+
+/* ---- graph_step.c ---- */
+/* *is_slot: the tensor lies in a slot. Errors: argument, if it does and is no longer valid. */
+rfr_status rfi_graphs_check_slot_tensor(const rfr_graphs *g, const rfr_tensor *x, bool *is_slot);
+void rfi_graphs_invalidate(rfi_stage_plan *s, int slot);
+/* Writes the microbatch's number into a slot. */
+rfr_status rfi_graphs_set_microbatch(rfr_graphs *g, int callable, int slot, int microbatch);
+/* Captures a part, with the copies of its call's inputs. */
+rfr_status rfi_graphs_capture_part(rfr_graphs *g, int callable, int slot, rfi_part part, rfi_graph **out);
+
+/* The memory that rfr_graphs_create would plan, except `live`, `live_bytes` and `graphs`; nothing is allocated or run.
+ * Addresses of the caller's memory are compared, not used. */
+rfr_status rfi_graphs_plan(rfr_ctx *ctx, const rfr_callable *callables, int n, const rfr_graphs_options *options,
+                           rfr_graphs_memory *out);
+
+#endif

@@ -1,0 +1,317 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Creation and queries of graphed callables. Missing memory and missing kernels are found here; a step allocates
+ * nothing.
+ */
+#include <stddef.h>
+#include <string.h>
+
+#include "base/base.h"
+#include "callable/graphed.h"
+#include "schedule/schedule.h"
+
+rfr_callable rfr_callable_default(void) { return (rfr_callable){.size = sizeof(rfr_callable), .first_site = -1}; }
+
+rfr_graphs_options rfr_graphs_options_default(void) {
+  return (rfr_graphs_options){.size = sizeof(rfr_graphs_options), .fuse = 1};
+}
+
+rfr_hooks rfr_hooks_default(void) { return (rfr_hooks){.size = sizeof(rfr_hooks)}; }
+
+rfr_main_gradient rfr_main_gradient_default(void) { return (rfr_main_gradient){.size = sizeof(rfr_main_gradient)}; }
+
+/* ---- arguments ---- */
+
+static bool is_list(const rfr_hook_list *l) {
+  bool good = l->n >= 0 && (l->n == 0 || l->hooks);
+  for (int i = 0; good && i < l->n; i++) good = l->hooks[i].fn != NULL;
+  return good;
+}
+
+static rfr_status check_hooks(const rfr_graphs_options *o, int n) {
+  if (o->warmup_iterations < 0) return rfi_fail(RFI_E_ARGUMENT, "%d warm-up iterations", o->warmup_iterations);
+  if (o->hooks ? o->n_hooks != n : o->n_hooks != 0)
+    return rfi_fail(RFI_E_ARGUMENT, "rfr_graphs_options.hooks has %d entries for %d callables: one for each, or none",
+                    o->n_hooks, n);
+  bool good = is_list(&o->pre_warmup) && is_list(&o->post_warmup);
+  for (int i = 0; i < o->n_hooks; i++) {
+    const rfr_hooks *h = &o->hooks[i];
+    if (h->size != sizeof *h)
+      return rfi_fail(RFI_E_ARGUMENT, "hooks %d: size %zu, rfr_hooks_default sets %zu", i, h->size, sizeof *h);
+    good = good && is_list(&h->pre_forward) && is_list(&h->post_forward) && is_list(&h->pre_backward) &&
+           is_list(&h->post_backward) && is_list(&h->pre_wgrad) && is_list(&h->post_wgrad);
+  }
+  return good ? RFR_OK : rfi_fail(RFI_E_ARGUMENT, "a hook list is NULL with n > 0, or has a hook without a function");
+}
+
+static rfr_status check_lists(const rfr_graphs_options *o) {
+  if ((o->n_tensors > 0 && !o->tensors) || (o->n_gradients > 0 && !o->gradients) || o->n_tensors < 0 ||
+      o->n_gradients < 0 || o->budget < 0 || (unsigned)o->recompute > RFR_RECOMPUTE_AUTO)
+    return rfi_fail(RFI_E_ARGUMENT, "rfr_graphs_options: %d tensors, %d gradients, budget %lld, recompute %d",
+                    o->n_tensors, o->n_gradients, (long long)o->budget, (int)o->recompute);
+  return rfi_graphs_check_gradient_list(o->gradients, o->n_gradients);
+}
+
+static rfr_status check_options(const rfr_graphs_options *o, int n) {
+  RFI_TRY(rfi_check_options("rfr_graphs_options", o, o->size, sizeof *o));
+  RFI_TRY(check_hooks(o, n));
+  return check_lists(o);
+}
+
+static bool is_array(const void *list, int n) { return n == 0 || (n > 0 && list); }
+
+static rfr_status check_arguments(rfr_ctx *ctx, const rfr_callable *callables, int n, const rfr_graphs_options *o) {
+  RFI_TRY(rfi_check_handle(ctx, "rfr_ctx"));
+  if (n < 1 || !callables)
+    return rfi_fail(RFI_E_ARGUMENT, "rfr_graphs_create: %d callables%s", n, callables ? "" : ", NULL");
+  for (int i = 0; i < n; i++) {
+    const rfr_callable *c = &callables[i];
+    if (c->size != sizeof *c)
+      return rfi_fail(RFI_E_ARGUMENT, "callable %d: size %zu, rfr_callable_default sets %zu", i, c->size, sizeof *c);
+    if (!c->trace || !is_array(c->links, c->n_links) || !is_array(c->fixed, c->n_fixed) ||
+        !is_array(c->samples, c->n_samples) || c->n_inputs < 0 || c->n_outputs < 0 || c->first_site < -1)
+      return rfi_fail(RFI_E_ARGUMENT,
+                      "callable %d: trace is NULL, a list is NULL with n > 0, or first_site is below -1", i);
+    if (!c->inference != !callables[0].inference)
+      return rfi_fail(RFI_E_GRAPHS_CALLABLE,
+                      "callable %d is for %s, the callables before it are not: all of a set are, or none", i,
+                      c->inference ? "inference" : "training");
+  }
+  if (o) RFI_TRY(check_options(o, n));
+  if (o && o->schedule && o->schedule->ctx != ctx)
+    return rfi_fail(RFI_E_ARGUMENT,
+                    "rfr_graphs_options.schedule was made in another context: make it in the context of "
+                    "the graphs");
+  if (strcmp(rfi_ctx_device(ctx), "cuda:none") == 0 && (!o || !o->eager || o->warmup_iterations > 0))
+    return rfi_fail(RFI_E_BACKEND_MISSING,
+                    "device cuda:none cannot run or capture: to get only the plan, set rfr_graphs_options.eager and no "
+                    "warm-up");
+  return RFR_OK;
+}
+
+/* ---- stages ---- */
+
+static rfr_status make_stages(rfr_graphs *g) {
+  if (g->options.schedule) {
+    int n;
+    RFI_TRY(rfi_graphs_read_stages(g, g->options.schedule, NULL, &n));
+    if (!(g->stage = rfi_arena_alloc(g->m.strings, sizeof *g->stage * (size_t)(n + 1)))) return RFR_NO_MEMORY;
+    RFI_TRY(rfi_graphs_read_stages(g, g->options.schedule, g->stage, &g->n_stages));
+  } else {
+    if (!(g->stage = rfi_arena_alloc(g->m.strings, sizeof *g->stage))) return RFR_NO_MEMORY;
+    g->stage[g->n_stages++] = (rfi_stage_plan){.end = g->n, .slots = 1};
+  }
+  for (int k = 0; k < g->n_stages; k++) {
+    rfi_stage_plan *s = &g->stage[k];
+    if (!(s->valid = rfi_arena_alloc(g->m.strings, sizeof *s->valid * (size_t)(s->slots + 1)))) return RFR_NO_MEMORY;
+    for (int slot = 0; slot < s->slots; slot++) rfi_graphs_invalidate(s, slot);
+    for (int c = s->first; c < s->end; c++) g->callable[c].stage = k;
+  }
+  return RFR_OK;
+}
+
+/* ---- creation ---- */
+
+/* ---- hooks ---- */
+
+static rfr_status check_hook_lists(const rfr_graphs *g, int callable, const rfr_hook_list *pre,
+                                   const rfr_hook_list *post, const char *part, bool has_part) {
+  if (has_part || pre->n + post->n == 0) return RFR_OK;
+  return rfi_fail(RFI_E_GRAPHS_CALLABLE, "callable \"%s\" has %s_%s hooks, which never run: it has no %s",
+                  g->callable[callable].u.name, pre->n > 0 ? "pre" : "post", part, part);
+}
+
+static rfr_status check_hook_parts(const rfr_graphs *g) {
+  for (int i = 0; i < g->options.n_hooks; i++) {
+    const rfr_hooks *h = &g->options.hooks[i];
+    const rfi_callable *c = &g->callable[i];
+    RFI_TRY(check_hook_lists(g, i, &h->pre_backward, &h->post_backward, "backward", rfi_has_backward(c)));
+    RFI_TRY(check_hook_lists(g, i, &h->pre_wgrad, &h->post_wgrad, "wgrad", rfi_has(&c->u, RFI_PART_W)));
+  }
+  return RFR_OK;
+}
+
+static rfr_status make_room(rfr_graphs *g) {
+  int most = 0;
+  for (int i = 0; i < g->n; i++) {
+    const rfi_callable *c = &g->callable[i];
+    const int n = c->n_in + c->n_out + c->n_gradients + c->n_parameters;
+    if (n > most) most = n;
+  }
+  g->event_tensors = rfi_arena_alloc(g->m.strings, sizeof *g->event_tensors * (size_t)(most + 1));
+  g->from = rfi_arena_alloc(g->m.strings, sizeof *g->from * (size_t)(most + 1));
+  return g->event_tensors && g->from ? RFR_OK : RFR_NO_MEMORY;
+}
+
+/* Adds the callable to errors of passes, which do not know it. */
+static rfr_status name_callable(rfr_status s, const rfi_callable *c) {
+  return !c->u.name || strncmp(rfr_last_error()->message, "callable \"", 10) == 0
+             ? s
+             : rfi_fail_prefix("callable \"%s\": ", c->u.name);
+}
+
+/* Everything that the plan needs, without memory. */
+static rfr_status plan(rfr_graphs *g, const rfr_callable *callables) {
+  int64_t site = 0;
+  RFI_TRY(make_stages(g));
+  for (int i = 0; i < g->n; i++) {
+    if (callables[i].first_site >= 0) site = callables[i].first_site;
+    rfr_status s = rfi_callable_compile(g, i, &callables[i], &site);
+    if (s == RFR_OK) s = rfi_graphs_names(g, &g->callable[i]);
+    if (s != RFR_OK) return name_callable(s, &g->callable[i]);
+    RFI_TRY(rfi_graphs_links(g, i, &callables[i]));
+  }
+  return rfi_graphs_lay_out(g);
+}
+
+static rfr_status build(rfr_graphs *g, const rfr_callable *callables) {
+  RFI_TRY(plan(g, callables));
+  RFI_TRY(rfi_graphs_allocate(g));
+  for (int i = 0; i < g->n; i++)
+    RFI_TRY(rfi_unit_instantiate(&g->m, &g->callable[i].u, g->stage[g->callable[i].stage].slots));
+  rfi_graphs_set_addresses(g);
+  RFI_TRY(rfi_graphs_splits_create(g));
+  RFI_TRY(rfi_graphs_counts_create(g));
+  RFI_TRY(check_hook_parts(g));
+  RFI_TRY(rfi_graphs_make_calls(g, g->options.schedule, &g->calls));
+  RFI_TRY(rfi_graphs_make_evaluation(g));
+  RFI_TRY(rfi_graphs_check_overlap(g, &g->calls));
+  rfi_graphs_count_live(g);
+  RFI_TRY(make_room(g));
+  if (g->options.warmup_iterations > 0) RFI_TRY(rfi_graphs_warm_up(g));
+  return g->options.eager ? RFR_OK : rfi_graphs_capture(g);
+}
+
+static rfr_status create(rfr_ctx *ctx, const rfr_callable *callables, int n, const rfr_graphs_options *options,
+                         rfr_status (*make)(rfr_graphs *, const rfr_callable *), rfr_graphs **out) {
+  rfr_status s;
+  rfr_graphs *g = NULL;
+  RFI_TRY(rfi_check_handle(out, "out"));
+  *out = NULL;
+  RFI_TRY(check_arguments(ctx, callables, n, options));
+  RFI_GOTO(RFI_ALLOC(ctx, sizeof *g, &g));
+  g->options = rfr_graphs_options_default();
+  if (options) memcpy(&g->options, options, sizeof g->options);
+  g->inference = callables[0].inference != 0;
+  RFI_GOTO(rfi_target_open(&g->m, ctx, g->options.comm));
+  RFI_GOTO(RFI_ALLOC(ctx, sizeof *g->callable * (size_t)n, &g->callable));
+  g->n = n;
+  RFI_GOTO(make(g, callables));
+  *out = g;
+  return RFR_OK;
+fail:
+  rfr_graphs_destroy(g);
+  return s;
+}
+
+rfr_status rfr_graphs_create(rfr_ctx *ctx, const rfr_callable *callables, int n, const rfr_graphs_options *options,
+                             rfr_graphs **out) {
+  return create(ctx, callables, n, options, build, out);
+}
+
+rfr_status rfi_graphs_plan(rfr_ctx *ctx, const rfr_callable *callables, int n, const rfr_graphs_options *options,
+                           rfr_graphs_memory *out) {
+  rfr_graphs *g;
+  RFI_TRY(create(ctx, callables, n, options, plan, &g));
+  *out = g->memory;
+  out->size = sizeof *out;
+  rfr_graphs_destroy(g);
+  return RFR_OK;
+}
+
+void rfr_graphs_destroy(rfr_graphs *g) {
+  if (!g) return;
+  for (int i = 0; g->callable && i < g->n; i++) {
+    rfi_callable *c = &g->callable[i];
+    rfi_unit_deinit(&g->m, &c->u);
+    rfr_trace_destroy(c->u.trace);
+  }
+  rfi_free(g->m.ctx, g->callable);
+  rfi_graphs_drop_calls(g, &g->calls);
+  rfi_graphs_drop_calls(g, &g->evaluation);
+  rfr_trace_destroy(g->counts.u.trace);
+  if (g->m.device) {
+    g->m.backend->free(g->m.device, RFI_MEMORY_RING, g->splits.result);
+    rfi_layout_free(&g->layout, g->m.backend, g->m.device);
+  }
+  rfi_arena_destroy(g->placed);
+  rfi_target_close(&g->m);
+  rfi_free(g->m.ctx, g);
+}
+
+/* ---- queries ---- */
+
+rfr_status rfr_graphs_tensor(const rfr_graphs *g, const char *name, rfr_tensor *out) {
+  RFI_TRY(rfi_check_handle(out, "out"));
+  memset(out, 0, sizeof *out);
+  RFI_TRY(rfi_check_handle(g, "rfr_graphs"));
+  const rfi_named *x = rfi_graphs_find(g, name);
+  if (!x)
+    return rfi_fail(RFI_E_PROGRAM_NAME, "no callable has a parameter, state or constant \"%s\"", name ? name : "");
+  *out = x->tensor;
+  return RFR_OK;
+}
+
+rfr_status rfr_graphs_gradient(const rfr_graphs *g, const char *parameter, rfr_tensor *out) {
+  RFI_TRY(rfi_check_handle(out, "out"));
+  memset(out, 0, sizeof *out);
+  RFI_TRY(rfi_check_handle(g, "rfr_graphs"));
+  const rfi_named *x = rfi_storage_find(&g->store, parameter);
+  if (!x || x->gradient < 0)
+    return rfi_fail(RFI_E_PROGRAM_NAME, "no callable trains \"%s\"", parameter ? parameter : "");
+  RFI_TRY(rfi_graphs_check_gradient(g, x->gradient));
+  *out = g->store.named[x->gradient].tensor;
+  return RFR_OK;
+}
+
+rfr_status rfr_graphs_write(rfr_graphs *g, const rfr_tensor *to, const void *from) {
+  RFI_TRY(rfi_check_handle(g, "rfr_graphs"));
+  RFI_TRY(rfi_check_handle(to, "to"));
+  RFI_TRY(rfi_graphs_check_tensor(g, to));
+  if (to->bytes > 0) RFI_TRY(rfi_check_handle(from, "from"));
+  if (to->role == RFR_ROLE_FROZEN || to->role == RFR_ROLE_CONST) g->loaded = false;
+  return g->m.backend->copy(g->m.device, to->data, from, (size_t)to->bytes);
+}
+
+rfr_status rfr_graphs_read(rfr_graphs *g, const rfr_tensor *from, void *to) {
+  RFI_TRY(rfi_check_handle(g, "rfr_graphs"));
+  RFI_TRY(rfi_check_handle(from, "from"));
+  RFI_TRY(rfi_graphs_check_tensor(g, from));
+  if (from->bytes > 0) RFI_TRY(rfi_check_handle(to, "to"));
+  return g->m.backend->copy(g->m.device, to, from->data, (size_t)from->bytes);
+}
+
+rfr_status rfr_graphs_changed(rfr_graphs *g) {
+  RFI_TRY(rfi_check_handle(g, "rfr_graphs"));
+  if (g->state != RFI_STEP_NONE) return rfi_fail(RFI_E_GRAPHS_ORDER, "a step has begun: end or abort it first");
+  g->loaded = false;
+  return RFR_OK;
+}
+
+int rfr_graphs_ops(const rfr_graphs *g, int callable, rfr_action_op part) {
+  const rfi_part at = part == RFR_ACTION_F ? RFI_PART_F : part == RFR_ACTION_I ? RFI_PART_I : RFI_PART_W;
+  if (rfi_check_handle(g, "rfr_graphs") != RFR_OK || callable < 0 || callable >= g->n) return -1;
+  if (part != RFR_ACTION_F && part != RFR_ACTION_I && part != RFR_ACTION_W) return -1;
+  return g->callable[callable].u.first[at + 1] - g->callable[callable].u.first[at];
+}
+
+rfr_status rfr_graphs_get_memory(const rfr_graphs *g, rfr_graphs_memory *out) {
+  RFI_TRY(rfi_check_handle(out, "out"));
+  const size_t size = out->size, known = size < sizeof *out ? size : sizeof *out;
+  if (size < offsetof(rfr_graphs_memory, persistent_bytes))
+    return rfi_fail(RFI_E_ARGUMENT, "rfr_graphs_memory.size is %zu: set it to sizeof(rfr_graphs_memory)", size);
+  memset(&out->planned_bytes, 0, known - offsetof(rfr_graphs_memory, planned_bytes));
+  RFI_TRY(rfi_check_handle(g, "rfr_graphs"));
+  memcpy(&out->planned_bytes, &g->memory.planned_bytes, known - offsetof(rfr_graphs_memory, planned_bytes));
+  return RFR_OK;
+}
+
+const rfr_trace *rfr_graphs_trace(const rfr_graphs *g, int callable) {
+  return rfi_check_handle(g, "rfr_graphs") == RFR_OK && callable >= 0 && callable < g->n ? g->callable[callable].u.trace
+                                                                                         : NULL;
+}
+
+const char *rfr_graphs_report(const rfr_graphs *g, int callable, const char *pass) {
+  if (rfi_check_handle(g, "rfr_graphs") != RFR_OK || callable < 0 || callable >= g->n) return NULL;
+  return rfi_stage_report(rfi_unit_stage(&g->callable[callable].u, pass));
+}

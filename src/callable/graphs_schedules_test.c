@@ -1,0 +1,612 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Callables under generated schedules, on every rank, and under order lists, with and without recompute: the same bits
+ * as without a schedule, which graphs_test compares with one program; as many slots as microbatches in flight; memory
+ * near the bound; frozen weights and low-rank updates; inference; weights that two stages share. The ranks of a
+ * pipeline are sets of graphs in one process, with activations passed between them.
+ */
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "callable/graphed.h"
+#include "support/graphs_scene.h"
+
+enum { T = RFT_T, C = RFT_C, BYTES = RFT_T * RFT_C * 4, MOST_RANKS = 4, LOW = 4 };
+
+/* A frozen weight with a low-rank update, frozen in the blocks that the scene freezes. */
+static rfr_value low_rank(rft_recorder *r, rfr_value x) {
+  char name[3][16];
+  rfr_value w[3];
+  static const char *const what[3] = {"w", "down", "up"};
+  const int64_t shape[3][2] = {{C, C}, {LOW, C}, {C, LOW}};
+  for (int i = 0; i < 3; i++) {
+    const bool frozen = i == 0 || (r->frozen >> r->block & 1);
+    snprintf(name[i], sizeof name[i], "b%d.%s", r->block, what[i]);
+    w[i] = rfr_input(r->t, name[i], frozen ? RFR_ROLE_FROZEN : RFR_ROLE_TRAINABLE, r->dtype, 2, shape[i]);
+  }
+  return rfr_add(r->t, rfr_linear(r->t, x, w[0], RFR_NONE),
+                 rfr_linear(r->t, rfr_linear(r->t, x, w[1], RFR_NONE), w[2], RFR_NONE));
+}
+
+/* ---- ranks ---- */
+
+typedef struct pipeline {
+  const rft_scene *s;
+  const rfr_schedule *schedule;
+  int ranks, layers;
+  rfr_graphs *g[MOST_RANKS];
+  int local[RFT_BLOCKS]; /* each block's index on its rank */
+  rft_buffers *b;
+  bool made[2][RFT_BLOCKS][RFT_MICROBATCHES]; /* forward, backward: of each block */
+} pipeline;
+
+static int rank_of(const pipeline *p, int block) { return rfr_schedule_rank(p->schedule, block / p->layers); }
+
+static rfr_graphs *make(const rft_scene *s, const rfr_schedule *schedule, int rank, int layers, int *local) {
+  rfr_trace *t[RFT_BLOCKS];
+  rfr_callable c[RFT_BLOCKS];
+  rfr_graphs_options o = rfr_graphs_options_default();
+  rfr_graphs *g;
+  int64_t site = 0;
+  int n = 0;
+  for (int i = 0; i < s->blocks; i++) {
+    t[i] = rft_block_trace(s, i);
+    const int64_t first = site;
+    site += t[i]->next_site;
+    if (schedule && rfr_schedule_rank(schedule, i / layers) != rank) continue;
+    c[n] = rfr_callable_default();
+    c[n].trace = t[i];
+    if (schedule) c[n].first_site = first;
+    if (local) local[i] = n;
+    n++;
+  }
+  o.schedule = schedule;
+  o.rank = rank;
+  o.fuse = s->fuse;
+  if (schedule) o.recompute = s->recompute;
+  OK(rfr_graphs_create(ctx, c, n, &o, &g));
+  for (int i = 0; i < s->blocks; i++) rfr_trace_destroy(t[i]);
+  return g;
+}
+
+/* Initial values by name: the same on every rank. */
+static void init(rfr_graphs *g) {
+  static const int32_t documents[3] = {0, 10, T};
+  for (int i = 0; i < g->store.n; i++) {
+    const rfr_tensor *x = &g->store.named[i].tensor;
+    uint64_t seed = 5;
+    for (const char *c = x->name; *c; c++) seed = seed * 131 + (unsigned char)*c;
+    if (strcmp(x->name, "offsets") == 0) memcpy(x->data, documents, sizeof documents);
+    else if (g->store.named[i].parameter < 0 && rfr_dtype_is_float(x->type.dtype)) rft_fill_by(x, seed, 0.4f);
+  }
+}
+
+static void begin(rfr_graphs *g, int step) {
+  const int64_t block[4] = {step, step, 77, 0};
+  const rfr_binding now = {"step", {.dtype = RFR_I64, .rank = 1, .shape = {4}}, block};
+  rfr_tensor x;
+  OK(rfr_graphs_begin_step(g, &now, rfr_graphs_tensor(g, "step", &x) == RFR_OK));
+}
+
+static void forward(rfr_graphs *g, const rft_scene *s, rft_buffers *b, int callable, int block, int m) {
+  const rfr_binding x = {NULL, rft_activation(s), b->x[m][block]};
+  rfr_tensor y;
+  OK(rfr_graphs_forward(g, callable, m, &x, 1, &y, 1));
+  OK(rfr_graphs_read(g, &y, b->x[m][block + 1]));
+}
+
+static void backward(rfr_graphs *g, const rft_scene *s, rft_buffers *b, int callable, int block, int m) {
+  const rfr_binding dy = {NULL, rft_activation(s), b->dx[m][block + 1]};
+  rfr_tensor dx;
+  OK(rfr_graphs_backward(g, callable, m, &dy, 1, &dx, 1));
+  OK(rfr_graphs_read(g, &dx, b->dx[m][block]));
+}
+
+/* Whether the inputs of an action exist, also those from other ranks' stages. */
+static bool is_ready(const pipeline *p, const rfr_action *a) {
+  const int first = a->stage * p->layers, end = first + p->layers;
+  if (a->op == RFR_ACTION_F) return first == 0 || p->made[0][first - 1][a->microbatch];
+  if (a->op == RFR_ACTION_W) return true;
+  return end == p->s->blocks || p->made[1][end][a->microbatch];
+}
+
+static void act(pipeline *p, const rfr_action *a) {
+  for (int k = 0; k < p->layers; k++) {
+    const int block = a->stage * p->layers + (a->op == RFR_ACTION_F ? k : p->layers - 1 - k), m = a->microbatch;
+    rfr_graphs *g = p->g[rank_of(p, block)];
+    if (a->op == RFR_ACTION_F) forward(g, p->s, p->b, p->local[block], block, m);
+    else if (a->op != RFR_ACTION_W) backward(g, p->s, p->b, p->local[block], block, m);
+    else if (rfr_graphs_ops(g, p->local[block], RFR_ACTION_W) > 0) OK(rfr_graphs_wgrad(g, p->local[block], m));
+    if (a->op != RFR_ACTION_W) p->made[a->op != RFR_ACTION_F][block][m] = true;
+  }
+}
+
+static void run_ranks(pipeline *p, int step) {
+  int at[MOST_RANKS] = {0}, moved = 1;
+  memset(p->made, 0, sizeof p->made);
+  for (int r = 0; r < p->ranks; r++) begin(p->g[r], step);
+  while (moved > 0) {
+    moved = 0;
+    for (int r = 0; r < p->ranks; r++) {
+      int n;
+      const rfr_action *a = rfr_schedule_actions(p->schedule, r, &n);
+      for (; at[r] < n && is_ready(p, &a[at[r]]); at[r]++, moved++) act(p, &a[at[r]]);
+    }
+  }
+  for (int r = 0; r < p->ranks; r++) OK(rfr_graphs_end_step(p->g[r])); /* names the missing call, if any */
+}
+
+static void run_plain(rfr_graphs *g, const rft_scene *s, rft_buffers *b, int step) {
+  begin(g, step);
+  for (int m = 0; m < s->microbatches; m++) {
+    for (int i = 0; i < s->blocks; i++) forward(g, s, b, i, i, m);
+    for (int i = s->blocks - 1; i >= 0; i--) backward(g, s, b, i, i, m);
+  }
+  OK(rfr_graphs_end_step(g));
+}
+
+static void draw_all(const rft_scene *s, rft_buffers *b, int step) {
+  for (int m = 0; m < s->microbatches; m++) {
+    rft_draw(s, b->x[m][0], step, m, 1);
+    rft_draw(s, b->dx[m][s->blocks], step, m, 2);
+  }
+}
+
+/* Every main gradient of `a` is in `b`, which has all of them, with the same bits. */
+static void same_gradients(rfr_graphs *a, rfr_graphs *b) {
+  for (int i = 0; i < a->store.n; i++) {
+    rfr_tensor y;
+    const rfr_tensor *x = &a->store.named[i].tensor;
+    if (a->store.named[i].parameter < 0) continue;
+    OK(rfr_graphs_gradient(b, x->name + 5, &y));
+    if (memcmp(x->data, y.data, (size_t)x->bytes) != 0) fail_msg("%s differs", x->name);
+    bool any = false;
+    for (int64_t k = 0; k < x->bytes / 4; k++) any = any || ((const float *)x->data)[k] != 0;
+    if (!any) fail_msg("%s is zeros", x->name);
+  }
+}
+
+/* Two steps of a schedule on all its ranks, and without a schedule. */
+static void check_schedule(const rft_scene *s, const rfr_schedule *schedule, int layers) {
+  static rft_buffers ours, plain;
+  rfr_schedule_info info;
+  pipeline p = {.s = s, .schedule = schedule, .layers = layers, .b = &ours};
+  OK(rfr_schedule_get_info(schedule, &info));
+  p.ranks = info.ranks;
+  rfr_graphs *whole = make(s, NULL, 0, 1, NULL);
+  init(whole);
+  for (int r = 0; r < p.ranks; r++) {
+    p.g[r] = make(s, schedule, r, layers, p.local);
+    init(p.g[r]);
+  }
+  memset(&ours, 0, sizeof ours);
+  memset(&plain, 0, sizeof plain);
+  for (int step = 0; step < 2; step++) {
+    draw_all(s, &ours, step);
+    draw_all(s, &plain, step);
+    run_ranks(&p, step);
+    run_plain(whole, s, &plain, step);
+    assert_memory_equal(&ours, &plain, sizeof ours);
+    for (int r = 0; r < p.ranks; r++) same_gradients(p.g[r], whole);
+  }
+  for (int r = 0; r < p.ranks; r++) rfr_graphs_destroy(p.g[r]);
+  rfr_graphs_destroy(whole);
+}
+
+/* ---- generators ---- */
+
+static const struct {
+  rfr_schedule_kind kind;
+  int ranks, chunks;
+} kinds[] = {{RFR_SCHEDULE_GPIPE, 2, 0}, {RFR_SCHEDULE_1F1B, 4, 0},  {RFR_SCHEDULE_INTERLEAVED, 2, 2},
+             {RFR_SCHEDULE_ZB_H1, 4, 0}, {RFR_SCHEDULE_ZB_H1, 2, 2}, {RFR_SCHEDULE_ZB_V, 2, 2}};
+enum { KINDS = sizeof kinds / sizeof *kinds };
+
+static void check_kind(int kind, rft_block block, rfr_dtype dtype, int microbatches, unsigned frozen) {
+  const int stages = kinds[kind].ranks * (kinds[kind].chunks ? kinds[kind].chunks : 1), layers = RFT_BLOCKS / stages;
+  const rft_scene s = {.block = block,
+                       .blocks = RFT_BLOCKS,
+                       .microbatches = microbatches,
+                       .dtype = dtype,
+                       .fuse = true,
+                       .frozen = frozen,
+                       .recompute = microbatches % 2 ? RFR_RECOMPUTE_ALL : RFR_RECOMPUTE_KEEP};
+  rfr_schedule *schedule = rft_generate(kinds[kind].kind, kinds[kind].ranks, microbatches, kinds[kind].chunks);
+  OK(rfr_schedule_set_layers(schedule, &layers, 1));
+  check_schedule(&s, schedule, layers);
+  rfr_schedule_destroy(schedule);
+}
+
+static void test_generators(void **state) {
+  (void)state;
+  static const rft_block blocks[] = {rft_block_linear, rft_block_mlp, rft_block_attention, rft_block_transformer,
+                                     rft_block_experts};
+  static const int microbatches[] = {1, 2, 3, 8};
+  for (int kind = 0; kind < KINDS; kind++)
+    for (size_t block = 0; block < sizeof blocks / sizeof *blocks; block++)
+      for (int bf16 = 0; bf16 < 2; bf16++)
+        for (int i = 0; i < 4; i++) check_kind(kind, blocks[block], bf16 ? RFR_BF16 : RFR_F32, microbatches[i], 0);
+}
+
+/* Frozen weights and low-rank updates: there is no W where nothing is trained, and no bit changes. */
+static void test_frozen(void **state) {
+  (void)state;
+  for (int kind = 0; kind < KINDS; kind++)
+    for (unsigned frozen = 0; frozen < 16; frozen += 5) {
+      check_kind(kind, low_rank, RFR_F32, 3, frozen);
+      if (frozen != 15) check_kind(kind, rft_block_transformer, RFR_F32, 2, frozen);
+    }
+}
+
+/* ---- hooks ---- */
+
+enum { MOST_EVENTS = 8192 };
+typedef struct events {
+  struct event {
+    int point, callable, microbatch, capture, iteration;
+  } event[MOST_EVENTS];
+  int n;
+} events;
+
+static void record(events *t, struct event e) {
+  assert_true(t->n < MOST_EVENTS);
+  t->event[t->n++] = e;
+}
+
+static rfr_status listen(const rfr_hook_event *e, void *user) {
+  record(user, (struct event){e->point, e->callable, e->microbatch, e->capture, e->iteration});
+  return RFR_OK;
+}
+
+/* The expected walk over a rank's actions: the first action of each stage, slot and part; forwards in the callables'
+ * order, the other parts from the last callable to the first. */
+static void walk_as_meant(events *t, const rfr_schedule *schedule, int rank, int layers, int capture, int iteration) {
+  static const rfr_hook_point points[3] = {RFR_HOOK_PRE_FORWARD, RFR_HOOK_PRE_BACKWARD, RFR_HOOK_PRE_WGRAD};
+  bool seen[RFT_BLOCKS][16][3] = {{{false}}};
+  int n;
+  const rfr_action *a = rfr_schedule_actions(schedule, rank, &n);
+  for (int i = 0; i < n; i++) {
+    int first = 0;
+    for (int stage = 0; stage < a[i].stage; stage++) first += rfr_schedule_rank(schedule, stage) == rank ? layers : 0;
+    const int slot = rfr_schedule_slot(schedule, a[i].stage, a[i].microbatch);
+    for (int k = 0; k < layers; k++)
+      for (int part = 0; part < 3; part++) {
+        const bool has = part == 0   ? a[i].op == RFR_ACTION_F
+                         : part == 1 ? a[i].op == RFR_ACTION_I || a[i].op == RFR_ACTION_B
+                                     : a[i].op == RFR_ACTION_W || a[i].op == RFR_ACTION_B;
+        const int callable = first + (part == 0 ? k : layers - 1 - k);
+        if (!has || seen[callable][slot][part]) continue;
+        seen[callable][slot][part] = true;
+        for (int post = 0; post < 2; post++)
+          record(t, (struct event){(int)points[part] + post, callable, a[i].microbatch, capture, iteration});
+      }
+  }
+}
+
+/* The order and number of hook calls, for each generator, rank and number of warm-ups; replays call none. */
+static void test_hooks(void **state) {
+  (void)state;
+  static events ours, meant;
+  static const int warmups[3] = {0, 1, 3};
+  for (int kind = 0; kind < KINDS; kind++)
+    for (int w = 0; w < 3; w++) {
+      const int stages = kinds[kind].ranks * (kinds[kind].chunks ? kinds[kind].chunks : 1),
+                layers = RFT_BLOCKS / stages;
+      rfr_schedule *schedule = rft_generate(kinds[kind].kind, kinds[kind].ranks, 6, kinds[kind].chunks);
+      OK(rfr_schedule_set_layers(schedule, &layers, 1));
+      for (int rank = 0; rank < kinds[kind].ranks; rank++) {
+        const rft_scene s = {.block = rft_block_linear, .blocks = RFT_BLOCKS, .dtype = RFR_F32};
+        const rfr_hook hook = {listen, &ours};
+        const rfr_hook_list list = {&hook, 1};
+        rfr_hooks hooks[RFT_BLOCKS];
+        rfr_callable c[RFT_BLOCKS];
+        rfr_trace *t[RFT_BLOCKS];
+        rfr_graphs_options o = rfr_graphs_options_default();
+        rfr_graphs *g;
+        ours.n = meant.n = 0;
+        for (int i = 0; i < RFT_BLOCKS; i++) {
+          c[i] = rfr_callable_default();
+          c[i].trace = t[i] = rft_block_trace(&s, i);
+          hooks[i] = rfr_hooks_default();
+          hooks[i].pre_forward = hooks[i].post_forward = hooks[i].pre_backward = hooks[i].post_backward = list;
+          hooks[i].pre_wgrad = hooks[i].post_wgrad = list;
+        }
+        o.schedule = schedule, o.rank = rank;
+        o.hooks = hooks, o.n_hooks = RFT_BLOCKS / kinds[kind].ranks;
+        o.warmup_iterations = warmups[w];
+        o.pre_warmup = o.post_warmup = list;
+        OK(rfr_graphs_create(ctx, c, o.n_hooks, &o, &g));
+        if (warmups[w] > 0) record(&meant, (struct event){RFR_HOOK_PRE_WARMUP, -1, -1, 0, 0});
+        for (int i = 0; i < warmups[w]; i++) walk_as_meant(&meant, schedule, rank, layers, 0, i);
+        if (warmups[w] > 0) record(&meant, (struct event){RFR_HOOK_POST_WARMUP, -1, -1, 0, 0});
+        walk_as_meant(&meant, schedule, rank, layers, 1, 0);
+        assert_int_equal(ours.n, meant.n);
+        assert_memory_equal(ours.event, meant.event, (size_t)meant.n * sizeof meant.event[0]);
+        rfr_graphs_destroy(g);
+        assert_int_equal(ours.n, meant.n);
+        for (int i = 0; i < RFT_BLOCKS; i++) rfr_trace_destroy(t[i]);
+      }
+      rfr_schedule_destroy(schedule);
+    }
+}
+
+/* ---- order lists ---- */
+
+typedef struct text {
+  char data[512];
+  size_t n;
+} text;
+
+static void add(const char *piece, size_t n, void *user) {
+  text *to = user;
+  assert_true(to->n + n < sizeof to->data);
+  memcpy(to->data + to->n, piece, n);
+  to->n += n;
+}
+
+/* Order lists in the format of other frameworks, compared with one program: ten steps and their weights. */
+static void test_order_lists(void **state) {
+  (void)state;
+  static const struct {
+    const char *list;
+    int microbatches, chunks;
+  } cases[] = {{"[1,2,1,2,-2,-1,1,2,-2,-1,-2,-1]", 3, 2},
+               {"[1,2,1,2,-2,-2.5,-1,-1.5,1,2,-2,-2.5,-1,-1.5,-2,-2.5,-1,-1.5]", 3, 2},
+               {"[1,2,1,2,-2,-1,-2.5,1,2,-2,-1.5,-1,-2.5,-1.5,-2,-1,-2.5,-1.5]", 3, 2},
+               {"[1,2,1,2,-2,-1,1,2,-2,-1,-2,-1,-2.5,-2.5,-2.5,-1.5,-1.5,-1.5]", 3, 2},
+               {"[1,1,-1,-1,-1.5,-1.5]", 2, 1}};
+  for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
+    for (int kind = 0; kind < 2; kind++) {
+      rfr_schedule *schedule;
+      text printed = {{0}, 0};
+      OK(rfr_schedule_parse_order(ctx, "test", cases[i].list, strlen(cases[i].list), NULL, 0, &schedule));
+      OK(rfr_schedule_print(schedule, add, &printed));
+      rft_run_scene(&(rft_scene){.block = kind ? rft_block_experts : rft_block_transformer,
+                                 .blocks = 2 * cases[i].chunks,
+                                 .microbatches = cases[i].microbatches,
+                                 .dtype = kind ? RFR_F32 : RFR_BF16,
+                                 .fuse = true,
+                                 .schedule = printed.data,
+                                 .layers = 2,
+                                 .linked = kind,
+                                 .recompute = (kind + i) % 2 ? RFR_RECOMPUTE_ALL : RFR_RECOMPUTE_KEEP});
+      rfr_schedule_destroy(schedule);
+    }
+}
+
+/* ---- random schedules ---- */
+
+static uint64_t random_state;
+static int random_below(int n) {
+  random_state = random_state * 6364136223846793005u + 1442695040888963407u;
+  return (int)((random_state >> 33) % (uint64_t)n);
+}
+
+enum { NOT_BEGUN, FORWARD, HALF, DONE };
+
+/* A random order of one rank's actions that respects only their dependences; weight gradients of a stage run in
+ * ascending microbatches. `lazy` of 8: how often another action runs before a gradient. */
+static void write_random(int stages, int microbatches, int lazy, bool split, char *to, size_t n) {
+  int done[RFT_BLOCKS][RFT_MICROBATCHES] = {{NOT_BEGUN}}, next_w[RFT_BLOCKS] = {0};
+  int left = stages * microbatches;
+  to[0] = 0;
+  while (left > 0) {
+    const int s = random_below(stages), m = random_below(microbatches);
+    const bool gradient = s == stages - 1 || done[s + 1][m] >= HALF;
+    const char *op = NULL;
+    if (done[s][m] == NOT_BEGUN && (s == 0 || done[s - 1][m] >= FORWARD)) {
+      op = "F", done[s][m] = FORWARD;
+    } else if (done[s][m] == FORWARD && gradient && random_below(8) >= lazy) {
+      const bool both = next_w[s] == m && (!split || random_below(2));
+      op = both ? "B" : "I", done[s][m] = both ? DONE : HALF;
+      next_w[s] += both;
+    } else if (done[s][m] == HALF && next_w[s] == m && random_below(8) >= lazy) {
+      op = "W", done[s][m] = DONE;
+      next_w[s]++;
+    }
+    if (!op) continue;
+    left -= done[s][m] == DONE;
+    const size_t at = strlen(to);
+    assert_true(at + 16 < n);
+    snprintf(to + at, n - at, "%d%s%d ", s, op, m);
+  }
+}
+
+/* For random schedules, memory and recompute options the bits are those of one program. Half of the cases run in debug
+ * mode, where late reads see NaN. */
+static void test_random_schedules(void **state) {
+  (void)state;
+  static const rft_block blocks[] = {rft_block_mlp, rft_block_attention, rft_block_transformer, rft_block_experts};
+  for (int seed = 1; seed <= 40; seed++) {
+    char text[1024];
+    random_state = (uint64_t)seed;
+    const int stages = 1 + random_below(2), layers = 1 + random_below(2), microbatches = 1 + random_below(5);
+    write_random(stages, microbatches, random_below(7), random_below(2), text, sizeof text);
+    const unsigned all = (1u << stages * layers) - 1, frozen = random_below(2) ? 0 : (unsigned)random_below((int)all);
+    const rft_scene s = {.block = blocks[random_below(4)],
+                         .blocks = stages * layers,
+                         .microbatches = microbatches,
+                         .dtype = random_below(2) ? RFR_BF16 : RFR_F32,
+                         .frozen = frozen,
+                         .schedule = text,
+                         .layers = layers,
+                         .fuse = random_below(4) > 0,
+                         .linked = random_below(2),
+                         .debug = seed & 1,
+                         .recompute = random_below(2) ? RFR_RECOMPUTE_ALL : RFR_RECOMPUTE_KEEP};
+    print_message("%d: %s\n", seed, text);
+    rft_run_scene(&s);
+  }
+}
+
+/* ---- slots ---- */
+
+static void test_slots(void **state) {
+  (void)state;
+  static const int wanted[4] = {8, 8, 4, 4};
+  rfr_schedule *schedule = rft_generate(RFR_SCHEDULE_INTERLEAVED, 4, 32, 4);
+  const rft_scene s = {.block = rft_block_transformer, .blocks = 4, .dtype = RFR_BF16, .fuse = true};
+  rfr_trace *t[4];
+  rfr_callable c[4];
+  rfr_graphs_options o = rfr_graphs_options_default();
+  rfr_graphs *g;
+  for (int i = 0; i < 4; i++) {
+    t[i] = rft_block_trace(&s, i);
+    c[i] = rfr_callable_default();
+    c[i].trace = t[i];
+    c[i].first_site = 8 * i;
+  }
+  o.schedule = schedule;
+  OK(rfr_graphs_create(ctx, c, 4, &o, &g));
+  const rfr_graphs_memory *m = &g->memory;
+  for (int i = 0; i < 4; i++) assert_int_equal(g->stage[i].slots, wanted[i]);
+  assert_int_equal(m->slots, 24);
+  assert_int_equal(m->graphs, 24 * 3); /* F, I and W of each */
+  assert_true(100 * (m->slot_bytes + m->shared_bytes) <= 101 * m->lower_bound_bytes);
+  assert_int_equal(m->live, 19);
+  assert_int_equal(19 * m->slot_bytes, 24 * m->live_bytes); /* the blocks are equal, and so are their slots */
+  rfr_graphs_destroy(g);
+  for (int i = 0; i < 4; i++) rfr_trace_destroy(t[i]);
+  rfr_schedule_destroy(schedule);
+}
+
+/* ---- inference within a training step ---- */
+
+/* The training set's callables again as an inference set over the same weights. Inference between any two calls of a
+ * step changes none of its bits; without dropout it returns the outputs of training. */
+static void test_inference_between(void **state) {
+  (void)state;
+  static rft_buffers with, without;
+  const rft_scene s = {.block = rft_block_experts, .blocks = 2, .microbatches = 3, .dtype = RFR_F32, .fuse = true};
+  static const char text[] = "0F0 0F1 0I0 0F2 0I1 0W0 0I2 0W1 0W2";
+  rfr_schedule *schedule;
+  OK(rfr_schedule_parse(ctx, "test", text, sizeof text - 1, &schedule));
+  OK(rfr_schedule_set_layers(schedule, &(int){2}, 1));
+  rfr_graphs *a = make(&s, schedule, 0, 2, NULL), *b = make(&s, schedule, 0, 2, NULL), *inference;
+  init(a);
+  init(b);
+  rfr_binding tensors[32];
+  rfr_trace *t[2] = {rft_block_trace(&s, 0), rft_block_trace(&s, 1)};
+  rfr_callable c[2] = {rfr_callable_default(), rfr_callable_default()};
+  rfr_graphs_options o = rfr_graphs_options_default();
+  for (int i = 0; i < 2; i++) c[i].trace = t[i], c[i].inference = 1;
+  for (int i = 0; i < a->store.n; i++)
+    if (a->store.named[i].parameter < 0)
+      tensors[o.n_tensors++] =
+          (rfr_binding){a->store.named[i].tensor.name, a->store.named[i].tensor.type, a->store.named[i].tensor.data};
+  o.tensors = tensors;
+  OK(rfr_graphs_create(ctx, c, 2, &o, &inference));
+  memset(&with, 0, sizeof with);
+  memset(&without, 0, sizeof without);
+  draw_all(&s, &with, 0);
+  draw_all(&s, &without, 0);
+  OK(rfr_graphs_begin_step(a, NULL, 0));
+  OK(rfr_graphs_begin_step(b, NULL, 0));
+  OK(rfr_graphs_begin_step(inference, NULL, 0));
+  int n, passes = 0;
+  const rfr_action *actions = rfr_schedule_actions(schedule, 0, &n);
+  for (int i = 0; i < n; i++)
+    for (int k = 0; k < 2; k++) {
+      const int m = actions[i].microbatch, block = actions[i].op == RFR_ACTION_F ? k : 1 - k;
+      for (int side = 0; side < 2; side++) {
+        rfr_graphs *g = side ? b : a;
+        rft_buffers *to = side ? &without : &with;
+        if (actions[i].op == RFR_ACTION_F) forward(g, &s, to, block, block, m);
+        else if (actions[i].op == RFR_ACTION_W) OK(rfr_graphs_wgrad(g, block, m));
+        else backward(g, &s, to, block, block, m);
+      }
+      rft_buffers seen = {{{{0}}}, {{{0}}}};
+      memcpy(seen.x[0][0], with.x[0][0], BYTES);
+      for (int layer = 0; layer < 2; layer++) {
+        const rfr_binding x = {NULL, rft_activation(&s), seen.x[0][layer]};
+        rfr_tensor y;
+        OK(rfr_graphs_forward(inference, layer, passes, &x, 1, &y, 1));
+        memcpy(seen.x[0][layer + 1], y.data, BYTES);
+      }
+      passes++;
+      if (i > 0) assert_memory_equal(seen.x[0][2], with.x[0][2], BYTES);
+    }
+  OK(rfr_graphs_end_step(a));
+  OK(rfr_graphs_end_step(b));
+  OK(rfr_graphs_end_step(inference));
+  assert_memory_equal(&with, &without, sizeof with);
+  same_gradients(a, b);
+  rfr_graphs_destroy(inference);
+  rfr_graphs_destroy(a);
+  rfr_graphs_destroy(b);
+  for (int i = 0; i < 2; i++) rfr_trace_destroy(t[i]);
+  rfr_schedule_destroy(schedule);
+}
+
+/* ---- tied weights ---- */
+
+/* The first and the last stage share a weight. It has a name in each and one memory, but a main gradient per stage; the
+ * caller adds them in stage order. */
+static void test_tied(void **state) {
+  (void)state;
+  static _Alignas(16) float w[C * C], of_stage[2][C * C];
+  static rft_buffers b;
+  static float sum[C * C];
+  const rft_scene s = {.block = rft_block_linear, .blocks = 2, .microbatches = 3, .dtype = RFR_F32};
+  const rfr_type square = {.dtype = RFR_F32, .rank = 2, .shape = {C, C}};
+  const rfr_binding tied[2] = {{"b0.w", square, w}, {"b1.w", square, w}};
+  const rfr_main_gradient gradients[2] = {rft_main_gradient("b0.w", square, of_stage[0], 0),
+                                          rft_main_gradient("b1.w", square, of_stage[1], 0)};
+  static const char text[] = "0F0 1F0 0F1 1I0 0I0 1F1 1I1 1W0 0I1 0F2 1F2 1B2 0B2 1W1 0W1 0W0";
+  rfr_trace *t[2] = {rft_block_trace(&s, 0), rft_block_trace(&s, 1)};
+  rfr_callable c[2] = {rfr_callable_default(), rfr_callable_default()};
+  rfr_graphs_options o = rfr_graphs_options_default();
+  rfr_schedule *schedule;
+  rfr_graphs *g;
+  OK(rfr_schedule_parse(ctx, "test", text, sizeof text - 1, &schedule));
+  for (int i = 0; i < 2; i++) c[i].trace = t[i];
+  o.schedule = schedule;
+  o.tensors = tied, o.n_tensors = 2;
+  o.gradients = gradients, o.n_gradients = 2;
+  OK(rfr_graphs_create(ctx, c, 2, &o, &g));
+  init(g);
+  draw_all(&s, &b, 0);
+  pipeline p = {.s = &s, .schedule = schedule, .ranks = 1, .layers = 1, .g = {g}, .local = {0, 1}, .b = &b};
+  run_ranks(&p, 0);
+  for (int stage = 0; stage < 2; stage++) /* REDUCE */
+    for (int i = 0; i < C * C; i++) sum[i] = stage == 0 ? of_stage[0][i] : sum[i] + of_stage[stage][i];
+  for (int i = 0; i < C; i++)
+    for (int k = 0; k < C; k++) { /* dw = sum over microbatches and both uses of dy^T x */
+      double want = 0, size = 0;
+      for (int m = 0; m < 3; m++)
+        for (int block = 0; block < 2; block++)
+          for (int row = 0; row < T; row++) {
+            const float *x = (const float *)b.x[m][block], *dy = (const float *)b.dx[m][block + 1];
+            want += (double)dy[row * C + i] * x[row * C + k];
+            size += fabs((double)dy[row * C + i] * x[row * C + k]);
+          }
+      assert_true(fabs(sum[i * C + k] - want) <= 1e-6 * size);
+    }
+  rfr_graphs_destroy(g);
+  rfr_schedule_destroy(schedule);
+  for (int i = 0; i < 2; i++) rfr_trace_destroy(t[i]);
+}
+
+/* Small blocks on one thread: otherwise starting threads takes most of the time. */
+static int setup(void **state) {
+  rfr_ctx_options o = rfr_ctx_options_default();
+  (void)state;
+  o.threads = 1;
+  return rfr_ctx_create(&o, &ctx) == RFR_OK ? 0 : -1;
+}
+
+#define on_one_thread(f) cmocka_unit_test_setup_teardown(f, setup, rft_context_teardown)
+
+int main(void) {
+  const struct CMUnitTest tests[] = {on_one_thread(test_generators),
+                                     on_one_thread(test_frozen),
+                                     on_one_thread(test_hooks),
+                                     on_one_thread(test_order_lists),
+                                     on_one_thread(test_random_schedules),
+                                     on_one_thread(test_slots),
+                                     on_one_thread(test_inference_between),
+                                     on_one_thread(test_tied)};
+  return cmocka_run_group_tests_name("graphs under schedules", tests, NULL, NULL);
+}

@@ -1,0 +1,69 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Sizes and memory of the regions. Only this file compares planned bytes with a budget, and allocates them.
+ */
+#include "exec/layout.h"
+
+#include "base/base.h"
+
+int64_t rfi_layout_at(const rfi_layout *l, rfi_region region) {
+  int64_t at = 0;
+  for (int r = 0; r < (int)region; r++) at += l->bytes[r];
+  return at;
+}
+
+rfi_location rfi_layout_add(rfi_layout *l, rfi_region region, int64_t bytes) {
+  const rfi_location place = {region, l->bytes[region]};
+  l->bytes[region] += bytes;
+  return place;
+}
+
+unsigned char *rfi_address(const rfi_layout *l, rfi_region region, int64_t offset) {
+  const int64_t at = rfi_layout_at(l, region) - l->bytes[RFI_REGION_RING];
+  return region == RFI_REGION_RING ? l->ring + offset : l->arena + at + offset;
+}
+
+enum { TEXT = 256 };
+
+/* The bytes of the regions that have some. */
+static const char *describe(const rfi_layout *l, char text[TEXT]) {
+  static const char *const names[RFI_REGIONS] = {"", "", "for the step", "shared", "gathered", "for warm-up"};
+  char slots[32];
+  size_t n = (size_t)rfi_snprintf(text, TEXT, "%lld persistent", (long long)rfi_layout_at(l, RFI_REGION_SLOT));
+  rfi_snprintf(slots, sizeof slots, "in %d slots", l->slots);
+  for (int r = RFI_REGION_SLOT; r < RFI_REGIONS; r++)
+    if (l->bytes[r] > 0)
+      n += (size_t)rfi_snprintf(text + n, TEXT - n, ", %lld %s", (long long)l->bytes[r],
+                                l->slots > 0 && r == RFI_REGION_SLOT ? slots : names[r]);
+  return text;
+}
+
+rfr_status rfi_layout_check_budget(const rfi_layout *l, int64_t budget, rfr_recompute recompute, bool fixed) {
+  char text[TEXT];
+  const int64_t bytes = rfi_layout_at(l, RFI_REGIONS);
+  if (budget <= 0 || bytes <= budget) return RFR_OK;
+  const char *how = fixed ? "which recompute cannot lower in inference"
+                    : recompute == RFR_RECOMPUTE_AUTO
+                        ? "the smallest budget that works, with every op recomputed that lowers the peak"
+                    : recompute == RFR_RECOMPUTE_ALL ? "with every op recomputed that lowers the peak"
+                                                     : "with nothing recomputed: recompute auto may need less";
+  return rfi_fail(RFI_E_PLAN_OVER_BUDGET, "the plan needs %lld bytes, %s (%s), the budget is %lld", (long long)bytes,
+                  how, describe(l, text), (long long)budget);
+}
+
+rfr_status rfi_layout_allocate(rfi_layout *l, const rfi_backend *b, rfi_device *d, unsigned char byte) {
+  char text[TEXT];
+  const int64_t all = rfi_layout_at(l, RFI_REGIONS), rings = l->bytes[RFI_REGION_RING];
+  const int64_t zeros = l->bytes[RFI_REGION_PERSISTENT], rest = all - rings - zeros + b->guard;
+  if (!l->ring) RFI_TRY(b->alloc(d, RFI_MEMORY_RING, (size_t)rings, (void **)&l->ring));
+  const rfr_status s = b->alloc(d, RFI_MEMORY_ARENA, (size_t)(zeros + rest), (void **)&l->arena);
+  if (s == RFR_NO_MEMORY) rfi_fail_prefix("the plan needs %lld bytes (%s): ", (long long)all, describe(l, text));
+  RFI_TRY(s);
+  RFI_TRY(b->fill(d, l->arena, 0, (size_t)zeros));
+  return b->fill(d, l->arena + zeros, byte, (size_t)rest);
+}
+
+void rfi_layout_free(rfi_layout *l, const rfi_backend *b, rfi_device *d) {
+  b->free(d, RFI_MEMORY_ARENA, l->arena);
+  b->free(d, RFI_MEMORY_RING, l->ring);
+}

@@ -1,0 +1,52 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The memory of programs and of callables: one range of bytes, in regions.
+ *
+ *   [ rings | persistent | slots | shared | windows | scratch ]
+ *
+ * A slot holds what lives from one part to another; programs have one in common, for the step. The shared bytes hold
+ * what lives within one part; windows hold gathered parameters and unreduced gradients; scratch takes the writes of
+ * warm-up. The host fills and reads the rings while kernels run, so they are a separate allocation; all other regions
+ * are the arena, followed by a guard.
+ */
+#ifndef RFI_LAYOUT_H
+#define RFI_LAYOUT_H
+
+#include "backend/backend.h"
+
+typedef enum rfi_region {
+  RFI_REGION_RING,
+  RFI_REGION_PERSISTENT,
+  RFI_REGION_SLOT,
+  RFI_REGION_SHARED,
+  RFI_REGION_WINDOW,
+  RFI_REGION_SCRATCH,
+  RFI_REGIONS /* the end of the range; of a place: nowhere */
+} rfi_region;
+
+typedef struct rfi_location {
+  rfi_region region;
+  int64_t offset;
+} rfi_location;
+
+typedef struct rfi_layout {
+  int64_t bytes[RFI_REGIONS];
+  int slots; /* of callables; 0: programs */
+  unsigned char *ring, *arena;
+} rfi_layout;
+
+/* The offset of a region in the range; of RFI_REGIONS: the bytes of all. */
+int64_t rfi_layout_at(const rfi_layout *l, rfi_region region);
+/* Appends bytes to a region. */
+rfi_location rfi_layout_add(rfi_layout *l, rfi_region region, int64_t bytes);
+unsigned char *rfi_address(const rfi_layout *l, rfi_region region, int64_t offset);
+
+/* plan.over_budget if the regions exceed a budget (0: none), with the bytes of each. `fixed`: no recompute can lower
+ * them. */
+rfr_status rfi_layout_check_budget(const rfi_layout *l, int64_t budget, rfr_recompute recompute, bool fixed);
+
+/* Allocates what is not allocated yet. Rings and persistent bytes become zeros, all others and the guard `byte`. */
+rfr_status rfi_layout_allocate(rfi_layout *l, const rfi_backend *b, rfi_device *d, unsigned char byte);
+void rfi_layout_free(rfi_layout *l, const rfi_backend *b, rfi_device *d);
+
+#endif

@@ -1,0 +1,123 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Units: kernels selected once for all slots, arguments per slot, and running, capturing and launching a part.
+ */
+#include "exec/unit.h"
+
+#include <string.h>
+
+#include "base/base.h"
+#include "exec/exec.h"
+
+rfr_status rfi_target_open(rfi_exec_target *m, rfr_ctx *ctx, rfr_comm *comm) {
+  m->ctx = ctx;
+  m->comm = comm;
+  RFI_TRY(rfi_arena_create(ctx, &m->strings));
+  RFI_TRY(rfi_backend_find(ctx, &m->backend));
+  RFI_TRY(m->backend->open(ctx, &m->device));
+  const bool joins = comm && comm->table->host == m->backend->host && m->backend->join;
+  return joins ? m->backend->join(m->device, comm) : RFR_OK;
+}
+
+void rfi_target_close(rfi_exec_target *m) {
+  if (m->device) m->backend->close(m->device);
+  rfi_arena_destroy(m->strings);
+}
+
+void rfi_unit_set_step(rfi_exec_unit *u) {
+  int load = 0;
+  while (load < u->trace->n_ops && u->trace->ops[load].phase == RFR_PHASE_LOAD) load++;
+  for (int part = RFI_PART_LOAD; part <= RFI_PARTS; part++)
+    u->start[part] = part == RFI_PART_LOAD ? 0 : part <= RFI_PART_F ? load : u->trace->n_ops;
+}
+
+rfr_status rfi_unit_select(const rfi_exec_target *m, rfi_exec_unit *u) {
+  const size_t n = (size_t)u->trace->n_ops + 1;
+  u->bound = rfi_arena_alloc(m->strings, sizeof *u->bound * n);
+  u->workspace_at = rfi_arena_alloc(m->strings, sizeof *u->workspace_at * n);
+  if (!u->bound || !u->workspace_at) return RFR_NO_MEMORY;
+  RFI_TRY(rfi_select_ops(m, u->trace, u->bound, &u->n_bound));
+  for (int part = 0, i = 0; part <= RFI_PARTS; part++) {
+    while (part > 0 && i < u->n_bound && u->bound[i].op < u->start[part]) i++;
+    u->first[part] = i;
+  }
+  return RFR_OK;
+}
+
+/* Copies the kernels, with their own arguments. */
+static rfr_status copy_bound(const rfi_exec_target *m, const rfi_exec_unit *u, rfi_bound **out) {
+  rfi_bound *to = *out = rfi_arena_alloc(m->strings, sizeof *to * (size_t)(u->n_bound + 1));
+  if (!to) return RFR_NO_MEMORY;
+  for (int i = 0; i < u->n_bound; i++) {
+    const size_t n = (size_t)(u->bound[i].call.n_in + u->bound[i].call.n_out);
+    rfi_arg *args = rfi_arena_alloc(m->strings, sizeof *args * (n + 1));
+    if (!args) return RFR_NO_MEMORY;
+    memcpy(args, u->bound[i].call.in, sizeof *args * n);
+    to[i] = u->bound[i];
+    to[i].call.in = args;
+    to[i].call.out = args + to[i].call.n_in;
+  }
+  return RFR_OK;
+}
+
+rfr_status rfi_unit_instantiate(const rfi_exec_target *m, rfi_exec_unit *u, int slots) {
+  if (!(u->instance = rfi_arena_alloc(m->strings, sizeof *u->instance * (size_t)(slots + 1)))) return RFR_NO_MEMORY;
+  u->slots = slots;
+  u->instance[0].bound = u->bound;
+  for (int k = 1; k < slots; k++) RFI_TRY(copy_bound(m, u, &u->instance[k].bound));
+  return RFR_OK;
+}
+
+void rfi_unit_set_addresses(rfi_exec_unit *u, int slot, unsigned char *(*address)(const void *user, rfr_value owner),
+                            const void *user, unsigned char *workspaces) {
+  for (int i = 0; i < u->n_bound; i++) {
+    rfi_bound *b = &u->instance[slot].bound[i];
+    const rfi_opr *op = &u->trace->ops[b->op];
+    rfi_arg *args = (rfi_arg *)b->call.in;
+    for (int k = 0; k < op->n_in + op->n_out; k++) {
+      const rfr_value v = k < op->n_in ? op->in[k] : op->out[k - op->n_in];
+      if (v < 0) continue;
+      const rfi_value *x = &u->trace->values[v];
+      args[k].data = address(user, x->base) + rfi_bytes_into(x);
+    }
+    if (b->workspace > 0) b->call.workspace = workspaces + u->workspace_at[i];
+  }
+}
+
+/* Names the op that failed in the backend's last run, capture or launch, if the backend knows it. */
+static rfr_status name_failed(rfr_status s, const rfi_exec_target *m, const rfi_exec_unit *u, const rfi_bound *bound) {
+  const int i = s == RFR_OK ? -1 : m->backend->failed(m->device);
+  return i < 0 ? s : rfi_name_op(s, u->trace, u->name, bound[i].op);
+}
+
+rfr_status rfi_unit_run(const rfi_exec_target *m, const rfi_exec_unit *u, int slot, rfi_part part, bool eager,
+                        const void **from) {
+  const rfi_instance *x = &u->instance[slot];
+  if (!rfi_has(u, part)) return RFR_OK;
+  const rfi_bound *bound = x->bound + u->first[part];
+  const rfr_status s = !eager && x->graph[part]
+                           ? m->backend->launch(m->device, x->graph[part], from)
+                           : m->backend->run(m->device, bound, u->first[part + 1] - u->first[part]);
+  return name_failed(s, m, u, bound);
+}
+
+rfr_status rfi_unit_capture(const rfi_exec_target *m, const rfi_exec_unit *u, int slot, rfi_part part,
+                            const rfi_copy *copies, int n, rfi_graph **out) {
+  const rfi_bound *bound = u->instance[slot].bound + u->first[part];
+  const int n_bound = u->first[part + 1] - u->first[part];
+  return name_failed(m->backend->capture(m->device, copies, n, bound, n_bound, out), m, u, bound);
+}
+
+const rfi_stage *rfi_unit_stage(const rfi_exec_unit *u, const char *pass) {
+  for (int k = 0; k < RFI_STAGES && pass; k++)
+    if (strcmp(u->pipeline.stage[k].pass, pass) == 0) return &u->pipeline.stage[k];
+  return NULL;
+}
+
+const char *rfi_stage_report(const rfi_stage *s) { return s ? s->report.text.data ? s->report.text.data : "" : NULL; }
+
+void rfi_unit_deinit(const rfi_exec_target *m, rfi_exec_unit *u) {
+  for (int k = 0; k < u->slots; k++)
+    for (int part = 0; part < RFI_PARTS; part++) m->backend->graph_destroy(m->device, u->instance[k].graph[part]);
+  rfi_pipeline_deinit(&u->pipeline);
+}
