@@ -13,13 +13,13 @@
  * are INT64_MAX, both become 2^63 in double, which is more than n.)
  *
  * The squares of the norm are summed in double over chunks of fixed size, and the chunks in order: the bits do not
- * depend on the split between threads or on their number.
+ * depend on the split between threads or on their number. The op is memory-bound: chunks are prefetched.
  */
 #include <math.h>
 
 #include "backend/cpu/cpu.h"
 #include "ops/optim/loss_scale.h"
-#include "ops/walk.h"
+#include "ops/stream.h"
 
 enum { ATTEMPTED, APPLIED, SEED, SKIPPED };
 
@@ -43,7 +43,7 @@ static rfr_status lr_run(const rfi_call *c) {
   return RFR_OK;
 }
 
-enum { LANES = 16 };
+enum { LANES = 16, AHEAD = 2 * RFI_BLOCK /* distance of the prefetch */ };
 
 static double sum_of_squares(const float *x, int64_t n) {
   double lane[LANES] = {0}, sum = 0;
@@ -74,6 +74,7 @@ static void norm_chunks(const rfi_call *c, int64_t begin, int64_t end, int part)
     for (int64_t j = begin > first ? begin - first : 0; j < chunks && first + j < end; j++) {
       float buffer[RFI_BLOCK];
       int64_t i = j * RFI_BLOCK, m = n - i < RFI_BLOCK ? n - i : RFI_BLOCK;
+      rfi_fetch(g, i + AHEAD, m);
       sums[first + j] = sum_of_squares(rfi_read(buffer, g, i, 1, m), m);
     }
     first += chunks;
