@@ -85,26 +85,27 @@ static double now(void) {
   return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
-/* Until all messages in flight have ended. Ranks may share cores, so a wait spins little. */
+/* Until all messages in flight have ended. Ranks may share cores, so a wait spins little. A rank that misses several
+ * ranks waits longer: the others of them may wait for one, and then report that one alone. */
 static rfr_status wait_for_all(mpi_comm *c) {
-  enum { SPINS = 200, YIELDS = 2000, PAUSE_US = 50 };
+  enum { SPINS = 200, YIELDS = 2000, PAUSE_US = 50, FOR_SEVERAL = 3 /* seconds */ };
   double waited = 0, before = now();
   for (int64_t i = 0;; i++) {
-    bool all = true;
+    int missing = 0;
     for (int r = 0; r < c->comm.size; r++) {
       bool done = true;
       if (!c->waits[r]) continue;
       RFI_TRY(check(c, r, c->mpi->test(c->link, r, &done)));
       c->waits[r] = !done;
-      all = all && done;
+      missing += !done;
     }
-    if (all) return RFR_OK;
+    if (missing == 0) return RFR_OK;
     if (atomic_load(&c->aborted)) return break_up(c, "rank %d has aborted the communicator", c->comm.rank);
     if (i < SPINS) continue;
     const double at = now();
     waited += fmin(at - before, 0.1);
     before = at;
-    if (c->timeout > 0 && waited > c->timeout) return late(c);
+    if (c->timeout > 0 && waited > c->timeout + (missing > 1 ? FOR_SEVERAL : 0)) return late(c);
     if (i < YIELDS) sched_yield();
     else usleep(PAUSE_US);
   }
