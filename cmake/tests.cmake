@@ -48,7 +48,7 @@ foreach(source ${RFR_TEST_SOURCES})
       add_dependencies(${name} ${module})
     endif()
   endforeach()
-  if(name MATCHES "^cli_.*test$" AND TARGET refrain_cli)
+  if(name MATCHES "^(cli_.*|ranks_faults_)test$" AND TARGET refrain_cli)
     add_dependencies(${name} refrain_cli)
   endif()
   # With the thread sanitizer kernels run on one thread, so tests that only run or plan kernels can find no race.

@@ -104,8 +104,8 @@ typedef struct patience {
   double waited, before;
 } patience;
 
-/* Between two polls; *late: the deadline has passed. */
-static rfr_status pause_poll(mpi_comm *c, patience *p, bool *late) {
+/* Between two polls; *late: the deadline and `more` seconds have passed. */
+static rfr_status pause_poll(mpi_comm *c, patience *p, double more, bool *late) {
   enum { SPINS = 200, YIELDS = 2000, PAUSE_US = 50 };
   *late = false;
   if (atomic_load(&c->aborted)) return break_up(c, "rank %d has aborted the communicator", c->comm.rank);
@@ -114,27 +114,29 @@ static rfr_status pause_poll(mpi_comm *c, patience *p, bool *late) {
   const double at = now();
   p->waited += fmin(at - p->before, 0.1);
   p->before = at;
-  *late = c->timeout > 0 && p->waited > c->timeout;
+  *late = c->timeout > 0 && p->waited > c->timeout + more;
   if (p->polls < YIELDS) sched_yield();
   else usleep(PAUSE_US);
   return RFR_OK;
 }
 
-/* Until all messages in flight have ended. */
+/* Until all messages in flight have ended. A rank that misses several ranks waits longer: the others of them may wait
+ * for one, and then report that one alone. */
 static rfr_status wait_for_all(mpi_comm *c) {
+  const double for_several = 3;
   patience p = {0};
   for (bool is_late = false;;) {
-    bool all = true;
+    int missing = 0;
     for (int r = 0; r < c->comm.size; r++) {
       bool done = true;
       if (!c->waits[r]) continue;
       RFI_TRY(check(c, r, c->mpi->test(c->link, r, &done)));
       c->waits[r] = !done;
-      all = all && done;
+      missing += !done;
     }
-    if (all) return RFR_OK;
+    if (missing == 0) return RFR_OK;
     if (is_late) return late(c);
-    RFI_TRY(pause_poll(c, &p, &is_late));
+    RFI_TRY(pause_poll(c, &p, missing > 1 ? for_several : 0, &is_late));
   }
 }
 
@@ -355,7 +357,7 @@ static rfr_status receive_piece(mpi_comm *c, int from, void *data, int64_t bytes
     if (!request) return sweep(c);
     if (is_late)
       return break_up(c, "rank %d has sent no message to rank %d within %g seconds", from, c->comm.rank, c->timeout);
-    RFI_TRY(pause_poll(c, &p, &is_late));
+    RFI_TRY(pause_poll(c, &p, 0, &is_late));
   }
 }
 

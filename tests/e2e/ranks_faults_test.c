@@ -20,7 +20,7 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { RANKS = 4, LIMIT_SECONDS = 60, FAULTS = 6, LAST = 40, EVERY = 4 };
+enum { RANKS = 4, LIMIT_SECONDS = 60, FAULTS = 6, LAST = 80, EVERY = 4 };
 typedef enum fault { KILL, STOP, FULL, KINDS } fault;
 static const char *const kind_names[KINDS] = {"killed", "stopped", "full disk"};
 static const char *const modes[] = {"full", "none"};
