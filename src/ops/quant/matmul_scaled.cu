@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The scaled GEMMs on a GPU, for any shape, format and scaling: the fallback where cuBLASLt has none.
+ * The scaled GEMMs on a GPU, for any shape, format and scaling: the fallback where cuBLASLt and sm_90 have none.
  *
- * They use the tiles of tile_any.cuh, whose operands are f32. An element is decoded and multiplied by its block's scale
- * while it is loaded. This is exact for E8M0 and E4M3 scales; with an f32 scale it rounds once. Scales of a tensor are
- * applied after the sum, one by one, because their product alone might underflow.
+ * An element is decoded and multiplied by its block's scale while it is loaded. This is exact for E8M0 and E4M3 scales,
+ * even in bf16, so the tiles of tile_decoded.cuh use tensor cores. With an f32 scale it rounds once, to f32, and the
+ * tiles are those of tile_any.cuh. Scales of a tensor are applied after the sum, one by one, because their product
+ * alone might underflow.
  */
 #include <stdio.h>
 
@@ -60,8 +61,8 @@ static __device__ __forceinline__ void finish(const rfi_scaled_gemm &p, int64_t 
   rfi_store(p.y, p.y_type, at, y);
 }
 
-/* The tile at (i0, j0) of a group: rows of a from line `first` on, M of them, and slice g of b; the sum begins at element
- * `start` of the lines and has K elements. HALF: on tensor cores in bf16, else in f32. */
+/* The tile at (i0, j0) of a group: rows of a from line `first` on, M of them, and slice g of b; the sum begins at
+ * element `start` of the lines and has K elements. HALF: on tensor cores in bf16, else in f32. */
 template <bool HALF> struct scaled_tile {
   enum { SIDE = HALF ? (int)RFI_DECODED : (int)RFI_TILE };
   template <class END>
