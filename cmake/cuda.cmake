@@ -55,6 +55,8 @@ add_executable(scaled_check EXCLUDE_FROM_ALL tests/gpu/scaled_check.cu src/ops/q
 target_include_directories(scaled_check PRIVATE include src)
 target_compile_options(scaled_check PRIVATE "$<$<COMPILE_LANGUAGE:CUDA>:--Werror=all-warnings>"
                                             "$<$<COMPILE_LANGUAGE:CUDA>:--expt-relaxed-constexpr>")
+target_link_libraries(scaled_check PRIVATE cublasLt)
+target_link_directories(scaled_check PRIVATE ${CMAKE_CUDA_IMPLICIT_LINK_DIRECTORIES})
 set_target_properties(scaled_check PROPERTIES CUDA_RUNTIME_LIBRARY Static)
 file(GLOB sources CONFIGURE_DEPENDS src/ops/moe/*.cu src/ops/grouped/grouped_rows.cu src/ops/elementwise/activation.cu
      src/ops/elementwise/swiglu_weighted.cu)

@@ -133,6 +133,11 @@ if(TARGET refrain_cuda AND TARGET refrain_cli AND NOT RFR_SANITIZE)
   add_test(NAME cuda_plan_no_branch COMMAND refrain_cli plan ${small} --device cuda:none)
   set_tests_properties(cuda_plan_no_branch PROPERTIES PASS_REGULAR_EXPRESSION
                                                       "branch +0 bytes +none: [0-9]+ would be more than the budget has")
+  # A recipe without tensor cores for it on Hopper.
+  add_test(NAME cuda_trace_decoded COMMAND refrain_cli trace ${small} --device cuda:none --after lower
+                                           --set precision.recipe=mxfp8)
+  set_tests_properties(cuda_trace_decoded PROPERTIES PASS_REGULAR_EXPRESSION
+                       "matmul_scaled in layer1.mlp on sm80: decoded to bf16: its scaling has no tensor-core kernel")
   # Sizes that the GPU's kernels do not support are refused.
   add_test(NAME cuda_refused_heads COMMAND refrain_cli plan ${small} --device cuda:none
                                            --set model.head_dim=512)

@@ -95,10 +95,11 @@ rfr_status rfi_select_ops(const rfi_exec_target *m, const rfr_trace *t, rfi_boun
   return RFR_OK;
 }
 
-/* Reports the kernel of a grouped GEMM and the reason for it: there are several. */
+/* Reports the kernel of a grouped GEMM and the reason for it, since there are several; of other ops, a reason against a
+ * faster kernel. */
 static rfr_status report_choice(const rfr_trace *t, const rfi_bound *b, rfi_report *report) {
   const rfi_opr *op = &t->ops[b->op];
-  if (!rfi_is_grouped_gemm(op->def, &b->call)) return RFR_OK;
+  if (!b->why && !rfi_is_grouped_gemm(op->def, &b->call)) return RFR_OK;
   return rfi_report_line(report, "kernel: op %d %s%s%s on %s%s%s", b->op, op->def->name, op->scope[0] ? " in " : "",
                          op->scope, b->kernel, b->why ? ": " : "", b->why ? b->why : "");
 }

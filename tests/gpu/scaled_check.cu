@@ -1,12 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Scaled FP8 GEMMs of sm_90 against f64, on a GPU, without the library:
+ * Scaled FP8 GEMMs of sm_90 against f64 and cuBLASLt, on a GPU, without the library:
  *
- *   cmake --build build/release --target scaled_check && build/release/scaled_check [check|time]
+ *   cmake --build build/release --target scaled_check && build/release/scaled_check [check|time|peer]
  *
  * check: with and without groups, along them too, every way of scaling, both formats, results in f32 and bf16, added
  * to f32, biases: relative L2 error, zeros after the last group, no write outside the result, the same bits 20 times.
  * time: TFLOP/s of forward, dgrad and wgrad.
+ * peer: TFLOP/s beside a GEMM of cuBLASLt with the same recipe, result type, FLOPs and, with groups, the rows of all of
+ * them, both run in turns; geometric means of the ratios.
  * One line per case; the exit code is 1 if any line says BAD.
  */
 #include <math.h>
@@ -15,6 +17,7 @@
 #include "backend/cuda/kernels.cuh"
 #include "check.cuh"
 #include "ops/quant/scaled_gemm.cuh"
+#include "scaled_peer.cuh"
 
 static int sms;
 static uint64_t state = 1;
@@ -69,7 +72,7 @@ static __global__ void reference(rfi_scaled_gemm p, double *y, double *size, con
       start = rfi_group_start(p.groups.offset[g], p.first + g, 128) * 128;
       n = p.groups.offset[g + 1] - p.groups.offset[g];
     }
-    while (!p.along && g < p.groups.n && i >= p.groups.offset[g + 1]) g++;
+    while (!p.along && p.groups.offset && g < p.groups.n && i >= p.groups.offset[g + 1]) g++;
     double sum = 0;
     if (g < p.groups.n) {
       const uint8_t *a = p.a.q + i * p.a.row + start, *b = p.b.q + ((p.along ? 0 : g * N) + j) * p.b.row + start;
@@ -101,7 +104,27 @@ struct shape {
   int bias, accumulate, even;
 };
 
-static void run(const shape &s, bool timed) {
+enum mode { CHECK, TIME, PEER };
+
+/* Prints both rates and returns the ratio of ours to cuBLASLt's. */
+static double compare_with_peer(const shape &s, const rfi_scaled_gemm &p, int32_t *taken) {
+  const peer_scales scales = s.scaling_b == RFR_SCALING_TENSOR     ? PEER_TENSOR
+                             : s.scaling_b == RFR_SCALING_BLOCK128 ? PEER_BLOCK
+                                                                   : PEER_LINES;
+  const peer other(s.M, s.N, s.K, s.a == RFR_E4M3 ? CUDA_R_8F_E4M3 : CUDA_R_8F_E5M2,
+                   s.y == RFR_F32 ? CUDA_R_32F : CUDA_R_16BF, scales, p.narrow && !s.along, p.a.scale, p.b.scale);
+  const std::function<void()> both[2] = {[&] { rfi_scaled_sm90(p, taken, sms, 0); },
+                                         [&] { other.run(p.a.q, p.b.q, p.y); }};
+  const double flops = 2.0 * (double)s.M * (double)s.N * (double)s.K;
+  double ms[2];
+  race(both, ms);
+  printf(" %.0f TFLOP/s, cuBLASLt %.0f, ratio %.3f\n", flops / ms[0] / 1e9, flops / ms[1] / 1e9, ms[1] / ms[0]);
+  fflush(stdout);
+  return ms[1] / ms[0];
+}
+
+/* The ratio to the peer, or 0. */
+static double run(const shape &s, mode how) {
   const int G = s.groups > 0 ? s.groups : 1;
   const int64_t total = s.along ? s.K : s.M, row = s.along && s.groups ? rfi_group_columns(s.scaling_b, s.K, G) : s.K;
   const int64_t blocks = rfi_blocks_of(row, 128), slices = s.along ? 1 : G;
@@ -118,9 +141,9 @@ static void run(const shape &s, bool timed) {
   const int64_t sca = s.scaling_b == RFR_SCALING_TENSOR ? RFR_SCALING_TENSOR : RFR_SCALING_ROW128;
   p.a = {(const uint8_t *)a.data, sa.data, NULL, s.a, sca, s.M, row, blocks};
   p.b = {(const uint8_t *)b.data, sb.data, NULL, RFR_E4M3, s.scaling_b, s.N, row, blocks};
-  p.along = s.along, p.slices = G, p.block = 128;
+  p.along = s.along, p.narrow = s.a == RFR_E4M3, p.slices = G, p.block = 128;
   p.groups.offset = s.groups ? (const int32_t *)off.data : NULL;
-  p.groups.n = G, p.groups.last = s.along ? G - 1 : G;
+  p.groups.n = G, p.groups.last = s.along || !s.groups ? G - 1 : G;
   p.groups.rows = (int)(s.along ? row : s.M), p.groups.high = s.along ? (int)s.M : 0;
   p.y = y.data, p.y_type = s.y, p.accumulate = s.accumulate;
   if (s.bias) p.bias = bias.data, p.bias_type = RFR_F32;
@@ -142,9 +165,10 @@ static void run(const shape &s, bool timed) {
   if (why) {
     printf(" BAD(%s)\n", why);
     failures++;
-    return;
+    return 0;
   }
-  if (timed) {
+  if (how == PEER) return compare_with_peer(s, p, (int32_t *)taken.data);
+  if (how == TIME) {
     cudaEvent_t begin, end;
     CUDA(cudaEventCreate(&begin)), CUDA(cudaEventCreate(&end));
     float best = 1e9f;
@@ -159,7 +183,7 @@ static void run(const shape &s, bool timed) {
     }
     const double flops = 2.0 * (double)s.M * (double)s.N * (double)s.K;
     printf(" %.3f ms %.0f TFLOP/s\n", best, flops / best / 1e9);
-    return;
+    return 0;
   }
   std::vector<char> first(y.bytes), again(y.bytes);
   bool same = true, guarded = true;
@@ -186,6 +210,21 @@ static void run(const shape &s, bool timed) {
   expect(error < (narrow ? 1e-2 : s.y == RFR_BF16 ? 4e-3 : 2e-3), "error");
   expect(same, "other bits"), expect(guarded, "wrote outside");
   printf("\n"), fflush(stdout);
+  return 0;
+}
+
+/* The even groups of grouped_check's table with blocks of scales: forward, and wgrad in bf16. */
+static void compare_groups(void) {
+  static const int64_t table[][4] = {{4, 32768, 7168, 4096},  {4, 32768, 2048, 7168},    {8, 16384, 4096, 14336},
+                                     {8, 16384, 14336, 4096}, {128, 131072, 2048, 1536}, {128, 131072, 768, 2048},
+                                     {64, 49152, 2048, 2816}, {64, 49152, 1408, 2048},   {256, 65536, 7168, 512}};
+  double sum[2] = {0, 0};
+  for (const int64_t(&x)[4] : table) {
+    const int64_t R = x[1], K = x[2], N = x[3];
+    sum[0] += log(run({"forward", false, RFR_SCALING_BLOCK128, RFR_E4M3, RFR_BF16, (int)x[0], R, N, K, 0, 0, 1}, PEER));
+    sum[1] += log(run({"wgrad", true, RFR_SCALING_ROW128, RFR_E4M3, RFR_BF16, (int)x[0], N, K, R, 0, 0, 1}, PEER));
+  }
+  printf("geometric mean of the ratios: forward %.3f, wgrad %.3f\n", exp(sum[0] / 9), exp(sum[1] / 9));
 }
 
 enum { T = RFR_SCALING_TENSOR, R = RFR_SCALING_ROW128, B = RFR_SCALING_BLOCK128 };
@@ -211,6 +250,12 @@ int main(int argc, char **argv) {
       {"dense tensor", true, T, e5, h, 0, 333, 264, 400, 1, 0, 0},
       {"dense block", true, B, e4, h, 0, 333, 520, 400, 1, 0, 0},
       {"dense lines +=", true, R, e4, f, 0, 333, 520, 2064, 0, 1, 0},
+      {"forward", false, T, e4, h, 0, 777, 328, 272, 0, 0, 0},
+      {"forward bias", false, T, e4, f, 0, 1300, 264, 1040, 1, 0, 0},
+      {"forward, few rows", false, T, e4, h, 0, 16, 2048, 2048, 0, 0, 0},
+      {"dgrad", false, T, e5, h, 0, 333, 776, 528, 0, 0, 0},
+      {"dgrad", false, T, e5, f, 0, 2047, 1032, 784, 0, 0, 0},
+      {"dense block", false, B, e4, h, 0, 777, 520, 784, 0, 0, 0},
       {"one group", false, B, e4, f, 1, 1000, 1000, 1024, 0, 0, 1},
       {"many groups", false, B, e4, h, 128, 4000, 264, 256, 0, 0, 0},
   };
@@ -233,10 +278,29 @@ int main(int argc, char **argv) {
       {"wgrad lines f32 +=", true, R, e4, f, 8, 4096, 2048, 16384, 0, 1, 1},
       {"wgrad lines f32", true, R, e4, f, 64, 1536, 2048, 32768, 0, 0, 1},
   };
+  const shape dense[] = {
+      {"forward", false, T, e4, h, 0, 8192, 8192, 8192, 0, 0, 1},
+      {"dgrad", false, T, e5, h, 0, 8192, 8192, 8192, 0, 0, 1},
+      {"blocks", false, B, e4, h, 0, 8192, 8192, 8192, 0, 0, 1},
+      {"lines, along", true, R, e4, f, 0, 8192, 8192, 8192, 0, 0, 1},
+      {"forward, q o", false, T, e4, h, 0, 16384, 2048, 2048, 0, 0, 1},
+      {"forward, k v", false, T, e4, h, 0, 16384, 512, 2048, 0, 0, 1},
+      {"forward, gate up", false, T, e4, h, 0, 16384, 8192, 2048, 0, 0, 1},
+      {"forward, down", false, T, e4, h, 0, 16384, 2048, 8192, 0, 0, 1},
+      {"dgrad, gate up", false, T, e5, h, 0, 16384, 2048, 8192, 0, 0, 1},
+      {"dgrad, down", false, T, e5, h, 0, 16384, 8192, 2048, 0, 0, 1},
+      {"wgrad, q o", false, T, e5, f, 0, 2048, 2048, 16384, 0, 0, 1},
+      {"wgrad, gate up", false, T, e5, f, 0, 8192, 2048, 16384, 0, 0, 1},
+      {"wgrad, down", false, T, e5, f, 0, 2048, 8192, 16384, 0, 0, 1},
+  };
   if (all || !strcmp(argv[1], "check"))
-    for (const shape &s : small) run(s, false);
+    for (const shape &s : small) run(s, CHECK);
   if (all || !strcmp(argv[1], "time"))
-    for (const shape &s : large) run(s, true);
+    for (const shape &s : large) run(s, TIME);
+  if (all || !strcmp(argv[1], "peer")) {
+    for (const shape &s : dense) run(s, PEER);
+    compare_groups();
+  }
   printf("%d failures\n", failures);
   return failures > 0;
 }

@@ -21,6 +21,7 @@
 #include "ops/loss/head.h"
 #include "ops/matmul/gelu_pair.h"
 #include "ops/matmul/lora_cuda.h"
+#include "ops/quant/scaled_cuda.h"
 
 __attribute__((visibility("default"))) const rfi_cuda_module *rfi_cuda_module_get(const rfi_cuda_host *host);
 __attribute__((visibility("default"))) const char rfi_cuda_module_built[] = RFI_BUILT;
@@ -330,8 +331,19 @@ static void select_outside(const rfi_kernel *launcher, rfi_bound *b) {
   b->workspace = launcher->workspace ? (int64_t)launcher->workspace(&b->call) : 0;
 }
 
+/* Whether the op is part of a forward; a recomputed one has the accumulator of the first one. */
+static bool is_forward(const rfi_opr *op) { return op->phase == RFR_PHASE_FORWARD || op->clone_of >= 0; }
+
+/* The module's kernel of an op; NULL: none. */
+static const rfi_cuda_kernel *kernel_of(const rfi_opr *op) {
+  if (op->def->outside) return NULL;
+  if (op->def->code == RFI_OP_matmul_scaled && is_forward(op)) return &rfi_cuda_scaled_forward;
+  if (op->def->code == RFI_OP_grouped_matmul_scaled && is_forward(op)) return &rfi_cuda_grouped_scaled_forward;
+  return rfi_cuda_kernel_of(op->def->code);
+}
+
 static rfr_status select_kernel(rfi_device *d, const rfi_opr *op, rfi_arena *memory, rfi_bound *b) {
-  const rfi_cuda_kernel *kernel = op->def->outside ? NULL : rfi_cuda_kernel_of(op->def->code);
+  const rfi_cuda_kernel *kernel = kernel_of(op);
   b->call.stream = d->stream;
   if (op->def->outside && op->def->outside->cuda.run) {
     select_outside(&op->def->outside->cuda, b);
@@ -344,8 +356,7 @@ static rfr_status select_kernel(rfi_device *d, const rfi_opr *op, rfi_arena *mem
     b->call.library = d;
   }
   if (op->def->code == RFI_OP_matmul_scaled) {
-    /* a recomputed forward has the accumulator of the first one */
-    RFI_TRY(rfi_lt_select_scaled(d->lt, op->phase == RFR_PHASE_FORWARD || op->clone_of >= 0, b));
+    RFI_TRY(rfi_lt_select_scaled(d->lt, is_forward(op), b));
     if (b->run) return RFR_OK;
     b->call.library = d;
   }

@@ -1,16 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The scaled GEMMs on a GPU, for any shape, format and scaling: the fallback where cuBLASLt has none.
+ * The scaled GEMMs on a GPU, for any shape, format and scaling: the fallback where cuBLASLt and sm_90 have none.
  *
- * They use the tiles of tile_any.cuh, whose operands are f32. An element is decoded and multiplied by its block's scale
- * while it is loaded. This is exact for E8M0 and E4M3 scales; with an f32 scale it rounds once. Scales of a tensor are
- * applied after the sum, one by one, because their product alone might underflow.
+ * An element is decoded and multiplied by its block's scale while it is loaded. This is exact for E8M0 and E4M3 scales,
+ * even in bf16, so the tiles of tile_decoded.cuh use tensor cores. With an f32 scale it rounds once, to f32, and the
+ * tiles are those of tile_any.cuh. Scales of a tensor are applied after the sum, one by one, because their product
+ * alone might underflow.
  */
 #include <stdio.h>
 
 #include "backend/cuda/any_type.cuh"
 #include "ops/matmul/tile_any.cuh"
+#include "ops/quant/scaled_cuda.h"
 #include "ops/quant/scaled_gemm.cuh"
+#include "ops/quant/tile_decoded.cuh"
 
 static rfi_factor factor_of(const rfr_call *c, int q, int scale, int global) {
   const rfr_type *x = &c->in[q].type, *s = &c->in[scale].type;
@@ -58,45 +61,62 @@ static __device__ __forceinline__ void finish(const rfi_scaled_gemm &p, int64_t 
   rfi_store(p.y, p.y_type, at, y);
 }
 
-static __global__ void __launch_bounds__(RFI_TILE_THREADS) matmul_scaled(const rfi_scaled_gemm p, int64_t tiles_m) {
-  const int64_t i0 = (int64_t)(blockIdx.x % tiles_m) * RFI_TILE, j0 = (int64_t)(blockIdx.x / tiles_m) * RFI_TILE;
-  rfi_tile(
-      i0, p.a.rows, j0, p.b.rows, p.a.row, [&](int64_t i, int64_t k) { return element(p.a, 0, i, k); }, true,
-      [&](int64_t j, int64_t k) { return element(p.b, 0, j, k); }, true,
-      [&](int64_t i, int64_t j, float sum) { finish(p, 0, i * p.b.rows + j, i, j, sum); });
+/* The tile at (i0, j0) of a group: rows of a from line `first` on, M of them, and slice g of b; the sum begins at
+ * element `start` of the lines and has K elements. HALF: on tensor cores in bf16, else in f32. */
+template <bool HALF> struct scaled_tile {
+  enum { SIDE = HALF ? (int)RFI_DECODED : (int)RFI_TILE };
+  template <class END>
+  static __device__ __forceinline__ void run(const rfi_scaled_gemm &p, int64_t first, int64_t i0, int64_t M, int64_t g,
+                                             int64_t j0, int64_t start, int64_t K, const END &end) {
+    if constexpr (HALF) rfi_tile_decoded(p.a, first, i0, M, p.b, g * p.b.rows, j0, p.b.rows, start, K, end);
+    else
+      rfi_tile(
+          i0, M, j0, p.b.rows, K, [&](int64_t i, int64_t k) { return element(p.a, 0, first + i, start + k); }, true,
+          [&](int64_t j, int64_t k) { return element(p.b, g, j, start + k); }, true, end);
+  }
+};
+static_assert((int)RFI_DECODED_THREADS == (int)RFI_TILE_THREADS, "both tiles have blocks of one size");
+
+template <bool HALF>
+static __global__ void __launch_bounds__(RFI_TILE_THREADS, HALF ? 2 : 4)
+    matmul_scaled(const rfi_scaled_gemm p, int64_t tiles_m) {
+  enum { SIDE = scaled_tile<HALF>::SIDE };
+  const int64_t i0 = (int64_t)(blockIdx.x % tiles_m) * SIDE, j0 = (int64_t)(blockIdx.x / tiles_m) * SIDE;
+  scaled_tile<HALF>::run(p, 0, i0, p.a.rows, 0, j0, 0, p.a.row,
+                         [&](int64_t i, int64_t j, float sum) { finish(p, 0, i * p.b.rows + j, i, j, sum); });
 }
 
 /* The rows after the last group are one more group, of zeros. */
-static __global__ void __launch_bounds__(RFI_TILE_THREADS) grouped_scaled(const rfi_scaled_gemm p) {
-  const int wide = (int)((p.b.rows + RFI_TILE - 1) / RFI_TILE);
+template <bool HALF>
+static __global__ void __launch_bounds__(RFI_TILE_THREADS, HALF ? 2 : 4) grouped_scaled(const rfi_scaled_gemm p) {
+  enum { SIDE = scaled_tile<HALF>::SIDE };
+  const int wide = (int)((p.b.rows + SIDE - 1) / SIDE);
   rfi_unit_walk<1> u;
-  for (int unit = blockIdx.x; u.find(p.groups, unit, RFI_TILE, wide); unit += gridDim.x) {
-    const int64_t i0 = (int64_t)((unit - u.before) / wide) * RFI_TILE, first = u.first, g = u.group;
-    const int64_t j0 = (int64_t)((unit - u.before) % wide) * RFI_TILE;
+  for (int unit = blockIdx.x; u.find(p.groups, unit, SIDE, wide); unit += gridDim.x) {
+    const int64_t i0 = (int64_t)((unit - u.before) / wide) * SIDE, first = u.first, g = u.group;
+    const int64_t j0 = (int64_t)((unit - u.before) % wide) * SIDE;
     const bool rest = u.group == p.groups.n;
-    rfi_tile(
-        i0, u.size, j0, p.b.rows, rest ? 0 : p.a.row,
-        [&](int64_t i, int64_t k) { return element(p.a, 0, first + i, k); }, true,
-        [&](int64_t j, int64_t k) { return element(p.b, g, j, k); }, true,
-        [&](int64_t i, int64_t j, float sum) {
-          const int64_t row = first + i, at = row * p.b.rows + j;
-          if (rest) rfi_store(p.y, p.y_type, at, 0.0f);
-          else finish(p, g, at, row, j, sum);
-        });
+    scaled_tile<HALF>::run(p, first, i0, u.size, rest ? 0 : g, j0, 0, rest ? 0 : p.a.row,
+                           [&](int64_t i, int64_t j, float sum) {
+                             const int64_t row = first + i, at = row * p.b.rows + j;
+                             if (rest) rfi_store(p.y, p.y_type, at, 0.0f);
+                             else finish(p, g, at, row, j, sum);
+                           });
   }
 }
 
-static __global__ void __launch_bounds__(RFI_TILE_THREADS) wgrad_scaled(const rfi_scaled_gemm p, int64_t tiles_m) {
-  const int64_t i0 = (int64_t)(blockIdx.x % tiles_m) * RFI_TILE, j0 = (int64_t)(blockIdx.x / tiles_m) * RFI_TILE;
+template <bool HALF>
+static __global__ void __launch_bounds__(RFI_TILE_THREADS, HALF ? 2 : 4)
+    wgrad_scaled(const rfi_scaled_gemm p, int64_t tiles_m) {
+  enum { SIDE = scaled_tile<HALF>::SIDE };
+  const int64_t i0 = (int64_t)(blockIdx.x % tiles_m) * SIDE, j0 = (int64_t)(blockIdx.x / tiles_m) * SIDE;
   const int64_t g = blockIdx.y, begin = rfi_group_begin(p.groups.offset, g, p.a.row);
   const int64_t start = rfi_group_start(begin, p.first + g, p.block) * p.block;
   const int64_t rows = min(rfi_group_end(p.groups.offset, g, p.a.row) - begin, p.a.row - start);
   if (rows <= 0 && p.accumulate) return;
-  rfi_tile(
-      i0, p.a.rows, j0, p.b.rows, max(rows, (int64_t)0),
-      [&](int64_t i, int64_t k) { return element(p.a, 0, i, start + k); }, true,
-      [&](int64_t j, int64_t k) { return element(p.b, 0, j, start + k); }, true,
-      [&](int64_t i, int64_t j, float sum) { finish(p, g, (g * p.a.rows + i) * p.b.rows + j, i, j, sum); });
+  scaled_tile<HALF>::run(p, 0, i0, p.a.rows, 0, j0, start, max(rows, (int64_t)0), [&](int64_t i, int64_t j, float sum) {
+    finish(p, g, (g * p.a.rows + i) * p.b.rows + j, i, j, sum);
+  });
 }
 
 static const rfr_arg *given(const rfr_call *c, int i) {
@@ -123,23 +143,26 @@ static bool has_sm90(const rfr_call *c) {
   return info->major == 9 && !info->portable;
 }
 
-static rfi_scaled_gemm dense_of(const rfr_call *c) {
+/* Along the sum only where the other kernels do not take it: those that add, and scales of lines of both operands. */
+static rfi_scaled_gemm dense_of(const rfr_call *c, bool forward) {
   rfi_scaled_gemm p =
       gemm_of(c, factor_of(c, RFI_IN_matmul_scaled_a, RFI_IN_matmul_scaled_scale_a, RFI_IN_matmul_scaled_global_a),
               factor_of(c, RFI_IN_matmul_scaled_b, RFI_IN_matmul_scaled_scale_b, RFI_IN_matmul_scaled_global_b),
               RFI_IN_matmul_scaled_bias, -1, RFI_IN_matmul_scaled_acc);
-  p.along = true, p.slices = 1, p.block = rfi_group_block(p.a.scaling);
-  p.groups.n = 1, p.groups.rows = (int)p.a.row, p.groups.high = (int)p.a.rows;
+  p.along = p.accumulate || p.b.scaling == RFR_SCALING_ROW128, p.narrow = forward;
+  p.slices = 1, p.block = rfi_group_block(p.a.scaling);
+  p.groups.n = 1, p.groups.rows = (int)(p.along ? p.a.row : p.a.rows), p.groups.high = p.along ? (int)p.a.rows : 0;
   return p;
 }
 
-static rfi_scaled_gemm grouped_of(const rfr_call *c) {
+static rfi_scaled_gemm grouped_of(const rfr_call *c, bool forward) {
   rfi_scaled_gemm p = gemm_of(c,
                               factor_of(c, RFI_IN_grouped_matmul_scaled_a, RFI_IN_grouped_matmul_scaled_scale_a,
                                         RFI_IN_grouped_matmul_scaled_global_a),
                               factor_of(c, RFI_IN_grouped_matmul_scaled_w, RFI_IN_grouped_matmul_scaled_scale_w,
                                         RFI_IN_grouped_matmul_scaled_global_w),
                               RFI_IN_grouped_matmul_scaled_bias, RFI_IN_grouped_matmul_scaled_scale, -1);
+  p.narrow = forward;
   p.slices = c->in[RFI_IN_grouped_matmul_scaled_offsets].type.shape[0] - 1;
   p.groups.offset = (const int32_t *)c->in[RFI_IN_grouped_matmul_scaled_offsets].data;
   p.groups.n = p.groups.last = (int)p.slices;
@@ -167,55 +190,72 @@ static rfr_status launch_sm90(const rfr_call *c, const rfi_scaled_gemm &p) {
   return rfi_scaled_sm90(p, (int32_t *)c->workspace, rfi_cuda_info_of(c)->sms, rfi_stream(c));
 }
 
-static rfr_status run(const rfr_call *c) {
-  const rfi_scaled_gemm p = dense_of(c);
-  const int64_t tiles_m = rfi_blocks(p.a.rows, RFI_TILE), tiles_n = rfi_blocks(p.b.rows, RFI_TILE);
+/* Whether operands decoded to bf16 are exact, and their lines multiples of eight elements. */
+static bool is_exact(const rfi_factor &f) {
+  return (f.scaling == RFR_SCALING_TENSOR || f.scaling == RFR_SCALING_MX32 || f.scaling == RFR_SCALING_NV16) &&
+         f.row % 8 == 0 && (uintptr_t)f.q % 8 == 0;
+}
+static bool in_half(const rfi_scaled_gemm &p) { return is_exact(p.a) && is_exact(p.b); }
+static int64_t side_of(const rfi_scaled_gemm &p) {
+  return in_half(p) ? (int64_t)scaled_tile<true>::SIDE : (int64_t)scaled_tile<false>::SIDE;
+}
+
+template <bool FORWARD> static rfr_status run(const rfr_call *c) {
+  const rfi_scaled_gemm p = dense_of(c, FORWARD);
+  const int64_t tiles_m = rfi_blocks(p.a.rows, side_of(p)), tiles = tiles_m * rfi_blocks(p.b.rows, side_of(p));
   if (has_sm90(c) && !rfi_scaled_sm90_lacks(p)) return launch_sm90(c, p);
-  if (tiles_m > 0 && tiles_n > 0)
-    matmul_scaled<<<(unsigned)(tiles_m * tiles_n), RFI_TILE_THREADS, 0, rfi_stream(c)>>>(p, tiles_m);
+  if (tiles == 0) return RFR_OK;
+  const auto kernel = in_half(p) ? matmul_scaled<true> : matmul_scaled<false>;
+  kernel<<<(unsigned)tiles, RFI_TILE_THREADS, 0, rfi_stream(c)>>>(p, tiles_m);
   return rfi_cuda_launched("matmul_scaled");
 }
 
-static rfr_status run_grouped(const rfr_call *c) {
-  const rfi_scaled_gemm p = grouped_of(c);
+template <bool FORWARD> static rfr_status run_grouped(const rfr_call *c) {
+  const rfi_scaled_gemm p = grouped_of(c, FORWARD);
   const int64_t most = (int64_t)rfi_cuda_info_of(c)->sms * 8;
-  const int64_t tiles = (p.a.rows / RFI_TILE + p.slices + 2) * rfi_blocks(p.b.rows, RFI_TILE);
+  const int64_t tiles = (p.a.rows / side_of(p) + p.slices + 2) * rfi_blocks(p.b.rows, side_of(p));
   if (has_sm90(c) && !rfi_scaled_sm90_lacks(p)) return launch_sm90(c, p);
-  if (p.a.rows > 0 && p.b.rows > 0)
-    grouped_scaled<<<(unsigned)(tiles < most ? tiles : most), RFI_TILE_THREADS, 0, rfi_stream(c)>>>(p);
+  if (p.a.rows == 0 || p.b.rows == 0) return RFR_OK;
+  const auto kernel = in_half(p) ? grouped_scaled<true> : grouped_scaled<false>;
+  kernel<<<(unsigned)(tiles < most ? tiles : most), RFI_TILE_THREADS, 0, rfi_stream(c)>>>(p);
   return rfi_cuda_launched("grouped_matmul_scaled");
 }
 
 static rfr_status run_wgrad(const rfr_call *c) {
   const rfi_scaled_gemm p = wgrad_of(c);
-  const int64_t tiles_m = rfi_blocks(p.a.rows, RFI_TILE), tiles_n = rfi_blocks(p.b.rows, RFI_TILE);
+  const int64_t tiles_m = rfi_blocks(p.a.rows, side_of(p)), tiles = tiles_m * rfi_blocks(p.b.rows, side_of(p));
   if (has_sm90(c) && !rfi_scaled_sm90_lacks(p)) return launch_sm90(c, p);
-  if (tiles_m > 0 && tiles_n > 0 && p.slices > 0)
-    wgrad_scaled<<<dim3((unsigned)(tiles_m * tiles_n), (unsigned)p.slices), RFI_TILE_THREADS, 0, rfi_stream(c)>>>(
-        p, tiles_m);
+  if (tiles == 0 || p.slices == 0) return RFR_OK;
+  const auto kernel = in_half(p) ? wgrad_scaled<true> : wgrad_scaled<false>;
+  kernel<<<dim3((unsigned)tiles, (unsigned)p.slices), RFI_TILE_THREADS, 0, rfi_stream(c)>>>(p, tiles_m);
   return rfi_cuda_launched("grouped_wgrad_scaled");
 }
 
 static const char *name_of(const rfr_call *c, const rfi_scaled_gemm &p) {
   return has_sm90(c) && !rfi_scaled_sm90_lacks(p) ? "sm90" : "sm80";
 }
-static const char *needs(const rfr_call *c) { return name_of(c, dense_of(c)); }
-static const char *grouped_needs(const rfr_call *c) { return name_of(c, grouped_of(c)); }
+static const char *needs(const rfr_call *c) { return name_of(c, dense_of(c, true)); }
+static const char *grouped_needs(const rfr_call *c) { return name_of(c, grouped_of(c, true)); }
 static const char *wgrad_needs(const rfr_call *c) { return name_of(c, wgrad_of(c)); }
 
 static bool say(const rfr_call *c, const rfi_scaled_gemm &p, char *text, size_t size) {
   const char *why = has_sm90(c) ? rfi_scaled_sm90_lacks(p) : "no tensor core takes its scaling, formats or sides";
-  if (why) snprintf(text, size, "decoded to f32: %s", why);
+  if (why) snprintf(text, size, "decoded to %s: %s", in_half(p) ? "bf16" : "f32", why);
   return why != NULL;
 }
-static bool lacks(const rfr_call *c, char *text, size_t size) { return say(c, dense_of(c), text, size); }
-static bool grouped_lacks(const rfr_call *c, char *text, size_t size) { return say(c, grouped_of(c), text, size); }
+static bool lacks(const rfr_call *c, char *text, size_t size) { return say(c, dense_of(c, true), text, size); }
+static bool grouped_lacks(const rfr_call *c, char *text, size_t size) {
+  return say(c, grouped_of(c, true), text, size);
+}
 static bool wgrad_lacks(const rfr_call *c, char *text, size_t size) { return say(c, wgrad_of(c), text, size); }
 
 static size_t workspace(const rfr_call *c) { return has_sm90(c) ? RFI_GROUPED_TAKEN : 0; }
 
-extern "C" const rfi_cuda_kernel RFI_CUDA(matmul_scaled) = {run, workspace, NULL, NULL, needs, lacks};
-extern "C" const rfi_cuda_kernel RFI_CUDA(grouped_matmul_scaled) = {run_grouped, workspace,     NULL,
-                                                                    NULL,        grouped_needs, grouped_lacks};
+extern "C" const rfi_cuda_kernel RFI_CUDA(matmul_scaled) = {run<false>, workspace, NULL, NULL, needs, lacks};
+extern "C" const rfi_cuda_kernel RFI_CUDA(grouped_matmul_scaled) = {run_grouped<false>, workspace,    NULL, NULL,
+                                                                    grouped_needs,      grouped_lacks};
 extern "C" const rfi_cuda_kernel RFI_CUDA(grouped_wgrad_scaled) = {run_wgrad, workspace,   NULL,
                                                                    NULL,      wgrad_needs, wgrad_lacks};
+extern "C" const rfi_cuda_kernel rfi_cuda_scaled_forward = {run<true>, workspace, NULL, NULL, needs, lacks};
+extern "C" const rfi_cuda_kernel rfi_cuda_grouped_scaled_forward = {run_grouped<true>, workspace,    NULL, NULL,
+                                                                    grouped_needs,     grouped_lacks};

@@ -19,9 +19,10 @@ typedef struct rfi_factor {
 typedef struct rfi_scaled_gemm {
   rfi_factor a, b;
   /* The groups' rows are rows of a and y; or, if along is set, elements of the rows of a and b, and each group has a
-   * result (a.rows, b.rows). A GEMM without groups is along, with one group. */
+   * result (a.rows, b.rows). A GEMM without groups has one group, in either way. */
   rfi_groups groups;
   bool along;
+  bool narrow; /* one scale per tensor: the tensor core sums all of K, as forwards want it; else sums are promoted */
   const void *bias, *bias_scale; /* NULL: none */
   void *y;
   rfr_dtype bias_type, bias_scale_type, y_type;

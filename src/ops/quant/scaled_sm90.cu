@@ -5,7 +5,7 @@
  * Scheduler, producer and consumers as in grouped_sm90.cu. A step is 128 elements of the reduction, the block of a
  * scale. The sums of the tensor core have about 14 bits, so there are two ways to sum:
  *
- *   narrow    the tensor core sums all steps. Only for one scale per tensor and E4M3 twice, as in a forward
+ *   narrow    the tensor core sums all steps. Only for forwards: one scale per tensor and E4M3 twice
  *   promoted  it sums one step, which is multiplied by the scales of its block and added in f32 registers. While one
  *             warpgroup does this, the other one multiplies. A warpgroup's 256 columns take two turns, because their
  *             sums and a partial result do not fit into its registers together
@@ -368,7 +368,9 @@ static rfr_status launch_scales(const rfi_scaled_gemm &g, const scaled_problem &
     return launch<O, true, E5M2, TENSOR>(p, sms, stream);
   }
   if (g.b.scaling == RFR_SCALING_BLOCK128) return launch<O, false, E5M2, BLOCK>(p, sms, stream);
-  return launch < O, false, E5M2, E5M2 ? TENSOR : NARROW > (p, sms, stream);
+  if constexpr (!E5M2)
+    if (g.narrow) return launch<O, false, false, NARROW>(p, sms, stream);
+  return launch<O, false, E5M2, TENSOR>(p, sms, stream);
 }
 
 const char *rfi_scaled_sm90_lacks(const rfi_scaled_gemm &g) {
@@ -379,6 +381,7 @@ const char *rfi_scaled_sm90_lacks(const rfi_scaled_gemm &g) {
   if (!tensor && !block) return "its scaling has no tensor-core kernel";
   if ((g.a.dtype != RFR_E4M3 && g.a.dtype != RFR_E5M2) || g.b.dtype != RFR_E4M3)
     return "its formats have no tensor-core kernel";
+  if (g.accumulate && !g.along) return "it adds to its result";
   if (g.a.global || g.b.global) return "global scales have no tensor-core kernel";
   if (g.y_type != RFR_F32 && g.y_type != RFR_BF16) return "the result is f16";
   if (g.a.row % 16 != 0) return "the sum's length is not a multiple of 16";
