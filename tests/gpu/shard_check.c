@@ -115,15 +115,14 @@ static rfr_status record(rfr_ctx *ctx, int ranks, rfr_trace **out) {
 
 /* ---- values ---- */
 
-static float noise(int64_t i) {
-  static float table[TABLE];
-  static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
-  pthread_mutex_lock(&mutex);
-  for (int64_t k = 0; table[0] == 0 && k < TABLE; k++)
-    table[TABLE - 1 - k] = 0.02f * ((float)(k * 48271 % 2147483647 * 16807 % TABLE) / (TABLE / 2) - 1.0f) + 1e-6f;
-  pthread_mutex_unlock(&mutex);
-  return table[i % TABLE];
+static float table[TABLE]; /* random values, filled before the ranks start */
+
+static void fill_table(void) {
+  for (int64_t k = 0; k < TABLE; k++)
+    table[k] = 0.02f * ((float)(k * 48271 % 2147483647 * 16807 % TABLE) / (TABLE / 2) - 1.0f) + 1e-6f;
 }
+
+static float noise(int64_t i) { return table[i % TABLE]; }
 
 static uint16_t bf16(float x) {
   uint32_t bits;
@@ -145,7 +144,6 @@ static rfr_status write_parameter(rank *r, int i, bool master) {
   const int64_t first = x.type.rank == p.rank && n == all ? 0 : n * r->number;
   char *data = calloc((size_t)n, master ? 4 : 2);
   if (!data) return RFR_NO_MEMORY;
-  noise(0);
   for (int64_t k = 0; k < n && first + k < all; k++) {
     const float value = p.rank == 1 ? 1.0f : noise(first + k + 7919 * i);
     if (master) ((float *)data)[k] = value;
@@ -247,7 +245,9 @@ static bool run_ranks(rank *ranks, int n, rfr_shard shard) {
 int main(int argc, char **argv) {
   rank one[1], many[RANKS], first = {0};
   int bad = 0;
+  setvbuf(stdout, NULL, _IOLBF, 0);
   choose(argc > 1 ? argv[1] : "small");
+  fill_table();
   steps = argc > 2 ? atoi(argv[2]) : 4;
   on_cpu = argc > 3 && strcmp(argv[3], "cpu") == 0;
   if (!run_ranks(one, 1, RFR_SHARD_NONE)) return 1;
