@@ -112,7 +112,8 @@ static double compare_with_peer(const shape &s, const rfi_scaled_gemm &p, int32_
                              : s.scaling_b == RFR_SCALING_BLOCK128 ? PEER_BLOCK
                                                                    : PEER_LINES;
   const peer other(s.M, s.N, s.K, s.a == RFR_E4M3 ? CUDA_R_8F_E4M3 : CUDA_R_8F_E5M2,
-                   s.y == RFR_F32 ? CUDA_R_32F : CUDA_R_16BF, scales, p.narrow && !s.along, p.a.scale, p.b.scale);
+                   s.y == RFR_F32 ? CUDA_R_32F : CUDA_R_16BF, scales,
+                   p.narrow && !s.along && scales == PEER_TENSOR, p.a.scale, p.b.scale);
   const std::function<void()> both[2] = {[&] { rfi_scaled_sm90(p, taken, sms, 0); },
                                          [&] { other.run(p.a.q, p.b.q, p.y); }};
   const double flops = 2.0 * (double)s.M * (double)s.N * (double)s.K;
