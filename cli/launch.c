@@ -13,7 +13,6 @@
 #include <string.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "rank_death.h"
@@ -39,12 +38,6 @@ static void send(const child *children, int n, int number) {
     if (children[i].pid > 0) kill(children[i].pid, number);
 }
 
-static double now(void) {
-  struct timespec t;
-  clock_gettime(CLOCK_MONOTONIC, &t);
-  return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
-
 /* Until all have ended; returns the first exit code that is not 0. After a failure the others have GRACE_SECONDS to end
  * by themselves, since they report what they saw. */
 static int wait_for(child *children, int n, rank_death *death) {
@@ -54,7 +47,7 @@ static int wait_for(child *children, int n, rank_death *death) {
     int status;
     const pid_t pid = waitpid(-1, &status, WNOHANG);
     if (asked > passed) send(children, n, passed == 0 ? SIGUSR1 : SIGTERM), passed++;
-    if (code != 0 && sent < 2 && now() - failed_at > GRACE_SECONDS + 5 * sent)
+    if (code != 0 && sent < 2 && cli_now() - failed_at > GRACE_SECONDS + 5 * sent)
       send(children, n, sent++ == 0 ? SIGTERM : SIGKILL);
     rank_death_read(death);
     if (pid <= 0) {
@@ -68,7 +61,7 @@ static int wait_for(child *children, int n, rank_death *death) {
       const int own = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
       if (own != 0 && code == 0 && death->from < 0 && WIFSIGNALED(status))
         death->rank = i, death->signal = WTERMSIG(status);
-      if (own != 0 && code == 0) code = own, failed_at = now();
+      if (own != 0 && code == 0) code = own, failed_at = cli_now();
     }
   }
   rank_death_read(death);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * Loads the CUDA module when a context first uses a GPU, and passes it the library's functions that
- * it needs. The module stays loaded, because its runtime's threads outlive a dlclose.
+ * it needs.
  */
 #include <dlfcn.h>
 #include <limits.h>
@@ -24,16 +24,9 @@ static rfr_status load(rfr_ctx *ctx, const rfi_cuda_module **out) {
       .check_order = rfi_order_check,
   };
   char path[PATH_MAX];
-  int n = snprintf(path, sizeof path, "%s/librefrain_cuda.so", rfi_ctx_module_path(ctx));
+  void *object;
   *out = NULL;
-  if (!*rfi_ctx_module_path(ctx))
-    return rfi_fail(RFI_E_BACKEND_MISSING, "the folder of the library is not known, and so not that of its modules");
-  if (n < 0 || (size_t)n >= sizeof path) return rfi_fail(RFI_E_BACKEND_MISSING, "the module path is too long");
-  void *object = dlopen(path, RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
-  if (!object) {
-    const char *why = dlerror();
-    return rfi_fail(RFI_E_BACKEND_MISSING, "the module of CUDA is not there: %s", why ? why : path);
-  }
+  RFI_TRY(rfi_module_open(ctx, "librefrain_cuda.so", "module of CUDA", "", path, &object));
   const char *built = dlsym(object, RFI_CUDA_BUILT);
   if (!built || strcmp(built, RFI_BUILT) != 0)
     return rfi_fail(RFI_E_BACKEND_BUILD, "%s is of build %s, the library of %s", path,

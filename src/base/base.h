@@ -94,6 +94,10 @@ const char *rfi_ctx_device(const rfr_ctx *ctx); /* "cpu", "cuda", "cuda:N", "cud
 bool rfi_ctx_cuda_portable(const rfr_ctx *ctx);
 bool rfi_ctx_use_onednn(const rfr_ctx *ctx);
 const char *rfi_ctx_module_path(const rfr_ctx *ctx); /* absolute folder; "": not known, load no module */
+/* Loads `file` from that folder for the rest of the process; path[PATH_MAX] gets where it is. `name` and `hint` are for
+ * the error. Errors: backend.missing. */
+rfr_status rfi_module_open(const rfr_ctx *ctx, const char *file, const char *name, const char *hint, char *path,
+                           void **out);
 double rfi_now(void);                                /* seconds, monotonic */
 void rfi_log(rfr_ctx *ctx, rfr_log_level level, const char *format, ...) __attribute__((format(printf, 3, 4)));
 

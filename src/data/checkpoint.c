@@ -71,16 +71,13 @@ static void discard(rfi_checkpoint_writer *w) {
 
 /* The process of rank 0, on all ranks. */
 static rfr_status find_leader(rfr_ctx *ctx, rfr_comm *comm, int64_t *process) {
-  const int ranks = rfr_comm_size(comm);
-  const int64_t own = getpid();
-  int64_t *all;
-  *process = own;
-  if (ranks < 2) return RFR_OK;
-  RFI_TRY(RFI_ALLOC(ctx, (size_t)ranks * sizeof *all, &all));
-  const rfr_status s = rfi_comm_exchange(comm, &own, sizeof own, all);
-  *process = all[0];
+  void *all;
+  *process = getpid();
+  if (rfr_comm_size(comm) < 2) return RFR_OK;
+  RFI_TRY(rfi_comm_collect(ctx, comm, process, sizeof *process, &all));
+  *process = *(int64_t *)all;
   rfi_free(ctx, all);
-  return s;
+  return RFR_OK;
 }
 
 static rfr_status make_folder(const rfi_checkpoint_writer *w) {

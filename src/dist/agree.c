@@ -19,14 +19,14 @@ static rfr_status find_failure(const verdict *all, int ranks) {
 
 rfr_status rfi_comm_agree(rfr_ctx *ctx, rfr_comm *comm, rfr_status s) {
   const int ranks = rfr_comm_size(comm);
-  verdict mine = {.failed = s != RFR_OK}, *all;
+  verdict mine = {.failed = s != RFR_OK};
+  void *all = NULL;
   if (ranks < 2) return s;
   if (s != RFR_OK) {
     snprintf(mine.slug, sizeof mine.slug, "%s", rfr_last_error()->slug);
     snprintf(mine.message, sizeof mine.message, "%s", rfr_last_error()->message);
   }
-  RFI_TRY(RFI_ALLOC(ctx, (size_t)ranks * sizeof *all, &all));
-  const rfr_status sent = rfi_comm_exchange(comm, &mine, sizeof mine, all);
+  const rfr_status sent = rfi_comm_collect(ctx, comm, &mine, sizeof mine, &all);
   if (sent == RFR_OK) s = find_failure(all, ranks);
   else if (mine.failed) s = rfi_fail_slug(mine.slug, "%s", mine.message); /* which comes before that of the exchange */
   else s = sent;

@@ -61,6 +61,15 @@ rfr_status rfi_comm_exchange(rfr_comm *c, const void *mine, int64_t bytes, void 
   return call(c, RFI_ALL_GATHER, mine, all, bytes, RFR_U8);
 }
 
+rfr_status rfi_comm_collect(rfr_ctx *ctx, rfr_comm *c, const void *mine, int64_t bytes, void **all) {
+  RFI_TRY(rfi_alloc(ctx, (size_t)(bytes * c->size), all));
+  const rfr_status s = rfi_comm_exchange(c, mine, bytes, *all);
+  if (s == RFR_OK) return RFR_OK;
+  rfi_free(ctx, *all);
+  *all = NULL;
+  return s;
+}
+
 static rfr_status check_message(const rfr_comm *c, int peer, int64_t bytes, bool has_messages) {
   if (!has_messages)
     return rfi_fail(RFI_E_UNSUPPORTED, "communicators of %s have no messages between two ranks", c->table->name);

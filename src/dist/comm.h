@@ -69,6 +69,8 @@ void rfi_collective_sum(rfr_dtype dtype, int terms, const void *(*term)(const vo
 /* `all` gets the bytes of every rank, rank 0's first, in memory of the host; at most RFI_EXCHANGE_BYTES of each. */
 enum { RFI_EXCHANGE_BYTES = 4096 };
 rfr_status rfi_comm_exchange(rfr_comm *c, const void *mine, int64_t bytes, void *all);
+/* The same, into memory that it allocates; free with rfi_free. NULL after an error. */
+rfr_status rfi_comm_collect(rfr_ctx *ctx, rfr_comm *c, const void *mine, int64_t bytes, void **all);
 /* A message to another rank. The data is copied: the call does not wait for the receiver. Messages from one rank to
  * another arrive in the order in which they were sent. The receiver waits, and must expect the sent number of bytes.
  * Errors: argument; unsupported, if this kind has no messages; dist.peer; dist.mismatch. */
@@ -76,7 +78,5 @@ rfr_status rfi_comm_send(rfr_comm *c, int to, const void *data, int64_t bytes);
 rfr_status rfi_comm_receive(rfr_comm *c, int from, void *data, int64_t bytes);
 /* Rank 0's id on every rank, over TCP at the launch's address. */
 rfr_status rfi_launch_share(const rfr_launch *launch, void *id, double timeout);
-/* Name and version of the MPI library. Errors: backend.missing. */
-rfr_status rfi_comm_mpi_describe(rfr_ctx *ctx, const char **out);
 
 #endif

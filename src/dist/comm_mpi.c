@@ -17,7 +17,6 @@
 #include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "base/base.h"
@@ -92,12 +91,6 @@ static rfr_status start(mpi_comm *c, int peer, const void *to, int64_t to_bytes,
   return check(c, peer, c->mpi->start(c->link, peer, to, (size_t)to_bytes, from, (size_t)from_bytes));
 }
 
-static double now(void) {
-  struct timespec t;
-  clock_gettime(CLOCK_MONOTONIC, &t);
-  return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
-
 /* A wait that polls. Ranks may share cores, so it spins little. */
 typedef struct patience {
   int64_t polls;
@@ -109,9 +102,9 @@ static rfr_status pause_poll(mpi_comm *c, patience *p, double more, bool *late) 
   enum { SPINS = 200, YIELDS = 2000, PAUSE_US = 50 };
   *late = false;
   if (atomic_load(&c->aborted)) return break_up(c, "rank %d has aborted the communicator", c->comm.rank);
-  if (p->polls == 0) p->before = now();
+  if (p->polls == 0) p->before = rfi_now();
   if (p->polls++ < SPINS) return RFR_OK;
-  const double at = now();
+  const double at = rfi_now();
   p->waited += fmin(at - p->before, 0.1);
   p->before = at;
   *late = c->timeout > 0 && p->waited > c->timeout + more;
@@ -409,30 +402,16 @@ static const rfi_comm_table table = {"MPI", true, run, abort_calls, destroy, NUL
 
 static rfr_status load(rfr_ctx *ctx, const rfi_mpi_module **out) {
   char path[PATH_MAX];
-  const int n = snprintf(path, sizeof path, "%s/librefrain_mpi.so", rfi_ctx_module_path(ctx));
+  void *object;
   *out = NULL;
-  if (!*rfi_ctx_module_path(ctx) || n < 0 || (size_t)n >= sizeof path)
-    return rfi_fail(RFI_E_BACKEND_MISSING, "the folder of the library is not known, and so not that of its modules");
-  void *object = dlopen(path, RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
-  if (!object) {
-    const char *why = dlerror();
-    return rfi_fail(RFI_E_BACKEND_MISSING, "the MPI module is not there: %s (Debian: openmpi-bin, libopenmpi-dev)",
-                    why ? why : path);
-  }
+  RFI_TRY(rfi_module_open(ctx, "librefrain_mpi.so", "MPI module", " (Debian: openmpi-bin, libopenmpi-dev)", path,
+                          &object));
   rfi_mpi_entry entry = NULL;
   void *symbol = dlsym(object, RFI_MPI_ENTRY);
   memcpy(&entry, &symbol, sizeof entry);
   *out = entry ? entry() : NULL;
   if (*out && (*out)->abi == RFI_MPI_ABI) return RFR_OK;
   return rfi_fail(RFI_E_BACKEND_BUILD, "%s is of another build", path);
-}
-
-rfr_status rfi_comm_mpi_describe(rfr_ctx *ctx, const char **out) {
-  const rfi_mpi_module *mpi;
-  *out = NULL;
-  RFI_TRY(load(ctx, &mpi));
-  *out = mpi->describe();
-  return RFR_OK;
 }
 
 rfr_status rfr_comm_mpi_create(rfr_ctx *ctx, double timeout, rfr_comm **out) {

@@ -13,7 +13,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "base/base.h"
@@ -66,14 +65,8 @@ rfr_status rfr_launch_read(rfr_launch *out) {
 
 /* ---- the id over TCP ---- */
 
-static double now(void) {
-  struct timespec t;
-  clock_gettime(CLOCK_MONOTONIC, &t);
-  return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
-
 static bool ready(int fd, short events, double until) {
-  const double left = until - now();
+  const double left = until - rfi_now();
   struct pollfd p = {.fd = fd, .events = events};
   return left > 0 && poll(&p, 1, left > 1e6 ? 1000000000 : (int)(1000 * left) + 1) == 1;
 }
@@ -119,9 +112,9 @@ static rfr_status serve(const rfr_launch *l, int listener, void *id, double unti
                       served - 1, l->ranks - 1);
     const int fd = accept(listener, NULL, NULL);
     if (fd < 0) continue;
-    const bool ours = transfer(fd, &r, sizeof r, false, now() + 5) && r.magic == MAGIC;
+    const bool ours = transfer(fd, &r, sizeof r, false, rfi_now() + 5) && r.magic == MAGIC;
     const bool agrees = ours && r.ranks == l->ranks;
-    if (agrees && transfer(fd, id, RFR_NCCL_ID_BYTES, true, now() + 5)) served++;
+    if (agrees && transfer(fd, id, RFR_NCCL_ID_BYTES, true, rfi_now() + 5)) served++;
     close(fd);
     if (ours && !agrees)
       return rfi_fail(RFI_E_DIST_LAUNCH, "rank %d was started as one of %d ranks, rank 0 as one of %d", (int)r.rank,
@@ -132,7 +125,7 @@ static rfr_status serve(const rfr_launch *l, int listener, void *id, double unti
 
 static rfr_status ask(const rfr_launch *l, const struct addrinfo *a, void *id, double until) {
   request r = {MAGIC, l->ranks, l->rank};
-  for (; now() < until; usleep(PAUSE_US)) { /* rank 0 may not listen yet */
+  for (; rfi_now() < until; usleep(PAUSE_US)) { /* rank 0 may not listen yet */
     const int fd = open_socket(a, false);
     if (fd < 0) continue;
     const bool got = transfer(fd, &r, sizeof r, true, until) && transfer(fd, id, RFR_NCCL_ID_BYTES, false, until);
@@ -148,7 +141,7 @@ rfr_status rfi_launch_share(const rfr_launch *l, void *id, double timeout) {
   char port[16];
   const struct addrinfo hints = {.ai_socktype = SOCK_STREAM};
   struct addrinfo *a;
-  const double until = now() + (timeout > 0 ? timeout : 1e9);
+  const double until = rfi_now() + (timeout > 0 ? timeout : 1e9);
   snprintf(port, sizeof port, "%d", l->port + 1);
   const int wrong = getaddrinfo(l->address, port, &hints, &a);
   if (wrong) return rfi_fail(RFI_E_DIST_LAUNCH, "MASTER_ADDR %s: %s", l->address, gai_strerror(wrong));
@@ -180,10 +173,9 @@ static rfr_status join_mpi(rfr_ctx *ctx, const rfr_launch *l, double timeout, rf
 
 static rfr_status share_over_mpi(rfr_ctx *ctx, const rfr_launch *l, void *id, double timeout) {
   rfr_comm *c;
-  char *all = NULL;
+  void *all = NULL;
   RFI_TRY(join_mpi(ctx, l, timeout, &c));
-  rfr_status s = RFI_ALLOC(ctx, (size_t)l->ranks * RFR_NCCL_ID_BYTES, &all);
-  if (s == RFR_OK) s = rfi_comm_exchange(c, id, RFR_NCCL_ID_BYTES, all);
+  const rfr_status s = rfi_comm_collect(ctx, c, id, RFR_NCCL_ID_BYTES, &all);
   if (s == RFR_OK) memcpy(id, all, RFR_NCCL_ID_BYTES);
   rfi_free(ctx, all);
   rfr_comm_destroy(c);

@@ -51,12 +51,12 @@ static rfr_status compare(const rfr_run *run, const rfi_hash *all, int ranks) {
 rfr_status rfi_check_same(rfr_run *run) {
   rfr_comm *c = run->options.comm;
   const int ranks = rfr_comm_size(c);
-  rfi_hash mine, *all;
+  rfi_hash mine;
+  void *all;
   if (ranks < 2) return RFR_OK;
   RFI_TRY(rfi_comm_agree(run->ctx, c, hash_state(run, &mine)));
-  RFI_TRY(RFI_ALLOC(run->ctx, (size_t)ranks * sizeof *all, &all));
-  rfr_status s = rfi_comm_exchange(c, &mine, sizeof mine, all);
-  if (s == RFR_OK) s = compare(run, all, ranks);
+  RFI_TRY(rfi_comm_collect(run->ctx, c, &mine, sizeof mine, &all));
+  const rfr_status s = compare(run, all, ranks);
   rfi_free(run->ctx, all);
   return s;
 }

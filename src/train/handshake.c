@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Agreement of the ranks of a run: each sends a record of at most RFI_EXCHANGE_BYTES, and all look at all records, so
- * that they come to the same verdict. A record has the error of a rank that failed, so that the others neither wait nor
- * go on alone, and what must be equal: build, device, configuration, data and checkpoint.
+ * Agreement of the ranks of a run. First they agree that none has failed, so that the others neither wait nor go on
+ * alone. Then each sends a record of at most RFI_EXCHANGE_BYTES of what must be equal: build, device, configuration,
+ * data and checkpoint. All look at all records, so that they come to the same verdict.
  */
 #include "train/handshake.h"
 
@@ -10,16 +10,11 @@
 #include <string.h>
 
 #include "base/base.h"
+#include "dist/agree.h"
 #include "dist/comm.h"
-
-typedef struct failure {
-  int32_t failed;
-  char slug[48], message[1280];
-} failure;
 
 enum { FIELDS = 7, FIELD_BYTES = 100 };
 typedef struct record {
-  failure failure;
   char field[FIELDS][FIELD_BYTES];
   uint32_t key[RFI_CFG_COUNT]; /* a hash of each value of the configuration */
 } record;
@@ -27,35 +22,6 @@ _Static_assert(sizeof(record) <= RFI_EXCHANGE_BYTES, "one exchange");
 
 static const char *const field_names[FIELDS] = {"version",      "build", "device",    "instruction set",
                                                 "GEMM library", "data",  "checkpoint"};
-
-static void note_failure(failure *f, rfr_status so_far) {
-  if (so_far == RFR_OK) return;
-  const rfr_error *e = rfr_last_error();
-  f->failed = 1;
-  snprintf(f->slug, sizeof f->slug, "%s", e->slug);
-  snprintf(f->message, sizeof f->message, "%s", e->message);
-}
-
-/* The first failure of all ranks; record r is at r * size. */
-static rfr_status find_failure(const char *all, int ranks, size_t size, rfr_status so_far) {
-  for (int r = 0; r < ranks; r++) {
-    failure f;
-    memcpy(&f, all + (size_t)r * size, sizeof f);
-    if (f.failed) return rfi_fail_slug(f.slug, "rank %d: %s", r, f.message);
-  }
-  return so_far;
-}
-
-/* `mine` begins with a failure. If the others cannot be reached, an own failure is the error. */
-static rfr_status exchange(rfr_run *run, const void *mine, size_t size, rfr_status so_far, char **all) {
-  const failure *own = mine;
-  rfr_comm *c = run->options.comm;
-  RFI_TRY(RFI_ALLOC(run->ctx, size * (size_t)rfr_comm_size(c), all));
-  rfr_status s = rfi_comm_exchange(c, mine, (int64_t)size, *all);
-  if (s != RFR_OK && own->failed) s = rfi_fail_slug(own->slug, "%s", own->message);
-  else if (s == RFR_OK) s = find_failure(*all, rfr_comm_size(c), size, so_far);
-  return s;
-}
 
 /* ---- what must be equal ---- */
 
@@ -117,17 +83,14 @@ static rfr_status compare(const record *a, const record *b, int rank) {
 rfr_status rfi_handshake(rfr_run *run, int64_t checkpoint, rfr_status so_far) {
   rfr_comm *c = run->options.comm;
   record *mine = NULL;
-  char *all = NULL;
+  void *all = NULL;
   if (rfr_comm_size(c) <= 1) return so_far;
   if (run->options.plan_only) return so_far;
   run->met = true;
-  RFI_TRY(RFI_ALLOC(run->ctx, sizeof *mine, &mine));
-  note_failure(&mine->failure, so_far);
-  if (so_far == RFR_OK) {
-    const rfr_status noted = note(run, checkpoint, mine);
-    note_failure(&mine->failure, noted);
-  }
-  rfr_status s = exchange(run, mine, sizeof *mine, so_far, &all);
+  rfr_status s = so_far == RFR_OK ? RFI_ALLOC(run->ctx, sizeof *mine, &mine) : so_far;
+  if (s == RFR_OK) s = note(run, checkpoint, mine);
+  s = rfi_comm_agree(run->ctx, c, s);
+  if (s == RFR_OK) s = rfi_comm_collect(run->ctx, c, mine, sizeof *mine, &all);
   for (int r = 1; s == RFR_OK && r < rfr_comm_size(c); r++) s = compare((record *)all, (record *)all + r, r);
   run->refused = s != RFR_OK;
   rfi_free(run->ctx, mine);

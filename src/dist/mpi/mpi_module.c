@@ -116,17 +116,9 @@ static void close_link(void *user, bool all) {
   free(l);
 }
 
-static const char *describe(void) {
-  static char text[MPI_MAX_LIBRARY_VERSION_STRING];
-  int n = 0;
-  if (MPI_Get_library_version(text, &n) != MPI_SUCCESS) return "MPI";
-  text[strcspn(text, ",\n")] = '\0';
-  return text;
-}
-
 __attribute__((visibility("default"))) const rfi_mpi_module *rfi_mpi_module_get(void);
 const rfi_mpi_module *rfi_mpi_module_get(void) {
-  static const rfi_mpi_module module = {RFI_MPI_ABI, open_link, start,      test,    send_one,
-                                        receive_one, test_one,  close_link, describe};
+  static const rfi_mpi_module module = {RFI_MPI_ABI, open_link,   start,    test,
+                                        send_one,    receive_one, test_one, close_link};
   return &module;
 }

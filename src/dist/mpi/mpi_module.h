@@ -13,7 +13,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 
-enum { RFI_MPI_ABI = 2 };
+enum { RFI_MPI_ABI = 3 };
 #define RFI_MPI_ENTRY "rfi_mpi_module_get"
 
 typedef struct rfi_mpi_module {
@@ -31,7 +31,6 @@ typedef struct rfi_mpi_module {
   /* Frees the link. `all`: every rank is here, so MPI ends too if `open` has started it; otherwise no peer is waited
    * for, and the launcher ends what is left. */
   void (*close)(void *link, bool all);
-  const char *(*describe)(void); /* name and version */
 } rfi_mpi_module;
 
 typedef const rfi_mpi_module *(*rfi_mpi_entry)(void);
