@@ -298,7 +298,6 @@ rfr_status cli_train_config(cli *c, const char *text, const char *folder) {
   rfr_run_options o = cli_run_options(c);
   o.on_event = on_event;
   o.event_user = c;
-  o.comm = c->comm;
   rfr_status s = rfr_run_open(c->ctx, text, folder, &o, &run);
   if (s == RFR_OK) s = train(c, run, &p, folder);
   progress_close_line(&p);

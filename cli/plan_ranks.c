@@ -43,17 +43,16 @@ typedef struct scale {
 
 /* ---- plans ---- */
 
-static rfr_status add_exchange(scale *s, const char *name, int64_t bytes, int64_t count) {
+static void add_exchange(scale *s, const char *name, int64_t bytes, int64_t count) {
   int k = 0;
   while (k < s->n_sent && (s->sent[k].bytes != bytes || strcmp(s->sent[k].name, name) != 0)) k++;
   if (k == MOST_KINDS) k--; /* the last line has the rest */
   if (k == s->n_sent) s->sent[s->n_sent++] = (exchange){name, bytes, 0};
   s->sent[k].count += count;
   s->sent_bytes += (double)bytes * (double)count;
-  return RFR_OK;
 }
 
-static rfr_status read_ops(scale *s, const rfr_programs *p, int program) {
+static void read_ops(scale *s, const rfr_programs *p, int program) {
   rfr_plan_op op;
   for (int i = 0; rfr_program_op(p, program, i, &op) == RFR_OK; i++) {
     if (op.microbatch >= s->microbatches) s->microbatches = op.microbatch + 1;
@@ -61,7 +60,6 @@ static rfr_status read_ops(scale *s, const rfr_programs *p, int program) {
   }
   const double extra = rfr_program_recomputed_flops(p, program), all = rfr_program_flops(p, program);
   s->extra = all > extra ? extra / (all - extra) : 0;
-  return RFR_OK;
 }
 
 static bool ends_in(const char *name, const char *end) {
@@ -105,7 +103,7 @@ static rfr_status plan_rank(scale *s, const char *text, rfr_comm *const *ends, i
   }
   if (status == RFR_OK && rank == 0) {
     rfr_run_get_info(run, &s->info);
-    status = read_ops(s, p, program);
+    read_ops(s, p, program);
     if (k.pipeline.ranks > 1) s->microbatches = k.pipeline.microbatches;
     if (k.pipeline.ranks > 1) add_exchange(s, "message", k.pipeline.message_bytes, k.pipeline.messages);
   }
@@ -178,8 +176,9 @@ static rfr_status estimate_time(const scale *s, estimate *e) {
   rfr_stage_costs all;
   const double link = 1e9 * (s->c->link > 0 ? s->c->link : 50.0);
   rfr_status status = cli_read_file(s->c->costs, &text);
-  if (status == RFR_OK) status = rfr_layer_costs_parse(s->c->ctx, s->c->costs, text, strlen(text), &costs);
-  if (status == RFR_OK) free(text);
+  if (status != RFR_OK) return status;
+  status = rfr_layer_costs_parse(s->c->ctx, s->c->costs, text, strlen(text), &costs);
+  free(text);
   if (status != RFR_OK) return status;
   const int ranks = s->info.ranks, pipeline = s->kinds[0].pipeline.ranks;
   const int64_t tokens = s->info.tokens_per_step / (s->microbatches * (pipeline > 1 ? 1 : ranks));
@@ -203,8 +202,7 @@ static rfr_status estimate_time(const scale *s, estimate *e) {
 
 static const char *mode(const scale *s) {
   const rfr_run_pipeline *p = &s->kinds[0].pipeline;
-  static const char *const shards[] = {"none", "optimizer", "full"};
-  return p->ranks > 1 ? rfr_schedule_kind_name(p->schedule) : shards[s->info.shard];
+  return p->ranks > 1 ? rfr_schedule_kind_name(p->schedule) : rfr_shard_name(s->info.shard);
 }
 
 static void print_kind(const kind *k, FILE *f) {

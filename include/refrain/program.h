@@ -47,6 +47,7 @@ typedef enum rfr_shard {
   RFR_SHARD_OPTIMIZER, /* trainable parameters, moments and master copies; parameters are gathered once per step */
   RFR_SHARD_FULL,      /* also frozen parameters; each layer is gathered for its forward and for its backward */
 } rfr_shard;
+RFR_API const char *rfr_shard_name(rfr_shard shard); /* as in parallel.shard; NULL: there is none */
 
 /* A choice that a tuned compile made by measuring. `name` has shapes and types, `value` the algorithm. */
 typedef struct rfr_choice {

@@ -343,6 +343,11 @@ static rfr_status check_arguments(rfr_ctx *ctx, int n, const rfr_trace *const *t
   return RFR_OK;
 }
 
+const char *rfr_shard_name(rfr_shard shard) {
+  static const char *const names[] = {"none", "optimizer", "full"};
+  return (unsigned)shard < sizeof names / sizeof *names ? names[shard] : NULL;
+}
+
 rfr_status rfr_compile(rfr_ctx *ctx, int n, const rfr_trace *const *traces, const char *const *names,
                        const rfr_compile_options *options, rfr_programs **out) {
   rfr_status s;

@@ -49,8 +49,9 @@ bool rfi_pipeline_owns(const rfi_step_spec *s, int rank, int i) {
 }
 
 bool rfi_stage_trains(const rfi_step_spec *s, int stage) {
+  if (stage > 0) return true;
   for (int i = 0; i < rfr_model_parameter_count(&s->model); i++)
-    if (stage > 0 || (!rfi_step_rule(s, i).frozen && rfi_stage_reads(s, stage, i))) return true;
+    if (!rfi_step_rule(s, i).frozen && rfi_stage_reads(s, stage, i)) return true;
   return false;
 }
 

@@ -14,8 +14,8 @@
 #include <string.h>
 
 #include "base/base.h"
-#include "dist/comm.h"
 #include "callable/graphed.h"
+#include "dist/comm.h"
 
 enum { MOST_PORTS = 4 };
 

@@ -187,9 +187,8 @@ rfr_status rfi_state_prepare(rfr_run *run, bool resumes) {
 
 /* How the ranks share out a step: another layout sums gradients in another order. */
 static void describe_layout(const rfi_parallel *p, char *text, size_t size) {
-  static const char *const shards[] = {"none", "optimizer", "full"};
   if (p->ranks == 1) snprintf(text, size, "%s", ONE_RANK);
-  else snprintf(text, size, "%d ranks, shard %s", p->ranks, shards[p->shard]);
+  else snprintf(text, size, "%d ranks, shard %s", p->ranks, rfr_shard_name(p->shard));
 }
 
 rfr_status rfi_state_describe(rfr_run *run, rfi_state_json *out) {

@@ -80,6 +80,20 @@ typedef struct update {
   rfr_value lr, clip, skip, step;
 } update;
 
+static rfr_value learning_rate(rfr_trace *t, const rfi_step_spec *s, rfr_value step) {
+  const int64_t three = 3;
+  return rfr_lr_schedule_steps(
+      t, step, s->timed ? rfr_input(t, RFI_NAME_LR_STEPS, RFR_ROLE_STATE, RFR_I64, 1, &three) : RFR_NONE, &s->lr);
+}
+
+static void write_metrics(rfr_trace *t, const rfi_step_spec *s, rfr_value step, rfr_value metrics[RFI_METRIC_N]) {
+  const int64_t shape[2] = {s->slots, 1 + rfi_metric_count(s)};
+  int columns = 0;
+  for (int m = 0; m < RFI_METRIC_N; m++)
+    if (rfi_metric_exists(s, (rfi_metric)m)) metrics[columns++] = metrics[m];
+  rfr_metrics_write(t, rfr_input(t, RFI_NAME_METRICS, RFR_ROLE_STATE, RFR_F64, 2, shape), step, columns, metrics);
+}
+
 /* Members are RFR_NONE without loss scaling. */
 typedef struct scaling {
   rfr_value state, scale, inverse;
@@ -155,16 +169,13 @@ static rfr_value reduce_reports(rfr_trace *t, const rfi_step_spec *s, rfr_value 
 static void optimize(rfr_trace *t, const rfi_step_spec *s, const rfr_value *w, int n, rfr_value *g, rfr_value loss,
                      const scaling *scaling, const rfr_value reported[REPORTS], rfr_value count, rfr_value stop,
                      const routing *routing, rfr_value step) {
-  const int64_t three = 3;
   int trainable = 0;
   for (int i = 0; i < n; i++)
     if (!rfi_step_rule(s, i).frozen) g[trainable++] = rfr_gradient(t, loss, w[i], s->gradient_dtype);
   rfr_set_phase(t, RFR_PHASE_OPTIM);
   rfr_scope(t, "optimizer");
   for (int i = 0; i < trainable && has_ranks(s); i++) g[i] = rfr_all_reduce(t, g[i], s->ranks);
-  update u = {.step = step, .clip = RFR_NONE};
-  u.lr = rfr_lr_schedule_steps(
-      t, step, s->timed ? rfr_input(t, RFI_NAME_LR_STEPS, RFR_ROLE_STATE, RFR_I64, 1, &three) : RFR_NONE, &s->lr);
+  update u = {.step = step, .lr = learning_rate(t, s, step), .clip = RFR_NONE};
   const int64_t gradients = trainable;
   rfr_value zeros = rfr_input(t, RFI_NAME_ZERO_STEPS, RFR_ROLE_STATE, RFR_I32, 1, &gradients);
   rfr_value norm = unscaled(t, scaling, rfr_grad_norm_zeros(t, trainable, g, zeros, &u.skip));
@@ -191,12 +202,7 @@ static void optimize(rfr_trace *t, const rfi_step_spec *s, const rfr_value *w, i
                                      [RFI_METRIC_STOP] = stop};
   if (routing->n > 0)
     metrics[RFI_METRIC_MOST_LOAD] = rfr_moe_load(t, routing->n, routing->splits, &metrics[RFI_METRIC_LEAST_LOAD]);
-  const int64_t shape[2] = {s->slots, 1 + rfi_metric_count(s)};
-  rfr_value mring = rfr_input(t, RFI_NAME_METRICS, RFR_ROLE_STATE, RFR_F64, 2, shape);
-  int columns = 0;
-  for (int m = 0; m < RFI_METRIC_N; m++)
-    if (rfi_metric_exists(s, (rfi_metric)m)) metrics[columns++] = metrics[m];
-  rfr_metrics_write(t, mring, step, columns, metrics);
+  write_metrics(t, s, step, metrics);
   if (scaling->state != RFR_NONE) rfr_loss_scale_end(t, scaling->state, u.skip, SCALE_GROWS);
   rfr_step_end(t, step, u.skip);
 }
@@ -323,7 +329,7 @@ static rfr_value pipeline_loss(rfr_trace *t, const rfi_step_spec *s, rfr_value s
 static void record_update(rfr_trace *t, const rfi_step_spec *s, rfr_value *values) {
   const int n = rfr_model_parameter_count(&s->model), tied = rfi_pipeline_tied(s);
   const bool counts_tied = rfi_pipeline_rank(&s->pipeline, 0) == s->pipeline.rank;
-  const int64_t three = 3, T = s->tokens, C = s->model.hidden_size;
+  const int64_t T = s->tokens, C = s->model.hidden_size;
   const rfi_pipeline_part *part = &s->pipeline;
   rfr_value *w = values, *g = w + n, *counted = g + n, count;
   int trainable = 0, n_counted = 0;
@@ -352,9 +358,7 @@ static void record_update(rfr_trace *t, const rfi_step_spec *s, rfr_value *value
     if (i != tied || counts_tied) counted[n_counted++] = g[trainable];
     trainable++;
   }
-  update u = {.step = step, .clip = RFR_NONE};
-  u.lr = rfr_lr_schedule_steps(
-      t, step, s->timed ? rfr_input(t, RFI_NAME_LR_STEPS, RFR_ROLE_STATE, RFR_I64, 1, &three) : RFR_NONE, &s->lr);
+  update u = {.step = step, .lr = learning_rate(t, s, step), .clip = RFR_NONE};
   rfr_value norm = pipeline_norm(t, s, counted, n_counted, counted, &u.skip);
   if (s->clip > 0.0) u.clip = rfr_clip_scale(t, norm, s->clip);
   trainable = 0;
@@ -365,12 +369,12 @@ static void record_update(rfr_trace *t, const rfi_step_spec *s, rfr_value *value
     update_parameter(t, s, &u, &rule, p.name, w[i], g[trainable++]);
   }
   rfr_value stop, loss = pipeline_loss(t, s, step, &stop);
-  rfr_value metrics[] = {loss, norm, u.lr, count, u.skip, stop};
-  const int columns = sizeof metrics / sizeof *metrics;
-  const int64_t shape[2] = {s->slots, 1 + columns};
-  rfr_metrics_write(t, rfr_input(t, RFI_NAME_METRICS, RFR_ROLE_STATE, RFR_F64, 2, shape), step, columns, metrics);
+  rfr_value metrics[RFI_METRIC_N] = {[RFI_METRIC_LOSS] = loss,   [RFI_METRIC_NORM] = norm,
+                                     [RFI_METRIC_LR] = u.lr,     [RFI_METRIC_COUNT] = count,
+                                     [RFI_METRIC_SKIP] = u.skip, [RFI_METRIC_STOP] = stop};
+  write_metrics(t, s, step, metrics);
   rfr_step_end(t, step, u.skip);
-  rfr_output(t, "loss", metrics[0]);
+  rfr_output(t, "loss", loss);
 }
 
 static void record_evaluate(rfr_trace *t, const rfi_step_spec *s, rfr_value *w) {
