@@ -12,23 +12,11 @@
 
 #include "dist/comm.h"
 #include "support/context.h"
+#include "support/ranks.h"
 
 enum { MOST = 300007, GOOD = 0, BAD = 1 };
 
 /* ---- a rank ---- */
-
-static float value(int rank, int64_t i) { return (float)((i * 37 + rank * 1009) % 1013) / 7.0f - 60.0f; }
-
-static void put(rfr_dtype dtype, void *to, int64_t i, float x) {
-  const uint32_t bits = rfr_float_to_bits(dtype, x);
-  memcpy((char *)to + i * (rfr_dtype_bits(dtype) / 8), &bits, (size_t)rfr_dtype_bits(dtype) / 8);
-}
-
-static void put_sum(rfr_dtype dtype, void *to, int64_t at, int64_t i, int size) {
-  float total = rfr_float_from_bits(dtype, rfr_float_to_bits(dtype, value(0, i)));
-  for (int r = 1; r < size; r++) total += rfr_float_from_bits(dtype, rfr_float_to_bits(dtype, value(r, i)));
-  put(dtype, to, at, total);
-}
 
 static bool values(rfr_comm *c, rfr_dtype dtype, int64_t n, bool in_place) {
   const int size = rfr_comm_size(c), rank = rfr_comm_rank(c);
@@ -36,20 +24,20 @@ static bool values(rfr_comm *c, rfr_dtype dtype, int64_t n, bool in_place) {
   char *from = calloc(1, all + 4), *to = calloc(1, all + 4), *want = calloc(1, all + 4);
   if (!from || !to || !want) abort();
   char *shard = in_place ? to + (size_t)rank * part : from;
-  for (int64_t i = 0; i < n; i++) put(dtype, shard, i, value(rank, i));
-  for (int64_t i = 0; i < n * size; i++) put(dtype, want, i, value((int)(i / (n ? n : 1)), i % (n ? n : 1)));
+  for (int64_t i = 0; i < n; i++) rft_put(dtype, shard, i, rft_term(rank, i));
+  for (int64_t i = 0; i < n * size; i++) rft_put(dtype, want, i, rft_term((int)(i / (n ? n : 1)), i % (n ? n : 1)));
   bool good = rfr_comm_all_gather(c, shard, to, n, dtype) == RFR_OK && memcmp(to, want, all) == 0;
-  for (int64_t i = 0; i < n * size; i++) put(dtype, from, i, value(rank, i));
-  for (int64_t i = 0; i < n; i++) put_sum(dtype, want, i, rank * n + i, size);
+  for (int64_t i = 0; i < n * size; i++) rft_put(dtype, from, i, rft_term(rank, i));
+  for (int64_t i = 0; i < n; i++) rft_put_sum(dtype, want, i, rank * n + i, size);
   char *result = in_place ? from + (size_t)rank * part : to;
   good = good && rfr_comm_reduce_scatter(c, from, result, n, dtype) == RFR_OK && memcmp(result, want, part) == 0;
-  for (int64_t i = 0; i < n; i++) put(dtype, from, i, value(rank, i)), put_sum(dtype, want, i, i, size);
+  for (int64_t i = 0; i < n; i++) rft_put(dtype, from, i, rft_term(rank, i)), rft_put_sum(dtype, want, i, i, size);
   result = in_place ? from : to;
   good = good && rfr_comm_all_reduce(c, from, result, n, dtype) == RFR_OK && memcmp(result, want, part) == 0;
   for (int r = 0; r < size; r++)
     for (int64_t i = 0; i < n; i++) {
-      put(dtype, from, r * n + i, value(rank, r * n + i));
-      put(dtype, want, r * n + i, value(r, rank * n + i));
+      rft_put(dtype, from, r * n + i, rft_term(rank, r * n + i));
+      rft_put(dtype, want, r * n + i, rft_term(r, rank * n + i));
     }
   good = good && rfr_comm_all_to_all(c, from, to, n, dtype) == RFR_OK && memcmp(to, want, all) == 0;
   free(from), free(to), free(want);

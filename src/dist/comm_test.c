@@ -10,6 +10,7 @@
 
 #include "dist/comm.h"
 #include "support/context.h"
+#include "support/ranks.h"
 
 enum { MOST_RANKS = 5, MOST = 5003 };
 
@@ -52,20 +53,6 @@ typedef struct values_job {
   bool in_place;
 } values_job;
 
-static float term(int rank, int64_t i) { return (float)((i * 37 + rank * 1009) % 1013) / 7.0f - 60.0f; }
-
-static void put(rfr_dtype dtype, void *to, int64_t i, float x) {
-  const uint32_t bits = rfr_float_to_bits(dtype, x);
-  memcpy((char *)to + i * (rfr_dtype_bits(dtype) / 8), &bits, (size_t)rfr_dtype_bits(dtype) / 8);
-}
-
-/* The sum that one rank computes when it adds all ranks' terms in rank order. */
-static void put_sum(rfr_dtype dtype, void *to, int64_t at, int64_t i, int size) {
-  float total = rfr_float_from_bits(dtype, rfr_float_to_bits(dtype, term(0, i)));
-  for (int r = 1; r < size; r++) total += rfr_float_from_bits(dtype, rfr_float_to_bits(dtype, term(r, i)));
-  put(dtype, to, at, total);
-}
-
 static rfr_status expect(const void *a, const void *b, size_t bytes) {
   return bytes == 0 || memcmp(a, b, bytes) == 0 ? RFR_OK : RFR_INTERNAL;
 }
@@ -78,26 +65,26 @@ static void values(rank *r) {
   const size_t own = (size_t)r->number * part;
   /* all_gather */
   char *shard = j->in_place ? to + own : from;
-  for (int64_t i = 0; i < j->n; i++) put(j->dtype, shard, i, term(r->number, i));
-  for (int64_t i = 0; i < j->n * r->size; i++) put(j->dtype, want, i, term((int)(i / j->n), i % j->n));
+  for (int64_t i = 0; i < j->n; i++) rft_put(j->dtype, shard, i, rft_term(r->number, i));
+  for (int64_t i = 0; i < j->n * r->size; i++) rft_put(j->dtype, want, i, rft_term((int)(i / j->n), i % j->n));
   r->status = rfr_comm_all_gather(r->comm, shard, to, j->n, j->dtype);
   if (r->status == RFR_OK) r->status = expect(to, want, all);
   /* reduce_scatter */
-  for (int64_t i = 0; i < j->n * r->size; i++) put(j->dtype, from, i, term(r->number, i));
-  for (int64_t i = 0; i < j->n; i++) put_sum(j->dtype, want, i, r->number * j->n + i, r->size);
+  for (int64_t i = 0; i < j->n * r->size; i++) rft_put(j->dtype, from, i, rft_term(r->number, i));
+  for (int64_t i = 0; i < j->n; i++) rft_put_sum(j->dtype, want, i, r->number * j->n + i, r->size);
   char *result = j->in_place ? from + own : to;
   if (r->status == RFR_OK) r->status = rfr_comm_reduce_scatter(r->comm, from, result, j->n, j->dtype);
   if (r->status == RFR_OK) r->status = expect(result, want, part);
   /* all_reduce */
-  for (int64_t i = 0; i < j->n; i++) put(j->dtype, from, i, term(r->number, i));
-  for (int64_t i = 0; i < j->n; i++) put_sum(j->dtype, want, i, i, r->size);
+  for (int64_t i = 0; i < j->n; i++) rft_put(j->dtype, from, i, rft_term(r->number, i));
+  for (int64_t i = 0; i < j->n; i++) rft_put_sum(j->dtype, want, i, i, r->size);
   result = j->in_place ? from : to;
   if (r->status == RFR_OK) r->status = rfr_comm_all_reduce(r->comm, from, result, j->n, j->dtype);
   if (r->status == RFR_OK) r->status = expect(result, want, part);
   /* all_to_all */
-  for (int64_t i = 0; i < j->n * r->size; i++) put(j->dtype, from, i, term(r->number, i));
+  for (int64_t i = 0; i < j->n * r->size; i++) rft_put(j->dtype, from, i, rft_term(r->number, i));
   for (int64_t i = 0; i < j->n * r->size; i++)
-    put(j->dtype, want, i, term((int)(i / j->n), r->number * j->n + i % j->n));
+    rft_put(j->dtype, want, i, rft_term((int)(i / j->n), r->number * j->n + i % j->n));
   if (r->status == RFR_OK) r->status = rfr_comm_all_to_all(r->comm, from, to, j->n, j->dtype);
   if (r->status == RFR_OK) r->status = expect(to, want, all);
   free(from), free(to), free(want);

@@ -9,13 +9,9 @@
 #include <string.h>
 
 #include "data/file.h"
-#include "data/hash.h"
 #include "support/context.h"
 #include "support/ranks.h"
 #include "support/run.h"
-#include "train/host.h"
-#include "train/load_weights.h"
-#include "train/parts.h"
 
 enum { STEPS = 6 };
 
@@ -36,25 +32,6 @@ static void on_event(const rfr_event *e, void *user) {
   if (e->kind == RFR_EVENT_EVALUATION) j->bits = e->bits_per_byte;
 }
 
-/* The hash of every tensor that a checkpoint has, as one rank would hold it. */
-static rfr_status hash_state(rfr_run *run, rfi_hash *out) {
-  rfr_tensor x;
-  rfi_hasher *h;
-  rfr_status s = rfi_hasher_create(run->ctx, &h);
-  for (int i = 0; s == RFR_OK && rfi_run_tensor_at(run, i, &x) == RFR_OK; i++) {
-    void *host;
-    if (x.role == RFR_ROLE_INPUT || strcmp(x.name, RFI_NAME_METRICS) == 0) continue;
-    s = rfi_host_open(run, &x, RFI_HOST_READ, &host);
-    if (s != RFR_OK) break;
-    rfi_hasher_add(h, x.name, strlen(x.name));
-    rfi_hasher_add(h, host, (size_t)x.bytes);
-    s = rfi_host_close(run, &x, RFI_HOST_READ, host, s);
-  }
-  *out = rfi_hasher_result(h);
-  rfi_hasher_destroy(h);
-  return s;
-}
-
 static rfr_status work(void *rank, int number, rfr_comm *comm, rfr_ctx *own) {
   job *j = rank;
   char set[64];
@@ -71,20 +48,18 @@ static rfr_status work(void *rank, int number, rfr_comm *comm, rfr_ctx *own) {
   rfr_status s = rfr_run_open(own, j->config, NULL, &o, &run);
   for (int i = 0; s == RFR_OK && i < j->steps; i++) s = rfr_run_step(run);
   if (s == RFR_OK && rfr_run_program_index(run, RFR_RUN_EVALUATE) >= 0) s = rfr_run_evaluate(run, &e);
-  if (s == RFR_OK) s = hash_state(run, &j->state);
+  if (s == RFR_OK) s = rft_hash_state(run, &j->state);
   if (s != RFR_OK && comm) rfr_comm_abort(comm);
   rfr_run_close(run);
   return s;
 }
-
-static bool same_hash(rfi_hash a, rfi_hash b) { return a.high == b.high && a.low == b.low; }
 
 static job train(int ranks, const char *config, const char *shard) {
   job jobs[RFT_MOST_RANKS];
   for (int r = 0; r < ranks; r++) jobs[r] = (job){.config = config, .shard = shard, .steps = STEPS};
   rft_run_ranks(ranks, jobs, sizeof *jobs, work);
   for (int r = 1; r < ranks; r++) {
-    if (!same_hash(jobs[r].state, jobs[0].state)) fail_msg("%d ranks, %s: rank %d differs", ranks, shard, r);
+    if (!rfi_hash_equal(jobs[r].state, jobs[0].state)) fail_msg("%d ranks, %s: rank %d differs", ranks, shard, r);
     assert_memory_equal(jobs[r].loss, jobs[0].loss, sizeof jobs[0].loss);
     assert_true(jobs[r].bits == jobs[0].bits);
   }
@@ -156,7 +131,7 @@ static void against_one_rank(void **state) {
         assert_int_equal(j.tokens, one.tokens);
         assert_true(fabs(j.bits / one.bits - 1) < rows[i].tolerance);
         if (m == 0) first = j;
-        if (!same_hash(j.state, first.state))
+        if (!rfi_hash_equal(j.state, first.state))
           fail_msg("%s, %d ranks: %s differs from none", rows[i].name, ranks, modes[m]);
       }
     }
@@ -238,7 +213,7 @@ static rfr_status train_in_folder(void *rank, int number, rfr_comm *comm, rfr_ct
   o.comm = comm;
   v->status = rfr_run_open(own, v->config, folder, &o, &run);
   if (v->status == RFR_OK) v->status = rfr_run_train(run);
-  if (v->status == RFR_OK) v->status = hash_state(run, &v->state);
+  if (v->status == RFR_OK) v->status = rft_hash_state(run, &v->state);
   if (v->status != RFR_OK) {
     snprintf(v->slug, sizeof v->slug, "%s", rfr_last_error()->slug);
     snprintf(v->message, sizeof v->message, "%s", rfr_last_error()->message);
@@ -254,7 +229,7 @@ static visit visit_folder(int ranks, visit v) {
   for (int r = 1; r < ranks; r++) {
     assert_int_equal(all[r].status, all[0].status);
     assert_string_equal(all[r].message, all[0].message);
-    assert_true(same_hash(all[r].state, all[0].state));
+    assert_true(rfi_hash_equal(all[r].state, all[0].state));
   }
   return all[0];
 }
@@ -278,7 +253,7 @@ static void folders(void **state) {
     assert_int_equal(v.status, RFR_OK);
     v = visit_folder(3, (visit){FOLDER_CONFIG, parts, {mode, mode, mode}, 1, 8});
     if (v.status != RFR_OK) fail_msg("%s: %s", mode, v.message);
-    assert_true(same_hash(v.state, once.state));
+    assert_true(rfi_hash_equal(v.state, once.state));
     assert_true(v.loss[6] == once.loss[6] && v.loss[5] == 0);
     /* another number of ranks, and another mode */
     v = visit_folder(2, (visit){FOLDER_CONFIG, parts, {modes[2 - m], modes[2 - m]}, 1, 9});

@@ -9,13 +9,10 @@
 #include <unistd.h>
 
 #include "data/file.h"
-#include "data/hash.h"
 #include "refrain/model.h"
 #include "support/context.h"
 #include "support/ranks.h"
 #include "support/run.h"
-#include "train/host.h"
-#include "train/parts.h"
 
 typedef struct job {
   const char *config, *folder, *shard;
@@ -28,25 +25,6 @@ static void on_event(const rfr_event *e, void *user) {
   job *j = user;
   j->layout_warnings += e->kind == RFR_EVENT_WARNING && strstr(e->message, "another layout") != NULL;
   j->checkpoints += e->kind == RFR_EVENT_CHECKPOINT;
-}
-
-/* Of every tensor that a checkpoint has, as one rank would hold it. */
-static rfr_status hash_state(rfr_run *run, rfi_hash *out) {
-  rfr_tensor x;
-  rfi_hasher *h;
-  rfr_status s = rfi_hasher_create(run->ctx, &h);
-  for (int i = 0; s == RFR_OK && rfi_run_tensor_at(run, i, &x) == RFR_OK; i++) {
-    void *host;
-    if (x.role == RFR_ROLE_INPUT || strcmp(x.name, RFI_NAME_METRICS) == 0) continue;
-    s = rfi_host_open(run, &x, RFI_HOST_READ, &host);
-    if (s != RFR_OK) break;
-    rfi_hasher_add(h, x.name, strlen(x.name));
-    rfi_hasher_add(h, host, (size_t)x.bytes);
-    s = rfi_host_close(run, &x, RFI_HOST_READ, host, s);
-  }
-  *out = rfi_hasher_result(h);
-  rfi_hasher_destroy(h);
-  return s;
 }
 
 static rfr_status work(void *rank, int number, rfr_comm *comm, rfr_ctx *own) {
@@ -67,7 +45,7 @@ static rfr_status work(void *rank, int number, rfr_comm *comm, rfr_ctx *own) {
   o.comm = comm;
   rfr_status s = rfr_run_open(own, j->config, folder, &o, &run);
   if (s == RFR_OK && j->steps) s = rfr_run_train(run);
-  if (s == RFR_OK) s = hash_state(run, &j->state);
+  if (s == RFR_OK) s = rft_hash_state(run, &j->state);
   rfr_run_close(run);
   return s;
 }

@@ -212,7 +212,7 @@ int main(int argc, char **argv) {
   const int faults = argc > 1 ? atoi(argv[1]) : FAULTS;
   char command[128];
   state = argc > 2 ? strtoull(argv[2], NULL, 10) : 1;
-  snprintf(root, sizeof root, "/tmp/refrain-faults-XXXXXX");
+  snprintf(root, sizeof root, P_tmpdir "/refrain-faults-XXXXXX");
   if (!mkdtemp(root)) abort();
   write_configuration();
   setenv("REFRAIN_THREADS", "1", 1);

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include <pthread.h>
 #include <stdio.h>
+#include <string.h>
 
 #include "support/context.h"
 #include "support/ranks.h"
@@ -42,4 +43,17 @@ void rft_run_ranks(int n, void *array, size_t size, rft_rank_work work) {
   for (int i = 0; i < n; i++) rfr_comm_destroy(comm[i]);
   for (int i = 0; i < n; i++)
     if (seats[i].error[0]) fail_msg("rank %d of %d: %s", i, n, seats[i].error);
+}
+
+float rft_term(int rank, int64_t i) { return (float)((i * 37 + rank * 1009) % 1013) / 7.0f - 60.0f; }
+
+void rft_put(rfr_dtype dtype, void *to, int64_t i, float x) {
+  const uint32_t bits = rfr_float_to_bits(dtype, x);
+  memcpy((char *)to + i * (rfr_dtype_bits(dtype) / 8), &bits, (size_t)rfr_dtype_bits(dtype) / 8);
+}
+
+void rft_put_sum(rfr_dtype dtype, void *to, int64_t at, int64_t i, int size) {
+  float total = rfr_float_from_bits(dtype, rfr_float_to_bits(dtype, rft_term(0, i)));
+  for (int r = 1; r < size; r++) total += rfr_float_from_bits(dtype, rfr_float_to_bits(dtype, rft_term(r, i)));
+  rft_put(dtype, to, at, total);
 }

@@ -18,4 +18,10 @@ enum { RFT_MOST_RANKS = 8 };
  * are aborted. */
 void rft_run_ranks(int n, void *array, size_t size, rft_rank_work work);
 
+/* Operands of collectives: element i of a rank; x as element i of `to`; the sum of all ranks' elements i, added in rank
+ * order in f32, as element `at` of `to`. */
+float rft_term(int rank, int64_t i);
+void rft_put(rfr_dtype dtype, void *to, int64_t i, float x);
+void rft_put_sum(rfr_dtype dtype, void *to, int64_t at, int64_t i, int size);
+
 #endif

@@ -10,6 +10,9 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "train/host.h"
+#include "train/parts.h"
+
 char rft_run_root[64];
 
 void rft_write_text(const char *name, const char *text) {
@@ -109,6 +112,24 @@ void rft_run_steps(rfr_run *run, int n) {
     if (s != RFR_OK) print_error("%s\n", rfr_last_error()->message);
     assert_int_equal(s, RFR_OK);
   }
+}
+
+rfr_status rft_hash_state(rfr_run *run, rfi_hash *out) {
+  rfr_tensor x;
+  rfi_hasher *h;
+  rfr_status s = rfi_hasher_create(run->ctx, &h);
+  for (int i = 0; s == RFR_OK && rfi_run_tensor_at(run, i, &x) == RFR_OK; i++) {
+    void *host;
+    if (x.role == RFR_ROLE_INPUT || strcmp(x.name, RFI_NAME_METRICS) == 0) continue;
+    s = rfi_host_open(run, &x, RFI_HOST_READ, &host);
+    if (s != RFR_OK) break;
+    rfi_hasher_add(h, x.name, strlen(x.name));
+    rfi_hasher_add(h, host, (size_t)x.bytes);
+    s = rfi_host_close(run, &x, RFI_HOST_READ, host, s);
+  }
+  *out = rfi_hasher_result(h);
+  rfi_hasher_destroy(h);
+  return s;
 }
 
 void rft_assert_same_state(rfr_run *a, rfr_run *b) {

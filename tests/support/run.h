@@ -13,6 +13,7 @@
 
 #include <cmocka.h>
 
+#include "data/hash.h"
 #include "train/run.h"
 
 #define LLAMA                                                                                  \
@@ -66,6 +67,8 @@ rfr_run_options rft_run_options(rft_record *r);
 rfr_run *rft_run_open(rfr_ctx *ctx, const char *config, const char *name, const rfr_run_options *o);
 void rft_run_steps(rfr_run *run, int n);
 
+/* The hash of every tensor that a checkpoint has, as one rank would hold it; all ranks together. */
+rfr_status rft_hash_state(rfr_run *run, rfi_hash *out);
 void rft_assert_same_state(rfr_run *a, rfr_run *b); /* every tensor that outlives a step */
 /* An eager run, and one in folder `name` that is saved at step 6 and resumed there, end in the state of `a` after
  * `steps` steps. */
