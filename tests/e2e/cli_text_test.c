@@ -147,6 +147,10 @@ static void first_mistakes(void **state) {
   rft_assert_says(rft_err, "held out for validation: ");
   rft_assert_says(rft_err, " rows, ");
   assert_null(strstr(rft_err, " epochs"));
+  rft_write_file("pairs.jsonl", "{\"prompt\": \"1\", \"chosen\": \"2\", \"rejected\": \"3\"}\n");
+  assert_int_equal(RUN("finetune", "model", "one.jsonl", "pairs.jsonl", TEMPLATE, SMALL, "--out", "runs/mixed"), 2);
+  rft_assert_says(rft_err, "pairs.jsonl:1: the rows have chosen and rejected answers; ");
+  rft_assert_says(rft_err, "one.jsonl:1:1: chosen: the key is missing");
   for (size_t i = 0; i < sizeof with_model / sizeof with_model[0]; i++) {
     assert_int_equal(RUN(with_model[i], "meta-llama/Llama-3.2-1B"), 4);
     rft_assert_says(rft_err, "`hf download meta-llama/Llama-3.2-1B --local-dir Llama-3.2-1B`");
