@@ -1,9 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Runs over several ranks, which are threads, against one rank with as many microbatches; the modes of parallel.shard
- * against one another, bit by bit; and what is refused.
+ * Runs over several ranks, which are threads: their end, their folders, ranks that differ, and what is refused.
  */
-#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -13,146 +11,19 @@
 #include "support/ranks.h"
 #include "support/run.h"
 
-enum { STEPS = 6 };
+/* ---- the end of a run ---- */
 
 typedef struct job {
-  const char *config, *shard;
+  const char *config;
   rfr_run *run;
-  int steps, resume;
-  double loss[STEPS + 1], norm[STEPS + 1];
-  int64_t tokens;
-  double bits; /* of the evaluation */
-  rfi_hash state;
+  int steps;
+  bool stops; /* after step 2 */
 } job;
-
-static void on_event(const rfr_event *e, void *user) {
-  job *j = user;
-  if (e->kind == RFR_EVENT_METRICS && e->step <= STEPS)
-    j->loss[e->step] = e->loss, j->norm[e->step] = e->grad_norm, j->tokens = e->tokens;
-  if (e->kind == RFR_EVENT_EVALUATION) j->bits = e->bits_per_byte;
-}
-
-static rfr_status work(void *rank, int number, rfr_comm *comm, rfr_ctx *own) {
-  job *j = rank;
-  char set[64];
-  const char *const sets[] = {set};
-  rfr_run *run;
-  rfr_evaluation e;
-  rfr_run_options o = rfr_run_options_default();
-  (void)number;
-  snprintf(set, sizeof set, "parallel.shard=%s", j->shard);
-  o.config_folder = rft_run_root;
-  o.overrides = sets, o.n_overrides = 1;
-  o.on_event = on_event, o.event_user = j;
-  o.comm = comm;
-  rfr_status s = rfr_run_open(own, j->config, NULL, &o, &run);
-  for (int i = 0; s == RFR_OK && i < j->steps; i++) s = rfr_run_step(run);
-  if (s == RFR_OK && rfr_run_program_index(run, RFR_RUN_EVALUATE) >= 0) s = rfr_run_evaluate(run, &e);
-  if (s == RFR_OK) s = rft_hash_state(run, &j->state);
-  if (s != RFR_OK && comm) rfr_comm_abort(comm);
-  rfr_run_close(run);
-  return s;
-}
-
-static job train(int ranks, const char *config, const char *shard) {
-  job jobs[RFT_MOST_RANKS];
-  for (int r = 0; r < ranks; r++) jobs[r] = (job){.config = config, .shard = shard, .steps = STEPS};
-  rft_run_ranks(ranks, jobs, sizeof *jobs, work);
-  for (int r = 1; r < ranks; r++) {
-    if (!rfi_hash_equal(jobs[r].state, jobs[0].state)) fail_msg("%d ranks, %s: rank %d differs", ranks, shard, r);
-    assert_memory_equal(jobs[r].loss, jobs[0].loss, sizeof jobs[0].loss);
-    assert_true(jobs[r].bits == jobs[0].bits);
-  }
-  return jobs[0];
-}
-
-static double largest_difference(const job *a, const job *b) {
-  double most = 0;
-  for (int i = 1; i <= STEPS; i++) {
-    most = fmax(most, fabs(a->loss[i] / b->loss[i] - 1));
-    most = fmax(most, fabs(a->norm[i] / b->norm[i] - 1));
-  }
-  return most;
-}
-
-#define BATCH "batch: {tokens: 384, microbatch: 2}\n" /* 12 microbatches */
-#define STEPS_RUN "run: {steps: 6, seed: 3, evaluate_windows: 8}\n"
-
-#define RECIPE(name)                                                                                             \
-  "refrain: 1\nmodel: {model_type: llama, hidden_size: 64, num_hidden_layers: 3, num_attention_heads: 4}\n" DATA \
-  "batch: {tokens: 384, microbatch: 2}\n" ADAM "precision: {dtype: bf16, recipe: " name "}\n" STEPS_RUN
-#define LORA(more) "refrain: 1\n" LLAMA DATA BATCH ADAM SINGLE "adapter: {type: lora, rank: 4" more "}\n" STEPS_RUN
-
-static const struct row {
-  const char *name, *config;
-  double tolerance; /* of losses and norms, relative */
-  int most;         /* ranks; 0: 2 */
-} rows[] = {
-    {"llama", "refrain: 1\n" LLAMA DATA BATCH ADAM SINGLE STEPS_RUN, 1e-6, 4},
-    {"gpt2 with dropout",
-     "refrain: 1\nmodel: {model_type: gpt2, vocab_size: 256, hidden_size: 24, num_hidden_layers: 2, "
-     "num_attention_heads: 3, dropout: 0.1}\n" DATA BATCH ADAM SINGLE STEPS_RUN,
-     1e-6, 4},
-    {"gpt2 with dropout, bf16", "refrain: 1\n" GPT2 DATA BATCH ADAM STEPS_RUN, 1e-3},
-    {"bf16 gradients and moments", "refrain: 1\n" LLAMA DATA BATCH NARROW "precision: {dtype: bf16}\n" STEPS_RUN, 5e-3},
-    {"f16", "refrain: 1\n" LLAMA DATA BATCH ADAM HALF STEPS_RUN, 1e-4},
-    {"experts", "refrain: 1\n" EXPERTS DATA BATCH BALANCED SINGLE STEPS_RUN, 1e-6, 3},
-    {"8-bit moments",
-     "refrain: 1\nmodel: {model_type: llama, hidden_size: 72, num_hidden_layers: 1, num_attention_heads: 3}\n" DATA
-         BATCH "optimizer: {name: adamw, lr: 3e-3, state_dtype: u8}\n" SINGLE STEPS_RUN,
-     1e-5},
-    {"recompute", "refrain: 1\n" LLAMA DATA BATCH ADAM SINGLE "memory: {recompute: all}\n" STEPS_RUN, 1e-6},
-    {"frozen embedding, SGD",
-     "refrain: 1\n" LLAMA DATA BATCH
-     "optimizer: {name: sgd, lr: 1e-2, momentum: 0.9, frozen: [\"model.embed_tokens.*\"]}\n" SINGLE STEPS_RUN,
-     1e-6},
-    {"lora", LORA(""), 1e-6},
-    {"lora on a base of 4 bits", LORA(", base: nf4"), 1e-6},
-    {"dora", "refrain: 1\n" LLAMA DATA BATCH ADAM SINGLE "adapter: {type: dora, rank: 4}\n" STEPS_RUN, 1e-6},
-    {"fp8_current", RECIPE("fp8_current"), 2e-2},
-    {"fp8_delayed", RECIPE("fp8_delayed"), 2e-2, 3},
-    {"fp8_block", RECIPE("fp8_block"), 2e-2},
-    {"mxfp8", RECIPE("mxfp8"), 2e-2},
-    {"nvfp4", RECIPE("nvfp4"), 0.2} /* its random numbers are others */,
-};
-
-static void against_one_rank(void **state) {
-  static const char *const modes[] = {"none", "optimizer", "full"};
-  (void)state;
-  for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
-    const job one = train(1, rows[i].config, "none");
-    for (int ranks = 2; ranks <= (rows[i].most ? rows[i].most : 2); ranks++) {
-      job first = {0};
-      for (int m = 0; m < 3; m++) {
-        const job j = train(ranks, rows[i].config, modes[m]);
-        const double d = largest_difference(&j, &one);
-        if (d > rows[i].tolerance) fail_msg("%s, %d ranks, %s: differs by %g", rows[i].name, ranks, modes[m], d);
-        if (m == 0) print_message("%s, %d ranks: differs by %.2g\n", rows[i].name, ranks, d);
-        assert_int_equal(j.tokens, one.tokens);
-        assert_true(fabs(j.bits / one.bits - 1) < rows[i].tolerance);
-        if (m == 0) first = j;
-        if (!rfi_hash_equal(j.state, first.state))
-          fail_msg("%s, %d ranks: %s differs from none", rows[i].name, ranks, modes[m]);
-      }
-    }
-  }
-}
-
-/* With one microbatch a rank the sums have the order of one rank. */
-static void same_bits(void **state) {
-  const char *config = "refrain: 1\n" LLAMA DATA "batch: {tokens: 96, microbatch: 2}\n"
-                       "optimizer: {name: sgd, lr: 1e-2, clip: 1.0, frozen: [\"*proj*\"]}\n" SINGLE STEPS_RUN;
-  (void)state;
-  const job one = train(1, config, "none"), three = train(3, config, "full");
-  assert_memory_equal(one.loss, three.loss, sizeof one.loss);
-}
-
-/* ---- the end of a run ---- */
 
 static void stop_at_two(const rfr_event *e, void *user) {
   job *j = user;
   if (e->kind == RFR_EVENT_METRICS) j->steps = (int)e->step;
-  if (e->kind == RFR_EVENT_METRICS && e->step == 2 && j->resume) rfr_run_request_stop(j->run);
+  if (e->kind == RFR_EVENT_METRICS && e->step == 2 && j->stops) rfr_run_request_stop(j->run);
 }
 
 static rfr_status train_until_stop(void *rank, int number, rfr_comm *comm, rfr_ctx *own) {
@@ -175,7 +46,7 @@ static void stop(void **state) {
   for (int r = 0; r < 3; r++)
     jobs[r] = (job){.config = "refrain: 1\n" LLAMA DATA "batch: {tokens: 96, microbatch: 2}\n" ADAM SINGLE
                               "run: {steps: 40, evaluate_every: 10}\n",
-                    .resume = r == 1};
+                    .stops = r == 1};
   rft_run_ranks(3, jobs, sizeof *jobs, train_until_stop);
   assert_true(jobs[0].steps >= 3 && jobs[0].steps < 10);
   for (int r = 1; r < 3; r++) assert_int_equal(jobs[r].steps, jobs[0].steps);
@@ -313,7 +184,10 @@ static void refused(void **state) {
     o.config_folder = rft_run_root;
     o.overrides = sets, o.n_overrides = 3;
     o.comm = comm[0];
-    assert_int_not_equal(rfr_run_open(ctx, "refrain: 1\n" LLAMA DATA BATCH ADAM SINGLE STEPS_RUN, NULL, &o, &run),
+    assert_int_not_equal(rfr_run_open(ctx,
+                                      "refrain: 1\n" LLAMA DATA "batch: {tokens: 384, microbatch: 2}\n" ADAM SINGLE
+                                      "run: {steps: 6}\n",
+                                      NULL, &o, &run),
                          RFR_OK);
     assert_null(run);
     if (strcmp(rfr_last_error()->slug, cases[i].slug) != 0 || !strstr(rfr_last_error()->message, cases[i].says))
@@ -324,8 +198,10 @@ static void refused(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      rft_context_test(against_one_rank), rft_context_test(same_bits), rft_context_test(stop),
-      rft_context_test(folders),          rft_context_test(disagree),  rft_context_test(refused),
+      rft_context_test(stop),
+      rft_context_test(folders),
+      rft_context_test(disagree),
+      rft_context_test(refused),
   };
   return cmocka_run_group_tests(tests, rft_run_setup, rft_run_teardown);
 }
