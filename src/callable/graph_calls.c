@@ -126,7 +126,7 @@ static bool runs_wgrad(const rfr_graphs *g, const rfi_step_call *call) {
 
 /* Sorts main gradients by the last call that adds to them; without one they are complete when a step begins. */
 static void sort_gradients(const rfr_graphs *g, rfi_calls *c, int *last) {
-  for (int i = 0; i < g->store.n; i++) last[i] = -1;
+  for (int i = 0; i < g->m.store.n; i++) last[i] = -1;
   for (int i = 0; i < c->n; i++) {
     const rfi_callable *of = &g->callable[c->call[i].callable];
     for (int k = 0; runs_wgrad(g, &c->call[i]) && k < of->n_gradients; k++) last[of->gradients[k]] = i;
@@ -136,13 +136,13 @@ static void sort_gradients(const rfr_graphs *g, rfi_calls *c, int *last) {
     for (int k = 0; c->shard_action[i].op == RFI_SHARD_REDUCE && k < of->n_gradients; k++)
       last[of->gradients[k]] = c->shard_action[i].at - 1;
   }
-  for (int i = 0; i < g->store.n; i++)
-    if (g->store.named[i].parameter >= 0) c->ready_end[last[i] + 1]++;
+  for (int i = 0; i < g->m.store.n; i++)
+    if (g->m.store.named[i].parameter >= 0) c->ready_end[last[i] + 1]++;
   for (int i = 1; i <= c->n; i++) c->ready_end[i] += c->ready_end[i - 1];
-  int *at = last + g->store.n; /* where the next one of each call is stored */
+  int *at = last + g->m.store.n; /* where the next one of each call is stored */
   for (int i = 0; i <= c->n; i++) at[i] = i == 0 ? 0 : c->ready_end[i - 1];
-  for (int i = 0; i < g->store.n; i++)
-    if (g->store.named[i].parameter >= 0) c->ready[at[last[i] + 1]++] = i;
+  for (int i = 0; i < g->m.store.n; i++)
+    if (g->m.store.named[i].parameter >= 0) c->ready[at[last[i] + 1]++] = i;
 }
 
 /* ---- creation ---- */
@@ -162,7 +162,7 @@ rfr_status rfi_graphs_make_calls(rfr_graphs *g, const rfr_schedule *schedule, rf
   *c = (rfi_calls){.endless = !schedule};
   c->n = list(g, schedule, NULL, NULL, &n_shard_actions);
   c->n_shard_actions = n_shard_actions;
-  const size_t n = (size_t)c->n + 1, named = (size_t)g->store.n + 1;
+  const size_t n = (size_t)c->n + 1, named = (size_t)g->m.store.n + 1;
   rfr_status s = RFI_ALLOC(ctx, sizeof *c->call * n, &c->call);
   if (s == RFR_OK) s = RFI_ALLOC(ctx, sizeof *c->ready_end * n, &c->ready_end);
   if (s == RFR_OK) s = RFI_ALLOC(ctx, sizeof *c->ready * named, &c->ready);
@@ -224,7 +224,7 @@ rfr_status rfr_graphs_grads_ready(const rfr_graphs *g, rfr_tensor *gradients, in
   *n = end - first;
   if (!gradients) return RFR_OK;
   if (max < *n) return rfi_fail(RFI_E_ARGUMENT, "room for %d main gradients, %d are complete", max, *n);
-  for (int i = first; i < end; i++) gradients[i - first] = g->store.named[c->ready[i]].tensor;
+  for (int i = first; i < end; i++) gradients[i - first] = g->m.store.named[c->ready[i]].tensor;
   return RFR_OK;
 }
 
@@ -240,7 +240,7 @@ rfr_status rfi_graphs_check_gradient(const rfr_graphs *g, int gradient) {
       if (of->gradients[k] == gradient)
         return rfi_fail(RFI_E_GRAPHS_ORDER,
                         "main gradient \"%s\" is not complete: %s of callable \"%s\", microbatch %d, adds to it",
-                        g->store.named[gradient].tensor.name, rfi_call_text(call->op), of->u.name,
+                        g->m.store.named[gradient].tensor.name, rfi_call_text(call->op), of->u.name,
                         c->endless ? (int)(begun / c->n) : call->microbatch);
   }
   for (int i = g->next_shard_action; i < c->n_shard_actions; i++) {
@@ -249,7 +249,7 @@ rfr_status rfi_graphs_check_gradient(const rfr_graphs *g, int gradient) {
       if (of->gradients[k] == gradient)
         return rfi_fail(RFI_E_GRAPHS_ORDER,
                         "main gradient \"%s\" is not complete: REDUCE of callable \"%s\" adds to it",
-                        g->store.named[gradient].tensor.name, of->u.name);
+                        g->m.store.named[gradient].tensor.name, of->u.name);
   }
   return RFR_OK;
 }

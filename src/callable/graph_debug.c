@@ -40,8 +40,8 @@ rfr_status rfi_graphs_poison_slot(rfr_graphs *g, int stage, int slot, bool gradi
 }
 
 static rfr_status poison_region(rfr_graphs *g, rfi_region region) {
-  unsigned char *at = rfi_address(&g->layout, region, 0);
-  return poison(g, at, at + g->layout.bytes[region]);
+  unsigned char *at = rfi_address(&g->m.layout, region, 0);
+  return poison(g, at, at + g->m.layout.bytes[region]);
 }
 
 rfr_status rfi_graphs_poison_shared(rfr_graphs *g) { return poison_region(g, RFI_REGION_SHARED); }

@@ -38,7 +38,7 @@ static rfr_status apply_level(search *x, int callable, int level) {
 }
 
 static rfr_status select_and_place(rfr_graphs *g) {
-  rfi_exec_target m = g->m;
+  rfi_executor m = g->m;
   rfi_arena_destroy(g->placed);
   g->placed = NULL;
   RFI_TRY(rfi_arena_create(g->m.ctx, &g->placed));

@@ -73,8 +73,8 @@ static void close_window(windows *w, int block, int i) {
 }
 
 static bool is_parameter(const rfr_graphs *g, const rfi_value_storage *x) {
-  if (x->kind != RFI_STORAGE_NAMED) return x->kind == RFI_STORAGE_WINDOW;
-  const rfr_role role = g->store.named[x->offset].tensor.role;
+  if (x->region != RFI_NAMED) return x->region == RFI_REGION_WINDOW;
+  const rfr_role role = g->m.store.named[x->offset].tensor.role;
   return role == RFR_ROLE_TRAINABLE || role == RFR_ROLE_FROZEN;
 }
 
@@ -136,10 +136,10 @@ static rfr_status read_windows(windows *w, const rfr_action *a, int n) {
 /* ---- placement ---- */
 
 static int64_t *offset_in_windows(rfr_graphs *g, const rfi_callable *c, rfr_value v, int *kind) {
-  rfi_named *x = c->place[v].kind == RFI_STORAGE_NAMED ? &g->store.named[c->place[v].offset] : NULL;
+  rfi_named *x = c->place[v].region == RFI_NAMED ? &g->m.store.named[c->place[v].offset] : NULL;
   *kind = x && x->region == RFI_REGION_WINDOW ? UNREDUCED : GATHERED;
   if (x && x->region == RFI_REGION_WINDOW) return &x->offset;
-  return c->place[v].kind == RFI_STORAGE_WINDOW ? &c->place[v].offset : NULL;
+  return c->place[v].region == RFI_REGION_WINDOW ? &c->place[v].offset : NULL;
 }
 
 /* Appends a callable's values to the bytes of each kind. */
@@ -207,7 +207,7 @@ static void place_blocks(const windows *w, bool *placed) {
     const int64_t at = lowest(w, largest, placed), end = at + bytes_of(g, largest);
     *offset_of(g, largest) = at;
     placed[largest] = true;
-    if (end > g->layout.bytes[RFI_REGION_WINDOW]) g->layout.bytes[RFI_REGION_WINDOW] = end;
+    if (end > g->m.layout.bytes[RFI_REGION_WINDOW]) g->m.layout.bytes[RFI_REGION_WINDOW] = end;
   }
 }
 
@@ -239,7 +239,7 @@ rfr_status rfi_graphs_place_windows(rfr_graphs *g) {
   for (int i = 0; i < g->n_stages; i++) size_blocks(g, &g->stage[i]);
   RFI_GOTO(read_windows(&w, a, n));
   place_blocks(&w, placed);
-  const int64_t end = g->layout.bytes[RFI_REGION_WINDOW];
+  const int64_t end = g->m.layout.bytes[RFI_REGION_WINDOW];
   int64_t most = 0;
   for (int i = 0; i < g->n_stages; i++) {
     const rfi_stage_plan *stage = &g->stage[i];
@@ -247,7 +247,7 @@ rfr_status rfi_graphs_place_windows(rfr_graphs *g) {
     if (bytes > most) most = bytes;
     for (int c = stage->first; c < stage->end && stage->fsdp_actions; c++) move(g, &g->callable[c], stage->window);
   }
-  g->layout.bytes[RFI_REGION_WINDOW] = end + most;
+  g->m.layout.bytes[RFI_REGION_WINDOW] = end + most;
   g->memory.lower_bound_bytes += w.most + most;
 fail:
   rfi_free(g->m.ctx, w.at);
@@ -295,7 +295,7 @@ int rfi_graphs_list_shard_actions(const rfr_graphs *g, const rfi_stage_plan *s, 
 
 static rfr_status clear(rfr_graphs *g, const rfi_callable *c) {
   for (int i = 0; i < c->n_unreduced; i++) {
-    const rfr_tensor *x = &g->store.named[c->unreduced[i]].tensor;
+    const rfr_tensor *x = &g->m.store.named[c->unreduced[i]].tensor;
     RFI_TRY(g->m.backend->fill(g->m.device, x->data, 0, (size_t)x->bytes));
   }
   return RFR_OK;
@@ -307,7 +307,7 @@ static rfr_status poison_block(rfr_graphs *g, const rfi_callable *c, int kind) {
     int of;
     const int64_t *offset = offset_in_windows(g, c, v, &of);
     if (offset && of == kind)
-      RFI_TRY(g->m.backend->fill(g->m.device, rfi_address(&g->layout, RFI_REGION_WINDOW, *offset), RFI_POISON,
+      RFI_TRY(g->m.backend->fill(g->m.device, rfi_address(&g->m.layout, RFI_REGION_WINDOW, *offset), RFI_POISON,
                                  (size_t)rfi_storage_bytes(&c->u.trace->values[v].type)));
   }
   return RFR_OK;

@@ -362,8 +362,8 @@ static rfr_status clear(rfr_graphs *g, unsigned char *from, const unsigned char 
 /* Clears adjacent gradients in the arena with one fill, because each fill is a launch on a device. */
 static rfr_status clear_gradients(rfr_graphs *g) {
   unsigned char *from = NULL, *to = NULL;
-  for (int i = 0; i < g->store.n; i++) {
-    const rfi_named *x = &g->store.named[i];
+  for (int i = 0; i < g->m.store.n; i++) {
+    const rfi_named *x = &g->m.store.named[i];
     unsigned char *data = x->tensor.data;
     if (x->parameter < 0 || x->accumulate) continue;
     if (data != to || x->offset < 0) {
@@ -426,8 +426,8 @@ rfr_status rfr_graphs_begin_step(rfr_graphs *g, const rfr_binding *inputs, int n
 
 rfr_status rfr_graphs_begin_evaluation(rfr_graphs *g, const rfr_binding *inputs, int n_inputs) {
   RFI_TRY(rfi_check_handle(g, "rfr_graphs"));
-  for (int i = 0; i < g->store.n; i++) {
-    const rfi_named *x = &g->store.named[i];
+  for (int i = 0; i < g->m.store.n; i++) {
+    const rfi_named *x = &g->m.store.named[i];
     if (x->writer >= 0 && x->writer_part == RFI_PART_F)
       return rfi_fail(
           RFI_E_GRAPHS_CALLABLE,

@@ -5,6 +5,7 @@
  *   callable.c      recorded forward -> joint trace (cotangents for outputs, main gradients for parameters) -> passes
  *                   -> ops ordered by part: load, setup, F, I, W, each a range of one trace. If sharded, setup
  *                   gathers the parameters, and a last part, reduce, reduce-scatters the gradients
+ *   graph_names.c   parameters, states, constants and main gradients, which callables share by name
  *   graph_ports.c   links, and the caller's memory for inputs, outputs and their gradients
  *   graph_recompute.c  chooses recompute levels for all callables together, by planning with the next
  *   graph_memory.c  parts on a stage's time axis -> lifetimes -> one arena; an address per value and slot
@@ -41,18 +42,8 @@ typedef struct rfi_port { /* an input or output of a callable */
   rfr_tensor tensor, grad_tensor; /* without data, which depends on the slot */
 } rfi_port;
 
-typedef enum rfi_storage_class {
-  RFI_STORAGE_NONE,
-  RFI_STORAGE_NAMED,
-  RFI_STORAGE_PERSISTENT,
-  RFI_STORAGE_SLOT,
-  RFI_STORAGE_SHARED,
-  RFI_STORAGE_WINDOW,
-  RFI_STORAGE_FIXED
-} rfi_storage_class;
-
 typedef struct rfi_value_storage { /* of a value that owns storage */
-  rfi_storage_class kind;
+  rfi_region region;               /* or RFI_NAMED, RFI_FIXED */
   int64_t offset; /* in its region; named: its index; fixed: its offset in scratch memory during warm-up */
   void *const *fixed;
   int callable; /* not -1: an alias of `owner` of that callable, from `offset` on */
@@ -145,16 +136,14 @@ typedef struct rfi_calls { /* the calls of a step */
 typedef enum rfi_step_state { RFI_STEP_NONE, RFI_STEP_OPEN, RFI_STEP_BROKEN } rfi_step_state;
 
 struct rfr_graphs {
-  rfi_exec_target m;
+  rfi_executor m;
   rfr_graphs_options options;
   bool inference;
   rfi_callable *callable;
   int n;
   rfi_stage_plan *stage;
   int n_stages;
-  rfi_storage store;
   rfi_arena *placed; /* kernels and storage for the chosen recompute levels */
-  rfi_layout layout;
   rfr_graphs_memory memory;
   bool in_warmup;            /* updates go to scratch memory */
   rfr_tensor *event_tensors; /* room for the tensors of a hook event */
@@ -199,7 +188,10 @@ rfr_status rfi_graphs_fixed_of(const rfr_graphs *g, int callable, const rfr_call
  * these calls of a step. */
 rfr_status rfi_graphs_check_overlap(const rfr_graphs *g, const rfi_calls *calls);
 
-/* ---- graph_memory.c ---- */
+/* ---- graph_names.c ---- */
+static inline bool rfi_is_shared(int role) {
+  return role == RFR_ROLE_TRAINABLE || role == RFR_ROLE_FROZEN || role == RFR_ROLE_STATE || role == RFR_ROLE_CONST;
+}
 enum { RFI_MISMATCH_TEXT = 2 * RFI_TYPE_TEXT + 32 };
 /* Compares types; false: `text` says how they differ. */
 bool rfi_graphs_type_matches(const rfr_type *want, const rfr_type *type, char text[RFI_MISMATCH_TEXT]);
@@ -213,14 +205,18 @@ rfr_status rfi_graphs_check_gradient_list(const rfr_main_gradient *m, int n);
 rfi_named *rfi_graphs_find(const rfr_graphs *g, const char *name);
 /* Adds the inputs that a callable shares by name with others. */
 rfr_status rfi_graphs_names(rfr_graphs *g, rfi_callable *c);
+/* Checks the options' lists, states that several callables use, and outputs that alias names. */
+rfr_status rfi_graphs_check_names(rfr_graphs *g);
+/* The address of a named tensor; in warm-up scratch memory if it is written. */
+unsigned char *rfi_graphs_named_data(const rfr_graphs *g, const rfi_named *x);
+
+/* ---- graph_memory.c ---- */
 /* Places every value: g->memory. */
 rfr_status rfi_graphs_place(rfr_graphs *g);
 /* Allocates the memory that is placed. */
 rfr_status rfi_graphs_allocate(rfr_graphs *g);
 /* The first byte of a slot. */
 unsigned char *rfi_graphs_slot(const rfr_graphs *g, const rfi_stage_plan *s, int slot);
-/* The address of a named tensor; in warm-up scratch memory if it is written. */
-unsigned char *rfi_graphs_named_data(const rfr_graphs *g, const rfi_named *x);
 /* The address of a value of a callable in a slot. */
 unsigned char *rfi_graphs_address(const rfr_graphs *g, int callable, int slot, rfr_value v);
 /* Writes addresses into the kernels of all slots. */

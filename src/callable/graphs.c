@@ -161,6 +161,7 @@ static rfr_status plan(rfr_graphs *g, const rfr_callable *callables) {
     if (s != RFR_OK) return name_callable(s, &g->callable[i]);
     RFI_TRY(rfi_graphs_links(g, i, &callables[i]));
   }
+  RFI_TRY(rfi_graphs_check_names(g));
   return rfi_graphs_lay_out(g);
 }
 
@@ -193,7 +194,7 @@ static rfr_status create(rfr_ctx *ctx, const rfr_callable *callables, int n, con
   g->options = rfr_graphs_options_default();
   if (options) memcpy(&g->options, options, sizeof g->options);
   g->inference = callables[0].inference != 0;
-  RFI_GOTO(rfi_target_open(&g->m, ctx, g->options.comm));
+  RFI_GOTO(rfi_executor_open(&g->m, ctx, g->options.comm));
   RFI_GOTO(RFI_ALLOC(ctx, sizeof *g->callable * (size_t)n, &g->callable));
   g->n = n;
   RFI_GOTO(make(g, callables));
@@ -230,12 +231,9 @@ void rfr_graphs_destroy(rfr_graphs *g) {
   rfi_graphs_drop_calls(g, &g->calls);
   rfi_graphs_drop_calls(g, &g->evaluation);
   rfr_trace_destroy(g->counts.u.trace);
-  if (g->m.device) {
-    g->m.backend->free(g->m.device, RFI_MEMORY_RING, g->splits.result);
-    rfi_layout_free(&g->layout, g->m.backend, g->m.device);
-  }
+  if (g->m.device) g->m.backend->free(g->m.device, RFI_MEMORY_RING, g->splits.result);
   rfi_arena_destroy(g->placed);
-  rfi_target_close(&g->m);
+  rfi_executor_close(&g->m);
   rfi_free(g->m.ctx, g);
 }
 
@@ -256,11 +254,11 @@ rfr_status rfr_graphs_gradient(const rfr_graphs *g, const char *parameter, rfr_t
   RFI_TRY(rfi_check_handle(out, "out"));
   memset(out, 0, sizeof *out);
   RFI_TRY(rfi_check_handle(g, "rfr_graphs"));
-  const rfi_named *x = rfi_storage_find(&g->store, parameter);
+  const rfi_named *x = rfi_storage_find(&g->m.store, parameter);
   if (!x || x->gradient < 0)
     return rfi_fail(RFI_E_PROGRAM_NAME, "no callable trains \"%s\"", parameter ? parameter : "");
   RFI_TRY(rfi_graphs_check_gradient(g, x->gradient));
-  *out = g->store.named[x->gradient].tensor;
+  *out = g->m.store.named[x->gradient].tensor;
   return RFR_OK;
 }
 

@@ -74,12 +74,12 @@ static rfr_graphs *make(const rft_scene *s, const rfr_schedule *schedule, int ra
 /* Initial values by name: the same on every rank. */
 static void init(rfr_graphs *g) {
   static const int32_t documents[3] = {0, 10, T};
-  for (int i = 0; i < g->store.n; i++) {
-    const rfr_tensor *x = &g->store.named[i].tensor;
+  for (int i = 0; i < g->m.store.n; i++) {
+    const rfr_tensor *x = &g->m.store.named[i].tensor;
     uint64_t seed = 5;
     for (const char *c = x->name; *c; c++) seed = seed * 131 + (unsigned char)*c;
     if (strcmp(x->name, "offsets") == 0) memcpy(x->data, documents, sizeof documents);
-    else if (g->store.named[i].parameter < 0 && rfr_dtype_is_float(x->type.dtype)) rft_fill_by(x, seed, 0.4f);
+    else if (g->m.store.named[i].parameter < 0 && rfr_dtype_is_float(x->type.dtype)) rft_fill_by(x, seed, 0.4f);
   }
 }
 
@@ -156,10 +156,10 @@ static void draw_all(const rft_scene *s, rft_buffers *b, int step) {
 
 /* Every main gradient of `a` is in `b`, which has all of them, with the same bits. */
 static void same_gradients(rfr_graphs *a, rfr_graphs *b) {
-  for (int i = 0; i < a->store.n; i++) {
+  for (int i = 0; i < a->m.store.n; i++) {
     rfr_tensor y;
-    const rfr_tensor *x = &a->store.named[i].tensor;
-    if (a->store.named[i].parameter < 0) continue;
+    const rfr_tensor *x = &a->m.store.named[i].tensor;
+    if (a->m.store.named[i].parameter < 0) continue;
     OK(rfr_graphs_gradient(b, x->name + 5, &y));
     if (memcmp(x->data, y.data, (size_t)x->bytes) != 0) fail_msg("%s differs", x->name);
     bool any = false;
@@ -492,10 +492,10 @@ static void test_inference_between(void **state) {
   rfr_callable c[2] = {rfr_callable_default(), rfr_callable_default()};
   rfr_graphs_options o = rfr_graphs_options_default();
   for (int i = 0; i < 2; i++) c[i].trace = t[i], c[i].inference = 1;
-  for (int i = 0; i < a->store.n; i++)
-    if (a->store.named[i].parameter < 0)
-      tensors[o.n_tensors++] =
-          (rfr_binding){a->store.named[i].tensor.name, a->store.named[i].tensor.type, a->store.named[i].tensor.data};
+  for (int i = 0; i < a->m.store.n; i++)
+    if (a->m.store.named[i].parameter < 0)
+      tensors[o.n_tensors++] = (rfr_binding){a->m.store.named[i].tensor.name, a->m.store.named[i].tensor.type,
+                                             a->m.store.named[i].tensor.data};
   o.tensors = tensors;
   OK(rfr_graphs_create(ctx, c, 2, &o, &inference));
   memset(&with, 0, sizeof with);

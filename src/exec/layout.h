@@ -21,7 +21,9 @@ typedef enum rfi_region {
   RFI_REGION_SHARED,
   RFI_REGION_WINDOW,
   RFI_REGION_SCRATCH,
-  RFI_REGIONS /* the end of the range; of a place: nowhere */
+  RFI_REGIONS, /* the end of the range; of a place: nowhere */
+  RFI_NAMED,   /* of a place: that of a name (storage.h); */
+  RFI_FIXED    /* the caller's memory, one address per slot */
 } rfi_region;
 
 typedef struct rfi_location {

@@ -99,13 +99,13 @@ static int64_t plan(const shape *h, const rfr_trace *t, rfr_programs *user, rfr_
                         .loss_chunk = 1024,
                         .recompute = recompute,
                         .budget = budget,
-                        .workspace = rfi_pass_workspaces,
-                        .user = user};
+                        .workspace = rfi_select_workspaces,
+                        .user = &user->m};
   rfi_pipeline line;
   OK(rfi_pipeline_run(t, &o, &line));
   const rfr_trace *u = line.stage[RFI_STAGES - 1].trace;
   int64_t *workspace = calloc((size_t)u->n_ops + 1, sizeof *workspace);
-  OK(rfi_pass_workspaces(user, u, workspace));
+  OK(rfi_select_workspaces(&user->m, u, workspace));
   rfi_plan p;
   OK(rfi_plan_make(u, workspace, NULL, &p));
   double ratio = (double)p.bytes / (double)live_bytes(u, workspace, &p);
