@@ -4,7 +4,8 @@
  * Without a schedule a step repeats the calls of one microbatch until it is ended; so does an evaluation.
  *
  * Graphs are captured per slot, not per microbatch. So another schedule of the same stages needs no new graphs if it
- * has no more microbatches in flight, and no separate W where saved activations were planned to live only until I.
+ * has no more microbatches in flight, no separate W where saved activations were planned to live only until I, and no
+ * two microbatches before I whose slots share a block.
  */
 #include <string.h>
 
@@ -29,6 +30,7 @@ static int expand(const rfr_graphs *g, const rfi_stage_plan *s, int op, int micr
     if (to) to[n] = (rfi_step_call){(rfr_action_op)op, c, microbatch, slot};
     n++;
   }
+  if (to && n > 0 && (op == RFR_ACTION_I || op == RFR_ACTION_B)) to[n - 1].frees_block = true;
   return n;
 }
 
@@ -85,13 +87,13 @@ void rfi_graphs_count_live(rfr_graphs *g) {
   m->live = 0, m->live_bytes = 0;
   for (int i = 0, n = 0; i < g->calls.n; i++) {
     const rfi_step_call *call = &g->calls.call[i];
-    const int64_t slot = g->stage[g->callable[call->callable].stage].bytes;
+    const rfi_stage_plan *s = &g->stage[g->callable[call->callable].stage];
     n += call->first;
-    bytes += call->first ? slot : 0;
+    bytes += call->first ? s->bytes + s->block_bytes : 0;
     if (n > m->live) m->live = n;
     if (bytes > m->live_bytes) m->live_bytes = bytes;
     n -= call->last;
-    bytes -= call->last ? slot : 0;
+    bytes -= (call->frees_block ? s->block_bytes : 0) + (call->last ? s->bytes : 0);
   }
 }
 
@@ -301,6 +303,41 @@ rfr_status rfi_graphs_read_stages(const rfr_graphs *g, const rfr_schedule *s, rf
   return RFR_OK;
 }
 
+/* Whether microbatches of two slots are between F and their last I at the same time. */
+static bool meet_before_wgrad(const rfr_graphs *g, const rfr_schedule *s, int stage, int one, int other) {
+  int n, live = 0;
+  const rfr_action *a = rfr_schedule_actions(s, g->options.rank, &n);
+  for (int i = 0; i < n && live < 2; i++) {
+    if (a[i].stage != stage || !is_compute(a[i].op)) continue;
+    const int slot = rfr_schedule_slot(s, stage, a[i].microbatch);
+    if (slot == one || slot == other)
+      live += (a[i].op == RFR_ACTION_F) - (a[i].op == RFR_ACTION_I || a[i].op == RFR_ACTION_B);
+  }
+  return live == 2;
+}
+
+rfr_status rfi_graphs_assign_blocks(rfr_graphs *g, rfi_stage_plan *s) {
+  if (!(s->block = rfi_arena_alloc(g->m.strings, sizeof *s->block * (size_t)(s->slots + 1)))) return RFR_NO_MEMORY;
+  for (int slot = 0; slot < s->slots && s->delayed; slot++) {
+    for (int k = 0; k < slot; k++)
+      if (s->block[k] == s->block[slot] && meet_before_wgrad(g, g->options.schedule, s->number, k, slot))
+        s->block[slot]++, k = -1; /* compare with all again */
+    if (s->blocks <= s->block[slot]) s->blocks = s->block[slot] + 1;
+  }
+  return RFR_OK;
+}
+
+static rfr_status check_blocks(const rfr_graphs *g, const rfi_stage_plan *s, const rfr_schedule *schedule, int slots) {
+  for (int i = 0; i < slots && s->block_bytes > 0; i++)
+    for (int k = 0; k < i; k++)
+      if (s->block[i] == s->block[k] && meet_before_wgrad(g, schedule, s->number, k, i))
+        return rfi_fail(RFI_E_GRAPHS_SCHEDULE,
+                        "slots %d and %d of stage %d share what is dead after I, but it has microbatches of both "
+                        "between F and I at the same time: create new graphs for it",
+                        k, i, s->number);
+  return RFR_OK;
+}
+
 static rfr_status check_stage(const rfr_graphs *g, const rfi_stage_plan *was, const rfi_stage_plan *now) {
   for (int c = was->first; c < was->end; c++)
     if (g->callable[c].sharded && (was->fsdp_actions || now->fsdp_actions))
@@ -330,7 +367,10 @@ static rfr_status check_stages(const rfr_graphs *g, const rfr_schedule *schedule
   rfr_status s = rfi_graphs_read_stages(g, schedule, now, &n);
   if (s == RFR_OK && n != g->n_stages)
     s = rfi_fail(RFI_E_GRAPHS_SCHEDULE, "it has %d stages on this rank, captured were %d", n, g->n_stages);
-  for (int i = 0; i < n && s == RFR_OK; i++) s = check_stage(g, &g->stage[i], &now[i]);
+  for (int i = 0; i < n && s == RFR_OK; i++) {
+    s = check_stage(g, &g->stage[i], &now[i]);
+    if (s == RFR_OK) s = check_blocks(g, &g->stage[i], schedule, now[i].slots);
+  }
   rfi_free(g->m.ctx, now);
   return s;
 }

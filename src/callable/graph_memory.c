@@ -6,8 +6,8 @@
  *   load, setup | F of the first callable ... F of the last | I W of the last ... I W of the first [| W again] | end
  *
  * with one tick per op, and one before each part for copied inputs. With separate W actions all W may come after all I:
- * then W is on the axis twice, so that a value that W reads lives until the later one. Results returned to the caller
- * live to the end. The offsets come from the planner that plans programs. Fixed ports use the caller's memory, and
+ * then W is on the axis twice, so that a value that W reads lives until the later one, and a value that is dead before
+ * it may be in a block that slots share. Results returned to the caller live to the end. The offsets come from the planner that plans programs. Fixed ports use the caller's memory, and
  * scratch memory during warm-up.
  */
 #include <string.h>
@@ -27,8 +27,8 @@ typedef struct axis {
   const rfi_stage_plan *stage;
   int (*at)[RFI_PARTS]; /* per callable of the stage: the tick before each part */
   int *late_w;          /* the same of the second W; -1 */
-  int end;
-  rfi_life **life; /* per callable and value */
+  int late, end;        /* the tick before all second W; after all */
+  rfi_life **life;      /* per callable and value */
 } axis;
 
 static int tick_of(const axis *x, int callable, rfi_part part, int op) {
@@ -156,6 +156,7 @@ static void lay_axis(axis *x) {
     at = lay_part(x, c, RFI_PART_W, at);
     at = lay_part(x, c, RFI_PART_REDUCE, at);
   }
+  x->late = at;
   for (int c = s->end - 1; c >= s->first; c--) {
     const rfi_callable *callable = &x->g->callable[c];
     x->late_w[c - s->first] = s->delayed ? at : -1;
@@ -208,6 +209,9 @@ static void touch_ports(const axis *x, int callable) {
 
 /* ---- planning a stage ---- */
 
+/* Slots as one range; or the values that live after I, and those of the block. */
+enum { SHARED, SLOT, KEPT, BLOCK, PLANS };
+
 typedef struct planned {
   rfi_plan plan;
   item *items;
@@ -225,60 +229,77 @@ static rfr_status room(rfr_ctx *ctx, int n, planned *p) {
   return RFI_ALLOC(ctx, sizeof *p->items * (size_t)(n + 1), &p->items);
 }
 
-static void collect(const axis *x, planned *slot, planned *shared) {
+static void collect(const axis *x, bool single_slot, planned p[PLANS]) {
   for (int callable = x->stage->first; callable < x->stage->end; callable++) {
     const rfi_callable *c = &x->g->callable[callable];
     const rfr_trace *t = c->u.trace;
     for (rfr_value v = 0; v < t->n_values; v++) {
       const rfi_value_storage *place = &c->place[v];
       const rfi_life *life = &x->life[callable - x->stage->first][v];
+      const bool in_slot = place->region == RFI_REGION_SLOT;
       if (t->values[v].base != v || place->callable >= 0 || life->first < 0) continue;
-      if (place->region != RFI_REGION_SLOT && place->region != RFI_REGION_SHARED) continue;
-      add_buffer(place->region == RFI_REGION_SLOT ? slot : shared, rfi_storage_bytes(&t->values[v].type), life->first,
-                 life->last, (item){callable, v, false});
+      if (!in_slot && place->region != RFI_REGION_SHARED) continue;
+      for (int k = 0; k < (x->stage->blocks > 0 ? PLANS : KEPT); k++)
+        if (k == SHARED ? !in_slot && !single_slot
+            : k == SLOT ? in_slot || single_slot
+            : in_slot   ? (k == BLOCK) == (life->last < x->late)
+                        : false)
+          add_buffer(&p[k], rfi_storage_bytes(&t->values[v].type), life->first, life->last, (item){callable, v, false});
     }
     for (int i = 0; i < c->u.n_bound; i++) {
       const int op = c->u.bound[i].op, tick = tick_of(x, callable, part_at(c, op), op);
       if (c->u.bound[i].workspace > 0)
-        add_buffer(shared, rfi_align(c->u.bound[i].workspace), tick, tick, (item){callable, i, true});
+        add_buffer(&p[single_slot ? SLOT : SHARED], rfi_align(c->u.bound[i].workspace), tick, tick,
+                   (item){callable, i, true});
     }
   }
 }
 
-static void keep_offsets(rfr_graphs *g, const planned *p) {
+static void keep_offsets(rfr_graphs *g, const planned *p, bool in_block) {
   for (int i = 0; i < p->plan.n; i++) {
     const item *what = &p->items[p->plan.buffer[i].value];
     rfi_callable *c = &g->callable[what->callable];
     if (what->workspace) c->u.workspace_at[what->index] = p->plan.buffer[i].offset;
-    else c->place[what->index].offset = p->plan.buffer[i].offset;
+    else c->place[what->index].offset = p->plan.buffer[i].offset, c->place[what->index].in_block = in_block;
   }
 }
 
-static rfr_status plan_collected(axis *x, rfi_stage_plan *s, bool single_slot, planned *slot, planned *shared,
+/* Blocks are used if they make the stage smaller: two ranges can take more bytes than one. */
+static void take_smaller(rfr_graphs *g, rfi_stage_plan *s, const planned p[PLANS]) {
+  const rfi_plan *slot = &p[SLOT].plan, *kept = &p[KEPT].plan, *block = &p[BLOCK].plan;
+  const int64_t slots = s->slots, blocks = s->blocks;
+  const bool split = blocks > 0 && kept->bytes * slots + block->bytes * blocks < slot->bytes * slots;
+  keep_offsets(g, &p[SHARED], false);
+  keep_offsets(g, &p[split ? KEPT : SLOT], false);
+  if (split) keep_offsets(g, &p[BLOCK], true);
+  s->bytes = split ? kept->bytes : slot->bytes;
+  s->block_bytes = split ? block->bytes : 0;
+  s->offset = rfi_layout_add(&g->m.layout, RFI_REGION_SLOT, s->bytes * slots + s->block_bytes * blocks).offset;
+  g->memory.lower_bound_bytes +=
+      split ? kept->lower_bound * slots + block->lower_bound * blocks : slot->lower_bound * slots;
+}
+
+static rfr_status plan_collected(axis *x, rfi_stage_plan *s, bool single_slot, planned p[PLANS],
                                  int64_t *shared_bound) {
-  rfr_graphs *g = x->g;
+  const rfi_plan *shared = &p[SHARED].plan;
+  int64_t *most = &x->g->m.layout.bytes[RFI_REGION_SHARED];
+  lay_axis(x);
   for (int c = s->first; c < s->end; c++) {
     touch_ops(x, c);
     touch_ports(x, c);
   }
-  collect(x, slot, single_slot ? slot : shared);
-  RFI_TRY(rfi_plan_place(&slot->plan, x->end));
-  RFI_TRY(rfi_plan_place(&shared->plan, x->end));
-  keep_offsets(g, slot);
-  keep_offsets(g, shared);
-  s->bytes = slot->plan.bytes;
-  s->offset = rfi_layout_add(&g->m.layout, RFI_REGION_SLOT, s->bytes * s->slots).offset;
-  g->memory.lower_bound_bytes += slot->plan.lower_bound * s->slots;
-  int64_t *most = &g->m.layout.bytes[RFI_REGION_SHARED];
-  if (shared->plan.bytes > *most) *most = shared->plan.bytes;
-  if (shared->plan.lower_bound > *shared_bound) *shared_bound = shared->plan.lower_bound;
+  collect(x, single_slot, p);
+  for (int k = 0; k < PLANS; k++) RFI_TRY(rfi_plan_place(&p[k].plan, x->end));
+  take_smaller(x->g, s, p);
+  if (shared->bytes > *most) *most = shared->bytes;
+  if (shared->lower_bound > *shared_bound) *shared_bound = shared->lower_bound;
   return RFR_OK;
 }
 
 static rfr_status plan_stage(rfr_graphs *g, rfi_stage_plan *s, bool single_slot, int64_t *shared_bound) {
   rfr_ctx *ctx = g->m.ctx;
   axis x = {.g = g, .stage = s};
-  planned slot = {{0}}, shared = {{0}};
+  planned p[PLANS] = {{{0}}};
   const int n = s->end - s->first;
   int values = 0;
   rfr_status st;
@@ -291,20 +312,16 @@ static rfr_status plan_stage(rfr_graphs *g, rfi_stage_plan *s, bool single_slot,
     for (rfr_value v = 0; v < t->n_values && st == RFR_OK; v++) x.life[c][v] = (rfi_life){-1, -1, false};
     values += t->n_values + t->n_ops;
   }
-  if (st == RFR_OK) st = room(ctx, values, &slot);
-  if (st == RFR_OK) st = room(ctx, values, &shared);
-  if (st == RFR_OK) {
-    lay_axis(&x);
-    st = plan_collected(&x, s, single_slot, &slot, &shared, shared_bound);
-  }
+  for (int k = 0; k < PLANS && st == RFR_OK; k++) st = room(ctx, values, &p[k]);
+  if (st == RFR_OK) st = plan_collected(&x, s, single_slot, p, shared_bound);
   for (int c = 0; c < n && x.life; c++) rfi_free(ctx, x.life[c]);
   rfi_free(ctx, x.life);
   rfi_free(ctx, x.late_w);
   rfi_free(ctx, x.at);
-  rfi_plan_deinit(&slot.plan);
-  rfi_plan_deinit(&shared.plan);
-  rfi_free(ctx, slot.items);
-  rfi_free(ctx, shared.items);
+  for (int k = 0; k < PLANS; k++) {
+    rfi_plan_deinit(&p[k].plan);
+    rfi_free(ctx, p[k].items);
+  }
   return st;
 }
 
@@ -418,13 +435,18 @@ unsigned char *rfi_graphs_slot(const rfr_graphs *g, const rfi_stage_plan *s, int
   return rfi_address(&g->m.layout, RFI_REGION_SLOT, s->offset + slot * s->bytes);
 }
 
+unsigned char *rfi_graphs_block(const rfr_graphs *g, const rfi_stage_plan *s, int slot) {
+  return rfi_graphs_slot(g, s, s->slots) + s->block[slot] * s->block_bytes;
+}
+
 static unsigned char *address_of_owner(const rfr_graphs *g, int callable, int slot, rfr_value owner) {
   const rfi_callable *c = &g->callable[callable];
   const rfi_value_storage *place = &c->place[owner];
   const rfi_stage_plan *s = &g->stage[c->stage];
   if (place->callable >= 0) return address_of_owner(g, place->callable, slot, place->owner) + place->offset;
   if (place->region == RFI_NAMED) return rfi_graphs_named_data(g, &g->m.store.named[place->offset]);
-  if (place->region == RFI_REGION_SLOT) return rfi_graphs_slot(g, s, slot) + place->offset;
+  if (place->region == RFI_REGION_SLOT)
+    return (place->in_block ? rfi_graphs_block(g, s, slot) : rfi_graphs_slot(g, s, slot)) + place->offset;
   if (place->region != RFI_FIXED) return rfi_address(&g->m.layout, place->region, place->offset);
   return g->in_warmup ? rfi_address(&g->m.layout, RFI_REGION_SCRATCH, place->offset) : place->fixed[slot];
 }

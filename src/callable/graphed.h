@@ -22,6 +22,8 @@
  *
  * The memory has the regions of layout.h. All slots of a stage have the same layout. Values that live within one part
  * are in the shared bytes, because parts run one after the other. If there is only one slot, both are planned as one.
+ * With separate W actions a slot may have two ranges: its own, and a block for what is dead after I. Slots whose
+ * microbatches are never between F and I at the same time share a block.
  * Windows hold gathered parameters, from UNSHARD to RESHARD, and unreduced gradients, from their first W to REDUCE.
  */
 #ifndef RFI_GRAPHED_H
@@ -44,6 +46,7 @@ typedef struct rfi_port { /* an input or output of a callable */
 
 typedef struct rfi_value_storage { /* of a value that owns storage */
   rfi_region region;               /* or RFI_NAMED, RFI_FIXED */
+  bool in_block;                   /* of a slot: in its block */
   int64_t offset; /* in its region; named: its index; fixed: its offset in scratch memory during warm-up */
   void *const *fixed;
   int callable; /* not -1: an alias of `owner` of that callable, from `offset` on */
@@ -107,6 +110,8 @@ typedef struct rfi_stage_plan {
   int slots;
   rfi_validity *valid;                /* per slot */
   int64_t offset, bytes;              /* of the first slot in the region; of each slot */
+  int *block, blocks;                 /* per slot: its block. Blocks follow the slots; 0: there are none */
+  int64_t block_bytes;                /* of each; 0: not used */
   int64_t window[2], window_bytes[2]; /* of gathered parameters; of unreduced gradients */
 } rfi_stage_plan;
 
@@ -114,6 +119,7 @@ typedef struct rfi_step_call {
   rfr_action_op op; /* F, I, W or B */
   int callable, microbatch, slot;
   bool first, last; /* the first call of the microbatch in the stage takes the slot, the last frees it */
+  bool frees_block; /* the last I */
 } rfi_step_call;
 
 /* A shard action of the schedule, which runs before call number `at`. */
@@ -215,8 +221,9 @@ unsigned char *rfi_graphs_named_data(const rfr_graphs *g, const rfi_named *x);
 rfr_status rfi_graphs_place(rfr_graphs *g);
 /* Allocates the memory that is placed. */
 rfr_status rfi_graphs_allocate(rfr_graphs *g);
-/* The first byte of a slot. */
+/* The first byte of a slot, and of its block. */
 unsigned char *rfi_graphs_slot(const rfr_graphs *g, const rfi_stage_plan *s, int slot);
+unsigned char *rfi_graphs_block(const rfr_graphs *g, const rfi_stage_plan *s, int slot);
 /* The address of a value of a callable in a slot. */
 unsigned char *rfi_graphs_address(const rfr_graphs *g, int callable, int slot, rfr_value v);
 /* Writes addresses into the kernels of all slots. */
@@ -268,6 +275,8 @@ rfr_status rfi_graphs_capture(rfr_graphs *g);
 /* ---- graph_calls.c ---- */
 /* The stages that a schedule has on this rank; `stages` NULL: only *n. */
 rfr_status rfi_graphs_read_stages(const rfr_graphs *g, const rfr_schedule *s, rfi_stage_plan *stages, int *n);
+/* Gives slots of a stage with separate W their blocks. */
+rfr_status rfi_graphs_assign_blocks(rfr_graphs *g, rfi_stage_plan *s);
 /* The calls of a step; freed after an error. */
 rfr_status rfi_graphs_make_calls(rfr_graphs *g, const rfr_schedule *schedule, rfi_calls *calls);
 /* Sets live and live_bytes of g->memory. */
@@ -285,8 +294,10 @@ rfr_status rfi_graphs_check_gradient(const rfr_graphs *g, int gradient);
 void rfi_graphs_explain_order(const rfr_graphs *g, int callable, int microbatch, bool forward, char text[96]);
 
 /* ---- graph_debug.c ---- */
-/* Fills a slot (`gradients` false: except the input gradients), the shared bytes, or everything. */
-rfr_status rfi_graphs_poison_slot(rfr_graphs *g, int stage, int slot, bool gradients);
+/* Fills a slot with its block, a slot except the input gradients, a block, the shared bytes, or everything. */
+rfr_status rfi_graphs_poison_slot(rfr_graphs *g, int stage, int slot);
+rfr_status rfi_graphs_poison_ended(rfr_graphs *g, int stage, int slot);
+rfr_status rfi_graphs_poison_block(rfr_graphs *g, int stage, int slot);
 rfr_status rfi_graphs_poison_shared(rfr_graphs *g);
 rfr_status rfi_graphs_poison_all(rfr_graphs *g);
 

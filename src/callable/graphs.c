@@ -104,6 +104,7 @@ static rfr_status make_stages(rfr_graphs *g) {
   for (int k = 0; k < g->n_stages; k++) {
     rfi_stage_plan *s = &g->stage[k];
     if (!(s->valid = rfi_arena_alloc(g->m.strings, sizeof *s->valid * (size_t)(s->slots + 1)))) return RFR_NO_MEMORY;
+    RFI_TRY(rfi_graphs_assign_blocks(g, s));
     for (int slot = 0; slot < s->slots; slot++) rfi_graphs_invalidate(s, slot);
     for (int c = s->first; c < s->end; c++) g->callable[c].stage = k;
   }
