@@ -7,8 +7,8 @@
  *
  * with one tick per op, and one before each part for copied inputs. With separate W actions all W may come after all I:
  * then W is on the axis twice, so that a value that W reads lives until the later one, and a value that is dead before
- * it may be in a block that slots share. Results returned to the caller live to the end. The offsets come from the planner that plans programs. Fixed ports use the caller's memory, and
- * scratch memory during warm-up.
+ * it may be in a block that slots share. Results returned to the caller live to the end. The offsets come from the
+ * planner that plans programs. Fixed ports use the caller's memory, and scratch memory during warm-up.
  */
 #include <string.h>
 
@@ -217,9 +217,9 @@ typedef struct planned {
   item *items;
 } planned;
 
-static void add_buffer(planned *p, int64_t bytes, int first, int last, item what) {
+static void add_buffer(planned *p, int64_t bytes, const rfi_life *life, item what) {
   p->items[p->plan.n] = what;
-  p->plan.buffer[p->plan.n] = (rfi_buffer){bytes, 0, first, last, p->plan.n};
+  p->plan.buffer[p->plan.n] = (rfi_buffer){bytes, 0, life->first, life->last, p->plan.n};
   p->plan.n++;
 }
 
@@ -230,6 +230,7 @@ static rfr_status room(rfr_ctx *ctx, int n, planned *p) {
 }
 
 static void collect(const axis *x, bool single_slot, planned p[PLANS]) {
+  planned *shared = &p[single_slot ? SLOT : SHARED];
   for (int callable = x->stage->first; callable < x->stage->end; callable++) {
     const rfi_callable *c = &x->g->callable[callable];
     const rfr_trace *t = c->u.trace;
@@ -237,19 +238,17 @@ static void collect(const axis *x, bool single_slot, planned p[PLANS]) {
       const rfi_value_storage *place = &c->place[v];
       const rfi_life *life = &x->life[callable - x->stage->first][v];
       const bool in_slot = place->region == RFI_REGION_SLOT;
+      const int64_t bytes = rfi_storage_bytes(&t->values[v].type);
+      const item value = {callable, v, false};
       if (t->values[v].base != v || place->callable >= 0 || life->first < 0) continue;
       if (!in_slot && place->region != RFI_REGION_SHARED) continue;
-      for (int k = 0; k < (x->stage->blocks > 0 ? PLANS : KEPT); k++)
-        if (k == SHARED ? !in_slot && !single_slot
-            : k == SLOT ? in_slot || single_slot
-            : in_slot   ? (k == BLOCK) == (life->last < x->late)
-                        : false)
-          add_buffer(&p[k], rfi_storage_bytes(&t->values[v].type), life->first, life->last, (item){callable, v, false});
+      add_buffer(in_slot ? &p[SLOT] : shared, bytes, life, value);
+      if (in_slot && x->stage->blocks > 0) add_buffer(&p[life->last < x->late ? BLOCK : KEPT], bytes, life, value);
     }
     for (int i = 0; i < c->u.n_bound; i++) {
       const int op = c->u.bound[i].op, tick = tick_of(x, callable, part_at(c, op), op);
       if (c->u.bound[i].workspace > 0)
-        add_buffer(&p[single_slot ? SLOT : SHARED], rfi_align(c->u.bound[i].workspace), tick, tick,
+        add_buffer(shared, rfi_align(c->u.bound[i].workspace), &(rfi_life){tick, tick, false},
                    (item){callable, i, true});
     }
   }
