@@ -109,24 +109,51 @@ static rfr_status plan_again(rfr_programs *p, rfi_program *g, const rfi_pass_opt
   return RFR_OK;
 }
 
-/* Programs share the step-scoped part. A program that exceeds the budget's rest is planned again with the cheapest
- * recompute level that fits, or with its smallest plan. `recompute` does not know the bytes that `shard` adds, so it
- * gets a smaller budget then, by what the plan exceeded, and at last none. */
+typedef struct search {
+  rfi_frontier *frontier;
+  int64_t room;
+} search;
+
+static rfr_status plan_level(void *user, int level, int64_t *bytes) {
+  const search *x = user;
+  rfr_frontier_point point;
+  RFI_TRY(rfi_frontier_plan(x->frontier, level, x->room, &point));
+  *bytes = point.planned_bytes;
+  return RFR_OK;
+}
+
+rfr_status rfi_program_frontier(rfr_programs *p, const rfi_program *g, rfi_frontier **out) {
+  const rfi_pass_options o = rfi_program_pass_options(p);
+  return rfi_frontier_create(rfi_unit_stage(&g->u, "fuse")->trace, &o, false, out);
+}
+
+rfr_status rfi_program_smallest(rfi_frontier *l, int *level) {
+  const rfi_levels levels = {rfi_frontier_marked(l), rfi_frontier_top(l), plan_level, &(search){l, 0}};
+  return rfi_find_smallest(&levels, 0, level);
+}
+
+/* Plans a program again with the first recompute level that fits in `room`, or with its smallest plan. */
+static rfr_status recompute(rfr_programs *p, rfi_program *g, int64_t room) {
+  rfi_pass_options o = rfi_program_pass_options(p);
+  RFI_TRY(rfi_program_frontier(p, g, &o.frontier));
+  const rfi_levels levels = {rfi_frontier_marked(o.frontier), rfi_frontier_top(o.frontier), plan_level,
+                             &(search){o.frontier, room}};
+  rfr_status s = rfi_find_level(&levels, rfi_frontier_first(o.frontier, room), room, &o.level);
+  if (s == RFR_OK) s = plan_again(p, g, &o);
+  rfi_frontier_destroy(o.frontier);
+  RFI_TRY(s);
+  return rfi_report_line(&g->u.pipeline.stage[RFI_STAGES - 3].report,
+                         "%s: %lld bytes planned for the step, %lld allowed",
+                         g->plan.bytes <= room ? "fits" : "does not fit, no further choice frees memory",
+                         (long long)g->plan.bytes, (long long)room);
+}
+
+/* Programs share the step-scoped part: each has what the persistent part leaves of the budget. */
 static rfr_status meet_budget(rfr_programs *p) {
-  enum { MOST_TRIES = 4 };
   RFI_TRY(place_persistent(p));
   const int64_t room = p->options.budget - rfi_layout_at(&p->m.layout, RFI_REGION_SLOT);
-  for (int i = 0; i < p->n; i++) {
-    rfi_program *g = &p->program[i];
-    rfi_pass_options o = rfi_program_pass_options(p);
-    const int tries = o.ranks > 1 ? MOST_TRIES : 1;
-    o.budget = room;
-    for (int k = 0; k < tries && g->plan.bytes > room; k++) {
-      if (k > 0) o.budget -= g->plan.bytes - room;
-      if (o.budget < 1 || k == MOST_TRIES - 1) o.budget = 1; /* the smallest plan */
-      RFI_TRY(plan_again(p, g, &o));
-    }
-  }
+  for (int i = 0; i < p->n; i++)
+    if (p->program[i].plan.bytes > room) RFI_TRY(recompute(p, &p->program[i], room));
   return RFR_OK;
 }
 

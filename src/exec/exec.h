@@ -56,6 +56,10 @@ rfr_status rfi_program_get_allocated(const rfr_programs *p, int i, const char *c
 /* Options of the passes, from those of the compile. */
 rfi_pass_options rfi_program_pass_options(rfr_programs *p);
 
+/* The recompute frontier of a program whose traces are kept, and the level with its smallest plan. */
+rfr_status rfi_program_frontier(rfr_programs *p, const rfi_program *g, rfi_frontier **out);
+rfr_status rfi_program_smallest(rfi_frontier *l, int *level);
+
 /* ---- program_info.c ---- */
 /* The k-th output of a program; false: it is a strided view, which has no dense tensor. */
 bool rfi_program_output_at(const rfr_programs *p, int program, int k, rfr_tensor *out);

@@ -47,6 +47,20 @@ unsigned char *rfi_address(const rfi_layout *l, rfi_region region, int64_t offse
  * them. */
 rfr_status rfi_layout_check_budget(const rfi_layout *l, int64_t budget, rfr_recompute recompute, bool fixed);
 
+/* Recompute levels that `plan` can plan, each with less memory than the one before. As plans are packed, one more level
+ * can need a little more. */
+typedef struct rfi_levels {
+  int first, last;
+  rfr_status (*plan)(void *user, int level, int64_t *bytes);
+  void *user;
+} rfi_levels;
+
+/* The first level from `low` on that fits in the budget, by bisection. If the last one does not: rfi_find_smallest. */
+rfr_status rfi_find_level(const rfi_levels *l, int low, int64_t budget, int *level);
+/* Of evenly spaced levels, from the last down, the first that needs at most `enough` bytes, else the smallest. Which
+ * levels are tried does not depend on the budget, so a budget that a refusal names works. */
+rfr_status rfi_find_smallest(const rfi_levels *l, int64_t enough, int *level);
+
 /* Allocates what is not allocated yet. Rings and persistent bytes become zeros, all others and the guard `byte`. */
 rfr_status rfi_layout_allocate(rfi_layout *l, const rfi_backend *b, rfi_device *d, unsigned char byte);
 void rfi_layout_free(rfi_layout *l, const rfi_backend *b, rfi_device *d);

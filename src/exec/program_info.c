@@ -338,8 +338,14 @@ rfr_status rfr_program_frontier(rfr_programs *p, int program, rfr_frontier_point
   if (!stage || !stage->trace) return rfi_fail(RFI_E_ARGUMENT, "the traces of program \"%s\" were not kept", g->u.name);
   for (int i = 0; i < p->n; i++)
     if (i != program && p->program[i].plan.bytes > others) others = p->program[i].plan.bytes;
-  rfi_pass_options o = rfi_program_pass_options(p);
-  RFI_TRY(rfi_recompute_frontier(stage->trace, &o, points, max, n));
+  if (max < 2) return rfi_fail(RFI_E_ARGUMENT, "room for %d points, at least 2 are needed", max);
+  rfi_frontier *l;
+  RFI_TRY(rfi_program_frontier(p, g, &l));
+  int last;
+  rfr_status s = rfi_program_smallest(l, &last);
+  if (s == RFR_OK) s = rfi_frontier_points(l, last, points, max, n);
+  rfi_frontier_destroy(l);
+  RFI_TRY(s);
   for (int i = 0; i < *n; i++) {
     int64_t step = points[i].planned_bytes > others ? points[i].planned_bytes : others;
     points[i].planned_bytes = rfi_layout_at(&p->m.layout, RFI_REGION_SLOT) + step;
