@@ -124,6 +124,7 @@ static void test_frontier(void **state) {
   for (int i = 0; i < n; i += 5) {
     rfr_programs *q = rft_recompute(t, RFR_RECOMPUTE_AUTO, f[i].planned_bytes);
     assert_true(rft_plan(q).planned_bytes <= f[i].planned_bytes);
+    assert_in_range(rft_clones(q), 0, f[i].recomputed); /* the first level that fits */
     rfr_programs_destroy(q);
   }
   rfr_compile_options o = rfr_compile_options_default();
