@@ -22,16 +22,19 @@ static bool has_call(const rfi_callable *c, int op) {
   return rfi_has_backward(c);
 }
 
-static int expand(const rfr_graphs *g, const rfi_stage_plan *s, int op, int microbatch, int slot, rfi_step_call *to) {
-  int n = 0;
+/* Appends the calls of an action. */
+static rfr_status add_calls(const rfr_graphs *g, const rfi_stage_plan *s, int op, int microbatch, int slot,
+                            rfi_calls *to) {
+  const int before = to->n;
   for (int k = 0; k < s->end - s->first; k++) {
     const int c = op == RFR_ACTION_F ? s->first + k : s->end - 1 - k;
     if (!has_call(&g->callable[c], op)) continue;
-    if (to) to[n] = (rfi_step_call){(rfr_action_op)op, c, microbatch, slot};
-    n++;
+    if (!rfi_arena_grow(to->arena, (void **)&to->call, &to->cap_calls, to->n + 1, sizeof *to->call))
+      return RFR_NO_MEMORY;
+    to->call[to->n++] = (rfi_step_call){(rfr_action_op)op, c, microbatch, slot};
   }
-  if (to && n > 0 && (op == RFR_ACTION_I || op == RFR_ACTION_B)) to[n - 1].frees_block = true;
-  return n;
+  if (to->n > before && (op == RFR_ACTION_I || op == RFR_ACTION_B)) to->call[to->n - 1].frees_block = true;
+  return RFR_OK;
 }
 
 static bool is_compute(int op) {
@@ -44,41 +47,37 @@ static const rfi_stage_plan *stage_of(const rfr_graphs *g, int number) {
   return NULL;
 }
 
-static int list(const rfr_graphs *g, const rfr_schedule *schedule, rfi_step_call *to, rfi_shard_action *actions,
-                int *n_shard_actions) {
-  int n = 0, n_actions;
-  *n_shard_actions = 0;
-  if (!schedule) {
-    n += expand(g, &g->stage[0], RFR_ACTION_F, 0, 0, to);
-    if (!g->inference) n += expand(g, &g->stage[0], RFR_ACTION_B, 0, 0, to ? to + n : NULL);
-    return n;
-  }
-  const rfr_action *a = rfr_schedule_actions(schedule, g->options.rank, &n_actions);
-  for (int i = 0; i < n_actions; i++) {
+static rfr_status list(const rfr_graphs *g, const rfr_schedule *schedule, bool evaluation, rfi_calls *c) {
+  int n = 0;
+  const rfr_action *a = schedule ? rfr_schedule_actions(schedule, g->options.rank, &n) : NULL;
+  for (int i = 0; i < g->n_stages && !schedule; i++) RFI_TRY(add_calls(g, &g->stage[i], RFR_ACTION_F, 0, 0, c));
+  if (!schedule && !evaluation && !g->inference) RFI_TRY(add_calls(g, &g->stage[0], RFR_ACTION_B, 0, 0, c));
+  for (int i = 0; i < n; i++) {
     const rfi_stage_plan *s = stage_of(g, a[i].stage);
-    if (s)
-      *n_shard_actions += rfi_graphs_list_shard_actions(g, s, a, i, n, actions ? actions + *n_shard_actions : NULL);
-    if (s && is_compute(a[i].op))
-      n += expand(g, s, a[i].op, a[i].microbatch, rfr_schedule_slot(schedule, a[i].stage, a[i].microbatch),
-                  to ? to + n : NULL);
+    if (!s) continue;
+    RFI_TRY(rfi_graphs_add_shard_actions(g, s, a, i, c));
+    if (is_compute(a[i].op))
+      RFI_TRY(add_calls(g, s, a[i].op, a[i].microbatch, rfr_schedule_slot(schedule, a[i].stage, a[i].microbatch), c));
   }
-  return n;
+  return RFR_OK;
 }
 
 /* Marks the calls that take and free slots: seen from either end, the first call of a microbatch in a slot. */
-static void mark_ends(const rfr_graphs *g, rfi_calls *c, int *occupant) {
+static rfr_status mark_ends(const rfr_graphs *g, rfi_calls *c) {
+  int most = 1;
+  for (int i = 0; i < g->n_stages; i++) most = g->stage[i].slots > most ? g->stage[i].slots : most;
+  int *occupant = rfi_arena_alloc(c->arena, sizeof *occupant * (size_t)(g->n_stages * most));
+  if (!occupant) return RFR_NO_MEMORY;
   for (int end = 0; end < 2; end++) {
-    int slots = 0;
-    for (int i = 0; i < g->n_stages; i++) slots += g->stage[i].slots;
-    for (int i = 0; i < slots; i++) occupant[i] = -1;
+    for (int i = 0; i < g->n_stages * most; i++) occupant[i] = -1;
     for (int i = 0; i < c->n; i++) {
       rfi_step_call *call = &c->call[end ? c->n - 1 - i : i];
-      int at = call->slot;
-      for (int k = 0; k < g->callable[call->callable].stage; k++) at += g->stage[k].slots;
-      *(end ? &call->last : &call->first) = occupant[at] != call->microbatch;
-      occupant[at] = call->microbatch;
+      int *now = &occupant[g->callable[call->callable].stage * most + call->slot];
+      *(end ? &call->last : &call->first) = *now != call->microbatch;
+      *now = call->microbatch;
     }
   }
+  return RFR_OK;
 }
 
 void rfi_graphs_count_live(rfr_graphs *g) {
@@ -127,8 +126,14 @@ static bool runs_wgrad(const rfr_graphs *g, const rfi_step_call *call) {
 }
 
 /* Sorts main gradients by the last call that adds to them; without one they are complete when a step begins. */
-static void sort_gradients(const rfr_graphs *g, rfi_calls *c, int *last) {
-  for (int i = 0; i < g->m.store.n; i++) last[i] = -1;
+static rfr_status sort_gradients(const rfr_graphs *g, rfi_calls *c) {
+  const int named = g->m.store.n;
+  int *last = rfi_arena_alloc(c->arena, sizeof *last * (size_t)(named + 1));
+  int *at = rfi_arena_alloc(c->arena, sizeof *at * (size_t)(c->n + 2)); /* where the next one of each call is stored */
+  c->ready = rfi_arena_alloc(c->arena, sizeof *c->ready * (size_t)(named + 1));
+  c->ready_end = rfi_arena_alloc(c->arena, sizeof *c->ready_end * (size_t)(c->n + 1));
+  if (!last || !at || !c->ready || !c->ready_end) return RFR_NO_MEMORY;
+  for (int i = 0; i < named; i++) last[i] = -1;
   for (int i = 0; i < c->n; i++) {
     const rfi_callable *of = &g->callable[c->call[i].callable];
     for (int k = 0; runs_wgrad(g, &c->call[i]) && k < of->n_gradients; k++) last[of->gradients[k]] = i;
@@ -138,58 +143,23 @@ static void sort_gradients(const rfr_graphs *g, rfi_calls *c, int *last) {
     for (int k = 0; c->shard_action[i].op == RFI_SHARD_REDUCE && k < of->n_gradients; k++)
       last[of->gradients[k]] = c->shard_action[i].at - 1;
   }
-  for (int i = 0; i < g->m.store.n; i++)
-    if (g->m.store.named[i].parameter >= 0) c->ready_end[last[i] + 1]++;
-  for (int i = 1; i <= c->n; i++) c->ready_end[i] += c->ready_end[i - 1];
-  int *at = last + g->m.store.n; /* where the next one of each call is stored */
-  for (int i = 0; i <= c->n; i++) at[i] = i == 0 ? 0 : c->ready_end[i - 1];
-  for (int i = 0; i < g->m.store.n; i++)
+  for (int i = 0; i < named; i++)
+    if (g->m.store.named[i].parameter >= 0) at[last[i] + 2]++;
+  for (int i = 0; i <= c->n; i++) at[i + 1] += at[i];
+  for (int i = 0; i <= c->n; i++) c->ready_end[i] = at[i + 1];
+  for (int i = 0; i < named; i++)
     if (g->m.store.named[i].parameter >= 0) c->ready[at[last[i] + 1]++] = i;
+  return RFR_OK;
 }
 
 /* ---- creation ---- */
 
-void rfi_graphs_drop_calls(rfr_graphs *g, rfi_calls *c) {
-  rfi_free(g->m.ctx, c->call);
-  rfi_free(g->m.ctx, c->shard_action);
-  rfi_free(g->m.ctx, c->ready);
-  rfi_free(g->m.ctx, c->ready_end);
-  *c = (rfi_calls){0};
-}
-
-rfr_status rfi_graphs_make_calls(rfr_graphs *g, const rfr_schedule *schedule, rfi_calls *c) {
-  rfr_ctx *ctx = g->m.ctx;
-  int *last = NULL, slots = 1, n_shard_actions;
-  for (int i = 0; i < g->n_stages; i++) slots += g->stage[i].slots;
+rfr_status rfi_graphs_make_calls(rfr_graphs *g, const rfr_schedule *schedule, bool evaluation, rfi_calls *c) {
   *c = (rfi_calls){.endless = !schedule};
-  c->n = list(g, schedule, NULL, NULL, &n_shard_actions);
-  c->n_shard_actions = n_shard_actions;
-  const size_t n = (size_t)c->n + 1, named = (size_t)g->m.store.n + 1;
-  rfr_status s = RFI_ALLOC(ctx, sizeof *c->call * n, &c->call);
-  if (s == RFR_OK) s = RFI_ALLOC(ctx, sizeof *c->ready_end * n, &c->ready_end);
-  if (s == RFR_OK) s = RFI_ALLOC(ctx, sizeof *c->ready * named, &c->ready);
-  if (s == RFR_OK) s = RFI_ALLOC(ctx, sizeof *c->shard_action * ((size_t)c->n_shard_actions + 1), &c->shard_action);
-  if (s == RFR_OK) s = RFI_ALLOC(ctx, sizeof *last * (named + n + (size_t)slots), &last);
-  if (s == RFR_OK) {
-    list(g, schedule, c->call, c->shard_action, &n_shard_actions);
-    mark_ends(g, c, last);
-    sort_gradients(g, c, last);
-  }
-  rfi_free(ctx, last);
-  if (s != RFR_OK) rfi_graphs_drop_calls(g, c);
-  return s;
-}
-
-rfr_status rfi_graphs_make_evaluation(rfr_graphs *g) {
-  rfi_calls *c = &g->evaluation;
-  RFI_TRY(RFI_ALLOC(g->m.ctx, sizeof *c->call * (size_t)(g->n + 1), &c->call));
-  c->endless = true;
-  for (int i = 0; i < g->n; i++) {
-    const rfi_stage_plan *s = &g->stage[g->callable[i].stage];
-    c->call[c->n++] =
-        (rfi_step_call){.op = RFR_ACTION_F, .callable = i, .first = i == s->first, .last = i == s->end - 1};
-  }
-  return RFR_OK;
+  RFI_TRY(rfi_arena_create(g->m.ctx, &c->arena));
+  RFI_TRY(list(g, schedule, evaluation, c));
+  RFI_TRY(mark_ends(g, c));
+  return sort_gradients(g, c);
 }
 
 const char *rfi_call_text(int op) {
@@ -385,13 +355,10 @@ rfr_status rfr_graphs_reschedule(rfr_graphs *g, const rfr_schedule *schedule) {
   else if (g->n_stages != 1)
     return rfi_fail(RFI_E_GRAPHS_SCHEDULE, "without a schedule there is one stage, captured were %d", g->n_stages);
   else RFI_TRY(check_stage(g, &g->stage[0], &(rfi_stage_plan){.end = g->n, .number = g->stage[0].number}));
-  RFI_TRY(rfi_graphs_make_calls(g, schedule, &calls));
-  const rfr_status s = rfi_graphs_check_overlap(g, &calls);
-  if (s != RFR_OK) {
-    rfi_graphs_drop_calls(g, &calls);
-    return s;
-  }
-  rfi_graphs_drop_calls(g, &g->calls);
+  rfr_status s = rfi_graphs_make_calls(g, schedule, false, &calls);
+  if (s == RFR_OK) s = rfi_graphs_check_overlap(g, &calls);
+  rfi_arena_destroy(s == RFR_OK ? g->calls.arena : calls.arena);
+  RFI_TRY(s);
   g->calls = calls;
   g->ended = false;
   rfi_graphs_count_live(g);

@@ -223,14 +223,7 @@ static void add_buffer(planned *p, int64_t bytes, const rfi_life *life, item wha
   p->plan.n++;
 }
 
-static rfr_status room(rfr_ctx *ctx, int n, planned *p) {
-  p->plan.ctx = ctx;
-  RFI_TRY(RFI_ALLOC(ctx, sizeof *p->plan.buffer * (size_t)(n + 1), &p->plan.buffer));
-  return RFI_ALLOC(ctx, sizeof *p->items * (size_t)(n + 1), &p->items);
-}
-
-static void collect(const axis *x, bool single_slot, planned p[PLANS]) {
-  planned *shared = &p[single_slot ? SLOT : SHARED];
+static void collect(const axis *x, planned p[PLANS]) {
   for (int callable = x->stage->first; callable < x->stage->end; callable++) {
     const rfi_callable *c = &x->g->callable[callable];
     const rfr_trace *t = c->u.trace;
@@ -242,14 +235,14 @@ static void collect(const axis *x, bool single_slot, planned p[PLANS]) {
       const item value = {callable, v, false};
       if (t->values[v].base != v || place->callable >= 0 || life->first < 0) continue;
       if (!in_slot && place->region != RFI_REGION_SHARED) continue;
-      add_buffer(in_slot ? &p[SLOT] : shared, bytes, life, value);
+      add_buffer(&p[in_slot ? SLOT : SHARED], bytes, life, value);
       if (in_slot && x->stage->blocks > 0) add_buffer(&p[life->last < x->late ? BLOCK : KEPT], bytes, life, value);
     }
     for (int i = 0; i < c->u.n_bound; i++) {
       const int op = c->u.bound[i].op, tick = tick_of(x, callable, part_at(c, op), op);
       if (c->u.bound[i].workspace > 0)
-        add_buffer(shared, rfi_align(c->u.bound[i].workspace), &(rfi_life){tick, tick, false},
-                   (item){callable, i, true});
+        add_buffer(&p[x->g->single_slot ? SLOT : SHARED], rfi_align(c->u.bound[i].workspace),
+                   &(rfi_life){tick, tick, false}, (item){callable, i, true});
     }
   }
 }
@@ -278,50 +271,43 @@ static void take_smaller(rfr_graphs *g, rfi_stage_plan *s, const planned p[PLANS
       split ? kept->lower_bound * slots + block->lower_bound * blocks : slot->lower_bound * slots;
 }
 
-static rfr_status plan_collected(axis *x, rfi_stage_plan *s, bool single_slot, planned p[PLANS],
-                                 int64_t *shared_bound) {
-  const rfi_plan *shared = &p[SHARED].plan;
-  int64_t *most = &x->g->m.layout.bytes[RFI_REGION_SHARED];
-  lay_axis(x);
-  for (int c = s->first; c < s->end; c++) {
-    touch_ops(x, c);
-    touch_ports(x, c);
+/* Room for the lifetimes and buffers of a stage. */
+static rfr_status make_room(axis *x, rfi_arena *a, planned p[PLANS]) {
+  const int first = x->stage->first, n = x->stage->end - first;
+  size_t most = 1;
+  x->at = rfi_arena_alloc(a, sizeof *x->at * (size_t)n);
+  x->late_w = rfi_arena_alloc(a, sizeof *x->late_w * (size_t)n);
+  x->life = rfi_arena_alloc(a, sizeof *x->life * (size_t)n);
+  if (!x->at || !x->late_w || !x->life) return RFR_NO_MEMORY;
+  for (int c = 0; c < n; c++) {
+    const rfr_trace *t = x->g->callable[first + c].u.trace;
+    if (!(x->life[c] = rfi_arena_alloc(a, sizeof **x->life * (size_t)(t->n_values + 1)))) return RFR_NO_MEMORY;
+    for (rfr_value v = 0; v < t->n_values; v++) x->life[c][v] = (rfi_life){-1, -1, false};
+    most += (size_t)(t->n_values + t->n_ops);
   }
-  collect(x, single_slot, p);
-  for (int k = 0; k < PLANS; k++) RFI_TRY(rfi_plan_place(&p[k].plan, x->end));
-  take_smaller(x->g, s, p);
-  if (shared->bytes > *most) *most = shared->bytes;
-  if (shared->lower_bound > *shared_bound) *shared_bound = shared->lower_bound;
+  for (int k = 0; k < PLANS; k++) {
+    p[k].plan = (rfi_plan){.ctx = x->g->m.ctx, .buffer = rfi_arena_alloc(a, sizeof *p[k].plan.buffer * most)};
+    if (!p[k].plan.buffer || !(p[k].items = rfi_arena_alloc(a, sizeof *p[k].items * most))) return RFR_NO_MEMORY;
+  }
   return RFR_OK;
 }
 
-static rfr_status plan_stage(rfr_graphs *g, rfi_stage_plan *s, bool single_slot, int64_t *shared_bound) {
-  rfr_ctx *ctx = g->m.ctx;
+static rfr_status plan_stage(rfr_graphs *g, rfi_stage_plan *s, rfi_arena *a, int64_t *shared_bound) {
   axis x = {.g = g, .stage = s};
-  planned p[PLANS] = {{{0}}};
-  const int n = s->end - s->first;
-  int values = 0;
-  rfr_status st;
-  st = RFI_ALLOC(ctx, sizeof *x.at * (size_t)n, &x.at);
-  if (st == RFR_OK) st = RFI_ALLOC(ctx, sizeof *x.late_w * (size_t)n, &x.late_w);
-  if (st == RFR_OK) st = RFI_ALLOC(ctx, sizeof *x.life * (size_t)n, &x.life);
-  for (int c = 0; c < n && st == RFR_OK; c++) {
-    const rfr_trace *t = g->callable[s->first + c].u.trace;
-    st = RFI_ALLOC(ctx, sizeof **x.life * (size_t)(t->n_values + 1), &x.life[c]);
-    for (rfr_value v = 0; v < t->n_values && st == RFR_OK; v++) x.life[c][v] = (rfi_life){-1, -1, false};
-    values += t->n_values + t->n_ops;
+  planned p[PLANS];
+  RFI_TRY(make_room(&x, a, p));
+  lay_axis(&x);
+  for (int c = s->first; c < s->end; c++) {
+    touch_ops(&x, c);
+    touch_ports(&x, c);
   }
-  for (int k = 0; k < PLANS && st == RFR_OK; k++) st = room(ctx, values, &p[k]);
-  if (st == RFR_OK) st = plan_collected(&x, s, single_slot, p, shared_bound);
-  for (int c = 0; c < n && x.life; c++) rfi_free(ctx, x.life[c]);
-  rfi_free(ctx, x.life);
-  rfi_free(ctx, x.late_w);
-  rfi_free(ctx, x.at);
-  for (int k = 0; k < PLANS; k++) {
-    rfi_plan_deinit(&p[k].plan);
-    rfi_free(ctx, p[k].items);
-  }
-  return st;
+  collect(&x, p);
+  for (int k = 0; k < PLANS; k++) RFI_TRY(rfi_plan_place(&p[k].plan, x.end));
+  take_smaller(g, s, p);
+  int64_t *most = &g->m.layout.bytes[RFI_REGION_SHARED];
+  if (p[SHARED].plan.bytes > *most) *most = p[SHARED].plan.bytes;
+  if (p[SHARED].plan.lower_bound > *shared_bound) *shared_bound = p[SHARED].plan.lower_bound;
+  return RFR_OK;
 }
 
 /* With one slot in all, parts run in the order of the axis: values that live within a part are planned with the rest.
@@ -330,6 +316,19 @@ static void merge_shared_into_slot(rfr_graphs *g) {
   for (int i = 0; i < g->n; i++)
     for (rfr_value v = 0; v < g->callable[i].u.trace->n_values; v++)
       if (g->callable[i].place[v].region == RFI_REGION_SHARED) g->callable[i].place[v].region = RFI_REGION_SLOT;
+}
+
+static rfr_status plan_stages(rfr_graphs *g) {
+  const rfi_stage_plan *s = g->stage;
+  int64_t shared_bound = 0;
+  rfi_arena *a;
+  rfr_status st = rfi_arena_create(g->m.ctx, &a);
+  g->single_slot = g->n_stages == 1 && s->slots == 1 && !s->delayed && !rfi_graphs_has_windows(g, s);
+  if (g->single_slot) merge_shared_into_slot(g);
+  for (int i = 0; i < g->n_stages && st == RFR_OK; i++) st = plan_stage(g, &g->stage[i], a, &shared_bound);
+  rfi_arena_destroy(a);
+  g->memory.lower_bound_bytes += shared_bound;
+  return st;
 }
 
 /* ---- the arena ---- */
@@ -406,21 +405,10 @@ rfr_status rfi_graphs_allocate(rfr_graphs *g) {
 }
 
 rfr_status rfi_graphs_place(rfr_graphs *g) {
-  int slots = 0;
   g->memory = (rfr_graphs_memory){0};
   g->m.layout = (rfi_layout){0};
   for (int i = 0; i < g->n; i++) RFI_TRY(assign_storage(g, &g->callable[i]));
-  bool single_slot = true;
-  for (int i = 0; i < g->n_stages; i++) {
-    slots += g->stage[i].slots;
-    single_slot = single_slot && !g->stage[i].delayed && !rfi_graphs_has_windows(g, &g->stage[i]);
-  }
-  single_slot = single_slot && slots == 1;
-  int64_t shared_bound = 0;
-  for (int i = 0; i < g->n_stages; i++) RFI_TRY(plan_stage(g, &g->stage[i], single_slot, &shared_bound));
-  g->memory.lower_bound_bytes += shared_bound;
-  g->single_slot = single_slot;
-  if (single_slot) merge_shared_into_slot(g);
+  RFI_TRY(plan_stages(g));
   RFI_TRY(rfi_graphs_place_windows(g));
   place_persistent(g);
   place_scratch(g);

@@ -223,21 +223,18 @@ static int64_t place_for_calls(rfr_graphs *g, const rfi_stage_plan *s, int64_t f
   return most;
 }
 
-rfr_status rfi_graphs_place_windows(rfr_graphs *g) {
+static rfr_status place(rfr_graphs *g, rfi_arena *arena) {
   windows w = {.g = g};
-  bool *placed = NULL;
-  rfr_status s;
   int n = 0;
-  for (int c = 0; c < g->n; c++) g->callable[c].wgrad_reads = reads_in_wgrad(g, &g->callable[c]);
-  if (!rfi_graphs_is_sharded(g)) return RFR_OK;
   const rfr_schedule *schedule = g->options.schedule;
   const rfr_action *a = schedule ? rfr_schedule_actions(schedule, g->options.rank, &n) : NULL;
   const size_t blocks = (size_t)(g->n_stages * KINDS);
-  RFI_GOTO(RFI_ALLOC(g->m.ctx, sizeof *w.at * (size_t)(n + 1), &w.at));
-  RFI_GOTO(RFI_ALLOC(g->m.ctx, sizeof *w.since * blocks, &w.since));
-  RFI_GOTO(RFI_ALLOC(g->m.ctx, blocks, &placed));
+  bool *placed = rfi_arena_alloc(arena, blocks);
+  w.at = rfi_arena_alloc(arena, sizeof *w.at * (size_t)(n + 1));
+  w.since = rfi_arena_alloc(arena, sizeof *w.since * blocks);
+  if (!w.at || !w.since || !placed) return RFR_NO_MEMORY;
   for (int i = 0; i < g->n_stages; i++) size_blocks(g, &g->stage[i]);
-  RFI_GOTO(read_windows(&w, a, n));
+  RFI_TRY(read_windows(&w, a, n));
   place_blocks(&w, placed);
   const int64_t end = g->m.layout.bytes[RFI_REGION_WINDOW];
   int64_t most = 0;
@@ -249,10 +246,16 @@ rfr_status rfi_graphs_place_windows(rfr_graphs *g) {
   }
   g->m.layout.bytes[RFI_REGION_WINDOW] = end + most;
   g->memory.lower_bound_bytes += w.most + most;
-fail:
-  rfi_free(g->m.ctx, w.at);
-  rfi_free(g->m.ctx, w.since);
-  rfi_free(g->m.ctx, placed);
+  return RFR_OK;
+}
+
+rfr_status rfi_graphs_place_windows(rfr_graphs *g) {
+  rfi_arena *arena;
+  for (int c = 0; c < g->n; c++) g->callable[c].wgrad_reads = reads_in_wgrad(g, &g->callable[c]);
+  if (!rfi_graphs_is_sharded(g)) return RFR_OK;
+  RFI_TRY(rfi_arena_create(g->m.ctx, &arena));
+  const rfr_status s = place(g, arena);
+  rfi_arena_destroy(arena);
   return s;
 }
 
@@ -278,19 +281,20 @@ static rfi_shard_op shard_op(int op) {
                                     : RFI_SHARD_CLEAR;
 }
 
-int rfi_graphs_list_shard_actions(const rfr_graphs *g, const rfi_stage_plan *s, const rfr_action *a, int i, int at,
-                                  rfi_shard_action *to) {
+rfr_status rfi_graphs_add_shard_actions(const rfr_graphs *g, const rfi_stage_plan *s, const rfr_action *a, int i,
+                                        rfi_calls *to) {
   const bool clear = adds(a[i].op) && rfi_graphs_has_windows(g, s) && is_first_sum(s, a, i);
   const bool reduce = a[i].op == RFR_ACTION_REDUCE;
-  int n = 0;
-  if (!clear && !reduce && a[i].op != RFR_ACTION_UNSHARD && a[i].op != RFR_ACTION_RESHARD) return 0;
+  if (!clear && !reduce && a[i].op != RFR_ACTION_UNSHARD && a[i].op != RFR_ACTION_RESHARD) return RFR_OK;
   for (int c = s->first; c < s->end; c++) {
     const rfi_callable *of = &g->callable[c];
     if (!of->sharded || ((clear || reduce) && !rfi_has(&of->u, RFI_PART_W))) continue;
-    if (to) to[n] = (rfi_shard_action){shard_op(a[i].op), c, at};
-    n++;
+    if (!rfi_arena_grow(to->arena, (void **)&to->shard_action, &to->cap_shard_actions, to->n_shard_actions + 1,
+                        sizeof *to->shard_action))
+      return RFR_NO_MEMORY;
+    to->shard_action[to->n_shard_actions++] = (rfi_shard_action){shard_op(a[i].op), c, to->n};
   }
-  return n;
+  return RFR_OK;
 }
 
 static rfr_status clear(rfr_graphs *g, const rfi_callable *c) {

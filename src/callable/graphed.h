@@ -130,13 +130,14 @@ typedef struct rfi_shard_action {
 } rfi_shard_action;
 
 typedef struct rfi_calls { /* the calls of a step */
+  rfi_arena *arena;
   rfi_step_call *call;
-  int n;
+  int n, cap_calls;
   bool endless;   /* no schedule: the calls of one microbatch, repeated for the next */
   int *ready;     /* main gradients, in the order in which they are completed */
   int *ready_end; /* [i]: how many are complete before call i */
   rfi_shard_action *shard_action;
-  int n_shard_actions;
+  int n_shard_actions, cap_shard_actions;
 } rfi_calls;
 
 typedef enum rfi_step_state { RFI_STEP_NONE, RFI_STEP_OPEN, RFI_STEP_BROKEN } rfi_step_state;
@@ -236,9 +237,9 @@ bool rfi_graphs_has_windows(const rfr_graphs *g, const rfi_stage_plan *s);
 /* Checks that parameters are gathered for every part that reads them, and that each gradient is reduced. Sets the
  * stages' window[] and the bytes of their region. */
 rfr_status rfi_graphs_place_windows(rfr_graphs *g);
-/* The shard actions of action i of a rank's list, before call `at`; `to` NULL: only their number. */
-int rfi_graphs_list_shard_actions(const rfr_graphs *g, const rfi_stage_plan *s, const rfr_action *a, int i, int at,
-                                  rfi_shard_action *to);
+/* Appends the shard actions of action i of a rank's list, before the next call. */
+rfr_status rfi_graphs_add_shard_actions(const rfr_graphs *g, const rfi_stage_plan *s, const rfr_action *a, int i,
+                                        rfi_calls *to);
 /* Runs a part of a callable in a slot, with the collectives that it needs. */
 rfr_status rfi_graphs_run(rfr_graphs *g, int callable, int slot, rfi_part part, bool eager);
 /* Runs the shard actions up to call `at`, from number *next on. */
@@ -277,13 +278,10 @@ rfr_status rfi_graphs_capture(rfr_graphs *g);
 rfr_status rfi_graphs_read_stages(const rfr_graphs *g, const rfr_schedule *s, rfi_stage_plan *stages, int *n);
 /* Gives slots of a stage with separate W their blocks. */
 rfr_status rfi_graphs_assign_blocks(rfr_graphs *g, rfi_stage_plan *s);
-/* The calls of a step; freed after an error. */
-rfr_status rfi_graphs_make_calls(rfr_graphs *g, const rfr_schedule *schedule, rfi_calls *calls);
+/* The calls of a step, or of an evaluation: F of every callable. Destroy `arena`, also after an error. */
+rfr_status rfi_graphs_make_calls(rfr_graphs *g, const rfr_schedule *schedule, bool evaluation, rfi_calls *calls);
 /* Sets live and live_bytes of g->memory. */
 void rfi_graphs_count_live(rfr_graphs *g);
-void rfi_graphs_drop_calls(rfr_graphs *g, rfi_calls *calls);
-/* F of every callable, for rfr_graphs_begin_evaluation. */
-rfr_status rfi_graphs_make_evaluation(rfr_graphs *g);
 /* The next call; false: none. A step without a schedule may be complete and go on. */
 bool rfi_graphs_next_call(const rfr_graphs *g, rfi_step_call *out);
 bool rfi_graphs_is_complete(const rfr_graphs *g);

@@ -175,8 +175,8 @@ static rfr_status build(rfr_graphs *g, const rfr_callable *callables) {
   RFI_TRY(rfi_graphs_splits_create(g));
   RFI_TRY(rfi_graphs_counts_create(g));
   RFI_TRY(check_hook_parts(g));
-  RFI_TRY(rfi_graphs_make_calls(g, g->options.schedule, &g->calls));
-  RFI_TRY(rfi_graphs_make_evaluation(g));
+  RFI_TRY(rfi_graphs_make_calls(g, g->options.schedule, false, &g->calls));
+  RFI_TRY(rfi_graphs_make_calls(g, NULL, true, &g->evaluation));
   RFI_TRY(rfi_graphs_check_overlap(g, &g->calls));
   rfi_graphs_count_live(g);
   RFI_TRY(make_room(g));
@@ -229,8 +229,8 @@ void rfr_graphs_destroy(rfr_graphs *g) {
     rfr_trace_destroy(c->u.trace);
   }
   rfi_free(g->m.ctx, g->callable);
-  rfi_graphs_drop_calls(g, &g->calls);
-  rfi_graphs_drop_calls(g, &g->evaluation);
+  rfi_arena_destroy(g->calls.arena);
+  rfi_arena_destroy(g->evaluation.arena);
   rfr_trace_destroy(g->counts.u.trace);
   if (g->m.device) g->m.backend->free(g->m.device, RFI_MEMORY_RING, g->splits.result);
   rfi_arena_destroy(g->placed);
