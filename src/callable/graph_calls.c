@@ -236,12 +236,18 @@ static bool has_action(const rfr_schedule *s, int rank, int stage, rfr_action_op
   return false;
 }
 
-rfr_status rfi_graphs_read_stages(const rfr_graphs *g, const rfr_schedule *s, rfi_stage_plan *stages, int *n) {
-  rfr_schedule_info info;
+rfr_status rfi_graphs_read_stages(const rfr_graphs *g, const rfr_schedule *s, rfi_arena *a, rfi_stage_plan **stages,
+                                  int *n) {
+  rfr_schedule_info info = {.stages = 1};
   const int rank = g->options.rank;
   int next = 0;
   *n = 0;
-  RFI_TRY(rfr_schedule_get_info(s, &info));
+  if (s) RFI_TRY(rfr_schedule_get_info(s, &info));
+  if (!(*stages = rfi_arena_alloc(a, sizeof **stages * (size_t)info.stages))) return RFR_NO_MEMORY;
+  if (!s) {
+    (*stages)[(*n)++] = (rfi_stage_plan){.end = g->n, .slots = 1, .number = g->stage ? g->stage->number : 0};
+    return RFR_OK;
+  }
   if (rank < 0 || rank >= info.ranks)
     return rfi_fail(RFI_E_ARGUMENT, "rfr_graphs_options.rank is %d, the schedule has %d ranks", rank, info.ranks);
   if (!info.training != g->inference)
@@ -254,16 +260,14 @@ rfr_status rfi_graphs_read_stages(const rfr_graphs *g, const rfr_schedule *s, rf
           RFI_E_GRAPHS_CALLABLE,
           "the schedule has OPT for stage %d, but callables have no optimizer: run it after rfr_graphs_end_step", k);
     const int end = next + rfr_schedule_layers(s, k);
-    if (stages)
-      stages[*n] = (rfi_stage_plan){.first = next,
-                                    .end = end,
-                                    .number = k,
-                                    .delayed = has_action(s, rank, k, RFR_ACTION_W),
-                                    .fsdp_actions = has_action(s, rank, k, RFR_ACTION_UNSHARD) ||
-                                                    has_action(s, rank, k, RFR_ACTION_RESHARD) ||
-                                                    has_action(s, rank, k, RFR_ACTION_REDUCE),
-                                    .slots = rfr_schedule_slots(s, k)};
-    ++*n;
+    (*stages)[(*n)++] = (rfi_stage_plan){.first = next,
+                                         .end = end,
+                                         .number = k,
+                                         .delayed = has_action(s, rank, k, RFR_ACTION_W),
+                                         .fsdp_actions = has_action(s, rank, k, RFR_ACTION_UNSHARD) ||
+                                                         has_action(s, rank, k, RFR_ACTION_RESHARD) ||
+                                                         has_action(s, rank, k, RFR_ACTION_REDUCE),
+                                         .slots = rfr_schedule_slots(s, k)};
     next = end;
   }
   if (next != g->n)
@@ -330,18 +334,18 @@ static rfr_status check_stage(const rfr_graphs *g, const rfi_stage_plan *was, co
 }
 
 static rfr_status check_stages(const rfr_graphs *g, const rfr_schedule *schedule) {
+  rfi_arena *scratch;
   rfi_stage_plan *now;
   int n;
-  RFI_TRY(rfi_graphs_read_stages(g, schedule, NULL, &n));
-  RFI_TRY(RFI_ALLOC(g->m.ctx, sizeof *now * (size_t)(n + 1), &now));
-  rfr_status s = rfi_graphs_read_stages(g, schedule, now, &n);
+  RFI_TRY(rfi_arena_create(g->m.ctx, &scratch));
+  rfr_status s = rfi_graphs_read_stages(g, schedule, scratch, &now, &n);
   if (s == RFR_OK && n != g->n_stages)
     s = rfi_fail(RFI_E_GRAPHS_SCHEDULE, "it has %d stages on this rank, captured were %d", n, g->n_stages);
   for (int i = 0; i < n && s == RFR_OK; i++) {
     s = check_stage(g, &g->stage[i], &now[i]);
-    if (s == RFR_OK) s = check_blocks(g, &g->stage[i], schedule, now[i].slots);
+    if (s == RFR_OK && schedule) s = check_blocks(g, &g->stage[i], schedule, now[i].slots);
   }
-  rfi_free(g->m.ctx, now);
+  rfi_arena_destroy(scratch);
   return s;
 }
 
@@ -351,10 +355,7 @@ rfr_status rfr_graphs_reschedule(rfr_graphs *g, const rfr_schedule *schedule) {
   if (g->state != RFI_STEP_NONE) return rfi_fail(RFI_E_GRAPHS_ORDER, "a step has begun: end or abort it first");
   if (schedule && schedule->ctx != g->m.ctx)
     return rfi_fail(RFI_E_ARGUMENT, "the schedule was made in another context: make it in the context of the graphs");
-  if (schedule) RFI_TRY(check_stages(g, schedule));
-  else if (g->n_stages != 1)
-    return rfi_fail(RFI_E_GRAPHS_SCHEDULE, "without a schedule there is one stage, captured were %d", g->n_stages);
-  else RFI_TRY(check_stage(g, &g->stage[0], &(rfi_stage_plan){.end = g->n, .number = g->stage[0].number}));
+  RFI_TRY(check_stages(g, schedule));
   rfr_status s = rfi_graphs_make_calls(g, schedule, false, &calls);
   if (s == RFR_OK) s = rfi_graphs_check_overlap(g, &calls);
   rfi_arena_destroy(s == RFR_OK ? g->calls.arena : calls.arena);

@@ -274,8 +274,9 @@ rfr_status rfi_graphs_warm_up(rfr_graphs *g);
 rfr_status rfi_graphs_capture(rfr_graphs *g);
 
 /* ---- graph_calls.c ---- */
-/* The stages that a schedule has on this rank; `stages` NULL: only *n. */
-rfr_status rfi_graphs_read_stages(const rfr_graphs *g, const rfr_schedule *s, rfi_stage_plan *stages, int *n);
+/* The stages of this rank, in an arena; without a schedule there is one. */
+rfr_status rfi_graphs_read_stages(const rfr_graphs *g, const rfr_schedule *s, rfi_arena *a, rfi_stage_plan **stages,
+                                  int *n);
 /* Gives slots of a stage with separate W their blocks. */
 rfr_status rfi_graphs_assign_blocks(rfr_graphs *g, rfi_stage_plan *s);
 /* The calls of a step, or of an evaluation: F of every callable. Destroy `arena`, also after an error. */

@@ -92,15 +92,7 @@ static rfr_status check_arguments(rfr_ctx *ctx, const rfr_callable *callables, i
 /* ---- stages ---- */
 
 static rfr_status make_stages(rfr_graphs *g) {
-  if (g->options.schedule) {
-    int n;
-    RFI_TRY(rfi_graphs_read_stages(g, g->options.schedule, NULL, &n));
-    if (!(g->stage = rfi_arena_alloc(g->m.strings, sizeof *g->stage * (size_t)(n + 1)))) return RFR_NO_MEMORY;
-    RFI_TRY(rfi_graphs_read_stages(g, g->options.schedule, g->stage, &g->n_stages));
-  } else {
-    if (!(g->stage = rfi_arena_alloc(g->m.strings, sizeof *g->stage))) return RFR_NO_MEMORY;
-    g->stage[g->n_stages++] = (rfi_stage_plan){.end = g->n, .slots = 1};
-  }
+  RFI_TRY(rfi_graphs_read_stages(g, g->options.schedule, g->m.strings, &g->stage, &g->n_stages));
   for (int k = 0; k < g->n_stages; k++) {
     rfi_stage_plan *s = &g->stage[k];
     if (!(s->valid = rfi_arena_alloc(g->m.strings, sizeof *s->valid * (size_t)(s->slots + 1)))) return RFR_NO_MEMORY;
@@ -110,8 +102,6 @@ static rfr_status make_stages(rfr_graphs *g) {
   }
   return RFR_OK;
 }
-
-/* ---- creation ---- */
 
 /* ---- hooks ---- */
 
@@ -131,6 +121,8 @@ static rfr_status check_hook_parts(const rfr_graphs *g) {
   }
   return RFR_OK;
 }
+
+/* ---- creation ---- */
 
 static rfr_status make_room(rfr_graphs *g) {
   int most = 0;
