@@ -209,11 +209,11 @@ static rfr_status read_batch(rfi_settings *s) {
   s->eval_rows = s->rows;
   rfi_step_spec *p = &s->spec;
   p->slots = RING_SLOTS;
-  p->rank = s->parallel.pipeline > 1 ? 0 : s->parallel.rank;
+  p->rank = s->parallel.rank % s->parallel.data;
   p->ranks = s->parallel.data;
   /* `recompute` plans one rank's whole step, where gradients hide what activations take on several */
   p->checkpoint = s->parallel.ranks > 1 && s->recompute == RFR_RECOMPUTE_ALL;
-  p->pipeline = (rfi_pipeline_part){s->parallel.pipeline, s->parallel.rank, s->parallel.schedule};
+  p->pipeline = (rfi_pipeline_part){s->parallel.pipeline, s->parallel.rank / s->parallel.data, s->parallel.schedule};
   RFI_TRY(share_microbatches(s, c->batch_tokens / s->sequence / s->rows));
   p->tokens = s->rows * s->sequence;
   p->eval_tokens = s->eval_rows * s->sequence;

@@ -13,6 +13,10 @@
 
 /* ---- who has what ---- */
 
+int64_t rfi_stage_layers(const rfi_step_spec *s, int stage, int64_t *first) {
+  return rfr_stage_layers(s->model.layers, rfi_pipeline_stages(&s->pipeline), stage, first);
+}
+
 static bool has_tied(const rfi_step_spec *s, int i) {
   return s->model.tie_embeddings && i == rfi_parameter_index(&s->model, RFI_PARAM_TOKENS, 0);
 }
@@ -34,7 +38,7 @@ bool rfi_layer_reads(const rfi_step_spec *s, int64_t layer, int i) {
 
 bool rfi_stage_reads(const rfi_step_spec *s, int stage, int i) {
   int64_t first;
-  const int64_t n = rfr_stage_layers(s->model.layers, rfi_pipeline_stages(&s->pipeline), stage, &first);
+  const int64_t n = rfi_stage_layers(s, stage, &first);
   const int64_t last = s->model.layers - 1, of = rfi_parameter_layer(&s->model, i),
                 layer = of < 0      ? 0
                         : of > last ? last
@@ -55,24 +59,13 @@ bool rfi_stage_trains(const rfi_step_spec *s, int stage) {
   return false;
 }
 
-int rfi_pipeline_most_gradients(const rfi_step_spec *s) {
-  int most = 1;
-  for (int rank = 0; rank < s->pipeline.ranks; rank++) {
-    int n = 0;
-    for (int i = 0; i < rfr_model_parameter_count(&s->model); i++)
-      n += !rfi_step_rule(s, i).frozen && rfi_pipeline_owns(s, rank, i);
-    if (n > most) most = n;
-  }
-  return most;
-}
-
 /* ---- the schedule ---- */
 
 static rfr_status set_layers(rfr_ctx *ctx, const rfi_step_spec *s, rfr_schedule *schedule) {
   const int stages = rfi_pipeline_stages(&s->pipeline);
   int *layers;
   RFI_TRY(RFI_ALLOC(ctx, sizeof *layers * (size_t)stages, &layers));
-  for (int i = 0; i < stages; i++) layers[i] = (int)rfr_stage_layers(s->model.layers, stages, i, NULL);
+  for (int i = 0; i < stages; i++) layers[i] = (int)rfi_stage_layers(s, i, NULL);
   const rfr_status status = rfr_schedule_set_layers(schedule, layers, stages);
   rfi_free(ctx, layers);
   return status;
