@@ -124,16 +124,16 @@ static const struct {
   const char *name, *config;
   double tolerance; /* of pipelines against one rank */
 } rows[] = {
-    {"bf16 with master weights", "refrain: 1\n" UNTIED DATA BATCH ADAM "precision: {dtype: bf16}\n" STEPS_RUN, 2e-2},
+    {"bf16 with master weights", "refrain: 1\n" UNTIED DATA BATCH ADAM "precision: {dtype: bf16}\n" STEPS_RUN, 5e-3},
     {"tied embedding", "refrain: 1\n" TIED DATA BATCH ADAM SINGLE STEPS_RUN, 1e-6},
-    {"f16", "refrain: 1\n" UNTIED DATA BATCH ADAM HALF STEPS_RUN, 2e-2},
+    {"f16", "refrain: 1\n" UNTIED DATA BATCH ADAM HALF STEPS_RUN, 5e-3},
     {"frozen embedding, SGD",
      "refrain: 1\n" UNTIED DATA BATCH
      "optimizer: {name: sgd, lr: 1e-2, momentum: 0.9, frozen: [\"model.embed_tokens.*\"]}\n" SINGLE STEPS_RUN,
      1e-6},
     {"lora",
      "refrain: 1\n" UNTIED DATA BATCH ADAM "precision: {dtype: bf16}\nadapter: {type: lora, rank: 4}\n" STEPS_RUN,
-     2e-2},
+     5e-3},
 };
 enum { ROWS = sizeof rows / sizeof *rows };
 static const char *const schedules[] = {"gpipe", "1f1b", "interleaved", "zb-h1", "zb-v"};

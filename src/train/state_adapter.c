@@ -36,6 +36,7 @@ bool rfi_adapter_state_stores(const rfr_run *run, const rfr_tensor *x) {
   bool found;
   if (!rfi_adapter_has_name(x->name)) return false;
   if (x->role == RFR_ROLE_STATE) return rfi_ends_in(x->name, RFI_SUFFIX_MASTER);
+  if (x->role != RFR_ROLE_TRAINABLE && x->role != RFR_ROLE_FROZEN) return false; /* gradients of a pipeline */
   return find_master(run, x, &master, &found) == RFR_OK && !found;
 }
 
