@@ -31,6 +31,8 @@ typedef struct rfi_comm_table {
   bool host; /* the memory is on the host */
   /* All types have whole bytes; sums are of f32, bf16 or f16. `stream` NULL: the call waits until it is done. */
   rfr_status (*run)(rfr_comm *c, const rfi_collective *what, void *stream);
+  /* n collectives of which none reads another's result, by one launch on a stream; NULL for memory of the host. */
+  rfr_status (*run_all)(rfr_comm *c, const rfi_collective *what, int n, void *stream);
   void (*abort)(rfr_comm *c);
   void (*destroy)(rfr_comm *c);
   /* See rfi_comm_exchange; NULL: all_gather does it, since the memory is on the host. */
