@@ -134,6 +134,12 @@ static const struct {
     {"lora",
      "refrain: 1\n" UNTIED DATA BATCH ADAM "precision: {dtype: bf16}\nadapter: {type: lora, rank: 4}\n" STEPS_RUN,
      5e-3},
+    {"dora on a quantized base",
+     "refrain: 1\n" UNTIED DATA BATCH ADAM SINGLE "adapter: {type: dora, rank: 4, base: nf4}\n" STEPS_RUN, 1e-6},
+    {"moments of 8 bits, recomputed",
+     "refrain: 1\nmodel: {model_type: llama, hidden_size: 72, num_hidden_layers: 4, num_attention_heads: 3}\n" DATA BATCH
+     "optimizer: {name: adamw, lr: 3e-3, state_dtype: u8}\nmemory: {recompute: all}\n" SINGLE STEPS_RUN,
+     1e-5}, /* the codes of a moment change with the last bits of a gradient */
 };
 enum { ROWS = sizeof rows / sizeof *rows };
 static const char *const schedules[] = {"gpipe", "1f1b", "interleaved", "zb-h1", "zb-v"};
@@ -143,11 +149,11 @@ static void layouts(void **state) {
   static const struct {
     int ranks, pipeline;
     const char *schedule;
-  } layout[] = {{1, 1, NULL}, {2, 2, "1f1b"}, {2, 2, "zb-v"}, {4, 4, "gpipe"}, {2, 1, NULL}, {4, 2, "interleaved"}};
+  } layout[] = {{1, 1, NULL}, {2, 2, "zb-v"}, {4, 4, "gpipe"}, {2, 1, NULL}, {4, 2, "interleaved"}};
   enum { LAYOUTS = sizeof layout / sizeof *layout };
   (void)state;
   for (int i = 0; i < ROWS; i++)
-    for (int from = 0; from < LAYOUTS; from++) {
+    for (int from = 0; from < LAYOUTS; from += i == 1 ? 1 : 4) { /* of one rank, and of 2 x 2 */
       char folder[32], what[128];
       snprintf(folder, sizeof folder, "layouts-%d-%d", i, from);
       run_jobs(layout[from].ranks,
@@ -174,18 +180,18 @@ static void layouts(void **state) {
 static void resume(void **state) {
   (void)state;
   for (int i = 0; i < ROWS; i++)
-    for (int k = 0; k < 5; k++) {
+    for (int k = i; k < (i == 0 ? 5 : i + 1); k++) {
       char once[32], twice[32], what[128];
       static job whole[RFT_MOST_RANKS];
       const int ranks = k % 2 ? 4 : 2;
       snprintf(once, sizeof once, "once-%d-%d", i, k);
       snprintf(twice, sizeof twice, "twice-%d-%d", i, k);
-      run_jobs(ranks, (job){rows[i].config, once, schedules[k], 2, .steps = 6});
+      run_jobs(ranks, (job){rows[i].config, once, schedules[k % 5], 2, .steps = 6});
       memcpy(whole, all, sizeof whole);
-      run_jobs(ranks, (job){rows[i].config, twice, schedules[k], 2, .steps = 4});
-      run_jobs(ranks, (job){rows[i].config, twice, schedules[k], 2, .resume = 1, .steps = 6});
+      run_jobs(ranks, (job){rows[i].config, twice, schedules[k % 5], 2, .steps = 4});
+      run_jobs(ranks, (job){rows[i].config, twice, schedules[k % 5], 2, .resume = 1, .steps = 6});
       assert_int_equal(all[0].layout_warnings, 0);
-      snprintf(what, sizeof what, "%s, %s", rows[i].name, schedules[k]);
+      snprintf(what, sizeof what, "%s, %s", rows[i].name, schedules[k % 5]);
       for (int r = 0; r < ranks; r++)
         for (int x = 0; x < whole[r].n; x++)
           if (!rfi_hash_equal(whole[r].tensor[x].hash, all[r].tensor[x].hash))
@@ -205,7 +211,7 @@ static void values(void **state) {
     one = all[0];
     assert_true(one.evaluation > 0);
     for (int k = 0; k < 5; k++)
-      for (int ranks = 2; ranks <= 6; ranks += 2) {
+      for (int ranks = 2; ranks <= (k == 1 ? 6 : k == 4 ? 4 : 2); ranks += 2) {
         run_jobs(ranks, (job){rows[i].config, NULL, schedules[k], 2, .steps = 6});
         const double d = fmax(fmax(relative(all[0].loss, one.loss), relative(all[0].norm, one.norm)),
                               fmax(relative(all[0].evaluation, one.evaluation), relative(all[0].bits, one.bits)));
