@@ -140,7 +140,8 @@ typedef struct estimate {
 } estimate;
 
 /* From an even split to the stages of the run. */
-static void move_layers(const rfr_layer_costs *costs, int64_t layers, const rfr_run_pipeline *p, rfr_stage_costs *list) {
+static void move_layers(const rfr_layer_costs *costs, int64_t layers, const rfr_run_pipeline *p,
+                        rfr_stage_costs *list) {
   static const int ops[3] = {RFR_ACTION_F, RFR_ACTION_I, RFR_ACTION_W};
   for (int i = 0; i < p->stages && p->stages > 1; i++) {
     const int64_t n = i == p->stages - 1 ? p->last_layers

@@ -23,7 +23,13 @@
 #include "dist/comm.h"
 #include "dist/mpi/mpi_module.h"
 
-enum { CHUNK = 1 << 18, WHY = 200, LEAVES = -1, ABORTS = -2, MISSES = -3 }; /* bytes staged for each rank; kinds of calls */
+enum {
+  CHUNK = 1 << 18,
+  WHY = 200,
+  LEAVES = -1,
+  ABORTS = -2,
+  MISSES = -3
+}; /* bytes staged for each rank; kinds of calls */
 
 typedef struct header {
   int32_t kind, dtype;
@@ -415,8 +421,8 @@ static rfr_status load(rfr_ctx *ctx, const rfi_mpi_module **out) {
   char path[PATH_MAX];
   void *object;
   *out = NULL;
-  RFI_TRY(rfi_module_open(ctx, "librefrain_mpi.so", "MPI module", " (Debian: openmpi-bin, libopenmpi-dev)", path,
-                          &object));
+  RFI_TRY(
+      rfi_module_open(ctx, "librefrain_mpi.so", "MPI module", " (Debian: openmpi-bin, libopenmpi-dev)", path, &object));
   rfi_mpi_entry entry = NULL;
   void *symbol = dlsym(object, RFI_MPI_ENTRY);
   memcpy(&entry, &symbol, sizeof entry);

@@ -106,7 +106,8 @@ static int be_a_rank(const char *how, const char *says) {
   rfr_comm *c;
   rfr_ctx_options o = rfr_ctx_options_default();
   o.threads = 1;
-  const double timeout = strcmp(how, "stop") == 0 || strcmp(how, "chain") == 0 ? 4 : 60; /* of the other cases, no rank waits that long */
+  const double timeout =
+      strcmp(how, "stop") == 0 || strcmp(how, "chain") == 0 ? 4 : 60; /* of the other cases, no rank waits that long */
   if (rfr_ctx_create(&o, &own) != RFR_OK || rfr_comm_mpi_create(own, timeout, &c) != RFR_OK) {
     printf("%s\n", rfr_last_error()->message);
     return BAD;

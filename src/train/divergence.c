@@ -23,7 +23,7 @@ static rfr_status hash_tensor(rfr_run *run, const rfr_tensor *x, rfi_hash *sum) 
   return rfi_host_close(run, x, RFI_HOST_READ, host, RFR_OK);
 }
 
-/* What a rank holds that others hold too. */
+/* Hashes of the tensors that a rank shares with others. */
 typedef struct held {
   rfi_hash common; /* all ranks */
   rfi_hash own;    /* ranks with the same stages of a pipeline */

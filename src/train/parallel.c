@@ -69,12 +69,14 @@ static rfr_status check_pipeline(const rfi_settings *s, const rfr_run_options *o
                    rfr_shard_name(s->parallel.shard));
   if (c->source[RFI_CFG_parallel_data].from && c->parallel_data != ranks / P)
     return FAIL_AT(s, RFI_CFG_parallel_data,
-                   "parallel.data: %lld, but %d ranks in pipelines of %d are %d; remove the key, or start as many ranks",
+                   "parallel.data: %lld, but %d ranks in pipelines of %d are %d; remove the key, or start as many "
+                   "ranks",
                    (long long)c->parallel_data, ranks, P, ranks / P);
   if (o->programs & ~(RFR_RUN_TRAIN | RFR_RUN_EVALUATE))
     return rfi_fail(RFI_E_UNSUPPORTED, "a pipeline cannot generate; export the model, and generate on one rank");
   if (o->programs && !(o->programs & RFR_RUN_TRAIN))
-    return rfi_fail(RFI_E_UNSUPPORTED, "the ranks of a pipeline evaluate while they train; evaluate its folder on one rank");
+    return rfi_fail(RFI_E_UNSUPPORTED,
+                    "the ranks of a pipeline evaluate while they train; evaluate its folder on one rank");
   return RFR_OK;
 }
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Runs of pipelines in a folder: checkpoints under other layouts, resumed bit by bit; evaluation; several ranks of data.
- * Ranks are threads.
+ * Runs of pipelines in a folder, ranks being threads: checkpoints under other layouts, resumed bit by bit; evaluation;
+ * several ranks of data.
  */
 #include <math.h>
 #include <stdio.h>
@@ -111,8 +111,8 @@ static void expect_same(const job *one, int ranks, const char *what) {
     if (!seen[k]) fail_msg("%s: no rank has %s", what, one->tensor[k].name);
 }
 
-#define TIED                                                                                                 \
-  "model: {model_type: llama, hidden_size: 24, intermediate_size: 40, num_hidden_layers: 8,\n"               \
+#define TIED                                                                                   \
+  "model: {model_type: llama, hidden_size: 24, intermediate_size: 40, num_hidden_layers: 8,\n" \
   "        tie_word_embeddings: true, num_attention_heads: 4, num_key_value_heads: 2}\n"
 #define UNTIED                                                                                               \
   "model: {model_type: llama, hidden_size: 24, intermediate_size: 40, num_hidden_layers: 8, dropout: 0.1,\n" \
@@ -137,8 +137,8 @@ static const struct {
     {"dora on a quantized base",
      "refrain: 1\n" UNTIED DATA BATCH ADAM SINGLE "adapter: {type: dora, rank: 4, base: nf4}\n" STEPS_RUN, 1e-6},
     {"moments of 8 bits, recomputed",
-     "refrain: 1\nmodel: {model_type: llama, hidden_size: 72, num_hidden_layers: 4, num_attention_heads: 3}\n" DATA BATCH
-     "optimizer: {name: adamw, lr: 3e-3, state_dtype: u8}\nmemory: {recompute: all}\n" SINGLE STEPS_RUN,
+     "refrain: 1\nmodel: {model_type: llama, hidden_size: 72, num_hidden_layers: 4, num_attention_heads: 3}\n" DATA
+         BATCH "optimizer: {name: adamw, lr: 3e-3, state_dtype: u8}\nmemory: {recompute: all}\n" SINGLE STEPS_RUN,
      1e-5}, /* the codes of a moment change with the last bits of a gradient */
 };
 enum { ROWS = sizeof rows / sizeof *rows };
@@ -215,7 +215,10 @@ static void values(void **state) {
         run_jobs(ranks, (job){rows[i].config, NULL, schedules[k], 2, .steps = 6});
         const double d = fmax(fmax(relative(all[0].loss, one.loss), relative(all[0].norm, one.norm)),
                               fmax(relative(all[0].evaluation, one.evaluation), relative(all[0].bits, one.bits)));
-        if (!(d <= rows[i].tolerance)) fail_msg("%s, %s, %d ranks: %g; %g %g %g", rows[i].name, schedules[k], ranks, d, relative(all[0].loss, one.loss), relative(all[0].norm, one.norm), relative(all[0].evaluation, one.evaluation));
+        if (!(d <= rows[i].tolerance))
+          fail_msg("%s, %s, %d ranks: %g; %g %g %g", rows[i].name, schedules[k], ranks, d,
+                   relative(all[0].loss, one.loss), relative(all[0].norm, one.norm),
+                   relative(all[0].evaluation, one.evaluation));
         assert_int_equal(all[0].tokens, one.tokens);
       }
   }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * A rank runs the programs of its stages in order. A rank that has sent a batch begins with the next one, so the batches
- * of an evaluation fill the pipeline; the caller bounds how far the first rank is ahead by sharing the loss.
+ * A rank runs the programs of its stages in order. A rank that has sent a batch begins with the next one, so the
+ * batches of an evaluation fill the pipeline; the caller bounds how far the first rank is ahead by sharing the loss.
  */
 #include "train/stage_evaluate.h"
 

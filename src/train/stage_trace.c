@@ -2,8 +2,8 @@
  *
  * Records the forward of a pipeline's layers. The embedding is in the first stage, the last norm, the LM head and the
  * loss are in the last one, which has fewer layers where the head costs as much as some; the others are split evenly. A
- * head that is tied to the embedding is a parameter of its own name there, so that each of the two stages has a gradient
- * for it.
+ * head that is tied to the embedding is a parameter of its own name there, so that each of the two stages has a
+ * gradient for it.
  */
 #include "train/stage_trace.h"
 
@@ -14,13 +14,15 @@
 
 /* ---- who has what ---- */
 
-/* What a token costs: elements of a layer's matrices, of the scores of half a window and their values; of the head. */
+/* Costs of a token: elements of the first layer's matrices, of the scores of half a window and their values; of the
+ * head. */
 static void count_costs(const rfi_step_spec *s, double *layer, double *head) {
   const rfr_model_config *c = &s->model;
   *layer = (double)(c->heads * c->head_dim * (c->longest > 0 ? c->longest : s->tokens));
   *head = (double)(c->vocab_size * c->hidden_size);
   for (int i = 0; i < rfr_model_parameter_count(c); i++) {
     rfr_parameter p;
+    if (rfi_parameter_layer(c, i) > 0) break;
     if (rfi_parameter_layer(c, i) == 0 && rfr_model_parameter(c, i, &p) == RFR_OK && p.rank == 2)
       *layer += (double)(p.shape[0] * p.shape[1]);
   }
@@ -44,7 +46,9 @@ static int64_t last_layers(const rfi_step_spec *s, int stages) {
 
 int64_t rfi_stage_layers(const rfi_step_spec *s, int stage, int64_t *first) {
   const int stages = rfi_pipeline_stages(&s->pipeline);
-  const int64_t L = s->model.layers, last = stages > 1 ? last_layers(s, stages) : L;
+  const int64_t L = s->model.layers, last = stages < 2                ? L
+                                            : s->pipeline.last_layers ? s->pipeline.last_layers
+                                                                      : last_layers(s, stages);
   if (stage < stages - 1) return rfr_stage_layers(L - last, stages - 1, stage, first);
   if (first) *first = L - last;
   return last;

@@ -6,8 +6,8 @@
  * the rank of the neighbouring stage and does not wait. A RECV fills the memory of its microbatch's slot, which the
  * callable reads in place. Stages that are neighbours on one rank pass their tensors without a message. Every rank
  * counts the targets of the whole step, so the loss has the divisor of one rank with as many microbatches; dropout is
- * addressed by microbatch and site, so its masks are those of that one rank. Ranks of data that have the same stages sum
- * their gradients when the schedule is done.
+ * addressed by microbatch and site, so its masks are those of that one rank. Ranks of data that have the same stages
+ * sum their gradients when the schedule is done.
  */
 #include "train/stages.h"
 
@@ -240,7 +240,7 @@ fail:
   return s;
 }
 
-/* What ranks of data sum. */
+/* The gradients that ranks of data sum. */
 static rfr_status find_gradients(rfi_stages *p) {
   rfr_tensor x;
   int n = 0;

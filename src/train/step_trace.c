@@ -301,8 +301,8 @@ static rfr_value declare_gradient(rfr_trace *t, const rfi_step_spec *s, const ch
 /* All ranks of the step: those of the pipeline for each rank of data. */
 static int step_ranks(const rfi_step_spec *s) { return s->pipeline.ranks * all_ranks(s); }
 
-/* The norm over the gradients of all ranks. `g` has each trained parameter of the model: RFR_NONE, which counts 0, where
- * another rank counts it. So the sum has the order of one rank. */
+/* The norm over the gradients of all ranks. `g` has each trained parameter of the model: RFR_NONE, which counts 0,
+ * where another rank counts it. So the sum has the order of one rank. */
 static rfr_value pipeline_norm(rfr_trace *t, const rfi_step_spec *s, rfr_value *g, int n, rfr_value *skip) {
   const int64_t one = 1, gradients = n;
   const rfr_value zero = rfr_fill(t, 0.0, RFR_F32, 1, &one);
@@ -376,9 +376,8 @@ static void record_update(rfr_trace *t, const rfi_step_spec *s, rfr_value *value
     update_parameter(t, s, &u, &rule, p.name, w[i], g[i]);
   }
   rfr_value stop, loss = unscaled(t, &scaling, pipeline_loss(t, s, step, &stop, &count));
-  rfr_value metrics[RFI_METRIC_N] = {[RFI_METRIC_LOSS] = loss,   [RFI_METRIC_NORM] = norm,
-                                     [RFI_METRIC_LR] = u.lr,     [RFI_METRIC_COUNT] = count,
-                                     [RFI_METRIC_SKIP] = u.skip, [RFI_METRIC_STOP] = stop};
+  rfr_value metrics[RFI_METRIC_N] = {[RFI_METRIC_LOSS] = loss,   [RFI_METRIC_NORM] = norm,   [RFI_METRIC_LR] = u.lr,
+                                     [RFI_METRIC_COUNT] = count, [RFI_METRIC_SKIP] = u.skip, [RFI_METRIC_STOP] = stop};
   write_metrics(t, s, step, metrics);
   if (scaling.state != RFR_NONE) rfr_loss_scale_end(t, scaling.state, u.skip, SCALE_GROWS);
   rfr_step_end(t, step, u.skip);
@@ -403,9 +402,10 @@ static void record_stage_evaluate(rfr_trace *t, const rfi_step_spec *s, int stag
   int64_t first;
   const int64_t layers = rfi_stage_layers(s, stage, &first);
   for (int i = 0; i < rfr_model_parameter_count(&s->model); i++)
-    w[i] = rfi_stage_reads(s, stage, i)
-               ? rfi_declare_parameter(t, &s->model, i, rfi_step_rule(s, i).frozen ? RFR_ROLE_FROZEN : RFR_ROLE_TRAINABLE)
-               : RFR_NONE;
+    w[i] =
+        rfi_stage_reads(s, stage, i)
+            ? rfi_declare_parameter(t, &s->model, i, rfi_step_rule(s, i).frozen ? RFR_ROLE_FROZEN : RFR_ROLE_TRAINABLE)
+            : RFR_NONE;
   rfr_value x = rfr_input(t, RFI_NAME_EVAL_TOKENS, RFR_ROLE_INPUT, RFR_I32, 1, &s->eval_tokens);
   rfr_value targets = rfr_input(t, RFI_NAME_EVAL_TARGETS, RFR_ROLE_INPUT, RFR_I32, 1, &s->eval_tokens);
   rfr_value offsets = rfr_input(t, RFI_NAME_EVAL_OFFSETS, RFR_ROLE_INPUT, RFR_I32, 1, &width);

@@ -38,6 +38,7 @@ typedef struct rfi_param_rule {
 typedef struct rfi_pipeline_part {
   int ranks, rank; /* ranks 0 or 1: there is none */
   rfr_schedule_kind schedule;
+  int64_t last_layers;        /* of the last stage; 0: rfi_stage_layers computes it at each call */
   int activations, gradients; /* slots of received tensors, set by rfi_trace_train */
 } rfi_pipeline_part;
 
@@ -128,7 +129,7 @@ static inline int64_t rfi_prefill_rows(const rfi_step_spec *s) {
  * both. */
 #define RFI_SUFFIX_GRADIENT ".gradient"
 #define RFI_SUFFIX_HEAD ".head"
-#define RFI_NAME_LOSSES "pipeline.losses"           /* f32 (ranks k): of all microbatches, on the rank that has it; else 0 */
+#define RFI_NAME_LOSSES "pipeline.losses" /* f32 (ranks k): of all microbatches, on the rank that has it; else 0 */
 #define RFI_NAME_ACTIVATIONS "pipeline.activations" /* (slots,T,C), received; absent without slots */
 #define RFI_NAME_OUT_GRADIENTS "pipeline.gradients" /* the same for gradients of outputs */
 #define RFI_NAME_EVAL_X "pipeline.eval.x"           /* (eval_tokens,C): input of a stage in evaluation */
