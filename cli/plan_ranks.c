@@ -139,6 +139,18 @@ typedef struct estimate {
   double compute, communication, least, most, bubble;
 } estimate;
 
+/* From an even split to the stages of the run. */
+static void move_layers(const rfr_layer_costs *costs, int64_t layers, const rfr_run_pipeline *p,
+                        rfr_stage_costs *list) {
+  static const int ops[3] = {RFR_ACTION_F, RFR_ACTION_I, RFR_ACTION_W};
+  for (int i = 0; i < p->stages && p->stages > 1; i++) {
+    const int64_t n = i == p->stages - 1 ? p->last_layers
+                                         : rfr_stage_layers(layers - p->last_layers, p->stages - 1, i, NULL),
+                  more = n - rfr_stage_layers(layers, p->stages, i, NULL);
+    for (int k = 0; k < 3; k++) list[i].seconds[ops[k]] += costs->layer[k] * (double)more;
+  }
+}
+
 static rfr_status simulate(const scale *s, const rfr_layer_costs *costs, double link, double update, estimate *e) {
   const rfr_run_pipeline *p = &s->kinds[0].pipeline;
   rfr_schedule_options o = rfr_schedule_options_default();
@@ -150,6 +162,7 @@ static rfr_status simulate(const scale *s, const rfr_layer_costs *costs, double 
   const double forward = s->info.flops_per_step / 3 / (double)s->microbatches / p->ranks;
   const double again = forward > 0 && p->recomputed_flops < forward ? p->recomputed_flops / forward : 1;
   rfr_status status = rfr_layer_costs_stages(costs, s->info.layers, p->stages, list);
+  if (status == RFR_OK) move_layers(costs, s->info.layers, p, list);
   for (int i = 0; status == RFR_OK && i < p->stages; i++) {
     list[i].seconds[RFR_ACTION_I] += again * list[i].seconds[RFR_ACTION_F];
     list[i].seconds[RFR_ACTION_SEND_F] = list[i].seconds[RFR_ACTION_SEND_B] = (double)p->message_bytes / link;

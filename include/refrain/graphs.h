@@ -210,6 +210,7 @@ typedef struct rfr_graphs_options {
    * number of microbatches, one at a time: F of all callables, then B from the last to the first. */
   const rfr_schedule *schedule; /* of the same context; may be destroyed after creation */
   int rank;
+  int first_microbatch; /* added to the number of a microbatch that addresses dropout masks; default 0 */
   /* 1: an input_grad or a trainable parameter may reach no output. The input_grad then has no gradient (data NULL). The
    * parameter has none either, unless `gradients` has an entry for it: then its main gradient gets zeros added, and is
    * final when a step begins. 0: it is graphs.callable. */

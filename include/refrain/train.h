@@ -313,6 +313,7 @@ typedef struct rfr_run_pipeline {
   int64_t message_bytes;     /* of an activation or its gradient */
   int64_t messages;          /* that this rank sends in a step */
   double recomputed_flops;   /* of a microbatch on this rank */
+  int64_t last_layers;       /* of the last stage; the other layers are split evenly over the other stages */
 } rfr_run_pipeline;
 RFR_API void rfr_run_get_pipeline(const rfr_run *run, rfr_run_pipeline *out);
 

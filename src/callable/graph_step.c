@@ -241,6 +241,7 @@ rfr_status rfi_graphs_set_microbatch(rfr_graphs *g, int callable, int slot, int 
   const rfi_callable *c = &g->callable[callable];
   rfi_instance *x = &c->u.instance[slot];
   unsigned char now[4], was[4];
+  microbatch += g->options.first_microbatch;
   if (c->microbatch < 0 || x->microbatch == microbatch) return RFR_OK;
   const bool known = x->microbatch >= 0;
   memcpy(now, &(int32_t){microbatch}, sizeof now);

@@ -23,7 +23,13 @@
 #include "dist/comm.h"
 #include "dist/mpi/mpi_module.h"
 
-enum { CHUNK = 1 << 18, WHY = 200, LEAVES = -1, ABORTS = -2 }; /* bytes staged for each rank; kinds of calls */
+enum {
+  CHUNK = 1 << 18,
+  WHY = 200,
+  LEAVES = -1,
+  ABORTS = -2,
+  MISSES = -3
+}; /* bytes staged for each rank; kinds of calls */
 
 typedef struct header {
   int32_t kind, dtype;
@@ -114,8 +120,8 @@ static rfr_status pause_poll(mpi_comm *c, patience *p, double more, bool *late) 
 }
 
 /* Until all messages in flight have ended. A rank that misses several ranks waits longer: the others of them may wait
- * for one, and then report that one alone. */
-static rfr_status wait_for_all(mpi_comm *c) {
+ * for one, and then report that one alone. `more`: seconds in addition to the timeout. */
+static rfr_status wait_for_all(mpi_comm *c, double more) {
   const double for_several = 3;
   patience p = {0};
   for (bool is_late = false;;) {
@@ -129,7 +135,7 @@ static rfr_status wait_for_all(mpi_comm *c) {
     }
     if (missing == 0) return RFR_OK;
     if (is_late) return late(c);
-    RFI_TRY(pause_poll(c, &p, missing > 1 ? for_several : 0, &is_late));
+    RFI_TRY(pause_poll(c, &p, more + (missing > 1 ? for_several : 0), &is_late));
   }
 }
 
@@ -159,12 +165,13 @@ static rfr_status send_header(mpi_comm *c, int kind, const rfi_collective *w) {
 /* All ranks have made their calls, and the calls agree. */
 static rfr_status meet(mpi_comm *c, const rfi_collective *w) {
   RFI_TRY(send_header(c, w ? (int)w->kind : LEAVES, w));
-  RFI_TRY(wait_for_all(c));
+  RFI_TRY(wait_for_all(c, 0));
   const header *first = &c->headers[0];
   for (int r = 0; r < c->comm.size; r++) {
     const header *h = &c->headers[r];
     if (h->kind == ABORTS) return break_up(c, "rank %d has aborted the communicator", r);
     if (h->kind == LEAVES && w) return break_up(c, "rank %d has left the communicator", r);
+    if (h->kind == MISSES) return break_up(c, "rank %d waits for a message that was not sent", r);
   }
   for (int r = 1; r < c->comm.size; r++) {
     const header *h = &c->headers[r];
@@ -184,7 +191,7 @@ static rfr_status all_gather(mpi_comm *c, const rfi_collective *w) {
     const int64_t m = least(bytes - done, CHUNK);
     for (int r = 0; r < c->comm.size; r++)
       if (r != c->comm.rank) RFI_TRY(start(c, r, own + done, m, (char *)w->to + r * bytes + done, m));
-    RFI_TRY(wait_for_all(c));
+    RFI_TRY(wait_for_all(c, 0));
   }
   return RFR_OK;
 }
@@ -199,7 +206,7 @@ static rfr_status all_to_all(mpi_comm *c, const rfi_collective *w) {
     const int64_t m = least(bytes - done, CHUNK);
     for (int r = 0; r < c->comm.size; r++)
       if (r != c->comm.rank) RFI_TRY(start(c, r, from + r * bytes + done, m, to + r * bytes + done, m));
-    RFI_TRY(wait_for_all(c));
+    RFI_TRY(wait_for_all(c, 0));
   }
   return RFR_OK;
 }
@@ -223,7 +230,7 @@ static rfr_status reduce_parts(mpi_comm *c, const char *x, rfr_dtype dtype, int6
     if (r != c->comm.rank)
       RFI_TRY(
           start(c, r, x + first(user, r) * each, count(user, r) * each, c->staging + (int64_t)r * CHUNK, own * each));
-  RFI_TRY(wait_for_all(c));
+  RFI_TRY(wait_for_all(c, 0));
   rfi_collective_sum(dtype, c->comm.size, term, &(terms){c, x + first(user, c->comm.rank) * each}, own, to);
   return RFR_OK;
 }
@@ -266,7 +273,7 @@ static rfr_status all_reduce(mpi_comm *c, const rfi_collective *w) {
     for (int r = 0; r < s.size; r++)
       if (r != rank)
         RFI_TRY(start(c, r, own, part_count(&s, rank) * each, to + part_first(&s, r) * each, part_count(&s, r) * each));
-    RFI_TRY(wait_for_all(c));
+    RFI_TRY(wait_for_all(c, 0));
   }
   return RFR_OK;
 }
@@ -341,6 +348,17 @@ fail:
   return s;
 }
 
+/* The message of a rank is late, perhaps because that rank waits for another one. All ranks that wait so meet here: one
+ * that does not come is at fault. */
+static rfr_status name_late(mpi_comm *c, int from) {
+  const double grace = 3;
+  if (c->timeout > grace) {
+    RFI_TRY(send_header(c, MISSES, NULL));
+    RFI_TRY(wait_for_all(c, grace - c->timeout));
+  }
+  return break_up(c, "rank %d has sent no message to rank %d within %g seconds", from, c->comm.rank, c->timeout);
+}
+
 static rfr_status receive_piece(mpi_comm *c, int from, void *data, int64_t bytes) {
   patience p = {0};
   void *request;
@@ -348,8 +366,7 @@ static rfr_status receive_piece(mpi_comm *c, int from, void *data, int64_t bytes
   for (bool is_late = false;;) {
     RFI_TRY(check(c, from, c->mpi->test_one(c->link, &request)));
     if (!request) return sweep(c);
-    if (is_late)
-      return break_up(c, "rank %d has sent no message to rank %d within %g seconds", from, c->comm.rank, c->timeout);
+    if (is_late) return name_late(c, from);
     RFI_TRY(pause_poll(c, &p, 0, &is_late));
   }
 }
@@ -379,7 +396,7 @@ static void notify(mpi_comm *c) {
   if (c->broken) return;
   atomic_store(&c->aborted, false);
   c->timeout = 1.0;
-  if (send_header(c, ABORTS, NULL) == RFR_OK) wait_for_all(c);
+  if (send_header(c, ABORTS, NULL) == RFR_OK) wait_for_all(c, 0);
 }
 
 static void destroy(rfr_comm *comm) {
@@ -404,8 +421,8 @@ static rfr_status load(rfr_ctx *ctx, const rfi_mpi_module **out) {
   char path[PATH_MAX];
   void *object;
   *out = NULL;
-  RFI_TRY(rfi_module_open(ctx, "librefrain_mpi.so", "MPI module", " (Debian: openmpi-bin, libopenmpi-dev)", path,
-                          &object));
+  RFI_TRY(
+      rfi_module_open(ctx, "librefrain_mpi.so", "MPI module", " (Debian: openmpi-bin, libopenmpi-dev)", path, &object));
   rfi_mpi_entry entry = NULL;
   void *symbol = dlsym(object, RFI_MPI_ENTRY);
   memcpy(&entry, &symbol, sizeof entry);

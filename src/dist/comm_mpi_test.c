@@ -88,7 +88,9 @@ static bool fails(rfr_comm *c, const char *how, const char *says) {
   if (last && strcmp(how, "stop") == 0) raise(SIGSTOP);
   if (last && strcmp(how, "abort") == 0) rfr_comm_abort(c);
   if (last && (strcmp(how, "abort") == 0 || strcmp(how, "leave") == 0)) return true;
-  const rfr_status s = rfr_comm_all_gather(c, x, y, last ? 2 : 4, RFR_F32);
+  if (last && strcmp(how, "chain") == 0) raise(SIGSTOP);
+  const rfr_status s = strcmp(how, "chain") == 0 ? rfi_comm_receive(c, rfr_comm_rank(c) + 1, x, sizeof x)
+                                                 : rfr_comm_all_gather(c, x, y, last ? 2 : 4, RFR_F32);
   if (s == RFR_OK || !strstr(rfr_last_error()->message, says)) {
     printf("rank %d: %s\n", rfr_comm_rank(c), s == RFR_OK ? "no error" : rfr_last_error()->message);
     return false;
@@ -104,7 +106,8 @@ static int be_a_rank(const char *how, const char *says) {
   rfr_comm *c;
   rfr_ctx_options o = rfr_ctx_options_default();
   o.threads = 1;
-  const double timeout = strcmp(how, "stop") == 0 ? 4 : 60; /* of the other cases, no rank waits that long */
+  const double timeout =
+      strcmp(how, "stop") == 0 || strcmp(how, "chain") == 0 ? 4 : 60; /* of the other cases, no rank waits that long */
   if (rfr_ctx_create(&o, &own) != RFR_OK || rfr_comm_mpi_create(own, timeout, &c) != RFR_OK) {
     printf("%s\n", rfr_last_error()->message);
     return BAD;
@@ -144,7 +147,8 @@ static void test_failures(void **state) {
   } rows[] = {{"differ", "rank 0 calls all_gather of 4 f32, rank 2 all_gather of 2 f32"},
               {"leave", "rank 2 has left the communicator"},
               {"abort", "rank 2 has aborted the communicator"},
-              {"stop", "rank 2 has not come within 4 seconds"}};
+              {"stop", "rank 2 has not come within 4 seconds"},
+              {"chain", "rank 2 has not come within 4 seconds"}}; /* rank 0 waits for 1, which waits for 2 */
   char out[4096];
   (void)state;
   for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {

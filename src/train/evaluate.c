@@ -15,8 +15,10 @@
 #include "train/events.h"
 #include "train/host.h"
 #include "train/run_programs.h"
+#include "train/stage_evaluate.h"
 
 #define PROGRESS_SECONDS 0.2 /* between progress events, at least */
+enum { STAGE_BATCHES = 8 };  /* that the first rank of a pipeline may be ahead of the last one */
 
 /* The next batch of windows, from `first`; *predicted grows by its targets. `pairs`: see rfi_batch. */
 static rfr_status fill_batch(rfr_run *run, rfi_split split, int64_t first, int32_t *pairs, int64_t *predicted) {
@@ -73,7 +75,7 @@ static rfr_status evaluate_batch(rfr_run *run, int64_t first, int64_t *predicted
   float loss;
   if (!run->settings->spec.preference) {
     RFI_TRY(fill_batch(run, RFI_VALIDATION, first, NULL, predicted));
-    RFI_TRY(read_losses(run, &loss));
+    RFI_TRY(run->stages ? rfi_stages_evaluate(run, &loss) : read_losses(run, &loss));
     sum->nats += loss;
     return RFR_OK;
   }
@@ -106,11 +108,14 @@ rfr_status rfi_evaluate(rfr_run *run, int64_t windows, rfr_evaluation *out) {
   const double start = rfi_now();
   totals sum = {0};
   double reported = start;
+  int batches = 0;
   for (int64_t w = 0; w < windows; w += run->settings->eval_rows) {
     if (rfi_stop_requested(run))
       return rfi_fail(RFI_E_STOPPED, "the evaluation was stopped after %lld of %lld windows", (long long)w,
                       (long long)windows);
     RFI_TRY(evaluate_batch(run, w, &out->tokens, &sum));
+    if (run->stages && (++batches % STAGE_BATCHES == 0 || w + run->settings->eval_rows >= windows))
+      RFI_TRY(rfi_stages_share_loss(run, &sum.nats));
     out->windows = w + run->settings->eval_rows < held_out ? w + run->settings->eval_rows : held_out;
     const double now = rfi_now();
     if (now - reported < PROGRESS_SECONDS || out->windows >= windows) continue;

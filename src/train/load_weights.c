@@ -15,6 +15,8 @@
 #include <string.h>
 
 #include "base/base.h"
+#include "dist/agree.h"
+#include "dist/comm.h"
 #include "exec/exec.h"
 #include "model/weights.h"
 #include "nn/adapter.h"
@@ -131,12 +133,17 @@ static rfr_status find_parameter(const rfr_model_config *c, const char *name, rf
   return rfi_fail(RFI_E_INTERNAL, "%s is not a parameter", name);
 }
 
+/* In a pipeline a rank hashes the tensors that it would save; elsewhere each rank hashes all. */
+static bool hashes(const rfr_run *run, const rfr_tensor *x) {
+  return run->settings->parallel.pipeline <= 1 || rfi_saves(run, x);
+}
+
 /* *format: of a tensor that is held quantized; l->x gets the type of its values. */
 static rfr_status begin(const rfr_run *run, const rfr_tensor *x, loading *l, rfr_quant *format) {
   const rfr_model_config *c = &run->settings->spec.model;
   rfr_parameter p;
   *format = RFR_QUANT_NONE;
-  *l = (loading){.x = *x, .hashes = rfi_kind_of(run, x) == RFI_KIND_BASE};
+  *l = (loading){.x = *x, .hashes = rfi_kind_of(run, x) == RFI_KIND_BASE && hashes(run, x)};
   if (x->type.dtype != RFR_U8) return RFR_OK;
   RFI_TRY(find_parameter(c, x->name, &p));
   *format = p.format;
@@ -269,7 +276,20 @@ static rfr_status start_weights(rfr_run *run) {
   return RFR_OK;
 }
 
+/* The hash of a base is that of all ranks of a pipeline. */
+static rfr_status add_hashes(rfr_run *run, rfr_status s) {
+  rfr_comm *c = run->options.comm;
+  rfi_hash *all;
+  if (run->settings->parallel.pipeline <= 1) return s;
+  RFI_TRY(rfi_comm_agree(run->ctx, c, s));
+  RFI_TRY(rfi_comm_collect(run->ctx, c, &run->base, sizeof run->base, (void **)&all));
+  run->base = (rfi_hash){0};
+  for (int r = 0; r < rfr_comm_size(c); r++) rfi_hash_add(&run->base, all[r]);
+  rfi_free(run->ctx, all);
+  return RFR_OK;
+}
+
 rfr_status rfi_load_weights(rfr_run *run, const char *model) {
   run->base = (rfi_hash){0};
-  return model ? load_model(run, model) : start_weights(run);
+  return add_hashes(run, model ? load_model(run, model) : start_weights(run));
 }

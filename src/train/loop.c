@@ -41,13 +41,12 @@ static rfr_status read_metrics(rfr_run *run, int64_t step, double *values) {
 /* A weight whose gradient is exactly zero from the start is not trained: one warning with its name; for an adapter an
  * error. The gradient of A is zero in the first step, because B is zero. */
 static rfr_status check_zeros(rfr_run *run) {
-  if (run->stages) return RFR_OK; /* nothing counts them */
   const rfr_model_config *c = &run->settings->spec.model;
   const int n = rfr_model_parameter_count(c);
   char names[320] = "";
   size_t length = 0;
   int found = 0, named = 0, gradient = 0;
-  rfr_tensor zeros, w;
+  rfr_tensor zeros;
   rfr_parameter p;
   const bool adapter = run->settings->adapter != NULL, last = run->step == run->steps && run->step > 1;
   if (run->step != ZERO_STEPS && !(adapter && last && run->step < ZERO_STEPS)) return RFR_OK;
@@ -55,8 +54,8 @@ static rfr_status check_zeros(rfr_run *run) {
   void *counts;
   RFI_TRY(rfi_host_open(run, &zeros, RFI_HOST_READ, &counts));
   for (int i = 0; i < n; i++) {
-    if (rfr_model_parameter(c, i, &p) != RFR_OK || rfr_programs_tensor(run->programs, p.name, &w) != RFR_OK) continue;
-    if (w.role != RFR_ROLE_TRAINABLE || ((const int32_t *)counts)[gradient++] < run->step) continue;
+    if (rfr_model_parameter(c, i, &p) != RFR_OK || rfi_step_rule(&run->settings->spec, i).frozen) continue;
+    if (((const int32_t *)counts)[gradient++] < run->step) continue;
     if (found++ > named || length + strlen(p.name) + 3 > sizeof names) continue;
     length += (size_t)snprintf(names + length, sizeof names - length, "%s%s", named++ ? ", " : "", p.name);
   }

@@ -58,18 +58,25 @@ static rfr_status check_rows(const rfi_settings *s, const rfr_run_options *o) {
 
 static rfr_status check_pipeline(const rfi_settings *s, const rfr_run_options *o) {
   const rfi_config *c = s->config;
-  const int P = s->parallel.pipeline;
-  if (P != s->parallel.ranks)
+  const int P = s->parallel.pipeline, ranks = s->parallel.ranks;
+  if (ranks % P != 0)
     return FAIL_AT(s, RFI_CFG_parallel_pipeline,
-                   "parallel.pipeline: %d, but there are %d ranks; a pipeline takes all of them", P, s->parallel.ranks);
+                   "parallel.pipeline: %d does not divide the %d ranks; give a divisor, or start as many ranks", P,
+                   ranks);
   if (s->parallel.shard != RFR_SHARD_NONE)
-    return FAIL_AT(s, RFI_CFG_parallel_shard, "parallel.shard: the ranks of a pipeline share nothing; give none");
-  if (c->source[RFI_CFG_parallel_data].from && c->parallel_data != 1)
+    return FAIL_AT(s, RFI_CFG_parallel_shard,
+                   "parallel.shard: %s with a pipeline: the ranks of a stage share nothing; give none",
+                   rfr_shard_name(s->parallel.shard));
+  if (c->source[RFI_CFG_parallel_data].from && c->parallel_data != ranks / P)
     return FAIL_AT(s, RFI_CFG_parallel_data,
-                   "parallel.data: %lld; all ranks of a pipeline see all microbatches; give 1",
-                   (long long)c->parallel_data);
+                   "parallel.data: %lld, but %d ranks in pipelines of %d are %d; remove the key, or start as many "
+                   "ranks",
+                   (long long)c->parallel_data, ranks, P, ranks / P);
   if (o->programs & ~(RFR_RUN_TRAIN | RFR_RUN_EVALUATE))
     return rfi_fail(RFI_E_UNSUPPORTED, "a pipeline cannot generate; export the model, and generate on one rank");
+  if (o->programs && !(o->programs & RFR_RUN_TRAIN))
+    return rfi_fail(RFI_E_UNSUPPORTED,
+                    "the ranks of a pipeline evaluate while they train; evaluate its folder on one rank");
   return RFR_OK;
 }
 
@@ -89,8 +96,10 @@ rfr_status rfi_parallel_read(rfi_settings *s, const rfr_run_options *o) {
                    (long long)c->parallel_expert);
   p->pipeline = o->comm ? (int)c->parallel_pipeline : 1;
   p->schedule = (rfr_schedule_kind)c->parallel_schedule;
-  if (p->pipeline > 1) p->data = 1;
-  if (p->pipeline > 1) RFI_TRY(check_pipeline(s, o));
+  if (p->pipeline > 1) {
+    RFI_TRY(check_pipeline(s, o));
+    p->data = p->ranks / p->pipeline;
+  }
   if (c->source[RFI_CFG_parallel_data].from && c->parallel_data != p->data && o->comm)
     return FAIL_AT(s, RFI_CFG_parallel_data,
                    "parallel.data: %lld, but there are %d ranks; remove the key, or start as many ranks",

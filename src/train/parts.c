@@ -10,6 +10,7 @@
 
 #include "base/base.h"
 #include "dist/comm.h"
+#include "nn/nn.h"
 #include "ops/quant/formats.h"
 #include "trace/trace.h"
 #include "train/step_trace.h"
@@ -39,17 +40,36 @@ rfr_status rfi_parts_keep(rfr_run *run, int n, const rfr_trace *const *traces) {
 
 bool rfi_is_here(const rfr_run *run, int i) {
   const rfi_settings *s = run->settings;
-  return s->parallel.pipeline <= 1 || rfi_pipeline_owns(&s->spec, s->parallel.rank, i);
+  return s->parallel.pipeline <= 1 || rfi_pipeline_owns(&s->spec, s->spec.pipeline.rank, i);
+}
+
+bool rfi_of_parameter(const rfr_tensor *x) {
+  static const char *const states[] = {RFI_SUFFIX_M, RFI_SUFFIX_V, RFI_SUFFIX_MOMENTUM, RFI_SUFFIX_MASTER};
+  for (size_t i = 0; x->role == RFR_ROLE_STATE && i < sizeof states / sizeof *states; i++)
+    if (rfi_ends_in(x->name, states[i])) return true;
+  return x->role == RFR_ROLE_TRAINABLE || x->role == RFR_ROLE_FROZEN;
 }
 
 /* As the pass decides: a part may have the type of the whole tensor. */
 bool rfi_is_part(const rfr_run *run, const rfr_tensor *x) {
-  static const char *const states[] = {RFI_SUFFIX_M, RFI_SUFFIX_V, RFI_SUFFIX_MOMENTUM, RFI_SUFFIX_MASTER};
   if (!run->full) return false;
   if (x->role == RFR_ROLE_FROZEN) return run->settings->parallel.shard == RFR_SHARD_FULL;
-  for (size_t i = 0; x->role == RFR_ROLE_STATE && i < sizeof states / sizeof *states; i++)
-    if (rfi_ends_in(x->name, states[i])) return true;
-  return x->role == RFR_ROLE_TRAINABLE;
+  return rfi_of_parameter(x);
+}
+
+bool rfi_ranks_save(const rfr_run *run) { return run->full || run->settings->parallel.pipeline > 1; }
+
+bool rfi_saves(const rfr_run *run, const rfr_tensor *x) {
+  const rfi_settings *s = run->settings;
+  const rfi_pipeline_part *p = &s->spec.pipeline;
+  rfr_parameter tied;
+  if (s->parallel.pipeline <= 1) return s->parallel.rank == 0;
+  if (s->spec.rank > 0) return false;
+  if (!rfi_of_parameter(x)) return p->rank == 0;
+  /* The ranks of the first and the last stage have a tied embedding. */
+  if (!s->spec.model.tie_embeddings || p->rank == rfi_pipeline_rank(p, 0)) return true;
+  const int i = rfi_parameter_index(&s->spec.model, RFI_PARAM_TOKENS, 0);
+  return rfr_model_parameter(&s->spec.model, i, &tied) != RFR_OK || strncmp(x->name, tied.name, strlen(tied.name)) != 0;
 }
 
 rfr_status rfi_run_tensor_at(const rfr_run *run, int i, rfr_tensor *out) {

@@ -18,6 +18,12 @@ rfr_status rfi_run_tensor_at(const rfr_run *run, int i, rfr_tensor *out);
 /* Whether this rank has parameter i of the model: in a pipeline a rank has those of its stages. */
 bool rfi_is_here(const rfr_run *run, int i);
 bool rfi_is_part(const rfr_run *run, const rfr_tensor *x);
+/* Whether each rank writes tensors of a checkpoint to a file of its own. */
+bool rfi_ranks_save(const rfr_run *run);
+/* Whether this rank saves a tensor that is no part: one of the ranks that have it. */
+bool rfi_saves(const rfr_run *run, const rfr_tensor *x);
+/* Whether a tensor is of a parameter: its values, its moments, its master copy. */
+bool rfi_of_parameter(const rfr_tensor *x);
 
 /* Bytes of a tensor that are this rank's, and where they are in its part. */
 typedef struct rfi_part_range {

@@ -67,10 +67,6 @@ static rfr_status read_settings(rfr_run *run, const char *text, const char *conf
   const rfi_settings *settings = run->settings;
   if (settings->spec.preference && (run->options.programs & RFR_RUN_TRAIN))
     run->options.programs |= RFR_RUN_EVALUATE; /* it computes the reference */
-  if (run->folder && settings->parallel.pipeline > 1)
-    return rfi_fail(RFI_E_UNSUPPORTED,
-                    "parallel.pipeline: ranks of a pipeline write no checkpoints; open the run without "
-                    "a folder, as a program does");
   if (!run->options.no_data) RFI_TRY(rfi_settings_open_text(run->settings));
   run->options.overrides = NULL; /* the caller's, valid in this call only */
   run->options.config_name = run->options.config_folder = NULL;

@@ -41,12 +41,14 @@ struct rfr_run {
   int64_t *positions;     /* of own data: before step k, at k % (slots + 1) */
   rfr_programs *programs;
   rfi_stages *stages;                                  /* NULL: the training program has the whole step */
-  int n_programs, bits[4];                             /* RFR_RUN_... of each program */
+  int n_programs, bits[6];                             /* RFR_RUN_... of each program; a pipeline's rank may have two
+                                                        * evaluations, of its first and its second stage */
   rfr_tensor block, tokens, targets, offsets, metrics; /* of training */
   rfr_tensor pairs, reference_ring;                    /* of training on preferences */
   rfr_tensor lr_steps;                                 /* of training for a given time */
   rfr_tensor stop_ring;                                /* of training on several ranks */
   rfr_tensor eval_tokens, eval_targets, eval_offsets;
+  rfr_tensor eval_x;       /* of a stage that is not the first */
   float *reference[2];     /* of each pair of a split, see rfr_dpo_loss_at; NULL: not computed */
   rfr_type *full;          /* of each tensor as recorded, if ranks hold parts of them; see parts.h */
   rfi_host_copy copies[4]; /* of the evaluation's three tensors and the zero counts */
@@ -63,9 +65,9 @@ struct rfr_run {
   char hash[33];                       /* of the data */
   rfi_hash base;                       /* of the base model, with an adapter */
   json_t *tuned;                       /* algorithms chosen by measuring, by name; NULL: none yet, or run.tune is off */
-  atomic_int stop;  /* requested on this rank */
-  bool met;         /* rfi_handshake was called */
-  bool refused;     /* and the ranks did not agree */
+  atomic_int stop;                     /* requested on this rank */
+  bool met;                            /* rfi_handshake was called */
+  bool refused;                        /* and the ranks did not agree */
   bool stop_agreed; /* over several ranks: a step's metrics had a request, on all ranks those of the same step */
 };
 

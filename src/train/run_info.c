@@ -114,7 +114,8 @@ void rfr_run_get_pipeline(const rfr_run *run, rfr_run_pipeline *out) {
                             .slot_bytes = m.slot_bytes,
                             .slots = m.slots,
                             .shared_bytes = m.shared_bytes,
-                            .recomputed_flops = m.recomputed_flops};
+                            .recomputed_flops = m.recomputed_flops,
+                            .last_layers = rfi_stage_layers(&run->settings->spec, rfi_pipeline_stages(p) - 1, NULL)};
   rfi_stages_messages(run->stages, &out->message_bytes, &out->messages);
 }
 

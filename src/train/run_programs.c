@@ -41,12 +41,16 @@ static rfr_status run_pipeline(rfr_run *run) {
   return rfi_stages_step(run->stages, &batch);
 }
 
+rfr_status rfi_launch_at(rfr_run *run, int i) {
+  if (run->options.eager || run->options.debug) return rfr_program_run(run->programs, i);
+  return rfr_program_replay(run->programs, i, NULL, 0);
+}
+
 rfr_status rfi_launch(rfr_run *run, int program) {
   RFI_TRY(rfi_run_check(run, program));
   const int i = rfr_run_program_index(run, program);
   if (run->stages && program == RFR_RUN_TRAIN) RFI_TRY(run_pipeline(run));
-  if (run->options.eager || run->options.debug) return rfr_program_run(run->programs, i);
-  return rfr_program_replay(run->programs, i, NULL, 0);
+  return rfi_launch_at(run, i);
 }
 
 /* ---- compile ---- */
@@ -60,8 +64,14 @@ static const struct {
     RFR_RUN_PROGRAMS(KIND)
 #undef KIND
 };
-enum { N_KINDS = sizeof kinds / sizeof kinds[0] };
+enum { N_KINDS = sizeof kinds / sizeof kinds[0], MOST_PROGRAMS = sizeof((rfr_run *)NULL)->bits / sizeof(int) };
 _Static_assert(RFR_RUN_ALL == (1 << N_KINDS) - 1, "a bit for each program");
+
+/* Whether a stage of this rank takes the output of another stage. */
+static bool has_input_stage(const rfr_run *run) {
+  const rfi_pipeline_part *p = &run->settings->spec.pipeline;
+  return run->settings->parallel.pipeline > 1 && (p->rank > 0 || rfi_pipeline_chunks(p) > 1);
+}
 
 /* The tensors that the host fills and reads. */
 static rfr_status find_tensors(rfr_run *run) {
@@ -78,7 +88,6 @@ static rfr_status find_tensors(rfr_run *run) {
     if (run->settings->spec.timed) RFI_TRY(rfr_programs_tensor(run->programs, RFI_NAME_LR_STEPS, &run->lr_steps));
     if (run->settings->parallel.ranks > 1) RFI_TRY(rfr_programs_tensor(run->programs, RFI_NAME_STOP, &run->stop_ring));
     rfr_tensor zeros;
-    if (run->settings->parallel.pipeline > 1) return RFR_OK; /* nothing counts zeros of gradients */
     RFI_TRY(rfr_programs_tensor(run->programs, RFI_NAME_ZERO_STEPS, &zeros));
     RFI_TRY(rfi_host_keep(run, &zeros));
   }
@@ -89,6 +98,7 @@ static rfr_status find_tensors(rfr_run *run) {
     RFI_TRY(rfi_host_keep(run, &run->eval_tokens));
     RFI_TRY(rfi_host_keep(run, &run->eval_targets));
     RFI_TRY(rfi_host_keep(run, &run->eval_offsets));
+    if (has_input_stage(run)) RFI_TRY(rfr_programs_tensor(run->programs, RFI_NAME_EVAL_X, &run->eval_x));
   }
   return RFR_OK;
 }
@@ -170,19 +180,36 @@ static rfr_status make_pipeline(rfr_run *run) {
   return rfi_stages_create(run->ctx, &s->spec, run->programs, &o, &run->stages);
 }
 
+/* The evaluation of each stage of this rank of a pipeline. */
+static rfr_status record_stages(rfr_run *run, rfr_trace **traces, const char **names) {
+  static const char *const of_chunk[] = {"evaluate", "evaluate.1"};
+  const rfi_step_spec *s = &run->settings->spec;
+  for (int stage = 0, chunk = 0; stage < rfi_pipeline_stages(&s->pipeline); stage++) {
+    if (rfi_pipeline_rank(&s->pipeline, stage) != s->pipeline.rank) continue;
+    names[run->n_programs] = of_chunk[chunk++];
+    run->bits[run->n_programs] = RFR_RUN_EVALUATE;
+    RFI_TRY(rfi_trace_stage_evaluate(run->ctx, s, stage, &traces[run->n_programs]));
+    run->n_programs++;
+  }
+  return RFR_OK;
+}
+
 rfr_status rfi_run_compile(rfr_run *run) {
   rfr_status s = RFR_OK;
   rfr_choice *choices = NULL;
-  rfr_trace *traces[N_KINDS] = {NULL};
-  const char *names[N_KINDS];
+  rfr_trace *traces[MOST_PROGRAMS] = {NULL};
+  const char *names[MOST_PROGRAMS];
   char message[128];
   run->n_programs = 0;
   run->settings->spec.texts = run->options.texts;
   const bool pipeline = run->settings->parallel.pipeline > 1;
   if (pipeline) RFI_TRY(rfi_pipeline_check(&run->settings->spec));
-  if (pipeline) run->options.programs = RFR_RUN_TRAIN;
   for (int i = 0; i < N_KINDS; i++) {
     if (!(run->options.programs >> i & 1)) continue;
+    if (pipeline && 1 << i == RFR_RUN_EVALUATE) {
+      RFI_GOTO(record_stages(run, traces, names));
+      continue;
+    }
     names[run->n_programs] = kinds[i].name;
     run->bits[run->n_programs] = 1 << i;
     RFI_GOTO(kinds[i].record(run->ctx, &run->settings->spec, &traces[run->n_programs]));
@@ -209,7 +236,7 @@ rfr_status rfi_run_compile(rfr_run *run) {
   s = find_tensors(run);
 fail:
   rfi_free(run->ctx, choices);
-  for (int i = 0; i < N_KINDS; i++) rfr_trace_destroy(traces[i]);
+  for (int i = 0; i < MOST_PROGRAMS; i++) rfr_trace_destroy(traces[i]);
   return s;
 }
 

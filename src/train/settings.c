@@ -20,6 +20,7 @@
 #include "text/text_documents.h"
 #include "train/machine.h"
 #include "train/patterns.h"
+#include "train/stage_trace.h"
 
 enum { RING_SLOTS = 4, PROVISIONAL_STEPS = 1000, MOST_MICROBATCHES = 4096 };
 enum { MOST_NUMBERS = 1 << 16 }; /* of microbatches, in a draw of random numbers */
@@ -209,11 +210,12 @@ static rfr_status read_batch(rfi_settings *s) {
   s->eval_rows = s->rows;
   rfi_step_spec *p = &s->spec;
   p->slots = RING_SLOTS;
-  p->rank = s->parallel.pipeline > 1 ? 0 : s->parallel.rank;
+  p->rank = s->parallel.rank % s->parallel.data;
   p->ranks = s->parallel.data;
   /* `recompute` plans one rank's whole step, where gradients hide what activations take on several */
   p->checkpoint = s->parallel.ranks > 1 && s->recompute == RFR_RECOMPUTE_ALL;
-  p->pipeline = (rfi_pipeline_part){s->parallel.pipeline, s->parallel.rank, s->parallel.schedule};
+  p->pipeline = (rfi_pipeline_part){
+      .ranks = s->parallel.pipeline, .rank = s->parallel.rank / s->parallel.data, .schedule = s->parallel.schedule};
   RFI_TRY(share_microbatches(s, c->batch_tokens / s->sequence / s->rows));
   p->tokens = s->rows * s->sequence;
   p->eval_tokens = s->eval_rows * s->sequence;
@@ -228,6 +230,8 @@ static rfr_status read_batch(rfi_settings *s) {
     return FAIL_AT(s, RFI_CFG_data_sequence, "data.sequence: %lld tokens are too few for a pair of answers",
                    (long long)s->sequence);
   p->model.longest = s->sequence;
+  if (s->parallel.pipeline > 1 && p->model.layers >= rfi_pipeline_stages(&p->pipeline))
+    p->pipeline.last_layers = rfi_stage_layers(p, rfi_pipeline_stages(&p->pipeline) - 1, NULL);
   if (p->tokens > INT32_MAX || p->microbatches > MOST_MICROBATCHES || p->microbatches * p->ranks > MOST_NUMBERS)
     return FAIL_AT(s, RFI_CFG_batch_tokens,
                    "batch.tokens: %lld in %lld microbatches is too much for one program; raise batch.microbatch or "

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Records the forward of a pipeline's layers. Layers are split evenly; the embedding is in the first stage, the last
- * norm, the LM head and the loss are in the last one. A head that is tied to the embedding is a parameter of its own
- * name there, so that each of the two stages has a gradient for it.
+ * Records the forward of a pipeline's layers. The embedding is in the first stage, the last norm, the LM head and the
+ * loss are in the last one, which has fewer layers where the head costs as much as some; the others are split evenly. A
+ * head that is tied to the embedding is a parameter of its own name there, so that each of the two stages has a
+ * gradient for it.
  */
 #include "train/stage_trace.h"
 
@@ -12,6 +13,46 @@
 #include "nn/nn.h"
 
 /* ---- who has what ---- */
+
+/* Costs of a token: elements of the first layer's matrices, of the scores of half a window and their values; of the
+ * head. */
+static void count_costs(const rfi_step_spec *s, double *layer, double *head) {
+  const rfr_model_config *c = &s->model;
+  *layer = (double)(c->heads * c->head_dim * (c->longest > 0 ? c->longest : s->tokens));
+  *head = (double)(c->vocab_size * c->hidden_size);
+  for (int i = 0; i < rfr_model_parameter_count(c); i++) {
+    rfr_parameter p;
+    if (rfi_parameter_layer(c, i) > 0) break;
+    if (rfi_parameter_layer(c, i) == 0 && rfr_model_parameter(c, i, &p) == RFR_OK && p.rank == 2)
+      *layer += (double)(p.shape[0] * p.shape[1]);
+  }
+}
+
+/* The layers of the last stage, which also has the head: as many as make the longest stage shortest. */
+static int64_t last_layers(const rfi_step_spec *s, int stages) {
+  const int64_t L = s->model.layers, most = L / stages;
+  int64_t best = most;
+  double layer, head, least = 0;
+  count_costs(s, &layer, &head);
+  for (int64_t n = most; n >= 1; n--) {
+    const double others = (double)((L - n + stages - 2) / (stages - 1)) * layer, last = (double)n * layer + head,
+                 longest = last > others ? last : others;
+    if (n < most && longest >= least) continue;
+    least = longest;
+    best = n;
+  }
+  return best;
+}
+
+int64_t rfi_stage_layers(const rfi_step_spec *s, int stage, int64_t *first) {
+  const int stages = rfi_pipeline_stages(&s->pipeline);
+  const int64_t L = s->model.layers, last = stages < 2                ? L
+                                            : s->pipeline.last_layers ? s->pipeline.last_layers
+                                                                      : last_layers(s, stages);
+  if (stage < stages - 1) return rfr_stage_layers(L - last, stages - 1, stage, first);
+  if (first) *first = L - last;
+  return last;
+}
 
 static bool has_tied(const rfi_step_spec *s, int i) {
   return s->model.tie_embeddings && i == rfi_parameter_index(&s->model, RFI_PARAM_TOKENS, 0);
@@ -34,7 +75,7 @@ bool rfi_layer_reads(const rfi_step_spec *s, int64_t layer, int i) {
 
 bool rfi_stage_reads(const rfi_step_spec *s, int stage, int i) {
   int64_t first;
-  const int64_t n = rfr_stage_layers(s->model.layers, rfi_pipeline_stages(&s->pipeline), stage, &first);
+  const int64_t n = rfi_stage_layers(s, stage, &first);
   const int64_t last = s->model.layers - 1, of = rfi_parameter_layer(&s->model, i),
                 layer = of < 0      ? 0
                         : of > last ? last
@@ -55,24 +96,13 @@ bool rfi_stage_trains(const rfi_step_spec *s, int stage) {
   return false;
 }
 
-int rfi_pipeline_most_gradients(const rfi_step_spec *s) {
-  int most = 1;
-  for (int rank = 0; rank < s->pipeline.ranks; rank++) {
-    int n = 0;
-    for (int i = 0; i < rfr_model_parameter_count(&s->model); i++)
-      n += !rfi_step_rule(s, i).frozen && rfi_pipeline_owns(s, rank, i);
-    if (n > most) most = n;
-  }
-  return most;
-}
-
 /* ---- the schedule ---- */
 
 static rfr_status set_layers(rfr_ctx *ctx, const rfi_step_spec *s, rfr_schedule *schedule) {
   const int stages = rfi_pipeline_stages(&s->pipeline);
   int *layers;
   RFI_TRY(RFI_ALLOC(ctx, sizeof *layers * (size_t)stages, &layers));
-  for (int i = 0; i < stages; i++) layers[i] = (int)rfr_stage_layers(s->model.layers, stages, i, NULL);
+  for (int i = 0; i < stages; i++) layers[i] = (int)rfi_stage_layers(s, i, NULL);
   const rfr_status status = rfr_schedule_set_layers(schedule, layers, stages);
   rfi_free(ctx, layers);
   return status;

@@ -18,6 +18,14 @@ static inline int rfi_pipeline_rank(const rfi_pipeline_part *p, int stage) {
   return p->schedule == RFR_SCHEDULE_ZB_V && stage >= p->ranks ? 2 * p->ranks - 1 - stage : stage % p->ranks;
 }
 
+/* The rank of the run that has a rank of the pipeline, for the data of this rank. */
+static inline int rfi_pipeline_peer(const rfi_step_spec *s, int rank) {
+  return s->ranks > 1 ? rank * s->ranks + s->rank : rank;
+}
+
+/* The layers of a stage, from *first (may be NULL) on. */
+int64_t rfi_stage_layers(const rfi_step_spec *s, int stage, int64_t *first);
+
 /* The schedule of a step, with communication. */
 rfr_status rfi_pipeline_schedule(rfr_ctx *ctx, const rfi_step_spec *s, rfr_schedule **out);
 /* Sets s->pipeline.activations and gradients. */
@@ -35,8 +43,6 @@ bool rfi_pipeline_owns(const rfi_step_spec *s, int rank, int i);
 /* Whether a stage has a backward: all but a first stage without trained parameters. */
 bool rfi_stage_trains(const rfi_step_spec *s, int stage);
 bool rfi_pipeline_drops(const rfi_step_spec *s); /* there is dropout */
-/* The largest number of gradients of a rank. */
-int rfi_pipeline_most_gradients(const rfi_step_spec *s);
 
 /* Whether a layer reads the i-th parameter: the first one also the embedding, the last one the last norm and the
  * head. */

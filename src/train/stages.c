@@ -6,16 +6,21 @@
  * the rank of the neighbouring stage and does not wait. A RECV fills the memory of its microbatch's slot, which the
  * callable reads in place. Stages that are neighbours on one rank pass their tensors without a message. Every rank
  * counts the targets of the whole step, so the loss has the divisor of one rank with as many microbatches; dropout is
- * addressed by microbatch and site, so its masks are those of that one rank.
+ * addressed by microbatch and site, so its masks are those of that one rank. Ranks of data that have the same stages
+ * sum their gradients when the schedule is done.
  */
 #include "train/stages.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <string.h>
 
 #include "base/base.h"
 #include "callable/graphed.h"
+#include "data/file.h"
 #include "dist/comm.h"
+#include "dist/group.h"
+#include "ops/optim/loss_scale.h"
 
 enum { MOST_PORTS = 4 };
 
@@ -31,11 +36,14 @@ struct rfi_stages {
   int *callable;      /* of each stage; -1: on another rank */
   rfr_tensor *y, *dx; /* of each stage and microbatch of this rank */
   rfr_tensor losses;  /* of `update` */
+  rfr_tensor scale;   /* of the loss, in f16 */
   rfr_type activation;
   int64_t bytes;                    /* of an activation */
   char ***received[2];              /* of each stage: inputs and gradients of outputs by slot; NULL: none */
   rfr_tensor tied_first, tied_last; /* gradients; data NULL: there are none on this rank */
-  float *loss;                      /* of each microbatch */
+  float *loss;                      /* of each microbatch of the step; 0 on other ranks of data */
+  rfr_tensor *gradients;            /* of this rank */
+  int n_gradients;
 };
 
 void rfi_stages_memory(const rfi_stages *p, rfr_graphs_memory *out) { *out = p->memory; }
@@ -43,7 +51,6 @@ void rfi_stages_memory(const rfi_stages *p, rfr_graphs_memory *out) { *out = p->
 rfr_status rfi_pipeline_check(const rfi_step_spec *s) {
   const char *what = s->model.experts > 0                ? "experts"
                      : s->preference                     ? "preferences"
-                     : s->model.dtype == RFR_F16         ? "f16"
                      : s->recipe.kind != RFR_RECIPE_NONE ? "a precision recipe"
                                                          : NULL;
   const int stages = rfi_pipeline_stages(&s->pipeline);
@@ -54,6 +61,8 @@ rfr_status rfi_pipeline_check(const rfi_step_spec *s) {
                     s->pipeline.ranks);
   return RFR_OK;
 }
+
+static int data_ranks(const rfi_step_spec *s) { return s->ranks > 1 ? s->ranks : 1; }
 
 /* ---- creation ---- */
 
@@ -130,7 +139,7 @@ static rfr_status place_received(rfi_stages *p, int stage, bool gradient, int *a
 static rfr_status make_stage(rfi_stages *p, int stage, rfr_callable *c, rfr_trace **traces, bindings *b, int64_t *sites,
                              int *at, int *n) {
   int64_t first;
-  const int64_t layers = rfr_stage_layers(p->spec.model.layers, p->stages, stage, &first);
+  const int64_t layers = rfi_stage_layers(&p->spec, stage, &first);
   const int begin = *n;
   p->callable[stage] = begin;
   for (int64_t layer = first; layer < first + layers; layer++, ++*n) {
@@ -154,7 +163,7 @@ static rfr_status make_stage(rfi_stages *p, int stage, rfr_callable *c, rfr_trac
 /* The sites of a stage on another rank. */
 static rfr_status count_sites(const rfi_stages *p, int stage, int64_t *sites) {
   int64_t first;
-  const int64_t layers = rfr_stage_layers(p->spec.model.layers, p->stages, stage, &first);
+  const int64_t layers = rfi_stage_layers(&p->spec, stage, &first);
   for (int64_t layer = first; layer < first + layers && rfi_pipeline_drops(&p->spec); layer++) {
     rfr_trace *t;
     RFI_TRY(rfi_trace_layer(p->ctx, &p->spec, layer, &t));
@@ -202,6 +211,7 @@ static rfr_status make_graphs(rfi_stages *p, const rfi_stages_options *options) 
   RFI_GOTO(make_callables(p, c, traces, &b, &n));
   o.schedule = p->schedule;
   o.rank = p->spec.pipeline.rank;
+  o.first_microbatch = (int)(p->spec.rank * p->spec.microbatches);
   o.fuse = options->fuse;
   o.eager = options->eager;
   o.debug = options->debug;
@@ -230,10 +240,25 @@ fail:
   return s;
 }
 
+/* The gradients that ranks of data sum. */
+static rfr_status find_gradients(rfi_stages *p) {
+  rfr_tensor x;
+  int n = 0;
+  while (rfr_programs_tensor_at(p->update, n, &x) == RFR_OK) n++;
+  RFI_TRY(RFI_ALLOC(p->ctx, sizeof *p->gradients * (size_t)(n + 1), &p->gradients));
+  for (int i = 0; i < n; i++) {
+    RFI_TRY(rfr_programs_tensor_at(p->update, i, &x));
+    if (x.role == RFR_ROLE_INPUT && rfi_ends_in(x.name, RFI_SUFFIX_GRADIENT)) p->gradients[p->n_gradients++] = x;
+  }
+  return RFR_OK;
+}
+
 static rfr_status find_tensors(rfi_stages *p) {
   const int tied = rfi_pipeline_tied(&p->spec);
   rfr_parameter parameter;
   RFI_TRY(rfr_programs_tensor(p->update, RFI_NAME_LOSSES, &p->losses));
+  if (p->spec.model.dtype == RFR_F16) RFI_TRY(rfr_programs_tensor(p->update, RFI_NAME_LOSS_SCALE, &p->scale));
+  RFI_TRY(find_gradients(p));
   if (tied < 0 || !rfi_pipeline_owns(&p->spec, p->spec.pipeline.rank, tied)) return RFR_OK;
   RFI_TRY(rfr_model_parameter(&p->spec.model, tied, &parameter));
   RFI_TRY(find_parameter(p, parameter.name, false, true, &p->tied_first));
@@ -246,10 +271,10 @@ rfr_status rfi_stages_create(rfr_ctx *ctx, const rfi_step_spec *spec, rfr_progra
   rfi_stages *p = NULL;
   *out = NULL;
   RFI_TRY(rfi_pipeline_check(spec));
-  if (rfr_comm_size(options->comm) != spec->pipeline.ranks || rfr_comm_rank(options->comm) != spec->pipeline.rank)
-    return rfi_fail(RFI_E_DIST_COMM, "a pipeline's rank %d of %d with the communicator's rank %d of %d",
-                    spec->pipeline.rank, spec->pipeline.ranks, rfr_comm_rank(options->comm),
-                    rfr_comm_size(options->comm));
+  const int ranks = spec->pipeline.ranks * data_ranks(spec), rank = rfi_pipeline_peer(spec, spec->pipeline.rank);
+  if (rfr_comm_size(options->comm) != ranks || rfr_comm_rank(options->comm) != rank)
+    return rfi_fail(RFI_E_DIST_COMM, "a pipeline's rank %d of %d with the communicator's rank %d of %d", rank, ranks,
+                    rfr_comm_rank(options->comm), rfr_comm_size(options->comm));
   RFI_TRY(RFI_ALLOC(ctx, sizeof *p, &p));
   *p = (rfi_stages){.ctx = ctx, .spec = *spec, .update = update, .comm = options->comm};
   p->stages = rfi_pipeline_stages(&spec->pipeline);
@@ -260,7 +285,7 @@ rfr_status rfi_stages_create(rfr_ctx *ctx, const rfi_step_spec *spec, rfr_progra
   for (int i = 0; i < 2; i++) RFI_GOTO(RFI_ALLOC(ctx, sizeof(char **) * stages, &p->received[i]));
   RFI_GOTO(RFI_ALLOC(ctx, sizeof *p->y * stages * k, &p->y));
   RFI_GOTO(RFI_ALLOC(ctx, sizeof *p->dx * stages * k, &p->dx));
-  RFI_GOTO(RFI_ALLOC(ctx, sizeof *p->loss * k, &p->loss));
+  RFI_GOTO(RFI_ALLOC(ctx, sizeof *p->loss * k * (size_t)data_ranks(spec), &p->loss));
   RFI_GOTO(find_tensors(p));
   RFI_GOTO(rfi_pipeline_schedule(ctx, spec, &p->schedule));
   RFI_GOTO(make_graphs(p, options));
@@ -275,6 +300,7 @@ void rfi_stages_destroy(rfi_stages *p) {
   if (!p) return;
   rfr_graphs_destroy(p->graphs);
   rfr_schedule_destroy(p->schedule);
+  rfi_free(p->ctx, p->gradients);
   rfi_free(p->ctx, p->loss);
   rfi_free(p->ctx, p->dx);
   rfi_free(p->ctx, p->y);
@@ -296,11 +322,23 @@ void rfi_stages_messages(const rfi_stages *p, int64_t *bytes, int64_t *n) {
 
 /* ---- a step ---- */
 
-static float inverse_count(const rfi_stages *p, const int32_t *targets) {
-  int64_t count = 0;
+/* 1 / the number of targets of the step, with the loss scale. */
+static rfr_status inverse_count(const rfi_stages *p, const int32_t *targets, float *inv) {
+  int64_t count = 0, *all;
+  int32_t scale[2];
   for (int64_t i = 0; i < p->spec.microbatches * p->spec.tokens; i++)
     count += targets[i] != RFI_IGNORE && targets[i] >= 0;
-  return count ? (float)(1.0 / (double)count) : 0.0f;
+  if (p->spec.ranks > 1) {
+    RFI_TRY(rfi_comm_collect(p->ctx, p->comm, &count, sizeof count, (void **)&all));
+    count = 0;
+    for (int r = 0; r < p->spec.ranks; r++) count += all[r]; /* those of the first stage */
+    rfi_free(p->ctx, all);
+  }
+  *inv = count ? (float)(1.0 / (double)count) : 0.0f;
+  if (!p->scale.data) return RFR_OK;
+  RFI_TRY(rfr_programs_read(p->update, &p->scale, scale));
+  *inv = ldexpf(*inv, rfi_scale_exponent(scale));
+  return RFR_OK;
 }
 
 static rfr_tensor *of(const rfi_stages *p, rfr_tensor *list, rfr_action a, int stage) {
@@ -339,7 +377,8 @@ static rfr_status forward(rfi_stages *p, rfr_action a, place at, const rfi_stage
     in[n++] = (rfr_binding){"inv", scalar, inv};
   }
   RFI_TRY(rfr_graphs_forward(p->graphs, at.callable, a.microbatch, in, n, y, 1));
-  return is_last ? rfr_graphs_read(p->graphs, y, &p->loss[a.microbatch]) : RFR_OK;
+  if (!is_last) return RFR_OK;
+  return rfr_graphs_read(p->graphs, y, &p->loss[p->spec.rank * p->spec.microbatches + a.microbatch]);
 }
 
 static rfr_status backward(rfi_stages *p, rfr_action a, place at) {
@@ -372,8 +411,9 @@ static rfr_status compute(rfi_stages *p, rfr_action a, const rfi_stages_batch *b
 
 static rfr_status act(rfi_stages *p, rfr_action a, const rfi_stages_batch *batch, const float *inv) {
   const rfi_pipeline_part *part = &p->spec.pipeline;
-  const int before = rfi_pipeline_rank(part, a.stage > 0 ? a.stage - 1 : 0),
-            after = rfi_pipeline_rank(part, a.stage + 1 < p->stages ? a.stage + 1 : a.stage);
+  const int before = rfi_pipeline_peer(&p->spec, rfi_pipeline_rank(part, a.stage > 0 ? a.stage - 1 : 0)),
+            after =
+                rfi_pipeline_peer(&p->spec, rfi_pipeline_rank(part, a.stage + 1 < p->stages ? a.stage + 1 : a.stage));
   switch (a.op) {
     case RFR_ACTION_F:
     case RFR_ACTION_I:
@@ -392,16 +432,30 @@ static rfr_status exchange_tied(const rfi_stages *p) {
   const int first = rfi_pipeline_rank(part, 0), last = rfi_pipeline_rank(part, p->stages - 1);
   if (!p->tied_first.data || first == last) return RFR_OK;
   const bool is_first = part->rank == first;
+  const int peer = rfi_pipeline_peer(&p->spec, is_first ? last : first);
   const rfr_tensor *own = is_first ? &p->tied_first : &p->tied_last, *other = is_first ? &p->tied_last : &p->tied_first;
-  RFI_TRY(rfi_comm_send(p->comm, is_first ? last : first, own->data, own->bytes));
-  return rfi_comm_receive(p->comm, is_first ? last : first, other->data, other->bytes);
+  RFI_TRY(rfi_comm_send(p->comm, peer, own->data, own->bytes));
+  return rfi_comm_receive(p->comm, peer, other->data, other->bytes);
+}
+
+/* The ranks of data with the same stages; of a tied embedding each sums the gradient of its own stage. */
+static rfr_status reduce_gradients(const rfi_stages *p) {
+  const rfi_step_spec *s = &p->spec;
+  if (s->ranks <= 1) return RFR_OK;
+  for (int i = 0; i < p->n_gradients; i++) {
+    const rfr_tensor *g = &p->gradients[i];
+    RFI_TRY(rfi_group_all_reduce(p->ctx, p->comm, s->pipeline.rank * s->ranks, s->ranks, g->type.dtype, g->data,
+                                 rfi_count(&g->type)));
+  }
+  return RFR_OK;
 }
 
 rfr_status rfi_stages_step(rfi_stages *p, const rfi_stages_batch *batch) {
   int n;
-  const float inv = inverse_count(p, batch->targets);
+  float inv;
   const rfr_action *a = rfr_schedule_actions(p->schedule, p->spec.pipeline.rank, &n);
-  memset(p->loss, 0, sizeof *p->loss * (size_t)p->spec.microbatches);
+  RFI_TRY(inverse_count(p, batch->targets, &inv));
+  memset(p->loss, 0, (size_t)p->losses.bytes);
   RFI_TRY(rfr_graphs_begin_step(p->graphs, NULL, 0));
   for (int i = 0; i < n; i++) {
     const rfr_status s = act(p, a[i], batch, &inv);
@@ -411,6 +465,7 @@ rfr_status rfi_stages_step(rfi_stages *p, const rfi_stages_batch *batch) {
   }
   RFI_TRY(rfr_graphs_end_step(p->graphs));
   RFI_TRY(rfr_graphs_wait(p->graphs));
+  RFI_TRY(reduce_gradients(p));
   RFI_TRY(exchange_tied(p));
   return rfr_programs_write(p->update, &p->losses, p->loss);
 }

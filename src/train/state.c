@@ -188,6 +188,8 @@ rfr_status rfi_state_prepare(rfr_run *run, bool resumes) {
 /* How the ranks share out a step: another layout sums gradients in another order. */
 static void describe_layout(const rfi_parallel *p, char *text, size_t size) {
   if (p->ranks == 1) snprintf(text, size, "%s", ONE_RANK);
+  else if (p->pipeline > 1)
+    snprintf(text, size, "%d ranks, pipeline %d, %s", p->ranks, p->pipeline, rfr_schedule_kind_name(p->schedule));
   else snprintf(text, size, "%d ranks, shard %s", p->ranks, rfr_shard_name(p->shard));
 }
 

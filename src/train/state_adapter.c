@@ -12,9 +12,11 @@
 #include "base/json.h"
 #include "data/json_file.h"
 #include "data/safetensors.h"
+#include "dist/comm.h"
 #include "model/peft.h"
 #include "nn/adapter.h"
 #include "ops/quant/formats.h"
+#include "trace/trace.h"
 #include "train/host.h"
 #include "train/parts.h"
 #include "train/state.h"
@@ -34,6 +36,7 @@ bool rfi_adapter_state_stores(const rfr_run *run, const rfr_tensor *x) {
   bool found;
   if (!rfi_adapter_has_name(x->name)) return false;
   if (x->role == RFR_ROLE_STATE) return rfi_ends_in(x->name, RFI_SUFFIX_MASTER);
+  if (x->role != RFR_ROLE_TRAINABLE && x->role != RFR_ROLE_FROZEN) return false; /* gradients of a pipeline */
   return find_master(run, x, &master, &found) == RFR_OK && !found;
 }
 
@@ -176,6 +179,29 @@ static rfr_status copy_parameter(rfr_run *run, int i, const rfr_tensor *x, void 
   return rfi_host_close(run, x, RFI_HOST_READ, host, rfi_state_check_finite(run, x, host));
 }
 
+/* The tensor that a checkpoint has of parameter i, which another rank of the pipeline has. */
+static rfr_status describe_stored(const rfr_run *run, int i, rfr_tensor *out) {
+  const rfi_step_spec *s = &run->settings->spec;
+  rfr_parameter p;
+  RFI_TRY(rfr_model_parameter(&s->model, i, &p));
+  *out = (rfr_tensor){.type = {.dtype = s->master ? RFR_F32 : s->model.dtype, .rank = p.rank}};
+  for (int d = 0; d < p.rank; d++) out->type.shape[d] = p.shape[d];
+  out->bytes = rfi_bytes(&out->type);
+  return RFR_OK;
+}
+
+/* Gives rank 0 the copy of parameter i: from the first rank of the pipeline that has it. */
+static rfr_status send_copy(rfr_run *run, int i, void *copy, int64_t bytes) {
+  const rfi_step_spec *s = &run->settings->spec;
+  int owner = 0;
+  if (run->settings->parallel.pipeline <= 1 || s->rank > 0) return RFR_OK;
+  while (!rfi_pipeline_owns(s, owner, i)) owner++;
+  const int from = rfi_pipeline_peer(s, owner);
+  if (from == 0) return RFR_OK;
+  if (s->pipeline.rank == 0) return rfi_comm_receive(run->options.comm, from, copy, bytes);
+  return s->pipeline.rank == owner ? rfi_comm_send(run->options.comm, 0, copy, bytes) : RFR_OK;
+}
+
 /* All parameters, one after another; all ranks together. */
 static rfr_status collect(rfr_run *run, rfi_safetensors_entry *entries, char (*names)[RFI_PEFT_NAME], char **values,
                           int64_t *bytes) {
@@ -186,7 +212,8 @@ static rfr_status collect(rfr_run *run, rfi_safetensors_entry *entries, char (*n
   rfr_tensor x;
   rfr_type type;
   for (int i = 0; i < n; i++) {
-    RFI_TRY(find_stored(run, first + i, &p, &x));
+    if (rfi_is_here(run, first + i)) RFI_TRY(find_stored(run, first + i, &p, &x));
+    else RFI_TRY(describe_stored(run, first + i, &x));
     rfi_peft_tensor(c, first + i, names[i], &type);
     entries[i] = (rfi_safetensors_entry){.name = names[i], .dtype = x.type.dtype, .rank = type.rank};
     for (int d = 0; d < type.rank; d++) entries[i].shape[d] = type.shape[d];
@@ -195,9 +222,12 @@ static rfr_status collect(rfr_run *run, rfi_safetensors_entry *entries, char (*n
   RFI_TRY(RFI_ALLOC(run->ctx, (size_t)*bytes + 1, values));
   char *to = *values;
   for (int i = 0; i < n; i++, to += x.bytes) {
-    RFI_TRY(find_stored(run, first + i, &p, &x));
-    const rfr_status s = copy_parameter(run, first + i, &x, to);
+    rfr_status s = RFR_OK;
+    if (rfi_is_here(run, first + i)) RFI_TRY(find_stored(run, first + i, &p, &x));
+    else RFI_TRY(describe_stored(run, first + i, &x));
+    if (rfi_is_here(run, first + i)) s = copy_parameter(run, first + i, &x, to);
     if (found == RFR_OK) found = s; /* the ranks go on with their calls */
+    RFI_TRY(send_copy(run, first + i, to, x.bytes));
   }
   return found;
 }

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * Saves a checkpoint. Rank 0 writes the small files and, if every rank has all tensors, those of the tensors too. If
- * the ranks hold parts, each writes its own to files of its own; what they all have, rank 0 writes. So no rank holds
- * more than one part in addition to its state.
+ * the ranks hold parts, or the tensors of their stages, each writes its own to files of its own; what several have, one
+ * of them writes. So no rank holds more than one part in addition to its state.
  */
 #include <stdio.h>
 #include <string.h>
@@ -98,7 +98,7 @@ static rfr_status find_ranges(const rfr_run *run, const rfr_tensor *x, rfr_tenso
                               rfi_part_range range[RFI_PART_RANGES], int *n) {
   if (rfi_is_part(run, x)) return rfi_part_ranges(run, x, own, range, n);
   *own = *x;
-  *n = run->settings->parallel.rank == 0;
+  *n = rfi_saves(run, x);
   range[0] = (rfi_part_range){.bytes = x->bytes};
   return RFR_OK;
 }
@@ -171,9 +171,12 @@ fail:
 /* Tensors of a kind, in KIND.safetensors or in the files of the ranks. */
 static rfr_status save_tensors(rfr_run *run, rfi_checkpoint_writer *w, const char *kind, rfi_kind which) {
   const rfi_parallel *p = &run->settings->parallel;
+  const bool pipeline = p->pipeline > 1;
   char name[RFI_PART_FILE];
-  if (run->full) {
-    rfi_safetensors_part_file(name, kind, p->rank, p->ranks);
+  if (pipeline && run->settings->spec.rank > 0) return RFR_OK; /* another rank has the same stages */
+  if (rfi_ranks_save(run)) {
+    rfi_safetensors_part_file(name, kind, pipeline ? run->settings->spec.pipeline.rank : p->rank,
+                              pipeline ? p->pipeline : p->ranks);
     return save_parts(run, w, name, which);
   }
   snprintf(name, sizeof name, "%s.safetensors", kind);
@@ -191,12 +194,30 @@ static rfr_status add_state(rfr_run *run, rfi_checkpoint_writer *w) {
   return s;
 }
 
+/* Elements of the parameters that a checkpoint has, of all ranks or of those that this one has. */
+static double count_parameters(const rfr_run *run, bool here) {
+  const rfi_step_spec *s = &run->settings->spec;
+  double n = 0;
+  for (int i = 0; i < rfr_model_parameter_count(&s->model); i++) {
+    rfr_parameter p;
+    double one = 1;
+    if ((here && !rfi_is_here(run, i)) || (run->settings->adapter && rfi_step_rule(s, i).frozen)) continue;
+    if (rfr_model_parameter(&s->model, i, &p) != RFR_OK) continue;
+    for (int d = 0; d < p.rank; d++) one *= (double)p.shape[d];
+    n += one;
+  }
+  return n;
+}
+
+/* A rank of a pipeline knows its own tensors: those of the others are as large for each parameter. */
 int64_t rfi_state_bytes(const rfr_run *run) {
   int64_t bytes = 0;
   rfr_tensor x;
   for (int i = 0; rfi_run_tensor_at(run, i, &x) == RFR_OK; i++)
     if (rfi_kind_of(run, &x) == RFI_KIND_WEIGHT || rfi_kind_of(run, &x) == RFI_KIND_OPTIMIZER) bytes += x.bytes;
-  return bytes;
+  if (run->settings->parallel.pipeline <= 1) return bytes;
+  const double here = count_parameters(run, true);
+  return here > 0 ? (int64_t)((double)bytes / here * count_parameters(run, false)) : bytes;
 }
 
 static rfr_status write_files(rfr_run *run, rfi_checkpoint_writer *w) {

@@ -292,41 +292,48 @@ static rfr_value declare_gradient(rfr_trace *t, const rfi_step_spec *s, const ch
   return rfr_input(t, full, RFR_ROLE_INPUT, s->gradient_dtype, type.rank, type.shape);
 }
 
-/* The norm over the gradients of all ranks. The squares of a rank are padded with zeros, so that ranks of any number of
- * gradients can gather them; those of a tied embedding count on the rank of the first stage. */
-static rfr_value pipeline_norm(rfr_trace *t, const rfi_step_spec *s, const rfr_value *g, int n, rfr_value *squares,
-                               rfr_value *skip) {
-  const int64_t one = 1;
-  const int most = rfi_pipeline_most_gradients(s);
+/* All ranks of the step: those of the pipeline for each rank of data. */
+static int step_ranks(const rfi_step_spec *s) { return s->pipeline.ranks * all_ranks(s); }
+
+/* The norm over the gradients of all ranks. `g` has each trained parameter of the model: RFR_NONE, which counts 0,
+ * where another rank counts it. So the sum has the order of one rank. */
+static rfr_value pipeline_norm(rfr_trace *t, const rfi_step_spec *s, rfr_value *g, int n, rfr_value *skip) {
+  const int64_t one = 1, gradients = n;
   const rfr_value zero = rfr_fill(t, 0.0, RFR_F32, 1, &one);
-  const rfi_attr ranks = rfi_i(1);
+  const rfi_attr ranks = rfi_i(step_ranks(s));
   rfr_value out[3];
-  for (int i = 0; i < most; i++) squares[i] = i < n ? g[i] : zero;
-  const rfr_value own = rfi_record(t, RFR_HERE, RFI_OP_grad_squares, most, squares, NULL, NULL);
-  const rfr_value in[2] = {RFR_NONE, rfr_all_gather(t, own, s->pipeline.ranks)};
+  for (int i = 0; i < n; i++)
+    if (g[i] == RFR_NONE) g[i] = zero;
+  const rfr_value zeros = rfr_input(t, RFI_NAME_ZERO_STEPS, RFR_ROLE_STATE, RFR_I32, 1, &gradients);
+  const rfr_value own = rfi_record(t, RFR_HERE, RFI_OP_grad_squares, n, g, NULL, NULL);
+  const rfr_value in[2] = {zeros, rfr_all_gather(t, own, step_ranks(s))};
   rfi_record(t, RFR_HERE, RFI_OP_norm_of_squares, 2, in, &ranks, out);
   *skip = out[1];
   return out[0];
 }
 
-/* The loss of the step, from the last stage's rank; *stop: the number of ranks that ask for the end of the run. */
-static rfr_value pipeline_loss(rfr_trace *t, const rfi_step_spec *s, rfr_value step, rfr_value *stop) {
-  const int64_t k = s->microbatches, shape[2] = {s->slots, 1};
-  rfr_value own[2] = {rfr_input(t, RFI_NAME_LOSSES, RFR_ROLE_INPUT, RFR_F32, 1, &k),
-                      rfr_ring_read(t, rfr_input(t, RFI_NAME_STOP, RFR_ROLE_INPUT, RFR_F32, 2, shape), step)};
-  rfr_value all = rfr_all_reduce(t, rfr_concat(t, 2, own, 0), s->pipeline.ranks), sum = rfr_slice(t, all, 0, 0, 1);
+/* The loss of the step; *stop: the number of ranks that ask for the end of the run; *count: targets of the step, which
+ * the ranks of the first stage count. */
+static rfr_value pipeline_loss(rfr_trace *t, const rfi_step_spec *s, rfr_value step, rfr_value *stop,
+                               rfr_value *count) {
+  const int64_t k = all_ranks(s) * s->microbatches, shape[2] = {s->slots, 1}, one = 1;
+  if (s->pipeline.rank > 0) *count = rfr_fill(t, 0.0, RFR_F32, 1, &one);
+  rfr_value own[3] = {rfr_input(t, RFI_NAME_LOSSES, RFR_ROLE_INPUT, RFR_F32, 1, &k),
+                      rfr_ring_read(t, rfr_input(t, RFI_NAME_STOP, RFR_ROLE_INPUT, RFR_F32, 2, shape), step), *count};
+  rfr_value all = rfr_all_reduce(t, rfr_concat(t, 3, own, 0), step_ranks(s)), sum = rfr_slice(t, all, 0, 0, 1);
   for (int64_t m = 1; m < k; m++) sum = rfr_add(t, sum, rfr_slice(t, all, 0, m, 1));
   *stop = rfr_slice(t, all, 0, k, 1);
+  *count = rfr_slice(t, all, 0, k + 1, 1);
   return sum;
 }
 
 static void record_update(rfr_trace *t, const rfi_step_spec *s, rfr_value *values) {
   const int n = rfr_model_parameter_count(&s->model), tied = rfi_pipeline_tied(s);
-  const bool counts_tied = rfi_pipeline_rank(&s->pipeline, 0) == s->pipeline.rank;
+  const bool counts = s->rank == 0, counts_tied = rfi_pipeline_rank(&s->pipeline, 0) == s->pipeline.rank;
   const int64_t T = s->tokens, C = s->model.hidden_size;
   const rfi_pipeline_part *part = &s->pipeline;
   rfr_value *w = values, *g = w + n, *counted = g + n, count;
-  int trainable = 0, n_counted = 0;
+  int trainable = 0;
   rfr_parameter p;
   rfr_microbatch(t, -1);
   for (int i = 0; i < n; i++)
@@ -342,31 +349,31 @@ static void record_update(rfr_trace *t, const rfi_step_spec *s, rfr_value *value
   if (part->gradients > 0)
     rfr_input(t, RFI_NAME_OUT_GRADIENTS, RFR_ROLE_INPUT, s->model.dtype, 3, (int64_t[]){part->gradients, T, C});
   rfr_token_count(t, 1, &targets, RFI_IGNORE, &count);
+  const scaling scaling = record_scaling(t, s);
   rfr_set_phase(t, RFR_PHASE_OPTIM);
   rfr_scope(t, "optimizer");
   for (int i = 0; i < n; i++) {
-    if (!rfi_pipeline_owns(s, s->pipeline.rank, i) || rfi_step_rule(s, i).frozen) continue;
-    if (rfr_model_parameter(&s->model, i, &p) != RFR_OK) continue;
-    g[trainable] = declare_gradient(t, s, p.name, "", w[i]);
-    if (i == tied) g[trainable] = rfr_add(t, g[trainable], declare_gradient(t, s, p.name, RFI_SUFFIX_HEAD, w[i]));
-    if (i != tied || counts_tied) counted[n_counted++] = g[trainable];
-    trainable++;
+    if (rfi_step_rule(s, i).frozen) continue;
+    counted[trainable++] = RFR_NONE;
+    if (!rfi_pipeline_owns(s, s->pipeline.rank, i) || rfr_model_parameter(&s->model, i, &p) != RFR_OK) continue;
+    g[i] = declare_gradient(t, s, p.name, "", w[i]);
+    if (i == tied) g[i] = rfr_add(t, g[i], declare_gradient(t, s, p.name, RFI_SUFFIX_HEAD, w[i]));
+    if (counts && (i != tied || counts_tied)) counted[trainable - 1] = g[i];
   }
-  update u = {.step = step, .lr = learning_rate(t, s, step), .clip = RFR_NONE};
-  rfr_value norm = pipeline_norm(t, s, counted, n_counted, counted, &u.skip);
-  if (s->clip > 0.0) u.clip = rfr_clip_scale(t, norm, s->clip);
-  trainable = 0;
+  update u = {.step = step, .lr = learning_rate(t, s, step), .clip = scaling.inverse};
+  rfr_value norm = unscaled(t, &scaling, pipeline_norm(t, s, counted, trainable, &u.skip));
+  if (s->clip > 0.0) u.clip = unscaled(t, &scaling, rfr_clip_scale(t, norm, s->clip));
   for (int i = 0; i < n; i++) {
     const rfi_param_rule rule = rfi_step_rule(s, i);
     if (!rfi_pipeline_owns(s, s->pipeline.rank, i) || rule.frozen) continue;
     if (rfr_model_parameter(&s->model, i, &p) != RFR_OK) continue;
-    update_parameter(t, s, &u, &rule, p.name, w[i], g[trainable++]);
+    update_parameter(t, s, &u, &rule, p.name, w[i], g[i]);
   }
-  rfr_value stop, loss = pipeline_loss(t, s, step, &stop);
-  rfr_value metrics[RFI_METRIC_N] = {[RFI_METRIC_LOSS] = loss,   [RFI_METRIC_NORM] = norm,
-                                     [RFI_METRIC_LR] = u.lr,     [RFI_METRIC_COUNT] = count,
-                                     [RFI_METRIC_SKIP] = u.skip, [RFI_METRIC_STOP] = stop};
+  rfr_value stop, loss = unscaled(t, &scaling, pipeline_loss(t, s, step, &stop, &count));
+  rfr_value metrics[RFI_METRIC_N] = {[RFI_METRIC_LOSS] = loss,   [RFI_METRIC_NORM] = norm,   [RFI_METRIC_LR] = u.lr,
+                                     [RFI_METRIC_COUNT] = count, [RFI_METRIC_SKIP] = u.skip, [RFI_METRIC_STOP] = stop};
   write_metrics(t, s, step, metrics);
+  if (scaling.state != RFR_NONE) rfr_loss_scale_end(t, scaling.state, u.skip, SCALE_GROWS);
   rfr_step_end(t, step, u.skip);
   rfr_output(t, "loss", loss);
 }
@@ -382,6 +389,28 @@ static void record_evaluate(rfr_trace *t, const rfi_step_spec *s, rfr_value *w) 
   rfr_output(t, RFI_NAME_NLL,
              s->preference ? answer_losses(t, logits, targets, offsets)
                            : rfr_cross_entropy(t, logits, targets, rfr_fill(t, 1.0, RFR_F32, 1, &one), RFI_IGNORE));
+}
+
+static void record_stage_evaluate(rfr_trace *t, const rfi_step_spec *s, int stage, rfr_value *w) {
+  const int64_t width = s->eval_tokens + 1, one = 1, shape[2] = {s->eval_tokens, s->model.hidden_size};
+  int64_t first;
+  const int64_t layers = rfi_stage_layers(s, stage, &first);
+  for (int i = 0; i < rfr_model_parameter_count(&s->model); i++)
+    w[i] =
+        rfi_stage_reads(s, stage, i)
+            ? rfi_declare_parameter(t, &s->model, i, rfi_step_rule(s, i).frozen ? RFR_ROLE_FROZEN : RFR_ROLE_TRAINABLE)
+            : RFR_NONE;
+  rfr_value x = rfr_input(t, RFI_NAME_EVAL_TOKENS, RFR_ROLE_INPUT, RFR_I32, 1, &s->eval_tokens);
+  rfr_value targets = rfr_input(t, RFI_NAME_EVAL_TARGETS, RFR_ROLE_INPUT, RFR_I32, 1, &s->eval_tokens);
+  rfr_value offsets = rfr_input(t, RFI_NAME_EVAL_OFFSETS, RFR_ROLE_INPUT, RFR_I32, 1, &width);
+  if (stage > 0) x = rfr_input(t, RFI_NAME_EVAL_X, RFR_ROLE_INPUT, s->model.dtype, 2, shape);
+  rfr_value h = rfi_model_layers(t, &s->model, w, x, offsets, RFR_NONE, first, first + layers);
+  if (first + layers < s->model.layers) {
+    rfr_output(t, RFI_NAME_EVAL_Y, h);
+    return;
+  }
+  rfr_value logits = rfr_model_logits(t, &s->model, w, h, RFR_F32);
+  rfr_output(t, RFI_NAME_NLL, rfr_cross_entropy(t, logits, targets, rfr_fill(t, 1.0, RFR_F32, 1, &one), RFI_IGNORE));
 }
 
 /* Reads the next `rows` tokens of each text and appends the token after them. */
@@ -412,8 +441,10 @@ static void record_prefill(rfr_trace *t, const rfi_step_spec *s, rfr_value *w) {
 
 static void record_decode(rfr_trace *t, const rfi_step_spec *s, rfr_value *w) { record_generate(t, s, w, 1); }
 
-static rfr_status build(rfr_ctx *ctx, const rfi_step_spec *spec,
-                        void (*record)(rfr_trace *, const rfi_step_spec *, rfr_value *), rfr_trace **out) {
+typedef void (*recording)(rfr_trace *, const rfi_step_spec *, rfr_value *);
+
+/* `record` NULL: the evaluation of a stage. */
+static rfr_status build(rfr_ctx *ctx, const rfi_step_spec *spec, recording record, int stage, rfr_trace **out) {
   rfr_status s;
   rfr_trace *t = NULL;
   rfr_value *values = NULL;
@@ -423,7 +454,8 @@ static rfr_status build(rfr_ctx *ctx, const rfi_step_spec *spec,
                    (size_t)spec->microbatches * (2 + 2 * (size_t)spec->model.layers);
   RFI_GOTO(RFI_ALLOC(ctx, n * sizeof *values, &values));
   RFI_GOTO(rfr_trace_create(ctx, &t));
-  record(t, spec, values);
+  if (record) record(t, spec, values);
+  else record_stage_evaluate(t, spec, stage, values);
   RFI_GOTO(rfr_trace_finish(t));
   *out = t;
   rfi_free(ctx, values);
@@ -437,19 +469,23 @@ fail:
 rfr_status rfi_trace_train(rfr_ctx *ctx, const rfi_step_spec *spec, rfr_trace **out) {
   rfi_step_spec own = *spec;
   *out = NULL;
-  if (spec->pipeline.ranks <= 1) return build(ctx, spec, record_train, out);
+  if (spec->pipeline.ranks <= 1) return build(ctx, spec, record_train, 0, out);
   RFI_TRY(rfi_pipeline_count_slots(ctx, &own));
-  return build(ctx, &own, record_update, out);
+  return build(ctx, &own, record_update, 0, out);
 }
 
 rfr_status rfi_trace_evaluate(rfr_ctx *ctx, const rfi_step_spec *spec, rfr_trace **out) {
-  return build(ctx, spec, record_evaluate, out);
+  return build(ctx, spec, record_evaluate, 0, out);
+}
+
+rfr_status rfi_trace_stage_evaluate(rfr_ctx *ctx, const rfi_step_spec *spec, int stage, rfr_trace **out) {
+  return build(ctx, spec, NULL, stage, out);
 }
 
 rfr_status rfi_trace_prefill(rfr_ctx *ctx, const rfi_step_spec *spec, rfr_trace **out) {
-  return build(ctx, spec, record_prefill, out);
+  return build(ctx, spec, record_prefill, 0, out);
 }
 
 rfr_status rfi_trace_decode(rfr_ctx *ctx, const rfi_step_spec *spec, rfr_trace **out) {
-  return build(ctx, spec, record_decode, out);
+  return build(ctx, spec, record_decode, 0, out);
 }

@@ -33,10 +33,12 @@ typedef struct rfi_param_rule {
   double lr_scale, weight_decay;
 } rfi_param_rule;
 
-/* A pipeline and this rank of it; see stage_trace.h. */
+/* A pipeline and this rank of it; see stage_trace.h. With several ranks of data each of them has a pipeline, and
+ * neighbouring ranks have the same stages. */
 typedef struct rfi_pipeline_part {
   int ranks, rank; /* ranks 0 or 1: there is none */
   rfr_schedule_kind schedule;
+  int64_t last_layers;        /* of the last stage; 0: rfi_stage_layers computes it at each call */
   int activations, gradients; /* slots of received tensors, set by rfi_trace_train */
 } rfi_pipeline_part;
 
@@ -127,13 +129,17 @@ static inline int64_t rfi_prefill_rows(const rfi_step_spec *s) {
  * both. */
 #define RFI_SUFFIX_GRADIENT ".gradient"
 #define RFI_SUFFIX_HEAD ".head"
-#define RFI_NAME_LOSSES "pipeline.losses"           /* f32 (k): of the microbatches, on the last stage's rank; else 0 */
+#define RFI_NAME_LOSSES "pipeline.losses" /* f32 (ranks k): of all microbatches, on the rank that has it; else 0 */
 #define RFI_NAME_ACTIVATIONS "pipeline.activations" /* (slots,T,C), received; absent without slots */
 #define RFI_NAME_OUT_GRADIENTS "pipeline.gradients" /* the same for gradients of outputs */
+#define RFI_NAME_EVAL_X "pipeline.eval.x"           /* (eval_tokens,C): input of a stage in evaluation */
+#define RFI_NAME_EVAL_Y "pipeline.eval.y"           /* output, the same */
 
 /* Of one rank of a pipeline: everything after the gradients, which are inputs. */
 rfr_status rfi_trace_train(rfr_ctx *ctx, const rfi_step_spec *spec, rfr_trace **out);
 rfr_status rfi_trace_evaluate(rfr_ctx *ctx, const rfi_step_spec *spec, rfr_trace **out);
+/* Of one stage of a pipeline: the output is RFI_NAME_EVAL_Y, of the last stage RFI_NAME_NLL. */
+rfr_status rfi_trace_stage_evaluate(rfr_ctx *ctx, const rfi_step_spec *spec, int stage, rfr_trace **out);
 /* Both read the next tokens of a text, prefill a chunk and decode one, and append a token after the last. */
 rfr_status rfi_trace_prefill(rfr_ctx *ctx, const rfi_step_spec *spec, rfr_trace **out);
 rfr_status rfi_trace_decode(rfr_ctx *ctx, const rfi_step_spec *spec, rfr_trace **out);

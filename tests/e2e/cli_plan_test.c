@@ -329,7 +329,7 @@ static void plan_ranks(void **state) {
   assert_int_equal(RUN("plan", "small.yaml", "--ranks", "2", "--set", "data.sequence=8", "--costs", "costs.json"), 2);
   rft_assert_says(rft_err, "costs.json has costs of ");
   assert_int_equal(RUN("plan", "small.yaml", "--ranks", "3", DEEP), 2);
-  rft_assert_says(rft_err, "parallel.pipeline: 4, but there are 3 ranks");
+  rft_assert_says(rft_err, "parallel.pipeline: 4 does not divide the 3 ranks");
   assert_int_equal(RUN("plan", "small.yaml", "--ranks", "5000"), 2);
   assert_int_equal(RUN("plan", "small.yaml", "--link", "5"), 2);
   assert_int_equal(RUN("plan", "small.yaml", "--ranks", "2", "--all"), 2);

@@ -43,6 +43,32 @@ static void layouts(void **state) {
   assert_int_equal(RUN("eval", "four-full"), 0);
 }
 
+/* Every schedule of a pipeline from the command line, and two ranks of data; the folder continues on one rank. */
+static void pipelines(void **state) {
+  static const struct {
+    const char *ranks, *schedule, *folder;
+  } rows[] = {{"2", "parallel.schedule=gpipe", "gpipe"},
+              {"2", "parallel.schedule=1f1b", "1f1b"},
+              {"2", "parallel.schedule=interleaved", "interleaved"},
+              {"2", "parallel.schedule=zb-h1", "zb-h1"},
+              {"2", "parallel.schedule=zb-v", "zb-v"},
+              {"4", "parallel.schedule=zb-h1", "two-by-two"}};
+  (void)state;
+#define FOUR "--set", "batch.microbatch=1", "--set", "model.num_hidden_layers=4", SETS
+  assert_int_equal(RUN("train", "small.yaml", "--out", "one-of-four", "--json", FOUR), 0);
+  const double one = loss_of_training();
+  for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+    if (RUN("train", "small.yaml", "--ranks", rows[i].ranks, "--out", rows[i].folder, "--json", "--set",
+            "parallel.pipeline=2", "--set", rows[i].schedule, FOUR) != 0)
+      fail_msg("%s: %s", rows[i].folder, rft_err);
+    const double loss = loss_of_training();
+    if (!(fabs(loss / one - 1) <= 1e-6)) fail_msg("%s: loss %.9g instead of %.9g", rows[i].folder, loss, one);
+  }
+  assert_int_equal(RUN("eval", "zb-v"), 0);
+  assert_int_equal(RUN("train", "two-by-two", "--resume", "--ranks", "2", "--set", "run.steps=9"), 0);
+  assert_int_equal(RUN("train", "two-by-two", "--resume", "--set", "run.steps=10"), 0);
+}
+
 /* An error that all ranks see is printed once. */
 static void errors(void **state) {
   static const struct {
@@ -50,6 +76,7 @@ static void errors(void **state) {
     int code;
   } rows[] = {{"batch.tokens=80", "which 4 ranks do not divide; give 64 or 128", 2},
               {"parallel.expert=2", "parallel.expert: 2", 2},
+              {"parallel.pipeline=3", "parallel.pipeline: 3 does not divide the 4 ranks", 2},
               {"memory.budget=4KiB", "plan.over_budget", 3},
               {"data.train=none/*", "data.empty", 2}};
   (void)state;
@@ -101,6 +128,7 @@ static void stop(void **state) {
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(layouts),
+      cmocka_unit_test(pipelines),
       cmocka_unit_test(errors),
       cmocka_unit_test(stop),
   };

@@ -20,10 +20,12 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { RANKS = 4, LIMIT_SECONDS = 60, PATIENCE_SECONDS = 600, FAULTS = 6, LAST = 80, EVERY = 4 };
+enum { RANKS = 4, LIMIT_SECONDS = 60, PATIENCE_SECONDS = 600, FAULTS = 9, LAST = 80, EVERY = 4 };
 typedef enum fault { KILL, STOP, FULL, KINDS } fault;
 static const char *const kind_names[KINDS] = {"killed", "stopped", "full disk"};
-static const char *const modes[] = {"full", "none"};
+/* Of parallel; with a pipeline of 2 ranks each stage has two ranks of data. */
+static const char *const modes[] = {"shard=full", "shard=none", "pipeline=2"};
+enum { MODES = sizeof modes / sizeof *modes };
 
 #define PROGRAM RFT_BINARY_DIR "/refrain"
 static char root[64];
@@ -51,7 +53,7 @@ static pid_t start(const char *folder, const char *mode, bool resumes) {
   char out[128], log[128], shard[64];
   snprintf(out, sizeof out, "%s/%s", root, folder);
   snprintf(log, sizeof log, "%s/%s.%s", root, folder, resumes ? "resume" : "log");
-  snprintf(shard, sizeof shard, "parallel.shard=%s", mode);
+  snprintf(shard, sizeof shard, "parallel.%s", mode);
   const pid_t pid = fork();
   if (pid != 0) return pid;
   const int fd = open(log, O_WRONLY | O_CREAT | O_TRUNC, 0666);
@@ -168,8 +170,9 @@ static void strike(fault kind, pid_t pid) {
 static void one(int i) {
   char folder[32], what[160];
   const fault kind = (fault)(i % KINDS);
-  const int mode = i / KINDS % 2;
-  const int rank = kind == FULL && mode == 1 ? 0 : (int)draw(RANKS); /* without parts rank 0 alone writes */
+  const int mode = i / KINDS % MODES;
+  /* Without parts rank 0 alone writes; of a stage the first rank writes. */
+  const int rank = kind != FULL || mode == 0 ? (int)draw(RANKS) : mode == 1 ? 0 : 2 * (int)draw(2);
   snprintf(folder, sizeof folder, "fault-%d", i);
   const pid_t launcher = start(folder, modes[mode], false);
   for (double end = now() + PATIENCE_SECONDS; !has_checkpoint(folder) && now() < end;) usleep(5000);
@@ -179,7 +182,7 @@ static void one(int i) {
   const double struck = now();
   const int code = wait_for(launcher, LIMIT_SECONDS);
   const double seconds = now() - struck;
-  snprintf(what, sizeof what, "fault %d, shard %s, rank %d %s", i, modes[mode], rank, kind_names[kind]);
+  snprintf(what, sizeof what, "fault %d, %s, rank %d %s", i, modes[mode], rank, kind_names[kind]);
   if (code < 0) give_up(what, folder);
   usleep(200000); /* orphans of mpirun end with it */
   if (find_rank(folder, -1)) fprintf(stderr, "a process is left\n"), give_up(what, folder);
@@ -217,7 +220,7 @@ int main(int argc, char **argv) {
   if (!mkdtemp(root)) abort();
   write_configuration();
   setenv("REFRAIN_THREADS", "1", 1);
-  for (int m = 0; m < 2; m++)
+  for (int m = 0; m < MODES; m++)
     if (wait_for(start(modes[m], modes[m], false), PATIENCE_SECONDS) != 0) give_up("the undisturbed run", root);
   for (int i = 0; i < faults; i++) one(i);
   snprintf(command, sizeof command, "rm -rf %s", root);

@@ -1,0 +1,68 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * A reduce-scatter and a gather: rank i of the group sums part i of all ranks and sends the sum. So a rank sends and
+ * receives less than two tensors, whatever the size of the group. A message does not wait for its receiver, so no order
+ * of calls can block. Chunks bound the memory of messages in flight.
+ */
+#include "dist/group.h"
+
+#include "base/base.h"
+
+enum { CHUNK = 1 << 22 }; /* elements */
+
+typedef struct group {
+  rfr_comm *comm;
+  int first, size, own;
+  rfr_dtype dtype;
+  int64_t each; /* bytes of an element */
+  char *parts;  /* of the other ranks, CHUNK / size + 1 elements for each */
+  int64_t room;
+} group;
+
+/* Elements [begin(r), begin(r + 1)) of a chunk are part r. */
+static int64_t begin(const group *g, int64_t n, int r) { return n / g->size * r + n % g->size * r / g->size; }
+
+typedef struct terms {
+  const group *g;
+  const char *own;
+} terms;
+
+static const void *term(const void *user, int r) {
+  const terms *t = user;
+  return r == t->g->own ? t->own : t->g->parts + r * t->g->room;
+}
+
+static rfr_status send(const group *g, const char *x, int64_t n, int part, int to) {
+  const int64_t at = begin(g, n, part), bytes = (begin(g, n, part + 1) - at) * g->each;
+  return bytes > 0 ? rfi_comm_send(g->comm, g->first + to, x + at * g->each, bytes) : RFR_OK;
+}
+
+static rfr_status receive(const group *g, char *to, int64_t n, int part, int from) {
+  const int64_t bytes = (begin(g, n, part + 1) - begin(g, n, part)) * g->each;
+  return bytes > 0 ? rfi_comm_receive(g->comm, g->first + from, to, bytes) : RFR_OK;
+}
+
+static rfr_status reduce(const group *g, char *x, int64_t n) {
+  char *own = x + begin(g, n, g->own) * g->each;
+  for (int r = 0; r < g->size; r++)
+    if (r != g->own) RFI_TRY(send(g, x, n, r, r));
+  for (int r = 0; r < g->size; r++)
+    if (r != g->own) RFI_TRY(receive(g, g->parts + r * g->room, n, g->own, r));
+  rfi_collective_sum(g->dtype, g->size, term, &(terms){g, own}, begin(g, n, g->own + 1) - begin(g, n, g->own), own);
+  for (int r = 0; r < g->size; r++)
+    if (r != g->own) RFI_TRY(send(g, x, n, g->own, r));
+  for (int r = 0; r < g->size; r++)
+    if (r != g->own) RFI_TRY(receive(g, x + begin(g, n, r) * g->each, n, r, r));
+  return RFR_OK;
+}
+
+rfr_status rfi_group_all_reduce(rfr_ctx *ctx, rfr_comm *c, int first, int size, rfr_dtype dtype, void *x, int64_t n) {
+  group g = {c, first, size, rfr_comm_rank(c) - first, dtype, rfi_collective_element(dtype), NULL, 0};
+  rfr_status s = RFR_OK;
+  g.room = ((n < CHUNK ? n : CHUNK) / size + 1) * g.each;
+  RFI_TRY(rfi_alloc(ctx, (size_t)(g.room * size), (void **)&g.parts));
+  for (int64_t at = 0; at < n && s == RFR_OK; at += CHUNK)
+    s = reduce(&g, (char *)x + at * g.each, n - at < CHUNK ? n - at : CHUNK);
+  rfi_free(ctx, g.parts);
+  return s;
+}

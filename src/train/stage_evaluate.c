@@ -1,0 +1,48 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * A rank runs the programs of its stages in order. A rank that has sent a batch begins with the next one, so the
+ * batches of an evaluation fill the pipeline; the caller bounds how far the first rank is ahead by sharing the loss.
+ */
+#include "train/stage_evaluate.h"
+
+#include "base/base.h"
+#include "dist/comm.h"
+#include "train/run_programs.h"
+
+static int rank_of(const rfr_run *run, int stage) { return rfi_pipeline_rank(&run->settings->spec.pipeline, stage); }
+
+/* The input of a stage; `y` is the output of the stage before, if this rank has it. */
+static rfr_status take_input(rfr_run *run, int stage, const rfr_tensor *y) {
+  const rfi_step_spec *s = &run->settings->spec;
+  const rfr_tensor *x = &run->eval_x;
+  if (rank_of(run, stage - 1) == s->pipeline.rank) return rfr_programs_write(run->programs, x, y->data);
+  return rfi_comm_receive(run->options.comm, rfi_pipeline_peer(s, rank_of(run, stage - 1)), x->data, x->bytes);
+}
+
+rfr_status rfi_stages_evaluate(rfr_run *run, float *loss) {
+  const rfi_step_spec *s = &run->settings->spec;
+  const int last = rfi_pipeline_stages(&s->pipeline) - 1;
+  int program = rfr_run_program_index(run, RFR_RUN_EVALUATE);
+  rfr_tensor y = {0};
+  *loss = 0;
+  for (int stage = 0; stage <= last; stage++) {
+    if (rank_of(run, stage) != s->pipeline.rank) continue;
+    if (stage > 0) RFI_TRY(take_input(run, stage, &y));
+    RFI_TRY(rfi_launch_at(run, program));
+    RFI_TRY(rfr_program_output(run->programs, program++, stage < last ? RFI_NAME_EVAL_Y : RFI_NAME_NLL, &y));
+    if (stage == last) return rfr_programs_read(run->programs, &y, loss);
+    RFI_TRY(rfr_programs_wait(run->programs));
+    if (rank_of(run, stage + 1) != s->pipeline.rank)
+      RFI_TRY(rfi_comm_send(run->options.comm, rfi_pipeline_peer(s, rank_of(run, stage + 1)), y.data, y.bytes));
+  }
+  return RFR_OK;
+}
+
+rfr_status rfi_stages_share_loss(rfr_run *run, double *sum) {
+  const rfi_step_spec *s = &run->settings->spec;
+  double *all;
+  RFI_TRY(rfi_comm_collect(run->ctx, run->options.comm, sum, sizeof *sum, (void **)&all));
+  *sum = all[rfi_pipeline_peer(s, rank_of(run, rfi_pipeline_stages(&s->pipeline) - 1))];
+  rfi_free(run->ctx, all);
+  return RFR_OK;
+}

@@ -1,0 +1,16 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Evaluation over the ranks of a pipeline: forwards through the stages.
+ */
+#ifndef RFI_STAGE_EVALUATE_H
+#define RFI_STAGE_EVALUATE_H
+
+#include "train/run.h"
+
+/* A batch that lies in the evaluation's tensors of all ranks; *loss: its sum in nats on the rank of the last stage, 0
+ * on the others, which do not wait for it. */
+rfr_status rfi_stages_evaluate(rfr_run *run, float *loss);
+/* *sum of the last stage's rank, on all ranks, which call this together. */
+rfr_status rfi_stages_share_loss(rfr_run *run, double *sum);
+
+#endif
