@@ -22,7 +22,11 @@ static rfr_status run_reduce_scatter(const rfr_call *call) { return run(call, RF
 static rfr_status run_all_reduce(const rfr_call *call) { return run(call, RFI_ALL_REDUCE); }
 static rfr_status run_all_to_all(const rfr_call *call) { return run(call, RFI_ALL_TO_ALL); }
 
+/* NCCL wants the sizes of messages when the graph is captured, so it sends the parts with their zeros. */
+static rfr_status run_all_to_all_rows(const rfr_call *call) { return run(call, RFI_ALL_TO_ALL); }
+
 const rfi_cuda_kernel RFI_CUDA(all_gather) = {run_all_gather, NULL, NULL, NULL, NULL};
 const rfi_cuda_kernel RFI_CUDA(reduce_scatter) = {run_reduce_scatter, NULL, NULL, NULL, NULL};
 const rfi_cuda_kernel RFI_CUDA(all_reduce) = {run_all_reduce, NULL, NULL, NULL, NULL};
 const rfi_cuda_kernel RFI_CUDA(all_to_all) = {run_all_to_all, NULL, NULL, NULL, NULL};
+const rfi_cuda_kernel RFI_CUDA(all_to_all_rows) = {run_all_to_all_rows, NULL, NULL, NULL, NULL};
