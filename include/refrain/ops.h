@@ -180,10 +180,11 @@ RFR_API rfr_value rfr_moe_sort_at(rfr_trace *t, rfr_source at, rfr_value index, 
  * if they are more than capacity, else 0. Both maps are for rfr_moe_permute and rfr_moe_unpermute. */
 RFR_API rfr_value rfr_moe_parts_at(rfr_trace *t, rfr_source at, rfr_value splits, rfr_value order, rfr_value place,
                                    int ranks, int64_t capacity, rfr_value *part_place, rfr_value *need);
-/* The expert of each row of the parts that were received, i32 (ranks capacity,1), -1 for none, as rfr_moe_sort takes it.
+/* The expert of each row of the parts that were received, i32 (ranks capacity,1), -1 for none, for rfr_moe_sort.
  * counts i32 (ranks experts): rows of each expert of this rank in each part, the all_to_all of the splits. */
 RFR_API rfr_value rfr_moe_part_experts_at(rfr_trace *t, rfr_source at, rfr_value counts, int ranks, int64_t capacity);
-/* (T*k,C), or (ranks capacity,C): the row of x (T,C) of each slot, sorted by expert, times weight (T,k) unless that is RFR_NONE. */
+/* (T*k,C), or (ranks capacity,C): the row of x (T,C) of each slot, sorted by expert, times weight (T,k) unless that is
+ * RFR_NONE. */
 RFR_API rfr_value rfr_moe_permute_at(rfr_trace *t, rfr_source at, rfr_value x, rfr_value order, rfr_value place,
                                      rfr_value weight);
 /* (T*k): for each sorted row its element of weight (T,k); 0 for a row without a slot. rfr_swiglu_weighted multiplies
@@ -340,8 +341,8 @@ RFR_API rfr_value rfr_reduce_scatter_at(rfr_trace *t, rfr_source at, rfr_value x
 RFR_API rfr_value rfr_all_reduce_at(rfr_trace *t, rfr_source at, rfr_value x, int ranks);
 /* x's rows are one part per rank: part r of the result is this rank's part of rank r's x. Any type of whole bytes. */
 RFR_API rfr_value rfr_all_to_all_at(rfr_trace *t, rfr_source at, rfr_value x, int ranks);
-/* The same of x (ranks D0,C), whose parts begin with rows and end with zeros. sent and received, i32 (ranks groups), are
- * on the device: the groups of a rank add up to the rows of its part of x, or of the result. Threads and MPI send these
+/* The same of x (ranks D0,C), whose parts begin with rows and end with zeros. sent and received, i32 (ranks groups),
+ * are on the device: the groups of a rank add up to the rows of its part of x, or of the result. Threads and MPI send these
  * rows alone, NCCL the whole parts. */
 RFR_API rfr_value rfr_all_to_all_rows_at(rfr_trace *t, rfr_source at, rfr_value x, rfr_value sent, rfr_value received,
                                          int ranks);

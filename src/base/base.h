@@ -89,8 +89,9 @@ int rfi_ctx_threads(const rfr_ctx *ctx);
 rfr_status rfi_check_fork(int threads);
 int rfi_cpu_level(void);    /* 0, 1 or 2: the best of "v2", "v3" and "v4" that this CPU runs and this build has */
 bool rfi_cpu_has_amx(void); /* AMX tiles with bf16, which the operating system supports */
-const char *rfi_ctx_isa(const rfr_ctx *ctx);    /* "v2", "v3" or "v4": what kernels may use */
-const char *rfi_ctx_device(const rfr_ctx *ctx); /* "cpu", "cuda", "cuda:N", "cuda:none" */
+const char *rfi_ctx_isa(const rfr_ctx *ctx);     /* "v2", "v3" or "v4": what kernels may use */
+const char *rfi_ctx_device(const rfr_ctx *ctx);  /* "cpu", "cuda", "cuda:N", "cuda:none" */
+const char *rfi_ctx_backend(const rfr_ctx *ctx); /* "cpu", "cuda": bits do not depend on the number of a GPU */
 bool rfi_ctx_cuda_portable(const rfr_ctx *ctx);
 bool rfi_ctx_use_onednn(const rfr_ctx *ctx);
 const char *rfi_ctx_module_path(const rfr_ctx *ctx); /* absolute folder; "": not known, load no module */
@@ -98,7 +99,7 @@ const char *rfi_ctx_module_path(const rfr_ctx *ctx); /* absolute folder; "": not
  * the error. Errors: backend.missing. */
 rfr_status rfi_module_open(const rfr_ctx *ctx, const char *file, const char *name, const char *hint, char *path,
                            void **out);
-double rfi_now(void);                                /* seconds, monotonic */
+double rfi_now(void); /* seconds, monotonic */
 void rfi_log(rfr_ctx *ctx, rfr_log_level level, const char *format, ...) __attribute__((format(printf, 3, 4)));
 
 /* snprintf and strtod that ignore the locale. All formatted text of base goes through

@@ -373,6 +373,7 @@ int rfi_ctx_threads(const rfr_ctx *ctx) { return ctx->o.threads; }
 const char *rfi_ctx_isa(const rfr_ctx *ctx) { return ctx->isa; }
 bool rfi_ctx_use_onednn(const rfr_ctx *ctx) { return ctx->o.use_onednn != 0; }
 const char *rfi_ctx_device(const rfr_ctx *ctx) { return ctx->device; }
+const char *rfi_ctx_backend(const rfr_ctx *ctx) { return strncmp(ctx->device, "cuda", 4) == 0 ? "cuda" : "cpu"; }
 bool rfi_ctx_cuda_portable(const rfr_ctx *ctx) { return ctx->o.cuda_portable != 0; }
 const char *rfi_ctx_module_path(const rfr_ctx *ctx) { return ctx->module_path; }
 

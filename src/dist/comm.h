@@ -24,8 +24,8 @@ typedef struct rfi_collective {
   int64_t n; /* elements of one rank's part; all_to_all sends and receives one part for each rank */
   const void *from;
   void *to;
-  /* Of an all_to_all between ranks with memory of the host: elements of each rank's part that are sent and received; the
-   * rest of `to` stays as it is. NULL: n */
+  /* Of an all_to_all between ranks with memory of the host: elements of each rank's part that are sent and received;
+   * the rest of `to` stays as it is. NULL: n */
   const int64_t *sent, *received;
 } rfi_collective;
 
@@ -34,6 +34,8 @@ typedef struct rfi_comm_table {
   bool host; /* the memory is on the host */
   /* All types have whole bytes; sums are of f32, bf16 or f16. `stream` NULL: the call waits until it is done. */
   rfr_status (*run)(rfr_comm *c, const rfi_collective *what, void *stream);
+  /* n collectives of which none reads another's result, by one launch on a stream; NULL for memory of the host. */
+  rfr_status (*run_all)(rfr_comm *c, const rfi_collective *what, int n, void *stream);
   void (*abort)(rfr_comm *c);
   void (*destroy)(rfr_comm *c);
   /* See rfi_comm_exchange; NULL: all_gather does it, since the memory is on the host. */

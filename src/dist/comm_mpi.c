@@ -405,7 +405,7 @@ static void destroy(rfr_comm *comm) {
 
 static void set_timeout(rfr_comm *comm, double timeout) { ((mpi_comm *)comm)->timeout = timeout; }
 
-static const rfi_comm_table table = {"MPI", true, run, abort_calls, destroy, NULL, set_timeout, send, receive};
+static const rfi_comm_table table = {"MPI", true, run, NULL, abort_calls, destroy, NULL, set_timeout, send, receive};
 
 static rfr_status load(rfr_ctx *ctx, const rfi_mpi_module **out) {
   char path[PATH_MAX];

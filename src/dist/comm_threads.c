@@ -286,7 +286,7 @@ static void set_timeout(rfr_comm *comm, double timeout) {
   pthread_mutex_unlock(&g->mutex);
 }
 
-static const rfi_comm_table table = {"threads", true, run, abort_all, destroy, NULL, set_timeout, send, receive};
+static const rfi_comm_table table = {"threads", true, run, NULL, abort_all, destroy, NULL, set_timeout, send, receive};
 
 rfr_status rfr_comm_threads_create(rfr_ctx *ctx, int size, double timeout, rfr_comm **out) {
   enum { MOST = 4096 };

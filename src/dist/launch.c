@@ -187,7 +187,7 @@ rfr_status rfr_launch_join(rfr_ctx *ctx, const rfr_launch *l, double timeout, rf
   RFI_TRY(rfi_check_handle(ctx, "rfr_ctx"));
   if (!l || !out || l->size != sizeof *l) return rfi_fail(RFI_E_ARGUMENT, "rfr_launch: start from rfr_launch_read");
   *out = NULL;
-  if (strncmp(rfi_ctx_device(ctx), "cuda", 4) != 0) return join_mpi(ctx, l, timeout, out);
+  if (strcmp(rfi_ctx_backend(ctx), "cpu") == 0) return join_mpi(ctx, l, timeout, out);
   if (l->rank == 0) RFI_TRY(rfr_comm_nccl_id(ctx, id));
   RFI_TRY(*l->address ? rfi_launch_share(l, id, timeout) : share_over_mpi(ctx, l, id, timeout));
   return rfr_comm_nccl_create(ctx, id, l->ranks, l->rank, timeout, out);

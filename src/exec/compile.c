@@ -109,7 +109,7 @@ static rfr_status plan_again(rfr_programs *p, rfi_program *g, const rfi_pass_opt
  * recompute level that fits, or with its smallest plan. `recompute` does not know the bytes that `shard` adds, so it
  * gets a smaller budget then, by what the plan exceeded, and at last none. */
 static rfr_status meet_budget(rfr_programs *p) {
-  enum { MOST_TRIES = 4 };
+  enum { MOST_TRIES = 12 };
   const int64_t room = p->options.budget - all_persistent_bytes(p);
   for (int i = 0; i < p->n; i++) {
     rfi_program *g = &p->program[i];

@@ -53,7 +53,9 @@ static rfr_status set_comm(const rfi_exec_target *m, const rfi_opr *op, rfi_boun
   if (m->comm->size != ranks)
     return rfi_fail_at(RFI_E_DIST_COMM, file, op->at.line, "%s over %lld ranks has a communicator of %d", op->def->name,
                        (long long)ranks, m->comm->size);
-  if (m->comm->table->host != m->backend->host)
+  /* On cuda:none nothing is sent, so any engine stands for NCCL. */
+  const bool planned = strcmp(rfi_ctx_device(m->ctx), "cuda:none") == 0;
+  if (m->comm->table->host != m->backend->host && !planned)
     return rfi_fail_at(RFI_E_DIST_COMM, file, op->at.line, "%s on %s has a communicator of %s", op->def->name,
                        m->backend->name, m->comm->table->name);
   b->call.library = m->comm;

@@ -57,10 +57,9 @@ static rfr_status note_configuration(const rfr_run *run, record *r) {
 }
 
 static rfr_status note(const rfr_run *run, int64_t checkpoint, record *r) {
-  const char *device = rfi_ctx_device(run->ctx);
   snprintf(r->field[0], FIELD_BYTES, "%s", rfr_version());
   snprintf(r->field[1], FIELD_BYTES, "%08x", hash_build());
-  snprintf(r->field[2], FIELD_BYTES, "%.*s", (int)strcspn(device, ":"), device); /* not its number */
+  snprintf(r->field[2], FIELD_BYTES, "%s", rfi_ctx_backend(run->ctx));
   snprintf(r->field[3], FIELD_BYTES, "%s", rfi_ctx_isa(run->ctx));
   snprintf(r->field[4], FIELD_BYTES, "%s", run->machine.matmul);
   snprintf(r->field[5], FIELD_BYTES, "%s", run->hash);

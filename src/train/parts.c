@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * A part is flat: the elements [rank P, (rank + 1) P) of a tensor, P elements in each part, zero-padded at the end
+ * Experts that are spread over ranks are parts too: the experts of a rank follow one another. Otherwise a part is flat: the elements [rank P, (rank + 1) P) of a tensor, P elements in each part, zero-padded at the end
  * (src/pass/shard.c). A part of a moment of 8 bits has the codes of its elements, then the scales of its blocks.
  */
 #include "train/parts.h"
@@ -26,13 +26,15 @@ static const rfi_value *find_input(int n, const rfr_trace *const *traces, const 
 rfr_status rfi_parts_keep(rfr_run *run, int n, const rfr_trace *const *traces) {
   rfr_tensor x;
   int count = 0;
-  if (run->settings->parallel.shard == RFR_SHARD_NONE || run->settings->parallel.ranks == 1) return RFR_OK;
+  const rfi_parallel *p = &run->settings->parallel;
+  if (p->ranks == 1 || (p->shard == RFR_SHARD_NONE && p->expert <= 1)) return RFR_OK;
   while (rfr_programs_tensor_at(run->programs, count, &x) == RFR_OK) count++;
   RFI_TRY(RFI_ALLOC(run->ctx, (size_t)(count + 1) * sizeof *run->full, &run->full));
   for (int i = 0; i < count; i++) {
     RFI_TRY(rfr_programs_tensor_at(run->programs, i, &x));
     const rfi_value *recorded = find_input(n, traces, x.name);
     run->full[i] = recorded ? recorded->type : x.type;
+    if (p->expert > 1 && rfi_is_of_experts(x.name)) run->full[i].shape[0] *= p->expert;
   }
   return RFR_OK;
 }
@@ -46,6 +48,7 @@ bool rfi_is_here(const rfr_run *run, int i) {
 bool rfi_is_part(const rfr_run *run, const rfr_tensor *x) {
   static const char *const states[] = {RFI_SUFFIX_M, RFI_SUFFIX_V, RFI_SUFFIX_MOMENTUM, RFI_SUFFIX_MASTER};
   if (!run->full) return false;
+  if (run->settings->parallel.expert > 1) return rfi_is_of_experts(x->name);
   if (x->role == RFR_ROLE_FROZEN) return run->settings->parallel.shard == RFR_SHARD_FULL;
   for (size_t i = 0; x->role == RFR_ROLE_STATE && i < sizeof states / sizeof *states; i++)
     if (rfi_ends_in(x->name, states[i])) return true;

@@ -71,7 +71,7 @@ static rfr_status hash_model(rfr_run *run, rfi_hasher *h) {
 /* The bits of an evaluation depend on the machine and on the batch; the hash of the data has the packing. */
 static void hash_machine(const rfr_run *run, rfi_hasher *h) {
   const rfi_settings *s = run->settings;
-  hash_text(h, rfi_ctx_device(run->ctx));
+  hash_text(h, rfi_ctx_backend(run->ctx));
   hash_text(h, rfi_ctx_isa(run->ctx));
   hash_text(h, run->machine.matmul);
   rfi_hasher_add_u64(h, (uint64_t)rfi_ctx_threads(run->ctx));

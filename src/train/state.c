@@ -188,7 +188,9 @@ rfr_status rfi_state_prepare(rfr_run *run, bool resumes) {
 /* How the ranks share out a step: another layout sums gradients in another order. */
 static void describe_layout(const rfi_parallel *p, char *text, size_t size) {
   if (p->ranks == 1) snprintf(text, size, "%s", ONE_RANK);
-  else snprintf(text, size, "%d ranks, shard %s", p->ranks, rfr_shard_name(p->shard));
+  else
+    snprintf(text, size, "%d ranks, %s%s", p->ranks, p->expert > 1 ? "experts spread, shard " : "shard ",
+             rfr_shard_name(p->shard));
 }
 
 rfr_status rfi_state_describe(rfr_run *run, rfi_state_json *out) {
@@ -199,7 +201,7 @@ rfr_status rfi_state_describe(rfr_run *run, rfi_state_json *out) {
   char layout[64];
   describe_layout(&run->settings->parallel, layout, sizeof layout);
   out->environment =
-      json_pack("{s:s, s:s, s:s, s:i, s:s, s:s, s:s}", "refrain", rfr_version(), "backend", rfi_ctx_device(run->ctx),
+      json_pack("{s:s, s:s, s:s, s:i, s:s, s:s, s:s}", "refrain", rfr_version(), "backend", rfi_ctx_backend(run->ctx),
                 "isa", rfi_ctx_isa(run->ctx), "threads", rfi_ctx_threads(run->ctx), "matmul", run->machine.matmul,
                 "data", run->hash, "layout", layout);
   if (run->own_data) out->position = run->positions[run->step % (run->settings->spec.slots + 1)];

@@ -165,7 +165,40 @@ static rfr_value reduce_reports(rfr_trace *t, const rfi_step_spec *s, rfr_value 
   return rfr_slice(t, sums, 0, n, 1);
 }
 
-/* Everything after the loss. `reported`: without the loss scale. `g` has one element per parameter. */
+/* The norm of gradients of which every rank has its own, from the squares of all ranks. `parts`: ranks whose gradients
+ * of one number are parts of one gradient. */
+static rfr_value norm_over_ranks(rfr_trace *t, int n, const rfr_value *g, int ranks, int parts, rfr_value zeros,
+                                 rfr_value *skip) {
+  const rfi_attr attr = rfi_i(parts);
+  rfr_value out[3];
+  const rfr_value own = rfi_record(t, RFR_HERE, RFI_OP_grad_squares, n, g, NULL, NULL);
+  const rfr_value in[2] = {zeros, rfr_all_gather(t, own, ranks)};
+  rfi_record(t, RFR_HERE, RFI_OP_norm_of_squares, 2, in, &attr, out);
+  *skip = out[1];
+  return out[0];
+}
+
+static bool has_spread_experts(const rfi_step_spec *s) { return s->expert_ranks > 1; }
+
+/* Whether each rank has a gradient of its own of parameter i, from the rows of all ranks. */
+static bool is_spread(const rfi_step_spec *s, int i) {
+  rfr_parameter p;
+  return has_spread_experts(s) && rfr_model_parameter(&s->model, i, &p) == RFR_OK && rfi_is_of_experts(p.name);
+}
+
+/* The norm of all gradients. Those that every rank has count on the first one. */
+static rfr_value gradient_norm(rfr_trace *t, const rfi_step_spec *s, int n, const rfr_value *g, rfr_value *counted,
+                               rfr_value zeros, rfr_value *skip) {
+  const int64_t one = 1;
+  int k = 0;
+  if (!has_spread_experts(s)) return rfr_grad_norm_zeros(t, n, g, zeros, skip);
+  const rfr_value zero = rfr_fill(t, 0.0, RFR_F32, 1, &one);
+  for (int i = 0; k < n; i++)
+    if (!rfi_step_rule(s, i).frozen) counted[k] = s->rank == 0 || is_spread(s, i) ? g[k] : zero, k++;
+  return norm_over_ranks(t, n, counted, s->ranks, s->ranks, zeros, skip);
+}
+
+/* Everything after the loss. `reported`: without the loss scale. `g` has two elements per parameter. */
 static void optimize(rfr_trace *t, const rfi_step_spec *s, const rfr_value *w, int n, rfr_value *g, rfr_value loss,
                      const scaling *scaling, const rfr_value reported[REPORTS], rfr_value count, rfr_value stop,
                      const routing *routing, rfr_value step) {
@@ -174,11 +207,15 @@ static void optimize(rfr_trace *t, const rfi_step_spec *s, const rfr_value *w, i
     if (!rfi_step_rule(s, i).frozen) g[trainable++] = rfr_gradient(t, loss, w[i], s->gradient_dtype);
   rfr_set_phase(t, RFR_PHASE_OPTIM);
   rfr_scope(t, "optimizer");
-  for (int i = 0; i < trainable && has_ranks(s); i++) g[i] = rfr_all_reduce(t, g[i], s->ranks);
+  for (int i = 0, k = 0; i < n && has_ranks(s); i++) {
+    if (rfi_step_rule(s, i).frozen) continue;
+    if (!is_spread(s, i)) g[k] = rfr_all_reduce(t, g[k], s->ranks);
+    k++;
+  }
   update u = {.step = step, .lr = learning_rate(t, s, step), .clip = RFR_NONE};
   const int64_t gradients = trainable;
   rfr_value zeros = rfr_input(t, RFI_NAME_ZERO_STEPS, RFR_ROLE_STATE, RFR_I32, 1, &gradients);
-  rfr_value norm = unscaled(t, scaling, rfr_grad_norm_zeros(t, trainable, g, zeros, &u.skip));
+  rfr_value norm = unscaled(t, scaling, gradient_norm(t, s, trainable, g, g + n, zeros, &u.skip));
   rfr_value which = RFR_NONE, group = RFR_NONE;
   if (routing->n > 0) u.skip = rfr_skip_bad(t, u.skip, routing->n, routing->bad, &which, &group);
   u.clip = scaling->inverse;
@@ -234,7 +271,7 @@ static preference record_preference(rfr_trace *t, const rfi_step_spec *s, rfr_va
 static void record_train(rfr_trace *t, const rfi_step_spec *s, rfr_value *values) {
   const int n = rfr_model_parameter_count(&s->model);
   const int64_t L = rfr_model_expert_layers(&s->model), routings = L * s->microbatches;
-  rfr_value *w = values, *g = w + n, *logits = g + n, *index = logits + L, *targets = index + L;
+  rfr_value *w = values, *g = w + n, *logits = g + 2 * n, *index = logits + L, *targets = index + L;
   rfr_value *pairs = targets + s->microbatches, *splits = pairs + s->microbatches;
   routing routing = {splits, splits + routings, (int)routings};
   rfr_microbatch(t, -1);
@@ -298,21 +335,15 @@ static rfr_value declare_gradient(rfr_trace *t, const rfi_step_spec *s, const ch
   return rfr_input(t, full, RFR_ROLE_INPUT, s->gradient_dtype, type.rank, type.shape);
 }
 
-/* The norm over the gradients of all ranks. The squares of a rank are padded with zeros, so that ranks of any number of
- * gradients can gather them; those of a tied embedding count on the rank of the first stage. */
+/* The squares of a rank are padded with zeros, so that ranks of any number of gradients can gather them; those of a tied
+ * embedding count on the rank of the first stage. */
 static rfr_value pipeline_norm(rfr_trace *t, const rfi_step_spec *s, const rfr_value *g, int n, rfr_value *squares,
                                rfr_value *skip) {
   const int64_t one = 1;
   const int most = rfi_pipeline_most_gradients(s);
   const rfr_value zero = rfr_fill(t, 0.0, RFR_F32, 1, &one);
-  const rfi_attr ranks = rfi_i(1);
-  rfr_value out[3];
   for (int i = 0; i < most; i++) squares[i] = i < n ? g[i] : zero;
-  const rfr_value own = rfi_record(t, RFR_HERE, RFI_OP_grad_squares, most, squares, NULL, NULL);
-  const rfr_value in[2] = {RFR_NONE, rfr_all_gather(t, own, s->pipeline.ranks)};
-  rfi_record(t, RFR_HERE, RFI_OP_norm_of_squares, 2, in, &ranks, out);
-  *skip = out[1];
-  return out[0];
+  return norm_over_ranks(t, most, squares, s->pipeline.ranks, 1, RFR_NONE, skip);
 }
 
 /* The loss of the step, from the last stage's rank; *stop: the number of ranks that ask for the end of the run. */
@@ -369,9 +400,8 @@ static void record_update(rfr_trace *t, const rfi_step_spec *s, rfr_value *value
     update_parameter(t, s, &u, &rule, p.name, w[i], g[trainable++]);
   }
   rfr_value stop, loss = pipeline_loss(t, s, step, &stop);
-  rfr_value metrics[RFI_METRIC_N] = {[RFI_METRIC_LOSS] = loss,   [RFI_METRIC_NORM] = norm,
-                                     [RFI_METRIC_LR] = u.lr,     [RFI_METRIC_COUNT] = count,
-                                     [RFI_METRIC_SKIP] = u.skip, [RFI_METRIC_STOP] = stop};
+  rfr_value metrics[RFI_METRIC_N] = {[RFI_METRIC_LOSS] = loss,   [RFI_METRIC_NORM] = norm,   [RFI_METRIC_LR] = u.lr,
+                                     [RFI_METRIC_COUNT] = count, [RFI_METRIC_SKIP] = u.skip, [RFI_METRIC_STOP] = stop};
   write_metrics(t, s, step, metrics);
   rfr_step_end(t, step, u.skip);
   rfr_output(t, "loss", loss);
@@ -423,13 +453,16 @@ static rfr_status build(rfr_ctx *ctx, const rfi_step_spec *spec,
   rfr_status s;
   rfr_trace *t = NULL;
   rfr_value *values = NULL;
+  rfi_step_spec own = *spec;
   *out = NULL;
-  RFI_GOTO(rfr_model_config_check(&spec->model));
+  own.model.expert_ranks = spec->expert_ranks;
+  own.model.expert_capacity = record == record_train ? spec->expert_capacity : 0;
+  RFI_GOTO(rfr_model_config_check(&own.model));
   const size_t n = 3 * (size_t)rfr_model_parameter_count(&spec->model) + 2 * (size_t)spec->model.layers +
                    (size_t)spec->microbatches * (2 + 2 * (size_t)spec->model.layers * (size_t)(1 + all_ranks(spec)));
   RFI_GOTO(RFI_ALLOC(ctx, n * sizeof *values, &values));
   RFI_GOTO(rfr_trace_create(ctx, &t));
-  record(t, spec, values);
+  record(t, &own, values);
   RFI_GOTO(rfr_trace_finish(t));
   *out = t;
   rfi_free(ctx, values);

@@ -20,7 +20,7 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { RANKS = 4, LIMIT_SECONDS = 60, FAULTS = 6, LAST = 80, EVERY = 4 };
+enum { RANKS = 4, LIMIT_SECONDS = 60, PATIENCE_SECONDS = 600, FAULTS = 6, LAST = 80, EVERY = 4 };
 typedef enum fault { KILL, STOP, FULL, KINDS } fault;
 static const char *const kind_names[KINDS] = {"killed", "stopped", "full disk"};
 static const char *const modes[] = {"full", "none"};
@@ -63,9 +63,9 @@ static pid_t start(const char *folder, const char *mode, bool resumes) {
   _exit(126);
 }
 
-/* The exit code; -1: not within the limit. */
-static int wait_for(pid_t pid) {
-  for (double end = now() + LIMIT_SECONDS; now() < end; usleep(10000)) {
+/* The exit code; -1: not within so many seconds. */
+static int wait_for(pid_t pid, int seconds) {
+  for (double end = now() + seconds; now() < end; usleep(10000)) {
     int status;
     if (waitpid(pid, &status, WNOHANG) == pid) return WIFEXITED(status) ? WEXITSTATUS(status) : 128;
   }
@@ -172,12 +172,12 @@ static void one(int i) {
   const int rank = kind == FULL && mode == 1 ? 0 : (int)draw(RANKS); /* without parts rank 0 alone writes */
   snprintf(folder, sizeof folder, "fault-%d", i);
   const pid_t launcher = start(folder, modes[mode], false);
-  for (double end = now() + LIMIT_SECONDS; !has_checkpoint(folder) && now() < end;) usleep(5000);
+  for (double end = now() + PATIENCE_SECONDS; !has_checkpoint(folder) && now() < end;) usleep(5000);
   usleep(draw(400000));
   const pid_t victim = find_rank(folder, rank);
   if (victim) strike(kind, victim);
   const double struck = now();
-  const int code = wait_for(launcher);
+  const int code = wait_for(launcher, LIMIT_SECONDS);
   const double seconds = now() - struck;
   snprintf(what, sizeof what, "fault %d, shard %s, rank %d %s", i, modes[mode], rank, kind_names[kind]);
   if (code < 0) give_up(what, folder);
@@ -185,7 +185,8 @@ static void one(int i) {
   if (find_rank(folder, -1)) fprintf(stderr, "a process is left\n"), give_up(what, folder);
   if (code == 0) printf("%s: too late\n", what);
   else if (!names_rank(folder, rank)) fprintf(stderr, "the rank is not named\n"), give_up(what, folder);
-  if (wait_for(start(folder, modes[mode], true)) != 0) fprintf(stderr, "cannot resume\n"), give_up(what, folder);
+  if (wait_for(start(folder, modes[mode], true), PATIENCE_SECONDS) != 0)
+    fprintf(stderr, "cannot resume\n"), give_up(what, folder);
   if (!same_end(modes[mode], folder)) fprintf(stderr, "other bits\n"), give_up(what, folder);
   if (code != 0) printf("%s: ended after %.1f s\n", what, seconds);
   fflush(stdout);
@@ -217,7 +218,7 @@ int main(int argc, char **argv) {
   write_configuration();
   setenv("REFRAIN_THREADS", "1", 1);
   for (int m = 0; m < 2; m++)
-    if (wait_for(start(modes[m], modes[m], false)) != 0) give_up("the undisturbed run", root);
+    if (wait_for(start(modes[m], modes[m], false), PATIENCE_SECONDS) != 0) give_up("the undisturbed run", root);
   for (int i = 0; i < faults; i++) one(i);
   snprintf(command, sizeof command, "rm -rf %s", root);
   return system(command) == 0 ? 0 : 1;

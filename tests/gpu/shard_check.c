@@ -1,11 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * A Llama over two ranks, threads of this program, with each rfr_shard: shard_check MODEL STEPS [cpu]
+ * A Llama over two ranks, threads of this program, with each rfr_shard: shard_check MODEL STEPS [DEVICE [GB [MODE]]]
  *
  * MODEL is `small` or `1b` (Llama 3.2 1B without tied embeddings, 4 documents of 4,096 tokens a rank). The modes must
  * end with the same bits of loss and norm. Prints for each the planned bytes, the milliseconds of a replay, and how
- * many times the tokens per second of one rank alone, measured first. With `cpu` the ranks use the
- * CPU, for a test without GPUs.
+ * many times the tokens per second of one rank alone, measured first. DEVICE is `cuda` or, for a test without GPUs,
+ * `cpu`. GB is the budget of a rank with two, in 1e9 bytes; 0: none. MODE runs one mode alone.
+ *
+ * The hidden share of collectives: ops are profiled one by one, without overlap. The other ops of a replay take their
+ * sum there, times replay over sum of one rank alone. The rest of the replay is time that is not hidden.
  */
 #include <pthread.h>
 #include <refrain/refrain.h>
@@ -21,6 +24,7 @@ static const char *const modes[] = {"none", "optimizer", "full"};
 static rfr_model_config config;
 static int64_t tokens, longest;
 static int steps;
+static int64_t budget; /* of a rank of several; 0: none */
 static bool on_cpu;
 static unsigned char id[RFR_NCCL_ID_BYTES];
 
@@ -32,7 +36,8 @@ typedef struct rank {
   rfr_programs *programs;
   float loss, norm;
   int64_t total;
-  double seconds; /* of a replay */
+  double seconds;         /* of a replay */
+  double compute, others; /* seconds of the profiled ops; of the collectives */
   bool failed;
 } rank;
 
@@ -175,6 +180,27 @@ static rfr_status write_inputs(rank *r) {
 
 /* ---- a rank ---- */
 
+static rfr_status profile(rank *r) {
+  static const char *const collectives[] = {"all_gather", "reduce_scatter", "all_reduce", "all_to_all"};
+  int n;
+  TRY(rfr_program_profile(r->programs, 0, NULL, 0, &n));
+  rfr_op_time *times = calloc((size_t)n, sizeof *times);
+  if (!times) return RFR_NO_MEMORY;
+  for (int again = 0; again < 2; again++) {
+    TRY(rfr_program_profile(r->programs, 0, times, n, &n));
+    r->compute = r->others = 0;
+    for (int i = 0; i < n; i++) {
+      rfr_plan_op op;
+      bool other = false;
+      TRY(rfr_program_op(r->programs, 0, times[i].op, &op));
+      for (int k = 0; k < 4; k++) other |= strcmp(op.name, collectives[k]) == 0;
+      *(other ? &r->others : &r->compute) += times[i].seconds;
+    }
+  }
+  free(times);
+  return RFR_OK;
+}
+
 static rfr_status train(rank *r) {
   rfr_compile_options o = rfr_compile_options_default();
   rfr_memory memory;
@@ -183,6 +209,7 @@ static rfr_status train(rank *r) {
   o.comm = r->comm;
   o.shard = r->shard;
   o.keep_traces = 0;
+  if (budget > 0 && r->ranks > 1) o.budget = budget, o.recompute = RFR_RECOMPUTE_AUTO;
   TRY(record(r->ctx, r->ranks, &t));
   TRY(rfr_compile(r->ctx, 1, (const rfr_trace *const *)&t, NULL, &o, &r->programs));
   rfr_trace_destroy(t);
@@ -201,7 +228,7 @@ static rfr_status train(rank *r) {
   TRY(rfr_programs_read(r->programs, &x, &r->loss));
   TRY(rfr_program_output(r->programs, 0, "norm", &x));
   TRY(rfr_programs_read(r->programs, &x, &r->norm));
-  return RFR_OK;
+  return profile(r);
 }
 
 static void *run(void *arg) {
@@ -250,10 +277,12 @@ int main(int argc, char **argv) {
   fill_table();
   steps = argc > 2 ? atoi(argv[2]) : 4;
   on_cpu = argc > 3 && strcmp(argv[3], "cpu") == 0;
+  budget = (int64_t)(argc > 4 ? 1e9 * atof(argv[4]) : 0);
   if (!run_ranks(one, 1, RFR_SHARD_NONE)) return 1;
   printf("%-10s %8.2f GB %9.2f ms  loss %.9g norm %.9g\n", "one rank", 1e-9 * (double)one->total, 1e3 * one->seconds,
          (double)one->loss, (double)one->norm);
   for (int mode = RFR_SHARD_NONE; mode <= RFR_SHARD_FULL; mode++) {
+    if (argc > 5 && strcmp(argv[5], modes[mode]) != 0) continue;
     if (!run_ranks(many, RANKS, (rfr_shard)mode)) {
       printf("%-10s failed\n", modes[mode]);
       bad++;
@@ -262,9 +291,12 @@ int main(int argc, char **argv) {
     if (first.ranks == 0) first = many[0];
     const bool same = memcmp(&first.loss, &many[0].loss, sizeof first.loss) == 0 &&
                       memcmp(&first.norm, &many[0].norm, sizeof first.norm) == 0;
+    const double alone = many[0].compute * one->seconds / one->compute, late = many[0].seconds - alone;
     printf("%-10s %8.2f GB %9.2f ms  %.3f x one rank  loss %.9g norm %.9g%s\n", modes[mode],
            1e-9 * (double)many[0].total, 1e3 * many[0].seconds, RANKS * one->seconds / many[0].seconds,
            (double)many[0].loss, (double)many[0].norm, same ? "" : "  BITS DIFFER");
+    printf("           %8.2f ms of collectives one by one, %.2f ms not hidden: %.0f %% hidden\n", 1e3 * many[0].others,
+           1e3 * late, 100 * (1 - late / many[0].others));
     fflush(stdout);
     bad += !same;
   }

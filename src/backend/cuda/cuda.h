@@ -47,8 +47,9 @@ typedef struct rfi_cuda_kernel {
   rfr_kernel_fn run;
   rfr_workspace_fn workspace;         /* NULL: none */
   int (*takes)(const rfr_call *call); /* by shapes and strides; NULL: every call that the op's rule allows */
-  rfr_status (*run_all)(const rfr_call *const *calls, int n); /* n successive in-place ops by one launch; NULL: each
-                                                                 op by itself */
+  rfr_status (*run_all)(const rfr_call *const *calls, int n); /* n successive ops, of which none reads what another
+                                                                 writes, by one launch on the first one's stream;
+                                                                 NULL: each op by itself */
   const char *(*needs)(const rfr_call *call);                 /* architecture of the kernel: "sm90"; NULL: "sm80" */
   /* Writes why there is no kernel for the call, or no faster one; false: no known reason. NULL: never. */
   bool (*lacks)(const rfr_call *call, char *text, size_t size);

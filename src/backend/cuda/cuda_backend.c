@@ -36,6 +36,7 @@ struct rfi_device {
   rfi_cuda_info info; /* first: kernels see it as call->library */
   rfr_ctx *ctx;
   cudaStream_t stream, side; /* main and side stream */
+  cudaStream_t exchange;     /* the side stream of a program with collectives */
   cudaStream_t at;           /* target of launches, copies and fills: `stream`, or the caller's */
   cudaEvent_t start, end;    /* of a timed op */
   cudaEvent_t fork, join;    /* of the side stream */
@@ -98,19 +99,28 @@ static void device_close(rfi_device *d) {
     for (int i = 0; i < MARKS; i++)
       if (d->mark[i]) cudaEventDestroy(d->mark[i]);
     if (d->side) cudaStreamDestroy(d->side);
+    if (d->exchange) cudaStreamDestroy(d->exchange);
     if (d->stream) cudaStreamDestroy(d->stream);
     leave(d, before, RFR_OK);
   }
   core->free(d->ctx, d);
 }
 
+/* Small ops fill what the main stream leaves free. A collective waits for other ranks, and few blocks carry it: its
+ * blocks come before those of a GEMM. */
+static rfr_status make_streams(rfi_device *d) {
+  int least, most;
+  CUDA(cudaDeviceGetStreamPriorityRange(&least, &most), "reading the device"); /* most <= least */
+  const int next = most < least ? most + 1 : most;
+  CUDA(cudaStreamCreateWithPriority(&d->stream, cudaStreamNonBlocking, next), "making a stream");
+  CUDA(cudaStreamCreateWithPriority(&d->side, cudaStreamNonBlocking, least), "making a stream");
+  return rfi_cuda_check(cudaStreamCreateWithPriority(&d->exchange, cudaStreamNonBlocking, most), "making a stream");
+}
+
 static rfr_status make_handles(rfi_device *d) {
   if (d->info.ordinal < 0) return RFR_OK;
   d->free_at_open = free_bytes();
-  int least, most;
-  CUDA(cudaDeviceGetStreamPriorityRange(&least, &most), "reading the device");
-  CUDA(cudaStreamCreateWithPriority(&d->stream, cudaStreamNonBlocking, most), "making a stream");
-  CUDA(cudaStreamCreateWithPriority(&d->side, cudaStreamNonBlocking, least), "making a stream");
+  RFI_TRY(make_streams(d));
   CUDA(cudaEventCreateWithFlags(&d->fork, cudaEventDisableTiming), "making an event");
   CUDA(cudaEventCreateWithFlags(&d->join, cudaEventDisableTiming), "making an event");
   for (int i = 0; i < MARKS; i++)
@@ -401,30 +411,49 @@ static rfr_status choose(rfi_device *d, int i, const char *stored, char value[RF
 
 /* ---- running ---- */
 
-/* The number of leading ops that run this kernel. They update different tensors, so their order is irrelevant. */
-static int updates(const rfi_bound *bound, int n, const rfi_cuda_kernel *kernel, const rfr_call *calls[MOST_AT_ONCE]) {
+/* Whether op b follows on the stream of op a without waiting. */
+static bool follows(const rfi_bound *a, const rfi_bound *b) {
+  return (a->side != 0) == (b->side != 0) && !b->waits && !b->forks;
+}
+
+/* Whether the op reads what one of the calls writes. */
+static bool reads_result(const rfr_call *op, const rfr_call *const *calls, int n) {
+  bool found = false;
+  for (int i = 0; i < n; i++)
+    for (int k = 0; k < op->n_in; k++)
+      for (int j = 0; j < calls[i]->n_out; j++) found |= op->in[k].data && op->in[k].data == calls[i]->out[j].data;
+  return found;
+}
+
+/* The number of leading ops that run this kernel, of which none reads another's result. */
+static int alike(const rfi_bound *bound, int n, const rfi_cuda_kernel *kernel, const rfr_call *calls[MOST_AT_ONCE]) {
   int i = 0;
-  for (; i < n && i < MOST_AT_ONCE && bound[i].run == kernel->run && !(i > 0 && (bound[i].waits || bound[i].forks));
-       i++)
+  for (; i < n && i < MOST_AT_ONCE && bound[i].run == kernel->run && (i == 0 || follows(bound, &bound[i])); i++) {
+    if (bound[i].side && reads_result(&bound[i].call, calls, i)) break;
     calls[i] = &bound[i].call;
+  }
   return i;
 }
 
 /* The kernel whose launch bound[0] and the ops after it share, NULL: none; *many gets their number. */
 static const rfi_cuda_kernel *shared_launch(const rfi_bound *bound, int n, int *many,
                                             const rfr_call *calls[MOST_AT_ONCE]) {
-  const rfi_cuda_kernel *const kernels[] = {&RFI_CUDA(adamw), &RFI_CUDA(sgd)};
-  for (size_t k = 0; k < sizeof kernels / sizeof *kernels && !bound->side; k++)
-    if ((*many = updates(bound, n, kernels[k], calls)) > 0) return kernels[k];
+  const rfi_cuda_kernel *const kernels[] = {&RFI_CUDA(adamw), &RFI_CUDA(sgd), &RFI_CUDA(all_gather),
+                                            &RFI_CUDA(reduce_scatter)};
+  for (size_t k = 0; k < sizeof kernels / sizeof *kernels; k++)
+    if ((*many = alike(bound, n, kernels[k], calls)) > 0) return kernels[k];
   *many = 1;
   return NULL;
 }
 
-/* Enqueues bound[0], and the ops after it that share its launch; *many gets their number. */
-static rfr_status enqueue_next(const rfi_bound *bound, int n, int *many) {
+/* Enqueues bound[0], and the ops after it that share its launch, on a stream; *many gets their number. */
+static rfr_status enqueue_next(const rfi_bound *bound, int n, cudaStream_t stream, int *many) {
   const rfr_call *calls[MOST_AT_ONCE];
+  rfr_call first = bound->call;
+  first.stream = stream;
   const rfi_cuda_kernel *const kernel = shared_launch(bound, n, many, calls);
-  return kernel ? kernel->run_all(calls, *many) : bound->run(&bound->call);
+  calls[0] = &first;
+  return kernel ? kernel->run_all(calls, *many) : bound->run(&first);
 }
 
 /* Orders later work of stream `then` after the work that `first` has. */
@@ -434,10 +463,9 @@ static rfr_status order_after(rfi_device *d, cudaStream_t first, cudaStream_t th
   return rfi_cuda_check(cudaStreamWaitEvent(then, d->join, 0), "waiting for an event");
 }
 
-static rfr_status join_branch(rfi_device *d) { return order_after(d, d->side, d->stream); }
-
 /* State of the side stream while ops are enqueued. */
 typedef struct branch {
+  cudaStream_t stream;
   int first, last; /* numbers of the first and the last op of the side stream that was enqueued; 0: none */
   int waited;      /* the main stream has waited for the ops up to this one */
   bool forked;     /* the fork event was recorded */
@@ -450,16 +478,16 @@ static rfr_status fork_branch(rfi_device *d, branch *x) {
   return rfi_cuda_check(cudaEventRecord(d->fork, d->stream), "recording an event");
 }
 
-static rfr_status enqueue_side(rfi_device *d, const rfi_bound *bound, branch *x) {
-  rfr_call call = bound->call;
-  call.stream = d->side;
+static rfr_status enqueue_side(rfi_device *d, const rfi_bound *bound, int n, branch *x, int *many) {
   if (!x->forked) RFI_TRY(fork_branch(d, x)); /* the forking op was not enqueued by this call */
-  if (!x->synced) CUDA(cudaStreamWaitEvent(d->side, d->fork, 0), "waiting for an event");
+  if (!x->synced) CUDA(cudaStreamWaitEvent(x->stream, d->fork, 0), "waiting for an event");
   x->synced = true;
-  x->last = bound->side;
   if (x->first == 0) x->first = bound->side;
-  RFI_TRY(bound->run(&call));
-  return rfi_cuda_check(cudaEventRecord(d->mark[bound->side % MARKS], d->side), "recording an event");
+  RFI_TRY(enqueue_next(bound, n, x->stream, many));
+  x->last = bound[*many - 1].side;
+  for (int i = 0; i < *many; i++)
+    CUDA(cudaEventRecord(d->mark[bound[i].side % MARKS], x->stream), "recording an event");
+  return RFR_OK;
 }
 
 /* Orders later work of the main stream after op `number` of the side stream. Its event may be that of a later op
@@ -481,11 +509,20 @@ static rfr_status check_outside(const rfi_opr *op, rfr_status s) {
 static rfr_status enqueue_op(rfi_device *d, const rfi_bound *bound, int n, branch *x, int *many) {
   *many = 1;
   rfi_ranges_begin(&d->ranges, bound->recorded);
-  rfr_status s = bound->side ? enqueue_side(d, bound, x) : enqueue_next(bound, n, many);
+  rfr_status s = bound->side ? enqueue_side(d, bound, n, x, many) : enqueue_next(bound, n, d->stream, many);
   if (bound->recorded->def->outside) s = check_outside(bound->recorded, s);
   rfi_ranges_end(&d->ranges);
   return s;
 }
+
+/* A program's side stream has small ops of the backward, or collectives. */
+static const rfi_bound *first_side_op(const rfi_bound *bound, int n) {
+  int i = 0;
+  while (i < n && !bound[i].side) i++;
+  return i < n ? &bound[i] : NULL;
+}
+
+static bool is_collective(const rfi_bound *side) { return side->recorded->def->flags & RFI_COLLECTIVE; }
 
 /* `units` NULL: no order is checked. */
 static rfr_status enqueue_all(rfi_device *d, const rfi_bound *bound, int n, rfi_units *units, branch *x) {
@@ -496,15 +533,17 @@ static rfr_status enqueue_all(rfi_device *d, const rfi_bound *bound, int n, rfi_
     const rfr_status s = enqueue_op(d, b, n - i, x, &many);
     if (s != RFR_OK) d->failed = i;
     RFI_TRY(s);
-    if (units) RFI_TRY(rfi_units_note(units, b->side ? d->side : d->stream, i, many));
+    if (units) RFI_TRY(rfi_units_note(units, b->side ? x->stream : d->stream, i, many));
   }
   return RFR_OK;
 }
 
 /* Joins the side stream at the end, also after an error, so that waiting for the main stream is enough. */
 static rfr_status enqueue(rfi_device *d, const rfi_bound *bound, int n, rfi_units *units) {
-  branch x = {0};
-  const rfr_status s = enqueue_all(d, bound, n, units, &x), joined = x.last > x.waited ? join_branch(d) : RFR_OK;
+  const rfi_bound *side = first_side_op(bound, n);
+  branch x = {.stream = side && is_collective(side) ? d->exchange : d->side};
+  const rfr_status s = enqueue_all(d, bound, n, units, &x);
+  const rfr_status joined = x.last > x.waited ? order_after(d, x.stream, d->stream) : RFR_OK;
   rfi_ranges_end_layer(&d->ranges);
   return s == RFR_OK ? joined : s;
 }
@@ -614,12 +653,12 @@ static rfr_status capture(rfi_device *d, const rfi_copy *copies, int n_copies, c
   int before;
   rfi_graph *graph = NULL;
   rfi_units units;
-  bool branches = false;
   *out = NULL;
   d->failed = -1;
   RFI_TRY(enter(d, &before));
-  for (int i = 0; i < n; i++) /* NCCL adds nodes of its own, so graphs with collectives are not checked */
-    branches |= bound[i].side > 0 && !(bound[i].recorded->def->flags & RFI_COLLECTIVE);
+  /* NCCL adds nodes of its own, so the order of graphs with collectives is not checked */
+  const rfi_bound *side = first_side_op(bound, n);
+  const bool branches = side && !is_collective(side);
   rfr_status s = rfi_units_init(core, d->ctx, branches ? n + 1 : 0, &units); /* one more for the copies */
   if (s == RFR_OK) s = make_graph(d, copies, n_copies, &graph);
   if (s == RFR_OK) s = instantiate(d, bound, n, branches ? &units : NULL, graph);

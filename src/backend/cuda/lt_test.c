@@ -102,8 +102,25 @@ static void test_preferred(void **state) {
   }
 }
 
+/* FP8 sums twice as many elements in the same time; a backward that promotes its sums has other kernels. */
+static void test_stores(void **state) {
+  static const struct {
+    int32_t scaled, fast;
+    int64_t sum;
+    bool much;
+  } rows[] = {{0, 0, 4096, true}, {0, 0, 4112, false}, {1, 1, 4112, true},
+              {1, 1, 8192, true}, {1, 1, 8208, false}, {1, 0, 2048, false}};
+  (void)state;
+  for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+    const key k = {
+        .a = {.rows = rows[i].sum, .cols = 64, .transposed = 1}, .scaled = rows[i].scaled, .fast = rows[i].fast};
+    assert_int_equal(stores_much(&k), rows[i].much);
+  }
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {rft_context_test(test_good), rft_context_test(test_dead),
-                                     rft_context_test(test_refused), rft_context_test(test_preferred)};
+                                     rft_context_test(test_refused), rft_context_test(test_preferred),
+                                     rft_context_test(test_stores)};
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

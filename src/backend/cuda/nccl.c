@@ -268,6 +268,19 @@ rfr_status rfi_nccl_poll(rfr_comm *comm, bool idle, double *since) {
   return look(c, "asking the device", now() - *since);
 }
 
+/* One launch for all. A group that was started is ended, also after an error. */
+static rfr_status run_all(rfr_comm *comm, const rfi_collective *what, int n, void *stream) {
+  gpu_comm *c = (gpu_comm *)comm;
+  pthread_mutex_lock(&c->mutex);
+  rfr_status s = c->nccl ? check(c, c->f.GroupStart(), "a group") : aborted(c);
+  const bool started = s == RFR_OK;
+  for (int i = 0; i < n && s == RFR_OK; i++) s = enqueue_locked(c, &what[i], stream);
+  const int ended = started ? c->f.GroupEnd() : 0;
+  if (s == RFR_OK) s = check(c, ended, "a group");
+  pthread_mutex_unlock(&c->mutex);
+  return s;
+}
+
 static rfr_status run(rfr_comm *comm, const rfi_collective *what, void *stream) {
   gpu_comm *c = (gpu_comm *)comm;
   int before;
@@ -319,7 +332,13 @@ static rfr_status exchange(rfr_comm *comm, const void *mine, int64_t bytes, void
 
 static void set_timeout(rfr_comm *comm, double timeout) { ((gpu_comm *)comm)->timeout = timeout; }
 
-static const rfi_comm_table table = {"NCCL", false, run, abort_comm, destroy, exchange, set_timeout};
+static const rfi_comm_table table = {.name = "NCCL",
+                                     .run = run,
+                                     .run_all = run_all,
+                                     .abort = abort_comm,
+                                     .destroy = destroy,
+                                     .exchange = exchange,
+                                     .set_timeout = set_timeout};
 
 static rfr_status connect_ranks(gpu_comm *c) {
   enum { N = 64 };

@@ -24,6 +24,7 @@ typedef struct nccl_comm {
 static nccl_comm comms[MOST_COMMS]; /* each is used once */
 static atomic_int made;
 static atomic_int absent, graphs, begun, ended, fault; /* missing ranks; aborts; the asynchronous error of NCCL */
+static atomic_int depth, grouped, refused;             /* open groups; collectives inside; the call that fails */
 static atomic_int busy;                                /* the stream, until an abort begins */
 
 cudaError_t cudaSetDevice(int device) { return device == 0 ? cudaSuccess : cudaErrorInvalidDevice; }
@@ -116,6 +117,7 @@ static int comm_destroy(void *comm) {
 static const char *error_string(int error) { return error ? "a fault" : "none"; }
 static int gather(const void *from, void *to, size_t n, int type, void *comm, void *stream) {
   (void)from, (void)to, (void)n, (void)type, (void)stream;
+  if (depth && ++grouped == refused) return 1;
   return use(comm);
 }
 static int reduce(const void *from, void *to, size_t n, int type, int op, void *comm, void *stream) {
@@ -130,12 +132,19 @@ static int send_part(const void *from, size_t n, int type, int peer, void *comm,
 static int receive_part(void *to, size_t n, int type, int peer, void *comm, void *stream) {
   return send_part(to, n, type, peer, comm, stream);
 }
-static int group(void) { return 0; }
+static int group_start(void) {
+  depth++;
+  return 0;
+}
+static int group_end(void) {
+  depth--;
+  return 0;
+}
 
 static void *stand_in_symbol(const char *name) {
-  static const functions all = {get_version,  get_unique_id, init_rank, get_async_error, comm_abort, comm_destroy,
-                                error_string, gather,        reduce,    reduce,          send_part,  receive_part,
-                                group,        group};
+  static const functions all = {get_version,  get_unique_id, init_rank,   get_async_error, comm_abort,
+                                comm_destroy, error_string,  gather,      reduce,          reduce,
+                                send_part,    receive_part,  group_start, group_end};
 #define SYMBOL(result, function, arguments)        \
   if (strcmp(name, "nccl" #function) == 0) {       \
     void *symbol;                                  \
@@ -190,6 +199,28 @@ static void test_good(void **state) {
     rfr_comm_destroy(c);
     assert_int_equal(begun, 0);
   }
+}
+
+/* Collectives by one launch; a group is ended after an error too, and none begins after an abort. */
+static void test_group(void **state) {
+  rfr_comm *c;
+  float x[4];
+  rfi_collective three[3];
+  (void)state;
+  for (int i = 0; i < 3; i++) three[i] = (rfi_collective){RFI_ALL_GATHER, RFR_F32, 2, x, x};
+  OK(make(0, &c));
+  grouped = refused = 0;
+  OK(c->table->run_all(c, three, 3, &busy));
+  assert_int_equal(grouped, 3);
+  assert_int_equal(depth, 0);
+  refused = 5;
+  is_peer(c->table->run_all(c, three, 3, &busy), "a fault");
+  assert_int_equal(grouped, 5);
+  assert_int_equal(depth, 0);
+  rfr_comm_abort(c);
+  is_peer(c->table->run_all(c, three, 3, &busy), "was aborted");
+  assert_int_equal(grouped, 5);
+  rfr_comm_destroy(c);
 }
 
 /* The thread that gets the error also destroys the graphs, for which NCCL waits. */
@@ -266,8 +297,8 @@ static void test_nobody_joins(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      rft_context_test(test_good),   rft_context_test(test_late_with_graphs), rft_context_test(test_poll),
-      rft_context_test(test_aborts), rft_context_test(test_nobody_joins),
+      rft_context_test(test_good), rft_context_test(test_group),  rft_context_test(test_late_with_graphs),
+      rft_context_test(test_poll), rft_context_test(test_aborts), rft_context_test(test_nobody_joins),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

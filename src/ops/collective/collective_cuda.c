@@ -17,16 +17,33 @@ static rfr_status run(const rfr_call *call, rfi_collective_kind kind) {
                         rfi_collective_name(kind));
 }
 
+/* Collectives of which none reads another's result, on the first one's stream. */
+static rfr_status run_many(const rfr_call *const *calls, int n, rfi_collective_kind kind) {
+  enum { MOST = 64 };
+  rfi_collective group[MOST];
+  rfr_comm *comm = calls[0]->library;
+  rfr_status s = RFR_OK;
+  for (int i = 0, many; i < n && s == RFR_OK; i += many) {
+    for (many = 0; i + many < n && many < MOST && rfi_collective_ranks(calls[i + many]) > 1; many++)
+      group[many] = rfi_collective_of(calls[i + many], kind);
+    if (many > 0) s = comm->table->run_all(comm, group, many, calls[0]->stream);
+    else many = 1, s = run(calls[i], kind);
+  }
+  return s;
+}
+
 static rfr_status run_all_gather(const rfr_call *call) { return run(call, RFI_ALL_GATHER); }
 static rfr_status run_reduce_scatter(const rfr_call *call) { return run(call, RFI_REDUCE_SCATTER); }
 static rfr_status run_all_reduce(const rfr_call *call) { return run(call, RFI_ALL_REDUCE); }
 static rfr_status run_all_to_all(const rfr_call *call) { return run(call, RFI_ALL_TO_ALL); }
+static rfr_status gather_many(const rfr_call *const *calls, int n) { return run_many(calls, n, RFI_ALL_GATHER); }
+static rfr_status scatter_many(const rfr_call *const *calls, int n) { return run_many(calls, n, RFI_REDUCE_SCATTER); }
 
 /* NCCL wants the sizes of messages when the graph is captured, so it sends the parts with their zeros. */
 static rfr_status run_all_to_all_rows(const rfr_call *call) { return run(call, RFI_ALL_TO_ALL); }
 
-const rfi_cuda_kernel RFI_CUDA(all_gather) = {run_all_gather, NULL, NULL, NULL, NULL};
-const rfi_cuda_kernel RFI_CUDA(reduce_scatter) = {run_reduce_scatter, NULL, NULL, NULL, NULL};
+const rfi_cuda_kernel RFI_CUDA(all_gather) = {.run = run_all_gather, .run_all = gather_many};
+const rfi_cuda_kernel RFI_CUDA(reduce_scatter) = {.run = run_reduce_scatter, .run_all = scatter_many};
 const rfi_cuda_kernel RFI_CUDA(all_reduce) = {run_all_reduce, NULL, NULL, NULL, NULL};
 const rfi_cuda_kernel RFI_CUDA(all_to_all) = {run_all_to_all, NULL, NULL, NULL, NULL};
 const rfi_cuda_kernel RFI_CUDA(all_to_all_rows) = {run_all_to_all_rows, NULL, NULL, NULL, NULL};

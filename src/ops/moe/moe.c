@@ -85,7 +85,8 @@ rfr_status rfi_infer_moe_sort(const rfi_infer *c) {
   return RFR_OK;
 }
 
-/* Checks operands order, place and optionally weight: (rows), (T,k), (T,k). There are T*k rows, or those of moe_parts. */
+/* Checks operands order, place and optionally weight: (rows), (T,k), (T,k). There are T*k rows, or those of
+ * moe_parts. */
 static rfr_status maps(const rfi_infer *c, int order, int place, int weight) {
   RFI_TRY(integers(c, place, 2));
   RFI_TRY(integers(c, order, 1));
