@@ -69,8 +69,9 @@ typedef struct rfi_config_numbers {
 #define RFI_CHOICES_RECOMPUTE(X) X(RECOMPUTE, none) X(RECOMPUTE, auto) X(RECOMPUTE, all)
 #define RFI_CHOICES_ADAPTER(X) X(ADAPTER, none) X(ADAPTER, lora) X(ADAPTER, dora)
 #define RFI_CHOICES_BASE(X) X(BASE, model) X(BASE, nf4) X(BASE, int8) X(BASE, fp8)
-#define RFI_CHOICES_RECIPE(X) \
-  X(RECIPE, none) X(RECIPE, fp8_delayed) X(RECIPE, fp8_current) X(RECIPE, fp8_block) X(RECIPE, mxfp8) X(RECIPE, nvfp4)
+#define RFI_CHOICES_RECIPE(X)                                                                           \
+  X(RECIPE, none) X(RECIPE, fp8_delayed) X(RECIPE, fp8_current) X(RECIPE, fp8_block) X(RECIPE, mxfp8) \
+  X(RECIPE, nvfp4)
 #define RFI_CHOICES_RECIPE_FORMAT(X) X(RECIPE_FORMAT, e4m3) X(RECIPE_FORMAT, hybrid)
 #define RFI_CHOICES_AMAX_RULE(X) X(AMAX_RULE, max) X(AMAX_RULE, most_recent)
 #define RFI_CHOICES_BACKWARD(X) X(BACKWARD, quantized) X(BACKWARD, high)

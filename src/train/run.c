@@ -395,7 +395,7 @@ rfr_status rfr_run_open(rfr_ctx *ctx, const char *config_text, const char *folde
   if (folder) RFI_GOTO(rfi_path_join(ctx, folder, "config.yaml", &config_path));
   RFI_GOTO(wait_for_ranks(run, false));
   s = open_run(run, config_text, folder, config_path);
-  if (o.plan_only) {                                   /* a plan of one rank has no peers */
+  if (o.plan_only) { /* a plan of one rank has no peers */
   } else if (!run->met) s = rfi_handshake(run, -1, s); /* the other ranks wait for this one */
   else if (!run->refused) s = rfi_comm_agree(ctx, o.comm, s);
   if (s != RFR_OK) goto fail;

@@ -63,9 +63,9 @@ struct rfr_run {
   char hash[33];                       /* of the data */
   rfi_hash base;                       /* of the base model, with an adapter */
   json_t *tuned;                       /* algorithms chosen by measuring, by name; NULL: none yet, or run.tune is off */
-  atomic_int stop;                     /* requested on this rank */
-  bool met;                            /* rfi_handshake was called */
-  bool refused;                        /* and the ranks did not agree */
+  atomic_int stop;  /* requested on this rank */
+  bool met;         /* rfi_handshake was called */
+  bool refused;     /* and the ranks did not agree */
   bool stop_agreed; /* over several ranks: a step's metrics had a request, on all ranks those of the same step */
 };
 

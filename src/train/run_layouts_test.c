@@ -158,7 +158,7 @@ static void same_bits(void **state) {
   "refrain: 1\nmodel: {model_type: qwen3_moe, hidden_size: 24, num_hidden_layers: 2, num_attention_heads: 4, " \
   "num_experts: " experts ", num_experts_per_tok: " k ", moe_intermediate_size: 20}\n" DATA BATCH STEPS_RUN
 
-/* Several experts and one expert a rank, all tokens to all experts, 16 bits with and without loss scale, frozen ones. */
+/* Several experts and one expert a rank, all tokens to all experts, 16 bits, frozen experts. */
 static const struct spread_row {
   const char *name, *config;
   double tolerance;

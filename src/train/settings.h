@@ -73,6 +73,8 @@ rfr_status rfi_settings_print(const rfi_settings *s, bool sources, rfi_string *o
 rfr_status rfi_settings_signature(const rfi_settings *s, json_t **out);
 
 /* Windows of a step, over all ranks. */
-static inline int64_t rfi_step_windows(const rfi_settings *s) { return s->spec.microbatches * s->spec.ranks * s->rows; }
+static inline int64_t rfi_step_windows(const rfi_settings *s) {
+  return s->spec.microbatches * s->spec.ranks * s->rows;
+}
 
 #endif
