@@ -176,8 +176,8 @@ RFR_API rfr_value rfr_moe_sort_at(rfr_trace *t, rfr_source at, rfr_value index, 
                                   rfr_value *place);
 /* Experts that are spread over ranks, in rank order: rank r has the r-th part of them. From the results of rfr_moe_sort
  * over all experts: returns i32 (ranks capacity), the slot of each row of the parts that are sent, -1 for none;
- * *part_place i32 (T,k) the row of each slot, -1 if its part is full; *need i32 (1) the rows that the largest part needs
- * if they are more than capacity, else 0. Both maps are for rfr_moe_permute and rfr_moe_unpermute. */
+ * *part_place i32 (T,k) the row of each slot, -1 if its part is full; *need i32 (1) the rows that the largest part
+ * needs if they are more than capacity, else 0. Both maps are for rfr_moe_permute and rfr_moe_unpermute. */
 RFR_API rfr_value rfr_moe_parts_at(rfr_trace *t, rfr_source at, rfr_value splits, rfr_value order, rfr_value place,
                                    int ranks, int64_t capacity, rfr_value *part_place, rfr_value *need);
 /* The expert of each row of the parts that were received, i32 (ranks capacity,1), -1 for none, for rfr_moe_sort.
@@ -342,8 +342,8 @@ RFR_API rfr_value rfr_all_reduce_at(rfr_trace *t, rfr_source at, rfr_value x, in
 /* x's rows are one part per rank: part r of the result is this rank's part of rank r's x. Any type of whole bytes. */
 RFR_API rfr_value rfr_all_to_all_at(rfr_trace *t, rfr_source at, rfr_value x, int ranks);
 /* The same of x (ranks D0,C), whose parts begin with rows and end with zeros. sent and received, i32 (ranks groups),
- * are on the device: the groups of a rank add up to the rows of its part of x, or of the result. Threads and MPI send these
- * rows alone, NCCL the whole parts. */
+ * are on the device: the groups of a rank add up to the rows of its part of x, or of the result. Threads and MPI send
+ * these rows alone, NCCL the whole parts. */
 RFR_API rfr_value rfr_all_to_all_rows_at(rfr_trace *t, rfr_source at, rfr_value x, rfr_value sent, rfr_value received,
                                          int ranks);
 

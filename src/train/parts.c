@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * A part is flat: the elements [rank P, (rank + 1) P) of a tensor, P elements in each part, zero-padded at the end
- * (src/pass/shard.c); or the experts of a rank, which are adjacent, without padding. A part of a moment of 8 bits has the codes of its elements, then the scales of its blocks.
+ * (src/pass/shard.c); or the experts of a rank, which are adjacent, without padding. A part of a moment of 8
+ * bits has the codes of its elements, then the scales of its blocks.
  */
 #include "train/parts.h"
 

@@ -329,8 +329,8 @@ static rfr_value declare_gradient(rfr_trace *t, const rfi_step_spec *s, const ch
   return rfr_input(t, full, RFR_ROLE_INPUT, s->gradient_dtype, type.rank, type.shape);
 }
 
-/* The squares of a rank are padded with zeros, so that ranks of any number of gradients can gather them; those of a tied
- * embedding count on the rank of the first stage. */
+/* The squares of a rank are padded with zeros, so that ranks of any number of gradients can gather them; those of a
+ * tied embedding count on the rank of the first stage. */
 static rfr_value pipeline_norm(rfr_trace *t, const rfi_step_spec *s, const rfr_value *g, int n, rfr_value *squares,
                                rfr_value *skip) {
   const int64_t one = 1;

@@ -46,4 +46,4 @@ const rfi_cuda_kernel RFI_CUDA(all_gather) = {.run = run_all_gather, .run_all = 
 const rfi_cuda_kernel RFI_CUDA(reduce_scatter) = {.run = run_reduce_scatter, .run_all = scatter_many};
 const rfi_cuda_kernel RFI_CUDA(all_reduce) = {run_all_reduce, NULL, NULL, NULL, NULL};
 const rfi_cuda_kernel RFI_CUDA(all_to_all) = {run_all_to_all, NULL, NULL, NULL, NULL};
-const rfi_cuda_kernel RFI_CUDA(all_to_all_rows) = {run_all_to_all_rows, NULL, NULL, NULL, NULL};
+const rfi_cuda_kernel RFI_CUDA(all_to_all_rows) = {.run = run_all_to_all_rows};
