@@ -114,6 +114,10 @@ typedef struct rfr_model_config {
   rfr_dtype dtype;            /* of parameters and activations: f32, bf16 or f16 */
   const rfr_adapter *adapter; /* of this model; NULL: none. It must be valid while the description is used. */
   rfr_quant base_format;      /* storage of the frozen linear weights of blocks, experts included */
+  /* Ranks over which the experts are spread evenly, in rank order; 0 and 1: none. The parameters of experts are those
+   * of one rank, and a forward sends rows to the ranks that have their experts. */
+  int expert_ranks;
+  int64_t expert_capacity; /* rows that a rank sends to another one at once; 0: all that there can be */
 } rfr_model_config;
 
 /* A small byte model of the type: vocab 256, C 256, L 4, H 4. */

@@ -174,7 +174,17 @@ RFR_API rfr_value rfr_moe_route_at(rfr_trace *t, rfr_source at, rfr_value logits
  * for rfr_splits_to_offsets; *order i32 (T*k) is the slot of each sorted row, *place i32 (T,k) the row of each slot. */
 RFR_API rfr_value rfr_moe_sort_at(rfr_trace *t, rfr_source at, rfr_value index, int64_t experts, rfr_value *order,
                                   rfr_value *place);
-/* (T*k,C): the row of x (T,C) of each slot, sorted by expert, times weight (T,k) unless that is RFR_NONE. */
+/* Experts that are spread over ranks, in rank order: rank r has the r-th part of them. From the results of rfr_moe_sort
+ * over all experts: returns i32 (ranks capacity), the slot of each row of the parts that are sent, -1 for none;
+ * *part_place i32 (T,k) the row of each slot, -1 if its part is full; *need i32 (1) the rows that the largest part
+ * needs if they are more than capacity, else 0. Both maps are for rfr_moe_permute and rfr_moe_unpermute. */
+RFR_API rfr_value rfr_moe_parts_at(rfr_trace *t, rfr_source at, rfr_value splits, rfr_value order, rfr_value place,
+                                   int ranks, int64_t capacity, rfr_value *part_place, rfr_value *need);
+/* The expert of each row of the parts that were received, i32 (ranks capacity,1), -1 for none, for rfr_moe_sort.
+ * counts i32 (ranks experts): rows of each expert of this rank in each part, the all_to_all of the splits. */
+RFR_API rfr_value rfr_moe_part_experts_at(rfr_trace *t, rfr_source at, rfr_value counts, int ranks, int64_t capacity);
+/* (T*k,C), or (ranks capacity,C): the row of x (T,C) of each slot, sorted by expert, times weight (T,k) unless that is
+ * RFR_NONE. */
 RFR_API rfr_value rfr_moe_permute_at(rfr_trace *t, rfr_source at, rfr_value x, rfr_value order, rfr_value place,
                                      rfr_value weight);
 /* (T*k): for each sorted row its element of weight (T,k); 0 for a row without a slot. rfr_swiglu_weighted multiplies
@@ -331,6 +341,11 @@ RFR_API rfr_value rfr_reduce_scatter_at(rfr_trace *t, rfr_source at, rfr_value x
 RFR_API rfr_value rfr_all_reduce_at(rfr_trace *t, rfr_source at, rfr_value x, int ranks);
 /* x's rows are one part per rank: part r of the result is this rank's part of rank r's x. Any type of whole bytes. */
 RFR_API rfr_value rfr_all_to_all_at(rfr_trace *t, rfr_source at, rfr_value x, int ranks);
+/* The same of x (ranks D0,C), whose parts begin with rows and end with zeros. sent and received, i32 (ranks groups),
+ * are on the device: the groups of a rank add up to the rows of its part of x, or of the result. Threads and MPI send
+ * these rows alone, NCCL the whole parts. */
+RFR_API rfr_value rfr_all_to_all_rows_at(rfr_trace *t, rfr_source at, rfr_value x, rfr_value sent, rfr_value received,
+                                         int ranks);
 
 /* ---- gradients ---- */
 
@@ -460,6 +475,9 @@ RFR_API rfr_value rfr_text_end_at(rfr_trace *t, rfr_source at, rfr_value cursor,
   rfr_grouped_linear_separate_at(t, RFR_HERE, x, groups, weights, offsets, bias, scale)
 #define rfr_moe_route(t, logits, bias, options, index) rfr_moe_route_at(t, RFR_HERE, logits, bias, options, index)
 #define rfr_moe_sort(t, index, experts, order, place) rfr_moe_sort_at(t, RFR_HERE, index, experts, order, place)
+#define rfr_moe_parts(t, splits, order, place, ranks, capacity, part_place, need) \
+  rfr_moe_parts_at(t, RFR_HERE, splits, order, place, ranks, capacity, part_place, need)
+#define rfr_moe_part_experts(t, counts, ranks, capacity) rfr_moe_part_experts_at(t, RFR_HERE, counts, ranks, capacity)
 #define rfr_moe_permute(t, x, order, place, weight) rfr_moe_permute_at(t, RFR_HERE, x, order, place, weight)
 #define rfr_moe_row_weight(t, weight, order, place) rfr_moe_row_weight_at(t, RFR_HERE, weight, order, place)
 #define rfr_moe_unpermute(t, y, order, place, weight) rfr_moe_unpermute_at(t, RFR_HERE, y, order, place, weight)
@@ -507,6 +525,7 @@ RFR_API rfr_value rfr_text_end_at(rfr_trace *t, rfr_source at, rfr_value cursor,
 #define rfr_reduce_scatter(t, x, ranks) rfr_reduce_scatter_at(t, RFR_HERE, x, ranks)
 #define rfr_all_reduce(t, x, ranks) rfr_all_reduce_at(t, RFR_HERE, x, ranks)
 #define rfr_all_to_all(t, x, ranks) rfr_all_to_all_at(t, RFR_HERE, x, ranks)
+#define rfr_all_to_all_rows(t, x, sent, received, ranks) rfr_all_to_all_rows_at(t, RFR_HERE, x, sent, received, ranks)
 #define rfr_gradient(t, loss, w, to) rfr_gradient_at(t, RFR_HERE, loss, w, to)
 #define rfr_gradient_onto(t, loss, w, onto) rfr_gradient_onto_at(t, RFR_HERE, loss, w, onto)
 #define rfr_step_block(t) rfr_step_block_at(t, RFR_HERE)

@@ -27,7 +27,7 @@ rfr_status rfr_comm_set_timeout(rfr_comm *c, double timeout) {
 static bool is_sum(rfi_collective_kind kind) { return kind == RFI_REDUCE_SCATTER || kind == RFI_ALL_REDUCE; }
 
 static rfr_status call(rfr_comm *c, rfi_collective_kind kind, const void *from, void *to, int64_t n, rfr_dtype dtype) {
-  const rfi_collective what = {kind, dtype, n, from, to};
+  const rfi_collective what = {.kind = kind, .dtype = dtype, .n = n, .from = from, .to = to};
   int64_t bytes;
   RFI_TRY(rfi_check_handle(c, "rfr_comm"));
   const bool known = (unsigned)dtype < RFR_DTYPE_COUNT;

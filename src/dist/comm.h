@@ -24,6 +24,9 @@ typedef struct rfi_collective {
   int64_t n; /* elements of one rank's part; all_to_all sends and receives one part for each rank */
   const void *from;
   void *to;
+  /* Of an all_to_all between ranks with memory of the host: elements of each rank's part that are sent and received;
+   * the rest of `to` stays as it is. NULL: n */
+  const int64_t *sent, *received;
 } rfi_collective;
 
 typedef struct rfi_comm_table {
@@ -48,6 +51,10 @@ struct rfr_comm { /* the first member of each kind's struct */
   int rank, size;
 };
 
+static inline int64_t rfi_collective_sent(const rfi_collective *c, int rank) { return c->sent ? c->sent[rank] : c->n; }
+static inline int64_t rfi_collective_received(const rfi_collective *c, int rank) {
+  return c->received ? c->received[rank] : c->n;
+}
 static inline const char *rfi_collective_name(rfi_collective_kind kind) {
   static const char *const names[] = {"all_gather", "reduce_scatter", "all_reduce", "all_to_all"};
   return names[kind];

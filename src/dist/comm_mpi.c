@@ -196,16 +196,23 @@ static rfr_status all_gather(mpi_comm *c, const rfi_collective *w) {
   return RFR_OK;
 }
 
-/* `from` and `to` are different memory. */
+static int64_t chunk(int64_t bytes, int64_t done) { return bytes > done ? least(bytes - done, CHUNK) : 0; }
+
+/* `from` and `to` are different memory. Both ranks of a pair know what they send each other, so a pair that is done is
+ * left out by both. */
 static rfr_status all_to_all(mpi_comm *c, const rfi_collective *w) {
-  const int64_t bytes = w->n * rfi_collective_element(w->dtype);
+  const int64_t each = rfi_collective_element(w->dtype), bytes = w->n * each;
   const char *from = w->from;
   char *to = w->to;
-  memcpy(to + c->comm.rank * bytes, from + c->comm.rank * bytes, (size_t)bytes);
+  const int own = c->comm.rank;
+  memcpy(to + own * bytes, from + own * bytes, (size_t)(rfi_collective_received(w, own) * each));
   for (int64_t done = 0; done < bytes; done += CHUNK) {
-    const int64_t m = least(bytes - done, CHUNK);
-    for (int r = 0; r < c->comm.size; r++)
-      if (r != c->comm.rank) RFI_TRY(start(c, r, from + r * bytes + done, m, to + r * bytes + done, m));
+    for (int r = 0; r < c->comm.size; r++) {
+      const int64_t out = chunk(rfi_collective_sent(w, r) * each, done);
+      const int64_t in = chunk(rfi_collective_received(w, r) * each, done);
+      if (r != own && (out > 0 || in > 0))
+        RFI_TRY(start(c, r, from + r * bytes + done, out, to + r * bytes + done, in));
+    }
     RFI_TRY(wait_for_all(c, 0));
   }
   return RFR_OK;

@@ -188,7 +188,7 @@ static rfr_status run(rfr_comm *comm, const rfi_collective *what, void *stream) 
   else if (what->kind == RFI_ALL_TO_ALL)
     for (int r = 0; r < g->size; r++)
       copy((char *)at(what->to, r * what->n, what->dtype), at(g->end[r].call.from, comm->rank * what->n, what->dtype),
-           what->n, what->dtype);
+           rfi_collective_received(what, r), what->dtype);
   else if (what->kind == RFI_REDUCE_SCATTER) sum(g, comm->rank * what->n, what->n, what->dtype, what->to);
   else all_reduce(e);
   meet_again(e);

@@ -79,6 +79,9 @@ static rfr_status check_experts(const rfr_model_config *c) {
                     "num_experts is %lld and num_experts_per_tok is %lld; both must be at least 1, and "
                     "num_experts_per_tok at most num_experts",
                     (long long)c->experts, (long long)c->experts_per_token);
+  if (c->expert_ranks > 1 && c->experts % c->expert_ranks != 0)
+    return rfi_fail(RFI_E_MODEL_CONFIG, "num_experts is %lld, which %d ranks do not divide", (long long)c->experts,
+                    c->expert_ranks);
   if (c->expert_size < 1 || c->expert_size > RFI_MOST_INNER || c->shared_size < 0 || c->shared_size > RFI_MOST_INNER)
     return rfi_fail(RFI_E_MODEL_CONFIG,
                     "moe_intermediate_size is %lld and shared_expert_intermediate_size is %lld; the first must be 1 to "

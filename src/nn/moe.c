@@ -50,23 +50,65 @@ static rfr_value experts_linear(const rfi_nn *n, rfr_value x, rfi_param_kind wei
   return rfi_adapter_experts(n->t, n->c, n->parameters, rfi_parameter_index(n->c, weight, n->layer), x, offsets, y);
 }
 
-rfr_value rfi_nn_moe(const rfi_nn *n, rfr_value x) {
+/* The MLP of each row's expert, times the row's weight. */
+static rfr_value experts_mlp(const rfi_nn *n, rfr_value rows, rfr_value offsets, rfr_value weight) {
+  const int64_t I = n->c->expert_size;
+  rfr_value y = experts_linear(n, rows, RFI_PARAM_EXPERT_UP, offsets);
+  y = rfr_swiglu_weighted(n->t, rfr_slice(n->t, y, 1, 0, I), rfr_slice(n->t, y, 1, I, I), weight);
+  return experts_linear(n, y, RFI_PARAM_EXPERT_DOWN, offsets);
+}
+
+/* A choice of experts, and the rows sorted by it. */
+typedef struct routing {
+  rfr_value weight, splits, order, place;
+} routing;
+
+static rfr_value own_experts(const rfi_nn *n, rfr_value x, const routing *r) {
+  rfr_trace *t = n->t;
+  rfr_value bad;
+  const rfr_value offsets = rfr_splits_to_offsets(t, r->splits, n->tokens * n->c->experts_per_token, &bad);
+  return_value(n, n->experts.bad, bad);
+  rfr_value y = rfr_moe_permute(t, x, r->order, r->place, RFR_NONE); /* (T*k,C) */
+  y = experts_mlp(n, y, offsets, rfr_moe_row_weight(t, r->weight, r->order, r->place));
+  return rfr_moe_unpermute(t, y, r->order, r->place, RFR_NONE);
+}
+
+/* Experts of all ranks. Rows and their weights go to the ranks that have the experts, are sorted there, and come back;
+ * so a row is computed as on one rank, and its terms are added in the same order. */
+static rfr_value spread_experts(const rfi_nn *n, rfr_value x, const routing *r) {
   const rfr_model_config *c = n->c;
   rfr_trace *t = n->t;
-  const int64_t I = c->expert_size;
-  rfr_value index, order, place;
-  rfr_value weight = route(n, x, &index), bad;
-  rfr_value splits = rfr_moe_sort(t, index, c->experts, &order, &place);
-  rfr_value offsets = rfr_splits_to_offsets(t, splits, n->tokens * c->experts_per_token, &bad);
-  return_value(n, n->experts.splits, splits);
-  return_value(n, n->experts.bad, bad);
-  rfr_value y = rfr_moe_permute(t, x, order, place, RFR_NONE); /* (T*k,C) */
-  y = experts_linear(n, y, RFI_PARAM_EXPERT_UP, offsets);
-  weight = rfr_moe_row_weight(t, weight, order, place);
-  y = rfr_swiglu_weighted(t, rfr_slice(t, y, 1, 0, I), rfr_slice(t, y, 1, I, I), weight);
-  y = experts_linear(n, y, RFI_PARAM_EXPERT_DOWN, offsets);
+  const int ranks = c->expert_ranks;
+  const int64_t most = n->tokens * c->experts_per_token;
+  const int64_t capacity = c->expert_capacity > 0 && c->expert_capacity < most ? c->expert_capacity : most;
+  const int64_t column[2] = {ranks * capacity, 1};
+  rfr_value part_place, need, order, place;
+  const rfr_value part_order = rfr_moe_parts(t, r->splits, r->order, r->place, ranks, capacity, &part_place, &need);
+  const rfr_value received = rfr_all_to_all(t, r->splits, ranks); /* (ranks experts of this rank) */
+  return_value(n, n->experts.bad, need);
+  rfr_value rows = rfr_moe_permute(t, x, part_order, part_place, RFR_NONE); /* (ranks capacity,C) */
+  rows = rfr_all_to_all_rows(t, rows, r->splits, received, ranks);
+  rfr_value weight = rfr_reshape(t, rfr_moe_row_weight(t, r->weight, part_order, part_place), 2, column);
+  weight = rfr_all_to_all_rows(t, weight, r->splits, received, ranks);
+  const rfr_value index = rfr_moe_part_experts(t, received, ranks, capacity);
+  const rfr_value splits = rfr_moe_sort(t, index, c->experts / ranks, &order, &place);
+  const rfr_value offsets = rfr_splits_to_offsets(t, splits, ranks * capacity, NULL);
+  rfr_value y = experts_mlp(n, rfr_moe_permute(t, rows, order, place, RFR_NONE), offsets,
+                            rfr_moe_row_weight(t, weight, order, place));
   y = rfr_moe_unpermute(t, y, order, place, RFR_NONE);
-  return c->shared_size > 0 ? rfr_add(t, y, shared_expert(n, x)) : y;
+  y = rfr_all_to_all_rows(t, y, received, r->splits, ranks);
+  return rfr_moe_unpermute(t, y, part_order, part_place, RFR_NONE);
+}
+
+rfr_value rfi_nn_moe(const rfi_nn *n, rfr_value x) {
+  const rfr_model_config *c = n->c;
+  routing r;
+  rfr_value index;
+  r.weight = route(n, x, &index);
+  r.splits = rfr_moe_sort(n->t, index, c->experts, &r.order, &r.place);
+  return_value(n, n->experts.splits, r.splits);
+  const rfr_value y = c->expert_ranks > 1 ? spread_experts(n, x, &r) : own_experts(n, x, &r);
+  return c->shared_size > 0 ? rfr_add(n->t, y, shared_expert(n, x)) : y;
 }
 
 rfr_value rfr_model_routing_loss(rfr_trace *t, const rfr_model_config *c, const rfr_experts *experts, rfr_value targets,

@@ -88,6 +88,8 @@ rfr_value rfi_model_layers(rfr_trace *t, const rfr_model_config *c, const rfr_va
 
 /* The purpose of the i-th parameter of the model, the adapter's not included. */
 rfi_param_kind rfi_parameter_kind(const rfr_model_config *c, int i);
+/* Whether a tensor is a weight of experts, or its gradient or state. */
+bool rfi_is_of_experts(const char *name);
 /* Elements of all parameters. The sizes must be within their own limits. */
 double rfi_model_elements(const rfr_model_config *c);
 

@@ -45,8 +45,8 @@ static const row llama_layer[] = {
     {RFI_PARAM_NORM2, LL "post_attention_layernorm.weight", "C", '1', 'B'},
     {RFI_PARAM_NORM2, LL "pre_feedforward_layernorm.weight", "C", '1', 'P'},
     {RFI_PARAM_ROUTER, LL "mlp.gate.weight", "XC", 'n', 'e'},
-    {RFI_PARAM_EXPERT_UP, LL "mlp.experts.gate_up_proj", "X2C", 'n', 'e'},
-    {RFI_PARAM_EXPERT_DOWN, LL "mlp.experts.down_proj", "XCF", 'r', 'e'},
+    {RFI_PARAM_EXPERT_UP, LL "mlp.experts.gate_up_proj", "Y2C", 'n', 'e'},
+    {RFI_PARAM_EXPERT_DOWN, LL "mlp.experts.down_proj", "YCF", 'r', 'e'},
     {RFI_PARAM_SHARED_GATE, LL "mlp.shared_expert_gate.weight", "1C", 'n', 's'},
     {RFI_PARAM_GATE, LL "mlp.shared_expert.gate_proj.weight", "SC", 'n', 's'},
     {RFI_PARAM_UP, LL "mlp.shared_expert.up_proj.weight", "SC", 'n', 's'},
@@ -141,6 +141,7 @@ static int64_t size_of(const rfr_model_config *c, char letter) {
     case 'J': return (c->heads + 2 * c->kv_heads) * c->head_dim;
     case 'G': return 2 * c->intermediate_size;
     case 'X': return c->experts;
+    case 'Y': return c->expert_ranks > 1 ? c->experts / c->expert_ranks : c->experts;
     case 'F': return c->expert_size;
     case '2': return 2 * c->expert_size;
     case 'S': return c->shared_size;
@@ -273,6 +274,8 @@ rfi_param_kind rfi_parameter_kind(const rfr_model_config *c, int i) {
   int64_t layer;
   return find_row(c, i, &layer)->kind;
 }
+
+bool rfi_is_of_experts(const char *name) { return strstr(name, ".mlp.experts.") != NULL; }
 
 rfr_status rfr_model_parameter(const rfr_model_config *c, int i, rfr_parameter *out) {
   const int total = rfr_model_parameter_count(c), base = base_count(c);

@@ -109,6 +109,10 @@ static rfr_status find_sums(sharding *s, bool *all) {
       if (from >= 0 && s->sum[from] && !fits) s->sum[from] = false;
     }
   *all = true;
+  for (int i = 0; i < t->n_ops; i++) { /* a rank with gradients of its own: its experts' */
+    const int from = is_update(&t->ops[i]) ? t->values[t->ops[i].in[1]].op : i;
+    *all = *all && (!is_update(&t->ops[i]) || (from >= 0 && t->ops[from].def->code == RFI_OP_all_reduce));
+  }
   for (int i = 0; i < t->n_ops; i++)
     for (int k = 1; t->ops[i].def->code == RFI_OP_grad_norm && k < t->ops[i].n_in; k++) {
       const int from = t->values[t->ops[i].in[k]].op;

@@ -81,6 +81,14 @@ static void warn_of_routing(rfr_run *run, const double *m) {
   if (which < 0) return;
   for (int64_t left = which % layers; left > 0 || !rfr_model_has_experts(model, layer); layer++)
     left -= rfr_model_has_experts(model, layer);
+  if (run->settings->parallel.expert > 1) {
+    rfi_run_warn(run,
+                 "step %lld: layer %lld, microbatch %lld: %lld rows for the experts of one rank are more than "
+                 "parallel.capacity, %lld; skipped",
+                 (long long)run->step, (long long)layer, (long long)(which / layers),
+                 (long long)m[RFI_METRIC_BAD_GROUP] + 1, (long long)run->settings->spec.expert_capacity);
+    return;
+  }
   rfi_run_warn(run, "step %lld: layer %lld, microbatch %lld: the rows of expert %lld are negative or too many; skipped",
                (long long)run->step, (long long)layer, (long long)(which / layers), (long long)m[RFI_METRIC_BAD_GROUP]);
 }

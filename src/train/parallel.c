@@ -30,6 +30,19 @@ static bool has_preference(const rfi_settings *s, const rfr_run_options *o) {
   return s->config->data_format == RFI_FORMAT_preference;
 }
 
+static bool has_adapter(const rfi_settings *s, const rfr_run_options *o) {
+  (void)o;
+  return s->config->adapter_type != RFI_ADAPTER_none;
+}
+static bool has_recipe(const rfi_settings *s, const rfr_run_options *o) {
+  (void)o;
+  return s->config->precision_recipe != RFI_RECIPE_none;
+}
+static bool has_moments8(const rfi_settings *s, const rfr_run_options *o) {
+  (void)o;
+  return s->config->optimizer_state_dtype == RFR_U8;
+}
+
 enum { NONE = 1 << RFR_SHARD_NONE, OPTIMIZER = 1 << RFR_SHARD_OPTIMIZER, FULL = 1 << RFR_SHARD_FULL };
 
 static const struct {
@@ -80,6 +93,46 @@ static rfr_status check_pipeline(const rfi_settings *s, const rfr_run_options *o
   return RFR_OK;
 }
 
+/* ---- experts ---- */
+
+static const struct {
+  const char *name;
+  bool (*has)(const rfi_settings *s, const rfr_run_options *o);
+  const char *why;
+} expert_rows[] = {
+    {"an adapter", has_adapter, "give parallel.expert: 1"},
+    {"precision.recipe", has_recipe, "ranks would have different scales; give parallel.expert: 1"},
+    {"optimizer.state_dtype: u8", has_moments8, "a rank's part would have other blocks; give bf16 or f32"},
+};
+
+static rfr_status check_expert(const rfi_settings *s, const rfr_run_options *o) {
+  const rfi_config *c = s->config;
+  const int N = s->parallel.expert;
+  if (N != s->parallel.ranks)
+    return FAIL_AT(s, RFI_CFG_parallel_expert,
+                   "parallel.expert: %d, but there are %d ranks; the experts are spread over all of them", N,
+                   s->parallel.ranks);
+  if (s->parallel.pipeline > 1)
+    return FAIL_AT(s, RFI_CFG_parallel_pipeline, "parallel.pipeline: experts are not spread in a pipeline; give 1");
+  if (s->parallel.shard != RFR_SHARD_NONE)
+    return FAIL_AT(s, RFI_CFG_parallel_shard, "parallel.shard: with parallel.expert over 1; give none");
+  for (size_t i = 0; i < sizeof expert_rows / sizeof *expert_rows; i++)
+    if (expert_rows[i].has(s, o))
+      return rfi_fail_at(RFI_E_UNSUPPORTED, c->file, 0, "%s with experts over %d ranks: %s", expert_rows[i].name, N,
+                         expert_rows[i].why);
+  return RFR_OK;
+}
+
+rfr_status rfi_parallel_check_model(const rfi_settings *s) {
+  const int N = s->parallel.expert;
+  const int64_t experts = s->spec.model.experts;
+  if (N <= 1 || (experts > 0 && experts % N == 0)) return RFR_OK;
+  if (experts == 0)
+    return FAIL_AT(s, RFI_CFG_parallel_expert, "parallel.expert: %d, but the model has no experts; give 1", N);
+  return FAIL_AT(s, RFI_CFG_parallel_expert, "parallel.expert: %d, which does not divide the model's %lld experts", N,
+                 (long long)experts);
+}
+
 /* ---- the keys ---- */
 
 rfr_status rfi_parallel_read(rfi_settings *s, const rfr_run_options *o) {
@@ -91,15 +144,14 @@ rfr_status rfi_parallel_read(rfi_settings *s, const rfr_run_options *o) {
   p->ranks = p->data = o->comm ? rfr_comm_size(o->comm) : 1;
   p->shard = (rfr_shard)c->parallel_shard;
   p->timeout = c->parallel_timeout;
-  if (c->parallel_expert != 1)
-    return FAIL_AT(s, RFI_CFG_parallel_expert, "parallel.expert: %lld; experts cannot be spread over ranks yet; give 1",
-                   (long long)c->parallel_expert);
+  p->expert = o->comm ? (int)c->parallel_expert : 1;
   p->pipeline = o->comm ? (int)c->parallel_pipeline : 1;
   p->schedule = (rfr_schedule_kind)c->parallel_schedule;
   if (p->pipeline > 1) {
     RFI_TRY(check_pipeline(s, o));
     p->data = p->ranks / p->pipeline;
   }
+  if (p->expert > 1) RFI_TRY(check_expert(s, o));
   if (c->source[RFI_CFG_parallel_data].from && c->parallel_data != p->data && o->comm)
     return FAIL_AT(s, RFI_CFG_parallel_data,
                    "parallel.data: %lld, but there are %d ranks; remove the key, or start as many ranks",

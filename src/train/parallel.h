@@ -19,11 +19,15 @@ typedef struct rfi_parallel {
   rfr_shard shard;
   int pipeline; /* ranks over which the layers are spread; 1: there is no pipeline */
   rfr_schedule_kind schedule;
+  int expert;     /* ranks over which the experts are spread; 1: each rank has all of them */
   double timeout; /* seconds of a wait in a step */
 } rfi_parallel;
 
 /* Reads the section for the ranks of options->comm into s->parallel. Errors: config.value at the key; unsupported for a
  * combination that does not work. */
 rfr_status rfi_parallel_read(struct rfi_settings *s, const rfr_run_options *options);
+
+/* The same, for what depends on the model. */
+rfr_status rfi_parallel_check_model(const struct rfi_settings *s);
 
 #endif

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * A part is flat: the elements [rank P, (rank + 1) P) of a tensor, P elements in each part, zero-padded at the end
- * (src/pass/shard.c). A part of a moment of 8 bits has the codes of its elements, then the scales of its blocks.
+ * (src/pass/shard.c); or the experts of a rank, which are adjacent, without padding. A part of a moment of 8
+ * bits has the codes of its elements, then the scales of its blocks.
  */
 #include "train/parts.h"
 
@@ -27,13 +28,15 @@ static const rfi_value *find_input(int n, const rfr_trace *const *traces, const 
 rfr_status rfi_parts_keep(rfr_run *run, int n, const rfr_trace *const *traces) {
   rfr_tensor x;
   int count = 0;
-  if (run->settings->parallel.shard == RFR_SHARD_NONE || run->settings->parallel.ranks == 1) return RFR_OK;
+  const rfi_parallel *p = &run->settings->parallel;
+  if (p->ranks == 1 || (p->shard == RFR_SHARD_NONE && p->expert <= 1)) return RFR_OK;
   while (rfr_programs_tensor_at(run->programs, count, &x) == RFR_OK) count++;
   RFI_TRY(RFI_ALLOC(run->ctx, (size_t)(count + 1) * sizeof *run->full, &run->full));
   for (int i = 0; i < count; i++) {
     RFI_TRY(rfr_programs_tensor_at(run->programs, i, &x));
     const rfi_value *recorded = find_input(n, traces, x.name);
     run->full[i] = recorded ? recorded->type : x.type;
+    if (p->expert > 1 && rfi_is_of_experts(x.name)) run->full[i].shape[0] *= p->expert;
   }
   return RFR_OK;
 }
@@ -53,6 +56,7 @@ bool rfi_of_parameter(const rfr_tensor *x) {
 /* As the pass decides: a part may have the type of the whole tensor. */
 bool rfi_is_part(const rfr_run *run, const rfr_tensor *x) {
   if (!run->full) return false;
+  if (run->settings->parallel.expert > 1) return rfi_is_of_experts(x->name);
   if (x->role == RFR_ROLE_FROZEN) return run->settings->parallel.shard == RFR_SHARD_FULL;
   return rfi_of_parameter(x);
 }

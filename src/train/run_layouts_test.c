@@ -16,6 +16,9 @@ enum { STEPS = 6 };
 
 typedef struct job {
   const char *config, *shard;
+  int expert;  /* parallel.expert */
+  int skipped; /* steps */
+  char warning[256];
   double loss[STEPS + 1], norm[STEPS + 1];
   int64_t tokens;
   double bits; /* of the evaluation */
@@ -26,20 +29,23 @@ static void on_event(const rfr_event *e, void *user) {
   job *j = user;
   if (e->kind == RFR_EVENT_METRICS && e->step <= STEPS)
     j->loss[e->step] = e->loss, j->norm[e->step] = e->grad_norm, j->tokens = e->tokens;
+  if (e->kind == RFR_EVENT_METRICS) j->skipped += e->skipped;
+  if (e->kind == RFR_EVENT_WARNING) snprintf(j->warning, sizeof j->warning, "%s", e->message);
   if (e->kind == RFR_EVENT_EVALUATION) j->bits = e->bits_per_byte;
 }
 
 static rfr_status work(void *rank, int number, rfr_comm *comm, rfr_ctx *own) {
   job *j = rank;
-  char set[64];
-  const char *const sets[] = {set};
+  char set[64], expert[64];
+  const char *const sets[] = {set, expert};
   rfr_run *run;
   rfr_evaluation e;
   rfr_run_options o = rfr_run_options_default();
   (void)number;
   snprintf(set, sizeof set, "parallel.shard=%s", j->shard);
+  snprintf(expert, sizeof expert, "parallel.expert=%d", j->expert);
   o.config_folder = rft_run_root;
-  o.overrides = sets, o.n_overrides = 1;
+  o.overrides = sets, o.n_overrides = 2;
   o.on_event = on_event, o.event_user = j;
   o.comm = comm;
   rfr_status s = rfr_run_open(own, j->config, NULL, &o, &run);
@@ -51,9 +57,9 @@ static rfr_status work(void *rank, int number, rfr_comm *comm, rfr_ctx *own) {
   return s;
 }
 
-static job train(int ranks, const char *config, const char *shard) {
+static job train_spread(int ranks, const char *config, const char *shard, int expert) {
   job jobs[RFT_MOST_RANKS];
-  for (int r = 0; r < ranks; r++) jobs[r] = (job){.config = config, .shard = shard};
+  for (int r = 0; r < ranks; r++) jobs[r] = (job){.config = config, .shard = shard, .expert = expert};
   rft_run_ranks(ranks, jobs, sizeof *jobs, work);
   for (int r = 1; r < ranks; r++) {
     if (!rfi_hash_equal(jobs[r].state, jobs[0].state)) fail_msg("%d ranks, %s: rank %d differs", ranks, shard, r);
@@ -62,6 +68,8 @@ static job train(int ranks, const char *config, const char *shard) {
   }
   return jobs[0];
 }
+
+static job train(int ranks, const char *config, const char *shard) { return train_spread(ranks, config, shard, 1); }
 
 static double largest_difference(const job *a, const job *b) {
   double most = 0;
@@ -144,7 +152,63 @@ static void same_bits(void **state) {
   assert_memory_equal(one.loss, three.loss, sizeof one.loss);
 }
 
+/* ---- experts spread over ranks ---- */
+
+#define SPREAD(experts, k)                                                                                     \
+  "refrain: 1\nmodel: {model_type: qwen3_moe, hidden_size: 24, num_hidden_layers: 2, num_attention_heads: 4, " \
+  "num_experts: " experts ", num_experts_per_tok: " k ", moe_intermediate_size: 20}\n" DATA BATCH STEPS_RUN
+
+/* Several experts and one expert a rank, all tokens to all experts, 16 bits, frozen experts. */
+static const struct spread_row {
+  const char *name, *config;
+  double tolerance;
+  int ranks[2];
+} spread_rows[] = {
+    {"f32", SPREAD("4", "2") BALANCED SINGLE, 1e-6, {2, 4}},
+    {"three experts a rank", SPREAD("12", "3") ADAM SINGLE, 1e-6, {4}},
+    {"all experts", SPREAD("4", "4") ADAM SINGLE, 1e-6, {2}},
+    {"SGD, frozen experts",
+     SPREAD("4", "1") "optimizer: {name: sgd, lr: 1e-2, frozen: [\"*.0.mlp.experts.*\"]}\n" SINGLE,
+     1e-6,
+     {2}},
+    {"recompute", SPREAD("4", "2") ADAM SINGLE "memory: {recompute: all}\n", 1e-6, {2}},
+    {"bf16", SPREAD("4", "2") ADAM "precision: {dtype: bf16}\n", 5e-3, {2}},
+    {"f16", SPREAD("4", "2") ADAM HALF, 1e-3, {2}},
+};
+
+static void spread_experts(void **state) {
+  (void)state;
+  for (size_t i = 0; i < sizeof spread_rows / sizeof *spread_rows; i++) {
+    const struct spread_row *row = &spread_rows[i];
+    const job one = train(1, row->config, "none");
+    for (int k = 0; k < 2 && row->ranks[k]; k++) {
+      const job j = train_spread(row->ranks[k], row->config, "none", row->ranks[k]);
+      const double d = largest_difference(&j, &one);
+      print_message("%s, %d ranks: differs by %.2g\n", row->name, row->ranks[k], d);
+      if (!(d <= row->tolerance)) fail_msg("%s, %d ranks: differs by %g", row->name, row->ranks[k], d);
+      assert_int_equal(j.tokens, one.tokens);
+      assert_int_equal(j.skipped, 0);
+      assert_true(fabs(j.bits / one.bits - 1) < row->tolerance);
+    }
+  }
+}
+
+/* A capacity that is too small skips every step on all ranks, and says what it needs; one that suffices changes no
+ * bit. */
+static void capacity(void **state) {
+  (void)state;
+#define CAPACITY(n) SPREAD("4", "2") ADAM SINGLE "parallel: {capacity: " n "}\n"
+  const job all = train_spread(2, SPREAD("4", "2") ADAM SINGLE, "none", 2);
+  const job same = train_spread(2, CAPACITY("63"), "none", 2), few = train_spread(2, CAPACITY("8"), "none", 2);
+  assert_memory_equal(all.loss, same.loss, sizeof all.loss);
+  assert_true(rfi_hash_equal(all.state, same.state));
+  assert_int_equal(few.skipped, STEPS);
+  if (!strstr(few.warning, " rows for the experts of one rank are more than parallel.capacity, 8; skipped"))
+    fail_msg("%s", few.warning);
+}
+
 int main(void) {
-  const struct CMUnitTest tests[] = {rft_context_test(against_one_rank), rft_context_test(same_bits)};
+  const struct CMUnitTest tests[] = {rft_context_test(against_one_rank), rft_context_test(same_bits),
+                                     rft_context_test(spread_experts), rft_context_test(capacity)};
   return cmocka_run_group_tests(tests, rft_run_setup, rft_run_teardown);
 }

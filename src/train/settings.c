@@ -214,6 +214,8 @@ static rfr_status read_batch(rfi_settings *s) {
   p->ranks = s->parallel.data;
   /* `recompute` plans one rank's whole step, where gradients hide what activations take on several */
   p->checkpoint = s->parallel.ranks > 1 && s->recompute == RFR_RECOMPUTE_ALL;
+  p->expert_ranks = s->parallel.expert;
+  p->expert_capacity = c->parallel_capacity;
   p->pipeline = (rfi_pipeline_part){
       .ranks = s->parallel.pipeline, .rank = s->parallel.rank / s->parallel.data, .schedule = s->parallel.schedule};
   RFI_TRY(share_microbatches(s, c->batch_tokens / s->sequence / s->rows));
@@ -363,6 +365,7 @@ rfr_status rfi_settings_read(rfr_ctx *ctx, const char *text, const rfr_run_optio
   s->tune = c->run_tune;
   status = rfi_parallel_read(s, options);
   if (status == RFR_OK) status = read_model(s, bf16_fast);
+  if (status == RFR_OK) status = rfi_parallel_check_model(s);
   if (status == RFR_OK) status = read_adapter(s);
   if (status == RFR_OK) status = read_batch(s);
   if (status == RFR_OK) status = rfi_settings_recipe(s);

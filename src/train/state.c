@@ -190,7 +190,9 @@ static void describe_layout(const rfi_parallel *p, char *text, size_t size) {
   if (p->ranks == 1) snprintf(text, size, "%s", ONE_RANK);
   else if (p->pipeline > 1)
     snprintf(text, size, "%d ranks, pipeline %d, %s", p->ranks, p->pipeline, rfr_schedule_kind_name(p->schedule));
-  else snprintf(text, size, "%d ranks, shard %s", p->ranks, rfr_shard_name(p->shard));
+  else
+    snprintf(text, size, "%d ranks, %s%s", p->ranks, p->expert > 1 ? "experts spread, shard " : "shard ",
+             rfr_shard_name(p->shard));
 }
 
 rfr_status rfi_state_describe(rfr_run *run, rfi_state_json *out) {

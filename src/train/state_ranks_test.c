@@ -17,6 +17,7 @@
 typedef struct job {
   const char *config, *folder, *shard;
   int resume, steps; /* 0: the state is only loaded */
+  int expert;        /* parallel.expert; 0: 1 */
   rfi_hash state;
   int layout_warnings, checkpoints;
 } job;
@@ -29,8 +30,8 @@ static void on_event(const rfr_event *e, void *user) {
 
 static rfr_status work(void *rank, int number, rfr_comm *comm, rfr_ctx *own) {
   job *j = rank;
-  char folder[160], shard[64], steps[32];
-  const char *const sets[] = {shard, steps, "schedule.name=constant"};
+  char folder[160], shard[64], steps[32], expert[32];
+  const char *const sets[] = {shard, steps, "schedule.name=constant", expert};
   rfr_run *run;
   rfr_run_options o = rfr_run_options_default();
   (void)number;
@@ -38,7 +39,8 @@ static rfr_status work(void *rank, int number, rfr_comm *comm, rfr_ctx *own) {
   snprintf(shard, sizeof shard, "parallel.shard=%s", j->shard);
   snprintf(steps, sizeof steps, "run.steps=%d", j->steps ? j->steps : 6);
   o.config_folder = rft_run_root;
-  o.overrides = sets, o.n_overrides = 3;
+  snprintf(expert, sizeof expert, "parallel.expert=%d", j->expert ? j->expert : 1);
+  o.overrides = sets, o.n_overrides = 4;
   o.programs = RFR_RUN_TRAIN;
   o.on_event = on_event, o.event_user = j;
   o.resume = j->resume;
@@ -127,6 +129,29 @@ static void layouts(void **state) {
         assert_int_equal(j.layout_warnings, others[k].ranks != 3 || others[k].mode != m);
       }
     }
+}
+
+/* Experts spread over two ranks: a checkpoint has a part of them from each rank and loads under other layouts with the
+ * same values, and the reverse; a resume has the bits of a run that was not interrupted. */
+static void spread_experts(void **state) {
+  static const char *const config =
+      "refrain: 1\nmodel: {model_type: mixtral, hidden_size: 24, intermediate_size: 20, num_hidden_layers: 2, "
+      "num_experts: 4, num_attention_heads: 4}\nprecision: {dtype: bf16}\n" DATA BATCH ADAM STEPS_RUN;
+  static const struct { int ranks, mode, expert; } layouts[] = {{1, 0, 1}, {2, 0, 1}, {3, 2, 1}, {2, 0, 2}};
+  (void)state;
+  const job saved = run_job(2, (job){config, "spread", "none", 0, 4, .expert = 2});
+  assert_true(is_there("spread", "step-000004/model-rank-0001-of-0002.safetensors"));
+  for (size_t i = 0; i < sizeof layouts / sizeof *layouts; i++) {
+    const job j =
+        run_job(layouts[i].ranks, (job){config, "spread", modes[layouts[i].mode], 1, 0, .expert = layouts[i].expert});
+    if (!same(j.state, saved.state)) fail_msg("layout %d differs", (int)i);
+    assert_int_equal(j.layout_warnings, layouts[i].expert == 1);
+  }
+  const job other = run_job(3, (job){config, "gathered", "full", 0, 4});
+  assert_true(same(run_job(2, (job){config, "gathered", "none", 1, 0, .expert = 2}).state, other.state));
+  const job whole = run_job(2, (job){config, "spread-once", "none", 0, 6, .expert = 2});
+  const job rest = run_job(2, (job){config, "spread", "none", 1, 6, .expert = 2});
+  assert_true(same(whole.state, rest.state));
 }
 
 /* A resume under the same layout has the bits of a run that was not interrupted. `optimizer` has those of `none`;
@@ -324,8 +349,9 @@ static void records(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      rft_context_test(layouts),  rft_context_test(resume),   rft_context_test(folders),
-      rft_context_test(evaluate), rft_context_test(diverged), rft_context_test(records),
+      rft_context_test(layouts), rft_context_test(spread_experts), rft_context_test(resume),
+      rft_context_test(folders), rft_context_test(evaluate),       rft_context_test(diverged),
+      rft_context_test(records),
   };
   return cmocka_run_group_tests(tests, rft_run_setup, rft_run_teardown);
 }

@@ -159,7 +159,38 @@ static rfr_value reduce_reports(rfr_trace *t, const rfi_step_spec *s, rfr_value 
   return rfr_slice(t, sums, 0, n, 1);
 }
 
-/* Everything after the loss. `reported`: without the loss scale. `g` has one element per parameter. */
+/* The norm of gradients of which each rank has parts, from the squares of all ranks. */
+static rfr_value norm_over_ranks(rfr_trace *t, int n, const rfr_value *g, int ranks, rfr_value zeros, rfr_value *skip) {
+  const rfi_attr attr = rfi_i(ranks);
+  rfr_value out[3];
+  const rfr_value own = rfi_record(t, RFR_HERE, RFI_OP_grad_squares, n, g, NULL, NULL);
+  const rfr_value in[2] = {zeros, rfr_all_gather(t, own, ranks)};
+  rfi_record(t, RFR_HERE, RFI_OP_norm_of_squares, 2, in, &attr, out);
+  *skip = out[1];
+  return out[0];
+}
+
+static bool has_spread_experts(const rfi_step_spec *s) { return s->expert_ranks > 1; }
+
+/* Whether each rank has a gradient of its own of parameter i, from the rows of all ranks. */
+static bool is_spread(const rfi_step_spec *s, int i) {
+  rfr_parameter p;
+  return has_spread_experts(s) && rfr_model_parameter(&s->model, i, &p) == RFR_OK && rfi_is_of_experts(p.name);
+}
+
+/* The norm of all gradients. Those that every rank has count on the first one. */
+static rfr_value gradient_norm(rfr_trace *t, const rfi_step_spec *s, int n, const rfr_value *g, rfr_value *counted,
+                               rfr_value zeros, rfr_value *skip) {
+  const int64_t one = 1;
+  int k = 0;
+  if (!has_spread_experts(s)) return rfr_grad_norm_zeros(t, n, g, zeros, skip);
+  const rfr_value zero = rfr_fill(t, 0.0, RFR_F32, 1, &one);
+  for (int i = 0; k < n; i++)
+    if (!rfi_step_rule(s, i).frozen) counted[k] = s->rank == 0 || is_spread(s, i) ? g[k] : zero, k++;
+  return norm_over_ranks(t, n, counted, s->ranks, zeros, skip);
+}
+
+/* Everything after the loss. `reported`: without the loss scale. `g` has two elements per parameter. */
 static void optimize(rfr_trace *t, const rfi_step_spec *s, const rfr_value *w, int n, rfr_value *g, rfr_value loss,
                      const scaling *scaling, const rfr_value reported[REPORTS], rfr_value count, rfr_value stop,
                      const routing *routing, rfr_value step) {
@@ -168,11 +199,15 @@ static void optimize(rfr_trace *t, const rfi_step_spec *s, const rfr_value *w, i
     if (!rfi_step_rule(s, i).frozen) g[trainable++] = rfr_gradient(t, loss, w[i], s->gradient_dtype);
   rfr_set_phase(t, RFR_PHASE_OPTIM);
   rfr_scope(t, "optimizer");
-  for (int i = 0; i < trainable && has_ranks(s); i++) g[i] = rfr_all_reduce(t, g[i], s->ranks);
+  for (int i = 0, k = 0; i < n && has_ranks(s); i++) {
+    if (rfi_step_rule(s, i).frozen) continue;
+    if (!is_spread(s, i)) g[k] = rfr_all_reduce(t, g[k], s->ranks);
+    k++;
+  }
   update u = {.step = step, .lr = learning_rate(t, s, step), .clip = RFR_NONE};
   const int64_t gradients = trainable;
   rfr_value zeros = rfr_input(t, RFI_NAME_ZERO_STEPS, RFR_ROLE_STATE, RFR_I32, 1, &gradients);
-  rfr_value norm = unscaled(t, scaling, rfr_grad_norm_zeros(t, trainable, g, zeros, &u.skip));
+  rfr_value norm = unscaled(t, scaling, gradient_norm(t, s, trainable, g, g + n, zeros, &u.skip));
   rfr_value which = RFR_NONE, group = RFR_NONE;
   if (routing->n > 0) u.skip = rfr_skip_bad(t, u.skip, routing->n, routing->bad, &which, &group);
   u.clip = scaling->inverse;
@@ -228,7 +263,7 @@ static preference record_preference(rfr_trace *t, const rfi_step_spec *s, rfr_va
 static void record_train(rfr_trace *t, const rfi_step_spec *s, rfr_value *values) {
   const int n = rfr_model_parameter_count(&s->model);
   const int64_t L = rfr_model_expert_layers(&s->model), routings = L * s->microbatches;
-  rfr_value *w = values, *g = w + n, *logits = g + n, *index = logits + L, *targets = index + L;
+  rfr_value *w = values, *g = w + n, *logits = g + 2 * n, *index = logits + L, *targets = index + L;
   rfr_value *pairs = targets + s->microbatches, *splits = pairs + s->microbatches;
   routing routing = {splits, splits + routings, (int)routings};
   rfr_microbatch(t, -1);
@@ -300,16 +335,10 @@ static int step_ranks(const rfi_step_spec *s) { return s->pipeline.ranks * all_r
 static rfr_value pipeline_norm(rfr_trace *t, const rfi_step_spec *s, rfr_value *g, int n, rfr_value *skip) {
   const int64_t one = 1, gradients = n;
   const rfr_value zero = rfr_fill(t, 0.0, RFR_F32, 1, &one);
-  const rfi_attr ranks = rfi_i(step_ranks(s));
-  rfr_value out[3];
   for (int i = 0; i < n; i++)
     if (g[i] == RFR_NONE) g[i] = zero;
   const rfr_value zeros = rfr_input(t, RFI_NAME_ZERO_STEPS, RFR_ROLE_STATE, RFR_I32, 1, &gradients);
-  const rfr_value own = rfi_record(t, RFR_HERE, RFI_OP_grad_squares, n, g, NULL, NULL);
-  const rfr_value in[2] = {zeros, rfr_all_gather(t, own, step_ranks(s))};
-  rfi_record(t, RFR_HERE, RFI_OP_norm_of_squares, 2, in, &ranks, out);
-  *skip = out[1];
-  return out[0];
+  return norm_over_ranks(t, n, g, step_ranks(s), zeros, skip);
 }
 
 /* The loss of the step; *stop: the number of ranks that ask for the end of the run; *count: targets of the step, which
@@ -448,14 +477,17 @@ static rfr_status build(rfr_ctx *ctx, const rfi_step_spec *spec, recording recor
   rfr_status s;
   rfr_trace *t = NULL;
   rfr_value *values = NULL;
+  rfi_step_spec own = *spec;
   *out = NULL;
-  RFI_GOTO(rfr_model_config_check(&spec->model));
+  own.model.expert_ranks = spec->expert_ranks;
+  own.model.expert_capacity = record == record_train ? spec->expert_capacity : 0;
+  RFI_GOTO(rfr_model_config_check(&own.model));
   const size_t n = 3 * (size_t)rfr_model_parameter_count(&spec->model) + 2 * (size_t)spec->model.layers +
                    (size_t)spec->microbatches * (2 + 2 * (size_t)spec->model.layers);
   RFI_GOTO(RFI_ALLOC(ctx, n * sizeof *values, &values));
   RFI_GOTO(rfr_trace_create(ctx, &t));
-  if (record) record(t, spec, values);
-  else record_stage_evaluate(t, spec, stage, values);
+  if (record) record(t, &own, values);
+  else record_stage_evaluate(t, &own, stage, values);
   RFI_GOTO(rfr_trace_finish(t));
   *out = t;
   rfi_free(ctx, values);

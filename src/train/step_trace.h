@@ -66,7 +66,9 @@ typedef struct rfi_step_spec {
   rfr_recipe recipe; /* of the training step; all zeros: none */
   bool timed;        /* the state lr_steps has the steps at which the schedule changes, see rfr_lr_schedule_steps_at */
   rfi_pipeline_part pipeline;
-  bool checkpoint; /* blocks are recomputed from their inputs, whatever the plan */
+  int expert_ranks;        /* over which the experts are spread; 0 and 1: none. `model` has all of them */
+  int64_t expert_capacity; /* of a training step; evaluation and generation have room for all rows */
+  bool checkpoint;         /* blocks are recomputed from their inputs, whatever the plan */
 } rfi_step_spec;
 
 static inline rfi_param_rule rfi_step_rule(const rfi_step_spec *s, int parameter) {

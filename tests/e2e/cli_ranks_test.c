@@ -69,6 +69,24 @@ static void pipelines(void **state) {
   assert_int_equal(RUN("train", "two-by-two", "--resume", "--set", "run.steps=10"), 0);
 }
 
+/* Experts over the ranks, and their checkpoint on one rank. */
+static void experts(void **state) {
+  static const char *const sets[] = {"batch.microbatch=1", "model.model_type=mixtral", "model.num_experts=4"};
+  double loss[2];
+  (void)state;
+  assert_int_equal(RUN("train", "small.yaml", "--out", "experts-one", "--json", "--set", sets[0], "--set", sets[1],
+                       "--set", sets[2], SETS),
+                   0);
+  loss[0] = loss_of_training();
+  if (RUN("train", "small.yaml", "--ranks", "2", "--out", "experts-two", "--json", "--set", "parallel.expert=2",
+          "--set", sets[0], "--set", sets[1], "--set", sets[2], SETS) != 0)
+    fail_msg("%s", rft_err);
+  loss[1] = loss_of_training();
+  if (fabs(loss[1] / loss[0] - 1) > 1e-6) fail_msg("loss %.9g instead of %.9g", loss[1], loss[0]);
+  assert_int_equal(RUN("eval", "experts-two"), 0);
+  assert_int_equal(RUN("export", "experts-two", "--to", "hf", "--out", "experts-hf"), 0);
+}
+
 /* An error that all ranks see is printed once. */
 static void errors(void **state) {
   static const struct {
@@ -129,6 +147,7 @@ int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(layouts),
       cmocka_unit_test(pipelines),
+      cmocka_unit_test(experts),
       cmocka_unit_test(errors),
       cmocka_unit_test(stop),
   };

@@ -189,6 +189,8 @@ static void ops(void) {
   VALUE(rfr_grouped_linear_separate_at, NULL, NOWHERE, 0, 1, (rfr_value[]){0}, 0, 0, 0);
   VALUE(rfr_moe_route_at, NULL, NOWHERE, 0, 0, NULL, NULL);
   VALUE(rfr_moe_sort_at, NULL, NOWHERE, 0, 4, NULL, NULL);
+  VALUE(rfr_moe_parts_at, NULL, NOWHERE, 0, 0, 0, 2, 4, NULL, NULL);
+  VALUE(rfr_moe_part_experts_at, NULL, NOWHERE, 0, 2, 4);
   VALUE(rfr_moe_permute_at, NULL, NOWHERE, 0, 0, 0, 0);
   VALUE(rfr_moe_row_weight_at, NULL, NOWHERE, 0, 0, 0);
   VALUE(rfr_moe_unpermute_at, NULL, NOWHERE, 0, 0, 0, 0);
@@ -233,6 +235,7 @@ static void ops(void) {
   VALUE(rfr_reduce_scatter_at, NULL, NOWHERE, 0, 2);
   VALUE(rfr_all_reduce_at, NULL, NOWHERE, 0, 2);
   VALUE(rfr_all_to_all_at, NULL, NOWHERE, 0, 2);
+  VALUE(rfr_all_to_all_rows_at, NULL, NOWHERE, 0, 0, 0, 2);
   VALUE(rfr_gradient_onto_at, NULL, NOWHERE, 0, 0, 0);
   VALUE(rfr_step_block_at, NULL, NOWHERE);
   VALUE(rfr_rng_stream_at, NULL, NOWHERE, "name");

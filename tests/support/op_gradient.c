@@ -172,7 +172,8 @@ static const char *exempt(const rft_op *op, char word[32]) {
   if (strcmp(def->family, "decode") == 0 || def->code == RFI_OP_attention_cached) return "none: generation";
   if (def->n_operands == 0) return "none: constant";
   if (def->code == RFI_OP_token_count || def->code == RFI_OP_positions || def->code == RFI_OP_splits_to_offsets ||
-      def->code == RFI_OP_moe_sort || def->code == RFI_OP_moe_load || def->code == RFI_OP_dequantize)
+      def->code == RFI_OP_moe_sort || def->code == RFI_OP_moe_parts || def->code == RFI_OP_moe_part_experts ||
+      def->code == RFI_OP_moe_load || def->code == RFI_OP_dequantize)
     return "none: integers";
   return ""; /* an empty cell: fails */
 }

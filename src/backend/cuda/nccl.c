@@ -318,7 +318,7 @@ static rfr_status exchange(rfr_comm *comm, const void *mine, int64_t bytes, void
   RFI_TRY(rfi_cuda_check(cudaSetDevice(c->ordinal), "choosing the device"));
   rfr_status s = rfi_cuda_check(cudaMalloc((void **)&memory, n * ((size_t)comm->size + 1)), "allocating memory");
   if (s == RFR_OK) {
-    const rfi_collective what = {RFI_ALL_GATHER, RFR_U8, bytes, memory, memory + n};
+    const rfi_collective what = {.kind = RFI_ALL_GATHER, .dtype = RFR_U8, .n = bytes, .from = memory, .to = memory + n};
     s = rfi_cuda_check(cudaMemcpyAsync(memory, mine, n, cudaMemcpyHostToDevice, c->stream), "writing memory");
     if (s == RFR_OK) s = enqueue(c, &what, c->stream);
     if (s == RFR_OK) s = rfi_nccl_wait(comm, c->stream, "exchanging bytes");
@@ -347,7 +347,8 @@ static rfr_status connect_ranks(gpu_comm *c) {
   RFI_TRY(rfi_cuda_check(cudaMalloc((void **)&memory, 2 * all), "allocating memory"));
   rfr_status s = rfi_cuda_check(cudaMemsetAsync(memory, 0, 2 * all, c->stream), "filling memory");
   for (int kind = RFI_ALL_GATHER; kind <= RFI_ALL_TO_ALL && s == RFR_OK; kind++) {
-    const rfi_collective what = {(rfi_collective_kind)kind, RFR_F32, N, memory, memory + N * c->comm.size};
+    const rfi_collective what = {
+        .kind = (rfi_collective_kind)kind, .dtype = RFR_F32, .n = N, .from = memory, .to = memory + N * c->comm.size};
     s = enqueue(c, &what, c->stream);
     if (s == RFR_OK) s = rfi_nccl_wait(&c->comm, c->stream, "connecting the ranks");
   }

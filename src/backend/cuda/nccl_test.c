@@ -170,7 +170,8 @@ static rfr_status make(double timeout, rfr_comm **c) {
 
 static rfr_status call(rfr_comm *c, void *stream) {
   float x[4];
-  return c->table->run(c, &(rfi_collective){RFI_ALL_REDUCE, RFR_F32, 4, x, x}, stream);
+  return c->table->run(c, &(rfi_collective){.kind = RFI_ALL_REDUCE, .dtype = RFR_F32, .n = 4, .from = x, .to = x},
+                       stream);
 }
 
 static void is_peer(rfr_status s, const char *says) {

@@ -67,6 +67,22 @@ rfr_status rfi_infer_all_to_all(const rfi_infer *c) {
   return RFR_OK;
 }
 
+static rfr_status check_counts(const rfi_infer *c, int i) {
+  RFI_TRY(rfi_rule_dtype(c, i, RFR_I32));
+  RFI_TRY(rfi_rule_rank(c, i, 1, 1));
+  if (c->in[i].shape[0] > 0 && c->in[i].shape[0] % c->attr[0].i == 0) return RFR_OK;
+  return rfi_fail(RFI_E_TRACE_SHAPE, "%s has %lld counts; give as many for each of %lld ranks", c->def->operand[i],
+                  (long long)c->in[i].shape[0], (long long)c->attr[0].i);
+}
+
+rfr_status rfi_infer_all_to_all_rows(const rfi_infer *c) {
+  RFI_TRY(rfi_infer_all_to_all(c));
+  RFI_TRY(rfi_rule_rank(c, 0, 2, 2));
+  RFI_TRY(rfi_rule_float(c, 0));
+  RFI_TRY(check_counts(c, 1));
+  return check_counts(c, 2);
+}
+
 /* ---- gradients ---- */
 
 static rfr_status emit(rfi_grad *g, rfi_opcode code) {
@@ -80,6 +96,15 @@ rfr_status rfi_grad_all_gather(rfi_grad *g) { return emit(g, RFI_OP_reduce_scatt
 rfr_status rfi_grad_reduce_scatter(rfi_grad *g) { return emit(g, RFI_OP_all_gather); }
 rfr_status rfi_grad_all_reduce(rfi_grad *g) { return emit(g, RFI_OP_all_reduce); }
 rfr_status rfi_grad_all_to_all(rfi_grad *g) { return emit(g, RFI_OP_all_to_all); }
+
+/* The way back: what was received is sent. */
+rfr_status rfi_grad_all_to_all_rows(rfi_grad *g) {
+  const rfr_value *in = g->op->in;
+  if (!g->need[0] || g->dy[0] == RFR_NONE) return RFR_OK;
+  rfi_emit_begin(g, 0);
+  rfi_emit_end(g, 0, rfi_emit(g, RFI_OP_all_to_all_rows, 3, (rfr_value[]){g->dy[0], in[2], in[1]}, g->op->attr));
+  return g->t->status;
+}
 
 /* ---- recording ---- */
 
@@ -102,4 +127,10 @@ rfr_value rfr_all_reduce_at(rfr_trace *t, rfr_source at, rfr_value x, int ranks)
 
 rfr_value rfr_all_to_all_at(rfr_trace *t, rfr_source at, rfr_value x, int ranks) {
   return record(t, at, RFI_OP_all_to_all, x, ranks);
+}
+
+rfr_value rfr_all_to_all_rows_at(rfr_trace *t, rfr_source at, rfr_value x, rfr_value sent, rfr_value received,
+                                 int ranks) {
+  const rfi_attr attr = rfi_i(ranks);
+  return rfi_record(t, at, RFI_OP_all_to_all_rows, 3, (rfr_value[]){x, sent, received}, &attr, NULL);
 }

@@ -19,6 +19,7 @@ static inline rfi_collective rfi_collective_of(const rfr_call *call, rfi_collect
   if (kind == RFI_ALL_TO_ALL) c.n /= call->attr[0].i;
   c.from = call->in[0].data;
   c.to = call->out[0].data;
+  c.sent = c.received = NULL;
   return c;
 }
 

@@ -42,3 +42,20 @@ RFT_CASES(all_to_all) = {
     "all_to_all(f[7,13]) ranks=1", "all_to_all(f[1,5,3]) ranks=1",  "all_to_all(f[33]) ranks=1",
     "all_to_all(f[0,3]) ranks=1",  "all_to_all(i[17]<100) ranks=1", NULL,
 };
+
+RFT_REF(all_to_all_rows) {
+  const int64_t rows = call->in[0].type.shape[0], C = call->in[0].type.shape[1];
+  const double *x = call->in[0].data;
+  const int32_t *received = call->in[2].data;
+  double *y = call->out[0].data;
+  int64_t n = 0;
+  for (int64_t g = 0; g < call->in[2].type.shape[0]; g++) n += received[g] > 0 ? received[g] : 0;
+  for (int64_t i = 0; i < rows * C; i++) y[i] = i / C < n ? x[i] : 0;
+}
+RFT_CASES(all_to_all_rows) = {
+    "all_to_all_rows(f[7,13], i[2]=3,4, i[2]=3,4) ranks=1",
+    "all_to_all_rows(f[1,5], i[1]=1, i[1]=1) ranks=1",
+    "all_to_all_rows(f[33,1], i[3]=40,1,0, i[3]=40,1,0) ranks=1",
+    "all_to_all_rows(f[0,3], i[1]=2, i[1]=2) ranks=1",
+    NULL,
+};

@@ -153,15 +153,72 @@ static rfr_status exchange(void *rank_of_test, int number, rfr_comm *comm, rfr_c
   return s;
 }
 
-static void test_exchange(void **state) {
-  (void)state;
+/* Rows that rank r sends to rank s; they are in two groups. */
+static int32_t rows_to(int r, int s, int group) { return (r * 5 + s * 3 + group) % 4 + (r == 0 && s == 1) * D0; }
+
+static int rows_between(int r, int s) {
+  const int rows = rows_to(r, s, 0) + rows_to(r, s, 1);
+  return rows < D0 ? rows : D0;
+}
+
+/* Parts of different sizes, which are on the device; the second exchange and the gradient send the rows back. */
+static rfr_status exchange_rows(void *rank_of_test, int number, rfr_comm *comm, rfr_ctx *own) {
+  rank *r = rank_of_test;
+  rfr_programs *p = NULL;
+  rfr_tensor x, counts, there, back, dx;
+  rfr_trace *t;
+  rfr_compile_options o = rfr_compile_options_default();
+  o.comm = comm;
+  RFI_TRY(rfr_trace_create(own, &t));
+  const int64_t shape[2] = {(int64_t)D0 * r->size, D1}, groups = 2 * r->size;
+  const rfr_value in = rfr_input(t, "x", RFR_ROLE_TRAINABLE, RFR_F32, 2, shape);
+  const rfr_value sent = rfr_input(t, "sent", RFR_ROLE_INPUT, RFR_I32, 1, &groups);
+  const rfr_value received = rfr_all_to_all(t, sent, r->size);
+  const rfr_value y = rfr_all_to_all_rows(t, in, sent, received, r->size);
+  rfr_output(t, "there", y);
+  rfr_output(t, "back", rfr_all_to_all_rows(t, y, received, sent, r->size));
+  rfr_output(t, "dx", rfr_gradient(t, rfr_sum(t, y, -1), in, RFR_F32));
+  rfr_status s = rfr_compile(own, 1, (const rfr_trace *const *)&t, NULL, &o, &p);
+  rfr_trace_destroy(t);
+  if (s == RFR_OK) s = rfr_programs_tensor(p, "x", &x);
+  if (s == RFR_OK) s = rfr_programs_tensor(p, "sent", &counts);
+  for (int64_t i = 0; s == RFR_OK && i < shape[0] * D1; i++) {
+    const int to = (int)(i / (D0 * D1));
+    ((float *)x.data)[i] = i % (D0 * D1) / D1 < rows_between(number, to) ? data(number, 0, i) : 0;
+  }
+  for (int i = 0; s == RFR_OK && i < groups; i++) ((int32_t *)counts.data)[i] = rows_to(number, i / 2, i % 2);
+  if (s == RFR_OK) s = rfr_program_capture(p, 0);
+  for (int i = 0; i < 2 && s == RFR_OK; i++) s = rfr_program_replay(p, 0, NULL, 0);
+  if (s == RFR_OK) s = rfr_program_output(p, 0, "there", &there);
+  if (s == RFR_OK) s = rfr_program_output(p, 0, "back", &back);
+  if (s == RFR_OK) s = rfr_program_output(p, 0, "dx", &dx);
+  for (int64_t i = 0; s == RFR_OK && i < shape[0] * D1; i++) {
+    const int peer = (int)(i / (D0 * D1)), row = (int)(i % (D0 * D1) / D1);
+    const int64_t theirs = (int64_t)number * D0 * D1 + i % (D0 * D1);
+    const float came = row < rows_between(peer, number) ? data(peer, 0, theirs) : 0;
+    const bool goes = row < rows_between(number, peer);
+    if (((float *)there.data)[i] != came || ((float *)back.data)[i] != (goes ? data(number, 0, i) : 0) ||
+        ((float *)dx.data)[i] != (goes ? 1.0f : 0))
+      snprintf(r->error, sizeof r->error, "all_to_all_rows differs at element %lld", (long long)i);
+  }
+  rfr_programs_destroy(p);
+  return s;
+}
+
+static void run_exchanges(rft_rank_work work_of_rank) {
   for (int size = 2; size <= MOST_RANKS; size++) {
     rank ranks[MOST_RANKS];
     for (int i = 0; i < size; i++) ranks[i] = (rank){.number = i, .size = size};
-    rft_run_ranks(size, ranks, sizeof *ranks, exchange);
+    rft_run_ranks(size, ranks, sizeof *ranks, work_of_rank);
     for (int i = 0; i < size; i++)
       if (ranks[i].error[0]) fail_msg("rank %d of %d: %s", i, size, ranks[i].error);
   }
+}
+
+static void test_exchange(void **state) {
+  (void)state;
+  run_exchanges(exchange);
+  run_exchanges(exchange_rows);
 }
 
 /* ---- the trace ---- */

@@ -3,7 +3,8 @@
  * The ops of a mixture of experts around its GEMMs: routing, sorting tokens by expert and back, and the aux losses that
  * balance the load. Shapes, gradients, recording.
  *
- * This rank has all experts, so T tokens always make T k rows: nothing is dropped, and no shape depends on the routing.
+ * T tokens always make T k rows: nothing is dropped, and no shape depends on the routing. If experts are spread over
+ * ranks, the rows are in parts of a fixed size, one for each rank (moe_parts.c), which the same ops fill and read.
  * Permute and unpermute are each other's gradients, so both take both maps: `order` from rows to slots, `place` from
  * slots to rows. The choice itself has no gradient; the weights of the chosen experts have one.
  */
@@ -84,11 +85,11 @@ rfr_status rfi_infer_moe_sort(const rfi_infer *c) {
   return RFR_OK;
 }
 
-/* Checks operands order, place and optionally weight: (T*k), (T,k), (T,k). */
+/* Checks operands order, place and optionally weight: (rows), (T,k), (T,k). There are T*k rows, or those of
+ * moe_parts. */
 static rfr_status maps(const rfi_infer *c, int order, int place, int weight) {
   RFI_TRY(integers(c, place, 2));
   RFI_TRY(integers(c, order, 1));
-  RFI_TRY(rfi_rule_vector(c, order, rfi_count(&c->in[place])));
   if (!rfi_present(c, weight)) return RFR_OK;
   RFI_TRY(rfi_rule_float(c, weight));
   return rfi_rule_same(c, weight, place, false);
@@ -121,7 +122,8 @@ rfr_status rfi_infer_moe_unpermute(const rfi_infer *c) {
 rfr_status rfi_infer_moe_unpermute_dw(const rfi_infer *c) {
   const int64_t to = c->attr[0].i;
   RFI_TRY(integers(c, 1, 2));
-  RFI_TRY(rows_of(c, 0, rfi_count(&c->in[1])));
+  RFI_TRY(rfi_rule_float(c, 0));
+  RFI_TRY(rfi_rule_rank(c, 0, 2, 2));
   RFI_TRY(rows_of(c, 2, c->in[1].shape[0]));
   if (c->in[0].shape[1] != c->in[2].shape[1])
     return rfi_fail(RFI_E_TRACE_SHAPE, "y has rows of %lld, dout of %lld", (long long)c->in[0].shape[1],
@@ -250,13 +252,13 @@ rfr_value rfr_moe_permute_at(rfr_trace *t, rfr_source at, rfr_value x, rfr_value
 /* A slot's weight is moved as a token with one slot, whose row has one column. */
 rfr_value rfr_moe_row_weight_at(rfr_trace *t, rfr_source at, rfr_value weight, rfr_value order, rfr_value place) {
   const rfr_type w = rfr_value_type(t, weight), p = rfr_value_type(t, place);
-  const int64_t slots = rfi_count(&p), column[2] = {slots, 1};
+  const int64_t slots = rfi_count(&p), column[2] = {slots, 1}, rows = rfr_value_type(t, order).shape[0];
   if (w.rank != p.rank || memcmp(w.shape, p.shape, sizeof w.shape) != 0)
     return rfi_trace_fail(t, at, "moe_row_weight", RFI_E_TRACE_SHAPE, "weight and place have different shapes");
   weight = rfr_reshape_at(t, at, weight, 2, column);
   place = rfr_reshape_at(t, at, place, 2, column);
   weight = rfi_record(t, at, RFI_OP_moe_permute, 4, (rfr_value[]){weight, order, place, RFR_NONE}, NULL, NULL);
-  return rfr_reshape_at(t, at, weight, 1, &slots);
+  return rfr_reshape_at(t, at, weight, 1, &rows);
 }
 
 rfr_value rfr_moe_unpermute_at(rfr_trace *t, rfr_source at, rfr_value y, rfr_value order, rfr_value place,

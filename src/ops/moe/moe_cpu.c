@@ -46,7 +46,7 @@ static void permute_part(const rfi_call *c, int64_t begin, int64_t end, int part
   (void)part;
   const rfi_arg *x = &c->in[0], *weight = &c->in[3], *y = &c->out[0];
   const int32_t *order = c->in[1].data;
-  const int64_t k = c->in[2].type.shape[1], slots = c->in[1].type.shape[0], columns = x->type.shape[1];
+  const int64_t k = c->in[2].type.shape[1], slots = rfi_count(&c->in[2].type), columns = x->type.shape[1];
   const int64_t bytes = columns * (rfr_dtype_bits(x->type.dtype) / 8);
   const bool weighted = c->n_in > 3 && weight->data;
   for (int64_t r = begin; r < end; r++) {

@@ -8,7 +8,7 @@
  *   unpermute_dw dw[t,j] = y[place[t,j]] . dout[t]
  *
  * Going by tokens, each row is read once: gathering the sorted rows one by one would read a token's row k times, at
- * distant moments. The sort guarantees that place and order agree; rows without a slot are at the end.
+ * distant moments. The sort guarantees that place and order agree; rows without a slot have order -1.
  */
 #include "backend/cuda/any_type.cuh"
 #include "ops/elementwise/map.cuh"
@@ -147,7 +147,7 @@ static __global__ void __launch_bounds__(THREADS) permute_few(const __grid_const
   if (i >= a.rows * a.columns) return;
   const int64_t slot = a.order[i / a.columns];
   X x = rfi_narrow<X>(0.0f);
-  if (slot >= 0 && slot < a.rows) {
+  if (slot >= 0 && slot < a.tokens * a.k) {
     x = ((const X *)a.from)[slot / a.k * a.columns + i % a.columns];
     if (a.weight) x = rfi_narrow<X>(rfi_widen(x) * weight_of(a, slot));
   }
@@ -191,13 +191,13 @@ static bool in_groups(const rows_args &a, int width) {
 
 template <typename X> static void launch_permute(const rfr_call *c, const rows_args &a) {
   constexpr int V = rfi_pack_width<X>;
-  const unsigned grid = (unsigned)rfi_blocks(a.tokens, WARPS);
+  const unsigned grid = (unsigned)rfi_blocks(a.tokens > 0 ? a.tokens : 1, WARPS); /* zeros without tokens */
   if (is_few<X>(a)) permute_few<X><<<(unsigned)rfi_blocks(a.rows * a.columns, THREADS), THREADS, 0, rfi_stream(c)>>>(a);
   else if (in_groups(a, V)) permute<X, V><<<grid, THREADS, 0, rfi_stream(c)>>>(a);
   else permute<X, 1><<<grid, THREADS, 0, rfi_stream(c)>>>(a);
 }
 static rfr_status run_permute(const rfr_call *c) {
-  if (rfi_elements(&c->out[0]) == 0) return RFR_OK; /* otherwise there are rows, so there are tokens */
+  if (rfi_elements(&c->out[0]) == 0) return RFR_OK;
   RFI_WITH_FLOAT(c->in[0].type.dtype, X, launch_permute<X>(c, args_of(c)));
   return rfi_cuda_launched("moe_permute");
 }
