@@ -190,8 +190,8 @@ RFR_API rfr_value rfr_moe_unpermute_at(rfr_trace *t, rfr_source at, rfr_value y,
  * et al., arXiv 2202.08906. */
 RFR_API rfr_value rfr_moe_loss_at(rfr_trace *t, rfr_source at, rfr_value logits, rfr_value index, rfr_value targets,
                                   int sigmoid, double balance, double z, int ignore);
-/* Over the splits of n routings, i32 (E) each: the largest number of rows of one expert divided by its routing's mean,
- * f32 (1); *least: the smallest one. */
+/* Over the splits of routings, n values i32 (E) or (routings,E): the largest number of rows of one expert divided by
+ * its routing's mean, f32 (1); *least: the smallest one. */
 RFR_API rfr_value rfr_moe_load_at(rfr_trace *t, rfr_source at, int n, const rfr_value *splits, rfr_value *least);
 
 /* ---- embeddings, norms, attention ---- */
@@ -403,9 +403,9 @@ RFR_API rfr_value rfr_sgd_at(rfr_trace *t, rfr_source at, rfr_value w, rfr_value
 RFR_API rfr_value rfr_loss_scale_at(rfr_trace *t, rfr_source at, rfr_value state, rfr_value *inverse);
 /* The next version of the state: a skipped step halves the scale, `every` good steps in a row double it. */
 RFR_API rfr_value rfr_loss_scale_end_at(rfr_trace *t, rfr_source at, rfr_value state, rfr_value skip, int64_t every);
-/* Skips the update of a step with bad splits: returns 1 if `skip` or any of n flags (*bad of rfr_splits_to_offsets) is
- * not 0. For the first such flag *which i32 (1) is its number from 1 and *group i32 (1) the group; both 0 if there is
- * none. Pass them to rfr_metrics_write to report them to the host. */
+/* Skips the update of a step with bad splits: returns 1 if `skip` or any flag (*bad of rfr_splits_to_offsets) of n
+ * values i32 (flags) is not 0. For the first such flag *which i32 (1) is its number from 1 and *group i32 (1) the
+ * group; both 0 if there is none. Pass them to rfr_metrics_write to report them to the host. */
 RFR_API rfr_value rfr_skip_bad_at(rfr_trace *t, rfr_source at, rfr_value skip, int n, const rfr_value *flags,
                                   rfr_value *which, rfr_value *group);
 /* The next version of the step block: attempted + 1, and applied + 1 or, if skip is 1, skipped + 1. */

@@ -39,7 +39,8 @@ typedef enum rfr_recompute {
   RFR_RECOMPUTE_AUTO, /* as many are recomputed, cheapest first, as the budget demands */
 } rfr_recompute;
 
-/* Tensors of a data-parallel step of which each rank keeps a part. All modes have the same bits. The updates and the
+/* Tensors of a data-parallel step of which each rank keeps a part. All modes have the same bits,
+ * but RFR_SHARD_FULL sums in another order if a rank has several microbatches. The updates and the
  * norm must read gradients through rfr_all_reduce over all ranks. A sharded tensor is an input of one dimension:
  * ceil(n / ranks) elements rounded up to 256, the parts of all ranks in rank order with zeros at the end. */
 typedef enum rfr_shard {

@@ -400,10 +400,6 @@ fail:
   return s;
 }
 
-static rfr_status bind_sizes(void *graphs, const rfr_trace *t, int64_t *bytes) {
-  return rfi_select_workspaces(&((rfr_graphs *)graphs)->m, t, bytes);
-}
-
 bool rfi_has_backward(const rfi_callable *c) {
   for (int k = 0; k < c->n_out; k++)
     if (c->out[k].grad >= 0) return true;
@@ -417,26 +413,21 @@ static int count_copies(const rfr_graphs *g) {
   return n > 0 ? n : 1;
 }
 
-static bool is_written(void *graphs, const char *state) {
-  const rfi_named *x = rfi_storage_find(&((const rfr_graphs *)graphs)->store, state);
+static bool is_written(void *executor, const char *state) {
+  const rfi_named *x = rfi_storage_find(&((const rfi_executor *)executor)->store, state);
   return x && x->written;
 }
 
 rfi_pass_options rfi_callable_options(rfr_graphs *g, const rfi_callable *c) {
-  return (rfi_pass_options){.fuse = g->options.fuse,
-                            .prune = true,
-                            .split_phases = true,
-                            .sharded = c->gathered,
-                            .copies = count_copies(g),
-                            .delayed = g->stage[c->stage].delayed,
-                            .lora = g->m.backend->lora,
-                            .gelu_bwd = g->m.backend->gelu_bwd,
-                            .loss_chunk = g->m.backend->loss_chunk,
-                            .loss_rows = g->m.backend->loss_rows,
-                            .gathered = c->gathered && g->stage[c->stage].delayed,
-                            .is_written = is_written,
-                            .workspace = bind_sizes,
-                            .user = g};
+  rfi_pass_options o = rfi_executor_pass_options(&g->m);
+  o.fuse = g->options.fuse;
+  o.prune = o.split_phases = true;
+  o.sharded = c->gathered;
+  o.copies = count_copies(g);
+  o.delayed = g->stage[c->stage].delayed;
+  o.gathered = c->gathered && o.delayed;
+  o.is_written = is_written;
+  return o;
 }
 
 rfr_status rfi_callable_order(rfr_graphs *g, rfi_callable *c) {

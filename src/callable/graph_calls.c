@@ -4,7 +4,8 @@
  * Without a schedule a step repeats the calls of one microbatch until it is ended; so does an evaluation.
  *
  * Graphs are captured per slot, not per microbatch. So another schedule of the same stages needs no new graphs if it
- * has no more microbatches in flight, and no separate W where saved activations were planned to live only until I.
+ * has no more microbatches in flight, no separate W where saved activations were planned to live only until I, and no
+ * two microbatches before I whose slots share a block.
  */
 #include <string.h>
 
@@ -21,15 +22,19 @@ static bool has_call(const rfi_callable *c, int op) {
   return rfi_has_backward(c);
 }
 
-static int expand(const rfr_graphs *g, const rfi_stage_plan *s, int op, int microbatch, int slot, rfi_step_call *to) {
-  int n = 0;
+/* Appends the calls of an action. */
+static rfr_status add_calls(const rfr_graphs *g, const rfi_stage_plan *s, int op, int microbatch, int slot,
+                            rfi_calls *to) {
+  const int before = to->n;
   for (int k = 0; k < s->end - s->first; k++) {
     const int c = op == RFR_ACTION_F ? s->first + k : s->end - 1 - k;
     if (!has_call(&g->callable[c], op)) continue;
-    if (to) to[n] = (rfi_step_call){(rfr_action_op)op, c, microbatch, slot};
-    n++;
+    if (!rfi_arena_grow(to->arena, (void **)&to->call, &to->cap_calls, to->n + 1, sizeof *to->call))
+      return RFR_NO_MEMORY;
+    to->call[to->n++] = (rfi_step_call){(rfr_action_op)op, c, microbatch, slot};
   }
-  return n;
+  if (to->n > before && (op == RFR_ACTION_I || op == RFR_ACTION_B)) to->call[to->n - 1].frees_block = true;
+  return RFR_OK;
 }
 
 static bool is_compute(int op) {
@@ -42,41 +47,37 @@ static const rfi_stage_plan *stage_of(const rfr_graphs *g, int number) {
   return NULL;
 }
 
-static int list(const rfr_graphs *g, const rfr_schedule *schedule, rfi_step_call *to, rfi_shard_action *actions,
-                int *n_shard_actions) {
-  int n = 0, n_actions;
-  *n_shard_actions = 0;
-  if (!schedule) {
-    n += expand(g, &g->stage[0], RFR_ACTION_F, 0, 0, to);
-    if (!g->inference) n += expand(g, &g->stage[0], RFR_ACTION_B, 0, 0, to ? to + n : NULL);
-    return n;
-  }
-  const rfr_action *a = rfr_schedule_actions(schedule, g->options.rank, &n_actions);
-  for (int i = 0; i < n_actions; i++) {
+static rfr_status list(const rfr_graphs *g, const rfr_schedule *schedule, bool evaluation, rfi_calls *c) {
+  int n = 0;
+  const rfr_action *a = schedule ? rfr_schedule_actions(schedule, g->options.rank, &n) : NULL;
+  for (int i = 0; i < g->n_stages && !schedule; i++) RFI_TRY(add_calls(g, &g->stage[i], RFR_ACTION_F, 0, 0, c));
+  if (!schedule && !evaluation && !g->inference) RFI_TRY(add_calls(g, &g->stage[0], RFR_ACTION_B, 0, 0, c));
+  for (int i = 0; i < n; i++) {
     const rfi_stage_plan *s = stage_of(g, a[i].stage);
-    if (s)
-      *n_shard_actions += rfi_graphs_list_shard_actions(g, s, a, i, n, actions ? actions + *n_shard_actions : NULL);
-    if (s && is_compute(a[i].op))
-      n += expand(g, s, a[i].op, a[i].microbatch, rfr_schedule_slot(schedule, a[i].stage, a[i].microbatch),
-                  to ? to + n : NULL);
+    if (!s) continue;
+    RFI_TRY(rfi_graphs_add_shard_actions(g, s, a, i, c));
+    if (is_compute(a[i].op))
+      RFI_TRY(add_calls(g, s, a[i].op, a[i].microbatch, rfr_schedule_slot(schedule, a[i].stage, a[i].microbatch), c));
   }
-  return n;
+  return RFR_OK;
 }
 
 /* Marks the calls that take and free slots: seen from either end, the first call of a microbatch in a slot. */
-static void mark_ends(const rfr_graphs *g, rfi_calls *c, int *occupant) {
+static rfr_status mark_ends(const rfr_graphs *g, rfi_calls *c) {
+  int most = 1;
+  for (int i = 0; i < g->n_stages; i++) most = g->stage[i].slots > most ? g->stage[i].slots : most;
+  int *occupant = rfi_arena_alloc(c->arena, sizeof *occupant * (size_t)(g->n_stages * most));
+  if (!occupant) return RFR_NO_MEMORY;
   for (int end = 0; end < 2; end++) {
-    int slots = 0;
-    for (int i = 0; i < g->n_stages; i++) slots += g->stage[i].slots;
-    for (int i = 0; i < slots; i++) occupant[i] = -1;
+    for (int i = 0; i < g->n_stages * most; i++) occupant[i] = -1;
     for (int i = 0; i < c->n; i++) {
       rfi_step_call *call = &c->call[end ? c->n - 1 - i : i];
-      int at = call->slot;
-      for (int k = 0; k < g->callable[call->callable].stage; k++) at += g->stage[k].slots;
-      *(end ? &call->last : &call->first) = occupant[at] != call->microbatch;
-      occupant[at] = call->microbatch;
+      int *now = &occupant[g->callable[call->callable].stage * most + call->slot];
+      *(end ? &call->last : &call->first) = *now != call->microbatch;
+      *now = call->microbatch;
     }
   }
+  return RFR_OK;
 }
 
 void rfi_graphs_count_live(rfr_graphs *g) {
@@ -85,13 +86,13 @@ void rfi_graphs_count_live(rfr_graphs *g) {
   m->live = 0, m->live_bytes = 0;
   for (int i = 0, n = 0; i < g->calls.n; i++) {
     const rfi_step_call *call = &g->calls.call[i];
-    const int64_t slot = g->stage[g->callable[call->callable].stage].bytes;
+    const rfi_stage_plan *s = &g->stage[g->callable[call->callable].stage];
     n += call->first;
-    bytes += call->first ? slot : 0;
+    bytes += call->first ? s->bytes + s->block_bytes : 0;
     if (n > m->live) m->live = n;
     if (bytes > m->live_bytes) m->live_bytes = bytes;
     n -= call->last;
-    bytes -= call->last ? slot : 0;
+    bytes -= (call->frees_block ? s->block_bytes : 0) + (call->last ? s->bytes : 0);
   }
 }
 
@@ -125,8 +126,14 @@ static bool runs_wgrad(const rfr_graphs *g, const rfi_step_call *call) {
 }
 
 /* Sorts main gradients by the last call that adds to them; without one they are complete when a step begins. */
-static void sort_gradients(const rfr_graphs *g, rfi_calls *c, int *last) {
-  for (int i = 0; i < g->store.n; i++) last[i] = -1;
+static rfr_status sort_gradients(const rfr_graphs *g, rfi_calls *c) {
+  const int named = g->m.store.n;
+  int *last = rfi_arena_alloc(c->arena, sizeof *last * (size_t)(named + 1));
+  int *at = rfi_arena_alloc(c->arena, sizeof *at * (size_t)(c->n + 2)); /* where the next one of each call is stored */
+  c->ready = rfi_arena_alloc(c->arena, sizeof *c->ready * (size_t)(named + 1));
+  c->ready_end = rfi_arena_alloc(c->arena, sizeof *c->ready_end * (size_t)(c->n + 1));
+  if (!last || !at || !c->ready || !c->ready_end) return RFR_NO_MEMORY;
+  for (int i = 0; i < named; i++) last[i] = -1;
   for (int i = 0; i < c->n; i++) {
     const rfi_callable *of = &g->callable[c->call[i].callable];
     for (int k = 0; runs_wgrad(g, &c->call[i]) && k < of->n_gradients; k++) last[of->gradients[k]] = i;
@@ -136,58 +143,23 @@ static void sort_gradients(const rfr_graphs *g, rfi_calls *c, int *last) {
     for (int k = 0; c->shard_action[i].op == RFI_SHARD_REDUCE && k < of->n_gradients; k++)
       last[of->gradients[k]] = c->shard_action[i].at - 1;
   }
-  for (int i = 0; i < g->store.n; i++)
-    if (g->store.named[i].parameter >= 0) c->ready_end[last[i] + 1]++;
-  for (int i = 1; i <= c->n; i++) c->ready_end[i] += c->ready_end[i - 1];
-  int *at = last + g->store.n; /* where the next one of each call is stored */
-  for (int i = 0; i <= c->n; i++) at[i] = i == 0 ? 0 : c->ready_end[i - 1];
-  for (int i = 0; i < g->store.n; i++)
-    if (g->store.named[i].parameter >= 0) c->ready[at[last[i] + 1]++] = i;
+  for (int i = 0; i < named; i++)
+    if (g->m.store.named[i].parameter >= 0) at[last[i] + 2]++;
+  for (int i = 0; i <= c->n; i++) at[i + 1] += at[i];
+  for (int i = 0; i <= c->n; i++) c->ready_end[i] = at[i + 1];
+  for (int i = 0; i < named; i++)
+    if (g->m.store.named[i].parameter >= 0) c->ready[at[last[i] + 1]++] = i;
+  return RFR_OK;
 }
 
 /* ---- creation ---- */
 
-void rfi_graphs_drop_calls(rfr_graphs *g, rfi_calls *c) {
-  rfi_free(g->m.ctx, c->call);
-  rfi_free(g->m.ctx, c->shard_action);
-  rfi_free(g->m.ctx, c->ready);
-  rfi_free(g->m.ctx, c->ready_end);
-  *c = (rfi_calls){0};
-}
-
-rfr_status rfi_graphs_make_calls(rfr_graphs *g, const rfr_schedule *schedule, rfi_calls *c) {
-  rfr_ctx *ctx = g->m.ctx;
-  int *last = NULL, slots = 1, n_shard_actions;
-  for (int i = 0; i < g->n_stages; i++) slots += g->stage[i].slots;
+rfr_status rfi_graphs_make_calls(rfr_graphs *g, const rfr_schedule *schedule, bool evaluation, rfi_calls *c) {
   *c = (rfi_calls){.endless = !schedule};
-  c->n = list(g, schedule, NULL, NULL, &n_shard_actions);
-  c->n_shard_actions = n_shard_actions;
-  const size_t n = (size_t)c->n + 1, named = (size_t)g->store.n + 1;
-  rfr_status s = RFI_ALLOC(ctx, sizeof *c->call * n, &c->call);
-  if (s == RFR_OK) s = RFI_ALLOC(ctx, sizeof *c->ready_end * n, &c->ready_end);
-  if (s == RFR_OK) s = RFI_ALLOC(ctx, sizeof *c->ready * named, &c->ready);
-  if (s == RFR_OK) s = RFI_ALLOC(ctx, sizeof *c->shard_action * ((size_t)c->n_shard_actions + 1), &c->shard_action);
-  if (s == RFR_OK) s = RFI_ALLOC(ctx, sizeof *last * (named + n + (size_t)slots), &last);
-  if (s == RFR_OK) {
-    list(g, schedule, c->call, c->shard_action, &n_shard_actions);
-    mark_ends(g, c, last);
-    sort_gradients(g, c, last);
-  }
-  rfi_free(ctx, last);
-  if (s != RFR_OK) rfi_graphs_drop_calls(g, c);
-  return s;
-}
-
-rfr_status rfi_graphs_make_evaluation(rfr_graphs *g) {
-  rfi_calls *c = &g->evaluation;
-  RFI_TRY(RFI_ALLOC(g->m.ctx, sizeof *c->call * (size_t)(g->n + 1), &c->call));
-  c->endless = true;
-  for (int i = 0; i < g->n; i++) {
-    const rfi_stage_plan *s = &g->stage[g->callable[i].stage];
-    c->call[c->n++] =
-        (rfi_step_call){.op = RFR_ACTION_F, .callable = i, .first = i == s->first, .last = i == s->end - 1};
-  }
-  return RFR_OK;
+  RFI_TRY(rfi_arena_create(g->m.ctx, &c->arena));
+  RFI_TRY(list(g, schedule, evaluation, c));
+  RFI_TRY(mark_ends(g, c));
+  return sort_gradients(g, c);
 }
 
 const char *rfi_call_text(int op) {
@@ -224,7 +196,7 @@ rfr_status rfr_graphs_grads_ready(const rfr_graphs *g, rfr_tensor *gradients, in
   *n = end - first;
   if (!gradients) return RFR_OK;
   if (max < *n) return rfi_fail(RFI_E_ARGUMENT, "room for %d main gradients, %d are complete", max, *n);
-  for (int i = first; i < end; i++) gradients[i - first] = g->store.named[c->ready[i]].tensor;
+  for (int i = first; i < end; i++) gradients[i - first] = g->m.store.named[c->ready[i]].tensor;
   return RFR_OK;
 }
 
@@ -240,7 +212,7 @@ rfr_status rfi_graphs_check_gradient(const rfr_graphs *g, int gradient) {
       if (of->gradients[k] == gradient)
         return rfi_fail(RFI_E_GRAPHS_ORDER,
                         "main gradient \"%s\" is not complete: %s of callable \"%s\", microbatch %d, adds to it",
-                        g->store.named[gradient].tensor.name, rfi_call_text(call->op), of->u.name,
+                        g->m.store.named[gradient].tensor.name, rfi_call_text(call->op), of->u.name,
                         c->endless ? (int)(begun / c->n) : call->microbatch);
   }
   for (int i = g->next_shard_action; i < c->n_shard_actions; i++) {
@@ -249,7 +221,7 @@ rfr_status rfi_graphs_check_gradient(const rfr_graphs *g, int gradient) {
       if (of->gradients[k] == gradient)
         return rfi_fail(RFI_E_GRAPHS_ORDER,
                         "main gradient \"%s\" is not complete: REDUCE of callable \"%s\" adds to it",
-                        g->store.named[gradient].tensor.name, of->u.name);
+                        g->m.store.named[gradient].tensor.name, of->u.name);
   }
   return RFR_OK;
 }
@@ -264,12 +236,18 @@ static bool has_action(const rfr_schedule *s, int rank, int stage, rfr_action_op
   return false;
 }
 
-rfr_status rfi_graphs_read_stages(const rfr_graphs *g, const rfr_schedule *s, rfi_stage_plan *stages, int *n) {
-  rfr_schedule_info info;
+rfr_status rfi_graphs_read_stages(const rfr_graphs *g, const rfr_schedule *s, rfi_arena *a, rfi_stage_plan **stages,
+                                  int *n) {
+  rfr_schedule_info info = {.stages = 1};
   const int rank = g->options.rank;
   int next = 0;
   *n = 0;
-  RFI_TRY(rfr_schedule_get_info(s, &info));
+  if (s) RFI_TRY(rfr_schedule_get_info(s, &info));
+  if (!(*stages = rfi_arena_alloc(a, sizeof **stages * (size_t)info.stages))) return RFR_NO_MEMORY;
+  if (!s) {
+    (*stages)[(*n)++] = (rfi_stage_plan){.end = g->n, .slots = 1, .number = g->stage ? g->stage->number : 0};
+    return RFR_OK;
+  }
   if (rank < 0 || rank >= info.ranks)
     return rfi_fail(RFI_E_ARGUMENT, "rfr_graphs_options.rank is %d, the schedule has %d ranks", rank, info.ranks);
   if (!info.training != g->inference)
@@ -282,22 +260,55 @@ rfr_status rfi_graphs_read_stages(const rfr_graphs *g, const rfr_schedule *s, rf
           RFI_E_GRAPHS_CALLABLE,
           "the schedule has OPT for stage %d, but callables have no optimizer: run it after rfr_graphs_end_step", k);
     const int end = next + rfr_schedule_layers(s, k);
-    if (stages)
-      stages[*n] = (rfi_stage_plan){.first = next,
-                                    .end = end,
-                                    .number = k,
-                                    .delayed = has_action(s, rank, k, RFR_ACTION_W),
-                                    .fsdp_actions = has_action(s, rank, k, RFR_ACTION_UNSHARD) ||
-                                                    has_action(s, rank, k, RFR_ACTION_RESHARD) ||
-                                                    has_action(s, rank, k, RFR_ACTION_REDUCE),
-                                    .slots = rfr_schedule_slots(s, k)};
-    ++*n;
+    (*stages)[(*n)++] = (rfi_stage_plan){.first = next,
+                                         .end = end,
+                                         .number = k,
+                                         .delayed = has_action(s, rank, k, RFR_ACTION_W),
+                                         .fsdp_actions = has_action(s, rank, k, RFR_ACTION_UNSHARD) ||
+                                                         has_action(s, rank, k, RFR_ACTION_RESHARD) ||
+                                                         has_action(s, rank, k, RFR_ACTION_REDUCE),
+                                         .slots = rfr_schedule_slots(s, k)};
     next = end;
   }
   if (next != g->n)
     return rfi_fail(RFI_E_GRAPHS_CALLABLE,
                     "the stages of rank %d have %d layers for %d callables: see rfr_schedule_set_layers", rank, next,
                     g->n);
+  return RFR_OK;
+}
+
+/* Whether microbatches of two slots are between F and their last I at the same time. */
+static bool meet_before_wgrad(const rfr_graphs *g, const rfr_schedule *s, int stage, int one, int other) {
+  int n, live = 0;
+  const rfr_action *a = rfr_schedule_actions(s, g->options.rank, &n);
+  for (int i = 0; i < n && live < 2; i++) {
+    if (a[i].stage != stage || !is_compute(a[i].op)) continue;
+    const int slot = rfr_schedule_slot(s, stage, a[i].microbatch);
+    if (slot == one || slot == other)
+      live += (a[i].op == RFR_ACTION_F) - (a[i].op == RFR_ACTION_I || a[i].op == RFR_ACTION_B);
+  }
+  return live == 2;
+}
+
+rfr_status rfi_graphs_assign_blocks(rfr_graphs *g, rfi_stage_plan *s) {
+  if (!(s->block = rfi_arena_alloc(g->m.strings, sizeof *s->block * (size_t)(s->slots + 1)))) return RFR_NO_MEMORY;
+  for (int slot = 0; slot < s->slots && s->delayed; slot++) {
+    for (int k = 0; k < slot; k++)
+      if (s->block[k] == s->block[slot] && meet_before_wgrad(g, g->options.schedule, s->number, k, slot))
+        s->block[slot]++, k = -1; /* compare with all again */
+    if (s->blocks <= s->block[slot]) s->blocks = s->block[slot] + 1;
+  }
+  return RFR_OK;
+}
+
+static rfr_status check_blocks(const rfr_graphs *g, const rfi_stage_plan *s, const rfr_schedule *schedule, int slots) {
+  for (int i = 0; i < slots && s->block_bytes > 0; i++)
+    for (int k = 0; k < i; k++)
+      if (s->block[i] == s->block[k] && meet_before_wgrad(g, schedule, s->number, k, i))
+        return rfi_fail(RFI_E_GRAPHS_SCHEDULE,
+                        "slots %d and %d of stage %d share what is dead after I, but it has microbatches of both "
+                        "between F and I at the same time: create new graphs for it",
+                        k, i, s->number);
   return RFR_OK;
 }
 
@@ -323,15 +334,18 @@ static rfr_status check_stage(const rfr_graphs *g, const rfi_stage_plan *was, co
 }
 
 static rfr_status check_stages(const rfr_graphs *g, const rfr_schedule *schedule) {
+  rfi_arena *scratch;
   rfi_stage_plan *now;
   int n;
-  RFI_TRY(rfi_graphs_read_stages(g, schedule, NULL, &n));
-  RFI_TRY(RFI_ALLOC(g->m.ctx, sizeof *now * (size_t)(n + 1), &now));
-  rfr_status s = rfi_graphs_read_stages(g, schedule, now, &n);
+  RFI_TRY(rfi_arena_create(g->m.ctx, &scratch));
+  rfr_status s = rfi_graphs_read_stages(g, schedule, scratch, &now, &n);
   if (s == RFR_OK && n != g->n_stages)
     s = rfi_fail(RFI_E_GRAPHS_SCHEDULE, "it has %d stages on this rank, captured were %d", n, g->n_stages);
-  for (int i = 0; i < n && s == RFR_OK; i++) s = check_stage(g, &g->stage[i], &now[i]);
-  rfi_free(g->m.ctx, now);
+  for (int i = 0; i < n && s == RFR_OK; i++) {
+    s = check_stage(g, &g->stage[i], &now[i]);
+    if (s == RFR_OK && schedule) s = check_blocks(g, &g->stage[i], schedule, now[i].slots);
+  }
+  rfi_arena_destroy(scratch);
   return s;
 }
 
@@ -341,17 +355,11 @@ rfr_status rfr_graphs_reschedule(rfr_graphs *g, const rfr_schedule *schedule) {
   if (g->state != RFI_STEP_NONE) return rfi_fail(RFI_E_GRAPHS_ORDER, "a step has begun: end or abort it first");
   if (schedule && schedule->ctx != g->m.ctx)
     return rfi_fail(RFI_E_ARGUMENT, "the schedule was made in another context: make it in the context of the graphs");
-  if (schedule) RFI_TRY(check_stages(g, schedule));
-  else if (g->n_stages != 1)
-    return rfi_fail(RFI_E_GRAPHS_SCHEDULE, "without a schedule there is one stage, captured were %d", g->n_stages);
-  else RFI_TRY(check_stage(g, &g->stage[0], &(rfi_stage_plan){.end = g->n, .number = g->stage[0].number}));
-  RFI_TRY(rfi_graphs_make_calls(g, schedule, &calls));
-  const rfr_status s = rfi_graphs_check_overlap(g, &calls);
-  if (s != RFR_OK) {
-    rfi_graphs_drop_calls(g, &calls);
-    return s;
-  }
-  rfi_graphs_drop_calls(g, &g->calls);
+  RFI_TRY(check_stages(g, schedule));
+  rfr_status s = rfi_graphs_make_calls(g, schedule, false, &calls);
+  if (s == RFR_OK) s = rfi_graphs_check_overlap(g, &calls);
+  rfi_arena_destroy(s == RFR_OK ? g->calls.arena : calls.arena);
+  RFI_TRY(s);
   g->calls = calls;
   g->ended = false;
   rfi_graphs_count_live(g);

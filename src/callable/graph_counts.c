@@ -21,19 +21,19 @@ static bool is_counted(const rfi_named *x) {
 
 int rfi_graphs_counted(const rfr_graphs *g) {
   int n = 0;
-  for (int i = 0; i < g->store.n; i++) n += is_counted(&g->store.named[i]);
+  for (int i = 0; i < g->m.store.n; i++) n += is_counted(&g->m.store.named[i]);
   return n;
 }
 
 static unsigned char *skip_flag(const rfr_graphs *g) {
-  return rfi_address(&g->layout, RFI_REGION_PERSISTENT, g->counts.skip_at);
+  return rfi_address(&g->m.layout, RFI_REGION_PERSISTENT, g->counts.skip_at);
 }
 
 static unsigned char *address(const void *user, rfr_value owner) {
   const rfr_graphs *g = user;
   const rfr_trace *t = g->counts.u.trace;
   if (owner == t->inputs[0]) return skip_flag(g);
-  return rfi_storage_find(&g->store, t->values[owner].name)->tensor.data;
+  return rfi_storage_find(&g->m.store, t->values[owner].name)->tensor.data;
 }
 
 rfr_status rfi_graphs_counts_create(rfr_graphs *g) {
@@ -42,9 +42,9 @@ rfr_status rfi_graphs_counts_create(rfr_graphs *g) {
   u->name = "counters";
   RFI_TRY(rfr_trace_create(g->m.ctx, &u->trace));
   const rfr_value skip = rfr_input(u->trace, "skip", RFR_ROLE_STATE, RFR_I32, 1, ((int64_t[]){1}));
-  for (int i = 0; i < g->store.n; i++) {
-    const char *name = g->store.named[i].tensor.name;
-    if (!is_counted(&g->store.named[i])) continue;
+  for (int i = 0; i < g->m.store.n; i++) {
+    const char *name = g->m.store.named[i].tensor.name;
+    if (!is_counted(&g->m.store.named[i])) continue;
     const rfr_value block = rfr_input(u->trace, name, RFR_ROLE_STATE, RFR_I64, 1, ((int64_t[]){4}));
     rfr_output(u->trace, name, rfr_step_end(u->trace, block, skip));
   }

@@ -2,8 +2,9 @@
  *
  * Debug mode: dead buffers are filled with NaN (floats) or -1 (integers). A slot is filled after its last gradient,
  * except for the input gradients, which stay valid, and completely before its next forward and when a step begins;
- * without gradients only then. Shared bytes are filled after each part, gathered parameters and unreduced gradients
- * when they are freed. A tensor that is used for too long then reads as NaN or -1, not as the next microbatch's data.
+ * without gradients only then. A block is filled after the last I. Shared bytes are filled after each part, gathered
+ * parameters and unreduced gradients when they are freed. A tensor that is used for too long then reads as NaN or -1,
+ * not as the next microbatch's data.
  */
 #include "base/base.h"
 #include "callable/graphed.h"
@@ -28,27 +29,40 @@ static bool next_input_gradient(const rfr_graphs *g, const rfi_stage_plan *s, in
   return found;
 }
 
-rfr_status rfi_graphs_poison_slot(rfr_graphs *g, int stage, int slot, bool gradients) {
+rfr_status rfi_graphs_poison_ended(rfr_graphs *g, int stage, int slot) {
   const rfi_stage_plan *s = &g->stage[stage];
   unsigned char *at = rfi_graphs_slot(g, s, slot), *end = at + s->bytes, *from, *to;
   for (int c = s->first; c < s->end; c++) g->callable[c].u.instance[slot].microbatch = -1;
-  while (!gradients && next_input_gradient(g, s, slot, at, end, &from, &to)) {
+  while (next_input_gradient(g, s, slot, at, end, &from, &to)) {
     RFI_TRY(poison(g, at, from));
     at = to;
   }
   return poison(g, at, end);
 }
 
+rfr_status rfi_graphs_poison_block(rfr_graphs *g, int stage, int slot) {
+  unsigned char *at = rfi_graphs_block(g, &g->stage[stage], slot);
+  return poison(g, at, at + g->stage[stage].block_bytes);
+}
+
+rfr_status rfi_graphs_poison_slot(rfr_graphs *g, int stage, int slot) {
+  const rfi_stage_plan *s = &g->stage[stage];
+  unsigned char *at = rfi_graphs_slot(g, s, slot);
+  for (int c = s->first; c < s->end; c++) g->callable[c].u.instance[slot].microbatch = -1;
+  RFI_TRY(poison(g, at, at + s->bytes));
+  return rfi_graphs_poison_block(g, stage, slot);
+}
+
 static rfr_status poison_region(rfr_graphs *g, rfi_region region) {
-  unsigned char *at = rfi_address(&g->layout, region, 0);
-  return poison(g, at, at + g->layout.bytes[region]);
+  unsigned char *at = rfi_address(&g->m.layout, region, 0);
+  return poison(g, at, at + g->m.layout.bytes[region]);
 }
 
 rfr_status rfi_graphs_poison_shared(rfr_graphs *g) { return poison_region(g, RFI_REGION_SHARED); }
 
 rfr_status rfi_graphs_poison_all(rfr_graphs *g) {
   for (int i = 0; i < g->n_stages; i++)
-    for (int slot = 0; slot < g->stage[i].slots; slot++) RFI_TRY(rfi_graphs_poison_slot(g, i, slot, true));
+    for (int slot = 0; slot < g->stage[i].slots; slot++) RFI_TRY(rfi_graphs_poison_slot(g, i, slot));
   RFI_TRY(poison_region(g, RFI_REGION_WINDOW));
   return rfi_graphs_poison_shared(g);
 }

@@ -1,282 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The memory of graphed callables. Parameters, states, constants and main gradients have one address each. Values that
- * live from one part of a microbatch to another are planned on a time axis of their stage:
+ * The memory of graphed callables. Names have one address each (graph_names.c). Values that live from one part of a
+ * microbatch to another are planned on a time axis of their stage:
  *
  *   load, setup | F of the first callable ... F of the last | I W of the last ... I W of the first [| W again] | end
  *
  * with one tick per op, and one before each part for copied inputs. With separate W actions all W may come after all I:
- * then W is on the axis twice, so that a value that W reads lives until the later one. Results returned to the caller
- * live to the end. The offsets come from the planner that plans programs. Fixed ports use the caller's memory, and
- * scratch memory during warm-up.
+ * then W is on the axis twice, so that a value that W reads lives until the later one, and a value that is dead before
+ * it may be in a block that slots share. Results returned to the caller live to the end. The offsets come from the
+ * planner that plans programs. Fixed ports use the caller's memory, and scratch memory during warm-up.
  */
 #include <string.h>
 
 #include "base/base.h"
 #include "callable/graphed.h"
-
-/* ---- checks of the caller's memory ---- */
-
-bool rfi_graphs_type_matches(const rfr_type *want, const rfr_type *type, char text[RFI_MISMATCH_TEXT]) {
-  char ours[RFI_TYPE_TEXT], theirs[RFI_TYPE_TEXT] = "no type";
-  const size_t shape = sizeof *want->shape * (size_t)want->rank; /* entries after the rank are not compared */
-  if (type->dtype == want->dtype && type->rank == want->rank && memcmp(type->shape, want->shape, shape) == 0)
-    return true;
-  if ((unsigned)type->dtype < RFR_DTYPE_COUNT && type->rank >= 0 && type->rank <= RFR_MAX_RANK)
-    rfi_type_text(theirs, type);
-  rfi_snprintf(text, RFI_MISMATCH_TEXT, "its type is %s, needed is %s", theirs, rfi_type_text(ours, want));
-  return false;
-}
-
-const char *rfi_graphs_address_defect(const rfr_graphs *g, const void *data) {
-  enum { ALIGNMENT = 16 }; /* kernels are selected for it */
-  return !data                                       ? "data is NULL"
-         : (uintptr_t)data % ALIGNMENT               ? "its address is not a multiple of 16 bytes"
-         : !g->m.backend->reaches(g->m.device, data) ? "it is not memory of the device"
-                                                     : NULL;
-}
-
-/* ---- names ---- */
-
-/* The caller's memory for a name; NULL: the graphs allocate it. */
-static rfr_status callers_memory(const rfr_graphs *g, const char *name, const rfr_type *type, void **data) {
-  const rfr_graphs_options *o = &g->options;
-  char other[RFI_MISMATCH_TEXT];
-  *data = NULL;
-  for (int i = 0; i < o->n_tensors; i++) {
-    const rfr_binding *b = &o->tensors[i];
-    if (!b->name || strcmp(b->name, name) != 0) continue;
-    if (!rfi_graphs_type_matches(type, &b->type, other))
-      return rfi_fail(RFI_E_PROGRAM_STATE, "\"%s\" of rfr_graphs_options.tensors: %s", name, other);
-    if (*data) return rfi_fail(RFI_E_PROGRAM_STATE, "rfr_graphs_options.tensors lists \"%s\" twice", name);
-    const char *defect = rfi_graphs_address_defect(g, b->data);
-    if (defect) return rfi_fail(RFI_E_PROGRAM_STATE, "\"%s\" of rfr_graphs_options.tensors: %s", name, defect);
-    *data = (void *)b->data;
-  }
-  return RFR_OK;
-}
-
-static const char *list_of(const int64_t *x, int n, char text[128]) {
-  size_t at = 0;
-  text[0] = 0;
-  for (int i = 0; i < n && at < 100; i++)
-    at += (size_t)rfi_snprintf(text + at, 128 - at, "%s%lld", i ? "," : "", (long long)x[i]);
-  return text;
-}
-
-static bool is_main_dtype(rfr_dtype d) { return d == RFR_F32 || d == RFR_BF16 || d == RFR_F16; }
-
-static bool is_dense(const rfr_main_gradient *m) {
-  int64_t dense = 1;
-  bool flat = true;
-  for (int d = m->type.rank - 1; m->strides && d >= 0; d--) {
-    flat = flat && (m->type.shape[d] == 1 || m->strides[d] == dense);
-    dense *= m->type.shape[d];
-  }
-  return flat || dense == 0;
-}
-
-static rfr_status refuse_gradient(const rfr_main_gradient *m, const char *what) {
-  return rfi_fail(RFI_E_PROGRAM_STATE, "main gradient of \"%s\": %s", m->parameter, what);
-}
-
-rfr_status rfi_graphs_check_gradient_list(const rfr_main_gradient *m, int n) {
-  for (int i = 0; i < n; i++) {
-    if (m[i].size != sizeof m[i])
-      return rfi_fail(RFI_E_ARGUMENT, "main gradient %d: size %zu, rfr_main_gradient_default sets %zu", i, m[i].size,
-                      sizeof m[i]);
-    if (!m[i].parameter) return rfi_fail(RFI_E_ARGUMENT, "main gradient %d: parameter is NULL", i);
-    if (!is_main_dtype(m[i].type.dtype))
-      return refuse_gradient(&m[i], "set type: dtype f32, bf16 or f16, and the parameter's shape");
-  }
-  return RFR_OK;
-}
-
-rfr_status rfi_graphs_check_gradient_entry(const rfr_main_gradient *m, const rfr_type *parameter) {
-  char text[RFI_MISMATCH_TEXT], shape[128], strides[128];
-  rfr_type want = *parameter;
-  want.dtype = m->type.dtype;
-  if (!rfi_graphs_type_matches(&want, &m->type, text)) return refuse_gradient(m, text);
-  if (m->strides ? m->n_strides != m->type.rank : m->n_strides != 0)
-    return rfi_fail(RFI_E_PROGRAM_STATE, "main gradient of \"%s\": %d strides for rank %d", m->parameter,
-                    m->strides ? m->n_strides : 0, m->type.rank);
-  if (!is_dense(m))
-    return rfi_fail(RFI_E_PROGRAM_STATE,
-                    "main gradient of \"%s\", shape [%s]: strides [%s] are not dense: pass dense memory, or data NULL "
-                    "and copy the result",
-                    m->parameter, list_of(want.shape, want.rank, shape), list_of(m->strides, want.rank, strides));
-  const int64_t bytes = m->data ? rfi_bytes(&want) : 0;
-  if (m->bytes != bytes)
-    return rfi_fail(RFI_E_PROGRAM_STATE, "main gradient of \"%s\": bytes is %lld, %s needs %lld", m->parameter,
-                    (long long)m->bytes, m->data ? rfi_type_text(text, &want) : "data NULL", (long long)bytes);
-  return RFR_OK;
-}
-
-static rfr_status add_name(rfr_graphs *g, const rfi_callable *c, const rfi_value *x) {
-  const size_t n = strlen(RFI_GRAD_PREFIX);
-  rfi_named *own;
-  void *data = NULL;
-  if (c->sharded && (x->role == RFR_ROLE_TRAINABLE || x->role == RFR_ROLE_FROZEN) &&
-      rfi_storage_find(&g->store, x->name))
-    return rfi_fail(RFI_E_GRAPHS_CALLABLE,
-                    "callable \"%s\": parameter \"%s\" is also used by another callable: a sharded callable cannot "
-                    "share parameters",
-                    c->u.name, x->name);
-  RFI_TRY(rfi_storage_add(&g->store, g->m.strings, x, "callable", c->u.name, &own));
-  if (!own) return RFR_OK;
-  const char *name = own->tensor.name;
-  const int parameter = strncmp(name, RFI_GRAD_PREFIX, n) == 0 ? rfi_names_find(&g->store.names, name + n) : -1;
-  if (strncmp(name, RFI_UNREDUCED_PREFIX, strlen(RFI_UNREDUCED_PREFIX)) == 0) own->region = RFI_REGION_WINDOW;
-  else if (parameter < 0) RFI_TRY(callers_memory(g, name, &x->type, &data));
-  own->tensor.data = data;
-  if (parameter >= 0 && g->store.named[parameter].tensor.role == RFR_ROLE_TRAINABLE) {
-    own->parameter = parameter;
-    g->store.named[parameter].gradient = g->store.n - 1;
-    bool found = false;
-    for (int i = 0; i < g->options.n_gradients; i++) {
-      const rfr_main_gradient *m = &g->options.gradients[i];
-      if (strcmp(m->parameter, name + n) != 0) continue;
-      if (found) return refuse_gradient(m, "rfr_graphs_options.gradients lists it twice");
-      found = true;
-      RFI_TRY(rfi_graphs_check_gradient_entry(m, &x->type));
-      const char *defect = m->data ? rfi_graphs_address_defect(g, m->data) : NULL;
-      if (defect) return refuse_gradient(m, defect);
-      own->tensor.data = m->data;
-      own->accumulate = m->accumulate != 0;
-    }
-  }
-  return RFR_OK;
-}
-
-static bool is_shared(int role) {
-  return role == RFR_ROLE_TRAINABLE || role == RFR_ROLE_FROZEN || role == RFR_ROLE_STATE || role == RFR_ROLE_CONST;
-}
-
-/* A main gradient belongs to one stage: the order of sums over several stages would depend on the schedule. */
-static rfr_status check_tied(const rfr_graphs *g, const rfi_callable *c, const char *name) {
-  for (const rfi_callable *o = g->callable; o < c; o++) {
-    if (o->stage == c->stage) continue;
-    for (int i = 0; i < o->n_gradients; i++)
-      if (strcmp(g->store.named[o->gradients[i]].tensor.name, name) == 0)
-        return rfi_fail(RFI_E_GRAPHS_CALLABLE,
-                        "callable \"%s\": parameter \"%s\" is also trained by callable \"%s\" of another stage: use "
-                        "one parameter per stage and add the gradients",
-                        c->u.name, name + strlen(RFI_GRAD_PREFIX), o->u.name);
-  }
-  return RFR_OK;
-}
-
-rfr_status rfi_graphs_names(rfr_graphs *g, rfi_callable *c) {
-  const rfr_trace *t = c->u.trace;
-  c->gradients = rfi_arena_alloc(g->m.strings, sizeof *c->gradients * (size_t)(t->n_inputs + 1));
-  c->unreduced = rfi_arena_alloc(g->m.strings, sizeof *c->unreduced * (size_t)(t->n_inputs + 1));
-  c->parameters = rfi_arena_alloc(g->m.strings, sizeof *c->parameters * (size_t)(t->n_inputs + 1));
-  if (!c->gradients || !c->unreduced || !c->parameters) return RFR_NO_MEMORY;
-  for (int i = 0; i < t->n_inputs; i++) {
-    const rfi_value *x = &t->values[t->inputs[i]];
-    if (!is_shared(x->role)) continue;
-    RFI_TRY(add_name(g, c, x));
-    const int id = rfi_names_find(&g->store.names, x->name);
-    if (x->role == RFR_ROLE_TRAINABLE || x->role == RFR_ROLE_FROZEN) c->parameters[c->n_parameters++] = id;
-    if (g->store.named[id].region == RFI_REGION_WINDOW) c->unreduced[c->n_unreduced++] = id;
-    if (g->store.named[id].parameter < 0) continue;
-    RFI_TRY(check_tied(g, c, x->name));
-    c->gradients[c->n_gradients++] = id;
-  }
-  for (int i = 0; i < t->n_ops; i++)
-    for (int j = 0; j < t->ops[i].n_out; j++) {
-      const rfr_value v = t->ops[i].out[j];
-      if (v < 0 || (t->ops[i].def->flags & RFI_VIEW)) continue;
-      const rfi_value *owner = &t->values[t->values[v].base];
-      rfi_named *named = owner->op < 0 && is_shared(owner->role) ? rfi_storage_find(&g->store, owner->name) : NULL;
-      if (named && named->region != RFI_REGION_WINDOW) named->written = true;
-    }
-  return RFR_OK;
-}
-
-/* ---- states that callables share ---- */
-
-/* The parameter, state or constant that a value aliases; NULL: none, or a main gradient. */
-static rfi_named *state_of(const rfr_graphs *g, const rfr_trace *t, rfr_value v) {
-  const rfi_value *owner = v < 0 ? NULL : &t->values[t->values[v].base];
-  rfi_named *x = owner && owner->op < 0 && is_shared(owner->role) ? rfi_storage_find(&g->store, owner->name) : NULL;
-  return x && x->parameter < 0 ? x : NULL;
-}
-
-/* A state that is written may be used only by the same part of callables of one stage, which run in a fixed order for
- * each microbatch. Otherwise the schedule would decide which value is read. */
-static rfr_status check_access(const rfr_graphs *g, int callable, rfi_part part, const rfi_named *x) {
-  const rfi_callable *c = &g->callable[callable];
-  if (!x || x->writer < 0) return RFR_OK;
-  const rfi_callable *writer = &g->callable[x->writer];
-  if (c->stage == writer->stage && part == x->writer_part) return RFR_OK;
-  return rfi_fail(
-      RFI_E_GRAPHS_CALLABLE,
-      "callable \"%s\": state \"%s\" is written by callable \"%s\" in another %s: with several microbatches in flight "
-      "the value read would depend on the schedule",
-      c->u.name, x->tensor.name, writer->u.name, c->stage == writer->stage ? "part" : "stage");
-}
-
-static rfr_status check_states(rfr_graphs *g) {
-  for (int write = 1; write >= 0; write--) /* find all writers, then check readers */
-    for (int i = 0; i < g->n; i++) {
-      const rfr_trace *t = g->callable[i].u.trace;
-      for (int part = RFI_PART_F; part <= RFI_PART_W; part++)
-        for (int k = g->callable[i].u.start[part]; k < g->callable[i].u.start[part + 1]; k++) {
-          const rfi_opr *op = &t->ops[k];
-          if (op->def->flags & RFI_VIEW) continue;
-          for (int j = 0; j < (write ? op->n_out : op->n_in); j++) {
-            rfi_named *x = state_of(g, t, write ? op->out[j] : op->in[j]);
-            RFI_TRY(check_access(g, i, (rfi_part)part, x));
-            if (write && x) x->writer = i, x->writer_part = (rfi_part)part;
-          }
-        }
-    }
-  return RFR_OK;
-}
-
-/* An output must not alias a written state (unless it has the state's name), because the next microbatch overwrites it,
- * nor a gathered parameter, whose memory the next callable reuses. */
-static rfr_status check_output(const rfr_graphs *g, const rfi_callable *c, const rfi_port *p) {
-  const rfr_trace *t = c->u.trace;
-  const rfi_named *state = state_of(g, t, p->value);
-  const int maker = p->value < 0 ? -1 : t->values[t->values[p->value].base].op;
-  if (state && state->written && (p->callable >= 0 || strcmp(p->name, state->tensor.name) != 0))
-    return rfi_fail(RFI_E_GRAPHS_CALLABLE,
-                    "callable \"%s\": output \"%s\" aliases state \"%s\", which every microbatch overwrites: output "
-                    "rfr_copy of it%s",
-                    c->u.name, p->name, state->tensor.name, p->callable >= 0 ? ", and link that" : "");
-  if (c->sharded && maker >= c->u.start[RFI_PART_SETUP] && maker < c->u.start[RFI_PART_SETUP + 1])
-    return rfi_fail(RFI_E_GRAPHS_CALLABLE,
-                    "callable \"%s\": output \"%s\" aliases a parameter of a sharded callable, which is gathered only "
-                    "during the call: output rfr_copy of it",
-                    c->u.name, p->name);
-  return RFR_OK;
-}
-
-rfi_named *rfi_graphs_find(const rfr_graphs *g, const char *name) {
-  rfi_named *x = rfi_storage_find(&g->store, name);
-  return x && x->parameter < 0 && x->region != RFI_REGION_WINDOW ? x : NULL;
-}
-
-static rfr_status check_names(const rfr_graphs *g) {
-  const rfr_graphs_options *o = &g->options;
-  for (int i = 0; i < o->n_tensors; i++) {
-    if (!rfi_graphs_find(g, o->tensors[i].name))
-      return rfi_fail(
-          RFI_E_PROGRAM_NAME, "rfr_graphs_options.tensors: no callable has a parameter, state or constant \"%s\"%s",
-          o->tensors[i].name ? o->tensors[i].name : "",
-          rfi_storage_find(&g->store, o->tensors[i].name) ? "; list main gradients in rfr_graphs_options.gradients"
-                                                          : "");
-  }
-  for (int i = 0; i < o->n_gradients; i++) {
-    const rfi_named *p = rfi_storage_find(&g->store, o->gradients[i].parameter);
-    if (!p || p->gradient < 0)
-      return rfi_fail(RFI_E_PROGRAM_NAME, "rfr_graphs_options.gradients: no callable trains \"%s\"",
-                      o->gradients[i].parameter);
-  }
-  return RFR_OK;
-}
 
 /* ---- storage ---- */
 
@@ -290,8 +27,8 @@ typedef struct axis {
   const rfi_stage_plan *stage;
   int (*at)[RFI_PARTS]; /* per callable of the stage: the tick before each part */
   int *late_w;          /* the same of the second W; -1 */
-  int end;
-  rfi_life **life; /* per callable and value */
+  int late, end;        /* the tick before all second W; after all */
+  rfi_life **life;      /* per callable and value */
 } axis;
 
 static int tick_of(const axis *x, int callable, rfi_part part, int op) {
@@ -334,10 +71,10 @@ static rfr_status assign_result_storage(const rfr_graphs *g, rfi_callable *c) {
     if (t->values[v].base != v || t->values[v].op < 0 || parts[v] == 0) continue;
     const bool early = parts[v] & (1 << RFI_PART_LOAD | 1 << RFI_PART_SETUP), alone = (parts[v] & (parts[v] - 1)) == 0;
     const bool gathered = c->sharded && parts[v] & 1 << RFI_PART_SETUP;
-    c->place[v].kind = gathered ? RFI_STORAGE_WINDOW
-                       : alone  ? RFI_STORAGE_SHARED
-                       : early  ? RFI_STORAGE_PERSISTENT
-                                : RFI_STORAGE_SLOT;
+    c->place[v].region = gathered ? RFI_REGION_WINDOW
+                         : alone  ? RFI_REGION_SHARED
+                         : early  ? RFI_REGION_PERSISTENT
+                                  : RFI_REGION_SLOT;
   }
   rfi_free(g->m.ctx, parts);
   return RFR_OK;
@@ -347,7 +84,7 @@ static rfr_status assign_result_storage(const rfr_graphs *g, rfi_callable *c) {
 static void link_storage(rfr_graphs *g, rfi_callable *c, rfr_value v, int callable, rfr_value of) {
   const rfi_value *x = &g->callable[callable].u.trace->values[of];
   c->place[v] = (rfi_value_storage){
-      .kind = RFI_STORAGE_SLOT, .offset = rfi_bytes_into(x), .callable = callable, .owner = x->base};
+      .region = RFI_REGION_SLOT, .offset = rfi_bytes_into(x), .callable = callable, .owner = x->base};
 }
 
 /* Moves value `v` to the caller's memory. It must own its storage, be computed by the callable (`computed`) or passed
@@ -356,9 +93,9 @@ static rfr_status fix_storage(rfi_callable *c, const rfi_port *p, bool computed,
   if (!fixed) return RFR_OK;
   const rfi_value *x = &c->u.trace->values[v], *owner = &c->u.trace->values[x->base];
   rfi_value_storage *place = &c->place[x->base];
-  if ((place->kind == RFI_STORAGE_SLOT || place->kind == RFI_STORAGE_SHARED) && place->callable < 0 &&
+  if ((place->region == RFI_REGION_SLOT || place->region == RFI_REGION_SHARED) && place->callable < 0 &&
       (owner->op >= 0) == computed && x->offset == 0 && rfi_bytes(&x->type) == rfi_bytes(&owner->type)) {
-    place->kind = RFI_STORAGE_FIXED;
+    place->region = RFI_FIXED;
     place->fixed = fixed;
     return RFR_OK;
   }
@@ -384,11 +121,11 @@ static rfr_status fix_all_storage(rfi_callable *c) {
 static rfr_status assign_storage(rfr_graphs *g, rfi_callable *c) {
   const rfr_trace *t = c->u.trace;
   if (!(c->place = rfi_arena_alloc(g->placed, sizeof *c->place * (size_t)(t->n_values + 1)))) return RFR_NO_MEMORY;
-  for (rfr_value v = 0; v < t->n_values; v++) c->place[v].callable = -1;
+  for (rfr_value v = 0; v < t->n_values; v++) c->place[v] = (rfi_value_storage){.region = RFI_REGIONS, .callable = -1};
   for (int i = 0; i < t->n_inputs; i++) {
     const rfi_value *x = &t->values[t->inputs[i]];
-    const int name = is_shared(x->role) ? rfi_names_find(&g->store.names, x->name) : -1;
-    c->place[t->inputs[i]].kind = name >= 0 ? RFI_STORAGE_NAMED : RFI_STORAGE_SLOT;
+    const int name = rfi_is_shared(x->role) ? rfi_names_find(&g->m.store.names, x->name) : -1;
+    c->place[t->inputs[i]].region = name >= 0 ? RFI_NAMED : RFI_REGION_SLOT;
     c->place[t->inputs[i]].offset = name;
   }
   RFI_TRY(assign_result_storage(g, c));
@@ -419,6 +156,7 @@ static void lay_axis(axis *x) {
     at = lay_part(x, c, RFI_PART_W, at);
     at = lay_part(x, c, RFI_PART_REDUCE, at);
   }
+  x->late = at;
   for (int c = s->end - 1; c >= s->first; c--) {
     const rfi_callable *callable = &x->g->callable[c];
     x->late_w[c - s->first] = s->delayed ? at : -1;
@@ -441,7 +179,7 @@ static void touch_ops(const axis *x, int callable) {
       if (v < 0) continue;
       const rfr_value owner = t->values[v].base;
       touch(x, callable, owner, tick);
-      if (part == RFI_PART_W && late_w >= 0 && c->place[owner].kind != RFI_STORAGE_SHARED)
+      if (part == RFI_PART_W && late_w >= 0 && c->place[owner].region != RFI_REGION_SHARED)
         touch(x, callable, owner, late_w + 1 + i - c->u.start[part]);
     }
   }
@@ -471,104 +209,105 @@ static void touch_ports(const axis *x, int callable) {
 
 /* ---- planning a stage ---- */
 
+/* Slots as one range; or the values that live after I, and those of the block. */
+enum { SHARED, SLOT, KEPT, BLOCK, PLANS };
+
 typedef struct planned {
   rfi_plan plan;
   item *items;
 } planned;
 
-static void add_buffer(planned *p, int64_t bytes, int first, int last, item what) {
+static void add_buffer(planned *p, int64_t bytes, const rfi_life *life, item what) {
   p->items[p->plan.n] = what;
-  p->plan.buffer[p->plan.n] = (rfi_buffer){bytes, 0, first, last, p->plan.n};
+  p->plan.buffer[p->plan.n] = (rfi_buffer){bytes, 0, life->first, life->last, p->plan.n};
   p->plan.n++;
 }
 
-static rfr_status room(rfr_ctx *ctx, int n, planned *p) {
-  p->plan.ctx = ctx;
-  RFI_TRY(RFI_ALLOC(ctx, sizeof *p->plan.buffer * (size_t)(n + 1), &p->plan.buffer));
-  return RFI_ALLOC(ctx, sizeof *p->items * (size_t)(n + 1), &p->items);
-}
-
-static void collect(const axis *x, planned *slot, planned *shared) {
+static void collect(const axis *x, planned p[PLANS]) {
   for (int callable = x->stage->first; callable < x->stage->end; callable++) {
     const rfi_callable *c = &x->g->callable[callable];
     const rfr_trace *t = c->u.trace;
     for (rfr_value v = 0; v < t->n_values; v++) {
       const rfi_value_storage *place = &c->place[v];
       const rfi_life *life = &x->life[callable - x->stage->first][v];
+      const bool in_slot = place->region == RFI_REGION_SLOT;
+      const int64_t bytes = rfi_storage_bytes(&t->values[v].type);
+      const item value = {callable, v, false};
       if (t->values[v].base != v || place->callable >= 0 || life->first < 0) continue;
-      if (place->kind != RFI_STORAGE_SLOT && place->kind != RFI_STORAGE_SHARED) continue;
-      add_buffer(place->kind == RFI_STORAGE_SLOT ? slot : shared, rfi_storage_bytes(&t->values[v].type), life->first,
-                 life->last, (item){callable, v, false});
+      if (!in_slot && place->region != RFI_REGION_SHARED) continue;
+      add_buffer(&p[in_slot ? SLOT : SHARED], bytes, life, value);
+      if (in_slot && x->stage->blocks > 0) add_buffer(&p[life->last < x->late ? BLOCK : KEPT], bytes, life, value);
     }
     for (int i = 0; i < c->u.n_bound; i++) {
       const int op = c->u.bound[i].op, tick = tick_of(x, callable, part_at(c, op), op);
       if (c->u.bound[i].workspace > 0)
-        add_buffer(shared, rfi_align(c->u.bound[i].workspace), tick, tick, (item){callable, i, true});
+        add_buffer(&p[x->g->single_slot ? SLOT : SHARED], rfi_align(c->u.bound[i].workspace),
+                   &(rfi_life){tick, tick, false}, (item){callable, i, true});
     }
   }
 }
 
-static void keep_offsets(rfr_graphs *g, const planned *p) {
+static void keep_offsets(rfr_graphs *g, const planned *p, bool in_block) {
   for (int i = 0; i < p->plan.n; i++) {
     const item *what = &p->items[p->plan.buffer[i].value];
     rfi_callable *c = &g->callable[what->callable];
     if (what->workspace) c->u.workspace_at[what->index] = p->plan.buffer[i].offset;
-    else c->place[what->index].offset = p->plan.buffer[i].offset;
+    else c->place[what->index].offset = p->plan.buffer[i].offset, c->place[what->index].in_block = in_block;
   }
 }
 
-static rfr_status plan_collected(axis *x, rfi_stage_plan *s, bool single_slot, planned *slot, planned *shared,
-                                 int64_t *shared_bound) {
-  rfr_graphs *g = x->g;
-  for (int c = s->first; c < s->end; c++) {
-    touch_ops(x, c);
-    touch_ports(x, c);
+/* Blocks are used if they make the stage smaller: two ranges can take more bytes than one. */
+static void take_smaller(rfr_graphs *g, rfi_stage_plan *s, const planned p[PLANS]) {
+  const rfi_plan *slot = &p[SLOT].plan, *kept = &p[KEPT].plan, *block = &p[BLOCK].plan;
+  const int64_t slots = s->slots, blocks = s->blocks;
+  const bool split = blocks > 0 && kept->bytes * slots + block->bytes * blocks < slot->bytes * slots;
+  keep_offsets(g, &p[SHARED], false);
+  keep_offsets(g, &p[split ? KEPT : SLOT], false);
+  if (split) keep_offsets(g, &p[BLOCK], true);
+  s->bytes = split ? kept->bytes : slot->bytes;
+  s->block_bytes = split ? block->bytes : 0;
+  s->offset = rfi_layout_add(&g->m.layout, RFI_REGION_SLOT, s->bytes * slots + s->block_bytes * blocks).offset;
+  g->memory.lower_bound_bytes +=
+      split ? kept->lower_bound * slots + block->lower_bound * blocks : slot->lower_bound * slots;
+}
+
+/* Room for the lifetimes and buffers of a stage. */
+static rfr_status make_room(axis *x, rfi_arena *a, planned p[PLANS]) {
+  const int first = x->stage->first, n = x->stage->end - first;
+  size_t most = 1;
+  x->at = rfi_arena_alloc(a, sizeof *x->at * (size_t)n);
+  x->late_w = rfi_arena_alloc(a, sizeof *x->late_w * (size_t)n);
+  x->life = rfi_arena_alloc(a, sizeof *x->life * (size_t)n);
+  if (!x->at || !x->late_w || !x->life) return RFR_NO_MEMORY;
+  for (int c = 0; c < n; c++) {
+    const rfr_trace *t = x->g->callable[first + c].u.trace;
+    if (!(x->life[c] = rfi_arena_alloc(a, sizeof **x->life * (size_t)(t->n_values + 1)))) return RFR_NO_MEMORY;
+    for (rfr_value v = 0; v < t->n_values; v++) x->life[c][v] = (rfi_life){-1, -1, false};
+    most += (size_t)(t->n_values + t->n_ops);
   }
-  collect(x, slot, single_slot ? slot : shared);
-  RFI_TRY(rfi_plan_place(&slot->plan, x->end));
-  RFI_TRY(rfi_plan_place(&shared->plan, x->end));
-  keep_offsets(g, slot);
-  keep_offsets(g, shared);
-  s->bytes = slot->plan.bytes;
-  s->offset = rfi_layout_add(&g->layout, RFI_REGION_SLOT, s->bytes * s->slots).offset;
-  g->memory.lower_bound_bytes += slot->plan.lower_bound * s->slots;
-  int64_t *most = &g->layout.bytes[RFI_REGION_SHARED];
-  if (shared->plan.bytes > *most) *most = shared->plan.bytes;
-  if (shared->plan.lower_bound > *shared_bound) *shared_bound = shared->plan.lower_bound;
+  for (int k = 0; k < PLANS; k++) {
+    p[k].plan = (rfi_plan){.ctx = x->g->m.ctx, .buffer = rfi_arena_alloc(a, sizeof *p[k].plan.buffer * most)};
+    if (!p[k].plan.buffer || !(p[k].items = rfi_arena_alloc(a, sizeof *p[k].items * most))) return RFR_NO_MEMORY;
+  }
   return RFR_OK;
 }
 
-static rfr_status plan_stage(rfr_graphs *g, rfi_stage_plan *s, bool single_slot, int64_t *shared_bound) {
-  rfr_ctx *ctx = g->m.ctx;
+static rfr_status plan_stage(rfr_graphs *g, rfi_stage_plan *s, rfi_arena *a, int64_t *shared_bound) {
   axis x = {.g = g, .stage = s};
-  planned slot = {{0}}, shared = {{0}};
-  const int n = s->end - s->first;
-  int values = 0;
-  rfr_status st;
-  st = RFI_ALLOC(ctx, sizeof *x.at * (size_t)n, &x.at);
-  if (st == RFR_OK) st = RFI_ALLOC(ctx, sizeof *x.late_w * (size_t)n, &x.late_w);
-  if (st == RFR_OK) st = RFI_ALLOC(ctx, sizeof *x.life * (size_t)n, &x.life);
-  for (int c = 0; c < n && st == RFR_OK; c++) {
-    const rfr_trace *t = g->callable[s->first + c].u.trace;
-    st = RFI_ALLOC(ctx, sizeof **x.life * (size_t)(t->n_values + 1), &x.life[c]);
-    for (rfr_value v = 0; v < t->n_values && st == RFR_OK; v++) x.life[c][v] = (rfi_life){-1, -1, false};
-    values += t->n_values + t->n_ops;
+  planned p[PLANS];
+  RFI_TRY(make_room(&x, a, p));
+  lay_axis(&x);
+  for (int c = s->first; c < s->end; c++) {
+    touch_ops(&x, c);
+    touch_ports(&x, c);
   }
-  if (st == RFR_OK) st = room(ctx, values, &slot);
-  if (st == RFR_OK) st = room(ctx, values, &shared);
-  if (st == RFR_OK) {
-    lay_axis(&x);
-    st = plan_collected(&x, s, single_slot, &slot, &shared, shared_bound);
-  }
-  for (int c = 0; c < n && x.life; c++) rfi_free(ctx, x.life[c]);
-  rfi_free(ctx, x.life);
-  rfi_free(ctx, x.late_w);
-  rfi_free(ctx, x.at);
-  rfi_plan_deinit(&slot.plan);
-  rfi_plan_deinit(&shared.plan);
-  rfi_free(ctx, slot.items);
-  rfi_free(ctx, shared.items);
-  return st;
+  collect(&x, p);
+  for (int k = 0; k < PLANS; k++) RFI_TRY(rfi_plan_place(&p[k].plan, x.end));
+  take_smaller(g, s, p);
+  int64_t *most = &g->m.layout.bytes[RFI_REGION_SHARED];
+  if (p[SHARED].plan.bytes > *most) *most = p[SHARED].plan.bytes;
+  if (p[SHARED].plan.lower_bound > *shared_bound) *shared_bound = p[SHARED].plan.lower_bound;
+  return RFR_OK;
 }
 
 /* With one slot in all, parts run in the order of the axis: values that live within a part are planned with the rest.
@@ -576,29 +315,42 @@ static rfr_status plan_stage(rfr_graphs *g, rfi_stage_plan *s, bool single_slot,
 static void merge_shared_into_slot(rfr_graphs *g) {
   for (int i = 0; i < g->n; i++)
     for (rfr_value v = 0; v < g->callable[i].u.trace->n_values; v++)
-      if (g->callable[i].place[v].kind == RFI_STORAGE_SHARED) g->callable[i].place[v].kind = RFI_STORAGE_SLOT;
+      if (g->callable[i].place[v].region == RFI_REGION_SHARED) g->callable[i].place[v].region = RFI_REGION_SLOT;
+}
+
+static rfr_status plan_stages(rfr_graphs *g) {
+  const rfi_stage_plan *s = g->stage;
+  int64_t shared_bound = 0;
+  rfi_arena *a;
+  rfr_status st = rfi_arena_create(g->m.ctx, &a);
+  g->single_slot = g->n_stages == 1 && s->slots == 1 && !s->delayed && !rfi_graphs_has_windows(g, s);
+  if (g->single_slot) merge_shared_into_slot(g);
+  for (int i = 0; i < g->n_stages && st == RFR_OK; i++) st = plan_stage(g, &g->stage[i], a, &shared_bound);
+  rfi_arena_destroy(a);
+  g->memory.lower_bound_bytes += shared_bound;
+  return st;
 }
 
 /* ---- the arena ---- */
 
 static int64_t place_bytes(rfr_graphs *g, rfi_region region, const rfr_type *type) {
-  return rfi_layout_add(&g->layout, region, rfi_storage_bytes(type)).offset;
+  return rfi_layout_add(&g->m.layout, region, rfi_storage_bytes(type)).offset;
 }
 
-/* Places the values of one class of storage. */
-static void place_values(rfr_graphs *g, rfi_storage_class kind, rfi_region region) {
+/* Places the values of `kind` in a region. */
+static void place_values(rfr_graphs *g, rfi_region kind, rfi_region region) {
   for (int i = 0; i < g->n; i++) {
     const rfi_callable *c = &g->callable[i];
     for (rfr_value v = 0; v < c->u.trace->n_values; v++)
-      if (c->place[v].kind == kind) c->place[v].offset = place_bytes(g, region, &c->u.trace->values[v].type);
+      if (c->place[v].region == kind) c->place[v].offset = place_bytes(g, region, &c->u.trace->values[v].type);
   }
 }
 
 static void place_persistent(rfr_graphs *g) {
-  rfi_storage_place(&g->store, &g->layout, RFI_REGION_PERSISTENT);
+  rfi_storage_place(&g->m.store, &g->m.layout, RFI_REGION_PERSISTENT);
   if (rfi_graphs_counted(g) > 0)
-    g->counts.skip_at = rfi_layout_add(&g->layout, RFI_REGION_PERSISTENT, rfi_align(sizeof(int32_t))).offset;
-  place_values(g, RFI_STORAGE_PERSISTENT, RFI_REGION_PERSISTENT);
+    g->counts.skip_at = rfi_layout_add(&g->m.layout, RFI_REGION_PERSISTENT, rfi_align(sizeof(int32_t))).offset;
+  place_values(g, RFI_REGION_PERSISTENT, RFI_REGION_PERSISTENT);
 }
 
 static int64_t scratch_end(const rfi_named *x) { return x->scratch + rfi_storage_bytes(&x->tensor.type); }
@@ -607,12 +359,12 @@ static int64_t scratch_end(const rfi_named *x) { return x->scratch + rfi_storage
  * same bytes. One that two callables have in common keeps the offset from the first. */
 static int64_t place_scratch_gradients(rfr_graphs *g) {
   int64_t most = 0;
-  for (int i = 0; i < g->store.n; i++) g->store.named[i].scratch = -1;
+  for (int i = 0; i < g->m.store.n; i++) g->m.store.named[i].scratch = -1;
   for (int c = 0; c < g->n; c++) {
     int64_t end = 0;
     for (int add = 0; add < 2; add++)
       for (int i = 0; i < g->callable[c].n_gradients; i++) {
-        rfi_named *x = &g->store.named[g->callable[c].gradients[i]];
+        rfi_named *x = &g->m.store.named[g->callable[c].gradients[i]];
         if (add && x->scratch < 0) x->scratch = end;
         if (x->scratch >= 0 && scratch_end(x) > end) end = scratch_end(x);
       }
@@ -624,20 +376,20 @@ static int64_t place_scratch_gradients(rfr_graphs *g) {
 /* Scratch memory takes the writes of warm-up: main gradients, written states, and ports with fixed memory. */
 static void place_scratch(rfr_graphs *g) {
   if (g->options.warmup_iterations == 0) return;
-  g->layout.bytes[RFI_REGION_SCRATCH] = place_scratch_gradients(g);
-  for (int i = 0; i < g->store.n; i++) {
-    rfi_named *x = &g->store.named[i];
+  g->m.layout.bytes[RFI_REGION_SCRATCH] = place_scratch_gradients(g);
+  for (int i = 0; i < g->m.store.n; i++) {
+    rfi_named *x = &g->m.store.named[i];
     if (x->written && x->parameter < 0) x->scratch = place_bytes(g, RFI_REGION_SCRATCH, &x->tensor.type);
   }
-  place_values(g, RFI_STORAGE_FIXED, RFI_REGION_SCRATCH);
+  place_values(g, RFI_FIXED, RFI_REGION_SCRATCH);
 }
 
 static void report_regions(rfr_graphs *g) {
   rfr_graphs_memory *m = &g->memory;
-  const int64_t *bytes = g->layout.bytes;
+  const int64_t *bytes = g->m.layout.bytes;
   for (int i = 0; i < g->n_stages; i++) m->slots += g->stage[i].slots * (g->stage[i].end > g->stage[i].first);
-  g->layout.slots = m->slots;
-  m->planned_bytes = rfi_layout_at(&g->layout, RFI_REGIONS);
+  g->m.layout.slots = m->slots;
+  m->planned_bytes = rfi_layout_at(&g->m.layout, RFI_REGIONS);
   m->persistent_bytes = bytes[RFI_REGION_PERSISTENT];
   m->slot_bytes = bytes[RFI_REGION_SLOT];
   m->shared_bytes = bytes[RFI_REGION_SHARED];
@@ -646,32 +398,17 @@ static void report_regions(rfr_graphs *g) {
 }
 
 rfr_status rfi_graphs_allocate(rfr_graphs *g) {
-  RFI_TRY(rfi_layout_check_budget(&g->layout, g->options.budget, g->options.recompute, g->inference));
-  RFI_TRY(rfi_layout_allocate(&g->layout, g->m.backend, g->m.device, 0));
-  rfi_storage_attach(&g->store, &g->layout, g->m.backend->host);
+  RFI_TRY(rfi_layout_check_budget(&g->m.layout, g->options.budget, g->options.recompute, g->inference));
+  RFI_TRY(rfi_layout_allocate(&g->m.layout, g->m.backend, g->m.device, 0));
+  rfi_storage_attach(&g->m.store, &g->m.layout, g->m.backend->host);
   return RFR_OK;
 }
 
 rfr_status rfi_graphs_place(rfr_graphs *g) {
-  int slots = 0;
   g->memory = (rfr_graphs_memory){0};
-  g->layout = (rfi_layout){0};
-  RFI_TRY(check_names(g));
-  RFI_TRY(check_states(g));
-  for (int i = 0; i < g->n; i++)
-    for (int k = 0; k < g->callable[i].n_out; k++) RFI_TRY(check_output(g, &g->callable[i], &g->callable[i].out[k]));
+  g->m.layout = (rfi_layout){0};
   for (int i = 0; i < g->n; i++) RFI_TRY(assign_storage(g, &g->callable[i]));
-  bool single_slot = true;
-  for (int i = 0; i < g->n_stages; i++) {
-    slots += g->stage[i].slots;
-    single_slot = single_slot && !g->stage[i].delayed && !rfi_graphs_has_windows(g, &g->stage[i]);
-  }
-  single_slot = single_slot && slots == 1;
-  int64_t shared_bound = 0;
-  for (int i = 0; i < g->n_stages; i++) RFI_TRY(plan_stage(g, &g->stage[i], single_slot, &shared_bound));
-  g->memory.lower_bound_bytes += shared_bound;
-  g->single_slot = single_slot;
-  if (single_slot) merge_shared_into_slot(g);
+  RFI_TRY(plan_stages(g));
   RFI_TRY(rfi_graphs_place_windows(g));
   place_persistent(g);
   place_scratch(g);
@@ -681,12 +418,12 @@ rfr_status rfi_graphs_place(rfr_graphs *g) {
 
 /* ---- addresses ---- */
 
-unsigned char *rfi_graphs_named_data(const rfr_graphs *g, const rfi_named *x) {
-  return g->in_warmup && x->written ? rfi_address(&g->layout, RFI_REGION_SCRATCH, x->scratch) : x->tensor.data;
+unsigned char *rfi_graphs_slot(const rfr_graphs *g, const rfi_stage_plan *s, int slot) {
+  return rfi_address(&g->m.layout, RFI_REGION_SLOT, s->offset + slot * s->bytes);
 }
 
-unsigned char *rfi_graphs_slot(const rfr_graphs *g, const rfi_stage_plan *s, int slot) {
-  return rfi_address(&g->layout, RFI_REGION_SLOT, s->offset + slot * s->bytes);
+unsigned char *rfi_graphs_block(const rfr_graphs *g, const rfi_stage_plan *s, int slot) {
+  return rfi_graphs_slot(g, s, s->slots) + s->block[slot] * s->block_bytes;
 }
 
 static unsigned char *address_of_owner(const rfr_graphs *g, int callable, int slot, rfr_value owner) {
@@ -694,15 +431,11 @@ static unsigned char *address_of_owner(const rfr_graphs *g, int callable, int sl
   const rfi_value_storage *place = &c->place[owner];
   const rfi_stage_plan *s = &g->stage[c->stage];
   if (place->callable >= 0) return address_of_owner(g, place->callable, slot, place->owner) + place->offset;
-  switch (place->kind) {
-    case RFI_STORAGE_NAMED: return rfi_graphs_named_data(g, &g->store.named[place->offset]);
-    case RFI_STORAGE_FIXED:
-      return g->in_warmup ? rfi_address(&g->layout, RFI_REGION_SCRATCH, place->offset) : place->fixed[slot];
-    case RFI_STORAGE_PERSISTENT: return rfi_address(&g->layout, RFI_REGION_PERSISTENT, place->offset);
-    case RFI_STORAGE_WINDOW: return rfi_address(&g->layout, RFI_REGION_WINDOW, place->offset);
-    case RFI_STORAGE_SLOT: return rfi_graphs_slot(g, s, slot) + place->offset;
-    default: return rfi_address(&g->layout, RFI_REGION_SHARED, place->offset);
-  }
+  if (place->region == RFI_NAMED) return rfi_graphs_named_data(g, &g->m.store.named[place->offset]);
+  if (place->region == RFI_REGION_SLOT)
+    return (place->in_block ? rfi_graphs_block(g, s, slot) : rfi_graphs_slot(g, s, slot)) + place->offset;
+  if (place->region != RFI_FIXED) return rfi_address(&g->m.layout, place->region, place->offset);
+  return g->in_warmup ? rfi_address(&g->m.layout, RFI_REGION_SCRATCH, place->offset) : place->fixed[slot];
 }
 
 unsigned char *rfi_graphs_address(const rfr_graphs *g, int callable, int slot, rfr_value v) {
@@ -721,7 +454,7 @@ static unsigned char *address(const void *user, rfr_value owner) {
 }
 
 void rfi_graphs_set_addresses(rfr_graphs *g) {
-  unsigned char *shared = rfi_address(&g->layout, RFI_REGION_SHARED, 0);
+  unsigned char *shared = rfi_address(&g->m.layout, RFI_REGION_SHARED, 0);
   for (int c = 0; c < g->n; c++) {
     const rfi_stage_plan *s = &g->stage[g->callable[c].stage];
     for (int slot = 0; slot < s->slots; slot++)

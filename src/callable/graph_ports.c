@@ -170,13 +170,13 @@ static void add_range(ranges *r, const void *data, const rfr_type *type, range x
 static void add_named(const rfr_graphs *g, ranges *r, int callable) {
   const rfr_trace *t = g->callable[callable].u.trace;
   for (int i = 0; i < t->n_inputs; i++) {
-    const int id = rfi_names_find(&g->store.names, t->values[t->inputs[i]].name);
-    const rfi_named *x = id < 0 ? NULL : &g->store.named[id];
+    const int id = rfi_names_find(&g->m.store.names, t->values[t->inputs[i]].name);
+    const rfi_named *x = id < 0 ? NULL : &g->m.store.named[id];
     if (!x || x->offset >= 0) continue;
     const bool sum = x->parameter >= 0;
     add_range(r, x->tensor.data, &x->tensor.type,
               (range){.what = sum ? "the main gradient of " : "",
-                      .name = sum ? g->store.named[x->parameter].tensor.name : x->tensor.name,
+                      .name = sum ? g->m.store.named[x->parameter].tensor.name : x->tensor.name,
                       .callable = callable,
                       .named = id,
                       .adds = sum && x->accumulate,

@@ -45,8 +45,8 @@ static rfr_status add_tensor(rfr_graphs *g, const rfr_binding *b, moves *m) {
 }
 
 static rfr_status add_gradient(rfr_graphs *g, const rfr_main_gradient *x, moves *m) {
-  const rfi_named *parameter = rfi_storage_find(&g->store, x->parameter);
-  rfi_named *named = parameter && parameter->gradient >= 0 ? &g->store.named[parameter->gradient] : NULL;
+  const rfi_named *parameter = rfi_storage_find(&g->m.store, x->parameter);
+  rfi_named *named = parameter && parameter->gradient >= 0 ? &g->m.store.named[parameter->gradient] : NULL;
   RFI_TRY(add_named(g, named, x->parameter, x->data, m));
   const rfr_type *type = &named->tensor.type;
   if (x->type.dtype != type->dtype)
@@ -165,13 +165,13 @@ static bool lies_in_fixed(const rfr_graphs *g, const rfr_tensor *x) {
 
 /* An output may alias a state or a parameter in the caller's memory. */
 static bool lies_in_named(const rfr_graphs *g, const rfr_tensor *x) {
-  for (int i = 0; i < g->store.n; i++)
-    if (lies_in(x, g->store.named[i].tensor.data, g->store.named[i].tensor.bytes)) return true;
+  for (int i = 0; i < g->m.store.n; i++)
+    if (lies_in(x, g->m.store.named[i].tensor.data, g->m.store.named[i].tensor.bytes)) return true;
   return false;
 }
 
 rfr_status rfi_graphs_check_tensor(const rfr_graphs *g, const rfr_tensor *x) {
-  const rfi_named *named = rfi_storage_find(&g->store, x->name);
+  const rfi_named *named = rfi_storage_find(&g->m.store, x->name);
   const rfr_tensor *now = named ? &named->tensor : NULL;
   const char *name = x->name ? x->name : "";
   bool is_slot;
@@ -190,7 +190,8 @@ rfr_status rfi_graphs_check_tensor(const rfr_graphs *g, const rfr_tensor *x) {
                     x->data, now->data);
   }
   RFI_TRY(rfi_graphs_check_slot_tensor(g, x, &is_slot));
-  if (is_slot || lies_in(x, g->layout.arena, g->memory.persistent_bytes) || lies_in_named(g, x) || lies_in_fixed(g, x))
+  if (is_slot || lies_in(x, g->m.layout.arena, g->memory.persistent_bytes) || lies_in_named(g, x) ||
+      lies_in_fixed(g, x))
     return RFR_OK;
   return rfi_fail(RFI_E_ARGUMENT, "tensor \"%s\" is not memory of these graphs", name);
 }

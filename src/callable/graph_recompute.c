@@ -2,10 +2,8 @@
  *
  * Recompute for all callables together, since they share one plan. Each callable has a recompute frontier
  * (pass/recompute.c): each level keeps less in its slots after F and adds work to its backward. The levels above the
- * marked ops are merged to one list, ordered by bytes saved (times slots) per work. `auto` bisects this list by the
- * real plan of all callables. Because plans are packed, one more level can need a little more memory: if all levels do
- * not fit, or `all` needs more than none, up to TRIALS evenly spaced prefixes of the list are planned and the smallest
- * is taken. This keeps creation linear in the number of callables; the budget named by a refusal is one that works.
+ * marked ops are merged to one list, ordered by bytes saved (times slots) per work. A level of all is a prefix of this
+ * list; its plan is the real one of all callables (layout.c).
  */
 #include "base/base.h"
 #include "callable/graphed.h"
@@ -14,10 +12,10 @@ typedef struct search {
   rfr_graphs *g;
   rfi_frontier **frontier; /* per callable */
   int *from;               /* per merged level: the callable whose next level it is */
-  int n;
+  int n, applied;
 } search;
 
-static const rfr_trace *fused(const rfi_callable *c) { return c->u.pipeline.stage[RFI_STAGES - 3].trace; }
+static const rfr_trace *fused(const rfi_callable *c) { return rfi_unit_stage(&c->u, "fuse")->trace; }
 
 static bool is_marked(const rfi_callable *c) {
   const rfr_trace *t = fused(c);
@@ -38,7 +36,7 @@ static rfr_status apply_level(search *x, int callable, int level) {
 }
 
 static rfr_status select_and_place(rfr_graphs *g) {
-  rfi_exec_target m = g->m;
+  rfi_executor m = g->m;
   rfi_arena_destroy(g->placed);
   g->placed = NULL;
   RFI_TRY(rfi_arena_create(g->m.ctx, &g->placed));
@@ -49,13 +47,17 @@ static rfr_status select_and_place(rfr_graphs *g) {
 }
 
 /* Applies the first n of the merged levels. */
-static rfr_status apply_levels(search *x, int n) {
+static rfr_status apply_levels(void *user, int n, int64_t *bytes) {
+  search *x = user;
   for (int i = 0; i < x->g->n; i++) {
     int level = rfi_frontier_marked(x->frontier[i]);
     for (int k = 0; k < n; k++) level += x->from[k] == i;
     if (apply_level(x, i, level) != RFR_OK) return rfi_fail_prefix("callable %d: ", i);
   }
-  return select_and_place(x->g);
+  x->applied = n;
+  RFI_TRY(select_and_place(x->g));
+  *bytes = x->g->memory.planned_bytes;
+  return RFR_OK;
 }
 
 static double benefit(const search *x, int callable, int level) {
@@ -83,32 +85,6 @@ static rfr_status merge(search *x) {
   return s;
 }
 
-/* The prefix of the merged levels, of those tried, that fits in the budget, or has the smallest plan. */
-static rfr_status apply_smallest(search *x, int64_t budget) {
-  enum { TRIALS = 16 };
-  int64_t least = INT64_MAX;
-  int best = x->n;
-  const int n = x->n < TRIALS ? x->n : TRIALS;
-  for (int i = n; i >= 0; i--) {
-    const int now = n > 0 ? (int)((int64_t)x->n * i / n) : 0;
-    RFI_TRY(apply_levels(x, now));
-    if (x->g->memory.planned_bytes < least) least = x->g->memory.planned_bytes, best = now;
-    if (least <= budget) return RFR_OK;
-  }
-  return apply_levels(x, best);
-}
-
-static rfr_status bisect(search *x, int64_t budget) {
-  int low = 0, high = x->n, now = x->n; /* low does not fit, high does */
-  while (high - low > 1) {
-    now = low + (high - low) / 2;
-    RFI_TRY(apply_levels(x, now));
-    if (x->g->memory.planned_bytes <= budget) high = now;
-    else low = now;
-  }
-  return now == high ? RFR_OK : apply_levels(x, high);
-}
-
 static bool has_auto_budget(const rfr_graphs *g) {
   return g->options.recompute == RFR_RECOMPUTE_AUTO && g->options.budget > 0;
 }
@@ -122,12 +98,13 @@ static rfr_status choose(search *x) {
     RFI_TRY(rfi_frontier_create(fused(&g->callable[i]), &o, !all && !demand, &x->frontier[i]));
   }
   RFI_TRY(merge(x));
-  RFI_TRY(apply_levels(x, 0));
-  const int64_t none = g->memory.planned_bytes, most = all ? none : g->options.budget;
-  if (!all && (!demand || none <= most)) return RFR_OK;
-  RFI_TRY(apply_levels(x, x->n));
-  if (g->memory.planned_bytes > most) return apply_smallest(x, all ? 0 : most);
-  return all ? RFR_OK : bisect(x, most);
+  const rfi_levels levels = {0, x->n, apply_levels, x};
+  int64_t bytes;
+  int level = 0;
+  RFI_TRY(apply_levels(x, 0, &bytes));
+  if (all) RFI_TRY(rfi_find_smallest(&levels, bytes, &level));
+  if (demand && bytes > g->options.budget) RFI_TRY(rfi_find_level(&levels, 1, g->options.budget, &level));
+  return level == x->applied ? RFR_OK : apply_levels(x, level, &bytes);
 }
 
 static void count(rfr_graphs *g) {

@@ -73,8 +73,8 @@ static void close_window(windows *w, int block, int i) {
 }
 
 static bool is_parameter(const rfr_graphs *g, const rfi_value_storage *x) {
-  if (x->kind != RFI_STORAGE_NAMED) return x->kind == RFI_STORAGE_WINDOW;
-  const rfr_role role = g->store.named[x->offset].tensor.role;
+  if (x->region != RFI_NAMED) return x->region == RFI_REGION_WINDOW;
+  const rfr_role role = g->m.store.named[x->offset].tensor.role;
   return role == RFR_ROLE_TRAINABLE || role == RFR_ROLE_FROZEN;
 }
 
@@ -136,10 +136,10 @@ static rfr_status read_windows(windows *w, const rfr_action *a, int n) {
 /* ---- placement ---- */
 
 static int64_t *offset_in_windows(rfr_graphs *g, const rfi_callable *c, rfr_value v, int *kind) {
-  rfi_named *x = c->place[v].kind == RFI_STORAGE_NAMED ? &g->store.named[c->place[v].offset] : NULL;
+  rfi_named *x = c->place[v].region == RFI_NAMED ? &g->m.store.named[c->place[v].offset] : NULL;
   *kind = x && x->region == RFI_REGION_WINDOW ? UNREDUCED : GATHERED;
   if (x && x->region == RFI_REGION_WINDOW) return &x->offset;
-  return c->place[v].kind == RFI_STORAGE_WINDOW ? &c->place[v].offset : NULL;
+  return c->place[v].region == RFI_REGION_WINDOW ? &c->place[v].offset : NULL;
 }
 
 /* Appends a callable's values to the bytes of each kind. */
@@ -207,7 +207,7 @@ static void place_blocks(const windows *w, bool *placed) {
     const int64_t at = lowest(w, largest, placed), end = at + bytes_of(g, largest);
     *offset_of(g, largest) = at;
     placed[largest] = true;
-    if (end > g->layout.bytes[RFI_REGION_WINDOW]) g->layout.bytes[RFI_REGION_WINDOW] = end;
+    if (end > g->m.layout.bytes[RFI_REGION_WINDOW]) g->m.layout.bytes[RFI_REGION_WINDOW] = end;
   }
 }
 
@@ -223,23 +223,20 @@ static int64_t place_for_calls(rfr_graphs *g, const rfi_stage_plan *s, int64_t f
   return most;
 }
 
-rfr_status rfi_graphs_place_windows(rfr_graphs *g) {
+static rfr_status place(rfr_graphs *g, rfi_arena *arena) {
   windows w = {.g = g};
-  bool *placed = NULL;
-  rfr_status s;
   int n = 0;
-  for (int c = 0; c < g->n; c++) g->callable[c].wgrad_reads = reads_in_wgrad(g, &g->callable[c]);
-  if (!rfi_graphs_is_sharded(g)) return RFR_OK;
   const rfr_schedule *schedule = g->options.schedule;
   const rfr_action *a = schedule ? rfr_schedule_actions(schedule, g->options.rank, &n) : NULL;
   const size_t blocks = (size_t)(g->n_stages * KINDS);
-  RFI_GOTO(RFI_ALLOC(g->m.ctx, sizeof *w.at * (size_t)(n + 1), &w.at));
-  RFI_GOTO(RFI_ALLOC(g->m.ctx, sizeof *w.since * blocks, &w.since));
-  RFI_GOTO(RFI_ALLOC(g->m.ctx, blocks, &placed));
+  bool *placed = rfi_arena_alloc(arena, blocks);
+  w.at = rfi_arena_alloc(arena, sizeof *w.at * (size_t)(n + 1));
+  w.since = rfi_arena_alloc(arena, sizeof *w.since * blocks);
+  if (!w.at || !w.since || !placed) return RFR_NO_MEMORY;
   for (int i = 0; i < g->n_stages; i++) size_blocks(g, &g->stage[i]);
-  RFI_GOTO(read_windows(&w, a, n));
+  RFI_TRY(read_windows(&w, a, n));
   place_blocks(&w, placed);
-  const int64_t end = g->layout.bytes[RFI_REGION_WINDOW];
+  const int64_t end = g->m.layout.bytes[RFI_REGION_WINDOW];
   int64_t most = 0;
   for (int i = 0; i < g->n_stages; i++) {
     const rfi_stage_plan *stage = &g->stage[i];
@@ -247,12 +244,18 @@ rfr_status rfi_graphs_place_windows(rfr_graphs *g) {
     if (bytes > most) most = bytes;
     for (int c = stage->first; c < stage->end && stage->fsdp_actions; c++) move(g, &g->callable[c], stage->window);
   }
-  g->layout.bytes[RFI_REGION_WINDOW] = end + most;
+  g->m.layout.bytes[RFI_REGION_WINDOW] = end + most;
   g->memory.lower_bound_bytes += w.most + most;
-fail:
-  rfi_free(g->m.ctx, w.at);
-  rfi_free(g->m.ctx, w.since);
-  rfi_free(g->m.ctx, placed);
+  return RFR_OK;
+}
+
+rfr_status rfi_graphs_place_windows(rfr_graphs *g) {
+  rfi_arena *arena;
+  for (int c = 0; c < g->n; c++) g->callable[c].wgrad_reads = reads_in_wgrad(g, &g->callable[c]);
+  if (!rfi_graphs_is_sharded(g)) return RFR_OK;
+  RFI_TRY(rfi_arena_create(g->m.ctx, &arena));
+  const rfr_status s = place(g, arena);
+  rfi_arena_destroy(arena);
   return s;
 }
 
@@ -278,24 +281,25 @@ static rfi_shard_op shard_op(int op) {
                                     : RFI_SHARD_CLEAR;
 }
 
-int rfi_graphs_list_shard_actions(const rfr_graphs *g, const rfi_stage_plan *s, const rfr_action *a, int i, int at,
-                                  rfi_shard_action *to) {
+rfr_status rfi_graphs_add_shard_actions(const rfr_graphs *g, const rfi_stage_plan *s, const rfr_action *a, int i,
+                                        rfi_calls *to) {
   const bool clear = adds(a[i].op) && rfi_graphs_has_windows(g, s) && is_first_sum(s, a, i);
   const bool reduce = a[i].op == RFR_ACTION_REDUCE;
-  int n = 0;
-  if (!clear && !reduce && a[i].op != RFR_ACTION_UNSHARD && a[i].op != RFR_ACTION_RESHARD) return 0;
+  if (!clear && !reduce && a[i].op != RFR_ACTION_UNSHARD && a[i].op != RFR_ACTION_RESHARD) return RFR_OK;
   for (int c = s->first; c < s->end; c++) {
     const rfi_callable *of = &g->callable[c];
     if (!of->sharded || ((clear || reduce) && !rfi_has(&of->u, RFI_PART_W))) continue;
-    if (to) to[n] = (rfi_shard_action){shard_op(a[i].op), c, at};
-    n++;
+    if (!rfi_arena_grow(to->arena, (void **)&to->shard_action, &to->cap_shard_actions, to->n_shard_actions + 1,
+                        sizeof *to->shard_action))
+      return RFR_NO_MEMORY;
+    to->shard_action[to->n_shard_actions++] = (rfi_shard_action){shard_op(a[i].op), c, to->n};
   }
-  return n;
+  return RFR_OK;
 }
 
 static rfr_status clear(rfr_graphs *g, const rfi_callable *c) {
   for (int i = 0; i < c->n_unreduced; i++) {
-    const rfr_tensor *x = &g->store.named[c->unreduced[i]].tensor;
+    const rfr_tensor *x = &g->m.store.named[c->unreduced[i]].tensor;
     RFI_TRY(g->m.backend->fill(g->m.device, x->data, 0, (size_t)x->bytes));
   }
   return RFR_OK;
@@ -307,7 +311,7 @@ static rfr_status poison_block(rfr_graphs *g, const rfi_callable *c, int kind) {
     int of;
     const int64_t *offset = offset_in_windows(g, c, v, &of);
     if (offset && of == kind)
-      RFI_TRY(g->m.backend->fill(g->m.device, rfi_address(&g->layout, RFI_REGION_WINDOW, *offset), RFI_POISON,
+      RFI_TRY(g->m.backend->fill(g->m.device, rfi_address(&g->m.layout, RFI_REGION_WINDOW, *offset), RFI_POISON,
                                  (size_t)rfi_storage_bytes(&c->u.trace->values[v].type)));
   }
   return RFR_OK;

@@ -78,15 +78,9 @@ static bool is_in(const rfr_graphs *g, int callable, int slot, const rfi_port *p
   return t.data && at >= first && at + (uintptr_t)bytes <= first + (uintptr_t)t.bytes;
 }
 
-static const rfi_stage_plan *slot_at(const rfr_graphs *g, const void *data, int64_t bytes, int *slot) {
-  for (int i = 0; i < g->n_stages; i++) {
-    const rfi_stage_plan *s = &g->stage[i];
-    const uintptr_t first = (uintptr_t)rfi_graphs_slot(g, s, 0), at = (uintptr_t)data;
-    if (at + (uintptr_t)bytes <= first || at >= first + (uintptr_t)(s->bytes * s->slots)) continue;
-    *slot = at < first ? 0 : (int)((at - first) / (uintptr_t)s->bytes);
-    return s;
-  }
-  return NULL;
+static bool overlaps(const void *data, int64_t bytes, const unsigned char *range, int64_t range_bytes) {
+  const uintptr_t at = (uintptr_t)data, first = (uintptr_t)range;
+  return at + (uintptr_t)bytes > first && at < first + (uintptr_t)range_bytes;
 }
 
 /* Whether bytes of a slot belong to an output or input gradient that is still valid. A linked output is valid until its
@@ -105,29 +99,34 @@ static bool is_valid_in_slot(const rfr_graphs *g, const rfi_stage_plan *s, int s
 }
 
 /* `call` NULL: a read or write by the caller. The first call of a slot's next microbatch invalidates all its contents.
- */
+ * Several slots may have one block: its bytes are valid if they are valid in one of them. */
 static rfr_status check_slot_data(const rfr_graphs *g, const rfi_step_call *call, const char *name, const void *data,
-                                  int64_t bytes) {
-  int slot;
-  const rfi_stage_plan *s = bytes > 0 ? slot_at(g, data, bytes, &slot) : NULL;
-  if (!s) return RFR_OK;
-  const bool ends = call && call->first && call->slot == slot && s == &g->stage[g->callable[call->callable].stage];
-  if (!ends && is_valid_in_slot(g, s, slot, data, bytes)) return RFR_OK;
-  return rfi_fail(RFI_E_ARGUMENT,
-                  "\"%s\" points to slot memory that is no longer valid: copy a tensor while it is valid",
-                  name ? name : "");
+                                  int64_t bytes, bool *is_slot) {
+  *is_slot = false;
+  for (const rfi_stage_plan *s = g->stage; s < g->stage + g->n_stages && bytes > 0; s++)
+    for (int slot = 0; slot < s->slots; slot++) {
+      if (!overlaps(data, bytes, rfi_graphs_slot(g, s, slot), s->bytes) &&
+          !overlaps(data, bytes, rfi_graphs_block(g, s, slot), s->block_bytes))
+        continue;
+      const bool ends = call && call->first && call->slot == slot && s == &g->stage[g->callable[call->callable].stage];
+      *is_slot = true;
+      if (!ends && is_valid_in_slot(g, s, slot, data, bytes)) return RFR_OK;
+    }
+  return *is_slot ? rfi_fail(RFI_E_ARGUMENT,
+                             "\"%s\" points to slot memory that is no longer valid: copy a tensor while it is valid",
+                             name ? name : "")
+                  : RFR_OK;
 }
 
 rfr_status rfi_graphs_check_slot_tensor(const rfr_graphs *g, const rfr_tensor *x, bool *is_slot) {
-  int slot;
-  *is_slot = slot_at(g, x->data, x->bytes, &slot) != NULL;
-  return check_slot_data(g, NULL, x->name, x->data, x->bytes);
+  return check_slot_data(g, NULL, x->name, x->data, x->bytes, is_slot);
 }
 
 static rfr_status check_data(const rfr_graphs *g, const rfi_step_call *call, const rfi_port *p, bool grad,
                              const rfr_binding *b) {
   const rfr_tensor *want = expected(p, grad);
   void *const *fixed = grad ? p->fixed_grad : p->fixed;
+  bool is_slot;
   if (!p->name) {
     if (!b->data) return RFR_OK;
     return rfi_fail(RFI_E_REPLAY_SIGNATURE, "data is passed for an input that was captured as absent");
@@ -139,7 +138,7 @@ static rfr_status check_data(const rfr_graphs *g, const rfi_step_call *call, con
         "\"%s\": group sizes must be device memory, because the host does not read them: compute them on the device or "
         "copy them there first",
         p->name);
-  return fixed ? RFR_OK : check_slot_data(g, call, p->name, b->data, want->bytes);
+  return fixed ? RFR_OK : check_slot_data(g, call, p->name, b->data, want->bytes, &is_slot);
 }
 
 static rfr_status check_bindings(const rfr_graphs *g, const rfi_step_call *call, const rfi_callable *c, bool grad,
@@ -281,17 +280,18 @@ static void update_valid(rfr_graphs *g, const rfi_step_call *call) {
 static rfr_status begin_call(rfr_graphs *g, const rfi_step_call *call) {
   g->state = RFI_STEP_BROKEN;
   if (call->first) rfi_graphs_invalidate(&g->stage[g->callable[call->callable].stage], call->slot);
-  return g->options.debug && call->first
-             ? rfi_graphs_poison_slot(g, g->callable[call->callable].stage, call->slot, true)
-             : RFR_OK;
+  return g->options.debug && call->first ? rfi_graphs_poison_slot(g, g->callable[call->callable].stage, call->slot)
+                                         : RFR_OK;
 }
 
 /* Runs the shard actions before the next call. Without gradients the outputs stay valid. */
 static rfr_status end_call(rfr_graphs *g, const rfi_step_call *call) {
   if (g->options.debug) {
     const bool over = call->last && call->op != RFR_ACTION_F;
+    const int stage = g->callable[call->callable].stage;
     RFI_TRY(rfi_graphs_poison_shared(g));
-    if (over) RFI_TRY(rfi_graphs_poison_slot(g, g->callable[call->callable].stage, call->slot, false));
+    if (call->frees_block) RFI_TRY(rfi_graphs_poison_block(g, stage, call->slot));
+    if (over) RFI_TRY(rfi_graphs_poison_ended(g, stage, call->slot));
   }
   if (!g->evaluating) RFI_TRY(rfi_graphs_run_shard_actions(g, g->next + 1, &g->next_shard_action, false));
   update_valid(g, call);
@@ -363,8 +363,8 @@ static rfr_status clear(rfr_graphs *g, unsigned char *from, const unsigned char 
 /* Clears adjacent gradients in the arena with one fill, because each fill is a launch on a device. */
 static rfr_status clear_gradients(rfr_graphs *g) {
   unsigned char *from = NULL, *to = NULL;
-  for (int i = 0; i < g->store.n; i++) {
-    const rfi_named *x = &g->store.named[i];
+  for (int i = 0; i < g->m.store.n; i++) {
+    const rfi_named *x = &g->m.store.named[i];
     unsigned char *data = x->tensor.data;
     if (x->parameter < 0 || x->accumulate) continue;
     if (data != to || x->offset < 0) {
@@ -427,8 +427,8 @@ rfr_status rfr_graphs_begin_step(rfr_graphs *g, const rfr_binding *inputs, int n
 
 rfr_status rfr_graphs_begin_evaluation(rfr_graphs *g, const rfr_binding *inputs, int n_inputs) {
   RFI_TRY(rfi_check_handle(g, "rfr_graphs"));
-  for (int i = 0; i < g->store.n; i++) {
-    const rfi_named *x = &g->store.named[i];
+  for (int i = 0; i < g->m.store.n; i++) {
+    const rfi_named *x = &g->m.store.named[i];
     if (x->writer >= 0 && x->writer_part == RFI_PART_F)
       return rfi_fail(
           RFI_E_GRAPHS_CALLABLE,

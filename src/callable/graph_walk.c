@@ -91,8 +91,8 @@ static void describe_ports(const walk *w, const rfi_step_call *call, const rfi_p
 
 static void describe_named(const rfr_graphs *g, const int *index, int n, rfr_tensor *to) {
   for (int i = 0; i < n; i++) {
-    to[i] = g->store.named[index[i]].tensor;
-    to[i].data = rfi_graphs_named_data(g, &g->store.named[index[i]]);
+    to[i] = g->m.store.named[index[i]].tensor;
+    to[i].data = rfi_graphs_named_data(g, &g->m.store.named[index[i]]);
   }
 }
 
@@ -127,7 +127,7 @@ static rfr_status set_inputs(rfr_graphs *g, const rfi_step_call *call, rfi_part 
   const rfi_callable *c = &g->callable[call->callable];
   const bool grad = part == RFI_PART_I;
   for (int i = 0; part == RFI_PART_W && i < c->n_gradients; i++) {
-    const rfi_named *x = &g->store.named[c->gradients[i]];
+    const rfi_named *x = &g->m.store.named[c->gradients[i]];
     if (x->written) RFI_TRY(g->m.backend->fill(g->m.device, rfi_graphs_named_data(g, x), 0, (size_t)x->tensor.bytes));
   }
   for (int i = 0; part != RFI_PART_W && i < (grad ? c->n_out : c->n_in); i++) {
@@ -209,10 +209,10 @@ static rfr_status walk_calls(walk *w) {
 
 /* Copies states into the scratch memory that warm-up uses for them. */
 static rfr_status copy_states(rfr_graphs *g) {
-  for (int i = 0; i < g->store.n; i++) {
-    const rfi_named *x = &g->store.named[i];
+  for (int i = 0; i < g->m.store.n; i++) {
+    const rfi_named *x = &g->m.store.named[i];
     if (x->written && x->parameter < 0)
-      RFI_TRY(g->m.backend->move(g->m.device, rfi_address(&g->layout, RFI_REGION_SCRATCH, x->scratch), x->tensor.data,
+      RFI_TRY(g->m.backend->move(g->m.device, rfi_address(&g->m.layout, RFI_REGION_SCRATCH, x->scratch), x->tensor.data,
                                  (size_t)x->tensor.bytes));
   }
   return RFR_OK;

@@ -5,6 +5,7 @@
  *   callable.c      recorded forward -> joint trace (cotangents for outputs, main gradients for parameters) -> passes
  *                   -> ops ordered by part: load, setup, F, I, W, each a range of one trace. If sharded, setup
  *                   gathers the parameters, and a last part, reduce, reduce-scatters the gradients
+ *   graph_names.c   parameters, states, constants and main gradients, which callables share by name
  *   graph_ports.c   links, and the caller's memory for inputs, outputs and their gradients
  *   graph_recompute.c  chooses recompute levels for all callables together, by planning with the next
  *   graph_memory.c  parts on a stage's time axis -> lifetimes -> one arena; an address per value and slot
@@ -21,6 +22,8 @@
  *
  * The memory has the regions of layout.h. All slots of a stage have the same layout. Values that live within one part
  * are in the shared bytes, because parts run one after the other. If there is only one slot, both are planned as one.
+ * With separate W actions a slot may have two ranges: its own, and a block for what is dead after I. Slots whose
+ * microbatches are never between F and I at the same time share a block.
  * Windows hold gathered parameters, from UNSHARD to RESHARD, and unreduced gradients, from their first W to REDUCE.
  */
 #ifndef RFI_GRAPHED_H
@@ -41,18 +44,9 @@ typedef struct rfi_port { /* an input or output of a callable */
   rfr_tensor tensor, grad_tensor; /* without data, which depends on the slot */
 } rfi_port;
 
-typedef enum rfi_storage_class {
-  RFI_STORAGE_NONE,
-  RFI_STORAGE_NAMED,
-  RFI_STORAGE_PERSISTENT,
-  RFI_STORAGE_SLOT,
-  RFI_STORAGE_SHARED,
-  RFI_STORAGE_WINDOW,
-  RFI_STORAGE_FIXED
-} rfi_storage_class;
-
 typedef struct rfi_value_storage { /* of a value that owns storage */
-  rfi_storage_class kind;
+  rfi_region region;               /* or RFI_NAMED, RFI_FIXED */
+  bool in_block;                   /* of a slot: in its block */
   int64_t offset; /* in its region; named: its index; fixed: its offset in scratch memory during warm-up */
   void *const *fixed;
   int callable; /* not -1: an alias of `owner` of that callable, from `offset` on */
@@ -116,6 +110,8 @@ typedef struct rfi_stage_plan {
   int slots;
   rfi_validity *valid;                /* per slot */
   int64_t offset, bytes;              /* of the first slot in the region; of each slot */
+  int *block, blocks;                 /* per slot: its block. Blocks follow the slots; 0: there are none */
+  int64_t block_bytes;                /* of each; 0: not used */
   int64_t window[2], window_bytes[2]; /* of gathered parameters; of unreduced gradients */
 } rfi_stage_plan;
 
@@ -123,6 +119,7 @@ typedef struct rfi_step_call {
   rfr_action_op op; /* F, I, W or B */
   int callable, microbatch, slot;
   bool first, last; /* the first call of the microbatch in the stage takes the slot, the last frees it */
+  bool frees_block; /* the last I */
 } rfi_step_call;
 
 /* A shard action of the schedule, which runs before call number `at`. */
@@ -133,28 +130,27 @@ typedef struct rfi_shard_action {
 } rfi_shard_action;
 
 typedef struct rfi_calls { /* the calls of a step */
+  rfi_arena *arena;
   rfi_step_call *call;
-  int n;
+  int n, cap_calls;
   bool endless;   /* no schedule: the calls of one microbatch, repeated for the next */
   int *ready;     /* main gradients, in the order in which they are completed */
   int *ready_end; /* [i]: how many are complete before call i */
   rfi_shard_action *shard_action;
-  int n_shard_actions;
+  int n_shard_actions, cap_shard_actions;
 } rfi_calls;
 
 typedef enum rfi_step_state { RFI_STEP_NONE, RFI_STEP_OPEN, RFI_STEP_BROKEN } rfi_step_state;
 
 struct rfr_graphs {
-  rfi_exec_target m;
+  rfi_executor m;
   rfr_graphs_options options;
   bool inference;
   rfi_callable *callable;
   int n;
   rfi_stage_plan *stage;
   int n_stages;
-  rfi_storage store;
   rfi_arena *placed; /* kernels and storage for the chosen recompute levels */
-  rfi_layout layout;
   rfr_graphs_memory memory;
   bool in_warmup;            /* updates go to scratch memory */
   rfr_tensor *event_tensors; /* room for the tensors of a hook event */
@@ -199,7 +195,10 @@ rfr_status rfi_graphs_fixed_of(const rfr_graphs *g, int callable, const rfr_call
  * these calls of a step. */
 rfr_status rfi_graphs_check_overlap(const rfr_graphs *g, const rfi_calls *calls);
 
-/* ---- graph_memory.c ---- */
+/* ---- graph_names.c ---- */
+static inline bool rfi_is_shared(int role) {
+  return role == RFR_ROLE_TRAINABLE || role == RFR_ROLE_FROZEN || role == RFR_ROLE_STATE || role == RFR_ROLE_CONST;
+}
 enum { RFI_MISMATCH_TEXT = 2 * RFI_TYPE_TEXT + 32 };
 /* Compares types; false: `text` says how they differ. */
 bool rfi_graphs_type_matches(const rfr_type *want, const rfr_type *type, char text[RFI_MISMATCH_TEXT]);
@@ -213,14 +212,19 @@ rfr_status rfi_graphs_check_gradient_list(const rfr_main_gradient *m, int n);
 rfi_named *rfi_graphs_find(const rfr_graphs *g, const char *name);
 /* Adds the inputs that a callable shares by name with others. */
 rfr_status rfi_graphs_names(rfr_graphs *g, rfi_callable *c);
+/* Checks the options' lists, states that several callables use, and outputs that alias names. */
+rfr_status rfi_graphs_check_names(rfr_graphs *g);
+/* The address of a named tensor; in warm-up scratch memory if it is written. */
+unsigned char *rfi_graphs_named_data(const rfr_graphs *g, const rfi_named *x);
+
+/* ---- graph_memory.c ---- */
 /* Places every value: g->memory. */
 rfr_status rfi_graphs_place(rfr_graphs *g);
 /* Allocates the memory that is placed. */
 rfr_status rfi_graphs_allocate(rfr_graphs *g);
-/* The first byte of a slot. */
+/* The first byte of a slot, and of its block. */
 unsigned char *rfi_graphs_slot(const rfr_graphs *g, const rfi_stage_plan *s, int slot);
-/* The address of a named tensor; in warm-up scratch memory if it is written. */
-unsigned char *rfi_graphs_named_data(const rfr_graphs *g, const rfi_named *x);
+unsigned char *rfi_graphs_block(const rfr_graphs *g, const rfi_stage_plan *s, int slot);
 /* The address of a value of a callable in a slot. */
 unsigned char *rfi_graphs_address(const rfr_graphs *g, int callable, int slot, rfr_value v);
 /* Writes addresses into the kernels of all slots. */
@@ -233,9 +237,9 @@ bool rfi_graphs_has_windows(const rfr_graphs *g, const rfi_stage_plan *s);
 /* Checks that parameters are gathered for every part that reads them, and that each gradient is reduced. Sets the
  * stages' window[] and the bytes of their region. */
 rfr_status rfi_graphs_place_windows(rfr_graphs *g);
-/* The shard actions of action i of a rank's list, before call `at`; `to` NULL: only their number. */
-int rfi_graphs_list_shard_actions(const rfr_graphs *g, const rfi_stage_plan *s, const rfr_action *a, int i, int at,
-                                  rfi_shard_action *to);
+/* Appends the shard actions of action i of a rank's list, before the next call. */
+rfr_status rfi_graphs_add_shard_actions(const rfr_graphs *g, const rfi_stage_plan *s, const rfr_action *a, int i,
+                                        rfi_calls *to);
 /* Runs a part of a callable in a slot, with the collectives that it needs. */
 rfr_status rfi_graphs_run(rfr_graphs *g, int callable, int slot, rfi_part part, bool eager);
 /* Runs the shard actions up to call `at`, from number *next on. */
@@ -270,15 +274,15 @@ rfr_status rfi_graphs_warm_up(rfr_graphs *g);
 rfr_status rfi_graphs_capture(rfr_graphs *g);
 
 /* ---- graph_calls.c ---- */
-/* The stages that a schedule has on this rank; `stages` NULL: only *n. */
-rfr_status rfi_graphs_read_stages(const rfr_graphs *g, const rfr_schedule *s, rfi_stage_plan *stages, int *n);
-/* The calls of a step; freed after an error. */
-rfr_status rfi_graphs_make_calls(rfr_graphs *g, const rfr_schedule *schedule, rfi_calls *calls);
+/* The stages of this rank, in an arena; without a schedule there is one. */
+rfr_status rfi_graphs_read_stages(const rfr_graphs *g, const rfr_schedule *s, rfi_arena *a, rfi_stage_plan **stages,
+                                  int *n);
+/* Gives slots of a stage with separate W their blocks. */
+rfr_status rfi_graphs_assign_blocks(rfr_graphs *g, rfi_stage_plan *s);
+/* The calls of a step, or of an evaluation: F of every callable. Destroy `arena`, also after an error. */
+rfr_status rfi_graphs_make_calls(rfr_graphs *g, const rfr_schedule *schedule, bool evaluation, rfi_calls *calls);
 /* Sets live and live_bytes of g->memory. */
 void rfi_graphs_count_live(rfr_graphs *g);
-void rfi_graphs_drop_calls(rfr_graphs *g, rfi_calls *calls);
-/* F of every callable, for rfr_graphs_begin_evaluation. */
-rfr_status rfi_graphs_make_evaluation(rfr_graphs *g);
 /* The next call; false: none. A step without a schedule may be complete and go on. */
 bool rfi_graphs_next_call(const rfr_graphs *g, rfi_step_call *out);
 bool rfi_graphs_is_complete(const rfr_graphs *g);
@@ -289,8 +293,10 @@ rfr_status rfi_graphs_check_gradient(const rfr_graphs *g, int gradient);
 void rfi_graphs_explain_order(const rfr_graphs *g, int callable, int microbatch, bool forward, char text[96]);
 
 /* ---- graph_debug.c ---- */
-/* Fills a slot (`gradients` false: except the input gradients), the shared bytes, or everything. */
-rfr_status rfi_graphs_poison_slot(rfr_graphs *g, int stage, int slot, bool gradients);
+/* Fills a slot with its block, a slot except the input gradients, a block, the shared bytes, or everything. */
+rfr_status rfi_graphs_poison_slot(rfr_graphs *g, int stage, int slot);
+rfr_status rfi_graphs_poison_ended(rfr_graphs *g, int stage, int slot);
+rfr_status rfi_graphs_poison_block(rfr_graphs *g, int stage, int slot);
 rfr_status rfi_graphs_poison_shared(rfr_graphs *g);
 rfr_status rfi_graphs_poison_all(rfr_graphs *g);
 

@@ -92,25 +92,16 @@ static rfr_status check_arguments(rfr_ctx *ctx, const rfr_callable *callables, i
 /* ---- stages ---- */
 
 static rfr_status make_stages(rfr_graphs *g) {
-  if (g->options.schedule) {
-    int n;
-    RFI_TRY(rfi_graphs_read_stages(g, g->options.schedule, NULL, &n));
-    if (!(g->stage = rfi_arena_alloc(g->m.strings, sizeof *g->stage * (size_t)(n + 1)))) return RFR_NO_MEMORY;
-    RFI_TRY(rfi_graphs_read_stages(g, g->options.schedule, g->stage, &g->n_stages));
-  } else {
-    if (!(g->stage = rfi_arena_alloc(g->m.strings, sizeof *g->stage))) return RFR_NO_MEMORY;
-    g->stage[g->n_stages++] = (rfi_stage_plan){.end = g->n, .slots = 1};
-  }
+  RFI_TRY(rfi_graphs_read_stages(g, g->options.schedule, g->m.strings, &g->stage, &g->n_stages));
   for (int k = 0; k < g->n_stages; k++) {
     rfi_stage_plan *s = &g->stage[k];
     if (!(s->valid = rfi_arena_alloc(g->m.strings, sizeof *s->valid * (size_t)(s->slots + 1)))) return RFR_NO_MEMORY;
+    RFI_TRY(rfi_graphs_assign_blocks(g, s));
     for (int slot = 0; slot < s->slots; slot++) rfi_graphs_invalidate(s, slot);
     for (int c = s->first; c < s->end; c++) g->callable[c].stage = k;
   }
   return RFR_OK;
 }
-
-/* ---- creation ---- */
 
 /* ---- hooks ---- */
 
@@ -130,6 +121,8 @@ static rfr_status check_hook_parts(const rfr_graphs *g) {
   }
   return RFR_OK;
 }
+
+/* ---- creation ---- */
 
 static rfr_status make_room(rfr_graphs *g) {
   int most = 0;
@@ -161,6 +154,7 @@ static rfr_status plan(rfr_graphs *g, const rfr_callable *callables) {
     if (s != RFR_OK) return name_callable(s, &g->callable[i]);
     RFI_TRY(rfi_graphs_links(g, i, &callables[i]));
   }
+  RFI_TRY(rfi_graphs_check_names(g));
   return rfi_graphs_lay_out(g);
 }
 
@@ -173,8 +167,8 @@ static rfr_status build(rfr_graphs *g, const rfr_callable *callables) {
   RFI_TRY(rfi_graphs_splits_create(g));
   RFI_TRY(rfi_graphs_counts_create(g));
   RFI_TRY(check_hook_parts(g));
-  RFI_TRY(rfi_graphs_make_calls(g, g->options.schedule, &g->calls));
-  RFI_TRY(rfi_graphs_make_evaluation(g));
+  RFI_TRY(rfi_graphs_make_calls(g, g->options.schedule, false, &g->calls));
+  RFI_TRY(rfi_graphs_make_calls(g, NULL, true, &g->evaluation));
   RFI_TRY(rfi_graphs_check_overlap(g, &g->calls));
   rfi_graphs_count_live(g);
   RFI_TRY(make_room(g));
@@ -193,7 +187,7 @@ static rfr_status create(rfr_ctx *ctx, const rfr_callable *callables, int n, con
   g->options = rfr_graphs_options_default();
   if (options) memcpy(&g->options, options, sizeof g->options);
   g->inference = callables[0].inference != 0;
-  RFI_GOTO(rfi_target_open(&g->m, ctx, g->options.comm));
+  RFI_GOTO(rfi_executor_open(&g->m, ctx, g->options.comm));
   RFI_GOTO(RFI_ALLOC(ctx, sizeof *g->callable * (size_t)n, &g->callable));
   g->n = n;
   RFI_GOTO(make(g, callables));
@@ -227,15 +221,12 @@ void rfr_graphs_destroy(rfr_graphs *g) {
     rfr_trace_destroy(c->u.trace);
   }
   rfi_free(g->m.ctx, g->callable);
-  rfi_graphs_drop_calls(g, &g->calls);
-  rfi_graphs_drop_calls(g, &g->evaluation);
+  rfi_arena_destroy(g->calls.arena);
+  rfi_arena_destroy(g->evaluation.arena);
   rfr_trace_destroy(g->counts.u.trace);
-  if (g->m.device) {
-    g->m.backend->free(g->m.device, RFI_MEMORY_RING, g->splits.result);
-    rfi_layout_free(&g->layout, g->m.backend, g->m.device);
-  }
+  if (g->m.device) g->m.backend->free(g->m.device, RFI_MEMORY_RING, g->splits.result);
   rfi_arena_destroy(g->placed);
-  rfi_target_close(&g->m);
+  rfi_executor_close(&g->m);
   rfi_free(g->m.ctx, g);
 }
 
@@ -256,11 +247,11 @@ rfr_status rfr_graphs_gradient(const rfr_graphs *g, const char *parameter, rfr_t
   RFI_TRY(rfi_check_handle(out, "out"));
   memset(out, 0, sizeof *out);
   RFI_TRY(rfi_check_handle(g, "rfr_graphs"));
-  const rfi_named *x = rfi_storage_find(&g->store, parameter);
+  const rfi_named *x = rfi_storage_find(&g->m.store, parameter);
   if (!x || x->gradient < 0)
     return rfi_fail(RFI_E_PROGRAM_NAME, "no callable trains \"%s\"", parameter ? parameter : "");
   RFI_TRY(rfi_graphs_check_gradient(g, x->gradient));
-  *out = g->store.named[x->gradient].tensor;
+  *out = g->m.store.named[x->gradient].tensor;
   return RFR_OK;
 }
 

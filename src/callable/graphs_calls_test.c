@@ -66,9 +66,9 @@ static void plain_step(const rft_scene *s, rfr_graphs *g, const rfr_schedule *sc
 }
 
 static void same_gradients(rfr_graphs *a, rfr_graphs *b) {
-  for (int i = 0; i < a->store.n; i++) {
-    const rfr_tensor *x = &a->store.named[i].tensor, *y = &b->store.named[i].tensor;
-    if (a->store.named[i].parameter < 0) continue;
+  for (int i = 0; i < a->m.store.n; i++) {
+    const rfr_tensor *x = &a->m.store.named[i].tensor, *y = &b->m.store.named[i].tensor;
+    if (a->m.store.named[i].parameter < 0) continue;
     if (memcmp(x->data, y->data, (size_t)x->bytes) != 0) fail_msg("%s differs", x->name);
   }
 }
@@ -602,16 +602,16 @@ static void take_ready(watched *w) {
 static void watched_call(void *user, rfr_action_op op, int block, int m) {
   watched *w = user;
   rfr_graphs *g = w->p.g;
-  for (int i = 0; i < g->store.n; i++)
-    if (w->before[i]) memcpy(w->before[i], g->store.named[i].tensor.data, (size_t)g->store.named[i].tensor.bytes);
+  for (int i = 0; i < g->m.store.n; i++)
+    if (w->before[i]) memcpy(w->before[i], g->m.store.named[i].tensor.data, (size_t)g->m.store.named[i].tensor.bytes);
   plain_call(&w->p, op, block, m);
   w->call++;
   const int had = w->n;
   take_ready(w);
   /* reported not later than complete: this call has added to each of them */
   for (int k = had; k < w->n; k++)
-    for (int i = 0; i < g->store.n; i++)
-      if (w->before[i] && g->store.named[i].tensor.data == w->ready[k].data)
+    for (int i = 0; i < g->m.store.n; i++)
+      if (w->before[i] && g->m.store.named[i].tensor.data == w->ready[k].data)
         assert_memory_not_equal(w->before[i], w->final[k], (size_t)w->ready[k].bytes);
 }
 
@@ -638,9 +638,9 @@ static void test_grads_ready(void **state) {
     int n, trained = 0;
     rft_fill_named(g);
     draw_all(&s, &b);
-    for (int k = 0; k < g->store.n; k++)
-      if (g->store.named[k].parameter >= 0)
-        w.before[k] = test_malloc((size_t)g->store.named[k].tensor.bytes), trained++;
+    for (int k = 0; k < g->m.store.n; k++)
+      if (g->m.store.named[k].parameter >= 0)
+        w.before[k] = test_malloc((size_t)g->m.store.named[k].tensor.bytes), trained++;
     OK(rfr_graphs_grads_ready(g, NULL, 0, &n));
     assert_int_equal(n, 0);
     OK(rfr_graphs_begin_step(g, NULL, 0));
@@ -655,7 +655,7 @@ static void test_grads_ready(void **state) {
     }
     OK(rfr_graphs_grads_ready(g, NULL, 0, &n));
     assert_int_equal(n, 0);
-    for (int k = 0; k < g->store.n; k++)
+    for (int k = 0; k < g->m.store.n; k++)
       if (w.before[k]) test_free(w.before[k]);
     rfr_graphs_destroy(g);
     rfr_schedule_destroy(schedule);

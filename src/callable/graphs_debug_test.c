@@ -68,8 +68,9 @@ static void test_dead_buffers(void **state) {
   const rfr_type type = rft_activation(&s);
   rfr_binding x[3], dy[3];
   rfr_tensor y[3], dx[3];
-  for (int i = 0; i < g->store.n; i++)
-    if (g->store.named[i].tensor.type.dtype == RFR_F32) rft_fill_by(&g->store.named[i].tensor, 3 + (uint64_t)i, 0.5f);
+  for (int i = 0; i < g->m.store.n; i++)
+    if (g->m.store.named[i].tensor.type.dtype == RFR_F32)
+      rft_fill_by(&g->m.store.named[i].tensor, 3 + (uint64_t)i, 0.5f);
   for (int m = 0; m < 3; m++) {
     rft_draw(&s, b.x[m][0], 0, m, 1);
     rft_draw(&s, b.dx[m][1], 0, m, 2);
@@ -80,7 +81,7 @@ static void test_dead_buffers(void **state) {
   for (int m = 0; m < 2; m++) OK(rfr_graphs_forward(g, 0, m, &x[m], 1, &y[m], 1));
   for (int m = 0; m < 2; m++) OK(rfr_graphs_backward(g, 0, m, &dy[m], 1, &dx[m], 1));
   assert_true(holds_values(&y[0]) && holds_values(&y[1]) && holds_values(&dx[0]) && holds_values(&dx[1]));
-  assert_true(is_poison(rfi_address(&g->layout, RFI_REGION_SHARED, 0), g->memory.shared_bytes));
+  assert_true(is_poison(rfi_address(&g->m.layout, RFI_REGION_SHARED, 0), g->memory.shared_bytes));
   OK(rfr_graphs_wgrad(g, 0, 1)); /* the last of microbatch 1: its output is dead, its input gradient is not */
   assert_true(holds_values(&y[0]) && holds_values(&dx[0]) && holds_values(&dx[1]) && is_poison(y[1].data, y[1].bytes));
   assert_true(slot_is_poison(g, 0, rfr_schedule_slot(schedule, 0, 1), &dx[1]));
@@ -213,7 +214,7 @@ static void test_refused_calls_write_nothing(void **state) {
   OK(rfr_graphs_begin_step(g, NULL, 0));
   rft_draw(&s, b.x[0][0], 0, 0, 1);
   rft_forward(g, &s, &b, 0, 0);
-  memcpy(before, g->layout.arena, bytes);
+  memcpy(before, g->m.layout.arena, bytes);
   memset(&poisoned, 0x77, sizeof poisoned);
   y = untouched = poisoned;
   for (int i = 0; i < 4; i++) assert_int_equal(rfr_graphs_forward(g, 0, 1, &bad[i], 1, &y, 1), RFR_MISMATCH);
@@ -224,15 +225,15 @@ static void test_refused_calls_write_nothing(void **state) {
   assert_int_equal(rfr_graphs_wgrad(g, 0, 0), RFR_MISMATCH);
   assert_int_equal(rfr_graphs_end_step(g), RFR_MISMATCH);
   assert_int_equal(rfr_graphs_begin_step(g, NULL, 0), RFR_MISMATCH);
-  assert_memory_equal(before, g->layout.arena, bytes);
+  assert_memory_equal(before, g->m.layout.arena, bytes);
   rft_forward(g, &s, &b, 0, 1);
-  memcpy(before, g->layout.arena, bytes);
+  memcpy(before, g->m.layout.arena, bytes);
   for (int i = 0; i < 3; i++) assert_int_equal(rfr_graphs_backward(g, 0, 0, &bad[i], 1, &y, 1), RFR_MISMATCH);
   assert_int_equal(rfr_graphs_forward(g, 0, 2, &x, 1, &y, 1), RFR_MISMATCH); /* too many in flight */
   OK(rfr_graphs_abort_step(g));
   const rfr_binding elsewhere = {"b0.w", {.dtype = RFR_F32, .rank = 2, .shape = {C, C}}, moved};
   assert_int_equal(rfr_graphs_begin_step(g, &elsewhere, 1), RFR_MISMATCH);
-  assert_memory_equal(before, g->layout.arena, bytes);
+  assert_memory_equal(before, g->m.layout.arena, bytes);
   assert_memory_equal(&y, &untouched, sizeof y);
   test_free(before);
   rfr_graphs_destroy(g);

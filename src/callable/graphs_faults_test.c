@@ -239,8 +239,8 @@ static rfr_status step(rfr_graphs *g, world *x, results *r) {
 
 /* Parameters that are not the caller's. */
 static void init(rfr_graphs *g) {
-  for (int i = 0; i < g->store.n; i++) {
-    const rfi_named *x = &g->store.named[i];
+  for (int i = 0; i < g->m.store.n; i++) {
+    const rfi_named *x = &g->m.store.named[i];
     if (x->parameter < 0 && x->offset >= 0 && x->tensor.type.dtype == RFR_F32)
       rft_fill_by(&x->tensor, 30 + (uint64_t)x->tensor.bytes, 0.3f);
   }

@@ -315,7 +315,7 @@ static void test_refusal_is_linear(void **state) {
   (void)state;
   const int64_t few = allocations_of_refusal(8), many = allocations_of_refusal(32);
   print_message("8 callables: %lld allocations, 32: %lld\n", (long long)few, (long long)many);
-  assert_true(many < 6 * few);
+  assert_true(many < 4 * few);
 }
 
 /* ---- phases of recomputed ops ---- */

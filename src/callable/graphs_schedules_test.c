@@ -74,12 +74,12 @@ static rfr_graphs *make(const rft_scene *s, const rfr_schedule *schedule, int ra
 /* Initial values by name: the same on every rank. */
 static void init(rfr_graphs *g) {
   static const int32_t documents[3] = {0, 10, T};
-  for (int i = 0; i < g->store.n; i++) {
-    const rfr_tensor *x = &g->store.named[i].tensor;
+  for (int i = 0; i < g->m.store.n; i++) {
+    const rfr_tensor *x = &g->m.store.named[i].tensor;
     uint64_t seed = 5;
     for (const char *c = x->name; *c; c++) seed = seed * 131 + (unsigned char)*c;
     if (strcmp(x->name, "offsets") == 0) memcpy(x->data, documents, sizeof documents);
-    else if (g->store.named[i].parameter < 0 && rfr_dtype_is_float(x->type.dtype)) rft_fill_by(x, seed, 0.4f);
+    else if (g->m.store.named[i].parameter < 0 && rfr_dtype_is_float(x->type.dtype)) rft_fill_by(x, seed, 0.4f);
   }
 }
 
@@ -156,10 +156,10 @@ static void draw_all(const rft_scene *s, rft_buffers *b, int step) {
 
 /* Every main gradient of `a` is in `b`, which has all of them, with the same bits. */
 static void same_gradients(rfr_graphs *a, rfr_graphs *b) {
-  for (int i = 0; i < a->store.n; i++) {
+  for (int i = 0; i < a->m.store.n; i++) {
     rfr_tensor y;
-    const rfr_tensor *x = &a->store.named[i].tensor;
-    if (a->store.named[i].parameter < 0) continue;
+    const rfr_tensor *x = &a->m.store.named[i].tensor;
+    if (a->m.store.named[i].parameter < 0) continue;
     OK(rfr_graphs_gradient(b, x->name + 5, &y));
     if (memcmp(x->data, y.data, (size_t)x->bytes) != 0) fail_msg("%s differs", x->name);
     bool any = false;
@@ -472,6 +472,94 @@ static void test_slots(void **state) {
   rfr_schedule_destroy(schedule);
 }
 
+/* ---- blocks: what is dead after I ---- */
+
+static const rft_scene delayed = {.block = rft_block_transformer,
+                                  .blocks = 2,
+                                  .layers = 2,
+                                  .fuse = true,
+                                  .frozen = 1,
+                                  .microbatches = 3,
+                                  .dtype = RFR_F32,
+                                  .linked = true};
+
+/* Before W one microbatch at a time, two and three; each schedule has three slots. */
+static void test_blocks(void **state) {
+  (void)state;
+  static const char *const text[3] = {"0F0 0I0 0F1 0I1 0F2 0I2 0W0 0W1 0W2", "0F0 0F1 0I0 0I1 0F2 0I2 0W0 0W1 0W2",
+                                      "0F0 0F1 0F2 0I0 0I1 0I2 0W0 0W1 0W2"};
+  rfr_schedule *schedule[3];
+  rfr_graphs *g[3];
+  for (int i = 0; i < 3; i++) {
+    rft_scene s = delayed;
+    s.schedule = text[i];
+    for (int debug = 0; debug < 2; debug++) {
+      s.debug = debug;
+      rft_run_scene(&s); /* the bits of one program */
+    }
+    s.debug = false;
+    g[i] = rft_make_graphs(&s, &schedule[i]);
+    const rfi_stage_plan *stage = g[i]->stage;
+    assert_int_equal(stage->slots, 3);
+    assert_int_equal(stage->blocks, i + 1);
+    assert_int_equal(g[i]->memory.slot_bytes,
+                     3 * stage->bytes + (stage->block_bytes > 0 ? i + 1 : 0) * stage->block_bytes);
+    assert_true(100 * (g[i]->memory.slot_bytes + g[i]->memory.shared_bytes) <= 101 * g[i]->memory.lower_bound_bytes);
+  }
+  const rfi_stage_plan *one = g[0]->stage, *two = g[1]->stage, *all = g[2]->stage;
+  assert_int_equal(all->block_bytes, 0);
+  assert_int_equal(one->bytes, two->bytes);
+  assert_int_equal(one->block_bytes, two->block_bytes);
+  assert_true(one->block_bytes > 0 && one->bytes < all->bytes);
+  assert_true(g[0]->memory.slot_bytes < g[1]->memory.slot_bytes);
+  assert_true(g[1]->memory.slot_bytes < g[2]->memory.slot_bytes);
+  assert_int_equal(g[0]->memory.live_bytes, g[0]->memory.slot_bytes);
+  for (int from = 0; from < 3; from++)
+    for (int to = 0; to < 3; to++)
+      if (to <= from || from == 2) OK(rfr_graphs_reschedule(g[from], schedule[to]));
+      else
+        rft_refused(rfr_graphs_reschedule(g[from], schedule[to]), "graphs.schedule",
+                    from == 0 && to == 1 ? "slots 0 and 1 of stage 0" : "between F and I at the same time");
+  for (int i = 0; i < 3; i++) {
+    rfr_graphs_destroy(g[i]);
+    rfr_schedule_destroy(schedule[i]);
+  }
+}
+
+/* A linked output in a block is valid until its reader has run, in whichever slot. */
+static void test_block_validity(void **state) {
+  (void)state;
+  static rft_buffers b;
+  rft_scene s = delayed;
+  rfr_schedule *schedule;
+  s.schedule = "0F0 0I0 0F1 0I1 0F2 0I2 0F3 0I3 0W0 0W1 0W2 0W3";
+  s.frozen = 2, s.microbatches = 4;
+  rfr_graphs *g = rft_make_graphs(&s, &schedule);
+  static unsigned char to[RFT_T * RFT_C * 4];
+  rfr_tensor y[3];
+  init(g);
+  draw_all(&s, &b, 0);
+  OK(rfr_graphs_begin_step(g, NULL, 0));
+  for (int m = 0; m < 2; m++) {
+    const rfr_binding x = {NULL, rft_activation(&s), b.x[m][0]};
+    OK(rfr_graphs_forward(g, 0, m, &x, 1, &y[m], 1));
+    OK(rfr_graphs_read(g, &y[m], to));
+    OK(rfr_graphs_forward(g, 1, m, NULL, 0, &y[2], 1));
+    rft_refused(rfr_graphs_read(g, &y[m], to), "argument", "no longer valid");
+    OK(rfr_graphs_read(g, &y[2], to));
+    const rfr_binding dy = {NULL, rft_activation(&s), b.dx[m][2]};
+    rfr_tensor dx;
+    OK(rfr_graphs_backward(g, 1, m, &dy, 1, NULL, 0));
+    OK(rfr_graphs_backward(g, 0, m, NULL, 0, &dx, 1));
+    OK(rfr_graphs_read(g, &dx, to));
+  }
+  const rfi_port *out = &g->callable[0].out[0];
+  assert_true(g->callable[0].place[out->value].in_block); /* else this tests something else */
+  assert_ptr_equal(y[0].data, y[1].data);
+  rfr_graphs_destroy(g);
+  rfr_schedule_destroy(schedule);
+}
+
 /* ---- inference within a training step ---- */
 
 /* The training set's callables again as an inference set over the same weights. Inference between any two calls of a
@@ -492,10 +580,10 @@ static void test_inference_between(void **state) {
   rfr_callable c[2] = {rfr_callable_default(), rfr_callable_default()};
   rfr_graphs_options o = rfr_graphs_options_default();
   for (int i = 0; i < 2; i++) c[i].trace = t[i], c[i].inference = 1;
-  for (int i = 0; i < a->store.n; i++)
-    if (a->store.named[i].parameter < 0)
-      tensors[o.n_tensors++] =
-          (rfr_binding){a->store.named[i].tensor.name, a->store.named[i].tensor.type, a->store.named[i].tensor.data};
+  for (int i = 0; i < a->m.store.n; i++)
+    if (a->m.store.named[i].parameter < 0)
+      tensors[o.n_tensors++] = (rfr_binding){a->m.store.named[i].tensor.name, a->m.store.named[i].tensor.type,
+                                             a->m.store.named[i].tensor.data};
   o.tensors = tensors;
   OK(rfr_graphs_create(ctx, c, 2, &o, &inference));
   memset(&with, 0, sizeof with);
@@ -600,13 +688,10 @@ static int setup(void **state) {
 #define on_one_thread(f) cmocka_unit_test_setup_teardown(f, setup, rft_context_teardown)
 
 int main(void) {
-  const struct CMUnitTest tests[] = {on_one_thread(test_generators),
-                                     on_one_thread(test_frozen),
-                                     on_one_thread(test_hooks),
-                                     on_one_thread(test_order_lists),
-                                     on_one_thread(test_random_schedules),
-                                     on_one_thread(test_slots),
-                                     on_one_thread(test_inference_between),
-                                     on_one_thread(test_tied)};
+  const struct CMUnitTest tests[] = {
+      on_one_thread(test_generators),  on_one_thread(test_frozen),           on_one_thread(test_hooks),
+      on_one_thread(test_order_lists), on_one_thread(test_random_schedules), on_one_thread(test_slots),
+      on_one_thread(test_blocks),      on_one_thread(test_block_validity),   on_one_thread(test_inference_between),
+      on_one_thread(test_tied)};
   return cmocka_run_group_tests_name("graphs under schedules", tests, NULL, NULL);
 }

@@ -291,8 +291,9 @@ static void test_microbatch_numbers(void **state) {
   rfr_graphs *g = rft_make_graphs(&s, &none);
   const rfr_binding in = {NULL, rft_activation(&s), x};
   rfr_tensor out, dx;
-  for (int i = 0; i < g->store.n; i++)
-    if (g->store.named[i].tensor.type.dtype == RFR_F32) rft_fill_by(&g->store.named[i].tensor, 3 + (uint64_t)i, 0.5f);
+  for (int i = 0; i < g->m.store.n; i++)
+    if (g->m.store.named[i].tensor.type.dtype == RFR_F32)
+      rft_fill_by(&g->m.store.named[i].tensor, 3 + (uint64_t)i, 0.5f);
   rft_fill_by(&(rfr_tensor){.type = rft_activation(&s), .data = x}, 1, 1);
   for (int step = 0; step < 2; step++) { /* the same step block, so the same masks */
     OK(rfr_graphs_set_rng(g, NULL, &(rfr_rng){7, 3}));

@@ -635,10 +635,10 @@ static void test_hooks_of_gradients(void **state) {
   OK(rfr_graphs_create(ctx, c, 2, &o, &g));
   assert_int_equal(calls, 4);
   assert_memory_equal(grad, before, sizeof grad);
-  for (int i = 0; i < g->store.n; i++)
-    if (g->store.named[i].offset >= 0 && g->store.named[i].parameter >= 0) {
-      const float *ours = g->store.named[i].tensor.data;
-      for (int64_t k = 0; k < g->store.named[i].tensor.bytes / 4; k++) assert_true(ours[k] == 0);
+  for (int i = 0; i < g->m.store.n; i++)
+    if (g->m.store.named[i].offset >= 0 && g->m.store.named[i].parameter >= 0) {
+      const float *ours = g->m.store.named[i].tensor.data;
+      for (int64_t k = 0; k < g->m.store.named[i].tensor.bytes / 4; k++) assert_true(ours[k] == 0);
     }
   rfr_graphs_destroy(g);
   for (int i = 0; i < 2; i++) rfr_trace_destroy((rfr_trace *)c[i].trace);

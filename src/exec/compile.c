@@ -21,7 +21,7 @@ static void mark_rings(rfr_programs *p, const rfr_trace *t) {
     const rfi_opr *op = &t->ops[i];
     if (op->def->outside || strcmp(op->def->family, "ring") != 0 || op->n_in == 0) continue;
     const rfi_value *ring = &t->values[t->values[op->in[0]].base];
-    rfi_named *input = ring->op < 0 ? rfi_storage_find(&p->store, ring->name) : NULL;
+    rfi_named *input = ring->op < 0 ? rfi_storage_find(&p->m.store, ring->name) : NULL;
     if (input) input->region = RFI_REGION_RING;
   }
 }
@@ -30,7 +30,7 @@ static rfr_status add_inputs(rfr_programs *p, const rfi_program *g) {
   const rfr_trace *t = g->u.trace;
   rfi_named *fresh;
   for (int i = 0; i < t->n_inputs; i++)
-    RFI_TRY(rfi_storage_add(&p->store, p->m.strings, &t->values[t->inputs[i]], "program", g->u.name, &fresh));
+    RFI_TRY(rfi_storage_add(&p->m.store, p->m.strings, &t->values[t->inputs[i]], "program", g->u.name, &fresh));
   mark_rings(p, t);
   return RFR_OK;
 }
@@ -38,18 +38,15 @@ static rfr_status add_inputs(rfr_programs *p, const rfi_program *g) {
 /* ---- one program ---- */
 
 rfi_pass_options rfi_program_pass_options(rfr_programs *p) {
-  return (rfi_pass_options){.fuse = p->options.fuse,
-                            .prune = p->options.prune,
-                            .lora = p->m.backend->lora,
-                            .gelu_bwd = p->m.backend->gelu_bwd,
-                            .loss_chunk = p->options.loss_chunk > 0 ? p->options.loss_chunk : p->m.backend->loss_chunk,
-                            .loss_rows = p->options.loss_chunk > 0 ? NULL : p->m.backend->loss_rows,
-                            .shard = p->options.shard,
-                            .ranks = rfr_comm_size(p->options.comm),
-                            .sharded = p->options.shard == RFR_SHARD_FULL && rfr_comm_size(p->options.comm) > 1,
-                            .recompute = p->options.recompute,
-                            .workspace = rfi_pass_workspaces,
-                            .user = p};
+  rfi_pass_options o = rfi_executor_pass_options(&p->m);
+  o.fuse = p->options.fuse;
+  o.prune = p->options.prune;
+  if (p->options.loss_chunk > 0) o.loss_chunk = p->options.loss_chunk, o.loss_rows = NULL;
+  o.shard = p->options.shard;
+  o.ranks = rfr_comm_size(p->options.comm);
+  o.sharded = o.shard == RFR_SHARD_FULL && o.ranks > 1;
+  o.recompute = p->options.recompute;
+  return o;
 }
 
 /* The plan without a side stream. */
@@ -59,7 +56,8 @@ static rfr_status select_and_plan(rfr_programs *p, rfi_program *g) {
   rfi_stage *last = &g->u.pipeline.stage[RFI_STAGES - 1];
   g->u.trace = last->trace;
   RFI_TRY(rfi_select_program(p, g, &last->report));
-  RFI_TRY(RFI_ALLOC(p->m.ctx, sizeof *g->workspace * (size_t)(g->u.trace->n_ops + 1), &g->workspace));
+  g->workspace = rfi_arena_alloc(p->m.strings, sizeof *g->workspace * (size_t)(g->u.trace->n_ops + 1));
+  if (!g->workspace) return RFR_NO_MEMORY;
   for (int i = 0; i < g->u.n_bound; i++) g->workspace[g->u.bound[i].op] = g->u.bound[i].workspace;
   return plan_serial(g);
 }
@@ -75,29 +73,35 @@ static rfr_status compile_one(rfr_programs *p, rfi_program *g, const rfr_trace *
   return RFR_OK;
 }
 
+/* ---- persistent memory ---- */
+
+/* Places inputs and results of phase load, which each program has for itself. */
+static rfr_status place_persistent(rfr_programs *p) {
+  p->m.layout = (rfi_layout){0};
+  rfi_storage_place(&p->m.store, &p->m.layout, RFI_REGION_RING);
+  rfi_storage_place(&p->m.store, &p->m.layout, RFI_REGION_PERSISTENT);
+  for (int i = 0; i < p->n; i++) {
+    rfi_program *g = &p->program[i];
+    const rfr_trace *t = g->u.trace;
+    g->place = rfi_arena_alloc(p->m.strings, sizeof *g->place * (size_t)(t->n_values + 1));
+    if (!g->place) return RFR_NO_MEMORY;
+    for (rfr_value v = 0; v < t->n_values; v++) {
+      const rfi_value *x = &t->values[v];
+      const rfi_named *input = x->op < 0 ? rfi_storage_find(&p->m.store, x->name) : NULL;
+      g->place[v].region = RFI_REGIONS;
+      if (input) g->place[v] = (rfi_location){input->region, input->offset};
+      else if (x->base == v && t->ops[x->op].phase == RFR_PHASE_LOAD)
+        g->place[v] = rfi_layout_add(&p->m.layout, RFI_REGION_PERSISTENT, rfi_storage_bytes(&x->type));
+    }
+  }
+  return RFR_OK;
+}
+
 /* ---- the budget ---- */
-
-static int64_t load_bytes(const rfi_program *g) {
-  const rfr_trace *t = g->u.trace;
-  int64_t bytes = 0;
-  for (rfr_value v = 0; v < t->n_values; v++)
-    if (t->values[v].base == v && t->values[v].op >= 0 && t->ops[t->values[v].op].phase == RFR_PHASE_LOAD)
-      bytes += rfi_storage_bytes(&t->values[v].type);
-  return bytes;
-}
-
-static int64_t all_persistent_bytes(const rfr_programs *p) {
-  int64_t bytes = 0;
-  for (int i = 0; i < p->store.n; i++) bytes += rfi_storage_bytes(&p->store.named[i].tensor.type);
-  for (int i = 0; i < p->n; i++) bytes += load_bytes(&p->program[i]);
-  return bytes;
-}
 
 static rfr_status plan_again(rfr_programs *p, rfi_program *g, const rfi_pass_options *o) {
   const double start = rfi_now();
-  rfi_free(p->m.ctx, g->workspace);
   rfi_plan_deinit(&g->plan);
-  g->workspace = NULL;
   g->flops = g->recomputed_flops = 0;
   RFI_TRY(rfi_pipeline_redo(&g->u.pipeline, "recompute", o));
   RFI_TRY(select_and_plan(p, g));
@@ -105,23 +109,51 @@ static rfr_status plan_again(rfr_programs *p, rfi_program *g, const rfi_pass_opt
   return RFR_OK;
 }
 
-/* Programs share the step-scoped part. A program that exceeds the budget's rest is planned again with the cheapest
- * recompute level that fits, or with its smallest plan. `recompute` does not know the bytes that `shard` adds, so it
- * gets a smaller budget then, by what the plan exceeded, and at last none. */
+typedef struct search {
+  rfi_frontier *frontier;
+  int64_t room;
+} search;
+
+static rfr_status plan_level(void *user, int level, int64_t *bytes) {
+  const search *x = user;
+  rfr_frontier_point point;
+  RFI_TRY(rfi_frontier_plan(x->frontier, level, x->room, &point));
+  *bytes = point.planned_bytes;
+  return RFR_OK;
+}
+
+rfr_status rfi_program_frontier(rfr_programs *p, const rfi_program *g, rfi_frontier **out) {
+  const rfi_pass_options o = rfi_program_pass_options(p);
+  return rfi_frontier_create(rfi_unit_stage(&g->u, "fuse")->trace, &o, false, out);
+}
+
+rfr_status rfi_program_smallest(rfi_frontier *l, int *level) {
+  const rfi_levels levels = {rfi_frontier_marked(l), rfi_frontier_top(l), plan_level, &(search){l, 0}};
+  return rfi_find_smallest(&levels, 0, level);
+}
+
+/* Plans a program again with the first recompute level that fits in `room`, or with its smallest plan. */
+static rfr_status recompute(rfr_programs *p, rfi_program *g, int64_t room) {
+  rfi_pass_options o = rfi_program_pass_options(p);
+  RFI_TRY(rfi_program_frontier(p, g, &o.frontier));
+  const rfi_levels levels = {rfi_frontier_marked(o.frontier), rfi_frontier_top(o.frontier), plan_level,
+                             &(search){o.frontier, room}};
+  rfr_status s = rfi_find_level(&levels, rfi_frontier_first(o.frontier, room), room, &o.level);
+  if (s == RFR_OK) s = plan_again(p, g, &o);
+  rfi_frontier_destroy(o.frontier);
+  RFI_TRY(s);
+  return rfi_report_line(&g->u.pipeline.stage[RFI_STAGES - 3].report,
+                         "%s: %lld bytes planned for the step, %lld allowed",
+                         g->plan.bytes <= room ? "fits" : "does not fit, no further choice frees memory",
+                         (long long)g->plan.bytes, (long long)room);
+}
+
+/* Programs share the step-scoped part: each has what the persistent part leaves of the budget. */
 static rfr_status meet_budget(rfr_programs *p) {
-  enum { MOST_TRIES = 12 };
-  const int64_t room = p->options.budget - all_persistent_bytes(p);
-  for (int i = 0; i < p->n; i++) {
-    rfi_program *g = &p->program[i];
-    rfi_pass_options o = rfi_program_pass_options(p);
-    const int tries = o.ranks > 1 ? MOST_TRIES : 1;
-    o.budget = room;
-    for (int k = 0; k < tries && g->plan.bytes > room; k++) {
-      if (k > 0) o.budget -= g->plan.bytes - room;
-      if (o.budget < 1 || k == MOST_TRIES - 1) o.budget = 1; /* the smallest plan */
-      RFI_TRY(plan_again(p, g, &o));
-    }
-  }
+  RFI_TRY(place_persistent(p));
+  const int64_t room = p->options.budget - rfi_layout_at(&p->m.layout, RFI_REGION_SLOT);
+  for (int i = 0; i < p->n; i++)
+    if (p->program[i].plan.bytes > room) RFI_TRY(recompute(p, &p->program[i], room));
   return RFR_OK;
 }
 
@@ -147,7 +179,7 @@ static void set_side(rfi_program *g, const rfi_side_op *side) {
 }
 
 static bool is_over_budget(const rfr_programs *p, int64_t step_bytes) {
-  return p->options.budget > 0 && rfi_layout_at(&p->layout, RFI_REGION_SLOT) + step_bytes > p->options.budget;
+  return p->options.budget > 0 && rfi_layout_at(&p->m.layout, RFI_REGION_SLOT) + step_bytes > p->options.budget;
 }
 
 /* Replaces the serial plan by one with a side stream, if the trace has ops for it and the budget allows it. */
@@ -202,23 +234,9 @@ static rfr_status report_branches(rfr_programs *p) {
 
 /* ---- offsets and memory ---- */
 
-/* Results of phase load are persistent: each program has its own, after the inputs. */
-static void place_loads(rfr_programs *p, rfi_program *g) {
-  const rfr_trace *t = g->u.trace;
-  for (rfr_value v = 0; v < t->n_values; v++) {
-    const rfi_value *x = &t->values[v];
-    g->place[v].region = RFI_REGIONS;
-    if (x->base != v) continue;
-    const rfi_named *input = x->op < 0 ? rfi_storage_find(&p->store, x->name) : NULL;
-    if (input) g->place[v] = (rfi_location){input->region, input->offset};
-    else if (t->ops[x->op].phase == RFR_PHASE_LOAD)
-      g->place[v] = rfi_layout_add(&p->layout, RFI_REGION_PERSISTENT, rfi_storage_bytes(&x->type));
-  }
-}
-
 /* The step-scoped part is shared: it has the bytes of the largest program. */
 static void share_step(rfr_programs *p, bool debug) {
-  int64_t *most = &p->layout.bytes[RFI_REGION_SLOT];
+  int64_t *most = &p->m.layout.bytes[RFI_REGION_SLOT];
   *most = 0;
   for (int i = 0; i < p->n; i++) {
     rfi_program *g = &p->program[i];
@@ -230,12 +248,12 @@ static void share_step(rfr_programs *p, bool debug) {
 /* Tries again without side streams before it fails. Untouched bytes of the step keep the pattern. */
 static rfr_status allocate_arena_or_serial(rfr_programs *p) {
   bool fewer;
-  const rfr_status s = rfi_layout_allocate(&p->layout, p->m.backend, p->m.device, RFI_PATTERN);
+  const rfr_status s = rfi_layout_allocate(&p->m.layout, p->m.backend, p->m.device, RFI_PATTERN);
   if (s != RFR_NO_MEMORY) return s;
   RFI_TRY(drop_branches(p, &fewer));
   if (!fewer) return s;
   share_step(p, false);
-  return rfi_layout_allocate(&p->layout, p->m.backend, p->m.device, RFI_PATTERN);
+  return rfi_layout_allocate(&p->m.layout, p->m.backend, p->m.device, RFI_PATTERN);
 }
 
 static rfr_status allocate_memory(rfr_programs *p) {
@@ -253,18 +271,12 @@ static rfr_status allocate_memory(rfr_programs *p) {
 static rfr_status plan_programs(rfr_programs *p) {
   bool demand = p->options.recompute == RFR_RECOMPUTE_AUTO && p->options.budget > 0;
   if (demand) RFI_TRY(meet_budget(p));
-  rfi_storage_place(&p->store, &p->layout, RFI_REGION_RING);
-  rfi_storage_place(&p->store, &p->layout, RFI_REGION_PERSISTENT);
-  for (int i = 0; i < p->n; i++) {
-    rfi_program *g = &p->program[i];
-    RFI_TRY(RFI_ALLOC(p->m.ctx, sizeof *g->place * (size_t)(g->u.trace->n_values + 1), &g->place));
-    place_loads(p, g);
-  }
+  RFI_TRY(place_persistent(p));
   /* debugging runs one op at a time */
   for (int i = 0; i < p->n && p->m.backend->branches && !p->options.debug; i++) RFI_TRY(plan_branch(p, &p->program[i]));
   share_step(p, false);
   if (!p->options.plan_only)
-    RFI_TRY(rfi_layout_check_budget(&p->layout, p->options.budget, p->options.recompute, false));
+    RFI_TRY(rfi_layout_check_budget(&p->m.layout, p->options.budget, p->options.recompute, false));
   if (p->options.debug) share_step(p, true); /* the budget is for the program; debugging it needs more bytes */
   return RFR_OK;
 }
@@ -290,20 +302,20 @@ typedef struct program_addresses {
 static unsigned char *address_of(const void *user, rfr_value owner) {
   const program_addresses *x = user;
   const rfi_location at = x->g->place[owner];
-  return rfi_address(&x->p->layout, at.region, at.offset);
+  return rfi_address(&x->p->m.layout, at.region, at.offset);
 }
 
 /* Memory, and the addresses in it. */
 static rfr_status allocate(rfr_programs *p) {
   if (p->options.tune) RFI_TRY(rfi_tune(p)); /* before the arena takes the device's memory */
   RFI_TRY(allocate_memory(p));
-  rfi_storage_attach(&p->store, &p->layout, p->m.backend->host);
+  rfi_storage_attach(&p->m.store, &p->m.layout, p->m.backend->host);
   for (int i = 0; i < p->n; i++) {
     rfi_program *g = &p->program[i];
     place_step(g);
     RFI_TRY(rfi_unit_instantiate(&p->m, &g->u, 1));
     rfi_unit_set_addresses(&g->u, 0, address_of, &(program_addresses){p, g},
-                           rfi_address(&p->layout, RFI_REGION_SLOT, 0));
+                           rfi_address(&p->m.layout, RFI_REGION_SLOT, 0));
   }
   return RFR_OK;
 }
@@ -358,7 +370,7 @@ rfr_status rfr_compile(rfr_ctx *ctx, int n, const rfr_trace *const *traces, cons
   RFI_GOTO(RFI_ALLOC(ctx, sizeof *p, &p));
   p->options = rfr_compile_options_default();
   if (options) memcpy(&p->options, options, sizeof p->options);
-  RFI_GOTO(rfi_target_open(&p->m, ctx, p->options.comm));
+  RFI_GOTO(rfi_executor_open(&p->m, ctx, p->options.comm));
   RFI_GOTO(RFI_ALLOC(ctx, sizeof *p->program * (size_t)n, &p->program));
   p->n = n;
   for (int i = 0; i < n; i++) {
@@ -395,16 +407,11 @@ void rfr_programs_destroy(rfr_programs *p) {
   for (int i = 0; i < p->n; i++) {
     rfi_program *g = &p->program[i];
     rfi_unit_deinit(&p->m, &g->u);
-    rfi_free(p->m.ctx, g->workspace);
-    rfi_free(p->m.ctx, g->place);
     rfi_plan_deinit(&g->plan);
   }
   rfi_free(p->m.ctx, p->program);
   rfi_free(p->m.ctx, p->window);
-  if (p->m.device) {
-    p->m.backend->free(p->m.device, RFI_MEMORY_RING, p->watch);
-    rfi_layout_free(&p->layout, p->m.backend, p->m.device);
-  }
-  rfi_target_close(&p->m);
+  if (p->m.device) p->m.backend->free(p->m.device, RFI_MEMORY_RING, p->watch);
+  rfi_executor_close(&p->m);
   rfi_free(p->m.ctx, p);
 }

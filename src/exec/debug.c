@@ -115,7 +115,7 @@ static rfi_range poison(const unsigned char *at, int64_t bytes) { return (rfi_ra
 
 /* Lists the ranges that op `op` must leave unchanged. */
 static void watch(rfr_programs *p, const rfi_plan *plan, int op) {
-  const unsigned char *step = rfi_address(&p->layout, RFI_REGION_SLOT, 0), *shared = step + RFI_GUARD;
+  const unsigned char *step = rfi_address(&p->m.layout, RFI_REGION_SLOT, 0), *shared = step + RFI_GUARD;
   const int64_t most = most_workspace(plan);
   int64_t used = 0; /* bytes of op's workspace */
   for (int i = 0; i < plan->n; i++) {
@@ -127,7 +127,7 @@ static void watch(rfr_programs *p, const rfi_plan *plan, int op) {
   }
   rfi_range *others = p->watch + 2 * plan->n;
   others[FIRST_GUARD] = guard(step);
-  others[LAST_GUARD] = guard(step + p->layout.bytes[RFI_REGION_SLOT]);
+  others[LAST_GUARD] = guard(step + p->m.layout.bytes[RFI_REGION_SLOT]);
   others[REST_OF_WORKSPACE] = poison(shared + used, most - used);
   others[WORKSPACE_GUARD] = guard(shared + most);
 }
@@ -149,8 +149,8 @@ static rfr_status check_memory(rfr_programs *p, rfi_program *g, int op) {
 
 rfr_status rfi_debug_run(rfr_programs *p, rfi_program *g, rfi_part part) {
   const rfi_backend *device = p->m.backend;
-  unsigned char *step = rfi_address(&p->layout, RFI_REGION_SLOT, 0);
-  RFI_TRY(device->fill(p->m.device, step, RFI_PATTERN, (size_t)p->layout.bytes[RFI_REGION_SLOT]));
+  unsigned char *step = rfi_address(&p->m.layout, RFI_REGION_SLOT, 0);
+  RFI_TRY(device->fill(p->m.device, step, RFI_PATTERN, (size_t)p->m.layout.bytes[RFI_REGION_SLOT]));
   for (int i = 0; i < g->plan.n; i++)
     RFI_TRY(device->fill(p->m.device, step + g->plan.buffer[i].offset, RFI_POISON, (size_t)g->plan.buffer[i].bytes));
   for (int i = g->u.first[part]; i < g->u.first[part + 1]; i++) {

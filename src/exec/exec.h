@@ -16,9 +16,7 @@
 #ifndef RFI_EXEC_H
 #define RFI_EXEC_H
 
-#include "backend/backend.h"
-#include "dist/comm.h"
-#include "exec/storage.h"
+#include "exec/unit.h"
 #include "pass/plan.h"
 #include "refrain/program.h"
 
@@ -36,14 +34,12 @@ typedef struct rfi_program {
 } rfi_program;
 
 struct rfr_programs {
-  rfi_exec_target m;
+  rfi_executor m;
   rfr_compile_options options;
   rfi_program *program;
   int n;
-  rfi_storage store;  /* inputs; in a ring if a program accesses it by ring ops */
   rfr_choice *choice; /* made by tuning */
   int n_choices, cap_choices;
-  rfi_layout layout;
   rfi_range *watch;      /* debug: ranges that must be filled with one byte; host and device access them */
   unsigned char *window; /* debug on a GPU: RFI_WINDOW bytes, to which results are copied for the host */
 };
@@ -60,6 +56,10 @@ rfr_status rfi_program_get_allocated(const rfr_programs *p, int i, const char *c
 /* Options of the passes, from those of the compile. */
 rfi_pass_options rfi_program_pass_options(rfr_programs *p);
 
+/* The recompute frontier of a program whose traces are kept, and the level with its smallest plan. */
+rfr_status rfi_program_frontier(rfr_programs *p, const rfi_program *g, rfi_frontier **out);
+rfr_status rfi_program_smallest(rfi_frontier *l, int *level);
+
 /* ---- program_info.c ---- */
 /* The k-th output of a program; false: it is a strided view, which has no dense tensor. */
 bool rfi_program_output_at(const rfr_programs *p, int program, int k, rfr_tensor *out);
@@ -69,13 +69,11 @@ rfr_status rfi_count_memory(const rfr_programs *p, rfr_memory *out);
 /* ---- select.c ---- */
 /* Selects a kernel for every op: fills bound[] (n_ops entries) with shapes, workspace sizes and placeholder addresses.
  * *n gets the number of entries; views have no kernel. */
-rfr_status rfi_select_ops(const rfi_exec_target *m, const rfr_trace *t, rfi_bound *bound, int *n);
-/* Workspace of each op's kernel, bytes[n_ops]. */
-rfr_status rfi_select_workspaces(const rfi_exec_target *m, const rfr_trace *t, int64_t *bytes);
+rfr_status rfi_select_ops(const rfi_executor *m, const rfr_trace *t, rfi_bound *bound, int *n);
+/* Workspace of each op's kernel, bytes[n_ops], as rfi_pass_options wants it. */
+rfr_status rfi_select_workspaces(void *executor, const rfr_trace *t, int64_t *bytes);
 /* The same for a program, with its FLOPs; the report gets a line for each grouped GEMM. */
 rfr_status rfi_select_program(rfr_programs *p, rfi_program *program, rfi_report *report);
-/* rfi_select_workspaces as rfi_pass_options wants it. */
-rfr_status rfi_pass_workspaces(void *programs, const rfr_trace *t, int64_t *bytes);
 
 /* ---- run.c ---- */
 /* Compares a binding with the captured type and, unless `at` is NULL, with the captured address. Errors:

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Sizes and memory of the regions. Only this file compares planned bytes with a budget, and allocates them.
+ * Sizes and memory of the regions. Only this file compares planned bytes with a budget, searches for a recompute level
+ * that fits, and allocates.
  */
 #include "exec/layout.h"
 
@@ -49,6 +50,32 @@ rfr_status rfi_layout_check_budget(const rfi_layout *l, int64_t budget, rfr_reco
                                                      : "with nothing recomputed: recompute auto may need less";
   return rfi_fail(RFI_E_PLAN_OVER_BUDGET, "the plan needs %lld bytes, %s (%s), the budget is %lld", (long long)bytes,
                   how, describe(l, text), (long long)budget);
+}
+
+rfr_status rfi_find_smallest(const rfi_levels *l, int64_t enough, int *level) {
+  enum { TRIALS = 16 };
+  int64_t bytes, least = INT64_MAX;
+  const int all = l->last - l->first, n = all < TRIALS ? all : TRIALS;
+  for (int i = n; i >= 0 && least > enough; i--) {
+    const int now = l->first + (n > 0 ? (int)((int64_t)all * i / n) : 0);
+    RFI_TRY(l->plan(l->user, now, &bytes));
+    if (bytes < least) least = bytes, *level = now;
+  }
+  return RFR_OK;
+}
+
+rfr_status rfi_find_level(const rfi_levels *l, int low, int64_t budget, int *level) {
+  int64_t bytes;
+  RFI_TRY(l->plan(l->user, l->last, &bytes));
+  if (bytes > budget) return rfi_find_smallest(l, budget, level);
+  *level = l->last;
+  while (low < *level) { /* levels below `low` do not fit, *level does */
+    const int now = low + (*level - low) / 2;
+    RFI_TRY(l->plan(l->user, now, &bytes));
+    if (bytes <= budget) *level = now;
+    else low = now + 1;
+  }
+  return RFR_OK;
 }
 
 rfr_status rfi_layout_allocate(rfi_layout *l, const rfi_backend *b, rfi_device *d, unsigned char byte) {

@@ -21,7 +21,9 @@ typedef enum rfi_region {
   RFI_REGION_SHARED,
   RFI_REGION_WINDOW,
   RFI_REGION_SCRATCH,
-  RFI_REGIONS /* the end of the range; of a place: nowhere */
+  RFI_REGIONS, /* the end of the range; of a place: nowhere */
+  RFI_NAMED,   /* of a place: that of a name (storage.h); */
+  RFI_FIXED    /* the caller's memory, one address per slot */
 } rfi_region;
 
 typedef struct rfi_location {
@@ -44,6 +46,20 @@ unsigned char *rfi_address(const rfi_layout *l, rfi_region region, int64_t offse
 /* plan.over_budget if the regions exceed a budget (0: none), with the bytes of each. `fixed`: no recompute can lower
  * them. */
 rfr_status rfi_layout_check_budget(const rfi_layout *l, int64_t budget, rfr_recompute recompute, bool fixed);
+
+/* Recompute levels that `plan` can plan, each with less memory than the one before. As plans are packed, one more level
+ * can need a little more. */
+typedef struct rfi_levels {
+  int first, last;
+  rfr_status (*plan)(void *user, int level, int64_t *bytes);
+  void *user;
+} rfi_levels;
+
+/* The first level from `low` on that fits in the budget, by bisection. If the last one does not: rfi_find_smallest. */
+rfr_status rfi_find_level(const rfi_levels *l, int low, int64_t budget, int *level);
+/* Of evenly spaced levels, from the last down, the first that needs at most `enough` bytes, else the smallest. Which
+ * levels are tried does not depend on the budget, so a budget that a refusal names works. */
+rfr_status rfi_find_smallest(const rfi_levels *l, int64_t enough, int *level);
 
 /* Allocates what is not allocated yet. Rings and persistent bytes become zeros, all others and the guard `byte`. */
 rfr_status rfi_layout_allocate(rfi_layout *l, const rfi_backend *b, rfi_device *d, unsigned char byte);

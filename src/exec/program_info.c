@@ -31,8 +31,8 @@ rfr_status rfr_programs_tensor_at(const rfr_programs *p, int i, rfr_tensor *out)
   RFI_TRY(rfi_check_handle(out, "rfr_tensor"));
   memset(out, 0, sizeof *out);
   RFI_TRY(rfi_check_handle(p, "rfr_programs"));
-  if (i < 0 || i >= p->store.n) return rfi_fail(RFI_E_PROGRAM_NAME, "input %d of %d", i, p->store.n);
-  *out = p->store.named[i].tensor;
+  if (i < 0 || i >= p->m.store.n) return rfi_fail(RFI_E_PROGRAM_NAME, "input %d of %d", i, p->m.store.n);
+  *out = p->m.store.named[i].tensor;
   return RFR_OK;
 }
 
@@ -40,7 +40,7 @@ rfr_status rfr_programs_tensor(const rfr_programs *p, const char *name, rfr_tens
   RFI_TRY(rfi_check_handle(out, "rfr_tensor"));
   memset(out, 0, sizeof *out);
   RFI_TRY(rfi_check_handle(p, "rfr_programs"));
-  const rfi_named *input = rfi_storage_find(&p->store, name);
+  const rfi_named *input = rfi_storage_find(&p->m.store, name);
   if (!input) return rfi_fail(RFI_E_PROGRAM_NAME, "no program has an input \"%s\"", name ? name : "");
   *out = input->tensor;
   return RFR_OK;
@@ -55,7 +55,7 @@ bool rfi_program_output_at(const rfr_programs *p, int program, int k, rfr_tensor
                       .bytes = rfi_bytes(&v->type),
                       .host = p->m.backend->host && !p->options.plan_only};
   const rfi_location at = g->place[v->base];
-  if (!p->options.plan_only) out->data = rfi_address(&p->layout, at.region, at.offset) + rfi_bytes_into(v);
+  if (!p->options.plan_only) out->data = rfi_address(&p->m.layout, at.region, at.offset) + rfi_bytes_into(v);
   return true;
 }
 
@@ -78,11 +78,11 @@ rfr_status rfr_program_plan(const rfr_programs *p, int program, rfr_plan_summary
   RFI_TRY(rfi_check_handle(out, "rfr_plan_summary"));
   memset(out, 0, sizeof *out);
   RFI_TRY(rfi_program_get(p, program, &g));
-  *out = (rfr_plan_summary){rfi_layout_at(&p->layout, RFI_REGIONS),
-                            rfi_layout_at(&p->layout, RFI_REGION_SLOT),
+  *out = (rfr_plan_summary){rfi_layout_at(&p->m.layout, RFI_REGIONS),
+                            rfi_layout_at(&p->m.layout, RFI_REGION_SLOT),
                             g->plan.bytes,
                             g->plan.lower_bound,
-                            p->store.n + g->plan.n,
+                            p->m.store.n + g->plan.n,
                             p->options.budget,
                             g->compile_seconds,
                             g->n_side_ops,
@@ -111,25 +111,25 @@ rfr_status rfr_program_plan_buffer(const rfr_programs *p, int program, int i, rf
   RFI_TRY(rfi_check_handle(out, "rfr_plan_buffer"));
   memset(out, 0, sizeof *out);
   RFI_TRY(rfi_program_get(p, program, &g));
-  if (i >= 0 && i < p->store.n) {
-    const rfi_named *x = &p->store.named[i];
+  if (i >= 0 && i < p->m.store.n) {
+    const rfi_named *x = &p->m.store.named[i];
     const rfr_tensor *t = &x->tensor;
     bool weight = t->role == RFR_ROLE_TRAINABLE || t->role == RFR_ROLE_FROZEN;
     *out = (rfr_plan_buffer){t->name,  weight ? "weight" : t->role == RFR_ROLE_STATE ? "state" : "input",
-                             t->bytes, rfi_layout_at(&p->layout, x->region) + x->offset,
+                             t->bytes, rfi_layout_at(&p->m.layout, x->region) + x->offset,
                              0,        g->u.trace->n_ops};
     return RFR_OK;
   }
-  if (i < 0 || i >= p->store.n + g->plan.n)
-    return rfi_fail(RFI_E_ARGUMENT, "buffer %d of %d", i, p->store.n + g->plan.n);
-  const rfi_buffer *b = &g->plan.buffer[i - p->store.n];
+  if (i < 0 || i >= p->m.store.n + g->plan.n)
+    return rfi_fail(RFI_E_ARGUMENT, "buffer %d of %d", i, p->m.store.n + g->plan.n);
+  const rfi_buffer *b = &g->plan.buffer[i - p->m.store.n];
   const rfi_opr *op = &g->u.trace->ops[b->value >= 0 ? g->u.trace->values[b->value].op : b->first];
   const char *name = b->value >= 0 ? g->u.trace->values[b->value].name : "";
   static const char *const kinds[N_MEMORY_KINDS] = {"output", "activation", "gradient", "workspace"};
   *out = (rfr_plan_buffer){name[0] ? name : op->def->name,
                            kinds[kind_of(g, b)],
                            b->bytes,
-                           rfi_layout_at(&p->layout, RFI_REGION_SLOT) + b->offset,
+                           rfi_layout_at(&p->m.layout, RFI_REGION_SLOT) + b->offset,
                            b->first,
                            b->last};
   return RFR_OK;
@@ -148,7 +148,7 @@ static void mark_optimizer(const rfr_programs *p, const rfr_trace *t, bool *opti
     for (int j = 0; updates && j < op->n_out; j++) {
       const int k = op->def->alias[j];
       const rfi_value *x = k >= 0 && op->in[k] >= 0 ? &t->values[t->values[op->in[k]].base] : NULL;
-      if (x && x->op < 0 && x->role == RFR_ROLE_STATE) optimizer[rfi_names_find(&p->store.names, x->name)] = true;
+      if (x && x->op < 0 && x->role == RFR_ROLE_STATE) optimizer[rfi_names_find(&p->m.store.names, x->name)] = true;
     }
   }
 }
@@ -156,16 +156,16 @@ static void mark_optimizer(const rfr_programs *p, const rfr_trace *t, bool *opti
 static rfr_status count_persistent(const rfr_programs *p, rfr_memory *out) {
   bool *optimizer;
   int64_t inputs = 0;
-  RFI_TRY(RFI_ALLOC(p->m.ctx, sizeof *optimizer * (size_t)(p->store.n + 1), &optimizer));
+  RFI_TRY(RFI_ALLOC(p->m.ctx, sizeof *optimizer * (size_t)(p->m.store.n + 1), &optimizer));
   for (int i = 0; i < p->n; i++) mark_optimizer(p, p->program[i].u.trace, optimizer);
-  for (int i = 0; i < p->store.n; i++) {
-    const rfr_role role = p->store.named[i].tensor.role;
-    const int64_t bytes = rfi_storage_bytes(&p->store.named[i].tensor.type);
+  for (int i = 0; i < p->m.store.n; i++) {
+    const rfr_role role = p->m.store.named[i].tensor.role;
+    const int64_t bytes = rfi_storage_bytes(&p->m.store.named[i].tensor.type);
     const bool weight = role == RFR_ROLE_TRAINABLE || role == RFR_ROLE_FROZEN, state = role == RFR_ROLE_STATE;
     *(weight ? &out->weights : !state ? &out->inputs : optimizer[i] ? &out->optimizer : &out->states) += bytes;
     inputs += bytes;
   }
-  out->loaded = rfi_layout_at(&p->layout, RFI_REGION_SLOT) - inputs;
+  out->loaded = rfi_layout_at(&p->m.layout, RFI_REGION_SLOT) - inputs;
   rfi_free(p->m.ctx, optimizer);
   return RFR_OK;
 }
@@ -189,7 +189,7 @@ static rfr_status find_peak(const rfi_program *g, int *op) {
 
 rfr_status rfi_count_memory(const rfr_programs *p, rfr_memory *out) {
   int64_t *const kinds[N_MEMORY_KINDS] = {&out->outputs, &out->activations, &out->gradients, &out->workspaces};
-  *out = (rfr_memory){.total = rfi_layout_at(&p->layout, RFI_REGIONS), .unused = p->layout.bytes[RFI_REGION_SLOT]};
+  *out = (rfr_memory){.total = rfi_layout_at(&p->m.layout, RFI_REGIONS), .unused = p->m.layout.bytes[RFI_REGION_SLOT]};
   for (int i = 1; i < p->n; i++)
     if (p->program[i].plan.bytes > p->program[out->peak_program].plan.bytes) out->peak_program = i;
   const rfi_program *g = &p->program[out->peak_program];
@@ -230,8 +230,9 @@ rfr_status rfr_program_op(const rfr_programs *p, int program, int i, rfr_plan_op
   RFI_TRY(rfi_program_get(p, program, &g));
   if (i < 0 || i >= g->u.trace->n_ops) return rfi_fail(RFI_E_ARGUMENT, "op %d of %d", i, g->u.trace->n_ops);
   const rfi_opr *op = &g->u.trace->ops[i];
-  *out = (rfr_plan_op){op->def->name, op->scope, op->reason, (rfr_phase)op->phase, op->microbatch, op->clone_of,
-                        sent_by(g->u.trace, op)};
+  *out =
+      (rfr_plan_op){op->def->name,          op->scope, op->reason, (rfr_phase)op->phase, op->microbatch, op->clone_of,
+                    sent_by(g->u.trace, op)};
   return RFR_OK;
 }
 
@@ -239,44 +240,41 @@ rfr_status rfr_program_op(const rfr_programs *p, int program, int i, rfr_plan_op
 
 enum { CHUNK = 1 << 20 };
 
-/* Adds the bytes of [offset, offset + bytes) for the step, in lines that still have the pattern; `chunk` has CHUNK. */
-static rfr_status count_untouched(const rfr_programs *p, int64_t offset, int64_t bytes, unsigned char *chunk,
-                                  int64_t *untouched) {
-  for (int64_t at = 0; at < bytes; at += CHUNK) {
+/* Adds the bytes of [offset, offset + bytes) for the step, in lines that still have the pattern. */
+static rfr_status count_untouched(const rfr_programs *p, int64_t offset, int64_t bytes, int64_t *untouched) {
+  rfr_status s = RFR_OK;
+  unsigned char *chunk;
+  RFI_TRY(rfi_alloc(p->m.ctx, CHUNK, (void **)&chunk));
+  for (int64_t at = 0; at < bytes && s == RFR_OK; at += CHUNK) {
     const int64_t n = bytes - at < CHUNK ? bytes - at : CHUNK;
-    RFI_TRY(p->m.backend->copy(p->m.device, chunk, rfi_address(&p->layout, RFI_REGION_SLOT, offset + at), (size_t)n));
-    for (int64_t i = 0; i < n; i += RFI_ALIGNMENT) {
+    s = p->m.backend->copy(p->m.device, chunk, rfi_address(&p->m.layout, RFI_REGION_SLOT, offset + at), (size_t)n);
+    for (int64_t i = 0; i < n && s == RFR_OK; i += RFI_ALIGNMENT) {
       const int64_t line = n - i < RFI_ALIGNMENT ? n - i : RFI_ALIGNMENT;
       int64_t k = 0;
       while (k < line && chunk[i + k] == RFI_PATTERN) k++;
       if (k == line) *untouched += line;
     }
   }
-  return RFR_OK;
+  rfi_free(p->m.ctx, chunk);
+  return s;
 }
 
 int64_t rfr_programs_touched_bytes(const rfr_programs *p) {
   int64_t untouched = 0;
-  void *chunk;
-  if (rfi_check_allocated(p, "rfr_programs_touched_bytes") != RFR_OK) return -1;
-  if (rfi_alloc(p->m.ctx, CHUNK, &chunk) != RFR_OK) return -1;
-  const rfr_status s = count_untouched(p, 0, p->layout.bytes[RFI_REGION_SLOT], chunk, &untouched);
-  rfi_free(p->m.ctx, chunk);
-  return s == RFR_OK ? rfi_layout_at(&p->layout, RFI_REGIONS) - untouched : -1;
+  if (rfi_check_allocated(p, "rfr_programs_touched_bytes") != RFR_OK ||
+      count_untouched(p, 0, p->m.layout.bytes[RFI_REGION_SLOT], &untouched) != RFR_OK)
+    return -1;
+  return rfi_layout_at(&p->m.layout, RFI_REGIONS) - untouched;
 }
 
 int64_t rfr_program_unwritten_bytes(const rfr_programs *p, int program) {
   int64_t untouched = 0;
   rfi_program *g;
-  void *chunk;
-  if (rfi_program_get_allocated(p, program, "rfr_program_unwritten_bytes", &g) != RFR_OK) return -1;
-  if (rfi_alloc(p->m.ctx, CHUNK, &chunk) != RFR_OK) return -1;
-  rfr_status s = RFR_OK;
-  for (int i = 0; i < g->plan.n && s == RFR_OK; i++) {
+  rfr_status s = rfi_program_get_allocated(p, program, "rfr_program_unwritten_bytes", &g);
+  for (int i = 0; s == RFR_OK && i < g->plan.n; i++) {
     const rfi_buffer *b = &g->plan.buffer[i];
-    if (b->value >= 0) s = count_untouched(p, b->offset, b->bytes, chunk, &untouched);
+    if (b->value >= 0) s = count_untouched(p, b->offset, b->bytes, &untouched);
   }
-  rfi_free(p->m.ctx, chunk);
   return s == RFR_OK ? untouched : -1;
 }
 
@@ -286,7 +284,7 @@ rfr_status rfr_programs_check(const rfr_programs *p) {
   RFI_TRY(rfi_check_allocated(p, "rfr_programs_check"));
   const int bytes = p->m.backend->guard;
   RFI_TRY(RFI_ALLOC(p->m.ctx, (size_t)bytes, &guard));
-  rfr_status s = p->m.backend->copy(p->m.device, guard, rfi_address(&p->layout, RFI_REGIONS, 0), (size_t)bytes);
+  rfr_status s = p->m.backend->copy(p->m.device, guard, rfi_address(&p->m.layout, RFI_REGIONS, 0), (size_t)bytes);
   while (s == RFR_OK && i < bytes && guard[i] == RFI_PATTERN) i++;
   rfi_free(p->m.ctx, guard);
   if (s != RFR_OK || i == bytes) return s;
@@ -337,11 +335,17 @@ rfr_status rfr_program_frontier(rfr_programs *p, int program, rfr_frontier_point
   if (!stage || !stage->trace) return rfi_fail(RFI_E_ARGUMENT, "the traces of program \"%s\" were not kept", g->u.name);
   for (int i = 0; i < p->n; i++)
     if (i != program && p->program[i].plan.bytes > others) others = p->program[i].plan.bytes;
-  rfi_pass_options o = rfi_program_pass_options(p);
-  RFI_TRY(rfi_recompute_frontier(stage->trace, &o, points, max, n));
+  if (max < 2) return rfi_fail(RFI_E_ARGUMENT, "room for %d points, at least 2 are needed", max);
+  rfi_frontier *l;
+  RFI_TRY(rfi_program_frontier(p, g, &l));
+  int last;
+  rfr_status s = rfi_program_smallest(l, &last);
+  if (s == RFR_OK) s = rfi_frontier_points(l, last, points, max, n);
+  rfi_frontier_destroy(l);
+  RFI_TRY(s);
   for (int i = 0; i < *n; i++) {
     int64_t step = points[i].planned_bytes > others ? points[i].planned_bytes : others;
-    points[i].planned_bytes = rfi_layout_at(&p->layout, RFI_REGION_SLOT) + step;
+    points[i].planned_bytes = rfi_layout_at(&p->m.layout, RFI_REGION_SLOT) + step;
   }
   return RFR_OK;
 }

@@ -291,7 +291,7 @@ static void test_accumulates_in_place(void **state) {
 /* Each line of memory under a value was written; a workspace's padding may stay as it was. */
 static void check_touched(const rfr_programs *p) {
   const rfi_plan *plan = &p->program[0].plan;
-  const unsigned char *base = rfi_address(&p->layout, RFI_REGION_SLOT, 0);
+  const unsigned char *base = rfi_address(&p->m.layout, RFI_REGION_SLOT, 0);
   int64_t workspaces = 0;
   for (int64_t line = 0; line < plan->bytes; line += RFI_ALIGNMENT) {
     bool value = false, workspace = false, written = false;

@@ -118,7 +118,7 @@ rfr_status rfi_check_captured(const char *name, const rfr_type *type, const void
 }
 
 static rfr_status check_binding(const rfr_programs *p, const rfi_program *g, const rfr_binding *b) {
-  const rfi_named *input = rfi_storage_find(&p->store, b->name);
+  const rfi_named *input = rfi_storage_find(&p->m.store, b->name);
   if (!input)
     return rfi_fail(RFI_E_REPLAY_SIGNATURE, "program \"%s\" has no input \"%s\"", g->u.name, b->name ? b->name : "");
   const rfr_status s = rfi_check_captured(b->name, &input->tensor.type, input->tensor.data, b);
@@ -175,10 +175,10 @@ static rfr_status check_copy(const rfr_programs *p, const rfr_tensor *x, const v
   if (x->bytes < 0 || (x->bytes > 0 && !host))
     return rfi_fail(RFI_E_ARGUMENT, "%s of \"%s\": %lld bytes, host memory at %p", call, name, (long long)x->bytes,
                     host);
-  const rfi_named *input = rfi_storage_find(&p->store, name);
+  const rfi_named *input = rfi_storage_find(&p->m.store, name);
   if ((input && is_part(x, &input->tensor)) || is_output(p, x)) return RFR_OK;
-  for (int i = 0; i < p->store.n; i++)
-    if (is_part(x, &p->store.named[i].tensor)) return RFR_OK;
+  for (int i = 0; i < p->m.store.n; i++)
+    if (is_part(x, &p->m.store.named[i].tensor)) return RFR_OK;
   if (input)
     return rfi_fail(RFI_E_TENSOR,
                     "%s of \"%s\": %lld bytes at %p; it has %lld bytes at %p, and its type must be unchanged", call,

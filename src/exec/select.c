@@ -43,7 +43,7 @@ static rfr_status type_dead_results(rfr_ctx *ctx, const rfi_opr *op, rfi_arg *ar
 }
 
 /* Gives a collective op the communicator, which must have the op's number of ranks. */
-static rfr_status set_comm(const rfi_exec_target *m, const rfi_opr *op, rfi_bound *b) {
+static rfr_status set_comm(const rfi_executor *m, const rfi_opr *op, rfi_bound *b) {
   const int64_t ranks = op->attr[0].i;
   const char *file = op->at.file ? op->at.file : "";
   if (ranks == 1) return RFR_OK;
@@ -63,7 +63,7 @@ static rfr_status set_comm(const rfi_exec_target *m, const rfi_opr *op, rfi_boun
 }
 
 /* Fills the call of op i with args, selects its kernel and asks for the workspace. */
-static rfr_status select_op(const rfi_exec_target *m, const rfr_trace *t, int i, rfi_arg *args, rfi_bound *b) {
+static rfr_status select_op(const rfi_executor *m, const rfr_trace *t, int i, rfi_arg *args, rfi_bound *b) {
   const rfi_opr *op = &t->ops[i];
   for (int k = 0; k < op->n_in; k++) fill_arg(t, op->in[k], &args[k]);
   for (int j = 0; j < op->n_out; j++) fill_arg(t, op->out[j], &args[op->n_in + j]);
@@ -85,7 +85,7 @@ static rfr_status select_op(const rfi_exec_target *m, const rfr_trace *t, int i,
                      b->why ? b->why : "");
 }
 
-rfr_status rfi_select_ops(const rfi_exec_target *m, const rfr_trace *t, rfi_bound *bound, int *n) {
+rfr_status rfi_select_ops(const rfi_executor *m, const rfr_trace *t, rfi_bound *bound, int *n) {
   *n = 0;
   for (int i = 0; i < t->n_ops; i++) {
     const rfi_opr *op = &t->ops[i];
@@ -120,7 +120,8 @@ rfr_status rfi_select_program(rfr_programs *p, rfi_program *program, rfi_report 
   return RFR_OK;
 }
 
-rfr_status rfi_select_workspaces(const rfi_exec_target *m, const rfr_trace *t, int64_t *bytes) {
+rfr_status rfi_select_workspaces(void *executor, const rfr_trace *t, int64_t *bytes) {
+  const rfi_executor *m = executor;
   rfi_arg *args;
   int most = 0;
   for (int i = 0; i < t->n_ops; i++)
@@ -134,8 +135,4 @@ rfr_status rfi_select_workspaces(const rfi_exec_target *m, const rfr_trace *t, i
   }
   rfi_free(m->ctx, args);
   return s;
-}
-
-rfr_status rfi_pass_workspaces(void *programs, const rfr_trace *t, int64_t *bytes) {
-  return rfi_select_workspaces(&((rfr_programs *)programs)->m, t, bytes);
 }

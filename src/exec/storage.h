@@ -7,8 +7,18 @@
 #define RFI_STORAGE_H
 
 #include "exec/layout.h"
-#include "exec/unit.h"
 #include "refrain/program.h"
+
+/* Parts of a unit (unit.h). */
+typedef enum rfi_part {
+  RFI_PART_LOAD,
+  RFI_PART_SETUP,
+  RFI_PART_F,
+  RFI_PART_I,
+  RFI_PART_W,
+  RFI_PART_REDUCE,
+  RFI_PARTS
+} rfi_part;
 
 typedef struct rfi_named {
   rfr_tensor tensor; /* with data, once it is allocated */

@@ -9,7 +9,7 @@
 #include "base/base.h"
 #include "exec/exec.h"
 
-rfr_status rfi_target_open(rfi_exec_target *m, rfr_ctx *ctx, rfr_comm *comm) {
+rfr_status rfi_executor_open(rfi_executor *m, rfr_ctx *ctx, rfr_comm *comm) {
   m->ctx = ctx;
   m->comm = comm;
   RFI_TRY(rfi_arena_create(ctx, &m->strings));
@@ -19,9 +19,21 @@ rfr_status rfi_target_open(rfi_exec_target *m, rfr_ctx *ctx, rfr_comm *comm) {
   return joins ? m->backend->join(m->device, comm) : RFR_OK;
 }
 
-void rfi_target_close(rfi_exec_target *m) {
-  if (m->device) m->backend->close(m->device);
+void rfi_executor_close(rfi_executor *m) {
+  if (m->device) {
+    rfi_layout_free(&m->layout, m->backend, m->device);
+    m->backend->close(m->device);
+  }
   rfi_arena_destroy(m->strings);
+}
+
+rfi_pass_options rfi_executor_pass_options(rfi_executor *m) {
+  return (rfi_pass_options){.lora = m->backend->lora,
+                            .gelu_bwd = m->backend->gelu_bwd,
+                            .loss_chunk = m->backend->loss_chunk,
+                            .loss_rows = m->backend->loss_rows,
+                            .workspace = rfi_select_workspaces,
+                            .user = m};
 }
 
 void rfi_unit_set_step(rfi_exec_unit *u) {
@@ -31,7 +43,7 @@ void rfi_unit_set_step(rfi_exec_unit *u) {
     u->start[part] = part == RFI_PART_LOAD ? 0 : part <= RFI_PART_F ? load : u->trace->n_ops;
 }
 
-rfr_status rfi_unit_select(const rfi_exec_target *m, rfi_exec_unit *u) {
+rfr_status rfi_unit_select(const rfi_executor *m, rfi_exec_unit *u) {
   const size_t n = (size_t)u->trace->n_ops + 1;
   u->bound = rfi_arena_alloc(m->strings, sizeof *u->bound * n);
   u->workspace_at = rfi_arena_alloc(m->strings, sizeof *u->workspace_at * n);
@@ -45,7 +57,7 @@ rfr_status rfi_unit_select(const rfi_exec_target *m, rfi_exec_unit *u) {
 }
 
 /* Copies the kernels, with their own arguments. */
-static rfr_status copy_bound(const rfi_exec_target *m, const rfi_exec_unit *u, rfi_bound **out) {
+static rfr_status copy_bound(const rfi_executor *m, const rfi_exec_unit *u, rfi_bound **out) {
   rfi_bound *to = *out = rfi_arena_alloc(m->strings, sizeof *to * (size_t)(u->n_bound + 1));
   if (!to) return RFR_NO_MEMORY;
   for (int i = 0; i < u->n_bound; i++) {
@@ -60,7 +72,7 @@ static rfr_status copy_bound(const rfi_exec_target *m, const rfi_exec_unit *u, r
   return RFR_OK;
 }
 
-rfr_status rfi_unit_instantiate(const rfi_exec_target *m, rfi_exec_unit *u, int slots) {
+rfr_status rfi_unit_instantiate(const rfi_executor *m, rfi_exec_unit *u, int slots) {
   if (!(u->instance = rfi_arena_alloc(m->strings, sizeof *u->instance * (size_t)(slots + 1)))) return RFR_NO_MEMORY;
   u->slots = slots;
   u->instance[0].bound = u->bound;
@@ -85,12 +97,12 @@ void rfi_unit_set_addresses(rfi_exec_unit *u, int slot, unsigned char *(*address
 }
 
 /* Names the op that failed in the backend's last run, capture or launch, if the backend knows it. */
-static rfr_status name_failed(rfr_status s, const rfi_exec_target *m, const rfi_exec_unit *u, const rfi_bound *bound) {
+static rfr_status name_failed(rfr_status s, const rfi_executor *m, const rfi_exec_unit *u, const rfi_bound *bound) {
   const int i = s == RFR_OK ? -1 : m->backend->failed(m->device);
   return i < 0 ? s : rfi_name_op(s, u->trace, u->name, bound[i].op);
 }
 
-rfr_status rfi_unit_run(const rfi_exec_target *m, const rfi_exec_unit *u, int slot, rfi_part part, bool eager,
+rfr_status rfi_unit_run(const rfi_executor *m, const rfi_exec_unit *u, int slot, rfi_part part, bool eager,
                         const void **from) {
   const rfi_instance *x = &u->instance[slot];
   if (!rfi_has(u, part)) return RFR_OK;
@@ -101,7 +113,7 @@ rfr_status rfi_unit_run(const rfi_exec_target *m, const rfi_exec_unit *u, int sl
   return name_failed(s, m, u, bound);
 }
 
-rfr_status rfi_unit_capture(const rfi_exec_target *m, const rfi_exec_unit *u, int slot, rfi_part part,
+rfr_status rfi_unit_capture(const rfi_executor *m, const rfi_exec_unit *u, int slot, rfi_part part,
                             const rfi_copy *copies, int n, rfi_graph **out) {
   const rfi_bound *bound = u->instance[slot].bound + u->first[part];
   const int n_bound = u->first[part + 1] - u->first[part];
@@ -116,7 +128,7 @@ const rfi_stage *rfi_unit_stage(const rfi_exec_unit *u, const char *pass) {
 
 const char *rfi_stage_report(const rfi_stage *s) { return s ? s->report.text.data ? s->report.text.data : "" : NULL; }
 
-void rfi_unit_deinit(const rfi_exec_target *m, rfi_exec_unit *u) {
+void rfi_unit_deinit(const rfi_executor *m, rfi_exec_unit *u) {
   for (int k = 0; k < u->slots; k++)
     for (int part = 0; part < RFI_PARTS; part++) m->backend->graph_destroy(m->device, u->instance[k].graph[part]);
   rfi_pipeline_deinit(&u->pipeline);

@@ -7,27 +7,20 @@
 #ifndef RFI_UNIT_H
 #define RFI_UNIT_H
 
-#include "backend/backend.h"
+#include "dist/comm.h"
+#include "exec/storage.h"
 #include "pass/pass.h"
 
-typedef enum rfi_part {
-  RFI_PART_LOAD,
-  RFI_PART_SETUP,
-  RFI_PART_F,
-  RFI_PART_I,
-  RFI_PART_W,
-  RFI_PART_REDUCE,
-  RFI_PARTS
-} rfi_part;
-
-/* Backend and device for which kernels are selected. */
-typedef struct rfi_exec_target {
+/* Device and memory of programs, or of callables. */
+typedef struct rfi_executor {
   rfr_ctx *ctx;
   rfi_arena *strings; /* allocations for bound ops */
   const rfi_backend *backend;
   rfi_device *device;
-  rfr_comm *comm; /* of collective ops, or NULL */
-} rfi_exec_target;
+  rfr_comm *comm;    /* of collective ops, or NULL */
+  rfi_storage store; /* inputs of programs, in a ring if a program accesses them by ring ops; names of callables */
+  rfi_layout layout;
+} rfi_executor;
 
 typedef struct rfi_instance { /* a unit in a slot */
   rfi_bound *bound;
@@ -51,28 +44,30 @@ static inline bool rfi_has(const rfi_exec_unit *u, rfi_part part) { return u->fi
 static inline int64_t rfi_bytes_into(const rfi_value *x) { return x->offset * rfr_dtype_bits(x->type.dtype) / 8; }
 
 /* Opens the device of a context; gives it the communicator of its ops, if it can use it. Sets `ctx` first. */
-rfr_status rfi_target_open(rfi_exec_target *m, rfr_ctx *ctx, rfr_comm *comm);
-void rfi_target_close(rfi_exec_target *m); /* also if opening failed */
+rfr_status rfi_executor_open(rfi_executor *m, rfr_ctx *ctx, rfr_comm *comm);
+void rfi_executor_close(rfi_executor *m); /* frees the memory too; also if opening failed */
+/* Options of the passes that follow from the backend. */
+rfi_pass_options rfi_executor_pass_options(rfi_executor *m);
 
 /* Sets the parts of a program: LOAD, then F. */
 void rfi_unit_set_step(rfi_exec_unit *u);
 /* Selects a kernel for every op, with workspaces and placeholder addresses. */
-rfr_status rfi_unit_select(const rfi_exec_target *m, rfi_exec_unit *u);
+rfr_status rfi_unit_select(const rfi_executor *m, rfi_exec_unit *u);
 /* Makes an instance per slot, still without addresses. */
-rfr_status rfi_unit_instantiate(const rfi_exec_target *m, rfi_exec_unit *u, int slots);
+rfr_status rfi_unit_instantiate(const rfi_executor *m, rfi_exec_unit *u, int slots);
 /* Writes addresses into the kernels of a slot; `address` gives that of an owner of storage. */
 void rfi_unit_set_addresses(rfi_exec_unit *u, int slot, unsigned char *(*address)(const void *user, rfr_value owner),
                             const void *user, unsigned char *workspaces);
 /* Runs a part: its graph, unless `eager`, or kernel by kernel. `from`: the sources of the graph's copies. Errors name
  * the op. */
-rfr_status rfi_unit_run(const rfi_exec_target *m, const rfi_exec_unit *u, int slot, rfi_part part, bool eager,
+rfr_status rfi_unit_run(const rfi_executor *m, const rfi_exec_unit *u, int slot, rfi_part part, bool eager,
                         const void **from);
 /* Captures a part after n copies into the slot. */
-rfr_status rfi_unit_capture(const rfi_exec_target *m, const rfi_exec_unit *u, int slot, rfi_part part,
+rfr_status rfi_unit_capture(const rfi_executor *m, const rfi_exec_unit *u, int slot, rfi_part part,
                             const rfi_copy *copies, int n, rfi_graph **out);
 /* The result of a pass; NULL: there is no such pass. */
 const rfi_stage *rfi_unit_stage(const rfi_exec_unit *u, const char *pass);
 const char *rfi_stage_report(const rfi_stage *s); /* accepts NULL */
-void rfi_unit_deinit(const rfi_exec_target *m, rfi_exec_unit *u);
+void rfi_unit_deinit(const rfi_executor *m, rfi_exec_unit *u);
 
 #endif

@@ -78,24 +78,22 @@ rfr_status rfi_rewrite_walk(const rfr_trace *in, const struct rfi_pass_options *
 typedef struct rfi_pass_options {
   bool fuse, prune;
   /* Forward, dgrad and wgrad become separate programs that run once per microbatch: no op is fused across two of them,
-   * and ops that depend only on parameters move to phase setup. `frontier` and `level` select what is recomputed; a
-   * NULL frontier recomputes nothing. The next four fields apply only here. */
+   * and ops that depend only on parameters move to phase setup. The next four fields apply only here. */
   bool split_phases;
   int copies;    /* copies of the values that live from one program to the next: microbatches in flight */
   bool delayed;  /* wgrad may run long after dgrad and keeps what lives until then */
   bool gathered; /* parameters, and values that depend only on them, exist in forward and dgrad, but not in wgrad */
   bool (*is_written)(void *user, const char *state); /* another program writes the state in between; NULL: none does */
-  struct rfi_frontier *frontier;
+  struct rfi_frontier *frontier; /* not NULL: its level `level` is recomputed, whatever `recompute` says */
   int level;
-  rfr_shard shard;    /* of a whole step over `ranks` ranks; 0 or 1: nothing is sharded (shard.c) */
+  rfr_shard shard; /* of a whole step over `ranks` ranks; 0 or 1: nothing is sharded (shard.c) */
   int ranks;
   bool sharded;       /* parameters are shards, gathered only for a while: no op on them is hoisted */
   int64_t loss_chunk; /* rows of logits per chunk in a fused LM head, unless loss_rows(T, C) is given */
   int64_t (*loss_rows)(int64_t T, int64_t C);
-  bool lora;          /* the backend has kernels for lora_matmul */
-  bool gelu_bwd;      /* the backend has GEMMs that apply the gradient of GELU */
-  rfr_recompute recompute;
-  int64_t budget; /* of `auto`: step-scoped bytes of the plan, workspaces included; 0: no limit */
+  bool lora;               /* the backend has kernels for lora_matmul */
+  bool gelu_bwd;           /* the backend has GEMMs that apply the gradient of GELU */
+  rfr_recompute recompute; /* `all`, else marked ops; with split_phases nothing */
   /* Sets bytes[i] to the workspace of op i's kernel; NULL: no op has one. */
   rfr_status (*workspace)(void *user, const rfr_trace *t, int64_t *bytes);
   void *user;
@@ -133,16 +131,24 @@ rfr_status rfi_fuse_swiglu(const rfr_trace *in, rfi_report *report, rfr_trace **
 /* Removes ops and results that no output and no effect needs; used by prune and at the end of lower. */
 rfr_status rfi_dce(const rfr_trace *in, rfi_report *report, rfr_trace **out);
 
-/* Recompute choices for split_phases: each level needs less memory and more work than the one before. */
+/* Recompute choices: each level needs less memory and more work than the one before. */
 typedef struct rfi_frontier rfi_frontier;
-/* `in`: the trace after fuse. marked_alone: recompute only ops with policy recompute. */
+/* `in`: the trace after fuse, which must outlive the frontier. marked_alone: only ops with policy recompute. */
 rfr_status rfi_frontier_create(const rfr_trace *in, const rfi_pass_options *o, bool marked_alone, rfi_frontier **out);
 void rfi_frontier_destroy(rfi_frontier *l);
 /* The last level, and the level with exactly the marked ops; level 0 recomputes nothing. */
 int rfi_frontier_top(const rfi_frontier *l);
 int rfi_frontier_marked(const rfi_frontier *l);
+/* The first level from the marked one on whose live bytes are at most `bytes`, else the last: no earlier plan fits. */
+int rfi_frontier_first(rfi_frontier *l, int64_t bytes);
 /* Bytes freed by a level per unit of work; compares frontiers of several traces. */
 double rfi_frontier_benefit(const rfi_frontier *l, int level);
+/* The plan of a level, step-scoped, and its extra work. Members that do not lower the peak are left out, unless the
+ * plan then exceeds `enough` and the plan with them is smaller; the pass makes the same choice later. */
+rfr_status rfi_frontier_plan(rfi_frontier *l, int level, int64_t enough, rfr_frontier_point *out);
+/* Memory against recompute work, from the marked level to level `last`: planned bytes descend, extra work ascends.
+ * Writes at most `max` (2 or more) points and their number to *n. */
+rfr_status rfi_frontier_points(rfi_frontier *l, int last, rfr_frontier_point *points, int max, int *n);
 
 /* Replaces parameters and main gradients of a callable by the shards of one rank, after all passes
  * (shard_callable.c). */
@@ -152,12 +158,6 @@ typedef struct rfi_shard {
   const char *gathered; /* name prefix of the gathered main gradient */
 } rfi_shard;
 rfr_status rfi_shard_callable(const rfr_trace *in, const rfi_shard *o, rfr_trace **out);
-
-/* Memory against recompute work, from nothing recomputed to the smallest plan: peaks descend, extra work ascends;
- * planned_bytes are step-scoped. `in`: the trace after fuse. Writes at most `max` (2 or more) points and their number
- * to *n. */
-rfr_status rfi_recompute_frontier(const rfr_trace *in, const rfi_pass_options *o, rfr_frontier_point *points, int max,
-                                  int *n);
 
 /* ---- the pipeline ---- */
 

@@ -8,8 +8,7 @@
  * the most memory near the peak per unit of extra work, by the exact lifetimes that the choice gives. So the cost of an
  * operand that must live longer counts, and a chain that would have to be recomputed all at once (every residual of a
  * deep model) frees nothing. The choices in their order form a frontier: each level needs less memory and more work.
- * `auto` takes the first level whose real plan, with the workspaces of the real kernels, fits the budget; `all` takes
- * the last one. With split_phases the caller chooses levels of the frontiers of all callables together.
+ * `all` takes the last level. For a budget the caller chooses a level (exec/layout.c).
  */
 #include <stdlib.h>
 #include <string.h>
@@ -54,6 +53,7 @@ typedef struct rfi_frontier {
   int *op; /* chosen ops in order; op + n_ops of the trace: its clone for the later program */
   int n_ops;
   int *level; /* level[k]: number of chosen ops at level k; level 0 has none */
+  bool *full; /* per level: with its needless members its plan is smaller */
   double *benefit;
   int n_levels, n_marked; /* n_marked: the level with the marked ops */
   int evaluations;        /* choices evaluated: the cost of the search, in sweeps over the trace */
@@ -321,12 +321,13 @@ static bool drop_needless(frontier *l) {
 static rfr_status plan_chosen(frontier *l, int64_t *bytes) {
   rfr_status s;
   rfr_ctx *ctx = l->m.t->ctx;
-  rfr_trace *chosen = NULL, *lowered = NULL;
+  rfr_trace *chosen = NULL, *sharded = NULL, *lowered = NULL;
   int64_t *workspace = NULL;
   rfi_report unread = {.text = {.ctx = ctx}};
   rfi_plan plan;
   RFI_GOTO(rfi_recompute_apply(&l->m, NULL, &chosen));
-  RFI_GOTO(rfi_pass_lower(chosen, l->o, &unread, &lowered));
+  RFI_GOTO(rfi_pass_shard(chosen, l->o, &unread, &sharded));
+  RFI_GOTO(rfi_pass_lower(sharded, l->o, &unread, &lowered));
   RFI_GOTO(RFI_ALLOC(ctx, sizeof *workspace * (size_t)(lowered->n_ops + 1), &workspace));
   if (l->o->workspace) RFI_GOTO(l->o->workspace(l->o->user, lowered, workspace));
   RFI_GOTO(rfi_plan_make(lowered, workspace, NULL, &plan));
@@ -334,25 +335,11 @@ static rfr_status plan_chosen(frontier *l, int64_t *bytes) {
   rfi_plan_deinit(&plan);
 fail:
   rfr_trace_destroy(chosen);
+  rfr_trace_destroy(sharded);
   rfr_trace_destroy(lowered);
   rfi_free(ctx, workspace);
   rfi_string_deinit(&unread.text);
   return s;
-}
-
-/* Chooses level k without its needless members; or the full level, if the plan without them is above `enough` and the
- * full plan is smaller. */
-static rfr_status apply_level(frontier *l, int k, int64_t enough, int64_t *planned) {
-  int64_t full;
-  set_level(l, k);
-  bool dropped = drop_needless(l);
-  RFI_TRY(plan_chosen(l, planned));
-  if (!dropped || *planned <= enough) return RFR_OK;
-  set_level(l, k);
-  RFI_TRY(plan_chosen(l, &full));
-  if (full < *planned) *planned = full;
-  else drop_needless(l);
-  return RFR_OK;
 }
 
 static int64_t level_peak(frontier *l, int k) {
@@ -372,20 +359,32 @@ static int find_level(frontier *l, int low, int64_t bytes) {
   return low;
 }
 
-/* Live bytes are a lower bound of the plan (except for originals that only the backward read, which lowering removes),
- * so the search starts at the first level where they fit; the real plan decides. */
-static rfr_status meet_budget(frontier *l, int low, int64_t *planned) {
-  int top = l->n_levels - 1;
-  /* The plan of the last level defines the smallest budget. Packing is not exact: a lower level may pack better, but
-   * the smallest budget must not depend on the budget asked for. */
-  RFI_TRY(apply_level(l, top, 0, planned));
-  if (*planned > l->o->budget) return RFR_OK;
-  int k = find_level(l, low, l->o->budget);
-  for (int step = 1;; step *= 2) {
-    RFI_TRY(apply_level(l, k, l->o->budget, planned));
-    if (*planned <= l->o->budget || k == top) return RFR_OK;
-    k = k + step < top ? k + step : top;
+/* Chooses level k, or the next possible one: the first member of a class may need another member. */
+static int choose_level(frontier *l, int k) {
+  while (k < l->n_levels - 1 && level_peak(l, k) == INT64_MAX) k++;
+  set_level(l, k);
+  return k;
+}
+
+rfr_status rfi_frontier_plan(frontier *l, int level, int64_t enough, rfr_frontier_point *out) {
+  const int k = choose_level(l, level);
+  const bool dropped = drop_needless(l);
+  int64_t *planned = &out->planned_bytes, full;
+  *out = (rfr_frontier_point){0};
+  RFI_TRY(plan_chosen(l, planned));
+  l->full[k] = false;
+  if (dropped && *planned > enough) {
+    set_level(l, k);
+    RFI_TRY(plan_chosen(l, &full));
+    l->full[k] = full < *planned;
+    if (l->full[k]) *planned = full;
+    else drop_needless(l);
   }
+  const rfi_choice_cost c = rfi_recompute_evaluate(&l->m, 0);
+  out->extra_flops = c.flops;
+  out->extra_bytes = c.bytes;
+  out->recomputed = c.clones;
+  return RFR_OK;
 }
 
 /* ---- the pass ---- */
@@ -399,6 +398,7 @@ static void frontier_deinit(frontier *l) {
   rfi_free(ctx, l->stale);
   rfi_free(ctx, l->op);
   rfi_free(ctx, l->level);
+  rfi_free(ctx, l->full);
   rfi_free(ctx, l->benefit);
   rfi_recompute_model_deinit(&l->m);
 }
@@ -415,6 +415,7 @@ static rfr_status frontier_init(frontier *l, const rfr_trace *t, const rfi_pass_
   RFI_GOTO(
       RFI_ALLOC(t->ctx, 2 * RFI_LATES * n * sizeof *l->op, &l->op)); /* the second half: undo list of drop_needless */
   RFI_GOTO(RFI_ALLOC(t->ctx, RFI_LATES * n * sizeof *l->level, &l->level));
+  RFI_GOTO(RFI_ALLOC(t->ctx, RFI_LATES * n * sizeof *l->full, &l->full));
   RFI_GOTO(RFI_ALLOC(t->ctx, RFI_LATES * n * sizeof *l->benefit, &l->benefit));
   RFI_GOTO(find_classes(l));
   return RFR_OK;
@@ -447,75 +448,57 @@ static rfr_status report_refused(const frontier *l, rfi_report *report) {
   return RFR_OK;
 }
 
-static rfr_status report_choice(frontier *l, int64_t before, int64_t planned, rfi_report *report) {
+static rfr_status report_choice(frontier *l, int64_t before, rfi_report *report) {
   rfi_choice_cost c = rfi_recompute_evaluate(&l->m, 0);
   if (l->m.copies > 1)
     RFI_TRY(rfi_report_line(report, "live across programs: %lld bytes, in each of %d copies", (long long)c.across,
                             l->m.copies));
-  RFI_TRY(rfi_report_line(report,
-                          "chosen: %d ops recomputed, +%.0f FLOPs, +%.0f bytes moved; peak of live bytes with "
-                          "workspaces %lld before, %lld after; %d choices evaluated",
-                          c.clones, c.flops, c.bytes, (long long)before, (long long)c.peak, l->evaluations));
-  if (l->o->recompute != RFR_RECOMPUTE_AUTO || l->o->budget <= 0) return RFR_OK;
-  return rfi_report_line(report, "%s: %lld bytes planned for the step, %lld allowed",
-                         planned <= l->o->budget ? "fits" : "does not fit, no further choice frees memory",
-                         (long long)planned, (long long)l->o->budget);
+  return rfi_report_line(report,
+                         "chosen: %d ops recomputed, +%.0f FLOPs, +%.0f bytes moved; peak of live bytes with "
+                         "workspaces %lld before, %lld after; %d choices evaluated",
+                         c.clones, c.flops, c.bytes, (long long)before, (long long)c.peak, l->evaluations);
 }
 
-/* Level k, or the next possible one: the first member of a class may need another member. */
-static rfr_status rewrite_at_level(frontier *l, int k, rfi_report *report, rfr_trace **out) {
-  const int64_t before = level_peak(l, 0);
-  while (k < l->n_levels - 1 && level_peak(l, k) == INT64_MAX) k++;
-  set_level(l, k);
-  drop_needless(l);
+/* Writes the trace of the chosen ops. */
+static rfr_status rewrite(frontier *l, int64_t before, rfi_report *report, rfr_trace **out) {
   RFI_TRY(rfi_recompute_apply(&l->m, report, out));
   rfr_status s = report_refused(l, report);
-  if (s == RFR_OK) s = report_choice(l, before, 0, report);
+  if (s == RFR_OK) s = report_choice(l, before, report);
   if (s == RFR_OK) return RFR_OK;
   rfr_trace_destroy(*out);
   *out = NULL;
   return s;
 }
 
+static rfr_status rewrite_at_level(frontier *l, int level, rfi_report *report, rfr_trace **out) {
+  const int64_t before = level_peak(l, 0);
+  if (!l->full[choose_level(l, level)]) drop_needless(l);
+  return rewrite(l, before, report, out);
+}
+
 rfr_status rfi_pass_recompute(const rfr_trace *in, const rfi_pass_options *o, rfi_report *report, rfr_trace **out) {
   frontier l = {0};
-  rfr_status s;
-  int64_t planned = 0;
-  bool demand = o->recompute == RFR_RECOMPUTE_AUTO && o->budget > 0, all = o->recompute == RFR_RECOMPUTE_ALL;
+  const bool all = o->recompute == RFR_RECOMPUTE_ALL;
   *out = NULL;
   if (o->frontier) return rewrite_at_level(o->frontier, o->level, report, out);
-  if (o->split_phases || (!demand && !all && !any_marked(in))) {
+  if (o->split_phases || (!all && !any_marked(in))) {
     RFI_TRY(rfi_report_line(report, "nothing: every value is kept"));
     return rfi_copy_trace(in, out);
   }
   RFI_TRY(frontier_init(&l, in, o));
-  int64_t before = level_peak(&l, 0);
+  const int64_t before = level_peak(&l, 0);
   extend_frontier(&l, true);
-  int marked = l.n_levels - 1;
-  if (demand) planned = level_peak(&l, marked); /* a lower bound of the plan */
-  if (demand && planned <= o->budget) RFI_GOTO(apply_level(&l, marked, o->budget, &planned));
-  if (all || (demand && planned > o->budget)) {
+  if (all) {
     extend_frontier(&l, false);
-    if (all) {
-      set_level(&l, l.n_levels - 1);
-      drop_needless(&l);
-    } else {
-      RFI_GOTO(meet_budget(&l, marked, &planned));
-    }
+    set_level(&l, l.n_levels - 1);
+    drop_needless(&l);
   }
-  RFI_GOTO(rfi_recompute_apply(&l.m, report, out));
-  RFI_GOTO(report_refused(&l, report));
-  RFI_GOTO(report_choice(&l, before, planned, report));
-  frontier_deinit(&l);
-  return RFR_OK;
-fail:
-  rfr_trace_destroy(*out);
-  *out = NULL;
+  const rfr_status s = rewrite(&l, before, report, out);
   frontier_deinit(&l);
   return s;
 }
 
-/* ---- frontiers for split_phases ---- */
+/* ---- frontiers for the caller ---- */
 
 rfr_status rfi_frontier_create(const rfr_trace *in, const rfi_pass_options *o, bool marked_alone, rfi_frontier **out) {
   rfr_status s;
@@ -527,8 +510,8 @@ rfr_status rfi_frontier_create(const rfr_trace *in, const rfi_pass_options *o, b
   RFI_GOTO(RFI_ALLOC(in->ctx, (size_t)in->n_ops + 1, &phase));
   for (int i = 0; i < in->n_ops; i++) phase[i] = in->ops[i].phase;
   l->own = *o;
-  RFI_GOTO(rfi_order_phases(in, phase, &l->ordered));
-  RFI_GOTO(frontier_init(l, l->ordered, &l->own));
+  if (o->split_phases) RFI_GOTO(rfi_order_phases(in, phase, &l->ordered));
+  RFI_GOTO(frontier_init(l, l->ordered ? l->ordered : in, &l->own));
   extend_frontier(l, true);
   l->n_marked = l->n_levels - 1;
   if (!marked_alone) extend_frontier(l, false);
@@ -551,6 +534,7 @@ void rfi_frontier_destroy(rfi_frontier *l) {
 
 int rfi_frontier_top(const rfi_frontier *l) { return l->n_levels - 1; }
 int rfi_frontier_marked(const rfi_frontier *l) { return l->n_marked; }
+int rfi_frontier_first(rfi_frontier *l, int64_t bytes) { return find_level(l, l->n_marked, bytes); }
 double rfi_frontier_benefit(const rfi_frontier *l, int level) { return l->benefit[level]; }
 
 /* ---- the frontier ---- */
@@ -565,39 +549,18 @@ static void add_point(rfr_frontier_point *points, int *n, const rfr_frontier_poi
   if (*n == 0 || p->planned_bytes < points[*n - 1].planned_bytes) points[(*n)++] = *p;
 }
 
-rfr_status rfi_recompute_frontier(const rfr_trace *in, const rfi_pass_options *o, rfr_frontier_point *points, int max,
-                                  int *n) {
-  frontier l = {0};
-  rfr_status s;
-  int last = -1;
+rfr_status rfi_frontier_points(rfi_frontier *l, int last, rfr_frontier_point *points, int max, int *n) {
+  const int64_t high = level_peak(l, l->n_marked), low = level_peak(l, last);
+  rfr_frontier_point top, p;
   *n = 0;
-  if (max < 2) return rfi_fail(RFI_E_ARGUMENT, "room for %d points, at least 2 are needed", max);
-  RFI_TRY(frontier_init(&l, in, o));
-  extend_frontier(&l, true);
-  int marked = l.n_levels - 1;
-  extend_frontier(&l, false);
-  int64_t high = level_peak(&l, marked), low = level_peak(&l, l.n_levels - 1);
-  rfr_frontier_point top = {0};
-  int n_top = l.n_levels - 1;
-  for (int i = -1; i < max - 1; i++) { /* the last level first: only larger plans are a trade-off */
-    int k = i < 0 ? n_top : i == 0 ? marked : find_level(&l, marked, high - (high - low) / (max - 1) * i);
-    if (k <= last || (k == n_top && i >= 0)) continue;
-    rfr_frontier_point p = {0};
-    RFI_GOTO(apply_level(&l, k, 0, &p.planned_bytes));
-    rfi_choice_cost c = rfi_recompute_evaluate(&l.m, 0);
-    p.extra_flops = c.flops;
-    p.extra_bytes = c.bytes;
-    p.recomputed = c.clones;
-    if (i < 0) {
-      top = p;
-      continue;
-    }
-    last = k;
+  RFI_TRY(rfi_frontier_plan(l, last, 0, &top)); /* first: only larger plans are a trade-off */
+  for (int i = 0, done = -1; i < max - 1; i++) {
+    const int k = i == 0 ? l->n_marked : find_level(l, l->n_marked, high - (high - low) / (max - 1) * i);
+    if (k <= done || k >= last) continue;
+    RFI_TRY(rfi_frontier_plan(l, k, 0, &p));
+    done = k;
     add_point(points, n, &p, &top);
   }
   add_point(points, n, &top, NULL);
-  s = RFR_OK;
-fail:
-  frontier_deinit(&l);
-  return s;
+  return RFR_OK;
 }

@@ -124,6 +124,7 @@ static void test_frontier(void **state) {
   for (int i = 0; i < n; i += 5) {
     rfr_programs *q = rft_recompute(t, RFR_RECOMPUTE_AUTO, f[i].planned_bytes);
     assert_true(rft_plan(q).planned_bytes <= f[i].planned_bytes);
+    assert_in_range(rft_clones(q), 0, f[i].recomputed); /* the first level that fits */
     rfr_programs_destroy(q);
   }
   rfr_compile_options o = rfr_compile_options_default();
@@ -141,35 +142,41 @@ static void test_frontier(void **state) {
   rfr_trace_destroy(t);
 }
 
-/* The planner decides: a workspace that only the lowered trace has is counted too. */
-static rfr_status hidden_workspace(void *user, const rfr_trace *t, int64_t *bytes) {
-  int *calls = user;
-  for (int i = 0; i < t->n_ops; i++) bytes[i] = *calls ? 6000 : 0;
-  ++*calls;
+/* Workspaces and ops that only the lowered trace has count. */
+static rfr_status hidden_workspace(void *bytes_of_op, const rfr_trace *t, int64_t *bytes) {
+  for (int i = 0; i < t->n_ops; i++) bytes[i] = *(int64_t *)bytes_of_op;
   return RFR_OK;
 }
 
 static void test_planner_decides(void **state) {
   (void)state;
-  rfr_trace *t = rft_llama(3, 2, RFR_POLICY_AUTO), *u, *lowered;
+  rfr_trace *t = rft_llama(3, 2, RFR_POLICY_AUTO);
   rfr_programs *p = rft_recompute(t, RFR_RECOMPUTE_KEEP, 0);
-  int calls = 0;
-  rfi_report report = {.text = {.ctx = ctx}};
-  rfi_pass_options o = {.prune = true, .recompute = RFR_RECOMPUTE_AUTO, .workspace = hidden_workspace, .user = &calls};
-  o.budget = rft_plan(p).transient_planned_bytes - 40000;
-  OK(rfi_pass_recompute(rfr_program_trace(p, 0, "fuse"), &o, &report, &u));
-  assert_true(calls > 1);
-  OK(rfi_pass_lower(u, &o, &report, &lowered));
-  int64_t *workspace = calloc((size_t)lowered->n_ops, sizeof *workspace);
-  OK(hidden_workspace(&calls, lowered, workspace));
-  rfi_plan plan;
-  OK(rfi_plan_make(lowered, workspace, NULL, &plan));
-  assert_true(plan.bytes <= o.budget);
-  free(workspace);
-  rfi_plan_deinit(&plan);
-  rfi_string_deinit(&report.text);
-  rfr_trace_destroy(u);
-  rfr_trace_destroy(lowered);
+  const rfr_trace *fused = rfr_program_trace(p, 0, "fuse");
+  int64_t bytes_of_op = 0;
+  rfi_pass_options o = {.prune = true, .workspace = hidden_workspace, .user = &bytes_of_op};
+  OK(rfi_frontier_create(fused, &o, false, &o.frontier));
+  for (o.level = 0; o.level <= rfi_frontier_top(o.frontier); o.level += 1 + rfi_frontier_top(o.frontier) / 3) {
+    rfi_report report = {.text = {.ctx = ctx}};
+    rfr_frontier_point point;
+    rfr_trace *u, *lowered;
+    rfi_plan plan;
+    bytes_of_op = 6000; /* after the search */
+    OK(rfi_frontier_plan(o.frontier, o.level, 0, &point));
+    OK(rfi_pass_recompute(fused, &o, &report, &u));
+    OK(rfi_pass_lower(u, &o, &report, &lowered));
+    int64_t *workspace = calloc((size_t)lowered->n_ops, sizeof *workspace);
+    OK(hidden_workspace(&bytes_of_op, lowered, workspace));
+    OK(rfi_plan_make(lowered, workspace, NULL, &plan));
+    assert_int_equal(plan.bytes, point.planned_bytes);
+    assert_true(o.level == 0 || point.recomputed > 0);
+    free(workspace);
+    rfi_plan_deinit(&plan);
+    rfi_string_deinit(&report.text);
+    rfr_trace_destroy(u);
+    rfr_trace_destroy(lowered);
+  }
+  rfi_frontier_destroy(o.frontier);
   rfr_programs_destroy(p);
   rfr_trace_destroy(t);
 }

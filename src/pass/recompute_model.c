@@ -114,6 +114,21 @@ static void find_bytes(rfi_recompute_model *m, bool split_phases) {
   }
 }
 
+/* The pass shard reduces a gradient as soon as it is complete, and this rank's part of it lives on. Only
+ * RFR_SHARD_OPTIMIZER adds up those of several microbatches first. */
+static void reduce_gradients(rfi_recompute_model *m, const rfi_pass_options *o) {
+  const rfr_trace *t = m->t;
+  for (int i = 0; i < t->n_ops && o->ranks > 1 && o->shard != RFR_SHARD_NONE; i++) {
+    const rfi_opr *op = &t->ops[i];
+    if (op->def->code != RFI_OP_all_reduce || op->attr[0].i != o->ranks) continue;
+    const rfi_value *x = &t->values[op->in[0]], *begun = &t->values[x->base];
+    m->bytes[op->out[0]] = rfi_storage_bytes(&t->values[op->out[0]].type) / o->ranks;
+    if (m->bytes[x->base] == 0 || begun->op < 0) continue;
+    if (o->shard == RFR_SHARD_FULL || t->ops[x->op].microbatch == t->ops[begun->op].microbatch)
+      m->bytes[x->base] = rfi_storage_bytes(&begun->type) / o->ranks;
+  }
+}
+
 rfr_status rfi_recompute_model_init(rfi_recompute_model *m, const rfr_trace *t, const rfi_pass_options *o) {
   rfr_status s;
   size_t ops = (size_t)t->n_ops + 1, values = (size_t)t->n_values + 1;
@@ -142,6 +157,7 @@ rfr_status rfi_recompute_model_init(rfi_recompute_model *m, const rfr_trace *t, 
   find_roots(m);
   find_candidates(m, o);
   find_bytes(m, o->split_phases);
+  reduce_gradients(m, o);
   if (o->workspace) RFI_GOTO(o->workspace(o->user, t, m->workspace));
   return RFR_OK;
 fail:

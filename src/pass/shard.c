@@ -1,14 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * Shard: what the ranks of a data-parallel step share out. The step was recorded with an all_reduce for each gradient,
- * and every rank would keep all parameters and states. This pass replaces the all_reduce and keeps the bits:
+ * and every rank would keep all parameters and states. This pass replaces the all_reduce. All modes have the same bits,
+ * but full sums in another order if there are several microbatches:
  *
  *   all modes   gradient -> reduce_scatter, as soon as the gradients of a bucket are complete; the norm is that of the
  *               squares of all parts, which every rank gathers
  *   none        part -> all_gather -> the full gradient; every rank updates everything
  *   optimizer   the update of this rank's part of w, its moments and its master copy, which are inputs of part size;
  *               each w is gathered once per step, before its first use
- *   full        each w is gathered for each of its uses, by layer, and its memory is free in between
+ *   full        each w is gathered for each of its uses, by layer, and its memory is free in between; the gradients of
+ *               each microbatch are reduced by themselves and added to this rank's part
  *
  * A part is flat: ceil(n / ranks) elements, rounded up to PART, so that moments of 8 bits have the blocks of the full
  * tensor and every part is aligned. The last parts are zero-padded.
@@ -17,6 +19,7 @@
  * the next one). Its collectives are adjacent, so that a backend can launch them together. A region is a run of ops in
  * which no other bucket is read. Its gather is placed one region ahead.
  */
+#include <stdlib.h>
 #include <string.h>
 
 #include "pass/pass.h"
@@ -34,10 +37,15 @@ typedef struct bucket {
   const char *name;
   int length; /* of its name */
   int64_t elements;
-  int gradients;    /* number of them */
-  int reduce_after; /* the op after which they are complete; -1: they are inputs */
-  int last;         /* region in which it is read now */
+  int last; /* region in which it is read now */
 } bucket;
+
+typedef struct gradient { /* a parameter's, or in mode full what one microbatch adds to it */
+  rfr_value value;        /* of the old trace */
+  int sum, bucket, microbatch;
+  int after;      /* the op after which those of its bucket and microbatch are complete; -1: they are inputs */
+  rfr_value part; /* this rank's, reduced, in the new trace */
+} gradient;
 
 typedef struct region {
   int bucket, first, last; /* ops of the old trace */
@@ -49,14 +57,17 @@ typedef struct sharding {
   rfi_rewrite r;
   int *of;            /* per value: the sharded parameter that it is, or a view of; -1 */
   int *own;           /* per value: the parameter whose gradient, moment or master copy it is, -1 */
-  rfr_value *reduced; /* per value: this rank's part of a gradient, in the new trace */
+  rfr_value *reduced; /* per value: this rank's part of a gradient, in the new trace, as far as it is added up */
   rfr_value *again;   /* per value: a view of a parameter, in the new trace */
   int *again_in;      /* the region for which it was recorded */
   bool *sum;          /* per op: the all_reduce of a gradient */
+  unsigned *cut;      /* per op: a bit for each operand that is a gradient of earlier microbatches, added up later */
   parameter *parameter;
   bucket *bucket;
   region *region;
   int n_buckets, n_regions, next; /* next: the first region whose gather is not placed */
+  gradient *gradient;             /* in the order of their reductions */
+  int n_gradients, n_reduced, n_added;
   int gathers, scatters;
 } sharding;
 
@@ -140,7 +151,7 @@ static int bucket_of(sharding *s, const char *scope) {
   const int n = (int)strcspn(scope, ".");
   int b = 0;
   while (b < s->n_buckets && (s->bucket[b].length != n || memcmp(s->bucket[b].name, scope, (size_t)n) != 0)) b++;
-  if (b == s->n_buckets) s->bucket[s->n_buckets++] = (bucket){scope, n, 0, 0, -1, -1};
+  if (b == s->n_buckets) s->bucket[s->n_buckets++] = (bucket){scope, n, 0, -1};
   return b;
 }
 
@@ -196,18 +207,91 @@ static void find_regions(sharding *s) {
     }
 }
 
-static void find_reductions(sharding *s) {
+/* The operand to which op i adds, of which result v is the sum; -1: none. */
+static int added_to(const rfr_trace *t, int i, rfr_value v) {
+  const rfi_opr *op = &t->ops[i];
+  if (op->def->code == RFI_OP_add) {
+    const int first = t->values[op->in[0]].op;
+    return first >= 0 && t->ops[first].microbatch != op->microbatch ? 0 : 1;
+  }
+  for (int j = 0; j < op->n_out; j++)
+    if (op->out[j] == v && op->def->alias[j] >= 0 && op->def->alias[j] < op->n_in) return op->def->alias[j];
+  return -1;
+}
+
+static bool is_alike(const rfr_type *a, const rfr_type *b) {
+  return a->dtype == b->dtype && rfi_count(a) == rfi_count(b);
+}
+
+/* The gradient of the earlier microbatches to which that of a microbatch is added; RFR_NONE: none, or one that is read
+ * elsewhere. The op that adds to it is cut off from it. */
+static rfr_value earlier(sharding *s, const rfi_uses *uses, rfr_value v) {
   const rfr_trace *t = s->r.from;
+  for (;;) {
+    const int i = t->values[v].op, k = i < 0 ? -1 : added_to(t, i, v);
+    const rfr_value y = k < 0 ? RFR_NONE : t->ops[i].in[k];
+    const int made = y < 0 ? -1 : t->values[y].op;
+    if (made < 0 || uses[y].count != 1 || !is_alike(&t->values[y].type, &t->values[v].type)) return RFR_NONE;
+    if (t->ops[made].microbatch != t->ops[i].microbatch) {
+      s->cut[i] |= 1u << k;
+      return y;
+    }
+    v = y;
+  }
+}
+
+static void add_gradients(sharding *s, const rfi_uses *uses, int sum, int bucket) {
+  const rfr_trace *t = s->r.from;
+  for (rfr_value v = t->ops[sum].in[0]; v >= 0; v = s->o->shard == RFR_SHARD_FULL ? earlier(s, uses, v) : RFR_NONE) {
+    const int made = t->values[v].op, microbatch = made < 0 ? -1 : t->ops[made].microbatch;
+    s->gradient[s->n_gradients++] = (gradient){v, sum, bucket, microbatch, made, RFR_NONE};
+  }
+}
+
+static int by_group(const gradient *x, const gradient *y) {
+  return x->bucket != y->bucket ? (x->bucket > y->bucket) - (x->bucket < y->bucket)
+                                : (x->microbatch > y->microbatch) - (x->microbatch < y->microbatch);
+}
+
+static int compare_groups(const void *a, const void *b) {
+  const gradient *x = a, *y = b;
+  const int order = by_group(x, y);
+  return order ? order : (x->sum > y->sum) - (x->sum < y->sum);
+}
+
+static int compare_times(const void *a, const void *b) {
+  const gradient *x = a, *y = b;
+  return x->after != y->after ? (x->after > y->after) - (x->after < y->after) : compare_groups(a, b);
+}
+
+/* The end of the group of gradients that begins with number i. */
+static int group_end(const sharding *s, int i) {
+  int end = i + 1;
+  while (end < s->n_gradients && by_group(&s->gradient[i], &s->gradient[end]) == 0) end++;
+  return end;
+}
+
+static rfr_status find_reductions(sharding *s) {
+  const rfr_trace *t = s->r.from;
+  rfi_uses *uses;
+  RFI_TRY(rfi_count_uses(t, &uses));
   for (int i = 0; i < t->n_ops; i++) {
     const int p = updated(s, &t->ops[i]), from = p < 0 ? -1 : t->values[t->ops[i].in[1]].op;
     if (from < 0 || !s->sum[from]) continue;
     if (s->parameter[p].bucket < 0) s->parameter[p].bucket = bucket_of(s, "");
     s->own[t->ops[from].out[0]] = p;
-    bucket *b = &s->bucket[s->parameter[p].bucket];
-    const int made = t->values[t->ops[from].in[0]].op;
-    b->gradients++;
-    if (made > b->reduce_after) b->reduce_after = made;
+    add_gradients(s, uses, from, s->parameter[p].bucket);
   }
+  rfi_free(t->ctx, uses);
+  qsort(s->gradient, (size_t)s->n_gradients, sizeof *s->gradient, compare_groups);
+  for (int i = 0, end; i < s->n_gradients; i = end) {
+    int last = -1;
+    end = group_end(s, i);
+    for (int k = i; k < end; k++) last = s->gradient[k].after > last ? s->gradient[k].after : last;
+    for (int k = i; k < end; k++) s->gradient[k].after = last;
+  }
+  qsort(s->gradient, (size_t)s->n_gradients, sizeof *s->gradient, compare_times);
+  return RFR_OK;
 }
 
 /* ---- inputs ---- */
@@ -281,44 +365,58 @@ static rfr_status gather(sharding *s, int before) {
 }
 
 /* The gradient as the ranks' parts, flat and zero-padded. */
-static rfr_status flatten(sharding *s, int i) {
-  const rfi_opr *op = &s->r.from->ops[i];
+static rfr_status flatten(sharding *s, gradient *g) {
   rfr_trace *to = s->r.to;
-  const rfr_type *type = &s->r.from->values[op->in[0]].type;
+  const rfr_type *type = &s->r.from->values[g->value].type;
   const int64_t n = rfi_count(type), padded = part_size(s, type) * s->o->ranks;
   const rfi_attr pad[3] = {rfi_i(0), rfi_i(0), rfi_i(padded)};
-  rfr_value x = rfr_reshape_at(to, nowhere, s->r.map[op->in[0]], 1, &n);
+  rfr_value x = rfr_reshape_at(to, nowhere, s->r.map[g->value], 1, &n);
   if (padded != n) x = rfi_record(to, nowhere, RFI_OP_pad, 1, &x, pad, NULL);
-  s->reduced[op->out[0]] = x;
+  g->part = x;
   return rfr_trace_status(to);
 }
 
-static bool is_sum_of(const sharding *s, int i, int b) {
-  return s->sum[i] && s->parameter[s->own[s->r.from->ops[i].out[0]]].bucket == b;
+/* Adds up the parts before gradient `end`. It follows the next reductions, so that the main stream waits for none that
+ * has just begun. */
+static rfr_status add_parts(sharding *s, int end) {
+  for (; s->n_added < end; s->n_added++) {
+    const gradient *g = &s->gradient[s->n_added];
+    rfr_value *sum = &s->reduced[s->r.from->ops[g->sum].out[0]];
+    if (*sum != RFR_NONE) {
+      RFI_TRY(begin(s, &s->bucket[g->bucket], RFR_PHASE_OPTIM, -1, "shard: added to earlier microbatches"));
+      *sum = rfi_record(s->r.to, nowhere, RFI_OP_accumulate, 2, (rfr_value[]){g->part, *sum}, NULL, NULL);
+    } else {
+      *sum = g->part;
+    }
+  }
+  s->r.to->reason = "";
+  return rfr_trace_status(s->r.to);
 }
 
-/* Reduces the gradients of the buckets that are complete after op i. In mode none all gathers follow all sums. */
-static rfr_status reduce(sharding *s, int i) {
+/* Gathers the sums of gradients `from` to `end`. */
+static void gather_sums(sharding *s, int from, int end) {
   const rfr_trace *t = s->r.from;
-  for (int b = 0; b < s->n_buckets; b++) {
-    if (s->bucket[b].reduce_after != i || s->bucket[b].gradients == 0) continue;
-    RFI_TRY(begin(s, &s->bucket[b], RFR_PHASE_OPTIM, -1, "shard: gradients complete"));
-    for (int k = 0; k < t->n_ops; k++)
-      if (is_sum_of(s, k, b)) RFI_TRY(flatten(s, k));
-    for (int k = 0; k < t->n_ops; k++) {
-      rfr_value *x = is_sum_of(s, k, b) ? &s->reduced[t->ops[k].out[0]] : NULL;
-      if (x) *x = rfr_reduce_scatter_at(s->r.to, nowhere, *x, s->o->ranks);
-    }
-    s->scatters += s->bucket[b].gradients;
-    for (int k = 0; k < t->n_ops && s->o->shard == RFR_SHARD_NONE; k++) {
-      const rfr_value y = t->ops[k].n_out > 0 ? t->ops[k].out[0] : RFR_NONE;
-      if (!is_sum_of(s, k, b)) continue;
-      const rfr_value all = rfr_all_gather_at(s->r.to, nowhere, s->reduced[y], s->o->ranks);
-      rfi_replace_value(&s->r, y, shaped(s, all, &t->values[y].type));
-    }
-    s->r.to->reason = "";
-    RFI_TRY(rfi_report_line(s->report, "reduced: %.*s, %d gradients, after op %d", s->bucket[b].length,
-                            s->bucket[b].name, s->bucket[b].gradients, i));
+  for (int k = from; k < end; k++) {
+    const rfr_value y = t->ops[s->gradient[k].sum].out[0];
+    const rfr_value all = rfr_all_gather_at(s->r.to, nowhere, s->gradient[k].part, s->o->ranks);
+    rfi_replace_value(&s->r, y, shaped(s, all, &t->values[y].type));
+  }
+}
+
+/* Reduces the gradients that are complete after op i. In mode none all gathers follow all sums. */
+static rfr_status reduce(sharding *s, int i) {
+  while (s->n_reduced < s->n_gradients && s->gradient[s->n_reduced].after == i) {
+    const int from = s->n_reduced, end = group_end(s, from);
+    const bucket *b = &s->bucket[s->gradient[from].bucket];
+    RFI_TRY(begin(s, b, RFR_PHASE_OPTIM, -1, "shard: gradients complete"));
+    for (int k = from; k < end; k++) RFI_TRY(flatten(s, &s->gradient[k]));
+    for (int k = from; k < end; k++)
+      s->gradient[k].part = rfr_reduce_scatter_at(s->r.to, nowhere, s->gradient[k].part, s->o->ranks);
+    if (s->o->shard == RFR_SHARD_NONE) gather_sums(s, from, end);
+    s->n_reduced = end;
+    s->scatters += end - from;
+    RFI_TRY(add_parts(s, from));
+    RFI_TRY(rfi_report_line(s->report, "reduced: %.*s, %d gradients, after op %d", b->length, b->name, end - from, i));
   }
   return rfr_trace_status(s->r.to);
 }
@@ -358,11 +456,22 @@ static rfr_status rewrite_norm(sharding *s, int i) {
   return rfr_trace_status(to);
 }
 
+/* Whether op i only adds to the gradient of earlier microbatches; it disappears. */
+static bool is_only_sum(const sharding *s, int i) {
+  const int code = s->r.from->ops[i].def->code;
+  return s->cut[i] && (code == RFI_OP_add || code == RFI_OP_accumulate);
+}
+
 static rfr_status rewrite_op(sharding *s, int i) {
   const rfi_opr *old = &s->r.from->ops[i];
   rfi_opr op = *old;
   bool dead[RFI_MAX_NAMES];
   if (s->sum[i] || ((op.def->flags & RFI_VIEW) && s->of[op.out[0]] >= 0)) return RFR_OK;
+  if (is_only_sum(s, i)) {
+    rfi_replace_value(&s->r, op.out[0], s->r.map[op.in[s->cut[i] & 1 ? 1 : 0]]);
+    return RFR_OK;
+  }
+  if (op.def->code == RFI_OP_grad_norm || is_update(&op)) RFI_TRY(add_parts(s, s->n_reduced));
   if (op.def->code == RFI_OP_grad_norm && s->scatters > 0) return rewrite_norm(s, i);
   rfr_value *in;
   RFI_TRY(RFI_ALLOC(s->r.to->ctx, sizeof *in * (size_t)(op.n_in + 1), &in));
@@ -370,6 +479,8 @@ static rfr_status rewrite_op(sharding *s, int i) {
   const bool part = is_update(&op) && s->of[op.in[0]] >= 0;
   for (int k = 0; k < op.n_in; k++) in[k] = part && op.in[k] >= 0 ? s->r.map[op.in[k]] : operand(s, op.in[k]);
   if (part) in[1] = s->reduced[op.in[1]];
+  for (int k = 0; k < op.n_in && s->cut[i]; k++)
+    if (s->cut[i] >> k & 1) in[k] = RFR_NONE;
   for (int j = 0; j < op.n_out; j++) dead[j] = op.out[j] < 0;
   op.in = in;
   const rfr_status st = rfi_rewrite_as(&s->r, i, &op, dead);
@@ -416,7 +527,7 @@ static rfr_status analyze(sharding *s, bool *any) {
   find_regions(s);
   if (!all && *any)
     return rfi_fail(RFI_E_DIST_SHARD, "the norm has a gradient that is not an all_reduce over the ranks");
-  if (all) find_reductions(s);
+  if (all) RFI_TRY(find_reductions(s));
   for (int i = 0; i < t->n_ops; i++) { /* without an update that reads it, a sum stays as it is */
     s->sum[i] = all && s->sum[i] && s->own[t->ops[i].out[0]] >= 0;
     *any |= s->sum[i];
@@ -434,6 +545,9 @@ static rfr_status allocate(sharding *s) {
   RFI_TRY(RFI_ALLOC(t->ctx, sizeof *s->again * (size_t)(t->n_values + 1), &s->again));
   RFI_TRY(RFI_ALLOC(t->ctx, sizeof *s->again_in * (size_t)(t->n_values + 1), &s->again_in));
   RFI_TRY(RFI_ALLOC(t->ctx, sizeof *s->sum * (size_t)(t->n_ops + 1), &s->sum));
+  RFI_TRY(RFI_ALLOC(t->ctx, sizeof *s->cut * (size_t)(t->n_ops + 1), &s->cut));
+  /* one for each sum, and one for each op that is cut off */
+  RFI_TRY(RFI_ALLOC(t->ctx, sizeof *s->gradient * (size_t)(2 * t->n_ops + 1), &s->gradient));
   RFI_TRY(RFI_ALLOC(t->ctx, sizeof *s->parameter * (size_t)(t->n_inputs + 1), &s->parameter));
   RFI_TRY(RFI_ALLOC(t->ctx, sizeof *s->bucket * (size_t)(t->n_inputs + 1), &s->bucket));
   return RFI_ALLOC(t->ctx, sizeof *s->region * operands, &s->region);
@@ -441,7 +555,8 @@ static rfr_status allocate(sharding *s) {
 
 static void deinit(sharding *s) {
   rfr_ctx *ctx = s->r.from->ctx;
-  void *const memory[] = {s->of, s->own, s->reduced, s->again, s->again_in, s->sum, s->parameter, s->bucket, s->region};
+  void *const memory[] = {s->of,  s->own,       s->reduced, s->again,  s->again_in, s->sum,
+                          s->cut, s->parameter, s->bucket,  s->region, s->gradient};
   for (size_t i = 0; i < sizeof memory / sizeof *memory; i++) rfi_free(ctx, memory[i]);
 }
 

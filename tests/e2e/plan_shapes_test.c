@@ -92,20 +92,33 @@ static int64_t live_bytes(const rfr_trace *t, const int64_t *workspace, const rf
   return most;
 }
 
+static rfr_status plan_level(void *frontier, int level, int64_t *bytes) {
+  rfr_frontier_point point;
+  OK(rfi_frontier_plan(frontier, level, 0, &point));
+  *bytes = point.planned_bytes;
+  return RFR_OK;
+}
+
 /* Compiles as far as the plan, which is checked; returns its bytes. */
 static int64_t plan(const shape *h, const rfr_trace *t, rfr_programs *user, rfr_recompute recompute, int64_t budget) {
   rfi_pass_options o = {.fuse = true,
                         .prune = true,
                         .loss_chunk = 1024,
                         .recompute = recompute,
-                        .budget = budget,
-                        .workspace = rfi_pass_workspaces,
-                        .user = user};
+                        .workspace = rfi_select_workspaces,
+                        .user = &user->m};
   rfi_pipeline line;
   OK(rfi_pipeline_run(t, &o, &line));
+  if (budget) {
+    OK(rfi_frontier_create(line.stage[RFI_STAGES - 4].trace, &o, false, &o.frontier));
+    const rfi_levels levels = {rfi_frontier_marked(o.frontier), rfi_frontier_top(o.frontier), plan_level, o.frontier};
+    OK(rfi_find_level(&levels, rfi_frontier_first(o.frontier, budget), budget, &o.level));
+    OK(rfi_pipeline_redo(&line, "recompute", &o));
+    rfi_frontier_destroy(o.frontier);
+  }
   const rfr_trace *u = line.stage[RFI_STAGES - 1].trace;
   int64_t *workspace = calloc((size_t)u->n_ops + 1, sizeof *workspace);
-  OK(rfi_pass_workspaces(user, u, workspace));
+  OK(rfi_select_workspaces(&user->m, u, workspace));
   rfi_plan p;
   OK(rfi_plan_make(u, workspace, NULL, &p));
   double ratio = (double)p.bytes / (double)live_bytes(u, workspace, &p);

@@ -137,8 +137,8 @@ void rft_fill_by(const rfr_tensor *x, uint64_t seed, float by) {
 }
 
 void rft_fill_named(rfr_graphs *g) {
-  for (int i = 0; i < g->store.n; i++) {
-    const rfi_named *x = &g->store.named[i];
+  for (int i = 0; i < g->m.store.n; i++) {
+    const rfi_named *x = &g->m.store.named[i];
     if (x->parameter < 0 && rfr_dtype_is_float(x->tensor.type.dtype))
       rft_fill_by(&x->tensor, 100 + (uint64_t)x->tensor.bytes, 0.3f);
   }

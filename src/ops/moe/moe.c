@@ -161,7 +161,7 @@ rfr_status rfi_infer_moe_loss_bwd(const rfi_infer *c) {
 }
 
 rfr_status rfi_infer_moe_load(const rfi_infer *c) {
-  for (int i = 0; i < c->n_in; i++) RFI_TRY(integers(c, i, 1));
+  for (int i = 0; i < c->n_in; i++) RFI_TRY(integers(c, i, c->in[i].rank == 2 ? 2 : 1));
   c->out[0] = c->out[1] = (rfr_type){.dtype = RFR_F32, .rank = 1, .shape = {1}};
   return RFR_OK;
 }

@@ -131,15 +131,18 @@ static rfr_status run_dweight(const rfi_call *c) {
 
 static rfr_status run_load(const rfi_call *c) {
   double most = 0, least = 0;
-  for (int i = 0, any = 0; i < c->n_in; i++) {
-    const int32_t *splits = c->in[i].data;
-    const int64_t experts = c->in[i].type.shape[0];
-    double sum = 0;
-    for (int64_t e = 0; e < experts; e++) sum += splits[e];
-    for (int64_t e = 0; sum > 0 && e < experts; e++, any = 1) {
-      const double load = splits[e] * (double)experts / sum;
-      if (!any || load > most) most = load;
-      if (!any || load < least) least = load;
+  bool any = false;
+  for (int i = 0; i < c->n_in; i++) {
+    const int64_t experts = c->in[i].type.shape[c->in[i].type.rank - 1];
+    const int32_t *splits = c->in[i].data, *end = splits + rfi_arg_count(&c->in[i]);
+    for (; splits < end; splits += experts) {
+      double sum = 0;
+      for (int64_t e = 0; e < experts; e++) sum += splits[e];
+      for (int64_t e = 0; sum > 0 && e < experts; e++, any = true) {
+        const double load = splits[e] * (double)experts / sum;
+        if (!any || load > most) most = load;
+        if (!any || load < least) least = load;
+      }
     }
   }
   if (c->out[0].data) *(float *)c->out[0].data = (float)most;

@@ -305,13 +305,16 @@ RFT_CASES(moe_loss_bwd) = {
 RFT_REF(moe_load) {
   double most = 0, least = INFINITY;
   for (int i = 0; i < call->n_in; i++) {
-    const int64_t E = call->in[i].type.shape[0];
-    const int32_t *splits = call->in[i].data;
-    double sum = 0;
-    for (int64_t e = 0; e < E; e++) sum += splits[e];
-    for (int64_t e = 0; e < E && sum > 0; e++) {
-      most = fmax(most, splits[e] * (double)E / sum);
-      least = fmin(least, splits[e] * (double)E / sum);
+    const rfr_type *type = &call->in[i].type;
+    const int64_t E = type->shape[type->rank - 1];
+    for (int64_t r = 0; r < (type->rank == 2 ? type->shape[0] : 1); r++) {
+      const int32_t *splits = (int32_t *)call->in[i].data + r * E;
+      double sum = 0;
+      for (int64_t e = 0; e < E; e++) sum += splits[e];
+      for (int64_t e = 0; e < E && sum > 0; e++) {
+        most = fmax(most, splits[e] * (double)E / sum);
+        least = fmin(least, splits[e] * (double)E / sum);
+      }
     }
   }
   if (call->out[0].data) *(double *)call->out[0].data = most;
@@ -321,5 +324,7 @@ RFT_CASES(moe_load) = {"moe_load(i[4]=3,0,5,2)",
                        "moe_load(i[3]=4,1,1, i[5]=2,2,3,2,2)",
                        "moe_load(i[2]=0, i[3]=1,2,3)",
                        "moe_load(i[3]=0)",
+                       "moe_load(i[2,3]=0,0,0,1,2,3, i[4]=3,0,5,2)",
+                       "moe_load(i[70,5]<9, i[0,4]<2, i[3,2]<7)",
                        "moe_load()",
                        NULL};

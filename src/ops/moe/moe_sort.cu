@@ -214,6 +214,7 @@ enum { MOST_LISTS = 128, LOAD_THREADS = 1024, LOAD_WARPS = LOAD_THREADS / LANES 
 struct list_args {
   const int32_t *splits[MOST_LISTS];
   int64_t experts[MOST_LISTS];
+  int rows[MOST_LISTS]; /* routings at splits[i] */
   int lists;
 };
 struct loads {
@@ -227,27 +228,29 @@ static __device__ __forceinline__ void join(loads *to, const loads &x) {
   to->any = 1;
 }
 
-/* A warp per list; so_far: the result of the previous launches. */
+/* A warp per routing; so_far: the result of the previous launches. */
 static __global__ void __launch_bounds__(LOAD_THREADS)
     load(const __grid_constant__ list_args all, bool first, bool last, loads *so_far, float *most, float *least) {
   __shared__ loads found[LOAD_WARPS];
   const int lane = threadIdx.x % LANES, warp = threadIdx.x / LANES;
   loads mine = {0, 0, 0};
-  for (int i = warp; i < all.lists; i += LOAD_WARPS) {
+  for (int i = 0, before = 0; i < all.lists; before += all.rows[i++]) {
     const int64_t experts = all.experts[i];
-    long long sum = 0;
-    int high = INT_MIN, low = INT_MAX;
-    for (int64_t e = lane; e < experts; e += LANES) {
-      const int n = all.splits[i][e];
-      sum += n;
-      high = n > high ? n : high;
-      low = n < low ? n : low;
-    }
+    for (int r = (warp + LOAD_WARPS - before % LOAD_WARPS) % LOAD_WARPS; r < all.rows[i]; r += LOAD_WARPS) {
+      long long sum = 0;
+      int high = INT_MIN, low = INT_MAX;
+      for (int64_t e = lane; e < experts; e += LANES) {
+        const int n = all.splits[i][r * experts + e];
+        sum += n;
+        high = n > high ? n : high;
+        low = n < low ? n : low;
+      }
 #pragma unroll
-    for (int offset = LANES / 2; offset > 0; offset /= 2) sum += __shfl_xor_sync(ALL, sum, offset);
-    high = __reduce_max_sync(ALL, high);
-    low = __reduce_min_sync(ALL, low);
-    if (sum > 0) join(&mine, {high * (double)experts / (double)sum, low * (double)experts / (double)sum, 1});
+      for (int offset = LANES / 2; offset > 0; offset /= 2) sum += __shfl_xor_sync(ALL, sum, offset);
+      high = __reduce_max_sync(ALL, high);
+      low = __reduce_min_sync(ALL, low);
+      if (sum > 0) join(&mine, {high * (double)experts / (double)sum, low * (double)experts / (double)sum, 1});
+    }
   }
   if (lane == 0) found[warp] = mine;
   __syncthreads();
@@ -271,7 +274,8 @@ static rfr_status run_load(const rfr_call *c) {
     list_args all;
     for (all.lists = 0; i < c->n_in && all.lists < MOST_LISTS; i++, all.lists++) {
       all.splits[all.lists] = (const int32_t *)c->in[i].data;
-      all.experts[all.lists] = rfi_elements(&c->in[i]);
+      all.experts[all.lists] = c->in[i].type.shape[c->in[i].type.rank - 1];
+      all.rows[all.lists] = c->in[i].type.rank == 2 ? (int)c->in[i].type.shape[0] : 1;
     }
     load<<<1, LOAD_THREADS, 0, rfi_stream(c)>>>(all, first, i == c->n_in, (loads *)c->workspace,
                                                 (float *)c->out[0].data, (float *)c->out[1].data);

@@ -143,8 +143,9 @@ rfr_status rfi_infer_loss_scale_end(const rfi_infer *c) {
 }
 
 rfr_status rfi_infer_skip_bad(const rfi_infer *c) {
-  for (int i = 0; i < c->n_in; i++)
-    if (!is_scalar(&c->in[i], RFR_I32)) return rfi_fail(RFI_E_TRACE_SHAPE, "skip and flags must be i32 (1)");
+  if (!is_scalar(&c->in[0], RFR_I32)) return rfi_fail(RFI_E_TRACE_SHAPE, "skip must be i32 (1)");
+  for (int i = 1; i < c->n_in; i++)
+    if (c->in[i].dtype != RFR_I32 || c->in[i].rank != 1) return rfi_fail(RFI_E_TRACE_SHAPE, "flags must be i32 (n)");
   for (int j = 0; j < 3; j++) c->out[j] = scalar(RFR_I32);
   return RFR_OK;
 }

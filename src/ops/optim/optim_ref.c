@@ -203,16 +203,21 @@ RFT_CASES(loss_scale_end) = {
 };
 
 RFT_REF(skip_bad) {
-  int32_t first = 0;
-  for (int k = 1; k < call->n_in && !first; k++)
-    if (*(int32_t *)call->in[k].data) first = k;
+  int32_t first = 0, value = 1, number = 0;
+  for (int k = 1; k < call->n_in; k++)
+    for (int64_t i = 0; i < call->in[k].type.shape[0]; i++) {
+      const int32_t flag = ((int32_t *)call->in[k].data)[i];
+      number++;
+      if (flag && !first) first = number, value = flag;
+    }
   if (call->out[0].data) *(int32_t *)call->out[0].data = first ? 1 : *(int32_t *)call->in[0].data;
   if (call->out[1].data) *(int32_t *)call->out[1].data = first;
-  if (call->out[2].data) *(int32_t *)call->out[2].data = first ? *(int32_t *)call->in[first].data - 1 : 0;
+  if (call->out[2].data) *(int32_t *)call->out[2].data = value - 1;
 }
 RFT_CASES(skip_bad) = {
     "skip_bad(i[1]=0)",         "skip_bad(i[1]=1, i[1]=0)",         "skip_bad(i[1]=0, i[1]=0, i[1]=5, i[1]=2)",
-    "skip_bad(i[1]=1, i[1]=3)", "skip_bad(i[1]=0, i[1]=0, i[1]=0)", NULL};
+    "skip_bad(i[1]=1, i[1]=3)", "skip_bad(i[1]=0, i[1]=0, i[1]=0)", "skip_bad(i[1]=0, i[3]=0,0,4, i[2]=0,9)",
+    "skip_bad(i[1]=0, i[40]<1, i[0]<3, i[2]=0,2)", NULL};
 
 RFT_REF(step_end) {
   int64_t *step = call->out[0].data;

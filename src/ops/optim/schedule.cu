@@ -7,6 +7,8 @@
  * gradients' addresses are launch arguments, up to MOST per launch. A second launch adds the chunks in a fixed order
  * and checks each gradient's own sum for the count of zeros.
  */
+#include <climits>
+
 #include "backend/cuda/kernels.cuh"
 #include "ops/optim/loss_scale.h"
 #include "refrain/ops.h"
@@ -93,20 +95,24 @@ enum { MOST_FLAGS = 256 };
 
 typedef struct flag_list {
   const int32_t *flag[MOST_FLAGS];
-  int n, before; /* before: the number of flags in previous launches */
+  int count[MOST_FLAGS]; /* of flags at flag[k] */
+  int n, before;         /* before: the number of flags in previous launches */
 } flag_list;
 
 /* One warp. found: the number, from 1, and the value of the first flag that is not 0; kept between launches. */
 static __global__ void __launch_bounds__(32)
     skip_bad(const __grid_constant__ flag_list all, bool last, const int32_t *skip, int32_t *found, int32_t *skip1,
              int32_t *which, int32_t *group) {
-  int first = MOST_FLAGS;
-  for (int k = threadIdx.x; k < all.n && first == MOST_FLAGS; k += 32)
-    if (*all.flag[k]) first = k;
-  first = __reduce_min_sync(0xffffffffu, first);
+  int first = INT_MAX, value = 0;
+  for (int k = 0, before = 0; k < all.n; before += all.count[k++])
+    for (int i = threadIdx.x; i < all.count[k] && first == INT_MAX; i += 32)
+      if (all.flag[k][i]) first = before + i, value = all.flag[k][i];
+  const int mine = first;
+  first = __reduce_min_sync(0xffffffffu, mine);
+  value = __shfl_sync(0xffffffffu, value, __ffs(__ballot_sync(0xffffffffu, mine == first)) - 1);
   if (threadIdx.x > 0) return;
   int number = all.before ? found[0] : 0, flag = all.before ? found[1] : 1;
-  if (number == 0 && first < MOST_FLAGS) number = all.before + first + 1, flag = *all.flag[first];
+  if (number == 0 && first < INT_MAX) number = all.before + first + 1, flag = value;
   found[0] = number, found[1] = flag;
   if (!last) return;
   if (skip1) *skip1 = number ? 1 : *skip;
@@ -121,16 +127,20 @@ static size_t skip_bad_workspace(const rfr_call *c) {
 
 static rfr_status skip_bad_run(const rfr_call *c) {
   flag_list all;
+  int k = 1;
   all.before = 0;
   do {
-    for (all.n = 0; all.n < MOST_FLAGS && 1 + all.before + all.n < c->n_in; all.n++)
-      all.flag[all.n] = (const int32_t *)c->in[1 + all.before + all.n].data;
-    const bool last = 1 + all.before + all.n >= c->n_in;
+    int flags = 0;
+    for (all.n = 0; all.n < MOST_FLAGS && k < c->n_in; all.n++, k++) {
+      all.flag[all.n] = (const int32_t *)c->in[k].data;
+      flags += all.count[all.n] = (int)rfi_elements(&c->in[k]);
+    }
+    const bool last = k >= c->n_in;
     skip_bad<<<1, 32, 0, rfi_stream(c)>>>(all, last, (const int32_t *)c->in[0].data, (int32_t *)c->workspace,
                                           (int32_t *)c->out[0].data, (int32_t *)c->out[1].data,
                                           (int32_t *)c->out[2].data);
-    all.before += all.n;
-  } while (1 + all.before < c->n_in);
+    all.before += flags;
+  } while (k < c->n_in);
   return rfi_cuda_launched("skip_bad");
 }
 

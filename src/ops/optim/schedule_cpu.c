@@ -162,9 +162,13 @@ static rfr_status scale_end_run(const rfi_call *c) {
 
 static rfr_status skip_bad_run(const rfi_call *c) {
   const int32_t skip = *(const int32_t *)c->in[0].data;
-  int32_t which = 0, flag = 1;
-  for (int k = c->n_in - 1; k > 0; k--)
-    if (*(const int32_t *)c->in[k].data) which = k, flag = *(const int32_t *)c->in[k].data;
+  int32_t which = 0, flag = 1, before = 0;
+  for (int k = 1; k < c->n_in && !which; k++) {
+    const int32_t *flags = c->in[k].data, n = (int32_t)c->in[k].type.shape[0];
+    for (int32_t i = 0; i < n && !which; i++)
+      if (flags[i]) which = before + i + 1, flag = flags[i];
+    before += n;
+  }
   if (c->out[0].data) *(int32_t *)c->out[0].data = which ? 1 : skip;
   if (c->out[1].data) *(int32_t *)c->out[1].data = which;
   if (c->out[2].data) *(int32_t *)c->out[2].data = flag - 1;

@@ -1,0 +1,282 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Parameters, states, constants and main gradients, which callables share by name. Each has one address, in our memory
+ * or the caller's. Checks of the caller's memory, and of states that several callables use.
+ */
+#include <string.h>
+
+#include "base/base.h"
+#include "callable/graphed.h"
+
+/* ---- checks of the caller's memory ---- */
+
+bool rfi_graphs_type_matches(const rfr_type *want, const rfr_type *type, char text[RFI_MISMATCH_TEXT]) {
+  char ours[RFI_TYPE_TEXT], theirs[RFI_TYPE_TEXT] = "no type";
+  const size_t shape = sizeof *want->shape * (size_t)want->rank; /* entries after the rank are not compared */
+  if (type->dtype == want->dtype && type->rank == want->rank && memcmp(type->shape, want->shape, shape) == 0)
+    return true;
+  if ((unsigned)type->dtype < RFR_DTYPE_COUNT && type->rank >= 0 && type->rank <= RFR_MAX_RANK)
+    rfi_type_text(theirs, type);
+  rfi_snprintf(text, RFI_MISMATCH_TEXT, "its type is %s, needed is %s", theirs, rfi_type_text(ours, want));
+  return false;
+}
+
+const char *rfi_graphs_address_defect(const rfr_graphs *g, const void *data) {
+  enum { ALIGNMENT = 16 }; /* kernels are selected for it */
+  return !data                                       ? "data is NULL"
+         : (uintptr_t)data % ALIGNMENT               ? "its address is not a multiple of 16 bytes"
+         : !g->m.backend->reaches(g->m.device, data) ? "it is not memory of the device"
+                                                     : NULL;
+}
+
+/* ---- names ---- */
+
+/* The caller's memory for a name; NULL: the graphs allocate it. */
+static rfr_status callers_memory(const rfr_graphs *g, const char *name, const rfr_type *type, void **data) {
+  const rfr_graphs_options *o = &g->options;
+  char other[RFI_MISMATCH_TEXT];
+  *data = NULL;
+  for (int i = 0; i < o->n_tensors; i++) {
+    const rfr_binding *b = &o->tensors[i];
+    if (!b->name || strcmp(b->name, name) != 0) continue;
+    if (!rfi_graphs_type_matches(type, &b->type, other))
+      return rfi_fail(RFI_E_PROGRAM_STATE, "\"%s\" of rfr_graphs_options.tensors: %s", name, other);
+    if (*data) return rfi_fail(RFI_E_PROGRAM_STATE, "rfr_graphs_options.tensors lists \"%s\" twice", name);
+    const char *defect = rfi_graphs_address_defect(g, b->data);
+    if (defect) return rfi_fail(RFI_E_PROGRAM_STATE, "\"%s\" of rfr_graphs_options.tensors: %s", name, defect);
+    *data = (void *)b->data;
+  }
+  return RFR_OK;
+}
+
+static const char *list_of(const int64_t *x, int n, char text[128]) {
+  size_t at = 0;
+  text[0] = 0;
+  for (int i = 0; i < n && at < 100; i++)
+    at += (size_t)rfi_snprintf(text + at, 128 - at, "%s%lld", i ? "," : "", (long long)x[i]);
+  return text;
+}
+
+static bool is_main_dtype(rfr_dtype d) { return d == RFR_F32 || d == RFR_BF16 || d == RFR_F16; }
+
+static bool is_dense(const rfr_main_gradient *m) {
+  int64_t dense = 1;
+  bool flat = true;
+  for (int d = m->type.rank - 1; m->strides && d >= 0; d--) {
+    flat = flat && (m->type.shape[d] == 1 || m->strides[d] == dense);
+    dense *= m->type.shape[d];
+  }
+  return flat || dense == 0;
+}
+
+static rfr_status refuse_gradient(const rfr_main_gradient *m, const char *what) {
+  return rfi_fail(RFI_E_PROGRAM_STATE, "main gradient of \"%s\": %s", m->parameter, what);
+}
+
+rfr_status rfi_graphs_check_gradient_list(const rfr_main_gradient *m, int n) {
+  for (int i = 0; i < n; i++) {
+    if (m[i].size != sizeof m[i])
+      return rfi_fail(RFI_E_ARGUMENT, "main gradient %d: size %zu, rfr_main_gradient_default sets %zu", i, m[i].size,
+                      sizeof m[i]);
+    if (!m[i].parameter) return rfi_fail(RFI_E_ARGUMENT, "main gradient %d: parameter is NULL", i);
+    if (!is_main_dtype(m[i].type.dtype))
+      return refuse_gradient(&m[i], "set type: dtype f32, bf16 or f16, and the parameter's shape");
+  }
+  return RFR_OK;
+}
+
+rfr_status rfi_graphs_check_gradient_entry(const rfr_main_gradient *m, const rfr_type *parameter) {
+  char text[RFI_MISMATCH_TEXT], shape[128], strides[128];
+  rfr_type want = *parameter;
+  want.dtype = m->type.dtype;
+  if (!rfi_graphs_type_matches(&want, &m->type, text)) return refuse_gradient(m, text);
+  if (m->strides ? m->n_strides != m->type.rank : m->n_strides != 0)
+    return rfi_fail(RFI_E_PROGRAM_STATE, "main gradient of \"%s\": %d strides for rank %d", m->parameter,
+                    m->strides ? m->n_strides : 0, m->type.rank);
+  if (!is_dense(m))
+    return rfi_fail(RFI_E_PROGRAM_STATE,
+                    "main gradient of \"%s\", shape [%s]: strides [%s] are not dense: pass dense memory, or data NULL "
+                    "and copy the result",
+                    m->parameter, list_of(want.shape, want.rank, shape), list_of(m->strides, want.rank, strides));
+  const int64_t bytes = m->data ? rfi_bytes(&want) : 0;
+  if (m->bytes != bytes)
+    return rfi_fail(RFI_E_PROGRAM_STATE, "main gradient of \"%s\": bytes is %lld, %s needs %lld", m->parameter,
+                    (long long)m->bytes, m->data ? rfi_type_text(text, &want) : "data NULL", (long long)bytes);
+  return RFR_OK;
+}
+
+static rfr_status add_name(rfr_graphs *g, const rfi_callable *c, const rfi_value *x) {
+  const size_t n = strlen(RFI_GRAD_PREFIX);
+  rfi_named *own;
+  void *data = NULL;
+  if (c->sharded && (x->role == RFR_ROLE_TRAINABLE || x->role == RFR_ROLE_FROZEN) &&
+      rfi_storage_find(&g->m.store, x->name))
+    return rfi_fail(RFI_E_GRAPHS_CALLABLE,
+                    "callable \"%s\": parameter \"%s\" is also used by another callable: a sharded callable cannot "
+                    "share parameters",
+                    c->u.name, x->name);
+  RFI_TRY(rfi_storage_add(&g->m.store, g->m.strings, x, "callable", c->u.name, &own));
+  if (!own) return RFR_OK;
+  const char *name = own->tensor.name;
+  const int parameter = strncmp(name, RFI_GRAD_PREFIX, n) == 0 ? rfi_names_find(&g->m.store.names, name + n) : -1;
+  if (strncmp(name, RFI_UNREDUCED_PREFIX, strlen(RFI_UNREDUCED_PREFIX)) == 0) own->region = RFI_REGION_WINDOW;
+  else if (parameter < 0) RFI_TRY(callers_memory(g, name, &x->type, &data));
+  own->tensor.data = data;
+  if (parameter >= 0 && g->m.store.named[parameter].tensor.role == RFR_ROLE_TRAINABLE) {
+    own->parameter = parameter;
+    g->m.store.named[parameter].gradient = g->m.store.n - 1;
+    bool found = false;
+    for (int i = 0; i < g->options.n_gradients; i++) {
+      const rfr_main_gradient *m = &g->options.gradients[i];
+      if (strcmp(m->parameter, name + n) != 0) continue;
+      if (found) return refuse_gradient(m, "rfr_graphs_options.gradients lists it twice");
+      found = true;
+      RFI_TRY(rfi_graphs_check_gradient_entry(m, &x->type));
+      const char *defect = m->data ? rfi_graphs_address_defect(g, m->data) : NULL;
+      if (defect) return refuse_gradient(m, defect);
+      own->tensor.data = m->data;
+      own->accumulate = m->accumulate != 0;
+    }
+  }
+  return RFR_OK;
+}
+
+/* A main gradient belongs to one stage: the order of sums over several stages would depend on the schedule. */
+static rfr_status check_tied(const rfr_graphs *g, const rfi_callable *c, const char *name) {
+  for (const rfi_callable *o = g->callable; o < c; o++) {
+    if (o->stage == c->stage) continue;
+    for (int i = 0; i < o->n_gradients; i++)
+      if (strcmp(g->m.store.named[o->gradients[i]].tensor.name, name) == 0)
+        return rfi_fail(RFI_E_GRAPHS_CALLABLE,
+                        "callable \"%s\": parameter \"%s\" is also trained by callable \"%s\" of another stage: use "
+                        "one parameter per stage and add the gradients",
+                        c->u.name, name + strlen(RFI_GRAD_PREFIX), o->u.name);
+  }
+  return RFR_OK;
+}
+
+rfr_status rfi_graphs_names(rfr_graphs *g, rfi_callable *c) {
+  const rfr_trace *t = c->u.trace;
+  c->gradients = rfi_arena_alloc(g->m.strings, sizeof *c->gradients * (size_t)(t->n_inputs + 1));
+  c->unreduced = rfi_arena_alloc(g->m.strings, sizeof *c->unreduced * (size_t)(t->n_inputs + 1));
+  c->parameters = rfi_arena_alloc(g->m.strings, sizeof *c->parameters * (size_t)(t->n_inputs + 1));
+  if (!c->gradients || !c->unreduced || !c->parameters) return RFR_NO_MEMORY;
+  for (int i = 0; i < t->n_inputs; i++) {
+    const rfi_value *x = &t->values[t->inputs[i]];
+    if (!rfi_is_shared(x->role)) continue;
+    RFI_TRY(add_name(g, c, x));
+    const int id = rfi_names_find(&g->m.store.names, x->name);
+    if (x->role == RFR_ROLE_TRAINABLE || x->role == RFR_ROLE_FROZEN) c->parameters[c->n_parameters++] = id;
+    if (g->m.store.named[id].region == RFI_REGION_WINDOW) c->unreduced[c->n_unreduced++] = id;
+    if (g->m.store.named[id].parameter < 0) continue;
+    RFI_TRY(check_tied(g, c, x->name));
+    c->gradients[c->n_gradients++] = id;
+  }
+  for (int i = 0; i < t->n_ops; i++)
+    for (int j = 0; j < t->ops[i].n_out; j++) {
+      const rfr_value v = t->ops[i].out[j];
+      if (v < 0 || (t->ops[i].def->flags & RFI_VIEW)) continue;
+      const rfi_value *owner = &t->values[t->values[v].base];
+      rfi_named *named =
+          owner->op < 0 && rfi_is_shared(owner->role) ? rfi_storage_find(&g->m.store, owner->name) : NULL;
+      if (named && named->region != RFI_REGION_WINDOW) named->written = true;
+    }
+  return RFR_OK;
+}
+
+/* ---- states that callables share ---- */
+
+/* The parameter, state or constant that a value aliases; NULL: none, or a main gradient. */
+static rfi_named *state_of(const rfr_graphs *g, const rfr_trace *t, rfr_value v) {
+  const rfi_value *owner = v < 0 ? NULL : &t->values[t->values[v].base];
+  rfi_named *x =
+      owner && owner->op < 0 && rfi_is_shared(owner->role) ? rfi_storage_find(&g->m.store, owner->name) : NULL;
+  return x && x->parameter < 0 ? x : NULL;
+}
+
+/* A state that is written may be used only by the same part of callables of one stage, which run in a fixed order for
+ * each microbatch. Otherwise the schedule would decide which value is read. */
+static rfr_status check_access(const rfr_graphs *g, int callable, rfi_part part, const rfi_named *x) {
+  const rfi_callable *c = &g->callable[callable];
+  if (!x || x->writer < 0) return RFR_OK;
+  const rfi_callable *writer = &g->callable[x->writer];
+  if (c->stage == writer->stage && part == x->writer_part) return RFR_OK;
+  return rfi_fail(
+      RFI_E_GRAPHS_CALLABLE,
+      "callable \"%s\": state \"%s\" is written by callable \"%s\" in another %s: with several microbatches in flight "
+      "the value read would depend on the schedule",
+      c->u.name, x->tensor.name, writer->u.name, c->stage == writer->stage ? "part" : "stage");
+}
+
+static rfr_status check_states(rfr_graphs *g) {
+  for (int write = 1; write >= 0; write--) /* find all writers, then check readers */
+    for (int i = 0; i < g->n; i++) {
+      const rfr_trace *t = g->callable[i].u.trace;
+      for (int part = RFI_PART_F; part <= RFI_PART_W; part++)
+        for (int k = g->callable[i].u.start[part]; k < g->callable[i].u.start[part + 1]; k++) {
+          const rfi_opr *op = &t->ops[k];
+          if (op->def->flags & RFI_VIEW) continue;
+          for (int j = 0; j < (write ? op->n_out : op->n_in); j++) {
+            rfi_named *x = state_of(g, t, write ? op->out[j] : op->in[j]);
+            RFI_TRY(check_access(g, i, (rfi_part)part, x));
+            if (write && x) x->writer = i, x->writer_part = (rfi_part)part;
+          }
+        }
+    }
+  return RFR_OK;
+}
+
+/* An output must not alias a written state (unless it has the state's name), because the next microbatch overwrites it,
+ * nor a gathered parameter, whose memory the next callable reuses. */
+static rfr_status check_output(const rfr_graphs *g, const rfi_callable *c, const rfi_port *p) {
+  const rfr_trace *t = c->u.trace;
+  const rfi_named *state = state_of(g, t, p->value);
+  const int maker = p->value < 0 ? -1 : t->values[t->values[p->value].base].op;
+  if (state && state->written && (p->callable >= 0 || strcmp(p->name, state->tensor.name) != 0))
+    return rfi_fail(RFI_E_GRAPHS_CALLABLE,
+                    "callable \"%s\": output \"%s\" aliases state \"%s\", which every microbatch overwrites: output "
+                    "rfr_copy of it%s",
+                    c->u.name, p->name, state->tensor.name, p->callable >= 0 ? ", and link that" : "");
+  if (c->sharded && maker >= c->u.start[RFI_PART_SETUP] && maker < c->u.start[RFI_PART_SETUP + 1])
+    return rfi_fail(RFI_E_GRAPHS_CALLABLE,
+                    "callable \"%s\": output \"%s\" aliases a parameter of a sharded callable, which is gathered only "
+                    "during the call: output rfr_copy of it",
+                    c->u.name, p->name);
+  return RFR_OK;
+}
+
+rfi_named *rfi_graphs_find(const rfr_graphs *g, const char *name) {
+  rfi_named *x = rfi_storage_find(&g->m.store, name);
+  return x && x->parameter < 0 && x->region != RFI_REGION_WINDOW ? x : NULL;
+}
+
+static rfr_status check_lists(const rfr_graphs *g) {
+  const rfr_graphs_options *o = &g->options;
+  for (int i = 0; i < o->n_tensors; i++) {
+    if (!rfi_graphs_find(g, o->tensors[i].name))
+      return rfi_fail(
+          RFI_E_PROGRAM_NAME, "rfr_graphs_options.tensors: no callable has a parameter, state or constant \"%s\"%s",
+          o->tensors[i].name ? o->tensors[i].name : "",
+          rfi_storage_find(&g->m.store, o->tensors[i].name) ? "; list main gradients in rfr_graphs_options.gradients"
+                                                            : "");
+  }
+  for (int i = 0; i < o->n_gradients; i++) {
+    const rfi_named *p = rfi_storage_find(&g->m.store, o->gradients[i].parameter);
+    if (!p || p->gradient < 0)
+      return rfi_fail(RFI_E_PROGRAM_NAME, "rfr_graphs_options.gradients: no callable trains \"%s\"",
+                      o->gradients[i].parameter);
+  }
+  return RFR_OK;
+}
+
+rfr_status rfi_graphs_check_names(rfr_graphs *g) {
+  RFI_TRY(check_lists(g));
+  RFI_TRY(check_states(g));
+  for (int i = 0; i < g->n; i++)
+    for (int k = 0; k < g->callable[i].n_out; k++) RFI_TRY(check_output(g, &g->callable[i], &g->callable[i].out[k]));
+  return RFR_OK;
+}
+
+unsigned char *rfi_graphs_named_data(const rfr_graphs *g, const rfi_named *x) {
+  return g->in_warmup && x->written ? rfi_address(&g->m.layout, RFI_REGION_SCRATCH, x->scratch) : x->tensor.data;
+}
