@@ -53,7 +53,8 @@ foreach(source ${RFR_TEST_SOURCES})
   endif()
   # With the thread sanitizer kernels run on one thread, so tests that only run or plan kernels can find no race; and
   # layouts differ in what is computed: run_ranks_test and run_stages_test have their threads and messages.
-  set(serial ops plan_shapes grouped graphs graphs_schedules graphs_recompute faults backend_faults run_layouts)
+  set(serial ops plan_shapes grouped graphs graphs_schedules graphs_recompute faults backend_faults run_layouts
+      run_pipelines)
   string(REGEX REPLACE "_test$" "" tested ${name})
   if(RFR_SANITIZE STREQUAL "thread" AND tested IN_LIST serial)
     continue()

@@ -47,8 +47,9 @@ static rfr_status select_and_place(rfr_graphs *g) {
 }
 
 /* Applies the first n of the merged levels. */
-static rfr_status apply_levels(void *user, int n, int64_t *bytes) {
+static rfr_status apply_levels(void *user, int n, int64_t enough, int64_t *bytes) {
   search *x = user;
+  (void)enough;
   for (int i = 0; i < x->g->n; i++) {
     int level = rfi_frontier_marked(x->frontier[i]);
     for (int k = 0; k < n; k++) level += x->from[k] == i;
@@ -101,10 +102,10 @@ static rfr_status choose(search *x) {
   const rfi_levels levels = {0, x->n, apply_levels, x};
   int64_t bytes;
   int level = 0;
-  RFI_TRY(apply_levels(x, 0, &bytes));
+  RFI_TRY(apply_levels(x, 0, 0, &bytes));
   if (all) RFI_TRY(rfi_find_smallest(&levels, bytes, &level));
   if (demand && bytes > g->options.budget) RFI_TRY(rfi_find_level(&levels, 1, g->options.budget, &level));
-  return level == x->applied ? RFR_OK : apply_levels(x, level, &bytes);
+  return level == x->applied ? RFR_OK : apply_levels(x, level, 0, &bytes);
 }
 
 static void count(rfr_graphs *g) {

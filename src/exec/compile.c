@@ -109,17 +109,15 @@ static rfr_status plan_again(rfr_programs *p, rfi_program *g, const rfi_pass_opt
   return RFR_OK;
 }
 
-typedef struct search {
-  rfi_frontier *frontier;
-  int64_t room;
-} search;
-
-static rfr_status plan_level(void *user, int level, int64_t *bytes) {
-  const search *x = user;
+static rfr_status plan_level(void *frontier, int level, int64_t enough, int64_t *bytes) {
   rfr_frontier_point point;
-  RFI_TRY(rfi_frontier_plan(x->frontier, level, x->room, &point));
+  RFI_TRY(rfi_frontier_plan(frontier, level, enough, &point));
   *bytes = point.planned_bytes;
   return RFR_OK;
+}
+
+rfi_levels rfi_frontier_levels(rfi_frontier *l) {
+  return (rfi_levels){rfi_frontier_marked(l), rfi_frontier_top(l), plan_level, l};
 }
 
 rfr_status rfi_program_frontier(rfr_programs *p, const rfi_program *g, rfi_frontier **out) {
@@ -127,17 +125,11 @@ rfr_status rfi_program_frontier(rfr_programs *p, const rfi_program *g, rfi_front
   return rfi_frontier_create(rfi_unit_stage(&g->u, "fuse")->trace, &o, false, out);
 }
 
-rfr_status rfi_program_smallest(rfi_frontier *l, int *level) {
-  const rfi_levels levels = {rfi_frontier_marked(l), rfi_frontier_top(l), plan_level, &(search){l, 0}};
-  return rfi_find_smallest(&levels, 0, level);
-}
-
 /* Plans a program again with the first recompute level that fits in `room`, or with its smallest plan. */
 static rfr_status recompute(rfr_programs *p, rfi_program *g, int64_t room) {
   rfi_pass_options o = rfi_program_pass_options(p);
   RFI_TRY(rfi_program_frontier(p, g, &o.frontier));
-  const rfi_levels levels = {rfi_frontier_marked(o.frontier), rfi_frontier_top(o.frontier), plan_level,
-                             &(search){o.frontier, room}};
+  const rfi_levels levels = rfi_frontier_levels(o.frontier);
   rfr_status s = rfi_find_level(&levels, rfi_frontier_first(o.frontier, room), room, &o.level);
   if (s == RFR_OK) s = plan_again(p, g, &o);
   rfi_frontier_destroy(o.frontier);

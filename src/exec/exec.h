@@ -56,9 +56,9 @@ rfr_status rfi_program_get_allocated(const rfr_programs *p, int i, const char *c
 /* Options of the passes, from those of the compile. */
 rfi_pass_options rfi_program_pass_options(rfr_programs *p);
 
-/* The recompute frontier of a program whose traces are kept, and the level with its smallest plan. */
+/* The recompute frontier of a program whose traces are kept, and its levels. */
 rfr_status rfi_program_frontier(rfr_programs *p, const rfi_program *g, rfi_frontier **out);
-rfr_status rfi_program_smallest(rfi_frontier *l, int *level);
+rfi_levels rfi_frontier_levels(rfi_frontier *l);
 
 /* ---- program_info.c ---- */
 /* The k-th output of a program; false: it is a strided view, which has no dense tensor. */

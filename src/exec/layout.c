@@ -58,7 +58,7 @@ rfr_status rfi_find_smallest(const rfi_levels *l, int64_t enough, int *level) {
   const int all = l->last - l->first, n = all < TRIALS ? all : TRIALS;
   for (int i = n; i >= 0 && least > enough; i--) {
     const int now = l->first + (n > 0 ? (int)((int64_t)all * i / n) : 0);
-    RFI_TRY(l->plan(l->user, now, &bytes));
+    RFI_TRY(l->plan(l->user, now, enough, &bytes));
     if (bytes < least) least = bytes, *level = now;
   }
   return RFR_OK;
@@ -66,12 +66,12 @@ rfr_status rfi_find_smallest(const rfi_levels *l, int64_t enough, int *level) {
 
 rfr_status rfi_find_level(const rfi_levels *l, int low, int64_t budget, int *level) {
   int64_t bytes;
-  RFI_TRY(l->plan(l->user, l->last, &bytes));
+  RFI_TRY(l->plan(l->user, l->last, budget, &bytes));
   if (bytes > budget) return rfi_find_smallest(l, budget, level);
   *level = l->last;
   while (low < *level) { /* levels below `low` do not fit, *level does */
     const int now = low + (*level - low) / 2;
-    RFI_TRY(l->plan(l->user, now, &bytes));
+    RFI_TRY(l->plan(l->user, now, budget, &bytes));
     if (bytes <= budget) *level = now;
     else low = now + 1;
   }

@@ -51,7 +51,7 @@ rfr_status rfi_layout_check_budget(const rfi_layout *l, int64_t budget, rfr_reco
  * can need a little more. */
 typedef struct rfi_levels {
   int first, last;
-  rfr_status (*plan)(void *user, int level, int64_t *bytes);
+  rfr_status (*plan)(void *user, int level, int64_t enough, int64_t *bytes); /* more than `enough` is too much */
   void *user;
 } rfi_levels;
 

@@ -338,8 +338,9 @@ rfr_status rfr_program_frontier(rfr_programs *p, int program, rfr_frontier_point
   if (max < 2) return rfi_fail(RFI_E_ARGUMENT, "room for %d points, at least 2 are needed", max);
   rfi_frontier *l;
   RFI_TRY(rfi_program_frontier(p, g, &l));
+  const rfi_levels levels = rfi_frontier_levels(l);
   int last;
-  rfr_status s = rfi_program_smallest(l, &last);
+  rfr_status s = rfi_find_smallest(&levels, 0, &last);
   if (s == RFR_OK) s = rfi_frontier_points(l, last, points, max, n);
   rfi_frontier_destroy(l);
   RFI_TRY(s);

@@ -92,13 +92,6 @@ static int64_t live_bytes(const rfr_trace *t, const int64_t *workspace, const rf
   return most;
 }
 
-static rfr_status plan_level(void *frontier, int level, int64_t *bytes) {
-  rfr_frontier_point point;
-  OK(rfi_frontier_plan(frontier, level, 0, &point));
-  *bytes = point.planned_bytes;
-  return RFR_OK;
-}
-
 /* Compiles as far as the plan, which is checked; returns its bytes. */
 static int64_t plan(const shape *h, const rfr_trace *t, rfr_programs *user, rfr_recompute recompute, int64_t budget) {
   rfi_pass_options o = {.fuse = true,
@@ -111,7 +104,7 @@ static int64_t plan(const shape *h, const rfr_trace *t, rfr_programs *user, rfr_
   OK(rfi_pipeline_run(t, &o, &line));
   if (budget) {
     OK(rfi_frontier_create(line.stage[RFI_STAGES - 4].trace, &o, false, &o.frontier));
-    const rfi_levels levels = {rfi_frontier_marked(o.frontier), rfi_frontier_top(o.frontier), plan_level, o.frontier};
+    const rfi_levels levels = rfi_frontier_levels(o.frontier);
     OK(rfi_find_level(&levels, rfi_frontier_first(o.frontier, budget), budget, &o.level));
     OK(rfi_pipeline_redo(&line, "recompute", &o));
     rfi_frontier_destroy(o.frontier);
