@@ -275,6 +275,10 @@ rfr_status rfi_stages_create(rfr_ctx *ctx, const rfi_step_spec *spec, rfr_progra
   if (rfr_comm_size(options->comm) != ranks || rfr_comm_rank(options->comm) != rank)
     return rfi_fail(RFI_E_DIST_COMM, "a pipeline's rank %d of %d with the communicator's rank %d of %d", rank, ranks,
                     rfr_comm_rank(options->comm), rfr_comm_size(options->comm));
+  if (!options->plan_only && !options->comm->table->send)
+    return rfi_fail(RFI_E_UNSUPPORTED,
+                    "a pipeline over %s, which sends no messages between two ranks here; train it on CPUs over MPI",
+                    options->comm->table->name);
   RFI_TRY(RFI_ALLOC(ctx, sizeof *p, &p));
   *p = (rfi_stages){.ctx = ctx, .spec = *spec, .update = update, .comm = options->comm};
   p->stages = rfi_pipeline_stages(&spec->pipeline);
