@@ -173,6 +173,13 @@ static void print_steps(const rfr_run_info *i) {
   fputc('\n', stderr);
 }
 
+/* Planned bytes of the callables of a pipeline's stages on this rank, beside those of the programs. */
+static int64_t stage_bytes(const rfr_run *run) {
+  rfr_run_pipeline p;
+  rfr_run_get_pipeline(run, &p);
+  return p.planned_bytes;
+}
+
 /* The table that training starts with. */
 static void print_start(rfr_run *run, const rfr_run_info *i) {
   char a[32], b[32];
@@ -180,8 +187,8 @@ static void print_start(rfr_run *run, const rfr_run_info *i) {
   rfr_program_plan(rfr_run_programs(run), rfr_run_program_index(run, RFR_RUN_TRAIN), &plan);
   print_data(i);
   print_model(i);
-  fprintf(stderr, "memory  %s planned; %s of disk for a checkpoint\n", cli_bytes(a, plan.planned_bytes),
-          cli_bytes(b, i->checkpoint_bytes));
+  fprintf(stderr, "memory  %s planned; %s of disk for a checkpoint\n",
+          cli_bytes(a, plan.planned_bytes + stage_bytes(run)), cli_bytes(b, i->checkpoint_bytes));
   print_steps(i);
 }
 
@@ -208,6 +215,7 @@ static void print_json(const cli *c, rfr_run *run, const progress *p, const char
   }
   json_int(&j, "planned_bytes", plan.planned_bytes);
   json_int(&j, "touched_bytes", rfr_programs_touched_bytes(rfr_run_programs(run)));
+  if (stage_bytes(run) > 0) json_int(&j, "stage_bytes", stage_bytes(run));
   json_end(&j, '}');
   putchar('\n');
 }
@@ -223,8 +231,10 @@ static void print_result(rfr_run *run, const progress *p, double seconds) {
            (long long)info.steps, info.checkpoint);
   else
     printf("%lld of %lld steps in %.1f s, %s\n", (long long)info.step, (long long)info.steps, seconds, info.checkpoint);
-  printf("memory: %lld bytes planned (%s), %lld touched\n", (long long)plan.planned_bytes,
+  printf("memory: %lld bytes planned (%s), %lld touched", (long long)plan.planned_bytes,
          cli_bytes(a, plan.planned_bytes), (long long)rfr_programs_touched_bytes(rfr_run_programs(run)));
+  if (stage_bytes(run) > 0) printf("; %lld planned for the stages of rank 0", (long long)stage_bytes(run));
+  putchar('\n');
   if (p->evaluated && p->bytes) printf("validation: %.3f bits per byte\n", p->bits);
   else if (p->evaluated && p->preference)
     printf("validation: loss %.4f, margin %.3f, accuracy %.1f%%\n", p->loss, p->margin, 100.0 * p->accuracy);
