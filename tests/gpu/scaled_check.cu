@@ -220,12 +220,18 @@ static void compare_groups(void) {
                                      {8, 16384, 14336, 4096}, {128, 131072, 2048, 1536}, {128, 131072, 768, 2048},
                                      {64, 49152, 2048, 2816}, {64, 49152, 1408, 2048},   {256, 65536, 7168, 512}};
   double sum[2] = {0, 0};
+  int n[2] = {0, 0};
   for (const int64_t(&x)[4] : table) {
     const int64_t R = x[1], K = x[2], N = x[3];
-    sum[0] += log(run({"forward", false, RFR_SCALING_BLOCK128, RFR_E4M3, RFR_BF16, (int)x[0], R, N, K, 0, 0, 1}, PEER));
-    sum[1] += log(run({"wgrad", true, RFR_SCALING_ROW128, RFR_E4M3, RFR_BF16, (int)x[0], N, K, R, 0, 0, 1}, PEER));
+    const shape both[2] = {{"forward", false, RFR_SCALING_BLOCK128, RFR_E4M3, RFR_BF16, (int)x[0], R, N, K, 0, 0, 1},
+                           {"wgrad", true, RFR_SCALING_ROW128, RFR_E4M3, RFR_BF16, (int)x[0], N, K, R, 0, 0, 1}};
+    for (int i = 0; i < 2; i++) {
+      const double ratio = run(both[i], PEER);
+      if (ratio > 0) sum[i] += log(ratio), n[i]++;
+    }
   }
-  printf("geometric mean of the ratios: forward %.3f, wgrad %.3f\n", exp(sum[0] / 9), exp(sum[1] / 9));
+  printf("geometric mean of the ratios: forward %.3f of %d, wgrad %.3f of %d\n", exp(sum[0] / std::max(n[0], 1)), n[0],
+         exp(sum[1] / std::max(n[1], 1)), n[1]);
 }
 
 enum { T = RFR_SCALING_TENSOR, R = RFR_SCALING_ROW128, B = RFR_SCALING_BLOCK128 };

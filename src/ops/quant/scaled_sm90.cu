@@ -390,7 +390,7 @@ const char *rfi_scaled_sm90_lacks(const rfi_scaled_gemm &g) {
   if (g.a.rows == 0 || g.a.row == 0 || g.b.rows == 0 || g.slices == 0) return "the GEMM is empty";
   if (g.a.rows >= most || g.b.rows >= most || g.a.row >= most || tall >= most / (g.b.rows / COLUMNS + 2))
     return "the GEMM is too large";
-  if (block && (g.a.rows * g.a.scale_row >= most || g.slices * g.b.rows * g.b.scale_row >= most))
+  if (block && (g.a.rows * g.a.scale_row >= most || (g.along ? 1 : g.slices) * g.b.rows * g.b.scale_row >= most))
     return "it has too many scales";
   return NULL;
 }
