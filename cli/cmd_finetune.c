@@ -87,14 +87,13 @@ static rfr_status look_at(cli *c, const char *model, int64_t sequence, bool data
 static rfr_status look(cli *c, const char *model, int64_t sequence, rows *rows, rfr_run_info *out) {
   rfr_status s = look_at(c, model, sequence, true, rows, out);
   if (s != RFR_OK && !rows->preference && strcmp(rfr_last_error()->slug, "data.preference") == 0) {
-    char pair[1024], other[1024];
+    char pair[1024];
     snprintf(pair, sizeof pair, "%s", rfr_last_error()->message);
     rows->preference = true;
     s = look_at(c, model, sequence, true, rows, out);
-    if (s != RFR_OK && strcmp(rfr_last_error()->slug, "data.row") == 0) {
-      snprintf(other, sizeof other, "%s", rfr_last_error()->message);
-      s = cli_fail(RFR_INVALID, "give pairs of answers alone, or rows without pairs", "%s; %s", pair, other);
-    }
+    if (s != RFR_OK && strcmp(rfr_last_error()->slug, "data.row") == 0)
+      s = cli_fail(RFR_INVALID, "give pairs of answers alone, or rows without pairs", "%s; %s", pair,
+                   rfr_last_error()->message);
   }
   if (s == RFR_OK || !rows->holds_out || find_set(c, "data.validation=")) return s;
   if (strcmp(rfr_last_error()->slug, "data.held_out") != 0) return s;

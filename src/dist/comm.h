@@ -68,6 +68,8 @@ static inline int64_t rfi_collective_element(rfr_dtype dtype) {
   };
   return bits[dtype] / 8;
 }
+/* Rank r of `size` sums elements [begin(r), begin(r + 1)) of n. */
+static inline int64_t rfi_collective_begin(int64_t n, int r, int size) { return n / size * r + n % size * r / size; }
 static inline bool rfi_collective_sums(rfr_dtype dtype) {
   return dtype == RFR_F32 || dtype == RFR_BF16 || dtype == RFR_F16;
 }

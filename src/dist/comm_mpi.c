@@ -23,13 +23,8 @@
 #include "dist/comm.h"
 #include "dist/mpi/mpi_module.h"
 
-enum {
-  CHUNK = 1 << 18,
-  WHY = 200,
-  LEAVES = -1,
-  ABORTS = -2,
-  MISSES = -3
-}; /* bytes staged for each rank; kinds of calls */
+enum { CHUNK = 1 << 18, WHY = 200 };            /* bytes staged for each rank; of the reason of a failure */
+enum { LEAVES = -1, ABORTS = -2, MISSES = -3 }; /* kinds of calls, beside rfi_collective_kind */
 
 typedef struct header {
   int32_t kind, dtype;
@@ -265,7 +260,7 @@ static rfr_status reduce_scatter(mpi_comm *c, const rfi_collective *w) {
 /* A chunk of an all_reduce: elements [done, done + m), of which each rank sums one part. */
 static int64_t part_first(const void *user, int r) {
   const slab *s = user;
-  return s->done + s->m / s->size * r + s->m % s->size * r / s->size;
+  return s->done + rfi_collective_begin(s->m, r, s->size);
 }
 static int64_t part_count(const void *user, int r) { return part_first(user, r + 1) - part_first(user, r); }
 

@@ -162,17 +162,15 @@ static void sum(const group *g, int64_t first, int64_t n, rfr_dtype dtype, char 
   rfi_collective_sum(dtype, g->size, term, &(terms){g, first, dtype}, n, to);
 }
 
-/* The part of n elements that one rank sums for all ranks. */
-static int64_t part_of(int64_t n, int rank, int size) { return n / size * rank + n % size * rank / size; }
-
 static void all_reduce(end *e) {
   group *g = e->group;
   const rfi_collective *c = &e->call;
-  const int64_t own = part_of(c->n, e->comm.rank, g->size), next = part_of(c->n, e->comm.rank + 1, g->size);
+  const int64_t own = rfi_collective_begin(c->n, e->comm.rank, g->size),
+                next = rfi_collective_begin(c->n, e->comm.rank + 1, g->size);
   sum(g, own, next - own, c->dtype, (char *)at(c->to, own, c->dtype));
   meet_again(e);
   for (int r = 0; r < g->size; r++) {
-    const int64_t first = part_of(c->n, r, g->size), last = part_of(c->n, r + 1, g->size);
+    const int64_t first = rfi_collective_begin(c->n, r, g->size), last = rfi_collective_begin(c->n, r + 1, g->size);
     copy((char *)at(c->to, first, c->dtype), at(g->end[r].call.to, first, c->dtype), last - first, c->dtype);
   }
 }

@@ -20,7 +20,7 @@ typedef struct group {
 } group;
 
 /* Elements [begin(r), begin(r + 1)) of a chunk are part r. */
-static int64_t begin(const group *g, int64_t n, int r) { return n / g->size * r + n % g->size * r / g->size; }
+static int64_t begin(const group *g, int64_t n, int r) { return rfi_collective_begin(n, r, g->size); }
 
 typedef struct terms {
   const group *g;

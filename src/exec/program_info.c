@@ -240,41 +240,44 @@ rfr_status rfr_program_op(const rfr_programs *p, int program, int i, rfr_plan_op
 
 enum { CHUNK = 1 << 20 };
 
-/* Adds the bytes of [offset, offset + bytes) for the step, in lines that still have the pattern. */
-static rfr_status count_untouched(const rfr_programs *p, int64_t offset, int64_t bytes, int64_t *untouched) {
-  rfr_status s = RFR_OK;
-  unsigned char *chunk;
-  RFI_TRY(rfi_alloc(p->m.ctx, CHUNK, (void **)&chunk));
-  for (int64_t at = 0; at < bytes && s == RFR_OK; at += CHUNK) {
+/* Adds the bytes of [offset, offset + bytes) for the step, in lines that still have the pattern; `chunk` has CHUNK. */
+static rfr_status count_untouched(const rfr_programs *p, int64_t offset, int64_t bytes, unsigned char *chunk,
+                                  int64_t *untouched) {
+  for (int64_t at = 0; at < bytes; at += CHUNK) {
     const int64_t n = bytes - at < CHUNK ? bytes - at : CHUNK;
-    s = p->m.backend->copy(p->m.device, chunk, rfi_address(&p->m.layout, RFI_REGION_SLOT, offset + at), (size_t)n);
-    for (int64_t i = 0; i < n && s == RFR_OK; i += RFI_ALIGNMENT) {
+    RFI_TRY(p->m.backend->copy(p->m.device, chunk, rfi_address(&p->m.layout, RFI_REGION_SLOT, offset + at), (size_t)n));
+    for (int64_t i = 0; i < n; i += RFI_ALIGNMENT) {
       const int64_t line = n - i < RFI_ALIGNMENT ? n - i : RFI_ALIGNMENT;
       int64_t k = 0;
       while (k < line && chunk[i + k] == RFI_PATTERN) k++;
       if (k == line) *untouched += line;
     }
   }
-  rfi_free(p->m.ctx, chunk);
-  return s;
+  return RFR_OK;
 }
 
 int64_t rfr_programs_touched_bytes(const rfr_programs *p) {
   int64_t untouched = 0;
-  if (rfi_check_allocated(p, "rfr_programs_touched_bytes") != RFR_OK ||
-      count_untouched(p, 0, p->m.layout.bytes[RFI_REGION_SLOT], &untouched) != RFR_OK)
-    return -1;
-  return rfi_layout_at(&p->m.layout, RFI_REGIONS) - untouched;
+  void *chunk;
+  if (rfi_check_allocated(p, "rfr_programs_touched_bytes") != RFR_OK) return -1;
+  if (rfi_alloc(p->m.ctx, CHUNK, &chunk) != RFR_OK) return -1;
+  const rfr_status s = count_untouched(p, 0, p->m.layout.bytes[RFI_REGION_SLOT], chunk, &untouched);
+  rfi_free(p->m.ctx, chunk);
+  return s == RFR_OK ? rfi_layout_at(&p->m.layout, RFI_REGIONS) - untouched : -1;
 }
 
 int64_t rfr_program_unwritten_bytes(const rfr_programs *p, int program) {
   int64_t untouched = 0;
   rfi_program *g;
-  rfr_status s = rfi_program_get_allocated(p, program, "rfr_program_unwritten_bytes", &g);
-  for (int i = 0; s == RFR_OK && i < g->plan.n; i++) {
+  void *chunk;
+  if (rfi_program_get_allocated(p, program, "rfr_program_unwritten_bytes", &g) != RFR_OK) return -1;
+  if (rfi_alloc(p->m.ctx, CHUNK, &chunk) != RFR_OK) return -1;
+  rfr_status s = RFR_OK;
+  for (int i = 0; i < g->plan.n && s == RFR_OK; i++) {
     const rfi_buffer *b = &g->plan.buffer[i];
-    if (b->value >= 0) s = count_untouched(p, b->offset, b->bytes, &untouched);
+    if (b->value >= 0) s = count_untouched(p, b->offset, b->bytes, chunk, &untouched);
   }
+  rfi_free(p->m.ctx, chunk);
   return s == RFR_OK ? untouched : -1;
 }
 

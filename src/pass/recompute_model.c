@@ -116,7 +116,7 @@ static void find_bytes(rfi_recompute_model *m, bool split_phases) {
 
 /* The pass shard reduces a gradient as soon as it is complete, and this rank's part of it lives on. Only
  * RFR_SHARD_OPTIMIZER adds up those of several microbatches first. */
-static void reduce_gradients(rfi_recompute_model *m, const rfi_pass_options *o) {
+static void find_reduced_bytes(rfi_recompute_model *m, const rfi_pass_options *o) {
   const rfr_trace *t = m->t;
   for (int i = 0; i < t->n_ops && o->ranks > 1 && o->shard != RFR_SHARD_NONE; i++) {
     const rfi_opr *op = &t->ops[i];
@@ -157,7 +157,7 @@ rfr_status rfi_recompute_model_init(rfi_recompute_model *m, const rfr_trace *t, 
   find_roots(m);
   find_candidates(m, o);
   find_bytes(m, o->split_phases);
-  reduce_gradients(m, o);
+  find_reduced_bytes(m, o);
   if (o->workspace) RFI_GOTO(o->workspace(o->user, t, m->workspace));
   return RFR_OK;
 fail:

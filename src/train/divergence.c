@@ -68,8 +68,9 @@ static int count_equal(const rfr_run *run, const held *all, int ranks, int rank)
 
 /* Of two ranks that disagree, the one that agrees with fewer is at fault; of equals the second. */
 static bool at_fault(const rfr_run *run, const held *all, int ranks, int r, int other) {
+  if (agree(run, all, r, other)) return false;
   const int mine = count_equal(run, all, ranks, r), theirs = count_equal(run, all, ranks, other);
-  return !agree(run, all, r, other) && (theirs > mine || (theirs == mine && other < r));
+  return theirs > mine || (theirs == mine && other < r);
 }
 
 static rfr_status compare(const rfr_run *run, const held *all, int ranks) {

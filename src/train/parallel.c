@@ -43,12 +43,13 @@ static bool has_moments8(const rfi_settings *s, const rfr_run_options *o) {
   return s->config->optimizer_state_dtype == RFR_U8;
 }
 
-enum { NONE = 1 << RFR_SHARD_NONE, OPTIMIZER = 1 << RFR_SHARD_OPTIMIZER, FULL = 1 << RFR_SHARD_FULL };
+/* Bits of a row: modes of parallel.shard, and experts over ranks. */
+enum { NONE = 1 << RFR_SHARD_NONE, OPTIMIZER = 1 << RFR_SHARD_OPTIMIZER, FULL = 1 << RFR_SHARD_FULL, EXPERTS = 8 };
 
 static const struct {
   const char *name;
   bool (*has)(const rfi_settings *s, const rfr_run_options *o);
-  int refused; /* modes of parallel.shard */
+  int refused;
   const char *why;
 } rows[] = {
     {"run.time", has_time, NONE | OPTIMIZER | FULL, "the clocks of the ranks differ; give run.steps or run.epochs"},
@@ -57,13 +58,17 @@ static const struct {
      "windows are asked for in order on one rank; give files in data.train"},
     {"data.format: preference", has_preference, OPTIMIZER | FULL,
      "ranks with and without a cached reference would run different programs; use parallel.shard none"},
+    {"an adapter", has_adapter, EXPERTS, "give parallel.expert: 1"},
+    {"precision.recipe", has_recipe, EXPERTS, "ranks would have different scales; give parallel.expert: 1"},
+    {"optimizer.state_dtype: u8", has_moments8, EXPERTS, "a rank's part would have other blocks; give bf16 or f32"},
 };
 
-static rfr_status check_rows(const rfi_settings *s, const rfr_run_options *o) {
+/* `with`: what the bit stands for, before "over N ranks". */
+static rfr_status check_rows(const rfi_settings *s, const rfr_run_options *o, int bit, const char *with) {
   for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
-    if ((rows[i].refused >> s->parallel.shard & 1) && rows[i].has(s, o))
-      return rfi_fail_at(RFI_E_UNSUPPORTED, s->config->file, 0, "%s over %d ranks: %s", rows[i].name, s->parallel.ranks,
-                         rows[i].why);
+    if ((rows[i].refused & bit) && rows[i].has(s, o))
+      return rfi_fail_at(RFI_E_UNSUPPORTED, s->config->file, 0, "%s %sover %d ranks: %s", rows[i].name, with,
+                         s->parallel.ranks, rows[i].why);
   return RFR_OK;
 }
 
@@ -95,18 +100,7 @@ static rfr_status check_pipeline(const rfi_settings *s, const rfr_run_options *o
 
 /* ---- experts ---- */
 
-static const struct {
-  const char *name;
-  bool (*has)(const rfi_settings *s, const rfr_run_options *o);
-  const char *why;
-} expert_rows[] = {
-    {"an adapter", has_adapter, "give parallel.expert: 1"},
-    {"precision.recipe", has_recipe, "ranks would have different scales; give parallel.expert: 1"},
-    {"optimizer.state_dtype: u8", has_moments8, "a rank's part would have other blocks; give bf16 or f32"},
-};
-
 static rfr_status check_expert(const rfi_settings *s, const rfr_run_options *o) {
-  const rfi_config *c = s->config;
   const int N = s->parallel.expert;
   if (N != s->parallel.ranks)
     return FAIL_AT(s, RFI_CFG_parallel_expert,
@@ -116,11 +110,7 @@ static rfr_status check_expert(const rfi_settings *s, const rfr_run_options *o) 
     return FAIL_AT(s, RFI_CFG_parallel_pipeline, "parallel.pipeline: experts are not spread in a pipeline; give 1");
   if (s->parallel.shard != RFR_SHARD_NONE)
     return FAIL_AT(s, RFI_CFG_parallel_shard, "parallel.shard: with parallel.expert over 1; give none");
-  for (size_t i = 0; i < sizeof expert_rows / sizeof *expert_rows; i++)
-    if (expert_rows[i].has(s, o))
-      return rfi_fail_at(RFI_E_UNSUPPORTED, c->file, 0, "%s with experts over %d ranks: %s", expert_rows[i].name, N,
-                         expert_rows[i].why);
-  return RFR_OK;
+  return check_rows(s, o, EXPERTS, "with experts ");
 }
 
 rfr_status rfi_parallel_check_model(const rfi_settings *s) {
@@ -156,5 +146,5 @@ rfr_status rfi_parallel_read(rfi_settings *s, const rfr_run_options *o) {
     return FAIL_AT(s, RFI_CFG_parallel_data,
                    "parallel.data: %lld, but there are %d ranks; remove the key, or start as many ranks",
                    (long long)c->parallel_data, p->ranks);
-  return p->ranks > 1 ? check_rows(s, o) : RFR_OK;
+  return p->ranks > 1 ? check_rows(s, o, 1 << p->shard, "") : RFR_OK;
 }

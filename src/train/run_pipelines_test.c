@@ -6,7 +6,6 @@
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "data/file.h"
 #include "refrain/model.h"
@@ -224,23 +223,17 @@ static void values(void **state) {
   }
 }
 
-static bool is_there(const char *folder, const char *name) {
-  char path[256];
-  snprintf(path, sizeof path, "%s/%s", rft_run_folder(folder), name);
-  return access(path, F_OK) == 0;
-}
-
-/* Each rank of the pipeline writes its tensors, whatever the ranks of data; the export is that of one file. */
+/* Each rank of the pipeline writes its tensors, whatever the ranks of data; the export has the same header. */
 static void files(void **state) {
   char *text[2], from[200], to[200], path[256];
   size_t n[2];
   (void)state;
   run_jobs(4, (job){rows[1].config, "files", "zb-v", 2, .steps = 2});
-  assert_true(is_there("files", "step-000002/model-rank-0000-of-0002.safetensors"));
-  assert_true(is_there("files", "step-000002/optimizer-rank-0001-of-0002.safetensors"));
-  assert_false(is_there("files", "step-000002/model.safetensors"));
+  assert_true(rft_run_has("files", "step-000002/model-rank-0000-of-0002.safetensors"));
+  assert_true(rft_run_has("files", "step-000002/optimizer-rank-0001-of-0002.safetensors"));
+  assert_false(rft_run_has("files", "step-000002/model.safetensors"));
   run_jobs(1, (job){rows[1].config, "files", .pipeline = 1, .resume = 1, .steps = 3});
-  assert_true(is_there("files", "step-000003/model.safetensors"));
+  assert_true(rft_run_has("files", "step-000003/model.safetensors"));
   run_jobs(2, (job){rows[1].config, "files", "gpipe", 2, .resume = 1, .steps = 0});
   for (int k = 0; k < 2; k++) {
     rfr_export_options o = rfr_export_options_default();
@@ -251,67 +244,27 @@ static void files(void **state) {
     snprintf(path, sizeof path, "%s/model.safetensors", to);
     OK(rfi_file_read(ctx, path, &text[k], &n[k]));
   }
+  uint64_t header; /* names, types, shapes and places */
+  memcpy(&header, text[0], sizeof header);
   assert_int_equal(n[0], n[1]);
+  assert_memory_equal(text[0], text[1], sizeof header + header);
   for (int k = 0; k < 2; k++) rfi_free(ctx, text[k]);
 }
 
-/* One bit of a tensor changes on one rank before a checkpoint. */
-typedef struct flip {
-  char folder[160];
-  const char *tensor;
-  int rank, pipeline;
-  rfr_status status;
-  char message[512];
-} flip;
-
-static rfr_status train_and_flip(void *rank, int number, rfr_comm *comm, rfr_ctx *own) {
-  flip *f = rank;
-  char pipeline[64];
-  const char *const sets[] = {pipeline};
-  rfr_run *run;
-  rfr_tensor x;
-  rfr_run_options o = rfr_run_options_default();
-  snprintf(pipeline, sizeof pipeline, "parallel.pipeline=%d", f->pipeline);
-  o.config_folder = rft_run_root;
-  o.overrides = sets, o.n_overrides = 1;
-  o.comm = comm;
-  RFI_TRY(rfr_run_open(own, rows[1].config, f->folder, &o, &run));
-  rfr_status s = rfr_run_step(run);
-  if (s == RFR_OK && number == f->rank) {
-    s = rfr_programs_tensor(rfr_run_programs(run), f->tensor, &x);
-    if (s == RFR_OK) ((uint8_t *)x.data)[2] ^= 1;
-  }
-  if (s == RFR_OK) f->status = rfr_run_save(run);
-  snprintf(f->message, sizeof f->message, "%s", rfr_last_error()->message);
-  rfr_run_close(run);
-  return s;
-}
-
 static void diverged(void **state) {
-  static const struct {
-    const char *tensor;
-    int ranks, rank, pipeline;
-    const char *says;
-  } cases[] = {
-      {"model.embed_tokens.weight", 4, 3, 4, "rank 3 has other values after step 1 than 3 of 4 ranks"},
-      {"model.layers.0.mlp.up_proj.weight", 4, 1, 2, "rank 1 has other values after step 1 than 3 of 4 ranks"},
-      {"zero_steps", 4, 2, 2, "rank 2 has other values after step 1 than 3 of 4 ranks"},
+  const rft_flip cases[] = {
+      {rows[1].config, "parallel.pipeline=4", "model.embed_tokens.weight", 4, 3, 1,
+       "rank 3 has other values after step 1 than 3 of 4 ranks"},
+      {rows[1].config, "parallel.pipeline=2", "model.layers.0.mlp.up_proj.weight", 4, 1, 1,
+       "rank 1 has other values after step 1 than 3 of 4 ranks"},
+      {rows[1].config, "parallel.pipeline=2", "zero_steps", 4, 2, 1,
+       "rank 2 has other values after step 1 than 3 of 4 ranks"},
   };
   (void)state;
   for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-    flip f[4];
     char name[32];
     snprintf(name, sizeof name, "flip-%d", (int)i);
-    for (int r = 0; r < cases[i].ranks; r++) {
-      f[r] = (flip){.tensor = cases[i].tensor, .rank = cases[i].rank, .pipeline = cases[i].pipeline};
-      snprintf(f[r].folder, sizeof f[r].folder, "%s", rft_run_folder(name));
-    }
-    rft_run_ranks(cases[i].ranks, f, sizeof *f, train_and_flip);
-    for (int r = 0; r < cases[i].ranks; r++) {
-      assert_int_equal(f[r].status, RFR_NUMERIC);
-      assert_string_equal(f[r].message, cases[i].says);
-    }
-    assert_false(is_there(name, "step-000001"));
+    rft_assert_flip_is_found(&cases[i], name);
   }
 }
 

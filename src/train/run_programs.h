@@ -14,8 +14,8 @@ rfr_status rfi_run_compile(rfr_run *run);
 /* Writes each program after each pass to FOLDER/traces. */
 rfr_status rfi_run_write_traces(rfr_run *run);
 /* Runs one of the programs (RFR_RUN_...) as the options say: replay, or kernel by kernel. */
-/* Runs or replays program i. */
-rfr_status rfi_launch_at(rfr_run *run, int i);
 rfr_status rfi_launch(rfr_run *run, int program);
+/* The same of program i, without the schedule of a pipeline. */
+rfr_status rfi_launch_at(rfr_run *run, int i);
 
 #endif

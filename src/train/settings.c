@@ -212,7 +212,7 @@ static rfr_status read_batch(rfi_settings *s) {
   p->slots = RING_SLOTS;
   p->rank = s->parallel.rank % s->parallel.data;
   p->ranks = s->parallel.data;
-  /* `recompute` plans one rank's whole step, where gradients hide what activations take on several */
+  /* the plans of a pipeline are smaller if whole blocks are recomputed */
   p->checkpoint = s->parallel.ranks > 1 && s->recompute == RFR_RECOMPUTE_ALL;
   p->expert_ranks = s->parallel.expert;
   p->expert_capacity = c->parallel_capacity;

@@ -46,9 +46,9 @@ static int64_t last_layers(const rfi_step_spec *s, int stages) {
 
 int64_t rfi_stage_layers(const rfi_step_spec *s, int stage, int64_t *first) {
   const int stages = rfi_pipeline_stages(&s->pipeline);
-  const int64_t L = s->model.layers, last = stages < 2                ? L
-                                            : s->pipeline.last_layers ? s->pipeline.last_layers
-                                                                      : last_layers(s, stages);
+  const int64_t L = s->model.layers;
+  int64_t last = stages < 2 ? L : s->pipeline.last_layers;
+  if (last == 0) last = last_layers(s, stages);
   if (stage < stages - 1) return rfr_stage_layers(L - last, stages - 1, stage, first);
   if (first) *first = L - last;
   return last;

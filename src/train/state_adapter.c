@@ -40,17 +40,6 @@ bool rfi_adapter_state_stores(const rfr_run *run, const rfr_tensor *x) {
   return find_master(run, x, &master, &found) == RFR_OK && !found;
 }
 
-/* Parameter i of the adapter, and the tensor that a checkpoint has of it. */
-static rfr_status find_stored(const rfr_run *run, int i, rfr_parameter *p, rfr_tensor *out) {
-  rfr_tensor w;
-  bool found;
-  RFI_TRY(rfr_model_parameter(&run->settings->spec.model, i, p));
-  RFI_TRY(rfi_run_tensor(run, p->name, &w));
-  RFI_TRY(find_master(run, &w, out, &found));
-  if (!found) *out = w;
-  return RFR_OK;
-}
-
 /* ---- loading ---- */
 
 /* Writes f32 values to a tensor, rounded to its type. */
@@ -179,7 +168,7 @@ static rfr_status copy_parameter(rfr_run *run, int i, const rfr_tensor *x, void 
   return rfi_host_close(run, x, RFI_HOST_READ, host, rfi_state_check_finite(run, x, host));
 }
 
-/* The tensor that a checkpoint has of parameter i, which another rank of the pipeline has. */
+/* The type of what a checkpoint has of parameter i, which another rank of the pipeline has. */
 static rfr_status describe_stored(const rfr_run *run, int i, rfr_tensor *out) {
   const rfi_step_spec *s = &run->settings->spec;
   rfr_parameter p;
@@ -187,6 +176,19 @@ static rfr_status describe_stored(const rfr_run *run, int i, rfr_tensor *out) {
   *out = (rfr_tensor){.type = {.dtype = s->master ? RFR_F32 : s->model.dtype, .rank = p.rank}};
   for (int d = 0; d < p.rank; d++) out->type.shape[d] = p.shape[d];
   out->bytes = rfi_bytes(&out->type);
+  return RFR_OK;
+}
+
+/* The tensor that a checkpoint has of parameter i: the parameter, or its master copy. */
+static rfr_status find_stored(const rfr_run *run, int i, rfr_tensor *out) {
+  rfr_parameter p;
+  rfr_tensor w;
+  bool found;
+  if (!rfi_is_here(run, i)) return describe_stored(run, i, out);
+  RFI_TRY(rfr_model_parameter(&run->settings->spec.model, i, &p));
+  RFI_TRY(rfi_run_tensor(run, p.name, &w));
+  RFI_TRY(find_master(run, &w, out, &found));
+  if (!found) *out = w;
   return RFR_OK;
 }
 
@@ -208,12 +210,10 @@ static rfr_status collect(rfr_run *run, rfi_safetensors_entry *entries, char (*n
   const rfr_model_config *c = &run->settings->spec.model;
   const int first = c->adapter->base_count, n = c->adapter->count;
   rfr_status found = RFR_OK;
-  rfr_parameter p;
   rfr_tensor x;
   rfr_type type;
   for (int i = 0; i < n; i++) {
-    if (rfi_is_here(run, first + i)) RFI_TRY(find_stored(run, first + i, &p, &x));
-    else RFI_TRY(describe_stored(run, first + i, &x));
+    RFI_TRY(find_stored(run, first + i, &x));
     rfi_peft_tensor(c, first + i, names[i], &type);
     entries[i] = (rfi_safetensors_entry){.name = names[i], .dtype = x.type.dtype, .rank = type.rank};
     for (int d = 0; d < type.rank; d++) entries[i].shape[d] = type.shape[d];
@@ -222,10 +222,8 @@ static rfr_status collect(rfr_run *run, rfi_safetensors_entry *entries, char (*n
   RFI_TRY(RFI_ALLOC(run->ctx, (size_t)*bytes + 1, values));
   char *to = *values;
   for (int i = 0; i < n; i++, to += x.bytes) {
-    rfr_status s = RFR_OK;
-    if (rfi_is_here(run, first + i)) RFI_TRY(find_stored(run, first + i, &p, &x));
-    else RFI_TRY(describe_stored(run, first + i, &x));
-    if (rfi_is_here(run, first + i)) s = copy_parameter(run, first + i, &x, to);
+    RFI_TRY(find_stored(run, first + i, &x));
+    const rfr_status s = rfi_is_here(run, first + i) ? copy_parameter(run, first + i, &x, to) : RFR_OK;
     if (found == RFR_OK) found = s; /* the ranks go on with their calls */
     RFI_TRY(send_copy(run, first + i, to, x.bytes));
   }

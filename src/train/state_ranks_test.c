@@ -6,7 +6,6 @@
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "data/file.h"
 #include "refrain/model.h"
@@ -52,23 +51,15 @@ static rfr_status work(void *rank, int number, rfr_comm *comm, rfr_ctx *own) {
   return s;
 }
 
-static bool same(rfi_hash a, rfi_hash b) { return a.high == b.high && a.low == b.low; }
-
 static job run_job(int ranks, job j) {
   job all[RFT_MOST_RANKS];
   for (int r = 0; r < ranks; r++) all[r] = j;
   rft_run_ranks(ranks, all, sizeof *all, work);
   for (int r = 1; r < ranks; r++) {
-    assert_true(same(all[r].state, all[0].state));
+    assert_true(rfi_hash_equal(all[r].state, all[0].state));
     assert_int_equal(all[r].checkpoints, 0);
   }
   return all[0];
-}
-
-static bool is_there(const char *folder, const char *name) {
-  char path[256];
-  snprintf(path, sizeof path, "%s/%s", rft_run_folder(folder), name);
-  return access(path, F_OK) == 0;
 }
 
 #define BATCH "batch: {tokens: 192, microbatch: 2}\n" /* 6 microbatches */
@@ -103,10 +94,10 @@ static void expect_files(const char *folder, const char *step, bool parts, bool 
   char name[128];
   for (int k = adapter; k < 2; k++) {
     snprintf(name, sizeof name, "%s/%s.safetensors", step, kinds[k]);
-    assert_int_equal(is_there(folder, name), !parts);
+    assert_int_equal(rft_run_has(folder, name), !parts);
     for (int r = 0; r < 3; r++) {
       snprintf(name, sizeof name, "%s/%s-rank-%04d-of-0003.safetensors", step, kinds[k], r);
-      assert_int_equal(is_there(folder, name), parts);
+      assert_int_equal(rft_run_has(folder, name), parts);
     }
   }
 }
@@ -123,7 +114,7 @@ static void layouts(void **state) {
       expect_files(folder, "step-000004", m > 0, rows[i].adapter);
       for (size_t k = 0; k < sizeof others / sizeof *others; k++) {
         const job j = run_job(others[k].ranks, (job){rows[i].config, folder, modes[others[k].mode], 1, 0});
-        if (!same(j.state, saved.state))
+        if (!rfi_hash_equal(j.state, saved.state))
           fail_msg("%s: %d ranks, %s differ from 3 ranks, %s", rows[i].name, others[k].ranks, modes[others[k].mode],
                    modes[m]);
         assert_int_equal(j.layout_warnings, others[k].ranks != 3 || others[k].mode != m);
@@ -140,18 +131,18 @@ static void spread_experts(void **state) {
   static const struct { int ranks, mode, expert; } layouts[] = {{1, 0, 1}, {2, 0, 1}, {3, 2, 1}, {2, 0, 2}};
   (void)state;
   const job saved = run_job(2, (job){config, "spread", "none", 0, 4, .expert = 2});
-  assert_true(is_there("spread", "step-000004/model-rank-0001-of-0002.safetensors"));
+  assert_true(rft_run_has("spread", "step-000004/model-rank-0001-of-0002.safetensors"));
   for (size_t i = 0; i < sizeof layouts / sizeof *layouts; i++) {
     const job j =
         run_job(layouts[i].ranks, (job){config, "spread", modes[layouts[i].mode], 1, 0, .expert = layouts[i].expert});
-    if (!same(j.state, saved.state)) fail_msg("layout %d differs", (int)i);
+    if (!rfi_hash_equal(j.state, saved.state)) fail_msg("layout %d differs", (int)i);
     assert_int_equal(j.layout_warnings, layouts[i].expert == 1);
   }
   const job other = run_job(3, (job){config, "gathered", "full", 0, 4});
-  assert_true(same(run_job(2, (job){config, "gathered", "none", 1, 0, .expert = 2}).state, other.state));
+  assert_true(rfi_hash_equal(run_job(2, (job){config, "gathered", "none", 1, 0, .expert = 2}).state, other.state));
   const job whole = run_job(2, (job){config, "spread-once", "none", 0, 6, .expert = 2});
   const job rest = run_job(2, (job){config, "spread", "none", 1, 6, .expert = 2});
-  assert_true(same(whole.state, rest.state));
+  assert_true(rfi_hash_equal(whole.state, rest.state));
 }
 
 /* A resume under the same layout has the bits of a run that was not interrupted. `optimizer` has those of `none`;
@@ -167,9 +158,9 @@ static void resume(void **state) {
       const job whole = run_job(3, (job){rows[i].config, once, modes[m], 0, 6});
       run_job(3, (job){rows[i].config, twice, modes[m], 0, 4});
       const job rest = run_job(3, (job){rows[i].config, twice, modes[m], 1, 6});
-      if (!same(whole.state, rest.state)) fail_msg("%s, %s: the resumed run differs", rows[i].name, modes[m]);
+      if (!rfi_hash_equal(whole.state, rest.state)) fail_msg("%s, %s: the resumed run differs", rows[i].name, modes[m]);
       if (m == 0) first = whole.state;
-      if (m == 1 && !same(whole.state, first)) fail_msg("%s, %s: differs from none", rows[i].name, modes[m]);
+      if (m == 1 && !rfi_hash_equal(whole.state, first)) fail_msg("%s, %s: differs from none", rows[i].name, modes[m]);
     }
   }
 }
@@ -210,7 +201,7 @@ static void folders(void **state) {
       snprintf(all, sizeof all, "from-%d-%d", (int)i, m);
       const job j = run_job(2, (job){config, all, modes[m], 0, 0});
       if (m == 0) first = j.state;
-      assert_true(same(j.state, first));
+      assert_true(rfi_hash_equal(j.state, first));
     }
   }
 }
@@ -237,71 +228,34 @@ static void evaluate(void **state) {
 
 /* ---- failures ---- */
 
-typedef struct flip {
-  char folder[160];
-  int rank, ranks;
-  const char *shard, *tensor;
-  rfr_status status;
-  char slug[48], message[512];
-} flip;
-
-/* Two steps, then one bit of a tensor changes on one rank, then a checkpoint is due. */
-static rfr_status train_and_flip(void *rank, int number, rfr_comm *comm, rfr_ctx *own) {
-  flip *f = rank;
-  char shard[64];
-  const char *const sets[] = {shard};
-  rfr_run *run;
-  rfr_tensor x;
-  rfr_run_options o = rfr_run_options_default();
-  snprintf(shard, sizeof shard, "parallel.shard=%s", f->shard);
-  o.config_folder = rft_run_root;
-  o.overrides = sets, o.n_overrides = 1;
-  o.comm = comm;
-  RFI_TRY(rfr_run_open(own, rows[0].config, f->folder, &o, &run));
-  rfr_status s = RFR_OK;
-  for (int i = 0; i < 2 && s == RFR_OK; i++) s = rfr_run_step(run);
-  if (s == RFR_OK) s = rfr_programs_tensor(rfr_run_programs(run), f->tensor, &x);
-  if (s == RFR_OK && number == f->rank) ((uint8_t *)x.data)[2] ^= 1;
-  if (s == RFR_OK) f->status = rfr_run_save(run);
-  snprintf(f->slug, sizeof f->slug, "%s", rfr_last_error()->slug);
-  snprintf(f->message, sizeof f->message, "%s", rfr_last_error()->message);
-  rfr_run_close(run);
-  return s;
-}
-
 static void diverged(void **state) {
-  static const struct {
-    const char *shard, *tensor;
-    int rank, ranks;
-    const char *says;
-  } cases[] = {
-      {"none", "model.norm.weight", 1, 3, "rank 1 has other values after step 2 than 2 of 3 ranks"},
-      {"none", "model.norm.weight", 0, 3, "rank 0 has other values after step 2 than 2 of 3 ranks"},
-      {"none", "model.norm.weight.exp_avg", 1, 2, "rank 1 has other values after step 2 than 1 of 2 ranks"},
-      {"full", "zero_steps", 2, 3, "rank 2 has other values after step 2 than 2 of 3 ranks"},
+  const rft_flip cases[] = {
+      {rows[0].config, "parallel.shard=none", "model.norm.weight", 3, 1, 2,
+       "rank 1 has other values after step 2 than 2 of 3 ranks"},
+      {rows[0].config, "parallel.shard=none", "model.norm.weight", 3, 0, 2,
+       "rank 0 has other values after step 2 than 2 of 3 ranks"},
+      {rows[0].config, "parallel.shard=none", "model.norm.weight.exp_avg", 2, 1, 2,
+       "rank 1 has other values after step 2 than 1 of 2 ranks"},
+      {rows[0].config, "parallel.shard=full", "zero_steps", 3, 2, 2,
+       "rank 2 has other values after step 2 than 2 of 3 ranks"},
   };
   (void)state;
   for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-    flip all[RFT_MOST_RANKS];
     char name[32];
     snprintf(name, sizeof name, "flip-%d", (int)i);
-    for (int r = 0; r < cases[i].ranks; r++) {
-      all[r] = (flip){.rank = cases[i].rank, .shard = cases[i].shard, .tensor = cases[i].tensor};
-      snprintf(all[r].folder, sizeof all[r].folder, "%s", rft_run_folder(name));
-    }
-    rft_run_ranks(cases[i].ranks, all, sizeof *all, train_and_flip);
-    for (int r = 0; r < cases[i].ranks; r++) {
-      assert_int_equal(all[r].status, RFR_NUMERIC);
-      assert_string_equal(all[r].slug, "dist.diverged");
-      assert_string_equal(all[r].message, cases[i].says);
-    }
-    assert_false(is_there(name, "step-000002"));
+    rft_assert_flip_is_found(&cases[i], name);
   }
 }
 
+typedef struct faulty {
+  char folder[160];
+  int rank;
+  rfr_status status;
+} faulty;
+
 /* Each rank leaves a record of an error; it names the rank at fault. */
 static rfr_status train_to_fault(void *rank, int number, rfr_comm *comm, rfr_ctx *own) {
-  flip *f = rank;
+  faulty *f = rank;
   rfr_run *run;
   rfi_io_fault fault = {.error = ENOSPC, .sticky = true};
   rfr_run_options o = rfr_run_options_default();
@@ -320,14 +274,14 @@ static rfr_status train_to_fault(void *rank, int number, rfr_comm *comm, rfr_ctx
 }
 
 static void records(void **state) {
-  flip all[3];
+  faulty all[3];
   char *text;
   bool is_second = false;
   size_t n;
   int lines = 0;
   (void)state;
   for (int r = 0; r < 3; r++) {
-    all[r] = (flip){.rank = 2};
+    all[r] = (faulty){.rank = 2};
     snprintf(all[r].folder, sizeof all[r].folder, "%s", rft_run_folder("records"));
   }
   rft_run_ranks(3, all, sizeof *all, train_to_fault);

@@ -71,9 +71,12 @@ static rfr_value declare_moment(rfr_trace *t, const rfi_step_spec *s, const char
   return rfr_input(t, full, RFR_ROLE_STATE, RFR_U8, 1, &bytes);
 }
 
+static rfr_value declare_parameter(rfr_trace *t, const rfi_step_spec *s, int i) {
+  return rfi_declare_parameter(t, &s->model, i, rfi_step_rule(s, i).frozen ? RFR_ROLE_FROZEN : RFR_ROLE_TRAINABLE);
+}
+
 static void declare_parameters(rfr_trace *t, const rfi_step_spec *s, rfr_value *out) {
-  for (int i = 0; i < rfr_model_parameter_count(&s->model); i++)
-    out[i] = rfi_declare_parameter(t, &s->model, i, rfi_step_rule(s, i).frozen ? RFR_ROLE_FROZEN : RFR_ROLE_TRAINABLE);
+  for (int i = 0; i < rfr_model_parameter_count(&s->model); i++) out[i] = declare_parameter(t, s, i);
 }
 
 typedef struct update {
@@ -366,8 +369,7 @@ static void record_update(rfr_trace *t, const rfi_step_spec *s, rfr_value *value
   rfr_parameter p;
   rfr_microbatch(t, -1);
   for (int i = 0; i < n; i++)
-    if (rfi_pipeline_owns(s, s->pipeline.rank, i))
-      w[i] = rfi_declare_parameter(t, &s->model, i, rfi_step_rule(s, i).frozen ? RFR_ROLE_FROZEN : RFR_ROLE_TRAINABLE);
+    if (rfi_pipeline_owns(s, s->pipeline.rank, i)) w[i] = declare_parameter(t, s, i);
   rfr_value step = rfr_step_block(t);
   rfr_scope(t, "inputs");
   ring(t, s, RFI_NAME_TOKENS, RFR_I32, s->tokens, step);
@@ -407,39 +409,44 @@ static void record_update(rfr_trace *t, const rfi_step_spec *s, rfr_value *value
   rfr_output(t, "loss", loss);
 }
 
-static void record_evaluate(rfr_trace *t, const rfi_step_spec *s, rfr_value *w) {
-  const int64_t width = s->eval_tokens + 1, one = 1;
-  declare_parameters(t, s, w);
-  rfr_value tokens = rfr_input(t, RFI_NAME_EVAL_TOKENS, RFR_ROLE_INPUT, RFR_I32, 1, &s->eval_tokens);
-  rfr_value targets = rfr_input(t, RFI_NAME_EVAL_TARGETS, RFR_ROLE_INPUT, RFR_I32, 1, &s->eval_tokens);
-  rfr_value offsets = rfr_input(t, RFI_NAME_EVAL_OFFSETS, RFR_ROLE_INPUT, RFR_I32, 1, &width);
-  rfr_value h = rfr_model_forward(t, &s->model, w, tokens, offsets, RFR_NONE);
+typedef struct windows { /* of an evaluation */
+  rfr_value tokens, targets, offsets;
+} windows;
+
+static windows declare_windows(rfr_trace *t, const rfi_step_spec *s) {
+  const int64_t width = s->eval_tokens + 1;
+  windows x;
+  x.tokens = rfr_input(t, RFI_NAME_EVAL_TOKENS, RFR_ROLE_INPUT, RFR_I32, 1, &s->eval_tokens);
+  x.targets = rfr_input(t, RFI_NAME_EVAL_TARGETS, RFR_ROLE_INPUT, RFR_I32, 1, &s->eval_tokens);
+  x.offsets = rfr_input(t, RFI_NAME_EVAL_OFFSETS, RFR_ROLE_INPUT, RFR_I32, 1, &width);
+  return x;
+}
+
+static void output_losses(rfr_trace *t, const rfi_step_spec *s, const rfr_value *w, rfr_value h, const windows *x) {
+  const int64_t one = 1;
   rfr_value logits = rfr_model_logits(t, &s->model, w, h, RFR_F32);
   rfr_output(t, RFI_NAME_NLL,
-             s->preference ? answer_losses(t, logits, targets, offsets)
-                           : rfr_cross_entropy(t, logits, targets, rfr_fill(t, 1.0, RFR_F32, 1, &one), RFI_IGNORE));
+             s->preference ? answer_losses(t, logits, x->targets, x->offsets)
+                           : rfr_cross_entropy(t, logits, x->targets, rfr_fill(t, 1.0, RFR_F32, 1, &one), RFI_IGNORE));
+}
+
+static void record_evaluate(rfr_trace *t, const rfi_step_spec *s, rfr_value *w) {
+  declare_parameters(t, s, w);
+  const windows x = declare_windows(t, s);
+  output_losses(t, s, w, rfr_model_forward(t, &s->model, w, x.tokens, x.offsets, RFR_NONE), &x);
 }
 
 static void record_stage_evaluate(rfr_trace *t, const rfi_step_spec *s, int stage, rfr_value *w) {
-  const int64_t width = s->eval_tokens + 1, one = 1, shape[2] = {s->eval_tokens, s->model.hidden_size};
+  const int64_t shape[2] = {s->eval_tokens, s->model.hidden_size};
   int64_t first;
   const int64_t layers = rfi_stage_layers(s, stage, &first);
   for (int i = 0; i < rfr_model_parameter_count(&s->model); i++)
-    w[i] =
-        rfi_stage_reads(s, stage, i)
-            ? rfi_declare_parameter(t, &s->model, i, rfi_step_rule(s, i).frozen ? RFR_ROLE_FROZEN : RFR_ROLE_TRAINABLE)
-            : RFR_NONE;
-  rfr_value x = rfr_input(t, RFI_NAME_EVAL_TOKENS, RFR_ROLE_INPUT, RFR_I32, 1, &s->eval_tokens);
-  rfr_value targets = rfr_input(t, RFI_NAME_EVAL_TARGETS, RFR_ROLE_INPUT, RFR_I32, 1, &s->eval_tokens);
-  rfr_value offsets = rfr_input(t, RFI_NAME_EVAL_OFFSETS, RFR_ROLE_INPUT, RFR_I32, 1, &width);
-  if (stage > 0) x = rfr_input(t, RFI_NAME_EVAL_X, RFR_ROLE_INPUT, s->model.dtype, 2, shape);
-  rfr_value h = rfi_model_layers(t, &s->model, w, x, offsets, RFR_NONE, first, first + layers);
-  if (first + layers < s->model.layers) {
-    rfr_output(t, RFI_NAME_EVAL_Y, h);
-    return;
-  }
-  rfr_value logits = rfr_model_logits(t, &s->model, w, h, RFR_F32);
-  rfr_output(t, RFI_NAME_NLL, rfr_cross_entropy(t, logits, targets, rfr_fill(t, 1.0, RFR_F32, 1, &one), RFI_IGNORE));
+    w[i] = rfi_stage_reads(s, stage, i) ? declare_parameter(t, s, i) : RFR_NONE;
+  const windows x = declare_windows(t, s);
+  const rfr_value in = stage > 0 ? rfr_input(t, RFI_NAME_EVAL_X, RFR_ROLE_INPUT, s->model.dtype, 2, shape) : x.tokens;
+  const rfr_value h = rfi_model_layers(t, &s->model, w, in, x.offsets, RFR_NONE, first, first + layers);
+  if (first + layers < s->model.layers) rfr_output(t, RFI_NAME_EVAL_Y, h);
+  else output_losses(t, s, w, h, &x);
 }
 
 /* Reads the next `rows` tokens of each text and appends the token after them. */

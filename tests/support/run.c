@@ -10,6 +10,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "support/ranks.h"
 #include "train/host.h"
 #include "train/parts.h"
 
@@ -173,4 +174,54 @@ void rft_assert_same_losses(const rft_record *a, const rft_record *b) {
     if (a->loss[i] != b->loss[i]) fail_msg("step %d: %.17g and %.17g", i, a->loss[i], b->loss[i]);
     assert_true(a->norm[i] == b->norm[i]);
   }
+}
+
+bool rft_run_has(const char *folder, const char *name) {
+  char path[256];
+  snprintf(path, sizeof path, "%s/%s", rft_run_folder(folder), name);
+  return access(path, F_OK) == 0;
+}
+
+typedef struct flip_rank {
+  const rft_flip *flip;
+  const char *folder;
+  rfr_status status;
+  char slug[48], message[512];
+} flip_rank;
+
+static rfr_status train_and_flip(void *rank, int number, rfr_comm *comm, rfr_ctx *own) {
+  flip_rank *r = rank;
+  rfr_run *run;
+  rfr_tensor x;
+  rfr_run_options o = rfr_run_options_default();
+  o.config_folder = rft_run_root;
+  o.overrides = &r->flip->set, o.n_overrides = 1;
+  o.comm = comm;
+  RFI_TRY(rfr_run_open(own, r->flip->config, r->folder, &o, &run));
+  rfr_status s = RFR_OK;
+  for (int i = 0; i < r->flip->steps && s == RFR_OK; i++) s = rfr_run_step(run);
+  if (s == RFR_OK && number == r->flip->rank) {
+    s = rfr_programs_tensor(rfr_run_programs(run), r->flip->tensor, &x);
+    if (s == RFR_OK) ((uint8_t *)x.data)[2] ^= 1;
+  }
+  if (s == RFR_OK) r->status = rfr_run_save(run);
+  snprintf(r->slug, sizeof r->slug, "%s", rfr_last_error()->slug);
+  snprintf(r->message, sizeof r->message, "%s", rfr_last_error()->message);
+  rfr_run_close(run);
+  return s;
+}
+
+void rft_assert_flip_is_found(const rft_flip *f, const char *name) {
+  flip_rank all[RFT_MOST_RANKS];
+  char folder[160], checkpoint[32];
+  snprintf(folder, sizeof folder, "%s", rft_run_folder(name));
+  for (int r = 0; r < f->ranks; r++) all[r] = (flip_rank){.flip = f, .folder = folder};
+  rft_run_ranks(f->ranks, all, sizeof *all, train_and_flip);
+  for (int r = 0; r < f->ranks; r++) {
+    assert_int_equal(all[r].status, RFR_NUMERIC);
+    assert_string_equal(all[r].slug, "dist.diverged");
+    assert_string_equal(all[r].message, f->says);
+  }
+  snprintf(checkpoint, sizeof checkpoint, "step-%06d", f->steps);
+  assert_false(rft_run_has(name, checkpoint));
 }

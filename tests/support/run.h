@@ -75,4 +75,16 @@ void rft_assert_same_state(rfr_run *a, rfr_run *b); /* every tensor that outlive
 void rft_assert_eager_and_resumed(rfr_run *a, const char *config, const char *name, int steps);
 void rft_assert_same_losses(const rft_record *a, const rft_record *b);
 
+bool rft_run_has(const char *folder, const char *name); /* file or folder `name` in a run's folder */
+
+/* A run over ranks; after `steps` steps one bit of a tensor changes on one rank. The checkpoint that follows must fail
+ * as dist.diverged on each rank, say `says`, and leave nothing. */
+typedef struct rft_flip {
+  const char *config, *set; /* set: KEY=VALUE */
+  const char *tensor;
+  int ranks, rank, steps;
+  const char *says;
+} rft_flip;
+void rft_assert_flip_is_found(const rft_flip *f, const char *name);
+
 #endif

@@ -87,6 +87,11 @@ static __device__ __forceinline__ void rfi_named_sync(int id, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
+/* Counts this thread at barrier `id`, without waiting. */
+static __device__ __forceinline__ void rfi_named_arrive(int id, int threads) {
+  asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+
 /* ---- copies ---- */
 
 static __device__ __forceinline__ void rfi_tma_load(uint32_t to, const CUtensorMap *map, uint32_t barrier, int x, int y,

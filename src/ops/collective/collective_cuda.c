@@ -39,11 +39,9 @@ static rfr_status run_all_to_all(const rfr_call *call) { return run(call, RFI_AL
 static rfr_status gather_many(const rfr_call *const *calls, int n) { return run_many(calls, n, RFI_ALL_GATHER); }
 static rfr_status scatter_many(const rfr_call *const *calls, int n) { return run_many(calls, n, RFI_REDUCE_SCATTER); }
 
-/* NCCL wants the sizes of messages when the graph is captured, so it sends the parts with their zeros. */
-static rfr_status run_all_to_all_rows(const rfr_call *call) { return run(call, RFI_ALL_TO_ALL); }
-
 const rfi_cuda_kernel RFI_CUDA(all_gather) = {.run = run_all_gather, .run_all = gather_many};
 const rfi_cuda_kernel RFI_CUDA(reduce_scatter) = {.run = run_reduce_scatter, .run_all = scatter_many};
-const rfi_cuda_kernel RFI_CUDA(all_reduce) = {run_all_reduce, NULL, NULL, NULL, NULL};
-const rfi_cuda_kernel RFI_CUDA(all_to_all) = {run_all_to_all, NULL, NULL, NULL, NULL};
-const rfi_cuda_kernel RFI_CUDA(all_to_all_rows) = {.run = run_all_to_all_rows};
+const rfi_cuda_kernel RFI_CUDA(all_reduce) = {.run = run_all_reduce};
+const rfi_cuda_kernel RFI_CUDA(all_to_all) = {.run = run_all_to_all};
+/* NCCL wants the sizes of messages when the graph is captured, so it sends the parts with their zeros. */
+const rfi_cuda_kernel RFI_CUDA(all_to_all_rows) = {.run = run_all_to_all};

@@ -22,7 +22,8 @@
 enum {
   STEP = 128,
   /* with at least so many elements per sum on average, the copy engine adds to f32; shorter sums do not hide it */
-  LONG = 1024
+  LONG = 1024,
+  TURN = 3 /* the first of two named barriers; share() has those before */
 };
 
 enum scales { NARROW, TENSOR, BLOCK, LINES }; /* of b; NARROW: of the tensor, without promotion */
@@ -50,6 +51,10 @@ struct scaled_problem {
 };
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
+
+/* Whether the warpgroups multiply in turns. 128 x 128 blocks gain a fifth by turns with promote()'s one FMA; neither
+ * alone gains. */
+static constexpr bool takes_turns(scales S) { return S == BLOCK; }
 
 /* ALONG: where the group begins in the rows of a and b. */
 static __device__ __forceinline__ int start_of(const scaled_problem &p, const tile &t) {
@@ -171,6 +176,10 @@ static __device__ __forceinline__ void promote(float (&sum)[32][4], const float 
     if (S == LINES) b = load_two(lines + (HALF * 128 + n * 8 + threadIdx.x % 4 * 2) * 4);
     if (S == TENSOR) {
       c[0] += part[n][0], c[1] += part[n][1], c[2] += part[n][2], c[3] += part[n][3];
+    } else if (S == BLOCK) { /* one FMA; the product of powers of two is exact */
+      const float u = s.a[0] * b.x, v = s.a[1] * b.x;
+      c[0] = fmaf(part[n][0], u, c[0]), c[1] = fmaf(part[n][1], u, c[1]);
+      c[2] = fmaf(part[n][2], v, c[2]), c[3] = fmaf(part[n][3], v, c[3]);
     } else {
       c[0] += part[n][0] * s.a[0] * b.x, c[1] += part[n][1] * s.a[0] * b.y;
       c[2] += part[n][2] * s.a[1] * b.x, c[3] += part[n][3] * s.a[1] * b.y;
@@ -179,15 +188,24 @@ static __device__ __forceinline__ void promote(float (&sum)[32][4], const float 
   }
 }
 
-template <bool E5M2, int HALF>
-static __device__ __forceinline__ void multiply_half(float (&part)[16][4], uint32_t a, uint32_t b) {
+/* The warpgroups issue their MMAs in turns, so that one promotes while the other one multiplies. Named barrier TURN + i
+ * has the arrivals of both: one passes the turn, the other one awaits it. */
+static __device__ __forceinline__ void await_turn(int consumer) { rfi_named_sync(TURN + consumer, 128 * CONSUMERS); }
+static __device__ __forceinline__ void pass_turn(int consumer) {
+  rfi_named_arrive(TURN + (consumer ^ 1), 128 * CONSUMERS);
+}
+
+template <bool E5M2, scales S, int HALF>
+static __device__ __forceinline__ void multiply_half(float (&part)[16][4], uint32_t panels, int consumer) {
   rfi_wgmma_new(part);
+  if (takes_turns(S)) await_turn(consumer);
   rfi_wgmma_begin();
 #pragma unroll
   for (int i = 0; i < STEP / 32; i++)
-    rfi_wgmma128_fp8<E5M2>(part, rfi_panels(a + i * 32, RFI_PANEL),
-                           rfi_panels(b + HALF * 2 * RFI_PANEL + i * 32, RFI_PANEL), i > 0);
+    rfi_wgmma128_fp8<E5M2>(part, rfi_panels(panels + consumer * RFI_PANEL + i * 32, RFI_PANEL),
+                           rfi_panels(panels + (2 + HALF * 2) * RFI_PANEL + i * 32, RFI_PANEL), i > 0);
   rfi_wgmma_commit();
+  if (takes_turns(S)) pass_turn(consumer);
   rfi_wgmma_wait<0>();
   rfi_wgmma_tie(part);
 }
@@ -210,13 +228,12 @@ static __device__ __forceinline__ void multiply_promoted(float (&sum)[32][4], co
   if (BLOCKS) s = reader.read(p, 0);
   if (S == LINES) share(lines, s, consumer);
   for (int k = 0; k < t.steps; k++, at.next()) {
-    const uint32_t panels = in.panels + at.stage * PANELS * RFI_PANEL, a = panels + consumer * RFI_PANEL,
-                   b = panels + 2 * RFI_PANEL, here = lines + k % 2 * COLUMNS * 4;
+    const uint32_t panels = in.panels + at.stage * PANELS * RFI_PANEL, here = lines + k % 2 * COLUMNS * 4;
     if (BLOCKS) next = reader.read(p, k + 1);
     rfi_barrier_wait(in.full + at.stage * 8, at.phase);
-    multiply_half<E5M2, 0>(part, a, b);
+    multiply_half<E5M2, S, 0>(part, panels, consumer);
     promote<S, 0>(sum, part, s, here);
-    multiply_half<E5M2, 1>(part, a, b);
+    multiply_half<E5M2, S, 1>(part, panels, consumer);
     release(in, at.stage);
     promote<S, 1>(sum, part, s, here);
     if (S == LINES) share(lines + (k + 1) % 2 * COLUMNS * 4, next, consumer);
@@ -249,9 +266,11 @@ static __device__ __forceinline__ void multiply_narrow(float (&sum)[32][4], cons
 }
 
 /* No rows to multiply: only keeps the other warpgroup and the other block running. */
-template <int STAGES> static __device__ __forceinline__ void skip(const tile &t, ring<STAGES> &at, const places &in) {
+template <scales S, int STAGES>
+static __device__ __forceinline__ void skip(const tile &t, ring<STAGES> &at, const places &in, int consumer) {
   for (int k = 0; k < t.steps; k++, at.next()) {
     rfi_barrier_wait(in.full + at.stage * 8, at.phase);
+    for (int half = 0; takes_turns(S) && half < 2; half++) await_turn(consumer), pass_turn(consumer);
     release(in, at.stage);
   }
 }
@@ -295,10 +314,11 @@ static __device__ __forceinline__ void consume(const scaled_problem &p, const pl
   ring<SLOTS> slot;
   ring<STAGES> at;
   float sum[32][4];
+  if (takes_turns(S) && consumer == 1) pass_turn(consumer);
   for (tile t; (t = next_tile(in, slot)).group >= 0;) {
     const int row = t.row + consumer * 64, left = (ALONG ? p.groups.high : t.size) - row;
     if (left <= 0 || t.column >= p.columns) {
-      skip(t, at, in);
+      skip<S>(t, at, in, consumer);
       continue;
     }
     if (ALONG && p.accumulate && t.steps == 0) continue;
@@ -312,6 +332,7 @@ static __device__ __forceinline__ void consume(const scaled_problem &p, const pl
       if (p.engine_adds && threadIdx.x % 32 == 0) fetch_warp(p, t.column, row + warp * 16, t.group);
     write<O, ALONG>(sum, p, staging, t, (ALONG ? row : t.first + row) + warp * 16, left - warp * 16);
   }
+  if (takes_turns(S) && consumer == 0) await_turn(consumer); /* the other one's last pass */
   if (threadIdx.x % 32 == 0) rfi_tma_wait_all();
 }
 
