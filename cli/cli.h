@@ -30,6 +30,7 @@
   X(trace)              \
   X(schedule)           \
   X(profile)            \
+  X(report)             \
   X(bench)              \
   X(doctor)
 
@@ -117,7 +118,7 @@ rfr_status cli_cannot_write(const char *path);
 /* Prints an error on standard error: two lines, or with --json one object. */
 void cli_print_error(const rfr_error *e);
 /* Prints a failed call's error unless an error was printed before. */
-void cli_report(const cli *c, rfr_status status);
+void cli_report_error(const cli *c, rfr_status status);
 /* Prints a warning on standard error, with --json as an object, with --quiet too. */
 void cli_warn(const cli *c, const char *message);
 /* Fills `c` from the arguments; cli_deinit frees the lists. */

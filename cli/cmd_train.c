@@ -311,7 +311,7 @@ rfr_status cli_train_config(cli *c, const char *text, const char *folder) {
   rfr_status s = rfr_run_open(c->ctx, text, folder, &o, &run);
   if (s == RFR_OK) s = train(c, run, &p, folder);
   progress_close_line(&p);
-  cli_report(c, s);
+  cli_report_error(c, s);
   if (s == RFR_NO_FIT && !run && !c->comm) print_no_fit(c, text, folder);
   rfr_run_close(run);
   c->progress = NULL;

@@ -238,6 +238,14 @@ static const cli_command commands[CLI_COMMAND_COUNT] = {
                                    {"write-costs", "FILE", NULL, CLI_TEXT, FIELD(write_costs),
                                     "write the costs of a layer as JSON, for schedule --costs and plan --costs"},
                                    ON_A_DEVICE)},
+    [CLI_INDEX_report] =
+        {"report", "RUN...", 1, INT_MAX, "write runs as one page for a browser",
+         "Reads the folders of the runs, also while they go on, and writes one HTML file that needs no network: curves "
+         "of all runs, the load of experts, the arena of the step, the ops under the roofline, samples, and the "
+         "configurations with their differences.",
+         "refrain report runs/first runs/second --out report.html",
+         OPTIONS({"out", "FILE", NULL, CLI_TEXT, FIELD(out), "file to write; - is standard output (report.html)"},
+                 QUIET, JSON, HELP)},
     [CLI_INDEX_bench] = {"bench", "[NAME]", 0, 1, "time training steps and replays of built-in programs",
                          "Without NAME, runs every benchmark that suits a CPU.", "refrain bench gpt2-124m --json",
                          OPTIONS(SET, DTYPE, EAGER, STEPS, ON_A_DEVICE)},

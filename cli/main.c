@@ -72,13 +72,14 @@ static rfr_status run_command(cli *c, char **argv, int *started) {
   rfr_ctx_options o = rfr_ctx_options_default();
   if (c->threads >= 0) o.threads = c->threads < INT_MAX ? (int)c->threads : -1; /* the library refuses -1 */
   if (c->device) o.device = c->device;                                          /* else REFRAIN_DEVICE */
-  if (c->command == CLI_INDEX_schedule || c->command == CLI_INDEX_keys) o.device = "cpu";
+  if (c->command == CLI_INDEX_schedule || c->command == CLI_INDEX_keys || c->command == CLI_INDEX_report)
+    o.device = "cpu";
   if (o.device) o.device = device_of(c, o.device);
   if (c->command == CLI_INDEX_train) {
     bool done;
     const rfr_status s = cli_start_ranks(c, o.device ? o.device : getenv("REFRAIN_DEVICE"), argv, &done, started);
     if (s != RFR_OK || done) {
-      cli_report(c, s);
+      cli_report_error(c, s);
       return s;
     }
     device_of_rank(c, &o);
@@ -91,7 +92,7 @@ static rfr_status run_command(cli *c, char **argv, int *started) {
   if (s == RFR_OK) s = rfr_ctx_create(&o, &c->ctx);
   if (s == RFR_OK) s = cli_join_ranks(c);
   if (s == RFR_OK) s = table[c->command](c);
-  cli_report(c, s);
+  cli_report_error(c, s);
   if (s != RFR_OK && !cli_prints_error(c, rfr_last_error())) s = RFR_OK; /* rank 0 reports it */
   rfr_comm_destroy(c->comm);
   rfr_ctx_destroy(c->ctx);

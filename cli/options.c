@@ -69,7 +69,7 @@ bool cli_prints_error(const cli *c, const rfr_error *e) {
   return e->status != RFR_STOPPED && !(sscanf(e->message, "rank %d%c", &rank, &colon) == 2 && colon == ':');
 }
 
-void cli_report(const cli *c, rfr_status status) {
+void cli_report_error(const cli *c, rfr_status status) {
   if (status == RFR_OK || error_printed) return;
   char help[64];
   rfr_error e = *rfr_last_error();

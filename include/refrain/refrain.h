@@ -16,6 +16,7 @@
 #include "refrain/ops.h"
 #include "refrain/program.h"
 #include "refrain/recipe.h"
+#include "refrain/report.h"
 #include "refrain/schedule.h"
 #include "refrain/span.h"
 #include "refrain/status.h"

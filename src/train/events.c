@@ -10,9 +10,13 @@
  */
 #include "train/events.h"
 
+#include <fcntl.h>
 #include <math.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
+#include <time.h>
+#include <unistd.h>
 
 #include "base/base.h"
 #include "data/file.h"
@@ -58,12 +62,40 @@ static void put_number(line *l, const char *key, double x) {
   put(l, isfinite(x) ? rfi_format_double(number, x) : "null");
 }
 
+/* Seconds since 1970, to the millisecond. */
+static double wall_time(void) {
+  struct timespec t;
+  clock_gettime(CLOCK_REALTIME, &t);
+  return (double)t.tv_sec + 1e-3 * (double)(t.tv_nsec / 1000000);
+}
+
+/* Bytes of this process in the machine's memory; 0: not known. */
+static double resident_bytes(void) {
+  char text[64] = "";
+  const int fd = open("/proc/self/statm", O_RDONLY | O_CLOEXEC);
+  const ssize_t n = fd >= 0 ? read(fd, text, sizeof text - 1) : 0;
+  if (fd >= 0) close(fd);
+  char *rest;
+  strtoll(n > 0 ? text : "", &rest, 10); /* the first number is the size of the address space */
+  return (double)strtoll(rest, NULL, 10) * (double)sysconf(_SC_PAGESIZE);
+}
+
+static void put_memory(line *l, const rfr_run *run) {
+  rfr_memory_use use;
+  const double resident = resident_bytes();
+  if (resident > 0.0) put_number(l, "resident_bytes", resident);
+  if (run->programs && rfr_programs_memory_use(run->programs, &use) == RFR_OK && use.taken > 0)
+    put_number(l, "device_bytes", (double)use.taken);
+}
+
 static void append_log(rfr_run *run, const rfr_event *e) {
   line l = {.n = 0};
   put(&l, "{\"event\": \"");
   put(&l, rfr_event_name(e->kind));
   put(&l, "\"");
   put_number(&l, "step", (double)e->step);
+  put_number(&l, "steps", (double)e->steps);
+  put_number(&l, "time", wall_time());
   if (*e->message) put_string(&l, "message", e->message);
   if (e->kind == RFR_EVENT_METRICS || e->kind == RFR_EVENT_EVALUATION) {
     put_number(&l, "loss", e->loss);
@@ -87,6 +119,7 @@ static void append_log(rfr_run *run, const rfr_event *e) {
       put_number(&l, "most_load", e->most_load);
       put_number(&l, "least_load", e->least_load);
     }
+    put_memory(&l, run);
   }
   if (e->seconds > 0.0) put_number(&l, "seconds", e->seconds);
   put(&l, "}");

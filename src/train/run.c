@@ -20,6 +20,7 @@
 #include "data/source_dataset.h"
 #include "dist/agree.h"
 #include "model/peft.h"
+#include "train/describe.h"
 #include "train/events.h"
 #include "train/handshake.h"
 #include "train/host.h"
@@ -301,6 +302,7 @@ static rfr_status open_new(rfr_run *run, const char *text, const char *folder, c
   if (run->options.programs && !run->options.no_data) RFI_TRY(prepare(run, false));
   if (!writes(run)) return RFR_OK;
   RFI_TRY(write_config(run, config_path));
+  RFI_TRY(rfi_run_write_description(run, config_path));
   return rfi_run_write_traces(run);
 }
 
@@ -320,6 +322,7 @@ static rfr_status open_resumed(rfr_run *run, const char *text, const char *folde
   rfi_settings_warn(run->settings, warn_line, run);
   RFI_GOTO(from ? load(run, from, reason) : prepare(run, false));
   if (writes(run)) RFI_GOTO(write_config(run, config_path));
+  if (writes(run)) RFI_GOTO(rfi_run_write_description(run, config_path));
   if (writes(run)) RFI_GOTO(rfi_run_write_traces(run));
 fail:
   rfi_checkpoint_close(from);

@@ -1,0 +1,43 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * refrain report: runs as one page for a browser.
+ */
+#include <stdlib.h>
+#include <string.h>
+
+#include "cli.h"
+#include "refrain/report.h"
+
+static void write_file(const char *text, size_t n, void *user) { fwrite(text, 1, n, user); }
+
+/* The page, to FILE.tmp first: a page that cannot be written in full leaves the old one. */
+static rfr_status write_page(rfr_report *r, const char *path) {
+  char temporary[4200];
+  if (strcmp(path, "-") == 0) return rfr_report_page(r, 0, write_file, stdout);
+  if (snprintf(temporary, sizeof temporary, "%s.tmp", path) >= (int)sizeof temporary)
+    return cli_usage("choose a shorter name", "the name of --out is too long");
+  FILE *f = fopen(temporary, "wb");
+  if (!f) return cli_cannot_write(path);
+  rfr_status s = rfr_report_page(r, 0, write_file, f);
+  const bool failed = ferror(f) != 0;
+  if ((fclose(f) != 0 || failed) && s == RFR_OK) s = cli_cannot_write(path);
+  if (s == RFR_OK && rename(temporary, path) != 0) s = cli_cannot_write(path);
+  if (s != RFR_OK) remove(temporary);
+  return s;
+}
+
+static rfr_status open_runs(cli *c, rfr_report **out) {
+  if (c->n_operands > RFR_REPORT_RUNS)
+    return cli_usage("give fewer runs", "%d runs; a report has at most %d", c->n_operands, RFR_REPORT_RUNS);
+  return rfr_report_open(c->ctx, c->operands, c->n_operands, out);
+}
+
+rfr_status cli_report(cli *c) {
+  rfr_report *r = NULL;
+  const char *path = c->out ? c->out : "report.html";
+  rfr_status s = open_runs(c, &r);
+  if (s == RFR_OK) s = write_page(r, path);
+  if (s == RFR_OK && strcmp(path, "-") != 0 && !c->quiet && !c->json) fprintf(stderr, "wrote %s\n", path);
+  rfr_report_close(r);
+  return s;
+}

@@ -1,0 +1,42 @@
+# SPDX-License-Identifier: Apache-2.0
+# The script and the style sheet of `refrain report` as strings, with their SHA-256 hashes for the page's
+# Content-Security-Policy, which wants them in base64.
+
+set(RFR_BASE64 "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/")
+# 64 hexadecimal digits: 21 groups of 12 bits, then 4 bits, two padding zeros and "=".
+function(rfr_base64_of_sha256 hex out)
+  set(text "")
+  foreach(i RANGE 0 60 3)
+    string(SUBSTRING ${hex} ${i} 3 digits)
+    math(EXPR high "0x${digits} >> 6")
+    math(EXPR low "0x${digits} & 63")
+    string(SUBSTRING ${RFR_BASE64} ${high} 1 high)
+    string(SUBSTRING ${RFR_BASE64} ${low} 1 low)
+    string(APPEND text ${high}${low})
+  endforeach()
+  string(SUBSTRING ${hex} 63 1 digits)
+  math(EXPR last "0x${digits} << 2")
+  string(SUBSTRING ${RFR_BASE64} ${last} 1 last)
+  set(${out} "${text}${last}=" PARENT_SCOPE)
+endfunction()
+
+set(made "")
+set(script page_curves.js page.js)
+set(style page.css)
+foreach(part script style)
+  set(text "")
+  foreach(file ${${part}})
+    set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/src/report/${file})
+    file(READ src/report/${file} piece)
+    string(APPEND text "${piece}")
+  endforeach()
+  string(SHA256 hash "${text}")
+  rfr_base64_of_sha256(${hash} hash)
+  string(REPLACE "\\" "\\\\" text "${text}")
+  string(REPLACE "\"" "\\\"" text "${text}")
+  string(REPLACE "\n" "\\n\"\n\"" text "${text}")
+  string(TOUPPER ${part} upper)
+  string(APPEND made "#define RFI_REPORT_${upper}_HASH \"${hash}\"\n"
+                     "static const char rfi_report_${part}[] = \"${text}\";\n")
+endforeach()
+file(GENERATE OUTPUT ${PROJECT_BINARY_DIR}/made/report_page.h CONTENT "${made}")

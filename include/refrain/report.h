@@ -1,0 +1,44 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Runs as pictures: one page for a browser, and a screen for a terminal, from the files of run folders alone.
+ *
+ *   const char *runs[] = {"runs/first", "runs/second"};
+ *   rfr_report *r;
+ *   rfr_status s = rfr_report_open(ctx, runs, 2, &r);
+ *   if (s == RFR_OK) s = rfr_report_page(r, 0, write_to_file, f);
+ *   rfr_report_close(r);
+ *
+ * A report only reads: it may be open while the runs go on. One thread at a time may use a report.
+ */
+#ifndef REFRAIN_REPORT_H
+#define REFRAIN_REPORT_H
+
+#include "refrain/ctx.h"
+#include "refrain/status.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct rfr_report rfr_report;
+enum { RFR_REPORT_RUNS = 16 };
+
+/* Reads the logs of 1 to RFR_REPORT_RUNS run folders, and the configurations, plans, profiles and samples that they
+ * have. Errors: argument; run.folder: a folder has no log, or an empty one; file.*; json, config.syntax: a damaged
+ * file, with its line. */
+RFR_API rfr_status rfr_report_open(rfr_ctx *ctx, const char *const *runs, int n, rfr_report **out);
+/* Reads the events that the runs have logged since; *changed is 1 if there are any. Errors: as above. */
+RFR_API rfr_status rfr_report_read(rfr_report *r, int *changed);
+RFR_API void rfr_report_close(rfr_report *r); /* accepts NULL */
+
+/* Writes the page: HTML that contains everything it needs and loads nothing. Texts of the runs are data in it and are
+ * never read as markup. With `follow` the page asks the server that it came from for /data.json every two seconds.
+ * Errors: memory.alloc, and those of the files above. */
+RFR_API rfr_status rfr_report_page(rfr_report *r, int follow, rfr_write_fn write, void *user);
+/* Writes the page's data, as the answer to /data.json. */
+RFR_API rfr_status rfr_report_data(rfr_report *r, rfr_write_fn write, void *user);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

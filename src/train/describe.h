@@ -1,0 +1,15 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Files of a run's folder that describe it for `refrain report`. Nothing reads them back but a resume, which keeps the
+ * sources of run.json.
+ */
+#ifndef RFI_DESCRIBE_H
+#define RFI_DESCRIBE_H
+
+#include "train/run.h"
+
+/* run.json: machine, model and the source of each key; plan.json: every buffer of a training step. `config_path`: that
+ * of the folder's config.yaml. */
+rfr_status rfi_run_write_description(rfr_run *run, const char *config_path);
+
+#endif
