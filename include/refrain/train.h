@@ -317,6 +317,11 @@ typedef struct rfr_run_pipeline {
   int64_t last_layers;       /* of the last stage; the other layers are split evenly over the other stages */
 } rfr_run_pipeline;
 RFR_API void rfr_run_get_pipeline(const rfr_run *run, rfr_run_pipeline *out);
+/* Runs a step with a wait before and after each action. `costs`: room for rfr_run_pipeline.stages; each stage gets the
+ * seconds of its F, I, W and B, the medians over its microbatches, as rfr_schedule_simulate takes them. *update:
+ * seconds of the optimizer's program on this rank. All ranks make the call together. Errors: argument, without a
+ * pipeline. */
+RFR_API rfr_status rfr_run_stage_costs(rfr_run *run, rfr_stage_costs *costs, double *update);
 
 /* The compiled programs and the index of one of them (RFR_RUN_TRAIN, ...), -1 if it was
  * not compiled; for plans, traces and tensors. Borrowed. */

@@ -511,15 +511,29 @@ static rfr_status reduce_gradients(const rfi_stages *p) {
   return RFR_OK;
 }
 
-rfr_status rfi_stages_step(rfi_stages *p, const rfi_stages_batch *batch) {
+const rfr_action *rfi_stages_actions(const rfi_stages *p, int *n) {
+  return rfr_schedule_actions(p->schedule, p->spec.pipeline.rank, n);
+}
+
+static rfr_status act_timed(rfi_stages *p, rfr_action a, const rfi_stages_batch *batch, const float *inv,
+                            double *seconds) {
+  RFI_TRY(rfr_graphs_wait(p->graphs));
+  const double start = rfi_now();
+  RFI_TRY(act(p, a, batch, inv));
+  RFI_TRY(rfr_graphs_wait(p->graphs));
+  *seconds = rfi_now() - start;
+  return RFR_OK;
+}
+
+static rfr_status run_step(rfi_stages *p, const rfi_stages_batch *batch, double *seconds) {
   int n;
   float inv;
-  const rfr_action *a = rfr_schedule_actions(p->schedule, p->spec.pipeline.rank, &n);
+  const rfr_action *a = rfi_stages_actions(p, &n);
   RFI_TRY(inverse_count(p, batch->targets, &inv));
   RFI_TRY(p->graphs->m.backend->fill(p->graphs->m.device, p->losses.data, 0, (size_t)p->losses.bytes));
   RFI_TRY(rfr_graphs_begin_step(p->graphs, NULL, 0));
   for (int i = 0; i < n; i++) {
-    const rfr_status s = act(p, a[i], batch, &inv);
+    const rfr_status s = seconds ? act_timed(p, a[i], batch, &inv, &seconds[i]) : act(p, a[i], batch, &inv);
     if (s == RFR_OK) continue;
     rfr_graphs_abort_step(p->graphs);
     return s;
@@ -527,4 +541,10 @@ rfr_status rfi_stages_step(rfi_stages *p, const rfi_stages_batch *batch) {
   RFI_TRY(rfr_graphs_end_step(p->graphs));
   RFI_TRY(reduce_gradients(p));
   return exchange_tied(p);
+}
+
+rfr_status rfi_stages_step(rfi_stages *p, const rfi_stages_batch *batch) { return run_step(p, batch, NULL); }
+
+rfr_status rfi_stages_time(rfi_stages *p, const rfi_stages_batch *batch, double *seconds) {
+  return run_step(p, batch, seconds);
 }

@@ -322,6 +322,8 @@ static void runs(void) {
   QUIET(rfr_run_get_info, NULL, &info);
   rfr_run_pipeline pipeline;
   QUIET(rfr_run_get_pipeline, NULL, &pipeline);
+  rfr_stage_costs costs;
+  STATUS(rfr_run_stage_costs, NULL, &costs, &costs.seconds[0]);
   assert_int_equal(info.parameters + info.steps, 0);
   GIVES(NULL, rfr_run_data_file, NULL, 0, 0);
   STATUS(rfr_run_data_row, NULL, 0, NULL, NULL);
