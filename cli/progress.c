@@ -126,7 +126,7 @@ static void metrics(progress *p, const rfr_event *e) {
   if (e->most_load > 0.0) put_part(&l, 3, "experts %.2f-%.2f", e->least_load, e->most_load);
   const double seconds = e->seconds_left > 0.0 ? e->seconds_left : p->rate * (double)(e->steps - e->step);
   if (e->steps > e->step) put_part(&l, 7, "%s left", duration(left, seconds));
-  if (e->skipped) put_part(&l, 8, "skipped: gradient not finite");
+  if (e->skipped) put_part(&l, 8, "skipped");
   print_line(p, &l);
 }
 

@@ -60,7 +60,7 @@ typedef struct rfr_event {
   double grad_norm;         /* before clipping */
   double lr;                /* learning rate of the step */
   int64_t tokens;           /* valid targets of the step, or of the evaluation */
-  int skipped;              /* 1: the step's gradients were not finite, no weight was updated */
+  int skipped;              /* 1: no weight was updated: gradients not finite, or rows of experts refused */
   double seconds;           /* duration of the step, the evaluation or the checkpoint */
   double most_load;         /* metrics, with experts: tokens of the fullest expert of all layers, over the mean */
   double least_load;        /* and of the emptiest */
@@ -167,14 +167,15 @@ RFR_API rfr_status rfr_run_open(rfr_ctx *ctx, const char *config_text, const cha
 /* Frees everything; writes nothing. Accepts NULL. */
 RFR_API void rfr_run_close(rfr_run *run);
 
-/* One step: a replay, then its metrics as an event. Errors: run.diverged (20 skipped steps in a row), io. Ignores stop
- * requests. */
+/* One step: a replay, then its metrics as an event. Errors: run.diverged or run.capacity (20 skipped steps in a
+ * row), io. Ignores stop requests. */
 RFR_API rfr_status rfr_run_step(rfr_run *run);
 /* One step as rfr_run_step, op by op with a clock around each: see rfr_program_profile. */
 RFR_API rfr_status rfr_run_profile(rfr_run *run, rfr_op_time *times, int max, int *n);
 /* Steps until the configured number or time, with evaluations and checkpoints as configured and a last checkpoint.
- * RFR_STOPPED after a stop request: a checkpoint is written, and the error names its folder. run.diverged: 20 steps in
- * a row were skipped, the last step was skipped, or weights are not finite; the checkpoints before it stay. */
+ * RFR_STOPPED after a stop request: a checkpoint is written, and the error names its folder. run.diverged or
+ * run.capacity: 20 steps in a row, or the last step, were skipped. run.diverged: weights are not finite. Older
+ * checkpoints stay. */
 RFR_API rfr_status rfr_run_train(rfr_run *run);
 /* Asks rfr_run_train to end after the step or the evaluation batch in flight, and rfr_run_generate and rfr_run_evaluate
  * to end. May be called from any thread or signal handler while the run is open. */
@@ -246,7 +247,7 @@ RFR_API rfr_status rfr_run_save(rfr_run *run);
 typedef struct rfr_run_info {
   size_t size;
   int64_t step, steps; /* attempted so far; of the run */
-  int64_t skipped;     /* attempted steps with non-finite gradients */
+  int64_t skipped;     /* attempted steps that updated no weight */
   int64_t tokens_per_step;
   int64_t parameters;           /* elements of the model, without those of an adapter */
   int64_t adapter_parameters;   /* of the adapter; 0: none */

@@ -73,7 +73,7 @@ static rfr_status check_zeros(rfr_run *run) {
   return RFR_OK;
 }
 
-/* The step was skipped because the routing was invalid. */
+/* The step was skipped because the routing was invalid, or for want of room. */
 static void warn_of_routing(rfr_run *run, const double *m) {
   const rfr_model_config *model = &run->settings->spec.model;
   const int64_t layers = rfr_model_expert_layers(model), which = (int64_t)m[RFI_METRIC_BAD_ROUTING] - 1;
@@ -131,6 +131,18 @@ static rfr_status tick(rfr_run *run, double seconds) {
   return RFR_OK;
 }
 
+static rfr_status fail_skipped(const rfr_run *run) {
+  const int n = run->skipped_in_row;
+  const long long steps = run->step;
+  if (run->skipped_for_routing && run->settings->parallel.expert > 1)
+    return rfi_fail(RFI_E_RUN_CAPACITY,
+                    "the last %d of %lld steps were skipped: the rows for the experts of one rank were more than "
+                    "parallel.capacity, %lld",
+                    n, steps, (long long)run->settings->spec.expert_capacity);
+  return rfi_fail(RFI_E_RUN_DIVERGED, "the last %d of %lld steps were skipped: their %s", n, steps,
+                  run->skipped_for_routing ? "routing was invalid" : "gradients were not finite");
+}
+
 /* One step, and its metrics. On a device with its own memory the steps up to number `until` are launched ahead, as far
  * as the ring goes, so that the device is never idle. */
 static rfr_status step(rfr_run *run, int64_t until, rfr_op_time *times, int max, int *n) {
@@ -153,6 +165,7 @@ static rfr_status step(rfr_run *run, int64_t until, rfr_op_time *times, int max,
   const bool skipped = m[RFI_METRIC_SKIP] != 0.0, preference = run->settings->spec.preference;
   const double seconds = rfi_now() - start;
   run->skipped_in_row = skipped ? run->skipped_in_row + 1 : 0;
+  run->skipped_for_routing = skipped && m[RFI_METRIC_BAD_ROUTING] > 0.0;
   if (run->clock.time > 0.0) RFI_TRY(tick(run, seconds));
   run->step_seconds = run->step_seconds > 0.0 ? run->step_seconds + 0.1 * (seconds - run->step_seconds) : seconds;
   rfi_run_emit(
@@ -173,10 +186,7 @@ static rfr_status step(rfr_run *run, int64_t until, rfr_op_time *times, int max,
                         .seconds = seconds});
   warn_of_routing(run, m);
   RFI_TRY(check_zeros(run));
-  if (run->skipped_in_row >= SKIPS_IN_A_ROW)
-    return rfi_fail(RFI_E_RUN_DIVERGED, "step %lld: the gradients of %d steps in a row were not finite",
-                    (long long)run->step, run->skipped_in_row);
-  return RFR_OK;
+  return run->skipped_in_row < SKIPS_IN_A_ROW ? RFR_OK : fail_skipped(run);
 }
 
 rfr_status rfr_run_step(rfr_run *run) {
@@ -218,9 +228,7 @@ static rfr_status stopped(const rfr_run *run) {
 /* A f16 step may be skipped to find the loss scale; a run that ends so has still not done its last steps. */
 static rfr_status check_end(const rfr_run *run) {
   const int most = run->settings->spec.model.dtype == RFR_F16 ? 1 : 0;
-  if (run->skipped_in_row <= most) return RFR_OK;
-  return rfi_fail(RFI_E_RUN_DIVERGED, "the last %d of %lld steps were skipped: their gradients were not finite",
-                  run->skipped_in_row, (long long)run->step);
+  return run->skipped_in_row <= most ? RFR_OK : fail_skipped(run);
 }
 
 static rfr_status train(rfr_run *run) {

@@ -58,6 +58,7 @@ struct rfr_run {
   double tokens_per_byte; /* of the targets in training: 1 if tokens are bytes */
   int64_t windows;        /* of a run with run.epochs; later windows are padding. 0: there is no end */
   int skipped_in_row;
+  bool skipped_for_routing; /* the last one of them */
   double step_seconds, window_seconds; /* means: recent, of a step; of the last evaluation */
   rfi_run_clock clock;                 /* of a run that is given in time */
   bool ready;                          /* the state has values */

@@ -4,11 +4,12 @@
  *
  * MODEL is `small` or `1b` (Llama 3.2 1B without tied embeddings, 4 documents of 4,096 tokens a rank). The modes must
  * end with the same bits of loss and norm. Prints for each the planned bytes, the milliseconds of a replay, and how
- * many times the tokens per second of one rank alone, measured first. DEVICE is `cuda` or, for a test without GPUs,
- * `cpu`. GB is the budget of a rank with two, in 1e9 bytes; 0: none. MODE runs one mode alone.
+ * many times the tokens per second of one rank alone. Each rank is measured alone first, both at the same time: a GPU
+ * at its power limit has a speed of its own, and two ranks together have that of the slower one. DEVICE is `cuda` or,
+ * for a test without GPUs, `cpu`. GB is the budget of a rank with two, in 1e9 bytes; 0: none. MODE runs one mode alone.
  *
  * The hidden share of collectives: ops are profiled one by one, without overlap. The other ops of a replay take their
- * sum there, times replay over sum of one rank alone. The rest of the replay is time that is not hidden.
+ * sum there, times replay over sum of the slower rank alone. The rest of the replay is time that is not hidden.
  */
 #include <pthread.h>
 #include <refrain/refrain.h>
@@ -249,7 +250,8 @@ static void *run(void *arg) {
   return NULL;
 }
 
-static bool run_ranks(rank *ranks, int n, rfr_shard shard) {
+/* `together`: over a communicator; else each trains for itself. */
+static bool run_ranks(rank *ranks, int n, bool together, rfr_shard shard) {
   rfr_ctx *ctx;
   rfr_ctx_options o = rfr_ctx_options_default();
   rfr_comm *comm[RANKS] = {NULL};
@@ -257,9 +259,9 @@ static bool run_ranks(rank *ranks, int n, rfr_shard shard) {
   bool failed = false;
   if (!on_cpu) o.device = "cuda:0";
   if (rfr_ctx_create(&o, &ctx) != RFR_OK) return false;
-  if (n > 1) failed = (on_cpu ? rfr_comm_threads_create(ctx, n, 60, comm) : rfr_comm_nccl_id(ctx, id)) != RFR_OK;
+  if (together) failed = (on_cpu ? rfr_comm_threads_create(ctx, n, 60, comm) : rfr_comm_nccl_id(ctx, id)) != RFR_OK;
   for (int i = 0; i < n && !failed; i++) {
-    ranks[i] = (rank){.number = i, .ranks = n, .shard = shard, .comm = comm[i]};
+    ranks[i] = (rank){.number = i, .ranks = together ? n : 1, .shard = shard, .comm = comm[i]};
     pthread_create(&thread[i], NULL, run, &ranks[i]);
   }
   for (int i = 0; i < n && !failed; i++) pthread_join(thread[i], NULL);
@@ -270,7 +272,7 @@ static bool run_ranks(rank *ranks, int n, rfr_shard shard) {
 }
 
 int main(int argc, char **argv) {
-  rank one[1], many[RANKS], first = {0};
+  rank alone[RANKS], many[RANKS], first = {0};
   int bad = 0;
   setvbuf(stdout, NULL, _IOLBF, 0);
   choose(argc > 1 ? argv[1] : "small");
@@ -278,12 +280,14 @@ int main(int argc, char **argv) {
   steps = argc > 2 ? atoi(argv[2]) : 4;
   on_cpu = argc > 3 && strcmp(argv[3], "cpu") == 0;
   budget = (int64_t)(argc > 4 ? 1e9 * atof(argv[4]) : 0);
-  if (!run_ranks(one, 1, RFR_SHARD_NONE)) return 1;
-  printf("%-10s %8.2f GB %9.2f ms  loss %.9g norm %.9g\n", "one rank", 1e-9 * (double)one->total, 1e3 * one->seconds,
-         (double)one->loss, (double)one->norm);
+  if (!run_ranks(alone, RANKS, false, RFR_SHARD_NONE)) return 1;
+  for (int i = 0; i < RANKS; i++)
+    printf("%-8s %d %8.2f GB %9.2f ms  loss %.9g norm %.9g\n", "alone", i, 1e-9 * (double)alone[i].total,
+           1e3 * alone[i].seconds, (double)alone[i].loss, (double)alone[i].norm);
+  const rank *slower = alone[1].seconds > alone[0].seconds ? &alone[1] : &alone[0];
   for (int mode = RFR_SHARD_NONE; mode <= RFR_SHARD_FULL; mode++) {
     if (argc > 5 && strcmp(argv[5], modes[mode]) != 0) continue;
-    if (!run_ranks(many, RANKS, (rfr_shard)mode)) {
+    if (!run_ranks(many, RANKS, true, (rfr_shard)mode)) {
       printf("%-10s failed\n", modes[mode]);
       bad++;
       continue;
@@ -291,12 +295,13 @@ int main(int argc, char **argv) {
     if (first.ranks == 0) first = many[0];
     const bool same = memcmp(&first.loss, &many[0].loss, sizeof first.loss) == 0 &&
                       memcmp(&first.norm, &many[0].norm, sizeof first.norm) == 0;
-    const double alone = many[0].compute * one->seconds / one->compute, late = many[0].seconds - alone;
-    printf("%-10s %8.2f GB %9.2f ms  %.3f x one rank  loss %.9g norm %.9g%s\n", modes[mode],
-           1e-9 * (double)many[0].total, 1e3 * many[0].seconds, RANKS * one->seconds / many[0].seconds,
+    const int r = slower->number; /* the same GPU */
+    const double late = many[r].seconds - many[r].compute * slower->seconds / slower->compute;
+    printf("%-10s %8.2f GB %9.2f ms  %.3f x the slower rank  loss %.9g norm %.9g%s\n", modes[mode],
+           1e-9 * (double)many[0].total, 1e3 * many[0].seconds, RANKS * slower->seconds / many[0].seconds,
            (double)many[0].loss, (double)many[0].norm, same ? "" : "  BITS DIFFER");
-    printf("           %8.2f ms of collectives one by one, %.2f ms not hidden: %.0f %% hidden\n", 1e3 * many[0].others,
-           1e3 * late, 100 * (1 - late / many[0].others));
+    printf("           %8.2f ms of collectives one by one, %.2f ms not hidden: %.0f %% hidden\n", 1e3 * many[r].others,
+           1e3 * late, 100 * (1 - late / many[r].others));
     fflush(stdout);
     bad += !same;
   }
