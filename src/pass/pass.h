@@ -92,6 +92,10 @@ typedef struct rfi_pass_options {
   bool sharded;       /* parameters are shards, gathered only for a while: no op on them is hoisted */
   int64_t loss_chunk; /* rows of logits per chunk in a fused LM head, unless loss_rows(T, C) is given */
   int64_t (*loss_rows)(int64_t T, int64_t C);
+  /* A callable's place in a set, whose linears share the states of fp8_delayed and the sites of nvfp4. */
+  int slots, first_slot; /* of delayed scaling: of all callables of the set, and before this one */
+  int64_t first_linear;  /* linears under a recipe that the model records before this callable */
+  bool trains;           /* the set trains: every forward collects its amaxes */
   bool lora;          /* the backend has kernels for lora_matmul */
   bool gelu_bwd;      /* the backend has GEMMs that apply the gradient of GELU */
   rfr_recompute recompute;
@@ -143,6 +147,21 @@ int rfi_frontier_top(const rfi_frontier *l);
 int rfi_frontier_marked(const rfi_frontier *l);
 /* Bytes freed by a level per unit of work; compares frontiers of several traces. */
 double rfi_frontier_benefit(const rfi_frontier *l, int level);
+
+/* The linears under recipes in a recorded forward (quantize.c). */
+typedef struct rfi_recipe_use {
+  int linears;               /* under a recipe, also those that are not quantized */
+  int slots;                 /* of delayed scaling; 0: none */
+  bool draws;                /* rounds gradients at random */
+  const rfr_recipe *delayed; /* the one fp8_delayed recipe; of the trace; NULL: none */
+} rfi_recipe_use;
+rfr_status rfi_recipe_use_of(const rfr_trace *t, rfi_recipe_use *out);
+/* recipe.unsupported if two fp8_delayed recipes would need states of their own. */
+rfr_status rfi_recipes_agree(const rfr_recipe *a, const rfr_recipe *b);
+
+/* The input of a callable with its microbatch's number, and the state with the amaxes of the step so far, f32 (2,slots). */
+#define RFI_MICROBATCH_INPUT "graphs.microbatch"
+#define RFI_RECIPE_AMAX "recipe.amax"
 
 /* Replaces parameters and main gradients of a callable by the shards of one rank, after all passes
  * (shard_callable.c). */
