@@ -34,6 +34,7 @@
 
 #include "exec/exec.h"
 #include "ops/rule.h"
+#include "pass/recipe_rules.h"
 #include "refrain/graphs.h"
 
 typedef enum rfi_part {
