@@ -324,7 +324,8 @@ static rfr_tensor describe(const rfr_graphs *g, const rfr_trace *t, const char *
 }
 
 static rfr_status check_name(const rfi_callable *c, const char *name) {
-  const bool reserved = strcmp(name, RFI_MICROBATCH_INPUT) == 0 || strncmp(name, RFI_GRAD_PREFIX, strlen(RFI_GRAD_PREFIX)) == 0 ||
+  const bool reserved = strcmp(name, RFI_MICROBATCH_INPUT) == 0 ||
+                        strncmp(name, RFI_GRAD_PREFIX, strlen(RFI_GRAD_PREFIX)) == 0 ||
                         strncmp(name, RFI_UNREDUCED_PREFIX, strlen(RFI_UNREDUCED_PREFIX)) == 0;
   return reserved ? rfi_fail(RFI_E_GRAPHS_CALLABLE,
                              "callable \"%s\": \"%s\" is a reserved name: rename the input or output", c->u.name, name)

@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * States that a step advances when it ends. Step counters: the step block and the states of named random streams, from which random ops read the step. Each step
- * advances the counters in the graphs' memory when it ends or is aborted, on the device and in stream order, as
- * rfr_step_end does; an aborted step counts as skipped. A counter that a callable writes, or that lies in the caller's
- * memory, is advanced by the callable or the caller.
+ * States that a step advances when it ends, on the device and in stream order.
  *
- * The states of delayed scaling are updated when a step ends, from the amaxes that its microbatches have collected
- * (pass/quantize_delayed.c). An aborted step leaves them as they are, and so do an evaluation and warm-up, which end
- * no step. With a communicator all its ranks have the same linears and get the same states.
+ * Step counters: the step block and the states of named random streams, from which random ops read the step. They
+ * advance as rfr_step_end does, also when a step is aborted, which counts as skipped. A counter that a callable writes,
+ * or that lies in the caller's memory, is advanced by the callable or the caller.
+ *
+ * History and scales of delayed scaling, from the amaxes that the parts have collected in recipe.amax. An aborted step
+ * leaves them as they are.
  */
 #include <string.h>
 

@@ -74,7 +74,8 @@ static rfr_status check_arguments(rfr_ctx *ctx, const rfr_callable *callables, i
         !is_array(c->samples, c->n_samples) || c->n_inputs < 0 || c->n_outputs < 0 || c->first_site < -1 ||
         c->first_linear < -1)
       return rfi_fail(RFI_E_ARGUMENT,
-                      "callable %d: trace is NULL, a list is NULL with n > 0, or first_site or first_linear is below -1",
+                      "callable %d: trace is NULL, a list is NULL with n > 0, or first_site or first_linear is below "
+                      "-1",
                       i);
     if (!c->inference != !callables[0].inference)
       return rfi_fail(RFI_E_GRAPHS_CALLABLE,

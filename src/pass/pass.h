@@ -165,7 +165,7 @@ rfr_status rfi_recipe_use_of(const rfr_trace *t, rfi_recipe_use *out);
 /* recipe.unsupported if two fp8_delayed recipes would need states of their own. */
 rfr_status rfi_recipes_agree(const rfr_recipe *a, const rfr_recipe *b);
 
-/* The input of a callable with its microbatch's number, and the state with the amaxes of the step so far, f32 (2,slots). */
+/* The input of a callable with its microbatch's number; the state with the amaxes of the step so far, f32 (2,slots). */
 #define RFI_MICROBATCH_INPUT "graphs.microbatch"
 #define RFI_RECIPE_AMAX "recipe.amax"
 

@@ -417,7 +417,7 @@ static rfr_status visit(pass *p, int i) {
 
 /* ---- the pass ---- */
 
-/* What the linears under recipes need; those that are not quantized count as linears alone. */
+/* The needs of the linears under recipes; one that is not quantized only counts as a linear. */
 static rfr_status find_use(const pass *p, const rfr_trace *t, rfi_recipe_use *use) {
   char buf[200];
   *use = (rfi_recipe_use){.linears = p->n_linears};

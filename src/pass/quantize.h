@@ -16,7 +16,7 @@ typedef struct rfi_amax {
 
 typedef struct rfi_delayed {
   const rfr_recipe *recipe; /* NULL: the trace has none */
-  bool collects;            /* a callable of a set that trains: amaxes go to a state, for the update at the step's end */
+  bool collects;            /* a callable of a set that trains: amaxes go to a state, for the update at its end */
   rfr_value history, scale; /* of the new trace: f32 (H,S) and (S) */
   rfr_value amax_state;     /* f32 (2,S), if it collects */
   rfi_arena *arena;

@@ -19,8 +19,8 @@
 
 rfr_status rfi_recipes_agree(const rfr_recipe *a, const rfr_recipe *b) {
   if (a->history == b->history && a->margin == b->margin && a->rule == b->rule) return RFR_OK;
-  return rfi_fail(RFI_E_RECIPE, "two fp8_delayed recipes have different history, margin or rule, but a program or a set "
-                                "of callables has one pair of states: use one recipe");
+  return rfi_fail(RFI_E_RECIPE, "two fp8_delayed recipes have different history, margin or rule, but a program or a "
+                                "set of callables has one pair of states: use one recipe");
 }
 
 rfr_status rfi_delayed_begin(rfi_delayed *d, rfi_rewrite *r, rfi_arena *arena, int slots) {

@@ -20,7 +20,7 @@
 enum { ROWS = 64, K = 32, H = 96, N = 64, MICROBATCHES = 2, STEPS = 3, HISTORY = 4, SLOTS = 6 };
 enum { GRADIENTS = H * K + N * H + H };
 
-/* What is compared after a step. */
+/* The results of a step that are compared. */
 typedef struct result {
   float gradient[GRADIENTS];
   float history[HISTORY * SLOTS], scale[SLOTS];
@@ -191,7 +191,8 @@ static rfr_status start(rfr_graphs *g) {
 /* Calls until a step has ended, or stops before call `until`. Microbatch m has the values of batch `batch` + m. */
 static rfr_status run_calls(rfr_graphs *g, int step, int batch, int microbatches, int until) {
   static const rfr_type x = {.dtype = RFR_F32, .rank = 2, .shape = {ROWS, K}},
-                        r = {.dtype = RFR_F32, .rank = 2, .shape = {ROWS, N}}, one = {.dtype = RFR_F32, .rank = 1, .shape = {1}};
+                        r = {.dtype = RFR_F32, .rank = 2, .shape = {ROWS, N}},
+                        one = {.dtype = RFR_F32, .rank = 1, .shape = {1}};
   float data[ROWS * N];
   rfr_tensor out[2];
   rfr_action a;
