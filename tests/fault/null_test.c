@@ -156,6 +156,7 @@ static void traces(void) {
   QUIET(rfr_value_set_name, NULL, 0, "x");
   GIVES(0, rfr_trace_op_count, NULL);
   GIVES(0, rfr_trace_sites, NULL);
+  GIVES(0, rfr_trace_linears, NULL);
   assert_int_equal(rfr_value_type(NULL, 0).rank, 0);
   note("rfr_value_type");
   assert_string_equal(rfr_value_name(NULL, 0), "");
