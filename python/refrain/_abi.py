@@ -31,6 +31,16 @@ Texts = Annotated[Any, POINTER(c_char_p)]
 Ids = Annotated[Any, POINTER(c_int32)]
 Offsets = Annotated[Any, POINTER(c_uint32)]
 
+
+class Record(ctypes.Structure):
+    """A struct whose integers are checked, because ctypes cuts off those that do not fit."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        super().__setattr__(name, value)
+        if isinstance(value, int) and isinstance(getattr(self, name), int) and getattr(self, name) != value:
+            raise OverflowError(f"{name} is {value}, which is out of range")
+
+
 Struct = TypeVar("Struct", bound=ctypes.Structure)
 STRUCTS: List[Type[ctypes.Structure]] = []
 
@@ -59,7 +69,7 @@ DeleterFn = CFUNCTYPE(None, c_void_p)
 
 
 @struct
-class rfr_error(ctypes.Structure):
+class rfr_error(Record):
     status: Int
     slug: Text
     message: Text
@@ -69,7 +79,7 @@ class rfr_error(ctypes.Structure):
 
 
 @struct
-class rfr_ctx_options(ctypes.Structure):
+class rfr_ctx_options(Record):
     size: Size
     alloc: Function
     free: Function
@@ -89,20 +99,20 @@ class rfr_ctx_options(ctypes.Structure):
 
 
 @struct
-class rfr_source(ctypes.Structure):
+class rfr_source(Record):
     file: Text
     line: Int
 
 
 @struct
-class rfr_type(ctypes.Structure):
+class rfr_type(Record):
     dtype: Int
     rank: Int
     shape: Dims
 
 
 @struct
-class rfr_tensor(ctypes.Structure):
+class rfr_tensor(Record):
     name: Text
     role: Int
     type: rfr_type
@@ -112,20 +122,20 @@ class rfr_tensor(ctypes.Structure):
 
 
 @struct
-class rfr_binding(ctypes.Structure):
+class rfr_binding(Record):
     name: Text
     type: rfr_type
     data: Pointer
 
 
 @struct
-class rfr_rng(ctypes.Structure):
+class rfr_rng(Record):
     seed: UInt64
     step: Int64
 
 
 @struct
-class rfr_rope_scaling(ctypes.Structure):
+class rfr_rope_scaling(Record):
     factor: Real
     low: Real
     high: Real
@@ -133,7 +143,7 @@ class rfr_rope_scaling(ctypes.Structure):
 
 
 @struct
-class rfr_attention_options(ctypes.Structure):
+class rfr_attention_options(Record):
     scale: Real
     causal: Int
     window: Int64
@@ -142,7 +152,7 @@ class rfr_attention_options(ctypes.Structure):
 
 
 @struct
-class rfr_moe_options(ctypes.Structure):
+class rfr_moe_options(Record):
     size: Size
     k: Int64
     score: Int
@@ -156,14 +166,14 @@ class rfr_moe_options(ctypes.Structure):
 
 
 @struct
-class rfr_action(ctypes.Structure):
+class rfr_action(Record):
     op: Int32
     stage: Int32
     microbatch: Int32
 
 
 @struct
-class rfr_schedule_options(ctypes.Structure):
+class rfr_schedule_options(Record):
     size: Size
     kind: Int
     ranks: Int
@@ -173,14 +183,14 @@ class rfr_schedule_options(ctypes.Structure):
 
 
 @struct
-class rfr_callable_link(ctypes.Structure):
+class rfr_callable_link(Record):
     input: Text
     callable: Int
     output: Text
 
 
 @struct
-class rfr_callable_fixed(ctypes.Structure):
+class rfr_callable_fixed(Record):
     port: Text
     gradient: Int
     data: Annotated[Any, POINTER(c_void_p)]
@@ -188,7 +198,7 @@ class rfr_callable_fixed(ctypes.Structure):
 
 
 @struct
-class rfr_callable(ctypes.Structure):
+class rfr_callable(Record):
     size: Size
     name: Text
     trace: Pointer
@@ -209,13 +219,13 @@ class rfr_callable(ctypes.Structure):
 
 
 @struct
-class rfr_hook_list(ctypes.Structure):
+class rfr_hook_list(Record):
     hooks: Pointer
     n: Int
 
 
 @struct
-class rfr_main_gradient(ctypes.Structure):
+class rfr_main_gradient(Record):
     size: Size
     parameter: Text
     type: rfr_type
@@ -227,7 +237,7 @@ class rfr_main_gradient(ctypes.Structure):
 
 
 @struct
-class rfr_graphs_options(ctypes.Structure):
+class rfr_graphs_options(Record):
     size: Size
     schedule: Pointer
     rank: Int
@@ -251,7 +261,7 @@ class rfr_graphs_options(ctypes.Structure):
 
 
 @struct
-class rfr_graphs_memory(ctypes.Structure):
+class rfr_graphs_memory(Record):
     size: Size
     planned_bytes: Int64
     persistent_bytes: Int64
@@ -273,13 +283,13 @@ class rfr_graphs_memory(ctypes.Structure):
 
 
 @struct
-class rfr_span(ctypes.Structure):
+class rfr_span(Record):
     begin: Size
     end: Size
 
 
 @struct
-class rfr_encode_options(ctypes.Structure):
+class rfr_encode_options(Record):
     size: Size
     add_special: Int
     foreign: Annotated[Any, POINTER(rfr_span)]
@@ -288,7 +298,7 @@ class rfr_encode_options(ctypes.Structure):
 
 
 @struct
-class rfr_tokens(ctypes.Structure):
+class rfr_tokens(Record):
     ids: Ids
     begins: Offsets
     n: Int64
@@ -297,7 +307,7 @@ class rfr_tokens(ctypes.Structure):
 
 
 @struct
-class rfr_chat_options(ctypes.Structure):
+class rfr_chat_options(Record):
     size: Size
     tools: Text
     variables: Text
@@ -306,7 +316,7 @@ class rfr_chat_options(ctypes.Structure):
 
 
 @struct
-class rfr_rendered(ctypes.Structure):
+class rfr_rendered(Record):
     text: Pointer
     n: Size
     foreign: Annotated[Any, POINTER(rfr_span)]
@@ -320,7 +330,7 @@ class rfr_rendered(ctypes.Structure):
 
 
 @struct
-class rfr_event(ctypes.Structure):
+class rfr_event(Record):
     size: Size
     kind: Int
     message: Text
@@ -344,7 +354,7 @@ class rfr_event(ctypes.Structure):
 
 
 @struct
-class rfr_window(ctypes.Structure):
+class rfr_window(Record):
     size: Size
     validation: Int
     index: Int64
@@ -358,7 +368,7 @@ class rfr_window(ctypes.Structure):
 
 
 @struct
-class rfr_data_source(ctypes.Structure):
+class rfr_data_source(Record):
     size: Size
     fill: Function
     user: Pointer
@@ -368,7 +378,7 @@ class rfr_data_source(ctypes.Structure):
 
 
 @struct
-class rfr_run_options(ctypes.Structure):
+class rfr_run_options(Record):
     size: Size
     config_name: Text
     config_folder: Text
@@ -390,7 +400,7 @@ class rfr_run_options(ctypes.Structure):
 
 
 @struct
-class rfr_run_info(ctypes.Structure):
+class rfr_run_info(Record):
     size: Size
     step: Int64
     steps: Int64
@@ -441,7 +451,7 @@ class rfr_run_info(ctypes.Structure):
 
 
 @struct
-class rfr_evaluation(ctypes.Structure):
+class rfr_evaluation(Record):
     loss: Real
     bits_per_byte: Real
     tokens: Int64
@@ -455,7 +465,7 @@ class rfr_evaluation(ctypes.Structure):
 
 
 @struct
-class rfr_generate_options(ctypes.Structure):
+class rfr_generate_options(Record):
     size: Size
     tokens: Int64
     temperature: Real
@@ -469,7 +479,7 @@ class rfr_generate_options(ctypes.Structure):
 
 
 @struct
-class rfr_export_options(ctypes.Structure):
+class rfr_export_options(Record):
     size: Size
     format: Text
     dtype: Text
@@ -481,6 +491,20 @@ class Status(c_int):
     """The result of a call that raises where it is not 0."""
 
 
+class _Whole:
+    """An argument of a C integer type; refuses numbers that do not fit."""
+
+    def __init__(self, kind: Any) -> None:
+        self.kind = kind
+
+    def from_param(self, value: Any) -> Any:
+        out = self.kind(value)
+        if out.value != value:
+            raise OverflowError(f"the number {value} is out of range")
+        return out
+
+
+_WHOLE = {kind: _Whole(kind) for kind in (c_int, c_int32, c_int64, c_size_t)}
 P = c_void_p  # a handle, or memory
 OUT = POINTER(c_void_p)
 VALUES = POINTER(c_int32)
@@ -640,5 +664,5 @@ def load() -> ctypes.CDLL:
     for name, (result, *arguments) in FUNCTIONS.items():
         function = getattr(library, name)
         function.restype = result
-        function.argtypes = arguments
+        function.argtypes = [_WHOLE.get(a, a) for a in arguments]
     return library

@@ -318,6 +318,8 @@ class Graphs(Handle):
         options.tensors, options.n_tensors = (_abi.rfr_binding * len(bindings))(*bindings), len(bindings)
         mains = [self._main_gradient(name, g) for name, g in (gradients or {}).items()]
         options.gradients, options.n_gradients = (_abi.rfr_main_gradient * len(mains))(*mains), len(mains)
+        for c in callables:
+            c.trace.finish()
         self._ports = [_Ports(c) for c in callables]
         keep: List[Any] = []  # until the call returns
 

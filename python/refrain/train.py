@@ -137,13 +137,13 @@ def _fill(window: Any, fill: Callable[[Window], object]) -> int:
                   window.position)
     fill(view)
     for given, to in ((view.tokens, window.tokens), (view.targets, window.targets)):
-        values = array.array("i", given)
+        values = ids_array(given)
         if len(values) != n:
             raise InvalidError("invalid", "data.source", f"a window has {len(values)} tokens or targets, not {n}")
-        ctypes.memmove(to, values.buffer_info()[0], bytes_)
+        ctypes.memmove(to, values, bytes_)
     if not 1 <= len(view.documents) <= n:
         raise InvalidError("invalid", "data.source", f"a window has {len(view.documents)} documents, not 1 to {n}")
-    ctypes.memmove(window.documents, array.array("i", view.documents).buffer_info()[0], 4 * len(view.documents))
+    ctypes.memmove(window.documents, ids_array(view.documents), 4 * len(view.documents))
     window.n_documents = len(view.documents)
     window.position = view.position
     return 0
