@@ -31,6 +31,7 @@
   X(schedule)           \
   X(profile)            \
   X(report)             \
+  X(top)                \
   X(bench)              \
   X(doctor)
 
@@ -84,7 +85,7 @@ typedef struct cli {
   bool is_model;                  /* it is a model's folder */
   char folder[4096];              /* of the configuration, or of the run */
   char base[4200], adapter[4300]; /* of an operand that is an adapter: its base, and adapter.from=FOLDER */
-  bool resume, strict, debug, eager;
+  bool resume, strict, debug, eager, once, follow;
   int64_t threads;   /* -1: not given */
   int64_t ranks;     /* 0: not given */
   rfr_launch launch; /* of this process */
@@ -98,7 +99,7 @@ typedef struct cli {
   const char *after, *phase, *program, *files, *svg, *dtype, *trace, *to;
   bool decode, special;
   bool diff, flat, all, frontier;
-  int64_t steps;
+  int64_t steps, port;
   const char *kind, *order, *layers, *file, *costs, *write_costs;
   double link; /* bytes per second, in GB */
   int64_t stages, microbatches, chunks, group;

@@ -1,12 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * refrain report: runs as one page for a browser.
+ * refrain report: runs as one page for a browser, in a file or served while the runs go on.
  */
 #include <stdlib.h>
 #include <string.h>
 
-#include "cli.h"
-#include "refrain/report.h"
+#include "report_server.h"
 
 static void write_file(const char *text, size_t n, void *user) { fwrite(text, 1, n, user); }
 
@@ -35,9 +34,11 @@ static rfr_status open_runs(cli *c, rfr_report **out) {
 rfr_status cli_report(cli *c) {
   rfr_report *r = NULL;
   const char *path = c->out ? c->out : "report.html";
+  if (c->follow && c->out) return cli_usage("omit one of them", "--follow serves the page, --out writes it");
+  if (c->port && !c->follow) return cli_usage("add --follow, or omit --port", "--port is for --follow");
   rfr_status s = open_runs(c, &r);
-  if (s == RFR_OK) s = write_page(r, path);
-  if (s == RFR_OK && strcmp(path, "-") != 0 && !c->quiet && !c->json) fprintf(stderr, "wrote %s\n", path);
+  if (s == RFR_OK) s = c->follow ? report_serve(r, c->port) : write_page(r, path);
+  if (s == RFR_OK && !c->follow && strcmp(path, "-") != 0 && !c->quiet && !c->json) fprintf(stderr, "wrote %s\n", path);
   rfr_report_close(r);
   return s;
 }

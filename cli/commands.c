@@ -242,10 +242,18 @@ static const cli_command commands[CLI_COMMAND_COUNT] = {
         {"report", "RUN...", 1, INT_MAX, "write runs as one page for a browser",
          "Reads the folders of the runs, also while they go on, and writes one HTML file that needs no network: curves "
          "of all runs, the load of experts, the arena of the step, the ops under the roofline, samples, and the "
-         "configurations with their differences.",
+         "configurations with their differences. With --follow, serves the page to browsers of this machine until "
+         "Ctrl-C, and the page shows new steps as they are logged.",
          "refrain report runs/first runs/second --out report.html",
          OPTIONS({"out", "FILE", NULL, CLI_TEXT, FIELD(out), "file to write; - is standard output (report.html)"},
-                 QUIET, JSON, HELP)},
+                 {"follow", NULL, NULL, CLI_FLAG, FIELD(follow), "serve the page at 127.0.0.1 instead"},
+                 {"port", "N", NULL, CLI_INTEGER, FIELD(port), "with --follow: port; 0 takes a free one (0)"}, QUIET,
+                 JSON, HELP)},
+    [CLI_INDEX_top] = {"top", "RUN", 1, 1, "watch a run at the terminal",
+                       "Shows progress, losses, speed, experts, memory and the last events of a run, and draws again "
+                       "every second until Ctrl-C. Without a terminal, prints one screen of 80 columns.",
+                       "refrain top runs/demo",
+                       OPTIONS({"once", NULL, NULL, CLI_FLAG, FIELD(once), "print one screen and end"}, HELP)},
     [CLI_INDEX_bench] = {"bench", "[NAME]", 0, 1, "time training steps and replays of built-in programs",
                          "Without NAME, runs every benchmark that suits a CPU.", "refrain bench gpt2-124m --json",
                          OPTIONS(SET, DTYPE, EAGER, STEPS, ON_A_DEVICE)},

@@ -169,6 +169,14 @@ target_include_directories(make_docs PRIVATE ${PROJECT_SOURCE_DIR})
 target_link_libraries(make_docs PRIVATE refrain_inside)
 add_test(NAME docs_current COMMAND make_docs --check ${PROJECT_SOURCE_DIR}/docs)
 
+# Pages of `refrain report` in Chromium, where there is one.
+find_package(Python3 COMPONENTS Interpreter)
+if(TARGET refrain_cli AND Python3_FOUND AND NOT RFR_SANITIZE)
+  add_test(NAME report_browser COMMAND ${Python3_EXECUTABLE} ${PROJECT_SOURCE_DIR}/tests/e2e/report_browser
+                                       $<TARGET_FILE:refrain_cli>)
+  set_tests_properties(report_browser PROPERTIES TIMEOUT 300 SKIP_RETURN_CODE 77 ENVIRONMENT OMP_WAIT_POLICY=passive)
+endif()
+
 # A few kills of the campaign that `make check-kills` runs in full.
 if(TARGET refrain_cli)
   add_test(NAME kill_campaign COMMAND ${PROJECT_SOURCE_DIR}/tools/kill-campaign $<TARGET_FILE:refrain_cli> 5)

@@ -29,14 +29,22 @@ enum { RFR_REPORT_RUNS = 16 };
 RFR_API rfr_status rfr_report_open(rfr_ctx *ctx, const char *const *runs, int n, rfr_report **out);
 /* Reads the events that the runs have logged since; *changed is 1 if there are any. Errors: as above. */
 RFR_API rfr_status rfr_report_read(rfr_report *r, int *changed);
+/* Bytes of the logs that were read: another number means that the data have changed. */
+RFR_API int64_t rfr_report_bytes(const rfr_report *r);
 RFR_API void rfr_report_close(rfr_report *r); /* accepts NULL */
 
 /* Writes the page: HTML that contains everything it needs and loads nothing. Texts of the runs are data in it and are
  * never read as markup. With `follow` the page asks the server that it came from for /data.json every two seconds.
  * Errors: memory.alloc, and those of the files above. */
 RFR_API rfr_status rfr_report_page(rfr_report *r, int follow, rfr_write_fn write, void *user);
-/* Writes the page's data, as the answer to /data.json. */
+/* Writes the page's data, as the answer to /data.json?N. N is rfr_report_bytes of the data that the page has. */
 RFR_API rfr_status rfr_report_data(rfr_report *r, rfr_write_fn write, void *user);
+
+/* Writes one screen about a run (0 based) as lines of at most `columns` columns (40 to 400), with colours if `colour`:
+ * progress, losses, speed, experts, memory and the last events. `now`: seconds since 1970, for the age of the last
+ * line; 0 leaves it out. */
+RFR_API rfr_status rfr_report_screen(rfr_report *r, int run, int columns, int colour, double now, rfr_write_fn write,
+                                     void *user);
 
 #ifdef __cplusplus
 }

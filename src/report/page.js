@@ -349,13 +349,13 @@ function refresh(data) {
   drawCurves();
 }
 async function poll() {
-  const status = document.getElementById('status');
   try {
-    const answer = await fetch('/data.json', {cache: 'no-store'});
+    const answer = await fetch(`/data.json?${state.data.bytes}`, {cache: 'no-store'});
     if (answer.status === 200) refresh(prepare(await answer.json()));
+    if (!answer.ok) throw new Error(answer.statusText);
     document.getElementById('status').textContent = ', live';
   } catch (e) {
-    status.textContent = ', connection lost';
+    document.getElementById('status').textContent = ', connection lost';
   }
   setTimeout(poll, 2000);
 }

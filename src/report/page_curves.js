@@ -68,7 +68,7 @@ function bytes(x) {
   const units = ['B', 'KiB', 'MiB', 'GiB', 'TiB'];
   let u = 0;
   for (; Math.abs(x) >= 1024 && u < 4; u++) x /= 1024;
-  return `${u ? x.toFixed(x < 10 ? 2 : 1) : Math.round(x)} ${units[u]}`;
+  return `${+x.toFixed(!u ? 0 : Math.abs(x) < 10 ? 2 : 1)} ${units[u]}`;
 }
 function short(x) {
   if (x === null || x === undefined || !Number.isFinite(x)) return '-';

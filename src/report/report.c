@@ -91,6 +91,12 @@ rfr_status rfr_report_read(rfr_report *r, int *changed) {
   return RFR_OK;
 }
 
+int64_t rfr_report_bytes(const rfr_report *r) {
+  int64_t bytes = 0;
+  for (int i = 0; i < r->n; i++) bytes += r->runs[i].log.offset;
+  return bytes;
+}
+
 void rfr_report_close(rfr_report *r) {
   if (!r) return;
   for (int i = 0; i < r->n; i++) {
@@ -242,6 +248,7 @@ static rfr_status put_data(rfi_inert *j, const rfr_report *r, int follow) {
   rfi_inert_begin(j, NULL, '{');
   rfi_inert_text(j, "version", rfr_version());
   rfi_inert_integer(j, "follow", follow != 0);
+  rfi_inert_integer(j, "bytes", rfr_report_bytes(r));
   rfi_inert_begin(j, "runs", '[');
   for (int i = 0; i < r->n; i++) RFI_TRY(put_run(j, r, &r->runs[i], points));
   rfi_inert_end(j, ']');

@@ -257,7 +257,7 @@ static void test_loads(void **state) {
   collect(start_line, strlen(start_line), &t);
   for (int i = 1; i <= 1000; i++) {
     snprintf(line, sizeof line, "{\"event\": \"metrics\", \"step\": %d, \"layer_loads\": [1.25, %s]}\n", i,
-             i == 500 ? "7.5" : "2");
+             i == 499 ? "7.5" : "2");
     collect(line, strlen(line), &t);
   }
   write_text(f, "run/log.jsonl", t.data);

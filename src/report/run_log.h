@@ -10,10 +10,11 @@
 #include "base/base.h"
 
 /* Numbers of a row: columns of the report, by their keys in log.jsonl; tokens_per_second is computed. */
-#define RFI_SERIES(X)                                                                                     \
-  X(loss)                                                                                                 \
-  X(bits_per_byte) X(lr) X(grad_norm) X(tokens_per_second) X(resident_bytes) X(device_bytes) X(most_load) \
-      X(least_load) X(margin) X(accuracy)
+#define RFI_SERIES(X)                                                                                            \
+  X(loss)                                                                                                        \
+  X(bits_per_byte)                                                                                               \
+  X(lr) X(grad_norm) X(tokens_per_second) X(resident_bytes) X(device_bytes) X(most_load) X(least_load) X(margin) \
+      X(accuracy)
 typedef enum rfi_series {
 #define RFI_SERIES_ENUM(name) RFI_SERIES_##name,
   RFI_SERIES(RFI_SERIES_ENUM)

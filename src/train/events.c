@@ -20,6 +20,7 @@
 
 #include "base/base.h"
 #include "data/file.h"
+#include "train/tensorboard.h"
 
 static const char *const names[] = {
 #define EVENT_NAME(e, name) name,
@@ -88,14 +89,14 @@ static void put_memory(line *l, const rfr_run *run) {
     put_number(l, "device_bytes", (double)use.taken);
 }
 
-static void append_log(rfr_run *run, const rfr_event *e) {
+static void append_log(rfr_run *run, const rfr_event *e, double time) {
   line l = {.n = 0};
   put(&l, "{\"event\": \"");
   put(&l, rfr_event_name(e->kind));
   put(&l, "\"");
   put_number(&l, "step", (double)e->step);
   put_number(&l, "steps", (double)e->steps);
-  put_number(&l, "time", wall_time());
+  put_number(&l, "time", time);
   if (*e->message) put_string(&l, "message", e->message);
   if (e->kind == RFR_EVENT_METRICS || e->kind == RFR_EVENT_EVALUATION) {
     put_number(&l, "loss", e->loss);
@@ -137,7 +138,11 @@ void rfi_run_emit(rfr_run *run, rfr_event *e) {
   if (!e->message) e->message = "";
   const bool rare = e->kind == RFR_EVENT_METRICS && !e->skipped && e->step != 1 && e->step != run->steps &&
                     e->step % run->settings->log_every != 0;
-  if (run->log >= 0 && !rare && e->kind != RFR_EVENT_PROGRESS) append_log(run, e);
+  if (run->log >= 0 && !rare && e->kind != RFR_EVENT_PROGRESS) {
+    const double time = wall_time();
+    append_log(run, e, time);
+    rfi_tensorboard_event(run, e, time);
+  }
   if (run->options.on_event) run->options.on_event(e, run->options.event_user);
 }
 

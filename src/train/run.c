@@ -388,7 +388,7 @@ rfr_status rfr_run_open(rfr_ctx *ctx, const char *config_text, const char *folde
   RFI_TRY(RFI_ALLOC(ctx, sizeof *run, &run));
   run->ctx = ctx;
   run->options = o;
-  run->log = -1;
+  run->log = run->event_file = -1;
   run->tokens_per_byte = 1.0;
   atomic_init(&run->stop, 0);
   if (folder) RFI_GOTO(rfi_path_join(ctx, folder, "config.yaml", &config_path));
@@ -411,6 +411,7 @@ fail:
 void rfr_run_close(rfr_run *run) {
   if (!run) return;
   rfi_journal_close(run->log);
+  rfi_journal_close(run->event_file);
   rfi_stages_destroy(run->stages);
   rfr_programs_destroy(run->programs);
   rfi_host_forget(run);

@@ -36,6 +36,7 @@ struct rfr_run {
   rfi_settings *settings; /* resolved */
   char *folder;           /* NULL: nothing is written */
   int log;                /* descriptor of log.jsonl, which is the folder's lock; -1: not open */
+  int event_file;         /* descriptor of the session's event file; -1: not open */
   rfi_dataset *data;      /* NULL with no_data */
   bool own_data;          /* that the program gives */
   int64_t *positions;     /* of own data: before step k, at k % (slots + 1) */

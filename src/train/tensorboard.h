@@ -1,0 +1,14 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * run.tensorboard: the numbers of the log in an event file of each session, beside log.jsonl.
+ */
+#ifndef RFI_TENSORBOARD_H
+#define RFI_TENSORBOARD_H
+
+#include "train/run.h"
+
+/* Opens the session's file with the event of the start, and writes metrics and evaluations. A file that cannot be
+ * written is a warning, and the run goes on without it. `time`: seconds since 1970. */
+void rfi_tensorboard_event(rfr_run *run, const rfr_event *e, double time);
+
+#endif
