@@ -202,7 +202,7 @@ class Context:
             self._lock.release()
 
     def close(self) -> None:
-        """Ends the use of the context. What was made with it is closed on its own."""
+        """Ends the use of the context. Objects that were made with it stay open."""
         with self._lock:
             pointer, self._pointer = self._pointer, None
             if pointer is not None:

@@ -132,9 +132,9 @@ def _record(cls: Type[Record], struct: ctypes.Structure, **given: str) -> Record
 def _fill(window: Any, fill: Callable[[Window], object]) -> int:
     """Gives the caller copies: nothing of the run's memory can be kept."""
     n, bytes_ = window.sequence, 4 * window.sequence
-    view = Window(bool(window.validation), window.index, n, array.array("i", ctypes.string_at(window.tokens, bytes_)),
-                  array.array("i", ctypes.string_at(window.targets, bytes_)), list(window.documents[: window.n_documents]),
-                  window.position)
+    tokens, targets = (array.array("i", ctypes.string_at(p, bytes_)) for p in (window.tokens, window.targets))
+    documents = list(window.documents[: window.n_documents])
+    view = Window(bool(window.validation), window.index, n, tokens, targets, documents, window.position)
     fill(view)
     for given, to in ((view.tokens, window.tokens), (view.targets, window.targets)):
         values = ids_array(given)

@@ -26,8 +26,8 @@ class Errors(unittest.TestCase):
     def test_kinds(self):
         """The classes are in the order of rfr_status."""
         names = [_core.text(_core.lib.rfr_status_name(i + 1)) for i in range(len(_core._KINDS))]
-        self.assertEqual(names, ["invalid", "no memory", "does not fit", "input or output", "unsupported", "mismatch", "numeric",
-                                 "stopped", "internal"])
+        self.assertEqual(names, ["invalid", "no memory", "does not fit", "input or output", "unsupported",
+                                 "mismatch", "numeric", "stopped", "internal"])
         self.assertIs(_core._KINDS[names.index("stopped")], refrain.Stopped)
 
     def test_file(self):
@@ -81,7 +81,7 @@ class Handles(unittest.TestCase):
         gc.collect()
 
     def test_uninitialized(self):
-        """A constructor that fails leaves nothing behind that the collector would trip over."""
+        """A constructor that fails leaves nothing that the collector cannot free."""
         for make in (lambda: refrain.Tokenizer("/nowhere"), lambda: refrain.Trainer("", None),
                      lambda: refrain.Model("/nowhere"), lambda: refrain.ChatTemplate("/nowhere")):
             with self.assertRaises(refrain.RefrainError):

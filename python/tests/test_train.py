@@ -74,8 +74,9 @@ class Runs(FolderTest):
     def test_window_is_a_copy(self):
         """What a program keeps of a window is its own."""
         kept = []
-        with refrain.Trainer(SMALL, None, data=refrain.Data(lambda w: (count(w), kept.append(w)), train_windows=8)) as t:
-            t.step()
+        data = refrain.Data(lambda window: (count(window), kept.append(window)), train_windows=8)
+        with refrain.Trainer(SMALL, None, data=data) as run:
+            run.step()
         self.assertEqual([list(w.tokens)[:2] for w in kept[:2]], [[0, 1], [1, 2]])
 
     def test_config_forms(self):
