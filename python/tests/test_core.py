@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Errors, handles, threads and callbacks."""
 import gc
+import subprocess
+import sys
+import tempfile
 import threading
 import time
 import unittest
@@ -208,6 +211,60 @@ class Threads(FolderTest):
         thread.join()
         with self.assertRaises(refrain.ClosedError):
             run.info
+
+
+class Exit(unittest.TestCase):
+    def test_open_handles(self):
+        """The interpreter ends with everything open, exported memory and a running thread too."""
+        program = """
+import threading, refrain
+from refrain import tensor
+context = refrain.Context("cpu", log=lambda level, line: None)
+trace = refrain.Trace(context)
+x = trace.input("x", "input_grad", "f32", (4, 4))
+trace.output("y", trace.mul(x, trace.input("w", "trainable", "f32", (4, 4))))
+graphs = refrain.Graphs(context, [refrain.Callable(trace)])
+graphs.begin_step()
+capsules = [graphs.tensor("w").__dlpack__(max_version=(1, 0)) for _ in range(3)]
+cycle = [graphs, capsules]
+cycle.append(cycle)
+
+def count(window):
+    pass
+
+config = {"refrain": 1, "data": {"train": [], "sequence": 16}, "batch": {"tokens": 64, "microbatch": 4},
+          "model": {"model_type": "llama", "vocab_size": 8, "hidden_size": 32, "intermediate_size": 64,
+                    "num_hidden_layers": 1, "num_attention_heads": 2, "max_position_embeddings": 16},
+          "optimizer": {"lr": 1e-2}, "run": {"steps": 100000000}}
+run = refrain.Trainer(config, None, data=refrain.Data(count, train_windows=64), context=refrain.Context("cpu"))
+threading.Thread(target=lambda: [run.step() for _ in range(100000000)], daemon=True).start()
+print("end")
+"""
+        for _ in range(3):
+            done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+            self.assertEqual((done.returncode, done.stdout, done.stderr), (0, "end\n", ""))
+
+    def test_interrupt(self):
+        """Ctrl-C between two steps ends train(), which saves; the exception is KeyboardInterrupt."""
+        program = """
+import os, signal, sys, refrain
+def fill(window):
+    pass
+def on_event(event):
+    if event.kind == "metrics" and event.step == 3:
+        os.kill(os.getpid(), signal.SIGINT)
+config = %r
+config["run"]["steps"] = 1000000
+with refrain.Trainer(config, sys.argv[1], data=refrain.Data(fill, train_windows=64), on_event=on_event) as run:
+    try:
+        run.train()
+    except KeyboardInterrupt:
+        print("interrupted", run.info.step < 10, os.path.basename(run.info.checkpoint)[:5])
+""" % (SMALL,)
+        with tempfile.TemporaryDirectory() as folder:
+            done = subprocess.run([sys.executable, "-c", program, folder + "/run"], capture_output=True, text=True,
+                                  timeout=60)
+        self.assertEqual((done.returncode, done.stdout, done.stderr), (0, "interrupted True step-\n", ""))
 
 
 if __name__ == "__main__":
