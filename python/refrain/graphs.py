@@ -314,6 +314,7 @@ class Graphs(Handle):
         options.budget, options.recompute = budget, _choice(_RECOMPUTE, recompute, "recompute")
         options.warmup_iterations = warmup_iterations
         self._kept: List[Any] = []  # memory of the caller, captured by address
+        self.context = context
         bindings = [self._keep(t).binding(name) for name, t in (tensors or {}).items()]
         options.tensors, options.n_tensors = (_abi.rfr_binding * len(bindings))(*bindings), len(bindings)
         mains = [self._main_gradient(name, g) for name, g in (gradients or {}).items()]
@@ -334,7 +335,7 @@ class Graphs(Handle):
         self._inputs: List[Borrowed] = []  # until the work that reads them is done
 
     def _keep(self, value: Any) -> Borrowed:
-        out = Borrowed(value)
+        out = Borrowed(value, self.context.device)
         self._kept.append(out)
         return out
 
@@ -378,7 +379,7 @@ class Graphs(Handle):
 
     def _borrow(self, values: Sequence[Any]) -> Any:
         stream = self._stream if self._stream is not None else -1  # -1: the caller has seen to it
-        borrowed = [Borrowed(v, stream) for v in values]
+        borrowed = [Borrowed(v, self.context.device, stream) for v in values]
         self._inputs += borrowed
         return (_abi.rfr_binding * len(values))(*[b.binding() for b in borrowed])
 
@@ -396,6 +397,8 @@ class Graphs(Handle):
         self._begin(lib.rfr_graphs_begin_evaluation, inputs or {})
 
     def _begin(self, function: Any, inputs: Mapping[str, Any]) -> None:
+        if self._inputs:  # without the caller's stream a step waits for the one before, and its inputs are released
+            self.wait()
         bindings = self._borrow(list(inputs.values()))
         for binding, name in zip(bindings, inputs):
             binding.name = name.encode()
