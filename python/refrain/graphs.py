@@ -74,6 +74,11 @@ class Trace(Handle):
         """The number of random ops, for Callable.first_site of a later layer."""
         return int(self._call(lib.rfr_trace_sites))
 
+    @property
+    def linears(self) -> int:
+        """The number of linears under a recipe, for Callable.first_linear of a later layer."""
+        return int(self._call(lib.rfr_trace_linears))
+
     def shape(self, value: int) -> Tuple[int, ...]:
         """The shape of a value."""
         found = self._call(lib.rfr_value_type, value)
@@ -265,6 +270,7 @@ class Callable:
     inference: bool = False
     gathered: bool = False
     first_site: int = -1
+    first_linear: int = -1
 
 
 @dataclass
@@ -351,7 +357,8 @@ class Graphs(Handle):
         out: _abi.rfr_callable = lib.rfr_callable_default()
         out.name = c.name.encode() if c.name is not None else None
         out.trace = c.trace.pointer
-        out.inference, out.gathered, out.first_site = c.inference, c.gathered, c.first_site
+        out.inference, out.gathered = c.inference, c.gathered
+        out.first_site, out.first_linear = c.first_site, c.first_linear
         links = [_abi.rfr_callable_link(i.encode(), n, o.encode()) for i, n, o in c.links]
         out.links, out.n_links = (_abi.rfr_callable_link * len(links))(*links), len(links)
         ports = []
