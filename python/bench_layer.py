@@ -55,6 +55,7 @@ def microseconds(step, times=30, rounds=5):
 def main(tokens, width):
     x = torch.randn(tokens, width, device="cuda", dtype=torch.bfloat16, requires_grad=True)
     dy = torch.randn(tokens, width, device="cuda", dtype=torch.bfloat16)
+    torch.autograd.graph.set_warn_on_accumulate_grad_stream_mismatch(False)
     theirs, graphed, mine = (Mlp(width).to("cuda", torch.bfloat16) for _ in range(3))
     capture = torch.cuda.make_graphed_callables(graphed, (x,))
     context = refrain.Context("cuda")

@@ -216,6 +216,7 @@ class rfr_callable(Record):
     sharded: Int
     gathered: Int
     first_site: Int64
+    first_linear: Int64
 
 
 @struct
@@ -351,6 +352,8 @@ class rfr_event(Record):
     windows_held_out: Int64
     margin: Real
     accuracy: Real
+    layer_loads: Annotated[Any, POINTER(c_double)]
+    layers: Int64
 
 
 @struct
@@ -568,6 +571,7 @@ FUNCTIONS: Dict[str, Tuple[Any, ...]] = {  # name: result, arguments
     "rfr_trace_finish": (Status, P),
     "rfr_trace_print": (Status, P, P, WriteFn, P),
     "rfr_trace_sites": (c_int64, P),
+    "rfr_trace_linears": (c_int64, P),
     "rfr_value_type": (rfr_type, P, c_int32),
     "rfr_scope": (None, P, c_char_p),
     "rfr_input_at": (c_int32, *AT, c_char_p, c_int, c_int, c_int, POINTER(c_int64)),

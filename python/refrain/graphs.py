@@ -74,6 +74,11 @@ class Trace(Handle):
         """The number of random ops, for Callable.first_site of a later layer."""
         return int(self._call(lib.rfr_trace_sites))
 
+    @property
+    def linears(self) -> int:
+        """The number of linears under a recipe, for Callable.first_linear of a later layer."""
+        return int(self._call(lib.rfr_trace_linears))
+
     def shape(self, value: int) -> Tuple[int, ...]:
         """The shape of a value."""
         found = self._call(lib.rfr_value_type, value)
@@ -265,6 +270,7 @@ class Callable:
     inference: bool = False
     gathered: bool = False
     first_site: int = -1
+    first_linear: int = -1
 
 
 @dataclass
@@ -314,6 +320,7 @@ class Graphs(Handle):
         options.budget, options.recompute = budget, _choice(_RECOMPUTE, recompute, "recompute")
         options.warmup_iterations = warmup_iterations
         self._kept: List[Any] = []  # memory of the caller, captured by address
+        self.context = context
         bindings = [self._keep(t).binding(name) for name, t in (tensors or {}).items()]
         options.tensors, options.n_tensors = (_abi.rfr_binding * len(bindings))(*bindings), len(bindings)
         mains = [self._main_gradient(name, g) for name, g in (gradients or {}).items()]
@@ -334,7 +341,7 @@ class Graphs(Handle):
         self._inputs: List[Borrowed] = []  # until the work that reads them is done
 
     def _keep(self, value: Any) -> Borrowed:
-        out = Borrowed(value)
+        out = Borrowed(value, self.context.device)
         self._kept.append(out)
         return out
 
@@ -350,7 +357,8 @@ class Graphs(Handle):
         out: _abi.rfr_callable = lib.rfr_callable_default()
         out.name = c.name.encode() if c.name is not None else None
         out.trace = c.trace.pointer
-        out.inference, out.gathered, out.first_site = c.inference, c.gathered, c.first_site
+        out.inference, out.gathered = c.inference, c.gathered
+        out.first_site, out.first_linear = c.first_site, c.first_linear
         links = [_abi.rfr_callable_link(i.encode(), n, o.encode()) for i, n, o in c.links]
         out.links, out.n_links = (_abi.rfr_callable_link * len(links))(*links), len(links)
         ports = []
@@ -378,7 +386,7 @@ class Graphs(Handle):
 
     def _borrow(self, values: Sequence[Any]) -> Any:
         stream = self._stream if self._stream is not None else -1  # -1: the caller has seen to it
-        borrowed = [Borrowed(v, stream) for v in values]
+        borrowed = [Borrowed(v, self.context.device, stream) for v in values]
         self._inputs += borrowed
         return (_abi.rfr_binding * len(values))(*[b.binding() for b in borrowed])
 
@@ -396,6 +404,8 @@ class Graphs(Handle):
         self._begin(lib.rfr_graphs_begin_evaluation, inputs or {})
 
     def _begin(self, function: Any, inputs: Mapping[str, Any]) -> None:
+        if self._inputs:  # without the caller's stream a step waits for the one before, and its inputs are released
+            self.wait()
         bindings = self._borrow(list(inputs.values()))
         for binding, name in zip(bindings, inputs):
             binding.name = name.encode()

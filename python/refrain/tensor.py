@@ -52,18 +52,32 @@ def type_struct(dtype: str, shape: Sequence[int]) -> _abi.rfr_type:
 # ---- in ----
 
 
+class Memory:
+    """An argument whose address is known, without DLPack: its `owner` keeps the memory."""
+
+    def __init__(self, owner: Any, type: _abi.rfr_type, address: int, host: bool) -> None:
+        self.owner = owner
+        self.struct = _abi.rfr_tensor()
+        self.struct.type, self.struct.data, self.struct.host = type, address, host
+
+
 class Borrowed:
     """Memory of an argument, with its owner."""
 
-    def __init__(self, value: Any, stream: Optional[int] = None) -> None:
+    def __init__(self, value: Any, device: str, stream: Optional[int] = None) -> None:
         self.tensor = _abi.rfr_tensor()
         self.owner: Any = None
         if isinstance(value, Tensor):
             self.owner, self.tensor = value, value.struct
+        elif isinstance(value, Memory):
+            self.owner, self.tensor = value.owner, value.struct
         elif hasattr(value, "__dlpack__"):
             self._from_dlpack(value, stream)
         else:
             self._from_buffer(value)
+        if not self.tensor.host and not device.startswith("cuda"):
+            raise InvalidError("invalid", "tensor", f"memory of a GPU for graphs on the device {device}",
+                               "move the tensor, or make the graphs with Context(\"cuda\")")
 
     def _from_dlpack(self, value: Any, stream: Optional[int]) -> None:
         if hasattr(value, "detach"):

@@ -9,7 +9,7 @@ import json
 import os
 import threading
 from dataclasses import dataclass, fields
-from typing import Any, Callable, List, Mapping, Optional, Sequence, Type, TypeVar, Union
+from typing import Any, Callable, List, Mapping, Optional, Sequence, Tuple, Type, TypeVar, Union
 
 from . import _abi
 from ._core import (Context, Handle, InvalidError, Overrides, Path, RefrainError, collect, copy_fields, create, lib,
@@ -45,6 +45,7 @@ class Event:
     windows_held_out: int
     margin: float
     accuracy: float
+    layer_loads: Tuple[float, ...]
 
 
 @dataclass(frozen=True)
@@ -124,7 +125,7 @@ EventFn = Callable[[Event], object]
 Record = TypeVar("Record", Event, RunInfo, Evaluation)
 
 
-def _record(cls: Type[Record], struct: ctypes.Structure, **given: str) -> Record:
+def _record(cls: Type[Record], struct: ctypes.Structure, **given: object) -> Record:
     values = {**copy_fields(struct), **given}
     return cls(**{f.name: values[f.name] for f in fields(cls)})
 
@@ -167,7 +168,8 @@ class _Options:
         # Without a function of the caller this still lets Python raise KeyboardInterrupt between steps.
         if on_event is not None:
             event = _abi.rfr_event.from_address(address)
-            on_event(_record(Event, event, kind=text(lib.rfr_event_name(event.kind))))
+            loads = tuple(event.layer_loads[: event.layers]) if event.layers else ()  # memory of the run
+            on_event(_record(Event, event, kind=text(lib.rfr_event_name(event.kind)), layer_loads=loads))
 
     def set_data(self, context: Context, data: Data) -> None:
         fill = data.fill

@@ -344,6 +344,14 @@ class Memory(unittest.TestCase):
         with self.assertRaisesRegex(refrain.InvalidError, "before 1.0"):
             self.graphs.forward(0, 0, Old())
 
+    def test_memory_of_a_gpu(self):
+        """Graphs on the CPU refuse it; they would read an address that is not theirs."""
+        there = tensor.Memory(None, tensor.type_struct("f32", (T, C)), 1 << 40, False)
+        with self.assertRaisesRegex(refrain.InvalidError, "memory of a GPU"), self.graphs.step():
+            self.graphs.forward(0, 0, there)
+        with self.assertRaisesRegex(refrain.InvalidError, "memory of a GPU"):
+            refrain.Graphs(self.context, [refrain.Callable(linear(self.context))], tensors={"w": there})
+
     def test_close_in_a_step(self):
         with self.assertRaises(refrain.ClosedError):
             with self.graphs.step():
