@@ -201,8 +201,10 @@ RFR_API rfr_value rfr_moe_unpermute_at(rfr_trace *t, rfr_source at, rfr_value y,
 RFR_API rfr_value rfr_moe_loss_at(rfr_trace *t, rfr_source at, rfr_value logits, rfr_value index, rfr_value targets,
                                   int sigmoid, double balance, double z, int ignore);
 /* Over the splits of routings, n values i32 (E) or (routings,E): the largest number of rows of one expert divided by
- * its routing's mean, f32 (1); *least: the smallest one. */
-RFR_API rfr_value rfr_moe_load_at(rfr_trace *t, rfr_source at, int n, const rfr_value *splits, rfr_value *least);
+ * its routing's mean, f32 (1); *least: the smallest one; *by_layer f32 (layers): the largest of each layer, where the
+ * routings are those of layer 0, 1, ..., layers - 1, 0, ... `least` and `by_layer` may be NULL. */
+RFR_API rfr_value rfr_moe_load_at(rfr_trace *t, rfr_source at, int n, const rfr_value *splits, int64_t layers,
+                                  rfr_value *least, rfr_value *by_layer);
 
 /* ---- embeddings, norms, attention ---- */
 
@@ -428,7 +430,7 @@ RFR_API rfr_value rfr_step_end_at(rfr_trace *t, rfr_source at, rfr_value step, r
 /* x = ring[attempted mod R], ring (R, ...) */
 RFR_API rfr_value rfr_ring_read_at(rfr_trace *t, rfr_source at, rfr_value ring, rfr_value step);
 /* Writes n scalars, f32, i32 or i64 (1), to entry attempted mod R of the ring f64 (R, 1+n), then attempted + 1 to
- * element 0 of the entry. */
+ * element 0 of the entry. The last value may be f32 (m), of a ring (R, n+m). */
 RFR_API rfr_value rfr_metrics_write_at(rfr_trace *t, rfr_source at, rfr_value ring, rfr_value step, int n,
                                        const rfr_value *values);
 
@@ -483,7 +485,8 @@ RFR_API rfr_value rfr_text_end_at(rfr_trace *t, rfr_source at, rfr_value cursor,
 #define rfr_moe_unpermute(t, y, order, place, weight) rfr_moe_unpermute_at(t, RFR_HERE, y, order, place, weight)
 #define rfr_moe_loss(t, logits, index, targets, sigmoid, balance, z, ignore) \
   rfr_moe_loss_at(t, RFR_HERE, logits, index, targets, sigmoid, balance, z, ignore)
-#define rfr_moe_load(t, n, splits, least) rfr_moe_load_at(t, RFR_HERE, n, splits, least)
+#define rfr_moe_load(t, n, splits, layers, least, by_layer) \
+  rfr_moe_load_at(t, RFR_HERE, n, splits, layers, least, by_layer)
 #define rfr_embedding(t, table, ids) rfr_embedding_at(t, RFR_HERE, table, ids)
 #define rfr_positions(t, offsets, tokens) rfr_positions_at(t, RFR_HERE, offsets, tokens)
 #define rfr_rope(t, x, positions, theta, scaling) rfr_rope_at(t, RFR_HERE, x, positions, theta, scaling)

@@ -53,23 +53,25 @@ typedef struct rfr_event {
   size_t size;
   rfr_event_kind kind;
   const char *message;
-  int64_t step;             /* steps attempted so far; metrics: the step's own number, from 1 */
-  int64_t steps;            /* of the run; an estimate while rfr_run_info.steps_estimated is 1 */
-  double loss;              /* nats per token; with preferences the DPO loss per pair */
-  double bits_per_byte;     /* loss in bits per byte of text */
-  double grad_norm;         /* before clipping */
-  double lr;                /* learning rate of the step */
-  int64_t tokens;           /* valid targets of the step, or of the evaluation */
-  int skipped;              /* 1: no weight was updated: gradients not finite, or rows of experts refused */
-  double seconds;           /* duration of the step, the evaluation or the checkpoint */
-  double most_load;         /* metrics, with experts: tokens of the fullest expert of all layers, over the mean */
-  double least_load;        /* and of the emptiest */
-  double seconds_left;      /* metrics: estimate of the time to the end of the run, 0 at the first step */
-  int64_t windows;          /* progress, evaluation: windows evaluated */
-  int64_t windows_planned;  /* that this evaluation takes */
-  int64_t windows_held_out; /* of all held-out data: more than windows_planned if run.evaluate_windows limits it */
-  double margin;            /* metrics, evaluation, with preferences: mean reward margin of the pairs */
-  double accuracy;          /* share of the pairs with a margin over 0 */
+  int64_t step;              /* steps attempted so far; metrics: the step's own number, from 1 */
+  int64_t steps;             /* of the run; an estimate while rfr_run_info.steps_estimated is 1 */
+  double loss;               /* nats per token; with preferences the DPO loss per pair */
+  double bits_per_byte;      /* loss in bits per byte of text */
+  double grad_norm;          /* before clipping */
+  double lr;                 /* learning rate of the step */
+  int64_t tokens;            /* valid targets of the step, or of the evaluation */
+  int skipped;               /* 1: no weight was updated: gradients not finite, or rows of experts refused */
+  double seconds;            /* duration of the step, the evaluation or the checkpoint */
+  double most_load;          /* metrics, with experts: tokens of the fullest expert of all layers, over the mean */
+  double least_load;         /* and of the emptiest */
+  double seconds_left;       /* metrics: estimate of the time to the end of the run, 0 at the first step */
+  int64_t windows;           /* progress, evaluation: windows evaluated */
+  int64_t windows_planned;   /* that this evaluation takes */
+  int64_t windows_held_out;  /* of all held-out data: more than windows_planned if run.evaluate_windows limits it */
+  double margin;             /* metrics, evaluation, with preferences: mean reward margin of the pairs */
+  double accuracy;           /* share of the pairs with a margin over 0 */
+  const double *layer_loads; /* metrics, with experts: most_load of each of `layers` layers with experts */
+  int64_t layers;
 } rfr_event;
 /* Called on the thread that uses the run. The event is borrowed and valid until the function returns. */
 typedef void (*rfr_event_fn)(const rfr_event *event, void *user);

@@ -136,7 +136,8 @@ enum { RFI_IN_moe_loss_bwd_dloss, RFI_IN_moe_loss_bwd_logits, RFI_IN_moe_loss_bw
 enum { RFI_OUT_moe_loss_bwd_dlogits };
 enum { RFI_AT_moe_loss_bwd_sigmoid, RFI_AT_moe_loss_bwd_balance, RFI_AT_moe_loss_bwd_z, RFI_AT_moe_loss_bwd_ignore };
 enum { RFI_IN_moe_load_splits };
-enum { RFI_OUT_moe_load_most, RFI_OUT_moe_load_least };
+enum { RFI_OUT_moe_load_most, RFI_OUT_moe_load_least, RFI_OUT_moe_load_by_layer };
+enum { RFI_AT_moe_load_layers };
 enum { RFI_IN_moe_parts_splits, RFI_IN_moe_parts_order, RFI_IN_moe_parts_place };
 enum { RFI_OUT_moe_parts_part_order, RFI_OUT_moe_parts_part_place, RFI_OUT_moe_parts_need };
 enum { RFI_AT_moe_parts_ranks, RFI_AT_moe_parts_capacity };

@@ -62,12 +62,16 @@ static rfr_status name_apart(rfr_report *r) {
 rfr_status rfr_report_open(rfr_ctx *ctx, const char *const *runs, int n, rfr_report **out) {
   rfr_report *r;
   rfr_status s;
+  RFI_TRY(rfi_check_handle(out, "result"));
   *out = NULL;
+  RFI_TRY(rfi_check_handle(ctx, "rfr_ctx"));
   if (n < 1 || n > RFR_REPORT_RUNS)
     return rfi_fail(RFI_E_ARGUMENT, "a report of %d runs; it has 1 to %d", n, RFR_REPORT_RUNS);
+  RFI_TRY(rfi_check_handle(runs, "list of runs"));
   RFI_TRY(RFI_ALLOC(ctx, sizeof *r, &r));
   r->ctx = ctx;
   for (int i = 0; i < n; i++) {
+    RFI_GOTO(rfi_check_handle(runs[i], "folder of a run"));
     r->n = i + 1;
     RFI_GOTO(copy(ctx, runs[i], strlen(runs[i]), &r->runs[i].folder));
     RFI_GOTO(name_run(ctx, runs[i], &r->runs[i].name));
@@ -82,7 +86,9 @@ fail:
 }
 
 rfr_status rfr_report_read(rfr_report *r, int *changed) {
+  RFI_TRY(rfi_check_handle(changed, "result"));
   *changed = 0;
+  RFI_TRY(rfi_check_handle(r, "rfr_report"));
   for (int i = 0; i < r->n; i++) {
     const int64_t before = r->runs[i].log.offset;
     RFI_TRY(rfi_run_log_read(&r->runs[i].log));
@@ -93,7 +99,7 @@ rfr_status rfr_report_read(rfr_report *r, int *changed) {
 
 int64_t rfr_report_bytes(const rfr_report *r) {
   int64_t bytes = 0;
-  for (int i = 0; i < r->n; i++) bytes += r->runs[i].log.offset;
+  for (int i = 0; r && i < r->n; i++) bytes += r->runs[i].log.offset;
   return bytes;
 }
 
@@ -257,6 +263,7 @@ static rfr_status put_data(rfi_inert *j, const rfr_report *r, int follow) {
 }
 
 rfr_status rfr_report_data(rfr_report *r, rfr_write_fn write, void *user) {
+  RFI_TRY(rfi_check_handle(r, "rfr_report"));
   rfi_inert j = {.text = {.ctx = r->ctx}};
   const rfr_status s = put_data(&j, r, 1);
   if (s == RFR_OK) write(j.text.data, j.text.n, user);
@@ -267,6 +274,7 @@ rfr_status rfr_report_data(rfr_report *r, rfr_write_fn write, void *user) {
 static void write_text(rfr_write_fn write, void *user, const char *text) { write(text, strlen(text), user); }
 
 rfr_status rfr_report_page(rfr_report *r, int follow, rfr_write_fn write, void *user) {
+  RFI_TRY(rfi_check_handle(r, "rfr_report"));
   rfi_inert j = {.text = {.ctx = r->ctx}};
   const rfr_status s = put_data(&j, r, follow);
   if (s == RFR_OK) {

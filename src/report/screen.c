@@ -249,6 +249,7 @@ static void put_events(screen *s, const rfi_run_log *log) {
 
 rfr_status rfr_report_screen(rfr_report *r, int run, int columns, int colour, double now, rfr_write_fn write,
                              void *user) {
+  RFI_TRY(rfi_check_handle(r, "rfr_report"));
   screen s = {.text = {.ctx = r->ctx}, .columns = columns, .colour = colour != 0};
   if (run < 0 || run >= r->n) return rfi_fail(RFI_E_ARGUMENT, "run %d of %d", run, r->n);
   if (columns < 40 || columns > 400) return rfi_fail(RFI_E_ARGUMENT, "%d columns; a screen has 40 to 400", columns);

@@ -33,7 +33,7 @@ const char *rfr_event_name(rfr_event_kind kind) {
 }
 
 typedef struct line {
-  char text[2048];
+  char text[8192];
   size_t n;
 } line;
 
@@ -89,6 +89,18 @@ static void put_memory(line *l, const rfr_run *run) {
     put_number(l, "device_bytes", (double)use.taken);
 }
 
+/* As many layers as the line has space for: more than a thousand. */
+static void put_loads(line *l, const double *loads, int64_t layers) {
+  char number[32];
+  put(l, ", \"layer_loads\": [");
+  for (int64_t i = 0; i < layers && l->n < sizeof l->text - 160; i++) {
+    if (i > 0) put(l, ", ");
+    rfi_snprintf(number, sizeof number, "%.4g", loads[i]);
+    put(l, number);
+  }
+  put(l, "]");
+}
+
 static void append_log(rfr_run *run, const rfr_event *e, double time) {
   line l = {.n = 0};
   put(&l, "{\"event\": \"");
@@ -119,6 +131,7 @@ static void append_log(rfr_run *run, const rfr_event *e, double time) {
     if (e->most_load > 0.0) {
       put_number(&l, "most_load", e->most_load);
       put_number(&l, "least_load", e->least_load);
+      put_loads(&l, e->layer_loads, e->layers);
     }
     put_memory(&l, run);
   }

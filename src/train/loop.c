@@ -21,10 +21,11 @@
 
 enum { SKIPS_IN_A_ROW = 20, ZERO_STEPS = 10, LEAST_WINDOWS = 64 };
 
-/* The metrics of step `step`. The device writes the step's number into the slot last. */
-static rfr_status read_metrics(rfr_run *run, int64_t step, double *values) {
-  const int n = rfi_metric_count(&run->settings->spec);
-  const double *slot = (const double *)run->metrics.data + (step % run->settings->spec.slots) * (1 + n);
+/* The metrics of step `step`; *by_layer: the load of each layer with experts, valid until the slot is written again.
+ * The device writes the step's number into the slot last. */
+static rfr_status read_metrics(rfr_run *run, int64_t step, double *values, const double **by_layer) {
+  const int64_t width = rfi_metric_width(&run->settings->spec);
+  const double *slot = (const double *)run->metrics.data + (step % run->settings->spec.slots) * width;
   const double number = (double)(step + 1);
   double seen;
   for (int idle = 0;;) {
@@ -35,6 +36,7 @@ static rfr_status read_metrics(rfr_run *run, int64_t step, double *values) {
   }
   for (int m = 0, column = 1; m < RFI_METRIC_N; m++)
     if (rfi_metric_exists(&run->settings->spec, (rfi_metric)m)) values[m] = slot[column++];
+  *by_layer = slot + width - rfi_metric_layers(&run->settings->spec);
   return RFR_OK;
 }
 
@@ -147,6 +149,7 @@ static rfr_status fail_skipped(const rfr_run *run) {
  * as the ring goes, so that the device is never idle. */
 static rfr_status step(rfr_run *run, int64_t until, rfr_op_time *times, int max, int *n) {
   double m[RFI_METRIC_N] = {0};
+  const double *by_layer;
   RFI_TRY(rfi_state_prepare(run, false));
   const double start = rfi_now();
   for (; run->filled < run->step + run->settings->spec.slots; run->filled++) RFI_TRY(rfi_fill_slot(run, run->filled));
@@ -159,7 +162,7 @@ static rfr_status step(rfr_run *run, int64_t until, rfr_op_time *times, int max,
     if (times) RFI_TRY(rfr_program_profile(run->programs, rfr_run_program_index(run, RFR_RUN_TRAIN), times, max, n));
     else RFI_TRY(rfi_launch(run, RFR_RUN_TRAIN));
   }
-  RFI_TRY(read_metrics(run, run->step, m));
+  RFI_TRY(read_metrics(run, run->step, m, &by_layer));
   run->stop_agreed |= m[RFI_METRIC_STOP] > 0.0;
   run->step++;
   const bool skipped = m[RFI_METRIC_SKIP] != 0.0, preference = run->settings->spec.preference;
@@ -181,6 +184,8 @@ static rfr_status step(rfr_run *run, int64_t until, rfr_op_time *times, int max,
                         .skipped = skipped,
                         .most_load = m[RFI_METRIC_MOST_LOAD],
                         .least_load = m[RFI_METRIC_LEAST_LOAD],
+                        .layer_loads = by_layer,
+                        .layers = rfi_metric_layers(&run->settings->spec),
                         .seconds_left = run->clock.time > 0.0 ? run->clock.left
                                                               : run->step_seconds * (double)(run->steps - run->step),
                         .seconds = seconds});

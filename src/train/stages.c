@@ -59,10 +59,11 @@ struct rfi_stages {
 void rfi_stages_memory(const rfi_stages *p, rfr_graphs_memory *out) { *out = p->memory; }
 
 rfr_status rfi_pipeline_check(const rfi_step_spec *s) {
-  const char *what = s->model.experts > 0                ? "experts"
-                     : s->preference                     ? "preferences"
-                     : s->recipe.kind != RFR_RECIPE_NONE ? "a precision recipe"
-                                                         : NULL;
+  const bool delayed = s->recipe.kind == RFR_RECIPE_FP8_DELAYED;
+  const char *what = s->model.experts > 0 ? "experts"
+                     : s->preference      ? "preferences"
+                     : delayed            ? "fp8_delayed, whose scales are of one rank; give fp8_current or fp8_block"
+                                          : NULL;
   const int stages = rfi_pipeline_stages(&s->pipeline);
   if (what) return rfi_fail(RFI_E_UNSUPPORTED, "a pipeline cannot train with %s", what);
   if (s->model.layers < stages)
@@ -145,8 +146,17 @@ static rfr_status place_received(rfi_stages *p, int stage, bool gradient, int *a
   return RFR_OK;
 }
 
-/* One callable for each layer of a stage, each linked to the one before. *sites: of the layers before. */
-static rfr_status make_stage(rfi_stages *p, int stage, rfr_callable *c, rfr_trace **traces, bindings *b, int64_t *sites,
+typedef struct drawn { /* by the layers before: what decides the random numbers of a layer */
+  int64_t sites, linears;
+} drawn;
+
+static void add_drawn(drawn *d, const rfr_trace *t) {
+  d->sites += rfr_trace_sites(t);
+  d->linears += rfr_trace_linears(t);
+}
+
+/* One callable for each layer of a stage, each linked to the one before. */
+static rfr_status make_stage(rfi_stages *p, int stage, rfr_callable *c, rfr_trace **traces, bindings *b, drawn *before,
                              int *at, int *n) {
   int64_t first;
   const int64_t layers = rfi_stage_layers(&p->spec, stage, &first);
@@ -156,8 +166,9 @@ static rfr_status make_stage(rfi_stages *p, int stage, rfr_callable *c, rfr_trac
     RFI_TRY(rfi_trace_layer(p->ctx, &p->spec, layer, &traces[*n]));
     c[*n] = rfr_callable_default();
     c[*n].trace = traces[*n];
-    c[*n].first_site = *sites;
-    *sites += rfr_trace_sites(traces[*n]);
+    c[*n].first_site = before->sites;
+    c[*n].first_linear = before->linears;
+    add_drawn(before, traces[*n]);
     if (layer > first) {
       b->links[*n] = (rfr_callable_link){"x", *n - 1, "y"};
       c[*n].links = &b->links[*n];
@@ -170,34 +181,31 @@ static rfr_status make_stage(rfi_stages *p, int stage, rfr_callable *c, rfr_trac
   return place_received(p, stage, true, &at[1], b, &c[*n - 1], b->fixed[*n - 1]);
 }
 
-/* The sites of a stage on another rank. */
-static rfr_status count_sites(const rfi_stages *p, int stage, int64_t *sites) {
+/* The draws of a stage on another rank. */
+static rfr_status count_drawn(const rfi_stages *p, int stage, drawn *d) {
   int64_t first;
   const int64_t layers = rfi_stage_layers(&p->spec, stage, &first);
-  for (int64_t layer = first; layer < first + layers && rfi_pipeline_drops(&p->spec); layer++) {
+  for (int64_t layer = first; layer < first + layers && rfi_pipeline_draws(&p->spec); layer++) {
     rfr_trace *t;
     RFI_TRY(rfi_trace_layer(p->ctx, &p->spec, layer, &t));
-    *sites += rfr_trace_sites(t);
+    add_drawn(d, t);
     rfr_trace_destroy(t);
   }
   return RFR_OK;
 }
 
 static rfr_status make_callables(rfi_stages *p, rfr_callable *c, rfr_trace **traces, bindings *b, int *n) {
-  int64_t sites = 0;
+  drawn before = {0};
   int at[2] = {0, 0};
-  bool drops = false;
   *n = 0;
   for (int stage = 0; stage < p->stages; stage++) {
-    const int64_t before = sites;
-    const bool here = rfi_pipeline_rank(&p->spec.pipeline, stage) == p->spec.pipeline.rank;
     p->callable[stage] = -1;
-    if (here) RFI_TRY(make_stage(p, stage, c, traces, b, &sites, at, n));
-    else RFI_TRY(count_sites(p, stage, &sites));
-    drops = drops || (here && sites > before);
+    const bool here = rfi_pipeline_rank(&p->spec.pipeline, stage) == p->spec.pipeline.rank;
+    if (here) RFI_TRY(make_stage(p, stage, c, traces, b, &before, at, n));
+    else RFI_TRY(count_drawn(p, stage, &before));
   }
   rfr_tensor block;
-  if (!drops) return RFR_OK;
+  if (!rfi_pipeline_draws(&p->spec)) return RFR_OK;
   RFI_TRY(rfr_programs_tensor(p->update, "step", &block));
   b->tensors[b->n++] = (rfr_binding){"step", block.type, address_of(&block, &b->unused)};
   return RFR_OK;

@@ -89,12 +89,16 @@ static rfr_value learning_rate(rfr_trace *t, const rfi_step_spec *s, rfr_value s
       t, step, s->timed ? rfr_input(t, RFI_NAME_LR_STEPS, RFR_ROLE_STATE, RFR_I64, 1, &three) : RFR_NONE, &s->lr);
 }
 
-static void write_metrics(rfr_trace *t, const rfi_step_spec *s, rfr_value step, rfr_value metrics[RFI_METRIC_N]) {
-  const int64_t shape[2] = {s->slots, 1 + rfi_metric_count(s)};
+/* `by_layer`: RFR_NONE without experts. */
+static void write_metrics(rfr_trace *t, const rfi_step_spec *s, rfr_value step, const rfr_value metrics[RFI_METRIC_N],
+                          rfr_value by_layer) {
+  const int64_t shape[2] = {s->slots, rfi_metric_width(s)};
+  rfr_value values[RFI_METRIC_N + 1];
   int columns = 0;
   for (int m = 0; m < RFI_METRIC_N; m++)
-    if (rfi_metric_exists(s, (rfi_metric)m)) metrics[columns++] = metrics[m];
-  rfr_metrics_write(t, rfr_input(t, RFI_NAME_METRICS, RFR_ROLE_STATE, RFR_F64, 2, shape), step, columns, metrics);
+    if (rfi_metric_exists(s, (rfi_metric)m)) values[columns++] = metrics[m];
+  if (by_layer != RFR_NONE) values[columns++] = by_layer;
+  rfr_metrics_write(t, rfr_input(t, RFI_NAME_METRICS, RFR_ROLE_STATE, RFR_F64, 2, shape), step, columns, values);
 }
 
 /* Members are RFR_NONE without loss scaling. */
@@ -228,9 +232,11 @@ static void optimize(rfr_trace *t, const rfi_step_spec *s, const rfr_value *w, i
                                      [RFI_METRIC_MARGIN] = reported[MARGIN],
                                      [RFI_METRIC_ACCURACY] = reported[ACCURACY],
                                      [RFI_METRIC_STOP] = stop};
+  rfr_value by_layer = RFR_NONE;
   if (routing->n > 0)
-    metrics[RFI_METRIC_MOST_LOAD] = rfr_moe_load(t, routing->n, routing->splits, &metrics[RFI_METRIC_LEAST_LOAD]);
-  write_metrics(t, s, step, metrics);
+    metrics[RFI_METRIC_MOST_LOAD] =
+        rfr_moe_load(t, routing->n, routing->splits, rfi_metric_layers(s), &metrics[RFI_METRIC_LEAST_LOAD], &by_layer);
+  write_metrics(t, s, step, metrics, by_layer);
   if (scaling->state != RFR_NONE) rfr_loss_scale_end(t, scaling->state, u.skip, SCALE_GROWS);
   rfr_step_end(t, step, u.skip);
 }
@@ -401,7 +407,7 @@ static void record_update(rfr_trace *t, const rfi_step_spec *s, rfr_value *value
   rfr_value stop, loss = unscaled(t, &scaling, pipeline_loss(t, s, step, &stop, &count));
   rfr_value metrics[RFI_METRIC_N] = {[RFI_METRIC_LOSS] = loss,   [RFI_METRIC_NORM] = norm,   [RFI_METRIC_LR] = u.lr,
                                      [RFI_METRIC_COUNT] = count, [RFI_METRIC_SKIP] = u.skip, [RFI_METRIC_STOP] = stop};
-  write_metrics(t, s, step, metrics);
+  write_metrics(t, s, step, metrics, RFR_NONE);
   if (scaling.state != RFR_NONE) rfr_loss_scale_end(t, scaling.state, u.skip, SCALE_GROWS);
   rfr_step_end(t, step, u.skip);
   rfr_output(t, "loss", loss);

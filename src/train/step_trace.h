@@ -89,6 +89,15 @@ static inline int rfi_metric_count(const rfi_step_spec *s) {
   return n;
 }
 
+/* After these columns of a step with experts: the most_load of each layer with experts. */
+static inline int64_t rfi_metric_layers(const rfi_step_spec *s) {
+  return s->model.experts > 0 ? rfr_model_expert_layers(&s->model) : 0;
+}
+/* Columns of the ring, with that of the sequence number. */
+static inline int64_t rfi_metric_width(const rfi_step_spec *s) {
+  return 1 + rfi_metric_count(s) + rfi_metric_layers(s);
+}
+
 /* The most pairs that `tokens` tokens can hold: an answer has at least two, of which the first has no loss. */
 enum { RFI_PAIR_TOKENS = 4 };
 static inline int64_t rfi_most_pairs(int64_t tokens) { return tokens / RFI_PAIR_TOKENS; }
@@ -100,7 +109,7 @@ static inline int64_t rfi_most_pairs(int64_t tokens) { return tokens / RFI_PAIR_
 #define RFI_NAME_PAIRS "pairs"               /* i32 (R,k,P) row of each pair, RFI_IGNORE: none */
 #define RFI_NAME_REFERENCE "reference"       /* f32 (R,k,P), see rfr_dpo_loss_at */
 #define RFI_NAME_STOP "stop"                 /* f32 (R,1), over several ranks: 1 asks for the end of the run */
-#define RFI_NAME_METRICS "metrics"           /* f64 (R,1+rfi_metric_count) */
+#define RFI_NAME_METRICS "metrics"           /* f64 (R,rfi_metric_width) */
 #define RFI_NAME_ZERO_STEPS "zero_steps"     /* i32 (trainable), see rfr_grad_norm_zeros */
 #define RFI_NAME_LR_STEPS "lr_steps"         /* i64 (3), see rfr_lr_schedule_steps_at */
 #define RFI_NAME_LOSS_SCALE "loss_scale"     /* i32 (2), of f16 training, see rfr_loss_scale */

@@ -67,6 +67,37 @@ static void page(void **state) {
   assert_int_equal(access("report.html.tmp", F_OK), -1);
 }
 
+/* The loads of the layers: the largest one is that of the step. */
+static void loads(void **state) {
+  (void)state;
+  assert_int_equal(RUN("train", "small.yaml", "--out", "moe", "--quiet", "--set", "run.log_every=1", "--set",
+                       "model.model_type=mixtral", "--set", "model.num_experts=4", "--set",
+                       "model.num_hidden_layers=3"),
+                   0);
+  rft_slurp("moe/log.jsonl", rft_out, sizeof rft_out);
+  int rows = 0;
+  for (const char *line = rft_out; (line = strstr(line, "{\"event\": \"metrics\"")); line++, rows++) {
+    json_t *v = json_loadb(line, strcspn(line, "\n"), 0, NULL);
+    const json_t *layers = json_object_get(v, "layer_loads");
+    double most = 0;
+    assert_int_equal(json_array_size(layers), 3);
+    for (size_t l = 0; l < 3; l++) {
+      const double x = json_number_value(json_array_get(layers, l));
+      assert_true(x >= 1.0 && x <= 2.0); /* two of four experts for each token */
+      most = x > most ? x : most;
+    }
+    const double all = json_number_value(json_object_get(v, "most_load"));
+    assert_true(most > 0.999 * all && most < 1.001 * all); /* of four digits */
+    json_decref(v);
+  }
+  assert_int_equal(rows, 20);
+  assert_int_equal(RUN("report", "moe", "--out", "-"), 0);
+  json_t *page = data_of_page();
+  const json_t *run = json_array_get(json_object_get(page, "runs"), 0);
+  assert_int_equal(json_array_size(json_object_get(json_object_get(run, "loads"), "layers")), 3);
+  json_decref(page);
+}
+
 static void mistakes(void **state) {
   (void)state;
   assert_int_equal(RUN("report", "nowhere"), 4);
@@ -176,10 +207,8 @@ static void screen(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(page),
-      cmocka_unit_test(follow),
-      cmocka_unit_test(screen),
-      cmocka_unit_test(mistakes),
+      cmocka_unit_test(page),  cmocka_unit_test(follow),   cmocka_unit_test(screen),
+      cmocka_unit_test(loads), cmocka_unit_test(mistakes),
   };
   return cmocka_run_group_tests(tests, rft_program_set_up, rft_program_tear_down);
 }

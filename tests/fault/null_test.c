@@ -123,6 +123,17 @@ static void contexts(void) {
   STATUS(rfr_config_key_at, 0, NULL);
 }
 
+static void reports(void) {
+  rfr_report *r;
+  STATUS(rfr_report_open, NULL, (const char *const[]){"a"}, 1, &r);
+  STATUS(rfr_report_read, NULL, &(int){0});
+  STATUS(rfr_report_page, NULL, 0, ignore, NULL);
+  STATUS(rfr_report_data, NULL, ignore, NULL);
+  STATUS(rfr_report_screen, NULL, 0, 80, 0, 0, ignore, NULL);
+  GIVES(0, rfr_report_bytes, NULL);
+  QUIET(rfr_report_close, NULL);
+}
+
 static void chats(void) {
   rfr_chat_template *chat;
   rfr_rendered text;
@@ -156,6 +167,7 @@ static void traces(void) {
   QUIET(rfr_value_set_name, NULL, 0, "x");
   GIVES(0, rfr_trace_op_count, NULL);
   GIVES(0, rfr_trace_sites, NULL);
+  GIVES(0, rfr_trace_linears, NULL);
   assert_int_equal(rfr_value_type(NULL, 0).rank, 0);
   note("rfr_value_type");
   assert_string_equal(rfr_value_name(NULL, 0), "");
@@ -195,7 +207,7 @@ static void ops(void) {
   VALUE(rfr_moe_row_weight_at, NULL, NOWHERE, 0, 0, 0);
   VALUE(rfr_moe_unpermute_at, NULL, NOWHERE, 0, 0, 0, 0);
   VALUE(rfr_moe_loss_at, NULL, NOWHERE, 0, 0, 0, 0, 1.0, 0.0, 0);
-  VALUE(rfr_moe_load_at, NULL, NOWHERE, 0, NULL, NULL);
+  VALUE(rfr_moe_load_at, NULL, NOWHERE, 0, NULL, 1, NULL, NULL);
   VALUE(rfr_embedding_at, NULL, NOWHERE, 0, 0);
   VALUE(rfr_positions_at, NULL, NOWHERE, 0, 4);
   VALUE(rfr_rope_at, NULL, NOWHERE, 0, 0, 1e4, NULL);
@@ -456,6 +468,7 @@ static void test_null_handles(void **state) {
   int headers = 0, missed = 0;
   contexts();
   chats();
+  reports();
   traces();
   ops();
   programs();

@@ -235,7 +235,7 @@ static void train(scene *s, double *losses, double *after) {
   *losses = *after = 0;
   OK(rfi_safetensors_read_as(s->reference, rfi_safetensors_find(s->reference, "losses"), RFR_F32, want, STEPS));
   for (int i = 0; i < STEPS; i++) {
-    const double *row = (double *)x.data + i * (1 + rfi_metric_count(&spec));
+    const double *row = (double *)x.data + i * rfi_metric_width(&spec);
     assert_true(row[0] == i + 1);
     const double d = fabs(row[1 + RFI_METRIC_LOSS] - (double)want[i]) / (double)want[i];
     if (!(d <= *losses)) *losses = d;

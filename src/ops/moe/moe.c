@@ -11,6 +11,7 @@
 #include <math.h>
 #include <string.h>
 
+#include "ops/moe/load.h"
 #include "ops/rule.h"
 
 /* ---- shapes ---- */
@@ -164,7 +165,11 @@ rfr_status rfi_infer_moe_loss_bwd(const rfi_infer *c) {
 
 rfr_status rfi_infer_moe_load(const rfi_infer *c) {
   for (int i = 0; i < c->n_in; i++) RFI_TRY(integers(c, i, c->in[i].rank == 2 ? 2 : 1));
+  const int64_t layers = c->attr[0].i;
+  if (layers < 1 || layers > RFI_MAX_LOAD_LAYERS)
+    return rfi_fail(RFI_E_TRACE_SHAPE, "layers is %lld; it is 1 to %d", (long long)layers, RFI_MAX_LOAD_LAYERS);
   c->out[0] = c->out[1] = (rfr_type){.dtype = RFR_F32, .rank = 1, .shape = {1}};
+  c->out[2] = (rfr_type){.dtype = RFR_F32, .rank = 1, .shape = {layers}};
   return RFR_OK;
 }
 
@@ -272,9 +277,12 @@ rfr_value rfr_moe_loss_at(rfr_trace *t, rfr_source at, rfr_value logits, rfr_val
   return rfi_record(t, at, RFI_OP_moe_loss, 3, (rfr_value[]){logits, index, targets}, attr, NULL);
 }
 
-rfr_value rfr_moe_load_at(rfr_trace *t, rfr_source at, int n, const rfr_value *splits, rfr_value *least) {
-  rfr_value out[2] = {RFR_NONE, RFR_NONE};
-  rfi_record(t, at, RFI_OP_moe_load, n, splits, NULL, out);
+rfr_value rfr_moe_load_at(rfr_trace *t, rfr_source at, int n, const rfr_value *splits, int64_t layers, rfr_value *least,
+                          rfr_value *by_layer) {
+  rfr_value out[3] = {RFR_NONE, RFR_NONE, RFR_NONE};
+  const rfi_attr attr = rfi_i(layers);
+  rfi_record(t, at, RFI_OP_moe_load, n, splits, &attr, out);
   if (least) *least = out[1];
+  if (by_layer) *by_layer = out[2];
   return out[0];
 }

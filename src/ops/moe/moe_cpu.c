@@ -130,18 +130,24 @@ static rfr_status run_dweight(const rfi_call *c) {
 /* ---- moe_load ---- */
 
 static rfr_status run_load(const rfi_call *c) {
+  const int64_t layers = c->attr[0].i;
+  float *by_layer = c->out[2].data;
   double most = 0, least = 0;
   bool any = false;
+  int64_t routing = 0;
+  for (int64_t l = 0; by_layer && l < layers; l++) by_layer[l] = 0.0f;
   for (int i = 0; i < c->n_in; i++) {
     const int64_t experts = c->in[i].type.shape[c->in[i].type.rank - 1];
     const int32_t *splits = c->in[i].data, *end = splits + rfi_arg_count(&c->in[i]);
-    for (; splits < end; splits += experts) {
+    for (; splits < end; splits += experts, routing++) {
+      float *layer = by_layer ? &by_layer[routing % layers] : NULL;
       double sum = 0;
       for (int64_t e = 0; e < experts; e++) sum += splits[e];
       for (int64_t e = 0; sum > 0 && e < experts; e++, any = true) {
         const double load = splits[e] * (double)experts / sum;
         if (!any || load > most) most = load;
         if (!any || load < least) least = load;
+        if (layer && (float)load > *layer) *layer = (float)load;
       }
     }
   }

@@ -303,15 +303,20 @@ RFT_CASES(moe_loss_bwd) = {
 };
 
 RFT_REF(moe_load) {
-  double most = 0, least = INFINITY;
+  double most = 0, least = INFINITY, *by_layer = (double *)call->out[2].data;
+  const int64_t layers = call->attr[0].i;
+  int64_t routing = 0;
+  for (int64_t l = 0; by_layer && l < layers; l++) by_layer[l] = 0;
   for (int i = 0; i < call->n_in; i++) {
     const rfr_type *type = &call->in[i].type;
     const int64_t E = type->shape[type->rank - 1];
-    for (int64_t r = 0; r < (type->rank == 2 ? type->shape[0] : 1); r++) {
+    for (int64_t r = 0; r < (type->rank == 2 ? type->shape[0] : 1); r++, routing++) {
       const int32_t *splits = (int32_t *)call->in[i].data + r * E;
       double sum = 0;
       for (int64_t e = 0; e < E; e++) sum += splits[e];
       for (int64_t e = 0; e < E && sum > 0; e++) {
+        double *layer = by_layer ? &by_layer[routing % layers] : &most;
+        *layer = fmax(*layer, splits[e] * (double)E / sum);
         most = fmax(most, splits[e] * (double)E / sum);
         least = fmin(least, splits[e] * (double)E / sum);
       }
@@ -320,11 +325,12 @@ RFT_REF(moe_load) {
   if (call->out[0].data) *(double *)call->out[0].data = most;
   if (call->out[1].data) *(double *)call->out[1].data = isinf(least) ? 0 : least;
 }
-RFT_CASES(moe_load) = {"moe_load(i[4]=3,0,5,2)",
-                       "moe_load(i[3]=4,1,1, i[5]=2,2,3,2,2)",
-                       "moe_load(i[2]=0, i[3]=1,2,3)",
-                       "moe_load(i[3]=0)",
-                       "moe_load(i[2,3]=0,0,0,1,2,3, i[4]=3,0,5,2)",
-                       "moe_load(i[70,5]<9, i[0,4]<2, i[3,2]<7)",
-                       "moe_load()",
+RFT_CASES(moe_load) = {"moe_load(i[4]=3,0,5,2) layers=1",
+                       "moe_load(i[3]=4,1,1, i[5]=2,2,3,2,2) layers=2",
+                       "moe_load(i[2]=0, i[3]=1,2,3) layers=3",
+                       "moe_load(i[3]=0) layers=1",
+                       "moe_load(i[2,3]=0,0,0,1,2,3, i[4]=3,0,5,2) layers=2",
+                       "moe_load(i[70,5]<9, i[0,4]<2, i[3,2]<7) layers=7",
+                       "moe_load(i[201,6]<9, i[5]<3) layers=67",
+                       "moe_load() layers=4",
                        NULL};

@@ -12,6 +12,7 @@
 #include <climits>
 
 #include "backend/cuda/kernels.cuh"
+#include "ops/moe/load.h"
 
 enum { THREADS = 1024, LANES = 32, AT_ONCE = 2, MOST_TILES = 128 };
 static const unsigned ALL = 0xffffffffu;
@@ -228,12 +229,18 @@ static __device__ __forceinline__ void join(loads *to, const loads &x) {
   to->any = 1;
 }
 
-/* A warp per routing; so_far: the result of the previous launches. */
+/* A warp per routing; so_far: the result of the previous launches, which had `done` routings. A load is not negative,
+ * so floats and their bits have the same order. */
 static __global__ void __launch_bounds__(LOAD_THREADS)
-    load(const __grid_constant__ list_args all, bool first, bool last, loads *so_far, float *most, float *least) {
+    load(const __grid_constant__ list_args all, bool first, bool last, loads *so_far, float *most, float *least,
+         float *by_layer, int layers, int64_t done) {
   __shared__ loads found[LOAD_WARPS];
+  __shared__ int of_layer[RFI_MAX_LOAD_LAYERS];
   const int lane = threadIdx.x % LANES, warp = threadIdx.x / LANES;
   loads mine = {0, 0, 0};
+  for (int l = threadIdx.x; l < layers; l += LOAD_THREADS)
+    of_layer[l] = first || !by_layer ? 0 : __float_as_int(by_layer[l]);
+  __syncthreads();
   for (int i = 0, before = 0; i < all.lists; before += all.rows[i++]) {
     const int64_t experts = all.experts[i];
     for (int r = (warp + LOAD_WARPS - before % LOAD_WARPS) % LOAD_WARPS; r < all.rows[i]; r += LOAD_WARPS) {
@@ -249,11 +256,15 @@ static __global__ void __launch_bounds__(LOAD_THREADS)
       for (int offset = LANES / 2; offset > 0; offset /= 2) sum += __shfl_xor_sync(ALL, sum, offset);
       high = __reduce_max_sync(ALL, high);
       low = __reduce_min_sync(ALL, low);
-      if (sum > 0) join(&mine, {high * (double)experts / (double)sum, low * (double)experts / (double)sum, 1});
+      if (sum <= 0) continue;
+      const double highest = high * (double)experts / (double)sum;
+      join(&mine, {highest, low * (double)experts / (double)sum, 1});
+      if (lane == 0) atomicMax(&of_layer[(done + before + r) % layers], __float_as_int((float)highest));
     }
   }
   if (lane == 0) found[warp] = mine;
   __syncthreads();
+  for (int l = threadIdx.x; by_layer && l < layers; l += LOAD_THREADS) by_layer[l] = __int_as_float(of_layer[l]);
   if (threadIdx.x > 0) return;
   if (!first) join(&mine, *so_far);
   for (int w = 1; w < LOAD_WARPS; w++) join(&mine, found[w]);
@@ -269,16 +280,20 @@ static size_t load_workspace(const rfr_call *c) {
 
 static rfr_status run_load(const rfr_call *c) {
   int i = 0;
+  int64_t done = 0;
   do {
     const bool first = i == 0;
+    const int64_t before = done;
     list_args all;
     for (all.lists = 0; i < c->n_in && all.lists < MOST_LISTS; i++, all.lists++) {
       all.splits[all.lists] = (const int32_t *)c->in[i].data;
       all.experts[all.lists] = c->in[i].type.shape[c->in[i].type.rank - 1];
       all.rows[all.lists] = c->in[i].type.rank == 2 ? (int)c->in[i].type.shape[0] : 1;
+      done += all.rows[all.lists];
     }
     load<<<1, LOAD_THREADS, 0, rfi_stream(c)>>>(all, first, i == c->n_in, (loads *)c->workspace,
-                                                (float *)c->out[0].data, (float *)c->out[1].data);
+                                                (float *)c->out[0].data, (float *)c->out[1].data,
+                                                (float *)c->out[2].data, (int)c->attr[0].i, before);
   } while (i < c->n_in);
   return rfi_cuda_launched("moe_load");
 }

@@ -27,13 +27,17 @@ rfr_status rfi_infer_ring_read(const rfi_infer *c) {
 
 rfr_status rfi_infer_metrics_write(const rfi_infer *c) {
   const rfr_type *ring = &c->in[0];
-  int n = c->n_in - 2;
+  const int n = c->n_in - 2;
+  const rfr_type *last = n > 0 ? &c->in[1 + n] : NULL;
+  const bool vector = last && last->rank == 1 && last->dtype == RFR_F32;
+  const int64_t width = vector ? n + last->shape[0] : 1 + n;
   if (n > MAX_METRICS) return rfi_fail(RFI_E_TRACE_SHAPE, "%d metrics; at most %d are allowed", n, MAX_METRICS);
-  if (ring->dtype != RFR_F64 || ring->rank != 2 || ring->shape[0] < 1 || ring->shape[1] != 1 + n)
-    return rfi_fail(RFI_E_TRACE_SHAPE, "ring must be f64 (R,%d) for %d metrics", 1 + n, n);
+  if (ring->dtype != RFR_F64 || ring->rank != 2 || ring->shape[0] < 1 || ring->shape[1] != width)
+    return rfi_fail(RFI_E_TRACE_SHAPE, "ring must be f64 (R,%lld) for %d metrics", (long long)width, n);
   if (!is_step_block(&c->in[1])) return rfi_fail(RFI_E_TRACE_SHAPE, "step must be the step block, i64 (4)");
   for (int i = 0; i < n; i++) {
     const rfr_type *v = &c->in[2 + i];
+    if (vector && v == last) continue;
     if (v->rank != 1 || v->shape[0] != 1 || (v->dtype != RFR_F32 && v->dtype != RFR_I32 && v->dtype != RFR_I64))
       return rfi_fail(RFI_E_TRACE_SHAPE, "metric %d is not a scalar (1) of f32, i32 or i64", i);
   }

@@ -48,7 +48,9 @@ static rfr_status run_read(const rfr_call *call) {
 struct metrics {
   double *ring;
   const int64_t *step;
-  int64_t slots, width;
+  int64_t slots;
+  int values, more; /* `more`: elements of a vector after the values */
+  const float *vector;
   const void *value[WARP - 1];
   rfr_dtype dtype[WARP - 1];
 };
@@ -61,11 +63,12 @@ static __device__ double scalar(const void *x, rfr_dtype dtype) {
   }
 }
 
-/* One warp: a lane per value. */
+/* One warp: a lane per value, then the elements of a vector. */
 static __global__ void __launch_bounds__(WARP) write_slot(const __grid_constant__ metrics m) {
-  volatile double *row = m.ring + slot_of(m.step, m.slots) * m.width;
+  volatile double *row = m.ring + slot_of(m.step, m.slots) * (1 + m.values + m.more);
   const int lane = threadIdx.x;
-  if (lane + 1 < m.width) row[lane + 1] = scalar(m.value[lane], m.dtype[lane]);
+  if (lane < m.values) row[lane + 1] = scalar(m.value[lane], m.dtype[lane]);
+  for (int k = lane; k < m.more; k += WARP) row[1 + m.values + k] = m.vector[k];
   __threadfence_system();
   __syncwarp();
   if (lane != 0) return;
@@ -74,9 +77,13 @@ static __global__ void __launch_bounds__(WARP) write_slot(const __grid_constant_
 }
 
 static rfr_status run_write(const rfr_call *call) {
-  metrics m = {(double *)call->in[0].data, (const int64_t *)call->in[1].data, call->in[0].type.shape[0],
-               call->in[0].type.shape[1]};
-  for (int i = 2; i < call->n_in; i++) {
+  const rfr_arg *last = &call->in[call->n_in - 1];
+  const bool vector = call->n_in > 2 && last->type.dtype == RFR_F32;
+  metrics m = {(double *)call->in[0].data, (const int64_t *)call->in[1].data, call->in[0].type.shape[0]};
+  m.values = call->n_in - 2 - (int)vector;
+  m.more = vector ? (int)last->type.shape[0] : 0;
+  m.vector = (const float *)last->data;
+  for (int i = 2; i < 2 + m.values; i++) {
     m.value[i - 2] = call->in[i].data;
     m.dtype[i - 2] = call->in[i].type.dtype;
   }

@@ -31,7 +31,11 @@ static double scalar(const rfi_arg *v) {
 static rfr_status write_run(const rfi_call *c) {
   double *row = (double *)c->in[0].data + slot_of(&c->in[0], &c->in[1]) * c->in[0].type.shape[1];
   double sequence = (double)(*(const int64_t *)c->in[1].data + 1);
-  for (int i = 2; i < c->n_in; i++) row[i - 1] = scalar(&c->in[i]);
+  const int last = c->n_in - 1;
+  for (int i = 2; i < last; i++) row[i - 1] = scalar(&c->in[i]);
+  if (last >= 2 && c->in[last].type.dtype != RFR_F32) row[last - 1] = scalar(&c->in[last]);
+  for (int64_t k = 0; last >= 2 && c->in[last].type.dtype == RFR_F32 && k < c->in[last].type.shape[0]; k++)
+    row[last - 1 + k] = ((const float *)c->in[last].data)[k];
   __atomic_store(&row[0], &sequence, __ATOMIC_RELEASE);
   return RFR_OK;
 }

@@ -26,11 +26,12 @@ RFT_REF(metrics_write) {
   int64_t attempted = *(int64_t *)call->in[1].data, width = ring->type.shape[1];
   double *row = (double *)ring->data + attempted % ring->type.shape[0] * width;
   row[0] = (double)(attempted + 1);
-  for (int64_t k = 1; k < width; k++) {
+  const int64_t last = call->n_in - 2;
+  for (int64_t k = 1; k <= last; k++) {
     const rfi_arg *v = &call->in[1 + k];
-    row[k] = v->type.dtype == RFR_I32   ? *(int32_t *)v->data
-             : v->type.dtype == RFR_I64 ? (double)*(int64_t *)v->data
-                                        : *(double *)v->data;
+    if (v->type.dtype == RFR_I32) row[k] = *(int32_t *)v->data;
+    else if (v->type.dtype == RFR_I64) row[k] = (double)*(int64_t *)v->data;
+    else memcpy(&row[k], v->data, (size_t)(k < last ? 1 : width - last) * sizeof *row); /* a scalar, or the vector */
   }
 }
 RFT_CASES(metrics_write) = {
@@ -38,5 +39,7 @@ RFT_CASES(metrics_write) = {
     "metrics_write(D[2,2], I[4]=5,5,1,0, I[1]=123456789012)",
     "metrics_write(D[1,1], I[4]=41,2,1,0)",
     "metrics_write(D[5,3], I[4]=7,5,1,2, i[1]=-3, F[1])",
+    "metrics_write(D[3,73], I[4]=4,5,1,2, i[1]=-3, F[1], F[70])",
+    "metrics_write(D[2,2], I[4]=4,5,1,2, i[1]=-3, F[0])",
     NULL,
 };
