@@ -70,12 +70,19 @@ const cli_builtin *cli_builtin_find(const char *name) {
   return NULL;
 }
 
+/* A step that is skipped, for example, must not be timed unseen. Every rank has the same warnings. */
+static void warn(const rfr_event *e, void *user) {
+  const cli *c = user;
+  if (e->kind == RFR_EVENT_WARNING && c->launch.rank == 0) cli_warn(c, e->message);
+}
+
 rfr_status cli_open_timed(cli *c, const cli_builtin *b, rfr_run **out) {
   char dtype[64];
   rfr_run_options o = cli_run_options(c);
   if (!c->config[0]) o.config_name = b->name;
   o.no_data = 1;
   o.programs = RFR_RUN_TRAIN;
+  if (cli_has_ranks(c)) o.on_event = warn, o.event_user = c;
   if (c->dtype) {
     snprintf(dtype, sizeof dtype, "precision.dtype=%s", c->dtype);
     c->sets.items[c->sets.n] = dtype; /* fits: there is an entry for each argument, and --dtype takes two */

@@ -154,7 +154,7 @@ static rfr_status profile_config(cli *c, op_times *t, rfr_dtype *dtype, rfr_run 
   return s;
 }
 
-/* A pipeline over the ranks: its stages instead of its ops. */
+/* The step of all ranks, and the stages of a pipeline, instead of ops. */
 static rfr_status profile_ranks(cli *c) {
   char *text = NULL;
   rfr_run *run = NULL;
@@ -176,7 +176,7 @@ rfr_status cli_profile(cli *c) {
   op_times t = {0};
   cli_ceilings ceilings;
   rfr_status s;
-  if (cli_has_ranks(c)) return profile_ranks(c);
+  if (c->ranks > 0 || cli_has_ranks(c)) return profile_ranks(c);
   if (strcmp(c->operand, "small") == 0) s = profile_small(c, &t, &dtype, &p);
   else if (bench_is_other(c->operand)) s = refuse(c->operand);
   else s = profile_config(c, &t, &dtype, &run);

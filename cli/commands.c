@@ -239,7 +239,7 @@ static const cli_command commands[CLI_COMMAND_COUNT] = {
                                     "write the costs of a layer as JSON, for schedule --costs and plan --costs; with "
                                     "--ranks those of each stage"},
                                    {"ranks", "N", NULL, CLI_INTEGER, FIELD(ranks),
-                                    "time the stages of a pipeline over N ranks instead of ops"},
+                                    "time the step of N ranks, and the stages of a pipeline, instead of ops"},
                                    ON_A_DEVICE)},
     [CLI_INDEX_report] =
         {"report", "RUN...", 1, INT_MAX, "write runs as one page for a browser",

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * refrain profile --ranks: the step of a pipeline beside the simulated one. The costs of a stage are measured with a
- * wait around each action; then the schedule is simulated with them. The rest of the step, after the simulated time and
- * the update, is the cost of messages and of launches.
+ * refrain profile --ranks: the time of a step of all ranks; that of a pipeline beside the simulated one. The costs of a
+ * stage are measured with a wait around each action; then the schedule is simulated with them. The rest of the step,
+ * after the simulated time and the update, is the cost of messages and of launches.
  */
 #include "profile_stages.h"
 
@@ -125,12 +125,35 @@ static void print_table(const stage_times *t) {
   putchar('\n');
 }
 
+/* Without a pipeline: the step of all ranks. */
+static rfr_status profile_step(cli *c, rfr_run *run, int64_t steps) {
+  double seconds;
+  rfr_run_info info = {.size = sizeof info};
+  json j = {.f = stdout};
+  if (c->write_costs)
+    return cli_usage("set parallel.pipeline, or profile one rank", "ranks without stages have no costs");
+  const rfr_status s = time_steps(run, steps, &seconds);
+  if (s != RFR_OK || c->launch.rank > 0) return s;
+  rfr_run_get_info(run, &info);
+  if (c->json) {
+    json_begin(&j, NULL, '{');
+    json_int(&j, "ranks", info.ranks);
+    json_double(&j, "seconds_per_step", seconds);
+    json_int(&j, "tokens_per_step", info.tokens_per_step);
+    json_end(&j, '}');
+    putchar('\n');
+  } else {
+    printf("%d rank%s: step %.2f ms of %lld tokens, %.0f tokens/s\n", info.ranks, info.ranks == 1 ? "" : "s",
+           1e3 * seconds, (long long)info.tokens_per_step, (double)info.tokens_per_step / seconds);
+  }
+  return RFR_OK;
+}
+
 rfr_status cli_profile_stages(cli *c, rfr_run *run) {
   stage_times t = {0};
   const int64_t steps = c->steps > 0 ? c->steps : STEPS;
   rfr_run_get_pipeline(run, &t.pipeline);
-  if (t.pipeline.ranks <= 1)
-    return cli_usage("set parallel.pipeline, or profile one rank", "profile --ranks times the stages of a pipeline");
+  if (t.pipeline.ranks <= 1) return profile_step(c, run, steps);
   t.costs = calloc((size_t)t.pipeline.stages, sizeof *t.costs);
   t.ranks = calloc((size_t)t.pipeline.ranks, sizeof *t.ranks);
   rfr_status s = t.costs && t.ranks ? time_steps(run, steps, &t.step) : RFR_NO_MEMORY;

@@ -15,6 +15,9 @@
  * A part is flat: ceil(n / ranks) elements, rounded up to PART, so that moments of 8 bits have the blocks of the full
  * tensor and every part is aligned. The last parts are zero-padded.
  *
+ * Experts over ranks: the weights of a rank's experts are not shared out. grad_squares, whose results the ranks gather,
+ * gets the parts of the other gradients.
+ *
  * A bucket is the parameters of one layer (the first component of the scope of their first reader; a small bucket joins
  * the next one). Its collectives are adjacent, so that a backend can launch them together. A region is a run of ops in
  * which no other bucket is read. Its gather is placed one region ahead.
@@ -27,6 +30,7 @@
 enum { PART = 256, SMALL = 8 }; /* a bucket is small if the next one has more than SMALL times its elements */
 
 typedef struct parameter {
+  bool own;           /* of this rank's experts */
   int bucket;         /* -1: no op reads it */
   int region;         /* the last one for which it was gathered; -1: none */
   rfr_value part;     /* input of the new trace */
@@ -80,8 +84,24 @@ static int64_t part_size(const sharding *s, const rfr_type *type) {
 
 static bool is_update(const rfi_opr *op) { return op->def->code == RFI_OP_adamw || op->def->code == RFI_OP_sgd; }
 
-static bool is_sharded(const sharding *s, const rfi_value *x) {
-  if (s->o->shard == RFR_SHARD_NONE || x->op >= 0) return false;
+/* Marks the weights of this rank's experts: where rows go to the ranks of their experts, those of grouped GEMMs. They
+ * stay as they are, and their gradients have the rows of all ranks already. */
+static void find_experts(sharding *s) {
+  const rfr_trace *t = s->r.from;
+  bool spread = false;
+  for (int i = 0; i < t->n_ops; i++) spread = spread || t->ops[i].def->code == RFI_OP_all_to_all_rows;
+  for (int i = 0; i < t->n_ops && spread; i++)
+    for (int k = 0; k < t->ops[i].n_in; k++) {
+      const rfr_value v = t->ops[i].in[k];
+      if (v < 0 || t->ops[i].def->outside || strcmp(t->ops[i].def->family, "grouped") != 0) continue;
+      for (int p = 0; p < t->n_inputs; p++)
+        s->parameter[p].own = s->parameter[p].own || t->inputs[p] == t->values[v].base;
+    }
+}
+
+static bool is_sharded(const sharding *s, int input) {
+  const rfi_value *x = &s->r.from->values[s->r.from->inputs[input]];
+  if (s->o->shard == RFR_SHARD_NONE || s->parameter[input].own) return false;
   return x->role == RFR_ROLE_TRAINABLE || (x->role == RFR_ROLE_FROZEN && s->o->shard == RFR_SHARD_FULL);
 }
 
@@ -92,7 +112,15 @@ static int reads(const sharding *s, const rfi_opr *op, int k) {
 
 /* ---- gradients ---- */
 
-/* Marks each all_reduce that only updates and the norm read; *all: every gradient of the norm is one. */
+/* The input that an op updates, sharded or not; -1: it updates none. */
+static int updated(const sharding *s, const rfi_opr *op) {
+  const rfr_trace *t = s->r.from;
+  for (int p = 0; is_update(op) && p < t->n_inputs; p++)
+    if (t->inputs[p] == op->in[0]) return p;
+  return -1;
+}
+
+/* Marks each all_reduce that only updates and the norm read; *all: every gradient is one, except those of experts. */
 static rfr_status find_sums(sharding *s, bool *all) {
   const rfr_trace *t = s->r.from;
   rfi_uses *uses;
@@ -105,13 +133,15 @@ static rfr_status find_sums(sharding *s, bool *all) {
     for (int k = 0; k < t->ops[i].n_in; k++) {
       const rfi_opr *op = &t->ops[i];
       const int from = op->in[k] < 0 ? -1 : t->values[op->in[k]].op;
-      const bool fits = op->def->code == RFI_OP_grad_norm ? k > 0 : is_update(op) && k == 1;
+      const bool fits = op->def->code == RFI_OP_grad_norm      ? k > 0
+                        : op->def->code == RFI_OP_grad_squares ? true
+                                                               : is_update(op) && k == 1;
       if (from >= 0 && s->sum[from] && !fits) s->sum[from] = false;
     }
   *all = true;
-  for (int i = 0; i < t->n_ops; i++) { /* a rank with gradients of its own: its experts' */
-    const int from = is_update(&t->ops[i]) ? t->values[t->ops[i].in[1]].op : i;
-    *all = *all && (!is_update(&t->ops[i]) || (from >= 0 && t->ops[from].def->code == RFI_OP_all_reduce));
+  for (int i = 0; i < t->n_ops; i++) {
+    const int p = updated(s, &t->ops[i]), from = p < 0 ? -1 : t->values[t->ops[i].in[1]].op;
+    *all = *all && (p < 0 || s->parameter[p].own || (from >= 0 && t->ops[from].def->code == RFI_OP_all_reduce));
   }
   for (int i = 0; i < t->n_ops; i++)
     for (int k = 1; t->ops[i].def->code == RFI_OP_grad_norm && k < t->ops[i].n_in; k++) {
@@ -157,14 +187,6 @@ static int bucket_of(sharding *s, const char *scope) {
   while (b < s->n_buckets && (s->bucket[b].length != n || memcmp(s->bucket[b].name, scope, (size_t)n) != 0)) b++;
   if (b == s->n_buckets) s->bucket[s->n_buckets++] = (bucket){scope, n, 0, -1};
   return b;
-}
-
-/* The gradients of the parameters, also of those that are not sharded. */
-static int updated(const sharding *s, const rfi_opr *op) {
-  const rfr_trace *t = s->r.from;
-  for (int p = 0; is_update(op) && p < t->n_inputs; p++)
-    if (t->inputs[p] == op->in[0]) return p;
-  return -1;
 }
 
 static void find_buckets(sharding *s) {
@@ -475,13 +497,17 @@ static rfr_status rewrite_op(sharding *s, int i) {
     rfi_replace_value(&s->r, op.out[0], s->r.map[op.in[s->cut[i] & 1 ? 1 : 0]]);
     return RFR_OK;
   }
-  if (op.def->code == RFI_OP_grad_norm || is_update(&op)) RFI_TRY(add_parts(s, s->n_reduced));
+  if (op.def->code == RFI_OP_grad_norm || op.def->code == RFI_OP_grad_squares || is_update(&op))
+    RFI_TRY(add_parts(s, s->n_reduced));
   if (op.def->code == RFI_OP_grad_norm && s->scatters > 0) return rewrite_norm(s, i);
   rfr_value *in;
   RFI_TRY(RFI_ALLOC(s->r.to->ctx, sizeof *in * (size_t)(op.n_in + 1), &in));
   RFI_TRY(begin(s, &(bucket){.name = op.scope, .length = (int)strlen(op.scope)}, op.phase, op.microbatch, ""));
-  const bool part = is_update(&op) && s->of[op.in[0]] >= 0;
-  for (int k = 0; k < op.n_in; k++) in[k] = part && op.in[k] >= 0 ? s->r.map[op.in[k]] : operand(s, op.in[k]);
+  const bool part = is_update(&op) && s->of[op.in[0]] >= 0, squares = op.def->code == RFI_OP_grad_squares;
+  for (int k = 0; k < op.n_in; k++) {
+    const bool reduced = squares && s->reduced[op.in[k]] != RFR_NONE;
+    in[k] = reduced ? s->reduced[op.in[k]] : part && op.in[k] >= 0 ? s->r.map[op.in[k]] : operand(s, op.in[k]);
+  }
   if (part) in[1] = s->reduced[op.in[1]];
   for (int k = 0; k < op.n_in && s->cut[i]; k++)
     if (s->cut[i] >> k & 1) in[k] = RFR_NONE;
@@ -513,9 +539,10 @@ static rfr_status analyze(sharding *s, bool *any) {
   bool all;
   *any = false;
   for (int v = 0; v < t->n_values; v++) s->of[v] = s->own[v] = -1, s->reduced[v] = s->again[v] = RFR_NONE;
+  for (int i = 0; i < t->n_inputs; i++) s->parameter[i] = (parameter){false, -1, -1, RFR_NONE, RFR_NONE};
+  find_experts(s);
   for (int i = 0; i < t->n_inputs; i++) {
-    s->parameter[i] = (parameter){-1, -1, RFR_NONE, RFR_NONE};
-    if (!is_sharded(s, &t->values[t->inputs[i]])) continue;
+    if (!is_sharded(s, i)) continue;
     s->of[t->inputs[i]] = i;
     *any = true;
   }

@@ -108,8 +108,6 @@ static rfr_status check_expert(const rfi_settings *s, const rfr_run_options *o) 
                    s->parallel.ranks);
   if (s->parallel.pipeline > 1)
     return FAIL_AT(s, RFI_CFG_parallel_pipeline, "parallel.pipeline: experts are not spread in a pipeline; give 1");
-  if (s->parallel.shard != RFR_SHARD_NONE)
-    return FAIL_AT(s, RFI_CFG_parallel_shard, "parallel.shard: with parallel.expert over 1; give none");
   return check_rows(s, o, EXPERTS, "with experts ");
 }
 

@@ -56,9 +56,9 @@ bool rfi_of_parameter(const rfr_tensor *x) {
 /* As the pass decides: a part may have the type of the whole tensor. */
 bool rfi_is_part(const rfr_run *run, const rfr_tensor *x) {
   if (!run->full) return false;
-  if (run->settings->parallel.expert > 1) return rfi_is_of_experts(x->name);
+  if (run->settings->parallel.expert > 1 && rfi_is_of_experts(x->name)) return true;
   if (x->role == RFR_ROLE_FROZEN) return run->settings->parallel.shard == RFR_SHARD_FULL;
-  return rfi_of_parameter(x);
+  return run->settings->parallel.shard != RFR_SHARD_NONE && rfi_of_parameter(x);
 }
 
 bool rfi_ranks_save(const rfr_run *run) { return run->full || run->settings->parallel.pipeline > 1; }

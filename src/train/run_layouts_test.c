@@ -20,8 +20,8 @@ typedef struct job {
   int skipped; /* steps */
   char warning[256], end[32]; /* end: how rfr_run_train ended */
   double loss[STEPS + 1], norm[STEPS + 1];
-  int64_t tokens;
-  double bits; /* of the evaluation */
+  int64_t tokens, bytes; /* bytes: that stay from step to step */
+  double bits;           /* of the evaluation */
   rfi_hash state;
 } job;
 
@@ -53,6 +53,9 @@ static rfr_status work(void *rank, int number, rfr_comm *comm, rfr_ctx *own) {
   if (s == RFR_OK) s = rfr_run_train(run); /* the evaluation at the end */
   if (s == RFR_NUMERIC) s = RFR_OK;        /* the tests compare j->end */
   if (s == RFR_OK) s = rft_hash_state(run, &j->state);
+  rfr_plan_summary plan = {0};
+  if (s == RFR_OK) s = rfr_program_plan(rfr_run_programs(run), rfr_run_program_index(run, RFR_RUN_TRAIN), &plan);
+  j->bytes = plan.persistent_bytes;
   if (s != RFR_OK && comm) rfr_comm_abort(comm);
   rfr_run_close(run);
   return s;
@@ -159,7 +162,8 @@ static void same_bits(void **state) {
   "refrain: 1\nmodel: {model_type: qwen3_moe, hidden_size: 24, num_hidden_layers: 2, num_attention_heads: 4, " \
   "num_experts: " experts ", num_experts_per_tok: " k ", moe_intermediate_size: 20}\n" DATA BATCH STEPS_RUN
 
-/* Several experts and one expert a rank, all tokens to all experts, 16 bits, frozen experts. */
+/* In each mode of parallel.shard. Several experts and one expert a rank, all tokens to all experts, 16 bits, frozen
+ * experts. */
 static const struct spread_row {
   const char *name, *config;
   double tolerance;
@@ -178,15 +182,22 @@ static const struct spread_row {
 };
 
 static void spread_experts(void **state) {
+  static const char *const modes[] = {"none", "optimizer", "full"};
   (void)state;
   for (size_t i = 0; i < sizeof spread_rows / sizeof *spread_rows; i++) {
     const struct spread_row *row = &spread_rows[i];
     const job one = train(1, row->config, "none");
-    for (int k = 0; k < 2 && row->ranks[k]; k++) {
-      const job j = train_spread(row->ranks[k], row->config, "none", row->ranks[k]);
+    job none[2];
+    for (int k = 0; k < 6; k++) {
+      if (!row->ranks[k % 2]) continue;
+      const int ranks = row->ranks[k % 2];
+      const job j = train_spread(ranks, row->config, modes[k / 2], ranks);
       const double d = largest_difference(&j, &one);
-      print_message("%s, %d ranks: differs by %.2g\n", row->name, row->ranks[k], d);
-      if (!(d <= row->tolerance)) fail_msg("%s, %d ranks: differs by %g", row->name, row->ranks[k], d);
+      print_message("%s, %d ranks, %s: differs by %.2g\n", row->name, ranks, modes[k / 2], d);
+      if (!(d <= row->tolerance)) fail_msg("%s, %d ranks, %s: differs by %g", row->name, ranks, modes[k / 2], d);
+      if (k < 2) none[k] = j;
+      if (k >= 2) assert_true(j.bytes < none[k % 2].bytes);
+      if (k >= 2 && k < 4) assert_memory_equal(j.loss, none[k - 2].loss, sizeof j.loss);
       assert_int_equal(j.tokens, one.tokens);
       assert_int_equal(j.skipped, 0);
       assert_string_equal(j.end, "done");

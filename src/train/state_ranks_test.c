@@ -128,7 +128,9 @@ static void spread_experts(void **state) {
   static const char *const config =
       "refrain: 1\nmodel: {model_type: mixtral, hidden_size: 24, intermediate_size: 20, num_hidden_layers: 2, "
       "num_experts: 4, num_attention_heads: 4}\nprecision: {dtype: bf16}\n" DATA BATCH ADAM STEPS_RUN;
-  static const struct { int ranks, mode, expert; } layouts[] = {{1, 0, 1}, {2, 0, 1}, {3, 2, 1}, {2, 0, 2}};
+  static const struct {
+    int ranks, mode, expert;
+  } layouts[] = {{1, 0, 1}, {2, 0, 1}, {3, 2, 1}, {2, 0, 2}, {2, 1, 2}, {2, 2, 2}};
   (void)state;
   const job saved = run_job(2, (job){config, "spread", "none", 0, 4, .expert = 2});
   assert_true(rft_run_has("spread", "step-000004/model-rank-0001-of-0002.safetensors"));
@@ -136,13 +138,21 @@ static void spread_experts(void **state) {
     const job j =
         run_job(layouts[i].ranks, (job){config, "spread", modes[layouts[i].mode], 1, 0, .expert = layouts[i].expert});
     if (!rfi_hash_equal(j.state, saved.state)) fail_msg("layout %d differs", (int)i);
-    assert_int_equal(j.layout_warnings, layouts[i].expert == 1);
+    assert_int_equal(j.layout_warnings, layouts[i].expert != 2 || layouts[i].mode > 0);
   }
   const job other = run_job(3, (job){config, "gathered", "full", 0, 4});
   assert_true(rfi_hash_equal(run_job(2, (job){config, "gathered", "none", 1, 0, .expert = 2}).state, other.state));
   const job whole = run_job(2, (job){config, "spread-once", "none", 0, 6, .expert = 2});
   const job rest = run_job(2, (job){config, "spread", "none", 1, 6, .expert = 2});
   assert_true(rfi_hash_equal(whole.state, rest.state));
+  /* with the other parameters shared out too */
+  const job full = run_job(2, (job){config, "spread-full", "full", 0, 4, .expert = 2});
+  assert_true(rfi_hash_equal(run_job(1, (job){config, "spread-full", "none", 1, 0}).state, full.state));
+  assert_true(
+      rfi_hash_equal(run_job(2, (job){config, "spread-full", "optimizer", 1, 0, .expert = 2}).state, full.state));
+  const job full_once = run_job(2, (job){config, "spread-full-once", "full", 0, 6, .expert = 2});
+  const job full_rest = run_job(2, (job){config, "spread-full", "full", 1, 6, .expert = 2});
+  assert_true(rfi_hash_equal(full_once.state, full_rest.state));
 }
 
 /* A resume under the same layout has the bits of a run that was not interrupted. `optimizer` has those of `none`;

@@ -185,19 +185,15 @@ static bool is_spread(const rfi_step_spec *s, int i) {
   return has_spread_experts(s) && rfr_model_parameter(&s->model, i, &p) == RFR_OK && rfi_is_of_experts(p.name);
 }
 
-/* The norm of all gradients. Those that every rank has count on the first one. */
-static rfr_value gradient_norm(rfr_trace *t, const rfi_step_spec *s, int n, const rfr_value *g, rfr_value *counted,
-                               rfr_value zeros, rfr_value *skip) {
-  const int64_t one = 1;
-  int k = 0;
+/* The norm of all gradients. With spread experts the ranks add up their squares: the pass `shard` replaces the
+ * gradients that all ranks have by their parts. */
+static rfr_value gradient_norm(rfr_trace *t, const rfi_step_spec *s, int n, const rfr_value *g, rfr_value zeros,
+                               rfr_value *skip) {
   if (!has_spread_experts(s)) return rfr_grad_norm_zeros(t, n, g, zeros, skip);
-  const rfr_value zero = rfr_fill(t, 0.0, RFR_F32, 1, &one);
-  for (int i = 0; k < n; i++)
-    if (!rfi_step_rule(s, i).frozen) counted[k] = s->rank == 0 || is_spread(s, i) ? g[k] : zero, k++;
-  return norm_over_ranks(t, n, counted, s->ranks, zeros, skip);
+  return norm_over_ranks(t, n, g, s->ranks, zeros, skip);
 }
 
-/* Everything after the loss. `reported`: without the loss scale. `g` has two elements per parameter. */
+/* Everything after the loss. `reported`: without the loss scale. `g` has an element per parameter. */
 static void optimize(rfr_trace *t, const rfi_step_spec *s, const rfr_value *w, int n, rfr_value *g, rfr_value loss,
                      const scaling *scaling, const rfr_value reported[REPORTS], rfr_value count, rfr_value stop,
                      const routing *routing, rfr_value step) {
@@ -214,7 +210,7 @@ static void optimize(rfr_trace *t, const rfi_step_spec *s, const rfr_value *w, i
   update u = {.step = step, .lr = learning_rate(t, s, step), .clip = RFR_NONE};
   const int64_t gradients = trainable;
   rfr_value zeros = rfr_input(t, RFI_NAME_ZERO_STEPS, RFR_ROLE_STATE, RFR_I32, 1, &gradients);
-  rfr_value norm = unscaled(t, scaling, gradient_norm(t, s, trainable, g, g + n, zeros, &u.skip));
+  rfr_value norm = unscaled(t, scaling, gradient_norm(t, s, trainable, g, zeros, &u.skip));
   rfr_value which = RFR_NONE, group = RFR_NONE;
   if (routing->n > 0) u.skip = rfr_skip_bad(t, u.skip, routing->n, routing->bad, &which, &group);
   u.clip = scaling->inverse;
@@ -272,7 +268,7 @@ static preference record_preference(rfr_trace *t, const rfi_step_spec *s, rfr_va
 static void record_train(rfr_trace *t, const rfi_step_spec *s, rfr_value *values) {
   const int n = rfr_model_parameter_count(&s->model);
   const int64_t L = rfr_model_expert_layers(&s->model), routings = L * s->microbatches;
-  rfr_value *w = values, *g = w + n, *logits = g + 2 * n, *index = logits + L, *targets = index + L;
+  rfr_value *w = values, *g = w + n, *logits = g + n, *index = logits + L, *targets = index + L;
   rfr_value *pairs = targets + s->microbatches, *splits = pairs + s->microbatches;
   routing routing = {splits, splits + routings, (int)routings};
   rfr_microbatch(t, -1);

@@ -97,7 +97,11 @@ static void profile(void **state) {
   json_decref(v);
   assert_int_equal(RUN("schedule", "--kind", "zb-v", "--stages", "2", "--microbatches", "4", "--costs", "stages.json"),
                    0);
-  assert_int_equal(RUN("profile", "small.yaml", "--ranks", "2"), 2);
+  assert_int_equal(RUN("profile", "small.yaml", "--ranks", "2", "--steps", "1", "--json"), 0);
+  v = rft_parsed();
+  assert_true(rft_number(v, "ranks") == 2 && json_number_value(json_object_get(v, "seconds_per_step")) > 0);
+  json_decref(v);
+  assert_int_equal(RUN("profile", "small.yaml", "--ranks", "2", "--write-costs", "none.json"), 2);
   rft_assert_says(rft_err, "set parallel.pipeline");
   assert_int_equal(RUN("profile", "small.yaml", "--ranks", "2", "--trace", "t.json", STAGES), 2);
 #undef STAGES
