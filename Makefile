@@ -64,6 +64,7 @@ install: all
 
 # The Python package in build/wheel. A build of its own, with the libraries that others link in it.
 wheel: deps
+	@command -v python3 >/dev/null || { echo "python3 is missing: apt-get install python3-minimal" >&2; exit 3; }
 	@mkdir -p build/wheel
 	@cmake -S . -B build/wheel/build -DCMAKE_BUILD_TYPE=Release -DRFR_TESTS=OFF -DRFR_BUNDLE=ON \
 		-DCMAKE_INSTALL_LIBDIR=lib >build/wheel/configure.log 2>&1 || { cat build/wheel/configure.log; exit 1; }

@@ -43,3 +43,17 @@ else()
 endif()
 write_basic_package_version_file(refrainConfigVersion.cmake COMPATIBILITY ${compatible})
 install(FILES ${PROJECT_BINARY_DIR}/refrainConfigVersion.cmake DESTINATION ${package})
+
+if(RFR_BUNDLE)
+  if(TARGET refrain_onednn)
+    # RPATH, which holds for what oneDNN itself needs too; RUNPATH does not.
+    target_link_options(refrain_onednn PRIVATE -Wl,--disable-new-dtags)
+  endif()
+  foreach(target refrain refrain_onednn)
+    if(TARGET ${target})
+      set_target_properties(${target} PROPERTIES INSTALL_RPATH "$ORIGIN" BUILD_WITH_INSTALL_RPATH ON)
+    endif()
+  endforeach()
+  install(CODE "execute_process(COMMAND ${PROJECT_SOURCE_DIR}/tools/bundle
+    \$ENV{DESTDIR}\${CMAKE_INSTALL_PREFIX} ${CMAKE_INSTALL_LIBDIR} COMMAND_ERROR_IS_FATAL ANY)" COMPONENT library)
+endif()

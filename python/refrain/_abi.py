@@ -162,6 +162,20 @@ class rfr_moe_options(Record):
     scale: Real
 
 
+@struct
+class rfr_recipe(Record):
+    size: Size
+    kind: Int
+    format: Int
+    margin: Int
+    history: Int
+    rule: Int
+    powers_of_two: Int
+    high_backward: Int
+    keep: Texts
+    n_keep: Int
+
+
 # ---- schedule.h, graphs.h ----
 
 
@@ -574,6 +588,10 @@ FUNCTIONS: Dict[str, Tuple[Any, ...]] = {  # name: result, arguments
     "rfr_trace_linears": (c_int64, P),
     "rfr_value_type": (rfr_type, P, c_int32),
     "rfr_scope": (None, P, c_char_p),
+    "rfr_recipe_name": (c_char_p, c_int),
+    "rfr_recipe_default": (rfr_recipe, c_int),
+    "rfr_recipe_begin": (None, P, POINTER(rfr_recipe)),
+    "rfr_recipe_end": (None, P),
     "rfr_input_at": (c_int32, *AT, c_char_p, c_int, c_int, c_int, POINTER(c_int64)),
     "rfr_output_at": (None, *AT, c_char_p, c_int32),
     "rfr_matmul_at": (c_int32, *AT, c_int32, c_int32, c_int32, c_int, c_int, c_int),

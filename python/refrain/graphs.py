@@ -21,6 +21,7 @@ _ROLES = {"trainable": 1, "frozen": 2, "state": 3, "input": 4, "input_grad": 5, 
 _RECOMPUTE = {"keep": 0, "all": 1, "auto": 2}
 _ACTIONS = "F I W B OPT UNSHARD RESHARD REDUCE SEND_F RECV_F SEND_B RECV_B".split()
 _SCORES = {"softmax": 0, "softmax_chosen": 1, "sigmoid": 2}
+_RECIPES = 6  # kinds of recipes
 _MINE = os.path.dirname(os.path.abspath(__file__))
 _files: Dict[str, bytes] = {}  # names of sources, which traces refer to
 
@@ -87,6 +88,20 @@ class Trace(Handle):
     def scope(self, name: str) -> None:
         """Names the layer of the ops that follow."""
         self._call(lib.rfr_scope, name.encode())
+
+    @contextmanager
+    def recipe(self, name: str, *, keep: Sequence[str] = (), high_backward: bool = False) -> Iterator[None]:
+        """Quantizes the GEMMs of the linears that are recorded within: "fp8_current", "nvfp4", ..., or "none", with the
+        usual settings (docs/recipes.md). keep: patterns of weights that are not quantized."""
+        kinds = {text(lib.rfr_recipe_name(i)): i for i in range(_RECIPES)}
+        options: _abi.rfr_recipe = lib.rfr_recipe_default(_choice(kinds, name, "recipe"))
+        patterns = (ctypes.c_char_p * len(keep))(*[k.encode() for k in keep])
+        options.keep, options.n_keep, options.high_backward = patterns, len(keep), high_backward
+        self._call(lib.rfr_recipe_begin, ctypes.byref(options))
+        try:
+            yield
+        finally:
+            self._call(lib.rfr_recipe_end)
 
     def input(self, name: str, role: str, dtype: str, shape: Sequence[int]) -> int:
         """role: "input" and "input_grad" are passed at each call; "trainable" and "frozen" are parameters; "state",

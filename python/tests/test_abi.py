@@ -97,6 +97,8 @@ class Functions(unittest.TestCase):
         self.assertEqual([roles[i] for i in graphs._ROLES.values()], list(graphs._ROLES))
         actions = re.findall(r"^  X\((\w+), +[01], ", header["schedule.h"], re.M)
         self.assertEqual(actions, graphs._ACTIONS)
+        self.assertEqual(len(re.findall(r"^  X\(RFR_RECIPE_\w+, ", re.search(
+            r"#define RFR_RECIPES\(X\).*?\ntypedef", header["recipe.h"], re.S).group(0), re.M)), graphs._RECIPES)
         self.assertIn("RFR_RECOMPUTE_KEEP", header["program.h"])
         order = re.findall(r"RFR_RECOMPUTE_(KEEP|ALL|AUTO),", header["program.h"])
         self.assertEqual([o.lower() for o in order], list(graphs._RECOMPUTE))

@@ -212,6 +212,20 @@ class Numbers(unittest.TestCase):
         t.finish()
         self.assertIn("grouped_matmul", str(t))
 
+    def test_recipe(self):
+        """A linear within a recipe is quantized, one outside and one that is kept are not."""
+        for scope, keep, quantized in (("fp8_current", (), True), ("none", (), False), ("fp8_current", ("w*",), False)):
+            t = refrain.Trace(self.context)
+            x = t.input("x", "input_grad", "bf16", (32, 32))
+            w = t.input("w", "trainable", "bf16", (32, 32))
+            with t.recipe(scope, keep=keep):
+                y = t.linear(x, w)
+            t.output("y", y)
+            with refrain.Graphs(self.context, [refrain.Callable(t)]) as g:
+                self.assertEqual("quantized: 3 of 3 GEMMs" in g.report(0, "quantize"), quantized)
+        with self.assertRaises(refrain.InvalidError), refrain.Trace(self.context).recipe("fp9"):
+            pass
+
     def test_rng(self):
         t = refrain.Trace(self.context)
         x = t.input("x", "input_grad", "f32", (T, C))
