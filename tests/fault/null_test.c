@@ -120,6 +120,8 @@ static void contexts(void) {
   STATUS(rfr_cuda_describe, NULL, gpu, sizeof gpu);
   STATUS(rfr_cuda_piece, NULL, 0, &piece);
   STATUS(rfr_config_resolve, NULL, "refrain: 1\n", NULL, 0, ignore, NULL);
+  STATUS(rfr_finetune_config, NULL, "model", NULL, 0, NULL, ignore, NULL);
+  STATUS(rfr_model_run_config, NULL, "model", 1, NULL, ignore, NULL);
   STATUS(rfr_config_key_at, 0, NULL);
 }
 
