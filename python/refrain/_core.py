@@ -164,8 +164,7 @@ class Context:
                 return function(*arguments)
             finally:
                 self._depth -= 1
-                while self._later:
-                    self._later.pop(0)()
+                self._free_later()
                 if self._pending is not None:
                     pending, self._pending = self._pending, None
                     raise pending
@@ -194,12 +193,15 @@ class Context:
             self._later.append(function)
             return
         try:
-            if self._depth > 0:
-                self._later.append(function)
-            else:
-                function()
+            self._later.append(function)
+            if self._depth == 0:
+                self._free_later()
         finally:
             self._lock.release()
+
+    def _free_later(self) -> None:
+        while self._later:
+            self._later.pop(0)()
 
     def close(self) -> None:
         """Ends the use of the context. Objects that were made with it stay open."""
