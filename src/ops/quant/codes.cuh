@@ -116,6 +116,12 @@ static __device__ __forceinline__ void rfi_write_columns(const uint32_t (&codes)
   }
 }
 
+/* Zeros in place of a tile of codes. */
+static __device__ __forceinline__ void rfi_clear_columns(uint8_t *col, int64_t M) {
+  for (int e = threadIdx.x; e < RFI_CODES_SIDE * RFI_CODES_WORDS; e += RFI_CODES_THREADS)
+    *(uint32_t *)(col + e / RFI_CODES_WORDS * M + e % RFI_CODES_WORDS * 4) = 0;
+}
+
 /* A tile of a slice, from row `first` of the source on. Its rows begin in line `line` of `row`, its columns for j = 0 in
  * element `column` of `col`. Rows past `rows` are zeros in `col`. */
 typedef struct rfi_codes_tile {
@@ -127,64 +133,47 @@ typedef struct rfi_codes_tile {
  *   WHOLE             every tile has 128 rows
  *   pitch             elements of a line of `col`
  *   begin, end        the slices whose scales this block of threads writes
- *   find              the tile `down` tiles from the top; false: there is none */
+ *   find              the tile `down` tiles from the top; without rows, it is a tile of zeros in `col` alone */
 struct rfi_codes_slices {
   enum { WHOLE = true };
   int64_t pitch;
   __device__ int64_t begin() const { return blockIdx.y; }
   __device__ int64_t end() const { return blockIdx.y + (blockIdx.x == 0); }
-  __device__ bool find(int64_t down, int64_t K, rfi_codes_tile *t) const {
+  __device__ void find(int64_t down, int64_t K, rfi_codes_tile *t) const {
     t->slice = blockIdx.y;
     t->first = down * RFI_CODES_SIDE;
     t->line = t->slice * pitch + t->first;
     t->column = t->slice * K * pitch + t->first;
     t->rows = RFI_CODES_SIDE;
-    return true;
   }
 };
 
-/* The group of rows that has tile *down, counted from the top; *down becomes its number in the group. Each warp looks at
- * 32 groups at a time. */
-static __device__ __forceinline__ bool rfi_find_group(const int32_t *offsets, int64_t groups, int64_t rows,
-                                                      int64_t *down, int64_t *group) {
-  const int lane = threadIdx.x % 32;
-  for (int64_t first = 0; first < groups; first += 32) {
-    const int64_t g = first + lane;
-    int64_t own = 0;
-    if (g < groups) own = rfi_blocks_of(rfi_group_end(offsets, g, rows) - rfi_group_begin(offsets, g, rows), RFI_CODES_SIDE);
-    int64_t sum = own;
-#pragma unroll
-    for (int d = 1; d < 32; d *= 2) {
-      const int64_t other = __shfl_up_sync(0xffffffffu, sum, d);
-      if (lane >= d) sum += other;
-    }
-    const unsigned has = __ballot_sync(0xffffffffu, *down < sum);
-    if (has) {
-      const int at = __ffs((int)has) - 1;
-      *group = first + at;
-      *down -= __shfl_sync(0xffffffffu, sum - own, at);
-      return true;
-    }
-    *down -= __shfl_sync(0xffffffffu, sum, 31);
-  }
-  return false;
-}
-
-/* The layout of grouped_quantize with one scale for a group: a group begins a block in `col`. */
+/* The layout of grouped_quantize with one scale for a group. The tiles are the blocks of `col`, where each group begins
+ * one, so they include the gaps between groups. */
 struct rfi_codes_groups {
   enum { WHOLE = false };
   const int32_t *offsets;
   int64_t groups, rows, pitch;
   __device__ int64_t begin() const { return 0; }
   __device__ int64_t end() const { return blockIdx.x == 0 ? groups : 0; }
-  __device__ bool find(int64_t down, int64_t, rfi_codes_tile *t) const {
-    if (!rfi_find_group(offsets, groups, rows, &down, &t->slice)) return false;
-    const int64_t begin = rfi_group_begin(offsets, t->slice, rows), at = down * RFI_CODES_SIDE;
-    const int64_t left = rfi_group_end(offsets, t->slice, rows) - begin - at;
+  /* The last group that starts at or before tile `down`: starts increase, and a warp probes 32 of them at a time. */
+  __device__ void find(int64_t down, int64_t, rfi_codes_tile *t) const {
+    const int lane = threadIdx.x % 32;
+    int64_t group = 0;
+    for (int64_t n = groups, step; n > 1; n = min(step, n)) {
+      step = rfi_blocks_of(n, 32);
+      const int64_t g = group + lane * step;
+      const bool starts =
+          lane * step < n && rfi_group_start(rfi_group_begin(offsets, g, rows), g, RFI_CODES_SIDE) <= down;
+      const int64_t skipped = step * max(__popc(__ballot_sync(0xffffffffu, starts)) - 1, 0);
+      group += skipped, n -= skipped;
+    }
+    const int64_t begin = rfi_group_begin(offsets, group, rows), end = rfi_group_end(offsets, group, rows);
+    const int64_t at = (down - rfi_group_start(begin, group, RFI_CODES_SIDE)) * RFI_CODES_SIDE;
+    t->slice = group;
     t->first = t->line = begin + at;
-    t->column = rfi_group_start(begin, t->slice, RFI_TENSOR_BLOCK) * RFI_TENSOR_BLOCK + at;
-    t->rows = (int)min((int64_t)RFI_CODES_SIDE, left);
-    return true;
+    t->column = down * RFI_CODES_SIDE;
+    t->rows = at < 0 ? 0 : (int)max(min(end - t->first, (int64_t)RFI_CODES_SIDE), (int64_t)0);
   }
 };
 
@@ -211,11 +200,16 @@ static __global__ void __launch_bounds__(RFI_CODES_THREADS)
       }
     }
   }
-  const int64_t wide = K / SIDE;
-  const unsigned unit = to.backwards ? gridDim.x - 1 - blockIdx.x : blockIdx.x;
-  rfi_codes_tile t;
-  if (!layout.find(unit / wide, K, &t)) return;
+  const unsigned wide = (unsigned)(K / SIDE), unit = to.backwards ? gridDim.x - 1 - blockIdx.x : blockIdx.x;
   const int64_t j0 = unit % wide * SIDE;
+  rfi_codes_tile t;
+  layout.find(unit / wide, K, &t);
+  if (!LAYOUT::WHOLE && t.rows == 0) {
+#pragma unroll
+    for (int p = 0; p < S::PARTS; p++)
+      if (CODES && to.part[p].col) rfi_clear_columns(to.part[p].col + t.column + j0 * layout.pitch, layout.pitch);
+    return;
+  }
   const int lane = threadIdx.x % RFI_CODES_LANES;
   const int64_t j = j0 + lane * EACH;
   const auto column = source.at(j);
@@ -230,7 +224,7 @@ static __global__ void __launch_bounds__(RFI_CODES_THREADS)
 #pragma unroll
     for (int f = 0; f < FLIGHT; f++) {
       const int i = first + f * RFI_CODES_DOWN;
-      if (LAYOUT::WHOLE || i < t.rows) raw[f] = source.fetch(t.slice, t.first + i, j);
+      raw[f] = source.fetch(t.slice, t.first + (LAYOUT::WHOLE ? i : min(i, t.rows - 1)), j);
     }
 #pragma unroll
     for (int f = 0; f < FLIGHT; f++) {

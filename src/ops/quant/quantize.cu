@@ -10,7 +10,7 @@
  *   convert   everything else: a block of threads loads 128 x 128 elements into shared memory once and writes both
  *             results from there: `row` straight from registers, `col` through a transposed tile of codes. A block of
  *             scaling never crosses such a tile, because a tile begins where a slice or a group does.
- *   clear     grouped: zeros between the groups of `col` and after the last row
+ *   clear     grouped: zeros after the last row, and between the groups of `col` where the tiles leave them
  */
 #include <type_traits>
 
@@ -52,6 +52,32 @@ typedef struct tile {
   int rows, cols, write; /* write: columns of col that this tile writes, zeros at the end of a group included */
 } tile;
 
+/* The group of rows that has tile *down, counted from the top; *down becomes its number in the group. Each warp looks at
+ * 32 groups at a time. */
+static __device__ bool find_group(const int32_t *offsets, int64_t groups, int64_t rows, int64_t *down, int64_t *group) {
+  const int lane = threadIdx.x % 32;
+  for (int64_t first = 0; first < groups; first += 32) {
+    const int64_t g = first + lane;
+    int64_t own = 0;
+    if (g < groups) own = rfi_blocks_of(rfi_group_end(offsets, g, rows) - rfi_group_begin(offsets, g, rows), SIDE);
+    int64_t sum = own;
+#pragma unroll
+    for (int d = 1; d < 32; d *= 2) {
+      const int64_t other = __shfl_up_sync(0xffffffffu, sum, d);
+      if (lane >= d) sum += other;
+    }
+    const unsigned has = __ballot_sync(0xffffffffu, *down < sum);
+    if (has) {
+      const int at = __ffs((int)has) - 1;
+      *group = first + at;
+      *down -= __shfl_sync(0xffffffffu, sum - own, at);
+      return true;
+    }
+    *down -= __shfl_sync(0xffffffffu, sum, 31);
+  }
+  return false;
+}
+
 static __device__ bool find(const plan &p, int64_t unit, tile *t) {
   int64_t down = unit / p.tiles_k;
   t->j0 = unit % p.tiles_k * SIDE;
@@ -67,7 +93,7 @@ static __device__ bool find(const plan &p, int64_t unit, tile *t) {
     return true;
   }
   int64_t g;
-  if (!rfi_find_group(p.offsets, p.slices, p.M, &down, &g)) return false;
+  if (!find_group(p.offsets, p.slices, p.M, &down, &g)) return false;
   const int64_t begin = rfi_group_begin(p.offsets, g, p.M), rows = rfi_group_end(p.offsets, g, p.M) - begin;
   const int64_t block = p.rows == 0 ? RFI_TENSOR_BLOCK : p.col_row / p.col_scales;
   t->slice = g;
@@ -515,7 +541,7 @@ template <typename T> static bool is_full(const plan &p, int block) {
   return (block == 0 || (block == SIDE && sizeof(T) == 2)) && !p.hadamard && p.tiles > 0 &&
          (p.offsets || p.M % SIDE == 0) && p.K % SIDE == 0 && p.across == 1 && p.down % 8 == 0 && p.batch % 8 == 0 &&
          (uintptr_t)p.x % 16 == 0 && (uintptr_t)p.row % 8 == 0 && (uintptr_t)p.col % 4 == 0 && (p.row || p.col) &&
-         p.slices <= UINT16_MAX;
+         p.slices > 0 && p.slices <= UINT16_MAX;
 }
 
 template <typename T, class LAYOUT>
@@ -542,7 +568,7 @@ static void launch_full(const plan &p, const LAYOUT &layout, const dim3 &tiles, 
 template <typename T> static void launch_tensor(const plan &p, bool needs_amax, cudaStream_t stream) {
   if (p.offsets) {
     const rfi_codes_groups groups = {p.offsets, p.slices, p.M, p.col_row};
-    launch_full<T>(p, groups, dim3((unsigned)p.tiles), needs_amax, stream);
+    launch_full<T>(p, groups, dim3((unsigned)(p.col_row / SIDE * p.tiles_k)), needs_amax, stream);
   } else {
     const rfi_codes_slices slices = {p.M};
     launch_full<T>(p, slices, dim3((unsigned)(p.tiles / p.slices), (unsigned)p.slices), needs_amax, stream);
@@ -563,8 +589,22 @@ static __global__ void fill_ones(float *row, float *col, int64_t n) {
   if (col) col[s] = 1.0f;
 }
 
+/* gaps: of col too; else the tiles write zeros there. */
+static void clear(const plan &p, int block, bool gaps, cudaStream_t stream) {
+  enum { LINES = 64, BLOCKS = 128 };
+  const dim3 grid(LINES, (unsigned)p.slices + 1);
+  const int64_t size = p.scale == RFR_F32 ? 4 : 1, unit = block ? block : RFI_TENSOR_BLOCK;
+  const int64_t bits = p.format == RFR_E2M1 ? 4 : 8;
+  if (gaps && p.col && p.K > 0) clear_gaps<<<grid, THREADS, 0, stream>>>(p, p.col, unit, unit * bits / 8);
+  if (p.row && p.K > 0) clear_rows<<<BLOCKS, THREADS, 0, stream>>>(p, p.row, p.K * bits / 8);
+  if (!block) return;
+  if (p.col_scale && p.K > 0) clear_gaps<<<grid, THREADS, 0, stream>>>(p, (uint8_t *)p.col_scale, unit, size);
+  if (p.row_scale) clear_rows<<<BLOCKS, THREADS, 0, stream>>>(p, (uint8_t *)p.row_scale, p.row_scales * size);
+}
+
 template <typename T> static void launch(const plan &p, int block, bool needs_amax, cudaStream_t stream) {
   const bool full = is_full<T>(p, block);
+  if (p.offsets) clear(p, block, !full || block != 0, stream);
   if (full && block == 0) {
     launch_tensor<T>(p, needs_amax, stream);
     if (p.row_global || p.col_global)
@@ -582,18 +622,6 @@ template <typename T> static void launch(const plan &p, int block, bool needs_am
   else if (block == 128) launch_convert<T, 128>(p, stream);
   else if (block == 32) launch_convert<T, 32>(p, stream);
   else launch_convert<T, 16>(p, stream);
-}
-
-static void clear(const plan &p, int block, cudaStream_t stream) {
-  enum { LINES = 64, BLOCKS = 128 };
-  const dim3 grid(LINES, (unsigned)p.slices + 1);
-  const int64_t size = p.scale == RFR_F32 ? 4 : 1, unit = block ? block : RFI_TENSOR_BLOCK;
-  const int64_t bits = p.format == RFR_E2M1 ? 4 : 8;
-  if (p.col && p.K > 0) clear_gaps<<<grid, THREADS, 0, stream>>>(p, p.col, unit, unit * bits / 8);
-  if (p.row && p.K > 0) clear_rows<<<BLOCKS, THREADS, 0, stream>>>(p, p.row, p.K * bits / 8);
-  if (!block) return;
-  if (p.col_scale && p.K > 0) clear_gaps<<<grid, THREADS, 0, stream>>>(p, (uint8_t *)p.col_scale, unit, size);
-  if (p.row_scale) clear_rows<<<BLOCKS, THREADS, 0, stream>>>(p, (uint8_t *)p.row_scale, p.row_scales * size);
 }
 
 static const rfr_arg *given(const rfr_call *c, int i) { return i < c->n_in && c->in[i].data ? &c->in[i] : NULL; }
@@ -643,7 +671,6 @@ static rfr_status run_any(const rfr_call *c, bool grouped) {
   const plan p = plan_of(c, grouped);
   const int block = rfi_scaling_info_of(c->attr[RFI_AT_quantize_scaling].i).block;
   const bool needs_amax = p.amax || p.scale == RFR_E4M3 || (block == 0 && !p.given);
-  if (grouped) clear(p, block, rfi_stream(c));
   RFI_WITH_FLOAT(c->in[0].type.dtype, T, launch<T>(p, block, needs_amax, rfi_stream(c)))
   return rfi_cuda_launched("quantize");
 }
