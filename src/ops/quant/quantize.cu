@@ -52,8 +52,8 @@ typedef struct tile {
   int rows, cols, write; /* write: columns of col that this tile writes, zeros at the end of a group included */
 } tile;
 
-/* The group of rows that has tile *down, counted from the top; *down becomes its number in the group. Each warp looks at
- * 32 groups at a time. */
+/* The group of rows that has tile *down, counted from the top; *down becomes its number in the group. Each warp looks
+ * at 32 groups at a time. */
 static __device__ bool find_group(const int32_t *offsets, int64_t groups, int64_t rows, int64_t *down, int64_t *group) {
   const int lane = threadIdx.x % 32;
   for (int64_t first = 0; first < groups; first += 32) {
