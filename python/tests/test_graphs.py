@@ -25,6 +25,16 @@ def shaped(values, *shape):
     return memoryview(values).cast("B").cast("f", shape)
 
 
+def aligned(*shape):
+    """Zeros at a multiple of 64 bytes, as a tensor of a shape."""
+    n = 1
+    for d in shape:
+        n *= d
+    memory = (ctypes.c_char * (4 * n + 64))()
+    start = -ctypes.addressof(memory) % 64
+    return memoryview(memory).cast("B")[start : start + 4 * n].cast("f", shape)
+
+
 def linear(context, name="w", role="input_grad"):
     t = refrain.Trace(context)
     x = t.input("x", role, "f32", (T, C))
@@ -76,13 +86,8 @@ class Numbers(unittest.TestCase):
 
     def test_own_memory(self):
         """Parameters and main gradients in the caller's memory, two microbatches, accumulated over two steps."""
-        memory = (ctypes.c_float * (H * C + 64))()
-        start = -ctypes.addressof(memory) % 64 // 4
-        dw = (ctypes.c_float * (H * C + 64))()
-        first = -ctypes.addressof(dw) % 64 // 4
-        w_view = memoryview(memory).cast("B")[4 * start : 4 * (start + H * C)].cast("f", (H, C))
-        dw_view = memoryview(dw).cast("B")[4 * first : 4 * (first + H * C)].cast("f", (H, C))
-        memoryview(memory).cast("B").cast("f")[start : start + H * C] = self.w
+        w_view, dw_view = aligned(H, C), aligned(H, C)
+        w_view.cast("B").cast("f")[:] = self.w
         with self.graphs(tensors={"w": w_view}, gradients={"w": refrain.Gradient(dw_view)}) as g:
             for _ in range(2):
                 with g.step():
@@ -98,6 +103,66 @@ class Numbers(unittest.TestCase):
         for h in range(H):
             for c in range(C):
                 self.assertAlmostEqual(dw_view[h, c], 4 * once[h][c], places=4)
+
+    def test_fixed_memory(self):
+        """An input and an output gradient in the caller's memory, which calls only compare."""
+        x, dy = aligned(T, C), aligned(T, H)
+        x.cast("B").cast("f")[:], dy.cast("B").cast("f")[:] = self.x, self.dy
+        fixed = refrain.Callable(linear(self.context), fixed={"x": [x], ("y", "grad"): [dy]})
+        found = []
+        for callable_, inputs in ((fixed, (x, dy)), (refrain.Callable(linear(self.context)),
+                                                     (shaped(self.x, T, C), shaped(self.dy, T, H)))):
+            with refrain.Graphs(self.context, [callable_]) as g:
+                g.tensor("w").write(self.w)
+                with g.step():
+                    y = g.forward(0, 0, inputs[0])[0].read()
+                    found.append((y, g.backward(0, 0, inputs[1])[0].read()))
+                if callable_ is fixed:
+                    with self.assertRaises(refrain.MismatchError) as caught, g.step():
+                        g.forward(0, 0, shaped(self.x, T, C))
+                    self.assertEqual(caught.exception.slug, "replay.signature")
+        self.assertEqual(found[0], found[1])
+
+    def test_evaluation_and_step_inputs(self):
+        t = refrain.Trace(self.context)
+        x = t.input("x", "input_grad", "f32", (T, C))
+        t.output("y", t.mul(t.mul(x, t.input("w", "trainable", "f32", (C,))), t.input("c", "const", "f32", (C,))))
+        with refrain.Graphs(self.context, [refrain.Callable(t)]) as g:
+            ones = array.array("f", [1] * C)
+            g.tensor("w").write(ones)
+            for factor in (2.0, 4.0):
+                constant = shaped(array.array("f", [factor] * C), C)
+                g.begin_evaluation({"c": constant})
+                (y,) = g.forward(0, 0, shaped(self.x, T, C))
+                self.assertEqual(y.tolist(), [[factor * v for v in self.x[C * i : C * i + C]] for i in range(T)])
+                g.end_step()
+                with g.step({"c": constant}):
+                    g.forward(0, 0, shaped(self.x, T, C))
+                    (dx,) = g.backward(0, 0, shaped(floats(T * C, 8), T, C))
+                    self.assertEqual(dx.tolist()[0][0], factor * floats(T * C, 8)[0])
+            with self.assertRaises(refrain.RefrainError) as caught:
+                g.begin_step({"d": constant})
+            self.assertEqual(caught.exception.slug, "program.name")
+            with self.assertRaises(refrain.InvalidError):
+                g.set_stream(1)  # the CPU has no streams
+
+    def test_separate_weight_gradients(self):
+        schedule = refrain.Schedule(self.context, "0F0 0I0 0W0")
+        with self.graphs(schedule=schedule) as g:
+            g.tensor("w").write(self.w)
+            with g.step():
+                g.forward(0, 0, shaped(self.x, T, C))
+                g.backward(0, 0, shaped(self.dy, T, H))
+                with self.assertRaises(refrain.MismatchError):
+                    g.gradient("w")
+                g.wgrad(0, 0)
+            separate = g.gradient("w").read()
+        with self.graphs() as g:
+            g.tensor("w").write(self.w)
+            with g.step():
+                g.forward(0, 0, shaped(self.x, T, C))
+                g.backward(0, 0, shaped(self.dy, T, H))
+            self.assertEqual(g.gradient("w").read(), separate)
 
     def test_links_and_schedule(self):
         def square(name):
