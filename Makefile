@@ -5,7 +5,8 @@ PREFIX ?= /usr/local
 JOBS ?= $(shell nproc)
 export CMAKE_GENERATOR ?= $(if $(shell command -v ninja),Ninja,Unix Makefiles)
 
-.PHONY: all configure deps demo demo-finetune check check-faults check-kills check-mutants fuzz bench docs fmt install
+.PHONY: all configure deps demo demo-finetune check check-faults check-kills check-mutants fuzz bench docs fmt install \
+	wheel
 all: configure
 	@cmake --build --preset release --target product -j $(JOBS)
 
@@ -60,3 +61,13 @@ fmt:
 
 install: all
 	@cmake --install $(BUILD) --prefix $(PREFIX)
+
+# The Python package in build/wheel. A build of its own, with the libraries that others link in it.
+wheel: deps
+	@mkdir -p build/wheel
+	@cmake -S . -B build/wheel/build -DCMAKE_BUILD_TYPE=Release -DRFR_TESTS=OFF -DRFR_BUNDLE=ON \
+		-DCMAKE_INSTALL_LIBDIR=lib >build/wheel/configure.log 2>&1 || { cat build/wheel/configure.log; exit 1; }
+	@cmake --build build/wheel/build --target product -j $(JOBS)
+	@rm -rf build/wheel/prefix
+	@cmake --install build/wheel/build --prefix build/wheel/prefix >build/wheel/install.log
+	@python3 python/make_wheel build/wheel/prefix build/wheel

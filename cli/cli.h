@@ -101,7 +101,7 @@ typedef struct cli {
   bool diff, flat, all, frontier;
   int64_t steps, port;
   const char *kind, *order, *layers, *file, *costs, *write_costs;
-  double link;    /* bytes per second, in GB */
+  double link; /* bytes per second, in GB */
   int64_t stages, microbatches, chunks, group;
   bool communication;
   rfr_ctx_options ctx_options; /* of ctx */
@@ -150,6 +150,14 @@ bool cli_prints_error(const cli *c, const rfr_error *e);
 
 /* The content of a small text file, NUL-terminated, from malloc; "-" is standard input. */
 rfr_status cli_read_file(const char *path, char **out);
+/* A growing string. */
+typedef struct cli_string {
+  char *data; /* NUL-terminated; NULL: empty */
+  size_t n, capacity;
+  bool failed; /* out of memory */
+} cli_string;
+void cli_string_add(const char *text, size_t n, void *string); /* a rfr_write_fn */
+
 /* Kinds of operands. */
 typedef enum cli_operand {
   CLI_CONFIG, /* a file, or a name that does not exist */
@@ -170,7 +178,7 @@ rfr_status cli_read_config(cli *c, char **out);
 void cli_default_folder(const char *path, char *out, size_t size);
 /* Trains the configuration `text`, NULL for that of the folder, and prints the result. */
 rfr_status cli_train_config(cli *c, const char *text, const char *folder);
-/* The configuration that fine-tunes c->operands[0] on the files that follow, from malloc; see cmd_finetune.c. */
+/* The configuration that fine-tunes c->operands[0] on the files that follow, from malloc. */
 rfr_status cli_finetune_config(cli *c, char **out);
 /* `check` with data: what `finetune` would train on. */
 rfr_status cli_check_data(cli *c);

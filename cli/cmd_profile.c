@@ -10,6 +10,7 @@
 
 #include "bench.h"
 #include "op_times.h"
+#include "profile_stages.h"
 
 enum { TOP = 20 };
 
@@ -153,6 +154,21 @@ static rfr_status profile_config(cli *c, op_times *t, rfr_dtype *dtype, rfr_run 
   return s;
 }
 
+/* A pipeline over the ranks: its stages instead of its ops. */
+static rfr_status profile_ranks(cli *c) {
+  char *text = NULL;
+  rfr_run *run = NULL;
+  const cli_builtin *known = cli_builtin_find(c->operand);
+  if (c->trace) return cli_usage("give --write-costs FILE, or one rank", "--trace has the ops of one rank");
+  rfr_status s = known ? RFR_OK : cli_read_config(c, &text);
+  const cli_builtin file = {c->operand, "", text};
+  if (s == RFR_OK) s = cli_open_timed(c, known ? known : &file, &run);
+  if (s == RFR_OK) s = cli_profile_stages(c, run);
+  rfr_run_close(run);
+  free(text);
+  return s;
+}
+
 rfr_status cli_profile(cli *c) {
   rfr_run *run = NULL;
   rfr_programs *p = NULL;
@@ -160,6 +176,7 @@ rfr_status cli_profile(cli *c) {
   op_times t = {0};
   cli_ceilings ceilings;
   rfr_status s;
+  if (cli_has_ranks(c)) return profile_ranks(c);
   if (strcmp(c->operand, "small") == 0) s = profile_small(c, &t, &dtype, &p);
   else if (bench_is_other(c->operand)) s = refuse(c->operand);
   else s = profile_config(c, &t, &dtype, &run);

@@ -236,7 +236,10 @@ static const cli_command commands[CLI_COMMAND_COUNT] = {
                                    {"trace", "FILE", NULL, CLI_TEXT, FIELD(trace),
                                     "write one step's ops as JSON for Perfetto or Chrome"},
                                    {"write-costs", "FILE", NULL, CLI_TEXT, FIELD(write_costs),
-                                    "write the costs of a layer as JSON, for schedule --costs and plan --costs"},
+                                    "write the costs of a layer as JSON, for schedule --costs and plan --costs; with "
+                                    "--ranks those of each stage"},
+                                   {"ranks", "N", NULL, CLI_INTEGER, FIELD(ranks),
+                                    "time the stages of a pipeline over N ranks instead of ops"},
                                    ON_A_DEVICE)},
     [CLI_INDEX_report] =
         {"report", "RUN...", 1, INT_MAX, "write runs as one page for a browser",

@@ -75,7 +75,7 @@ static rfr_status run_command(cli *c, char **argv, int *started) {
   const bool reads_only = c->command == CLI_INDEX_report || c->command == CLI_INDEX_top;
   if (c->command == CLI_INDEX_schedule || c->command == CLI_INDEX_keys || reads_only) o.device = "cpu";
   if (o.device) o.device = device_of(c, o.device);
-  if (c->command == CLI_INDEX_train) {
+  if (c->command == CLI_INDEX_train || c->command == CLI_INDEX_profile) {
     bool done;
     const rfr_status s = cli_start_ranks(c, o.device ? o.device : getenv("REFRAIN_DEVICE"), argv, &done, started);
     if (s != RFR_OK || done) {

@@ -7,25 +7,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* ---- strings ---- */
-
-void cli_string_add(const char *text, size_t n, void *user) {
-  cli_string *s = user;
-  if (s->n + n + 1 > s->capacity) {
-    const size_t capacity = 2 * (s->n + n + 1);
-    char *data = realloc(s->data, capacity);
-    if (!data) {
-      s->failed = true;
-      return;
-    }
-    s->data = data;
-    s->capacity = capacity;
-  }
-  memcpy(s->data + s->n, text, n);
-  s->n += n;
-  s->data[s->n] = '\0';
-}
-
 /* ---- tokenizer and template ---- */
 
 void cli_text_open(const rfr_run *run, cli_text *out) {

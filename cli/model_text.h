@@ -62,14 +62,6 @@ rfr_status cli_stream_end(cli_stream *stream);
 /* Without the first token, whose time is that of the prompt. 0: unknown. */
 double cli_stream_rate(const cli_stream *stream);
 
-/* A growing string. */
-typedef struct cli_string {
-  char *data; /* NUL-terminated; NULL: empty */
-  size_t n, capacity;
-  bool failed; /* out of memory */
-} cli_string;
-void cli_string_add(const char *text, size_t n, void *string); /* a rfr_write_fn */
-
 /* Checks the options of sampling. */
 rfr_status cli_check_sampling(const cli *c);
 /* Opens a run's newest checkpoint or a model for generation. */

@@ -15,6 +15,27 @@
 
 #include "cli.h"
 
+/* ---- strings ---- */
+
+void cli_string_add(const char *text, size_t n, void *user) {
+  cli_string *s = user;
+  if (s->n + n + 1 > s->capacity) {
+    const size_t capacity = 2 * (s->n + n + 1);
+    char *data = realloc(s->data, capacity);
+    if (!data) {
+      s->failed = true;
+      return;
+    }
+    s->data = data;
+    s->capacity = capacity;
+  }
+  memcpy(s->data + s->n, text, n);
+  s->n += n;
+  s->data[s->n] = '\0';
+}
+
+/* ---- files ---- */
+
 rfr_status cli_read_file(const char *path, char **out) {
   enum { MOST = 1 << 24 };
   *out = NULL;
@@ -112,59 +133,14 @@ rfr_status cli_refuse_hub_name(const cli *c) {
   return cli_fail(RFR_IO, help, "%s is neither a file nor a folder here", name);
 }
 
-/* A configuration for a model's folder: the keys that the folder does not determine. Nothing trains on its file of
- * data, which only has to match. */
-static rfr_status write_model_config(const char *folder, const char *sequence, char **out) {
-  char train[PATH_MAX + 16];
-  size_t n = 0;
-  FILE *f = open_memstream(out, &n);
-  if (!f) return RFR_NO_MEMORY;
-  json j = {.f = f};
-  snprintf(train, sizeof train, is_gguf(folder) ? "%s" : "%s/config.json", folder);
-  fputs("refrain: 1\nmodel: ", f);
-  json_text(&j, NULL, folder);
-  fputs("\ndata: {train: [", f);
-  j.comma = false;
-  json_text(&j, NULL, train);
-  fprintf(f, "], sequence: %s}\nbatch: {tokens: %s, microbatch: 1}\noptimizer: {lr: 1e-5}\nrun: {steps: 1}\n", sequence,
-          sequence);
-  return fclose(f) == 0 ? RFR_OK : RFR_NO_MEMORY;
-}
-
-/* The model's longest sequence, or less: a window of a plan, or the context of a text. */
-static rfr_status default_sequence(cli *c, const char *folder, int64_t *out) {
-  const int64_t most = c->command == CLI_INDEX_generate || c->command == CLI_INDEX_chat ? 2048 : 512;
-  char *text = NULL;
-  rfr_run *run = NULL;
-  rfr_run_info info;
-  rfr_status s = write_model_config(folder, "1", &text);
-  rfr_run_options o = rfr_run_options_default();
-  o.programs = 0;
-  o.plan_only = 1;
-  o.config_name = c->config;
-  if (s == RFR_OK) s = rfr_run_open(c->ctx, text, NULL, &o, &run);
-  if (s == RFR_OK) rfr_run_get_info(run, &info);
-  if (s == RFR_OK) *out = info.max_positions < most ? info.max_positions : most;
-  rfr_run_close(run);
-  free(text);
-  return s;
-}
-
+/* The window is the model's longest sequence, or less: a window of a plan, or the context of a text. */
 static rfr_status config_of_model(cli *c, char **out) {
-  char folder[PATH_MAX], number[24];
-  static const char key[] = "data.sequence=";
-  const char *sequence = NULL;
-  int64_t n;
-  if (!realpath(c->operand, folder)) return cli_fail(RFR_IO, "check the path", "%s: %s", c->operand, strerror(errno));
-  for (int i = 0; i < c->sets.n; i++)
-    if (strncmp(c->sets.items[i], key, sizeof key - 1) == 0) sequence = c->sets.items[i] + sizeof key - 1;
-  if (!sequence) {
-    const rfr_status s = default_sequence(c, folder, &n);
-    if (s != RFR_OK) return s;
-    snprintf(number, sizeof number, "%lld", (long long)n);
-    sequence = number;
-  }
-  return write_model_config(folder, sequence, out);
+  const bool writes = c->command == CLI_INDEX_generate || c->command == CLI_INDEX_chat;
+  cli_string text = {0};
+  const rfr_run_options o = cli_run_options(c);
+  const rfr_status s = rfr_model_run_config(c->ctx, c->operand, writes ? 2048 : 512, &o, cli_string_add, &text);
+  *out = text.data;
+  return s == RFR_OK && text.failed ? RFR_NO_MEMORY : s;
 }
 
 rfr_status cli_read_config(cli *c, char **out) {

@@ -95,6 +95,7 @@ int main(int argc, char **argv) {
                {"embedding.md", NULL},
                {"experts.md", NULL},
                {"schedules.md", NULL},
+               {"python.md", NULL},
                {"runs.md", NULL},
                {"scale.md", NULL},
                {"schedule-gpipe.svg", gpipe_picture},

@@ -319,6 +319,11 @@ typedef struct rfr_run_pipeline {
   int64_t last_layers;       /* of the last stage; the other layers are split evenly over the other stages */
 } rfr_run_pipeline;
 RFR_API void rfr_run_get_pipeline(const rfr_run *run, rfr_run_pipeline *out);
+/* Runs a step with a wait before and after each action. `costs`: room for rfr_run_pipeline.stages; each stage gets the
+ * seconds of its F, I, W and B, the medians over its microbatches, as rfr_schedule_simulate takes them. *update:
+ * seconds of the optimizer's program on this rank. All ranks make the call together. Errors: argument, without a
+ * pipeline. */
+RFR_API rfr_status rfr_run_stage_costs(rfr_run *run, rfr_stage_costs *costs, double *update);
 
 /* The compiled programs and the index of one of them (RFR_RUN_TRAIN, ...), -1 if it was
  * not compiled; for plans, traces and tensors. Borrowed. */
@@ -356,6 +361,19 @@ RFR_API rfr_status rfr_cuda_piece(rfr_ctx *ctx, int i, rfr_piece *out);
  * are reported as warnings to options->on_event. Errors: config.*. */
 RFR_API rfr_status rfr_config_resolve(rfr_ctx *ctx, const char *config_text, const rfr_run_options *options,
                                       int sources, rfr_write_fn write, void *user);
+
+/* The configuration of `refrain finetune`: writes the one that trains an adapter of `model`, a Hugging Face folder or a
+ * GGUF file, on the n_data files or patterns `data` of rows. The length of its windows is that of the rows; rows of
+ * pairs of answers make it a preference run; a few rows are held out. Overrides in `options` change this. Pass the same
+ * options to rfr_run_open. `options` NULL: the defaults; on_event gets warnings alone. Reads the rows, loads no
+ * weights. Errors: argument; file.open; data.format; those of a run's configuration and data. */
+RFR_API rfr_status rfr_finetune_config(rfr_ctx *ctx, const char *model, const char *const *data, int n_data,
+                                       const rfr_run_options *options, rfr_write_fn write, void *user);
+/* Writes a configuration that opens `model` without training it, for rfr_run_open with `folder` NULL and the programs
+ * RFR_RUN_GENERATE. Its windows are the model's longest sequence, at most `longest` tokens, or the override
+ * data.sequence of `options`. Errors: argument; file.open; those of reading the model's configuration. */
+RFR_API rfr_status rfr_model_run_config(rfr_ctx *ctx, const char *model, int64_t longest,
+                                        const rfr_run_options *options, rfr_write_fn write, void *user);
 
 /* One key of the configuration, a row of the table in docs/config.md. All text is static. */
 typedef struct rfr_config_key {

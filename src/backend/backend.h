@@ -98,6 +98,7 @@ typedef struct rfi_backend {
   rfr_status (*wait)(rfi_device *d);                      /* errors of enqueued work, here and in poll */
   /* Enqueues later work into the caller's stream, after all earlier work; NULL: into the device's own stream again. */
   rfr_status (*set_stream)(rfi_device *d, void *stream);
+  void *(*stream)(const rfi_device *d); /* that work is enqueued into; NULL: a call returns when it is done */
   rfr_status (*poll)(rfi_device *d, bool *idle);
 } rfi_backend;
 

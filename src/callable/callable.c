@@ -15,7 +15,6 @@
 
 const char RFI_GRAD_PREFIX[] = "grad.";
 const char RFI_UNREDUCED_PREFIX[] = "unreduced.";
-static const char MICROBATCH[] = "graphs.microbatch";
 static const char BAD_PREFIX[] = "graphs.bad."; /* of outputs that report invalid group sizes */
 
 static rfr_status refuse(const rfi_callable *c, const char *what, const char *name) {
@@ -25,6 +24,12 @@ static rfr_status refuse(const rfi_callable *c, const char *what, const char *na
 /* ---- the joint trace ---- */
 
 static bool is_call_input(int role) { return role == RFR_ROLE_INPUT || role == RFR_ROLE_INPUT_GRAD; }
+
+/* The input with the microbatch's number, which random ops read. */
+static void declare_microbatch(rfi_callable *c, rfr_trace *t) {
+  if (c->microbatch == RFR_NONE)
+    c->microbatch = rfr_input(t, RFI_MICROBATCH_INPUT, RFR_ROLE_INPUT, RFR_I32, 1, ((int64_t[]){1}));
+}
 
 /* Copies op i. A random op reads its microbatch from the slot, and gets a site that no other callable has. */
 static rfr_status copy_op(rfi_callable *c, rfi_rewrite *r, int i, int64_t site) {
@@ -37,8 +42,7 @@ static rfr_status copy_op(rfi_callable *c, rfi_rewrite *r, int i, int64_t site) 
   const int at = rfi_operand_index(op->def, "microbatch"), own_site = rfi_attr_find(op->def, "site");
   if (at < 0 || own_site < 0)
     return refuse(c, "a random op that cannot take the microbatch from the slot:", op->def->name);
-  if (c->microbatch == RFR_NONE)
-    c->microbatch = rfr_input(r->to, MICROBATCH, RFR_ROLE_INPUT, RFR_I32, 1, ((int64_t[]){1}));
+  declare_microbatch(c, r->to);
   rfr_value in[RFI_MAX_NAMES];
   rfi_attr attr[RFI_MAX_ATTR];
   for (int k = 0; k < at; k++) in[k] = k < op->n_in && op->in[k] >= 0 ? r->map[op->in[k]] : RFR_NONE;
@@ -320,7 +324,8 @@ static rfr_tensor describe(const rfr_graphs *g, const rfr_trace *t, const char *
 }
 
 static rfr_status check_name(const rfi_callable *c, const char *name) {
-  const bool reserved = strcmp(name, MICROBATCH) == 0 || strncmp(name, RFI_GRAD_PREFIX, strlen(RFI_GRAD_PREFIX)) == 0 ||
+  const bool reserved = strcmp(name, RFI_MICROBATCH_INPUT) == 0 ||
+                        strncmp(name, RFI_GRAD_PREFIX, strlen(RFI_GRAD_PREFIX)) == 0 ||
                         strncmp(name, RFI_UNREDUCED_PREFIX, strlen(RFI_UNREDUCED_PREFIX)) == 0;
   return reserved ? rfi_fail(RFI_E_GRAPHS_CALLABLE,
                              "callable \"%s\": \"%s\" is a reserved name: rename the input or output", c->u.name, name)
@@ -349,7 +354,7 @@ static rfr_status find_ports(rfr_graphs *g, rfi_callable *c) {
       p->tensor = describe(g, t, p->name, p->value);
       p->grad_tensor = p->grad < 0 ? (rfr_tensor){.name = grad} : describe(g, t, grad, p->grad);
     }
-  if (c->microbatch >= 0) c->microbatch = input_of(t, MICROBATCH);
+  if (c->microbatch >= 0) c->microbatch = input_of(t, RFI_MICROBATCH_INPUT);
   for (int k = 0; k < c->n_checked; k++) {
     char name[32];
     rfi_snprintf(name, sizeof name, "%s%d", BAD_PREFIX, k);
@@ -388,6 +393,7 @@ static rfr_status record_joint(rfr_graphs *g, rfi_callable *c, const rfr_callabl
       rfr_output_at(r.to, (rfr_source){NULL, 0}, c->out[k].name, c->out[k].value);
     }
   RFI_GOTO(check_splits(g, c, &r));
+  if (c->recipe.draws && !g->inference) declare_microbatch(c, r.to);
   rfr_scope(r.to, "");
   if (!g->inference) RFI_GOTO(record_backward(g, c, r.to));
   RFI_GOTO(rfr_trace_finish(r.to));
@@ -426,6 +432,10 @@ rfi_pass_options rfi_callable_options(rfr_graphs *g, const rfi_callable *c) {
   o.copies = count_copies(g);
   o.delayed = g->stage[c->stage].delayed;
   o.gathered = c->gathered && o.delayed;
+  o.slots = g->recipe.slots;
+  o.first_slot = c->first_slot;
+  o.first_linear = c->first_linear;
+  o.trains = !g->inference;
   o.is_written = is_written;
   return o;
 }
@@ -443,20 +453,25 @@ static bool has_gather_hook(const rfr_graphs *g, int index) {
   return o->n_tensors > 0 && o->n_hooks > 0 && o->hooks[index].pre_forward.n > 0;
 }
 
-/* Other ranks' layers are not known here, so a default would give two ranks the same masks. */
-static rfr_status check_first_site(const rfr_graphs *g, int index, const rfr_callable *desc) {
+/* Other ranks' layers are not known here, so a default would give two ranks the same draws. */
+static rfr_status check_first(const rfr_graphs *g, int index, const rfr_callable *desc) {
   const rfi_callable *c = &g->callable[index];
   rfr_schedule_info info;
-  if (!g->options.schedule || rfr_trace_sites(desc->trace) == 0) return RFR_OK;
+  bool sites = rfr_trace_sites(desc->trace) > 0, linears = c->recipe.draws && !g->inference;
+  if (!g->options.schedule || (!sites && !linears)) return RFR_OK;
   RFI_TRY(rfr_schedule_get_info(g->options.schedule, &info));
   if (info.ranks == 1) return RFR_OK;
-  for (int i = index; i >= g->stage[c->stage].first; i--)
-    if (g->callable[i].has_first_site) return RFR_OK;
+  for (int i = index; i >= g->stage[c->stage].first; i--) {
+    sites = sites && !g->callable[i].has_first_site;
+    linears = linears && !g->callable[i].has_first_linear;
+  }
+  if (!sites && !linears) return RFR_OK;
   return rfi_fail(RFI_E_GRAPHS_CALLABLE,
                   "callable \"%s\" draws random numbers in stage %d of a schedule of %d ranks: set "
-                  "rfr_callable.first_site of the stage's first callable to the sum of rfr_trace_sites over all layers "
-                  "before it, so that no two ranks draw the same masks",
-                  c->u.name, g->stage[c->stage].number, info.ranks);
+                  "rfr_callable.%s of the stage's first callable to the sum of %s over all layers "
+                  "before it, so that no two ranks draw the same %s",
+                  c->u.name, g->stage[c->stage].number, info.ranks, sites ? "first_site" : "first_linear",
+                  sites ? "rfr_trace_sites" : "rfr_trace_linears", sites ? "masks" : "numbers");
 }
 
 static rfr_status check_trace(const rfr_graphs *g, const rfi_callable *c, const rfr_trace *t) {
@@ -471,9 +486,11 @@ static rfr_status check_trace(const rfr_graphs *g, const rfi_callable *c, const 
                   c->u.name);
 }
 
-rfr_status rfi_callable_compile(rfr_graphs *g, int index, const rfr_callable *desc, int64_t *site) {
+rfr_status rfi_callable_compile(rfr_graphs *g, int index, const rfr_callable *desc, rfi_next *next) {
   rfi_callable *c = &g->callable[index];
   rfr_trace *joint;
+  if (desc->first_site >= 0) next->site = desc->first_site;
+  if (desc->first_linear >= 0) next->linear = desc->first_linear;
   c->microbatch = RFR_NONE;
   c->level = -1;
   c->sharded = desc->sharded != 0;
@@ -481,12 +498,15 @@ rfr_status rfi_callable_compile(rfr_graphs *g, int index, const rfr_callable *de
   c->u.name = desc->name ? rfi_arena_strdup(g->m.strings, desc->name) : rfi_arena_printf(g->m.strings, "%d", index);
   if (!c->u.name) return RFR_NO_MEMORY;
   c->has_first_site = desc->first_site >= 0;
+  c->has_first_linear = desc->first_linear >= 0;
+  c->first_linear = next->linear;
   RFI_TRY(check_trace(g, c, desc->trace));
-  RFI_TRY(check_first_site(g, index, desc));
+  RFI_TRY(check_first(g, index, desc));
   RFI_TRY(check_names(c, desc->trace));
   RFI_TRY(add_ports(g, c, desc, desc->trace));
-  RFI_TRY(record_joint(g, c, desc, *site, &joint));
-  *site += rfr_trace_sites(desc->trace);
+  RFI_TRY(record_joint(g, c, desc, next->site, &joint));
+  next->site += rfr_trace_sites(desc->trace);
+  next->linear += rfr_trace_linears(desc->trace);
   const rfi_pass_options o = rfi_callable_options(g, c);
   rfr_status s = rfi_pipeline_run(joint, &o, &c->u.pipeline);
   rfr_trace_destroy(joint);

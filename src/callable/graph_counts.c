@@ -1,15 +1,20 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Step counters: the step block and the states of named random streams, from which random ops read the step. Each step
- * advances the counters in the graphs' memory when it ends or is aborted, on the device and in stream order, as
- * rfr_step_end does; an aborted step counts as skipped. A counter that a callable writes, or that lies in the caller's
- * memory, is advanced by the callable or the caller.
+ * States that a step advances when it ends, on the device and in stream order.
+ *
+ * Step counters: the step block and the states of named random streams, from which random ops read the step. They
+ * advance as rfr_step_end does, also when a step is aborted, which counts as skipped. A counter that a callable writes,
+ * or that lies in the caller's memory, is advanced by the callable or the caller.
+ *
+ * History and scales of delayed scaling, from the amaxes that the parts have collected in recipe.amax. An aborted step
+ * leaves them as they are.
  */
 #include <string.h>
 
 #include "base/base.h"
 #include "callable/graphed.h"
 #include "core/rng.h"
+#include "ops/op_index.h"
 
 static bool is_counted(const rfi_named *x) {
   const rfr_type *type = &x->tensor.type;
@@ -19,26 +24,59 @@ static bool is_counted(const rfi_named *x) {
          (strcmp(name, "step") == 0 || strncmp(name, RFI_STREAM_PREFIX, strlen(RFI_STREAM_PREFIX)) == 0);
 }
 
-int rfi_graphs_counted(const rfr_graphs *g) {
+static int counted(const rfr_graphs *g) {
   int n = 0;
   for (int i = 0; i < g->m.store.n; i++) n += is_counted(&g->m.store.named[i]);
   return n;
+}
+
+static const rfi_named *amaxes(const rfr_graphs *g) { return rfi_storage_find(&g->m.store, RFI_RECIPE_AMAX); }
+
+static int ranks(const rfr_graphs *g) { return g->m.comm ? g->m.comm->size : 1; }
+
+static rfi_location place(rfr_graphs *g, int64_t bytes) {
+  return rfi_layout_add(&g->m.layout, RFI_REGION_PERSISTENT, rfi_align(bytes));
+}
+
+void rfi_graphs_counts_lay_out(rfr_graphs *g) {
+  if (counted(g) > 0 || amaxes(g)) g->counts.skip_at = place(g, sizeof(int32_t)).offset;
+  if (amaxes(g) && ranks(g) > 1) g->counts.amaxes_at = place(g, ranks(g) * amaxes(g)->tensor.bytes).offset;
 }
 
 static unsigned char *skip_flag(const rfr_graphs *g) {
   return rfi_address(&g->m.layout, RFI_REGION_PERSISTENT, g->counts.skip_at);
 }
 
+/* The skip flag is the first input; the only values that ops keep are the amaxes of all ranks. */
 static unsigned char *address(const void *user, rfr_value owner) {
   const rfr_graphs *g = user;
   const rfr_trace *t = g->counts.u.trace;
   if (owner == t->inputs[0]) return skip_flag(g);
+  if (t->values[owner].op >= 0) return rfi_address(&g->m.layout, RFI_REGION_PERSISTENT, g->counts.amaxes_at);
   return rfi_storage_find(&g->m.store, t->values[owner].name)->tensor.data;
+}
+
+static rfr_value state_like(const rfr_graphs *g, rfr_trace *t, const char *name) {
+  const rfr_type *type = &rfi_storage_find(&g->m.store, name)->tensor.type;
+  return rfr_input(t, name, RFR_ROLE_STATE, type->dtype, type->rank, type->shape);
+}
+
+/* The update of delayed scaling, with the largest amaxes of all ranks. */
+static rfr_status record_update(const rfr_graphs *g, rfr_trace *t) {
+  const rfr_source nowhere = {NULL, 0};
+  const rfi_attr all = rfi_i(ranks(g));
+  const rfi_attr rule[] = {rfi_i(g->recipe.delayed.margin), rfi_i(g->recipe.delayed.rule == RFR_AMAX_MOST_RECENT)};
+  rfr_value amax = state_like(g, t, RFI_RECIPE_AMAX), out[RFI_MAX_NAMES];
+  rfr_scope(t, "recipe");
+  if (all.i > 1) amax = rfi_record(t, nowhere, RFI_OP_all_gather, 1, &amax, &all, NULL);
+  rfr_value in[] = {state_like(g, t, RFR_RECIPE_HISTORY), state_like(g, t, RFR_RECIPE_SCALE), RFR_NONE, amax};
+  rfi_record(t, nowhere, RFI_OP_scale_update, 4, in, rule, out);
+  return rfr_trace_status(t);
 }
 
 rfr_status rfi_graphs_counts_create(rfr_graphs *g) {
   rfi_exec_unit *u = &g->counts.u;
-  if (rfi_graphs_counted(g) == 0) return RFR_OK;
+  if (counted(g) == 0 && !amaxes(g)) return RFR_OK;
   u->name = "counters";
   RFI_TRY(rfr_trace_create(g->m.ctx, &u->trace));
   const rfr_value skip = rfr_input(u->trace, "skip", RFR_ROLE_STATE, RFR_I32, 1, ((int64_t[]){1}));
@@ -48,19 +86,32 @@ rfr_status rfi_graphs_counts_create(rfr_graphs *g) {
     const rfr_value block = rfr_input(u->trace, name, RFR_ROLE_STATE, RFR_I64, 1, ((int64_t[]){4}));
     rfr_output(u->trace, name, rfr_step_end(u->trace, block, skip));
   }
+  const int counters = u->trace->n_ops;
+  if (amaxes(g)) RFI_TRY(record_update(g, u->trace));
   RFI_TRY(rfr_trace_finish(u->trace));
   rfi_unit_set_step(u);
+  for (int part = RFI_PART_I; part <= RFI_PART_REDUCE; part++) u->start[part] = counters;
   RFI_TRY(rfi_unit_select(&g->m, u));
   RFI_TRY(rfi_unit_instantiate(&g->m, u, 1));
-  rfi_unit_set_addresses(u, 0, address, g, NULL);
+  rfi_graphs_counts_address(g);
   return RFR_OK;
+}
+
+void rfi_graphs_counts_address(rfr_graphs *g) {
+  if (g->counts.u.trace) rfi_unit_set_addresses(&g->counts.u, 0, address, g, NULL);
+}
+
+rfr_status rfi_graphs_clear_amaxes(rfr_graphs *g) {
+  const rfi_named *x = amaxes(g);
+  return x ? g->m.backend->fill(g->m.device, x->tensor.data, 0, (size_t)x->tensor.bytes) : RFR_OK;
 }
 
 rfr_status rfi_graphs_count(rfr_graphs *g, bool skipped) {
   const rfi_backend *b = g->m.backend;
-  unsigned char *skip = skip_flag(g);
-  if (!g->counts.u.trace) return RFR_OK;
-  if (skipped) RFI_TRY(b->fill(g->m.device, skip, 1, 1));
-  RFI_TRY(rfi_unit_run(&g->m, &g->counts.u, 0, RFI_PART_F, true, NULL));
-  return skipped ? b->fill(g->m.device, skip, 0, 1) : RFR_OK;
+  const rfi_exec_unit *u = &g->counts.u;
+  if (!u->trace) return RFR_OK;
+  if (skipped) RFI_TRY(b->fill(g->m.device, skip_flag(g), 1, 1));
+  RFI_TRY(rfi_unit_run(&g->m, u, 0, RFI_PART_F, true, NULL));
+  return skipped ? b->fill(g->m.device, skip_flag(g), 0, 1)
+                 : rfi_unit_run(&g->m, u, 0, RFI_PART_REDUCE, true, NULL);
 }

@@ -348,8 +348,7 @@ static void place_values(rfr_graphs *g, rfi_region kind, rfi_region region) {
 
 static void place_persistent(rfr_graphs *g) {
   rfi_storage_place(&g->m.store, &g->m.layout, RFI_REGION_PERSISTENT);
-  if (rfi_graphs_counted(g) > 0)
-    g->counts.skip_at = rfi_layout_add(&g->m.layout, RFI_REGION_PERSISTENT, rfi_align(sizeof(int32_t))).offset;
+  rfi_graphs_counts_lay_out(g);
   place_values(g, RFI_REGION_PERSISTENT, RFI_REGION_PERSISTENT);
 }
 
@@ -461,4 +460,5 @@ void rfi_graphs_set_addresses(rfr_graphs *g) {
       rfi_unit_set_addresses(&g->callable[c].u, slot, address, &(bound_to){g, c, slot},
                              g->single_slot ? rfi_graphs_slot(g, s, slot) : shared);
   }
+  rfi_graphs_counts_address(g);
 }

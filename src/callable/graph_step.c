@@ -396,6 +396,7 @@ static rfr_status begin(rfr_graphs *g, const rfr_binding *inputs, int n) {
   if (g->options.debug) RFI_TRY(rfi_graphs_poison_all(g));
   if (g->evaluating) return RFR_OK;
   RFI_TRY(clear_gradients(g));
+  RFI_TRY(rfi_graphs_clear_amaxes(g));
   g->next_shard_action = 0;
   return rfi_graphs_run_shard_actions(g, 0, &g->next_shard_action, false);
 }

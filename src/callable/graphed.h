@@ -17,7 +17,7 @@
  *   graph_debug.c   fills dead buffers
  *   graph_rebind.c  new addresses for the caller's memory
  *   graph_splits.c  reports invalid group sizes
- *   graph_counts.c  advances the step counters
+ *   graph_counts.c  advances the step counters and the states of delayed scaling
  *   graph_step.c    the calls of a step: order, signature, copies, launches
  *
  * The memory has the regions of layout.h. All slots of a stage have the same layout. Values that live within one part
@@ -31,6 +31,7 @@
 
 #include "exec/exec.h"
 #include "ops/rule.h"
+#include "pass/recipe_rules.h"
 #include "refrain/graphs.h"
 
 typedef struct rfi_port { /* an input or output of a callable */
@@ -73,10 +74,21 @@ typedef struct rfi_splits {
   rfi_split_check first;           /* where it was found */
 } rfi_splits;
 
-typedef struct rfi_counts { /* step counters that the graphs advance */
-  rfi_exec_unit u;          /* rfr_step_end of each; without a trace: no counters */
-  int64_t skip_at;          /* persistent: their skip flag; 1 only while a step is aborted */
+typedef struct rfi_counts { /* states that the graphs advance when a step ends */
+  rfi_exec_unit u;          /* part F: rfr_step_end of each counter; REDUCE: the update of delayed scaling, with its
+                               collective. Without a trace: nothing to advance */
+  int64_t skip_at;          /* persistent: the counters' skip flag; 1 only while a step is aborted */
+  int64_t amaxes_at;        /* persistent: those of all ranks */
 } rfi_counts;
+
+typedef struct rfi_set_recipe { /* delayed scaling of all callables together */
+  int slots;                    /* 0: none */
+  rfr_recipe delayed;           /* history, margin and rule */
+} rfi_set_recipe;
+
+typedef struct rfi_next { /* what the next callable begins with, unless its description says so */
+  int64_t site, linear;
+} rfi_next;
 
 typedef struct rfi_callable {
   rfi_exec_unit u;
@@ -92,6 +104,10 @@ typedef struct rfi_callable {
   bool sharded;
   bool wgrad_reads;            /* W reads parameters */
   bool has_first_site;         /* the caller gave rfr_callable.first_site */
+  bool has_first_linear;       /* and first_linear */
+  rfi_recipe_use recipe;       /* of its linears, without `delayed` */
+  int first_slot;              /* of delayed scaling */
+  int64_t first_linear;
   bool gathered;               /* sharded, or gathered by the caller: parameters are valid only within calls */
   int *unreduced, n_unreduced; /* sharded: unreduced gradients, indices of named */
   int level;                   /* of its recompute frontier; -1: it has none */
@@ -164,6 +180,7 @@ struct rfr_graphs {
   int next_shard_action;
   rfi_splits splits;
   rfi_counts counts;
+  rfi_set_recipe recipe;
   bool ended; /* the last step ended, and was not aborted */
   bool loaded;
 };
@@ -171,8 +188,8 @@ struct rfr_graphs {
 /* ---- callable.c ---- */
 /* The options' entry for a parameter's main gradient; NULL: none. */
 const rfr_main_gradient *rfi_main_gradient_of(const rfr_graphs *g, const char *parameter);
-/* Fills in everything up to `trace`, `start` and ports from a description. *site: the next number of a random op. */
-rfr_status rfi_callable_compile(rfr_graphs *g, int index, const rfr_callable *desc, int64_t *site);
+/* Fills in everything up to `trace`, `start` and ports from a description. */
+rfr_status rfi_callable_compile(rfr_graphs *g, int index, const rfr_callable *desc, rfi_next *next);
 /* The passes' options, without recompute. */
 rfi_pass_options rfi_callable_options(rfr_graphs *g, const rfi_callable *c);
 /* Sets `trace`, `start` and ports from the result of the passes. */
@@ -263,10 +280,14 @@ void rfi_graphs_splits_abort(rfr_graphs *g);
 rfr_status rfi_graphs_splits_report(rfr_graphs *g);
 
 /* ---- graph_counts.c ---- */
-/* The number of step counters that the graphs advance; valid after storage is placed. */
-int rfi_graphs_counted(const rfr_graphs *g);
+/* Places the skip flag and the amaxes of all ranks. */
+void rfi_graphs_counts_lay_out(rfr_graphs *g);
 rfr_status rfi_graphs_counts_create(rfr_graphs *g);
-/* Advances the counters; `skipped`: the step was aborted. */
+/* After the addresses of states have changed. */
+void rfi_graphs_counts_address(rfr_graphs *g);
+/* At the start of a step. */
+rfr_status rfi_graphs_clear_amaxes(rfr_graphs *g);
+/* Advances the counters, and the states of delayed scaling unless the step was aborted (`skipped`). */
 rfr_status rfi_graphs_count(rfr_graphs *g, bool skipped);
 
 /* ---- graph_walk.c ---- */

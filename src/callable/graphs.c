@@ -10,7 +10,9 @@
 #include "callable/graphed.h"
 #include "schedule/schedule.h"
 
-rfr_callable rfr_callable_default(void) { return (rfr_callable){.size = sizeof(rfr_callable), .first_site = -1}; }
+rfr_callable rfr_callable_default(void) {
+  return (rfr_callable){.size = sizeof(rfr_callable), .first_site = -1, .first_linear = -1};
+}
 
 rfr_graphs_options rfr_graphs_options_default(void) {
   return (rfr_graphs_options){.size = sizeof(rfr_graphs_options), .fuse = 1};
@@ -69,9 +71,12 @@ static rfr_status check_arguments(rfr_ctx *ctx, const rfr_callable *callables, i
     if (c->size != sizeof *c)
       return rfi_fail(RFI_E_ARGUMENT, "callable %d: size %zu, rfr_callable_default sets %zu", i, c->size, sizeof *c);
     if (!c->trace || !is_array(c->links, c->n_links) || !is_array(c->fixed, c->n_fixed) ||
-        !is_array(c->samples, c->n_samples) || c->n_inputs < 0 || c->n_outputs < 0 || c->first_site < -1)
+        !is_array(c->samples, c->n_samples) || c->n_inputs < 0 || c->n_outputs < 0 || c->first_site < -1 ||
+        c->first_linear < -1)
       return rfi_fail(RFI_E_ARGUMENT,
-                      "callable %d: trace is NULL, a list is NULL with n > 0, or first_site is below -1", i);
+                      "callable %d: trace is NULL, a list is NULL with n > 0, or first_site or first_linear is below "
+                      "-1",
+                      i);
     if (!c->inference != !callables[0].inference)
       return rfi_fail(RFI_E_GRAPHS_CALLABLE,
                       "callable %d is for %s, the callables before it are not: all of a set are, or none", i,
@@ -143,13 +148,31 @@ static rfr_status name_callable(rfr_status s, const rfi_callable *c) {
              : rfi_fail_prefix("callable \"%s\": ", c->u.name);
 }
 
+/* The slots of delayed scaling, before any callable is compiled: all share states of one shape. */
+static rfr_status find_recipes(rfr_graphs *g, const rfr_callable *callables) {
+  int slot = 0;
+  for (int i = 0; i < g->n; i++) {
+    rfi_recipe_use *use = &g->callable[i].recipe;
+    RFI_TRY(rfi_recipe_use_of(callables[i].trace, use));
+    if (use->slots > 0) {
+      if (g->recipe.slots > 0) RFI_TRY(rfi_recipes_agree(&g->recipe.delayed, use->delayed));
+      g->recipe.delayed = *use->delayed;
+      g->recipe.slots = slot + use->slots;
+    }
+    g->callable[i].first_slot = slot;
+    slot += RFI_OPERANDS * use->linears;
+    use->delayed = NULL; /* of the caller's trace */
+  }
+  return RFR_OK;
+}
+
 /* Everything that the plan needs, without memory. */
 static rfr_status plan(rfr_graphs *g, const rfr_callable *callables) {
-  int64_t site = 0;
+  rfi_next next = {0};
   RFI_TRY(make_stages(g));
+  RFI_TRY(find_recipes(g, callables));
   for (int i = 0; i < g->n; i++) {
-    if (callables[i].first_site >= 0) site = callables[i].first_site;
-    rfr_status s = rfi_callable_compile(g, i, &callables[i], &site);
+    rfr_status s = rfi_callable_compile(g, i, &callables[i], &next);
     if (s == RFR_OK) s = rfi_graphs_names(g, &g->callable[i]);
     if (s != RFR_OK) return name_callable(s, &g->callable[i]);
     RFI_TRY(rfi_graphs_links(g, i, &callables[i]));

@@ -9,6 +9,7 @@
  */
 #include "refrain/tensor.h"
 
+#include <stdlib.h>
 #include <string.h>
 
 #include "base/base.h"
@@ -74,6 +75,14 @@ static void delete_exported(DLManagedTensorVersioned *dl) {
   if (release != NULL) release(user);
 }
 
+/* The GPU of a context, where a tensor without host memory is. */
+static void find_device(const rfr_ctx *ctx, rfi_dl_tensor *t) {
+  const char *device = rfi_ctx_device(ctx), *number = strchr(device, ':');
+  if (strncmp(device, "cuda", 4) != 0) return;
+  t->device.type = RFI_DL_CUDA;
+  t->device.id = number ? (int32_t)strtol(number + 1, NULL, 10) : 0;
+}
+
 rfr_status rfr_tensor_to_dlpack(rfr_ctx *ctx, const rfr_tensor *tensor, rfr_release_fn release, void *user,
                                 DLManagedTensorVersioned **out) {
   *out = NULL;
@@ -105,6 +114,7 @@ rfr_status rfr_tensor_to_dlpack(rfr_ctx *ctx, const rfr_tensor *tensor, rfr_rele
   e->dl.deleter = delete_exported;
   e->dl.tensor.data = n > 0 ? tensor->data : NULL;
   e->dl.tensor.device.type = RFI_DL_CPU;
+  if (!tensor->host) find_device(ctx, &e->dl.tensor);
   e->dl.tensor.rank = type->rank;
   e->dl.tensor.type = (rfi_dl_type){types[row].code, types[row].bits, 1};
   e->dl.tensor.shape = e->shape;
@@ -136,9 +146,13 @@ rfr_status rfr_tensor_from_dlpack(const DLManagedTensorVersioned *dl, rfr_tensor
     return rfi_fail(RFI_E_TENSOR, "a DLPack tensor of version %u.%u; this library reads version %d", dl->version.major,
                     dl->version.minor, RFI_DL_MAJOR);
   const rfi_dl_tensor *t = &dl->tensor;
-  if (t->device.type != RFI_DL_CPU)
-    return rfi_fail(RFI_E_TENSOR, "a DLPack tensor on device type %d (id %d); only the CPU (type %d) is taken",
-                    t->device.type, t->device.id, RFI_DL_CPU);
+  const int32_t device = t->device.type;
+  const bool on_host = device == RFI_DL_CPU || device == RFI_DL_CUDA_HOST;
+  if (!on_host && device != RFI_DL_CUDA && device != RFI_DL_CUDA_MANAGED)
+    return rfi_fail(RFI_E_TENSOR,
+                    "a DLPack tensor on device type %d (id %d); only the CPU (type %d) and CUDA (type %d)"
+                    " are taken",
+                    device, t->device.id, RFI_DL_CPU, RFI_DL_CUDA);
   int row = 0;
   while (row < N_TYPES && (types[row].code != t->type.code || types[row].bits != t->type.bits)) row++;
   if (row == N_TYPES || t->type.lanes != 1)
@@ -168,5 +182,6 @@ rfr_status rfr_tensor_from_dlpack(const DLManagedTensorVersioned *dl, rfr_tensor
   for (int i = 0; i < t->rank; i++) out->type.shape[i] = t->shape[i];
   out->data = n > 0 ? (char *)t->data + t->byte_offset : NULL;
   out->bytes = n * element;
+  out->host = on_host;
   return RFR_OK;
 }

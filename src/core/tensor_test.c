@@ -89,6 +89,32 @@ static void test_out_and_in(void **state) {
   rfr_ctx_destroy(ctx);
 }
 
+/* Kinds of memory: the standard's number, and 1 if the host may read it. */
+static void test_devices(void **state) {
+  (void)state;
+  static const struct { int type, host; } kinds[] = {{1, 1}, {2, 0}, {3, 1}, {13, 0}};
+  float data[6];
+  rfr_ctx *ctx;
+  rfr_ctx_options o = rfr_ctx_options_default();
+  o.device = "cuda:1"; /* nothing is opened before it is used */
+  assert_int_equal(rfr_ctx_create(&o, &ctx), RFR_OK);
+  rfr_tensor t = make_tensor(RFR_F32, 2, (const int64_t[]){2, 3}, data);
+  DLManagedTensorVersioned *dl;
+  for (t.host = 0; t.host < 2; t.host++) {
+    assert_int_equal(rfr_tensor_to_dlpack(ctx, &t, NULL, NULL, &dl), RFR_OK);
+    assert_int_equal(dl->tensor.device.type, t.host ? 1 : 2);
+    assert_int_equal(dl->tensor.device.id, t.host ? 0 : 1);
+    for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++) {
+      rfr_tensor back;
+      dl->tensor.device.type = kinds[i].type;
+      assert_int_equal(rfr_tensor_from_dlpack(dl, &back), RFR_OK);
+      assert_int_equal(back.host, kinds[i].host);
+    }
+    dl->deleter(dl);
+  }
+  rfr_ctx_destroy(ctx);
+}
+
 static void test_out_owns_its_shape(void **state) {
   (void)state;
   rfr_ctx *ctx = make_ctx();
@@ -214,9 +240,9 @@ static void test_in_refuses(void **state) {
   make_foreign(&f)->dl.version.major = 0;
   assert_refused(rfr_tensor_from_dlpack(&f.dl, &t), "version 0.3");
 
-  make_foreign(&f)->dl.tensor.device.type = 2;
+  make_foreign(&f)->dl.tensor.device.type = 10; /* a GPU of another vendor */
   f.dl.tensor.device.id = 5;
-  assert_refused(rfr_tensor_from_dlpack(&f.dl, &t), "device type 2 (id 5)");
+  assert_refused(rfr_tensor_from_dlpack(&f.dl, &t), "device type 10 (id 5)");
 
   make_foreign(&f);
   memcpy(f.strides, (const int64_t[]){1, 3}, 16); /* a transpose */
@@ -291,9 +317,9 @@ static void test_abi(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_out_and_in),  cmocka_unit_test(test_out_owns_its_shape), cmocka_unit_test(test_empty),
-      cmocka_unit_test(test_out_refuses), cmocka_unit_test(test_in_takes),           cmocka_unit_test(test_in_refuses),
-      cmocka_unit_test(test_abi),
+      cmocka_unit_test(test_out_and_in), cmocka_unit_test(test_devices),     cmocka_unit_test(test_out_owns_its_shape),
+      cmocka_unit_test(test_empty),      cmocka_unit_test(test_out_refuses), cmocka_unit_test(test_in_takes),
+      cmocka_unit_test(test_in_refuses), cmocka_unit_test(test_abi),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -70,21 +70,31 @@ rfr_status rfi_comm_collect(rfr_ctx *ctx, rfr_comm *c, const void *mine, int64_t
   return s;
 }
 
-static rfr_status check_message(const rfr_comm *c, int peer, int64_t bytes, bool has_messages) {
-  if (!has_messages)
-    return rfi_fail(RFI_E_UNSUPPORTED, "communicators of %s have no messages between two ranks", c->table->name);
+static rfr_status check_message(const rfr_comm *c, int peer, int64_t bytes) {
   if (peer < 0 || peer >= c->size || peer == c->rank || bytes < 1)
     return rfi_fail(RFI_E_ARGUMENT, "a message of %lld bytes between ranks %d and %d of %d", (long long)bytes, c->rank,
                     peer, c->size);
   return RFR_OK;
 }
 
-rfr_status rfi_comm_send(rfr_comm *c, int to, const void *data, int64_t bytes) {
-  RFI_TRY(check_message(c, to, bytes, c->table->send != NULL));
-  return c->table->send(c, to, data, bytes);
+rfr_status rfi_comm_send(rfr_comm *c, int to, const void *data, int64_t bytes, void *stream) {
+  RFI_TRY(check_message(c, to, bytes));
+  return c->table->send(c, to, data, bytes, stream);
 }
 
-rfr_status rfi_comm_receive(rfr_comm *c, int from, void *data, int64_t bytes) {
-  RFI_TRY(check_message(c, from, bytes, c->table->receive != NULL));
-  return c->table->receive(c, from, data, bytes);
+rfr_status rfi_comm_receive(rfr_comm *c, int from, void *data, int64_t bytes, void *stream) {
+  RFI_TRY(check_message(c, from, bytes));
+  return c->table->receive(c, from, data, bytes, stream);
+}
+
+int64_t rfi_comm_sent(const rfr_comm *c, int to) { return c->table->sent ? c->table->sent(c, to) : 0; }
+
+rfr_status rfi_comm_wait_sent(rfr_comm *c, int to, int64_t number, void *stream) {
+  return c->table->wait_sent ? c->table->wait_sent(c, to, number, stream) : RFR_OK;
+}
+
+rfr_status rfi_comm_connect(rfr_comm *c, const int *peers, int n) {
+  if (n > RFI_MOST_PEERS)
+    return rfi_fail(RFI_E_UNSUPPORTED, "messages with %d ranks; a rank can have them with %d", n, RFI_MOST_PEERS);
+  return c->table->connect ? c->table->connect(c, peers, n) : RFR_OK;
 }

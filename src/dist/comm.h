@@ -41,9 +41,13 @@ typedef struct rfi_comm_table {
   /* See rfi_comm_exchange; NULL: all_gather does it, since the memory is on the host. */
   rfr_status (*exchange)(rfr_comm *c, const void *mine, int64_t bytes, void *all);
   void (*set_timeout)(rfr_comm *c, double timeout);
-  /* See rfi_comm_send; NULL: there are no messages between two ranks. */
-  rfr_status (*send)(rfr_comm *c, int to, const void *data, int64_t bytes);
-  rfr_status (*receive)(rfr_comm *c, int from, void *data, int64_t bytes);
+  /* See rfi_comm_send. */
+  rfr_status (*send)(rfr_comm *c, int to, const void *data, int64_t bytes, void *stream);
+  rfr_status (*receive)(rfr_comm *c, int from, void *data, int64_t bytes, void *stream);
+  /* See rfi_comm_connect; NULL, as the next two: messages are copied, between any two ranks. */
+  rfr_status (*connect)(rfr_comm *c, const int *peers, int n);
+  int64_t (*sent)(const rfr_comm *c, int to);
+  rfr_status (*wait_sent)(rfr_comm *c, int to, int64_t number, void *stream);
 } rfi_comm_table;
 
 struct rfr_comm { /* the first member of each kind's struct */
@@ -82,11 +86,23 @@ enum { RFI_EXCHANGE_BYTES = 4096 };
 rfr_status rfi_comm_exchange(rfr_comm *c, const void *mine, int64_t bytes, void *all);
 /* The same, into memory that it allocates; free with rfi_free. NULL after an error. */
 rfr_status rfi_comm_collect(rfr_ctx *ctx, rfr_comm *c, const void *mine, int64_t bytes, void **all);
-/* A message to another rank. The data is copied: the call does not wait for the receiver. Messages from one rank to
- * another arrive in the order in which they were sent. The receiver waits, and must expect the sent number of bytes.
- * Errors: argument; unsupported, if this kind has no messages; dist.peer; dist.mismatch. */
-rfr_status rfi_comm_send(rfr_comm *c, int to, const void *data, int64_t bytes);
-rfr_status rfi_comm_receive(rfr_comm *c, int from, void *data, int64_t bytes);
+/* Messages between two ranks. Those from one rank to another arrive in the order in which they were sent; the receiver
+ * must expect the sent number of bytes.
+ *
+ * `stream` NULL: memory of the host. The data is copied, so the sender does not wait for the receiver; only between
+ * GPUs both wait for each other. With a stream of a GPU: memory of the GPU. A message begins after the work that the
+ * stream has when the call is made, and when its receiver has asked for it. Later work of the receiver's stream waits
+ * for the message. Later work of the sender's stream does not, and the data must stay unchanged:
+ * rfi_comm_wait_sent makes later work wait for the first `number` messages to rank `to`; rfi_comm_sent counts them.
+ * Errors: argument; dist.peer; dist.mismatch. */
+rfr_status rfi_comm_send(rfr_comm *c, int to, const void *data, int64_t bytes, void *stream);
+rfr_status rfi_comm_receive(rfr_comm *c, int from, void *data, int64_t bytes, void *stream);
+int64_t rfi_comm_sent(const rfr_comm *c, int to);
+rfr_status rfi_comm_wait_sent(rfr_comm *c, int to, int64_t number, void *stream);
+/* Before messages between GPUs: all ranks call it at the same time, each with the ranks that it exchanges messages
+ * with, at most RFI_MOST_PEERS. Without effect a second time. */
+enum { RFI_MOST_PEERS = 30 };
+rfr_status rfi_comm_connect(rfr_comm *c, const int *peers, int n);
 /* Rank 0's id on every rank, over TCP at the launch's address. */
 rfr_status rfi_launch_share(const rfr_launch *launch, void *id, double timeout);
 

@@ -326,7 +326,8 @@ static rfr_status sweep(mpi_comm *c) {
   return RFR_OK;
 }
 
-static rfr_status send(rfr_comm *comm, int to, const void *data, int64_t bytes) {
+static rfr_status send(rfr_comm *comm, int to, const void *data, int64_t bytes, void *stream) {
+  (void)stream;
   mpi_comm *c = (mpi_comm *)comm;
   rfr_status s;
   outgoing *m = NULL;
@@ -373,7 +374,8 @@ static rfr_status receive_piece(mpi_comm *c, int from, void *data, int64_t bytes
   }
 }
 
-static rfr_status receive(rfr_comm *comm, int from, void *data, int64_t bytes) {
+static rfr_status receive(rfr_comm *comm, int from, void *data, int64_t bytes, void *stream) {
+  (void)stream;
   mpi_comm *c = (mpi_comm *)comm;
   int64_t sent;
   RFI_TRY(check_alive(c));
@@ -417,7 +419,14 @@ static void destroy(rfr_comm *comm) {
 
 static void set_timeout(rfr_comm *comm, double timeout) { ((mpi_comm *)comm)->timeout = timeout; }
 
-static const rfi_comm_table table = {"MPI", true, run, NULL, abort_calls, destroy, NULL, set_timeout, send, receive};
+static const rfi_comm_table table = {.name = "MPI",
+                                     .host = true,
+                                     .run = run,
+                                     .abort = abort_calls,
+                                     .destroy = destroy,
+                                     .set_timeout = set_timeout,
+                                     .send = send,
+                                     .receive = receive};
 
 static rfr_status load(rfr_ctx *ctx, const rfi_mpi_module **out) {
   char path[PATH_MAX];

@@ -67,11 +67,11 @@ static bool messages(rfr_comm *c) {
   for (int to = 0; to < size; to++)
     for (int k = 0; k < 2 && to != rank; k++) {
       for (int i = 0; i < MOST; i++) x[i] = i + 7 * rank + 3 * to + k;
-      good = good && rfi_comm_send(c, to, x, k == 0 ? MOST * 4 : 4) == RFR_OK;
+      good = good && rfi_comm_send(c, to, x, k == 0 ? MOST * 4 : 4, NULL) == RFR_OK;
     }
   for (int from = size - 1; from >= 0; from--)
     for (int k = 0; k < 2 && from != rank; k++) {
-      good = good && rfi_comm_receive(c, from, x, k == 0 ? MOST * 4 : 4) == RFR_OK;
+      good = good && rfi_comm_receive(c, from, x, k == 0 ? MOST * 4 : 4, NULL) == RFR_OK;
       for (int i = 0; i < (k == 0 ? MOST : 1); i++) good = good && x[i] == i + 7 * from + 3 * rank + k;
     }
   free(x);
@@ -89,7 +89,7 @@ static bool fails(rfr_comm *c, const char *how, const char *says) {
   if (last && strcmp(how, "abort") == 0) rfr_comm_abort(c);
   if (last && (strcmp(how, "abort") == 0 || strcmp(how, "leave") == 0)) return true;
   if (last && strcmp(how, "chain") == 0) raise(SIGSTOP);
-  const rfr_status s = strcmp(how, "chain") == 0 ? rfi_comm_receive(c, rfr_comm_rank(c) + 1, x, sizeof x)
+  const rfr_status s = strcmp(how, "chain") == 0 ? rfi_comm_receive(c, rfr_comm_rank(c) + 1, x, sizeof x, NULL)
                                                  : rfr_comm_all_gather(c, x, y, last ? 2 : 4, RFR_F32);
   if (s == RFR_OK || !strstr(rfr_last_error()->message, says)) {
     printf("rank %d: %s\n", rfr_comm_rank(c), s == RFR_OK ? "no error" : rfr_last_error()->message);

@@ -173,12 +173,12 @@ static void exchange_messages(rank *r) {
   for (int to = 0; to < r->size; to++)
     for (int k = 0; k < 3 && to != r->number && r->status == RFR_OK; k++) {
       for (int i = 0; i < 50; i++) x[k][i] = 1000 * r->number + 100 * to + 10 * k + i;
-      r->status = rfi_comm_send(r->comm, to, x[k], 8 * (40 + k));
+      r->status = rfi_comm_send(r->comm, to, x[k], 8 * (40 + k), NULL);
       memset(x[k], 0, sizeof x[k]); /* it was copied */
     }
   for (int from = r->size - 1; from >= 0; from--)
     for (int k = 0; k < 3 && from != r->number && r->status == RFR_OK; k++) {
-      r->status = rfi_comm_receive(r->comm, from, x[0], 8 * (40 + k));
+      r->status = rfi_comm_receive(r->comm, from, x[0], 8 * (40 + k), NULL);
       for (int i = 0; i < 40 + k && r->status == RFR_OK; i++)
         if (x[0][i] != 1000 * from + 100 * r->number + 10 * k + i) r->status = RFR_INTERNAL;
     }
@@ -190,10 +190,10 @@ static void fail_message(rank *r) {
   const char *how = r->job;
   char x[8] = "12345";
   if (r->number == 0) {
-    r->status = rfi_comm_receive(r->comm, 1, x, 5);
+    r->status = rfi_comm_receive(r->comm, 1, x, 5, NULL);
     return;
   }
-  if (strcmp(how, "size") == 0) r->status = rfi_comm_send(r->comm, 0, x, 4);
+  if (strcmp(how, "size") == 0) r->status = rfi_comm_send(r->comm, 0, x, 4, NULL);
   if (strcmp(how, "abort") == 0) rfr_comm_abort(r->comm);
   if (strcmp(how, "late") == 0) usleep(1500000);
 }
@@ -218,10 +218,10 @@ static void test_messages(void **state) {
     if (!strstr(ranks[0].message, rows[i].message)) fail_msg("%s: %s", rows[i].how, ranks[0].message);
   }
   OK(rfr_comm_threads_create(ctx, 2, 1, c));
-  assert_int_equal(rfi_comm_send(c[0], 0, "x", 1), RFR_INVALID);
-  assert_int_equal(rfi_comm_send(c[0], 2, "x", 1), RFR_INVALID);
-  assert_int_equal(rfi_comm_receive(c[0], 1, ranks, 0), RFR_INVALID);
-  OK(rfi_comm_send(c[0], 1, "x", 1)); /* freed with the communicator */
+  assert_int_equal(rfi_comm_send(c[0], 0, "x", 1, NULL), RFR_INVALID);
+  assert_int_equal(rfi_comm_send(c[0], 2, "x", 1, NULL), RFR_INVALID);
+  assert_int_equal(rfi_comm_receive(c[0], 1, ranks, 0, NULL), RFR_INVALID);
+  OK(rfi_comm_send(c[0], 1, "x", 1, NULL)); /* freed with the communicator */
   rfr_comm_destroy(c[0]);
   rfr_comm_destroy(c[1]);
 }

@@ -195,7 +195,8 @@ static rfr_status run(rfr_comm *comm, const rfi_collective *what, void *stream) 
 
 /* ---- messages ---- */
 
-static rfr_status send(rfr_comm *comm, int to, const void *data, int64_t bytes) {
+static rfr_status send(rfr_comm *comm, int to, const void *data, int64_t bytes, void *stream) {
+  (void)stream;
   end *e = (end *)comm, *peer = &e->group->end[to];
   group *g = e->group;
   message *m = NULL, **last = &peer->messages;
@@ -219,7 +220,8 @@ static message **find_message(end *e, int from) {
   return m;
 }
 
-static rfr_status receive(rfr_comm *comm, int from, void *data, int64_t bytes) {
+static rfr_status receive(rfr_comm *comm, int from, void *data, int64_t bytes, void *stream) {
+  (void)stream;
   end *e = (end *)comm;
   group *g = e->group;
   message **m;
@@ -284,7 +286,14 @@ static void set_timeout(rfr_comm *comm, double timeout) {
   pthread_mutex_unlock(&g->mutex);
 }
 
-static const rfi_comm_table table = {"threads", true, run, NULL, abort_all, destroy, NULL, set_timeout, send, receive};
+static const rfi_comm_table table = {.name = "threads",
+                                     .host = true,
+                                     .run = run,
+                                     .abort = abort_all,
+                                     .destroy = destroy,
+                                     .set_timeout = set_timeout,
+                                     .send = send,
+                                     .receive = receive};
 
 rfr_status rfr_comm_threads_create(rfr_ctx *ctx, int size, double timeout, rfr_comm **out) {
   enum { MOST = 4096 };

@@ -34,12 +34,12 @@ static const void *term(const void *user, int r) {
 
 static rfr_status send(const group *g, const char *x, int64_t n, int part, int to) {
   const int64_t at = begin(g, n, part), bytes = (begin(g, n, part + 1) - at) * g->each;
-  return bytes > 0 ? rfi_comm_send(g->comm, g->first + to, x + at * g->each, bytes) : RFR_OK;
+  return bytes > 0 ? rfi_comm_send(g->comm, g->first + to, x + at * g->each, bytes, NULL) : RFR_OK;
 }
 
 static rfr_status receive(const group *g, char *to, int64_t n, int part, int from) {
   const int64_t bytes = (begin(g, n, part + 1) - begin(g, n, part)) * g->each;
-  return bytes > 0 ? rfi_comm_receive(g->comm, g->first + from, to, bytes) : RFR_OK;
+  return bytes > 0 ? rfi_comm_receive(g->comm, g->first + from, to, bytes, NULL) : RFR_OK;
 }
 
 static rfr_status reduce(const group *g, char *x, int64_t n) {

@@ -15,7 +15,8 @@ rfr_compile_options rfr_compile_options_default(void) {
 
 /* ---- inputs, shared by name ---- */
 
-/* Inputs of ring ops: the host fills and reads them while programs run. */
+/* Inputs of ring ops: the host fills and reads them while programs run, also those of ops that passes have removed.
+ * `t`: as recorded. */
 static void mark_rings(rfr_programs *p, const rfr_trace *t) {
   for (int i = 0; i < t->n_ops; i++) {
     const rfi_opr *op = &t->ops[i];
@@ -26,12 +27,12 @@ static void mark_rings(rfr_programs *p, const rfr_trace *t) {
   }
 }
 
-static rfr_status add_inputs(rfr_programs *p, const rfi_program *g) {
+static rfr_status add_inputs(rfr_programs *p, const rfi_program *g, const rfr_trace *recorded) {
   const rfr_trace *t = g->u.trace;
   rfi_named *fresh;
   for (int i = 0; i < t->n_inputs; i++)
     RFI_TRY(rfi_storage_add(&p->m.store, p->m.strings, &t->values[t->inputs[i]], "program", g->u.name, &fresh));
-  mark_rings(p, t);
+  mark_rings(p, recorded);
   return RFR_OK;
 }
 
@@ -67,7 +68,7 @@ static rfr_status compile_one(rfr_programs *p, rfi_program *g, const rfr_trace *
   const double start = rfi_now();
   RFI_TRY(rfi_pipeline_run(recorded, &o, &g->u.pipeline));
   g->u.trace = g->u.pipeline.stage[RFI_STAGES - 1].trace;
-  RFI_TRY(add_inputs(p, g));
+  RFI_TRY(add_inputs(p, g, recorded));
   RFI_TRY(select_and_plan(p, g));
   g->compile_seconds = rfi_now() - start;
   return RFR_OK;

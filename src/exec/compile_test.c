@@ -11,6 +11,7 @@
 #include <cmocka.h>
 
 #include "base/base.h"
+#include "exec/exec.h"
 #include "refrain/ops.h"
 #include "support/context.h"
 
@@ -209,6 +210,23 @@ static void test_kind_of_head_gradients(void **state) {
   rfr_trace_destroy(t);
 }
 
+/* The host fills a ring also if a pass has removed the op that reads it. */
+static void test_unread_ring(void **state) {
+  (void)state;
+  rfr_trace *t;
+  OK(rfr_trace_create(ctx, &t));
+  const int64_t shape[3] = {2, 3, 5};
+  rfr_ring_read(t, rfr_input(t, "ring", RFR_ROLE_INPUT, RFR_I32, 3, shape), rfr_step_block(t));
+  rfr_output(t, "y", rfr_scale(t, rfr_input(t, "x", RFR_ROLE_INPUT, RFR_F32, 1, shape), 2, RFR_NONE));
+  OK(rfr_trace_finish(t));
+  rfr_programs *p = rft_compile(t, NULL);
+  const rfi_named *ring = rfi_storage_find(&p->m.store, "ring"), *x = rfi_storage_find(&p->m.store, "x");
+  assert_true(ring && ring->region == RFI_REGION_RING);
+  assert_true(x && x->region != RFI_REGION_RING);
+  rfr_programs_destroy(p);
+  rfr_trace_destroy(t);
+}
+
 /* A NULL for a result is an error that names the type, never a crash. */
 static void test_null_results(void **state) {
   (void)state;
@@ -283,7 +301,7 @@ int main(void) {
       rft_context_test(test_shared_names),   rft_context_test(test_other_context),
       rft_context_test(test_unfinished),     rft_context_test(test_plan_only),
       rft_context_test(test_memory_by_kind), rft_context_test(test_kind_of_head_gradients),
-      rft_context_test(test_null_results),   rft_context_test(test_copies),
+      rft_context_test(test_unread_ring), rft_context_test(test_null_results),   rft_context_test(test_copies),
   };
   return cmocka_run_group_tests_name("compile", tests, NULL, NULL);
 }

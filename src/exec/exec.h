@@ -52,6 +52,9 @@ rfr_status rfi_check_allocated(const rfr_programs *p, const char *call);
 /* The same, and the i-th program. */
 rfr_status rfi_program_get_allocated(const rfr_programs *p, int i, const char *call, rfi_program **out);
 
+/* The stream of a GPU that runs and copies are enqueued into; NULL: calls return when they are done. */
+void *rfi_programs_stream(const rfr_programs *p);
+
 /* ---- compile.c ---- */
 /* Options of the passes, from those of the compile. */
 rfi_pass_options rfi_program_pass_options(rfr_programs *p);

@@ -140,6 +140,10 @@ rfr_status rfr_programs_wait(rfr_programs *p) {
   return p->m.backend->wait(p->m.device);
 }
 
+void *rfi_programs_stream(const rfr_programs *p) {
+  return p->m.backend->stream ? p->m.backend->stream(p->m.device) : NULL;
+}
+
 rfr_status rfr_programs_poll(rfr_programs *p, int *idle) {
   bool done = true;
   RFI_TRY(rfi_check_handle(idle, "int"));

@@ -91,6 +91,10 @@ typedef struct rfi_pass_options {
   bool sharded;       /* parameters are shards, gathered only for a while: no op on them is hoisted */
   int64_t loss_chunk; /* rows of logits per chunk in a fused LM head, unless loss_rows(T, C) is given */
   int64_t (*loss_rows)(int64_t T, int64_t C);
+  /* A callable's place in a set, whose linears share the states of fp8_delayed and the sites of nvfp4. */
+  int slots, first_slot; /* of delayed scaling: of all callables of the set, and before this one */
+  int64_t first_linear;  /* linears under a recipe that the model records before this callable */
+  bool trains;           /* the set trains: every forward collects its amaxes */
   bool lora;               /* the backend has kernels for lora_matmul */
   bool gelu_bwd;           /* the backend has GEMMs that apply the gradient of GELU */
   rfr_recompute recompute; /* `all`, else marked ops; with split_phases nothing */
@@ -149,6 +153,21 @@ rfr_status rfi_frontier_plan(rfi_frontier *l, int level, int64_t enough, rfr_fro
 /* Memory against recompute work, from the marked level to level `last`: planned bytes descend, extra work ascends.
  * Writes at most `max` (2 or more) points and their number to *n. */
 rfr_status rfi_frontier_points(rfi_frontier *l, int last, rfr_frontier_point *points, int max, int *n);
+
+/* The linears under recipes in a recorded forward (quantize.c). */
+typedef struct rfi_recipe_use {
+  int linears;               /* under a recipe, also those that are not quantized */
+  int slots;                 /* of delayed scaling; 0: none */
+  bool draws;                /* rounds gradients at random */
+  const rfr_recipe *delayed; /* the one fp8_delayed recipe; of the trace; NULL: none */
+} rfi_recipe_use;
+rfr_status rfi_recipe_use_of(const rfr_trace *t, rfi_recipe_use *out);
+/* recipe.unsupported if two fp8_delayed recipes would need states of their own. */
+rfr_status rfi_recipes_agree(const rfr_recipe *a, const rfr_recipe *b);
+
+/* The input of a callable with its microbatch's number; the state with the amaxes of the step so far, f32 (2,slots). */
+#define RFI_MICROBATCH_INPUT "graphs.microbatch"
+#define RFI_RECIPE_AMAX "recipe.amax"
 
 /* Replaces parameters and main gradients of a callable by the shards of one rank, after all passes
  * (shard_callable.c). */

@@ -126,11 +126,17 @@ static void find_same(cse *c) {
 /* The inputs that a value depends on, ascending: constants, frozen inputs, weights, the step. */
 enum { DEPENDS_NONE, DEPENDS_FROZEN, DEPENDS_WEIGHT, DEPENDS_STEP };
 
+/* The scales of delayed scaling, which change only when a step ends. */
+static bool is_scale(const rfr_trace *t, int input) {
+  return strcmp(t->values[t->inputs[input]].name, RFR_RECIPE_SCALE) == 0;
+}
+
 static void find_dependence(const rfr_trace *t, const cse *c, uint8_t *depends) {
   for (int i = 0; i < t->n_inputs; i++) {
     int role = t->values[t->inputs[i]].role;
     depends[t->inputs[i]] = role == RFR_ROLE_CONST       ? DEPENDS_FROZEN
                             : c->sharded                 ? DEPENDS_STEP
+                            : is_scale(t, i) && c->split_phases ? DEPENDS_WEIGHT
                             : role == RFR_ROLE_FROZEN    ? DEPENDS_FROZEN
                             : role == RFR_ROLE_TRAINABLE ? DEPENDS_WEIGHT
                                                          : DEPENDS_STEP;

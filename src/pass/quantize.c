@@ -63,8 +63,9 @@ typedef struct pass {
   copy *copies;
   int n_copies, cap_copies;
   rfi_delayed delayed;
-  rfr_value step; /* of the new trace: the step block; RFR_NONE: there is none */
-  int64_t sites;
+  rfr_value step, microbatch; /* of the new trace: the step block, the microbatch's number; RFR_NONE: there is none */
+  int first_slot;
+  int64_t first_linear; /* of the draws: linears recorded in earlier callables */
   bool several; /* microbatches */
   int gemms, quantized, stored;
 } pass;
@@ -167,16 +168,17 @@ static rfr_status quantize(pass *p, int i, rfr_value x, rfi_operand operand, rfr
   const rfi_opr *op = &p->r.from->ops[i];
   const bool grouped = offsets >= 0, draws = how->options & RFR_QUANTIZE_STOCHASTIC;
   rfr_value in[5] = {x, offsets, RFR_NONE, RFR_NONE, RFR_NONE}, *more = in + 1 + grouped;
-  const rfi_attr attr[5] = {rfi_i(how->format), rfi_i(how->scaling), rfi_i(how->options), rfi_i(draws ? p->sites++ : 0),
+  const int ordinal = linear_of(p, op)->ordinal, slot = p->first_slot + RFI_OPERANDS * ordinal + (int)operand;
+  const rfi_attr attr[5] = {rfi_i(how->format), rfi_i(how->scaling), rfi_i(how->options),
+                            rfi_i(draws ? p->first_linear + ordinal : 0),
                             rfi_i(draws ? (int64_t)rfi_stream_id("quantize") : 0)};
   if (draws && p->step < 0)
     return rfi_fail_at(RFI_E_RECIPE, op->at.file ? op->at.file : "", op->at.line,
                        "nvfp4 rounds gradients at random and needs the step block (rfr_step_block) in the trace");
-  if (draws) more[1] = p->step;
-  more[0] = more[2] = RFR_NONE;
+  if (draws) more[1] = p->step, more[2] = p->microbatch;
+  more[0] = RFR_NONE;
   const bool delays =
       p->r.from->recipes[op->label.recipe - 1].kind == RFR_RECIPE_FP8_DELAYED && !is_dequantized(p->r.to, x);
-  const int slot = RFI_OPERANDS * linear_of(p, op)->ordinal + (int)operand;
   const rfr_type type = rfr_value_type(p->r.to, x);
   const int64_t slices = grouped ? rfr_value_type(p->r.to, offsets).shape[0] - 1 : type.rank == 3 ? type.shape[0] : 1;
   rfi_opr made = proto_of(p, i, grouped ? RFI_OP_grouped_quantize : RFI_OP_quantize, 4 + grouped, in, attr);
@@ -187,7 +189,8 @@ static rfr_status quantize(pass *p, int i, rfr_value x, rfi_operand operand, rfr
   rfr_value out[RFI_MAX_NAMES];
   RFI_TRY(rfi_rewrite_new(&p->r, &made, NULL, out));
   *index = p->r.to->n_ops - 1;
-  return delays ? rfi_delayed_note(&p->delayed, slot, how->format, out[RFI_OUT_quantize_amax]) : RFR_OK;
+  const rfi_amax amax = {out[RFI_OUT_quantize_amax], slot, how->format, made.phase};
+  return delays ? rfi_delayed_note(&p->delayed, amax) : RFR_OK;
 }
 
 /* The microbatch of a copy of x, which op reads: a tensor that all microbatches share is quantized once. */
@@ -414,33 +417,57 @@ static rfr_status visit(pass *p, int i) {
 
 /* ---- the pass ---- */
 
-/* Finds the step block, and declares the states of fp8_delayed. */
-static rfr_status prepare(pass *p, const rfi_pass_options *o) {
-  const rfr_trace *t = p->r.from;
+/* The needs of the linears under recipes; one that is not quantized only counts as a linear. */
+static rfr_status find_use(const pass *p, const rfr_trace *t, rfi_recipe_use *use) {
   char buf[200];
-  int slots = 0, first = -1; /* microbatch */
-  p->step = RFR_NONE;
-  p->sites = rfr_trace_sites(t);
-  for (int i = 0; i < t->n_inputs; i++)
-    if (strcmp(t->values[t->inputs[i]].name, "step") == 0) p->step = p->r.map[t->inputs[i]];
+  *use = (rfi_recipe_use){.linears = p->n_linears};
   for (int i = 0; i < t->n_ops; i++) {
     const rfi_opr *op = &t->ops[i];
-    if (op->microbatch >= 0 && first < 0) first = op->microbatch;
-    p->several = p->several || (op->microbatch >= 0 && op->microbatch != first);
     if (!op->label.recipe || left_because(t, linear_of(p, op), i, buf, sizeof buf)) continue;
     const rfr_recipe *recipe = &t->recipes[op->label.recipe - 1];
-    if (recipe->kind == RFR_RECIPE_NVFP4 && o->split_phases)
-      return rfi_fail(RFI_E_RECIPE, "nvfp4 in graphed callables: its random rounding needs the number of the step's "
-                                    "microbatch at recording; use mxfp8, or one program for the step");
-    if (recipe->kind != RFR_RECIPE_FP8_DELAYED) continue;
-    if (o->split_phases)
-      return rfi_fail(RFI_E_RECIPE, "fp8_delayed in graphed callables: its history is updated once per step, and a "
-                                    "callable runs once per microbatch; use fp8_current, or one program for the step");
     const int after = RFI_OPERANDS * (linear_of(p, op)->ordinal + 1);
-    if (after > slots) slots = after;
-    RFI_TRY(rfi_delayed_recipe(&p->delayed, recipe));
+    use->draws = use->draws || recipe->kind == RFR_RECIPE_NVFP4;
+    if (recipe->kind != RFR_RECIPE_FP8_DELAYED) continue;
+    if (after > use->slots) use->slots = after;
+    if (use->delayed) RFI_TRY(rfi_recipes_agree(use->delayed, recipe));
+    use->delayed = recipe;
   }
-  return slots > 0 ? rfi_delayed_begin(&p->delayed, &p->r, p->arena, slots) : RFR_OK;
+  return RFR_OK;
+}
+
+rfr_status rfi_recipe_use_of(const rfr_trace *t, rfi_recipe_use *out) {
+  pass p = {0};
+  *out = (rfi_recipe_use){0};
+  rfr_status s = find_linears(&p, t);
+  if (s == RFR_OK) s = find_use(&p, t, out);
+  rfi_free(t->ctx, p.linears);
+  return s;
+}
+
+/* The input with this name, in the new trace; RFR_NONE: there is none. */
+static rfr_value input_named(const pass *p, const char *name) {
+  const int i = rfi_names_find(&p->r.from->input_names, name);
+  return i < 0 ? RFR_NONE : p->r.map[p->r.from->inputs[i]];
+}
+
+/* Finds the operands of draws, and declares the states of fp8_delayed. */
+static rfr_status prepare(pass *p, const rfi_pass_options *o) {
+  const rfr_trace *t = p->r.from;
+  rfi_recipe_use use;
+  p->step = input_named(p, "step");
+  p->microbatch = o->split_phases ? input_named(p, RFI_MICROBATCH_INPUT) : RFR_NONE;
+  p->first_slot = o->first_slot;
+  p->first_linear = o->first_linear;
+  for (int i = 0, first = -1; i < t->n_ops; i++) {
+    const int microbatch = t->ops[i].microbatch;
+    if (first < 0) first = microbatch;
+    p->several = p->several || (microbatch >= 0 && microbatch != first);
+  }
+  RFI_TRY(find_use(p, t, &use));
+  if (!use.delayed) return RFR_OK;
+  p->delayed.recipe = use.delayed;
+  p->delayed.collects = o->split_phases && o->trains;
+  return rfi_delayed_begin(&p->delayed, &p->r, p->arena, o->split_phases ? o->slots : use.slots);
 }
 
 /* The labels are consumed. */

@@ -11,26 +11,27 @@ typedef struct rfi_amax {
   rfr_value value; /* f32 (n), of the new trace: all of one slot */
   int slot;
   rfr_dtype format;
+  uint8_t phase; /* of the op that computes it */
 } rfi_amax;
 
 typedef struct rfi_delayed {
   const rfr_recipe *recipe; /* NULL: the trace has none */
+  bool collects;            /* a callable of a set that trains: amaxes go to a state, for the update at its end */
   rfr_value history, scale; /* of the new trace: f32 (H,S) and (S) */
+  rfr_value amax_state;     /* f32 (2,S), if it collects */
   rfi_arena *arena;
-  rfi_amax *amax;
+  rfi_amax *list;
   int n, cap;
 } rfi_delayed;
 
-/* Takes note of a recipe; two different ones are refused. */
-rfr_status rfi_delayed_recipe(rfi_delayed *d, const rfr_recipe *recipe);
 /* Declares the states. */
 rfr_status rfi_delayed_begin(rfi_delayed *d, rfi_rewrite *r, rfi_arena *arena, int slots);
 /* The scale of a slot as f32 (slices), for an op with the labels of `like`. */
 rfr_status rfi_delayed_scale(const rfi_delayed *d, rfi_rewrite *r, const rfi_opr *like, int slot, int64_t slices,
                              rfr_value *out);
 /* Adds the amaxes, f32 (n), of a slot. */
-rfr_status rfi_delayed_note(rfi_delayed *d, int slot, rfr_dtype format, rfr_value amax);
-/* Updates the states at the end of the step. */
+rfr_status rfi_delayed_note(rfi_delayed *d, rfi_amax amax);
+/* Updates the states at the end of the step, or collects the amaxes for it. */
 rfr_status rfi_delayed_end(const rfi_delayed *d, rfi_rewrite *r);
 
 #endif

@@ -4,29 +4,33 @@
  * and the scales (S). Three slots belong to each linear, numbered as recorded: 3 l for x, 3 l + 1 for w, 3 l + 2 for
  * dy. Microbatches share them, and so do the experts of a layer; linears that read one x use the slot of the first.
  *
- * The states are updated by the last ops of the step, with the largest amax of each slot over all microbatches and,
+ * In a whole step the states are updated by its last ops, with the largest amax of each slot over all microbatches and,
  * in a program with collectives, over all ranks: one all_gather of scope "recipe" brings their amaxes to every rank, so
  * that all ranks update their states to the same bits. A skipped step leaves them as they are. A collect_amax takes at
  * most RFR_MAX_LIST amaxes, so several may follow one another, each onto the result of the one before it.
+ *
+ * In graphed callables each part collects its amaxes onto a third state, recipe.amax (2,S), which all callables of the
+ * set share and the graphs clear when a step begins. The graphs update the other two when the step ends
+ * (exec/graphs/graph_counts.c).
  */
 #include "pass/quantize.h"
 
 #include "ops/op_index.h"
 
-rfr_status rfi_delayed_recipe(rfi_delayed *d, const rfr_recipe *recipe) {
-  const rfr_recipe *r = d->recipe;
-  if (r && (r->history != recipe->history || r->margin != recipe->margin || r->rule != recipe->rule))
-    return rfi_fail(RFI_E_RECIPE, "a program has two fp8_delayed recipes with different history, margin or rule; its "
-                                  "states have one");
-  d->recipe = recipe;
-  return RFR_OK;
+rfr_status rfi_recipes_agree(const rfr_recipe *a, const rfr_recipe *b) {
+  if (a->history == b->history && a->margin == b->margin && a->rule == b->rule) return RFR_OK;
+  return rfi_fail(RFI_E_RECIPE, "two fp8_delayed recipes have different history, margin or rule, but a program or a "
+                                "set of callables has one pair of states: use one recipe");
 }
 
 rfr_status rfi_delayed_begin(rfi_delayed *d, rfi_rewrite *r, rfi_arena *arena, int slots) {
-  const int64_t shape[2] = {d->recipe->history, slots};
+  const int64_t shape[2] = {d->recipe->history, slots}, both[2] = {2, slots};
   d->arena = arena;
+  d->amax_state = RFR_NONE;
   d->history = rfr_input_at(r->to, (rfr_source){NULL, 0}, RFR_RECIPE_HISTORY, RFR_ROLE_STATE, RFR_F32, 2, shape);
   d->scale = rfr_input_at(r->to, (rfr_source){NULL, 0}, RFR_RECIPE_SCALE, RFR_ROLE_STATE, RFR_F32, 1, &shape[1]);
+  if (d->collects)
+    d->amax_state = rfr_input_at(r->to, (rfr_source){NULL, 0}, RFI_RECIPE_AMAX, RFR_ROLE_STATE, RFR_F32, 2, both);
   return rfr_trace_status(r->to);
 }
 
@@ -46,9 +50,9 @@ rfr_status rfi_delayed_scale(const rfi_delayed *d, rfi_rewrite *r, const rfi_opr
   return slices == 1 ? RFR_OK : append(r, like, RFI_OP_expand, *out, expand, out);
 }
 
-rfr_status rfi_delayed_note(rfi_delayed *d, int slot, rfr_dtype format, rfr_value amax) {
-  if (!rfi_arena_grow(d->arena, (void **)&d->amax, &d->cap, d->n + 1, sizeof *d->amax)) return RFR_NO_MEMORY;
-  d->amax[d->n++] = (rfi_amax){amax, slot, format};
+rfr_status rfi_delayed_note(rfi_delayed *d, rfi_amax amax) {
+  if (!rfi_arena_grow(d->arena, (void **)&d->list, &d->cap, d->n + 1, sizeof *d->list)) return RFR_NO_MEMORY;
+  d->list[d->n++] = amax;
   return RFR_OK;
 }
 
@@ -74,27 +78,51 @@ static rfi_opr last_op(rfi_opcode code, int n_in, rfr_value *in, const rfi_attr 
                    .reason = "quantized"};
 }
 
-/* The largest amax of each slot: f32 (2,S), a row per format. */
-static rfr_status collect(const rfi_delayed *d, rfi_rewrite *r, rfr_value *out) {
-  enum { ONTO = RFI_IN_collect_amax_onto, AMAX = RFI_IN_collect_amax_amax };
+enum { ONTO = RFI_IN_collect_amax_onto, AMAX = RFI_IN_collect_amax_amax };
+
+/* Appends the op that collects list[0 .. n) onto *amax, f32 (2,S), a row per format. */
+static rfr_status collect_list(const rfi_delayed *d, rfi_rewrite *r, const rfi_amax *list, int n, rfr_phase phase,
+                               rfr_value *amax) {
   const int64_t slots = rfr_value_type(r->to, d->scale).shape[0];
-  *out = RFR_NONE;
+  rfr_value in[AMAX + RFR_MAX_LIST];
+  double at[RFR_MAX_LIST];
+  rfi_attr attr[2] = {[RFI_AT_collect_amax_slots] = rfi_i(slots)};
+  for (int i = 0; i < n; i++) {
+    in[AMAX + i] = list[i].value;
+    at[i] = (double)((list[i].format == RFR_E5M2 ? slots : 0) + list[i].slot);
+  }
+  in[ONTO] = *amax;
+  attr[RFI_AT_collect_amax_at].l.n = n, attr[RFI_AT_collect_amax_at].l.x = at;
+  rfi_opr op = last_op(RFI_OP_collect_amax, AMAX + n, in, attr);
+  op.phase = (uint8_t)phase;
+  return rfi_rewrite_new(r, &op, NULL, amax);
+}
+
+/* The largest amax of each slot of a step. */
+static rfr_status collect(const rfi_delayed *d, rfi_rewrite *r, rfr_value *amax) {
+  *amax = RFR_NONE;
   for (int first = 0; first < d->n; first += RFR_MAX_LIST) {
     const int n = d->n - first < RFR_MAX_LIST ? d->n - first : RFR_MAX_LIST;
-    rfr_value in[AMAX + RFR_MAX_LIST];
-    double at[RFR_MAX_LIST];
-    rfi_attr attr[2] = {[RFI_AT_collect_amax_slots] = rfi_i(slots)};
-    for (int i = 0; i < n; i++) {
-      const rfi_amax *x = &d->amax[first + i];
-      in[AMAX + i] = x->value;
-      at[i] = (double)((x->format == RFR_E5M2 ? slots : 0) + x->slot);
-    }
-    in[ONTO] = *out;
-    attr[RFI_AT_collect_amax_at].l.n = n, attr[RFI_AT_collect_amax_at].l.x = at;
-    const rfi_opr op = last_op(RFI_OP_collect_amax, AMAX + n, in, attr);
-    RFI_TRY(rfi_rewrite_new(r, &op, NULL, out));
+    RFI_TRY(collect_list(d, r, d->list + first, n, RFR_PHASE_OPTIM, amax));
   }
   return RFR_OK;
+}
+
+/* In a callable each part collects its amaxes onto a state: parts run in any order, and a maximum has none. */
+static rfr_status collect_parts(const rfi_delayed *d, rfi_rewrite *r) {
+  rfi_amax list[RFR_MAX_LIST];
+  rfr_value amax = d->amax_state;
+  for (int phase = RFR_PHASE_FORWARD; phase <= RFR_PHASE_WGRAD; phase++) {
+    int n = 0;
+    for (int i = 0; i < d->n; i++) {
+      if (d->list[i].phase == phase) list[n++] = d->list[i];
+      if (n < RFR_MAX_LIST && i < d->n - 1) continue;
+      if (n > 0) RFI_TRY(collect_list(d, r, list, n, (rfr_phase)phase, &amax));
+      n = 0;
+    }
+  }
+  rfr_output_at(r->to, (rfr_source){NULL, 0}, RFI_RECIPE_AMAX, amax);
+  return rfr_trace_status(r->to);
 }
 
 /* The rows of all ranks, for an update that takes their largest. */
@@ -115,12 +143,13 @@ rfr_status rfi_delayed_end(const rfi_delayed *d, rfi_rewrite *r) {
   const rfr_trace *t = r->from;
   rfr_value skip = RFR_NONE, amax;
   bool backward = false;
-  if (!d->recipe) return RFR_OK;
+  if (!d->recipe || d->n == 0) return RFR_OK;
+  if (d->amax_state >= 0) return collect_parts(d, r);
   for (int i = 0; i < t->n_ops; i++) {
     if (t->ops[i].def->code == RFI_OP_step_end) skip = r->map[t->ops[i].in[1]];
     backward = backward || t->ops[i].phase == RFR_PHASE_DGRAD || t->ops[i].phase == RFR_PHASE_WGRAD;
   }
-  if (!backward || d->n == 0) return RFR_OK; /* an evaluation reads the scales */
+  if (!backward) return RFR_OK; /* an evaluation reads the scales */
   RFI_TRY(collect(d, r, &amax));
   if (ranks_of(t) > 1) RFI_TRY(gather(r, ranks_of(t), &amax));
   return update(d, r, amax, skip);

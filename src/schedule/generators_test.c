@@ -497,6 +497,55 @@ static void test_random(void **state) {
   assert_true(taken > 1000 && stuck > 200);
 }
 
+/* ---- messages that are not copied ---- */
+
+static void test_waits(void **state) {
+  static const struct {
+    rfr_schedule_kind kind;
+    int chunks;
+  } kinds[] = {{RFR_SCHEDULE_GPIPE, 1},       {RFR_SCHEDULE_1F1B, 1},  {RFR_SCHEDULE_INTERLEAVED, 2},
+               {RFR_SCHEDULE_INTERLEAVED, 3}, {RFR_SCHEDULE_ZB_H1, 1}, {RFR_SCHEDULE_ZB_H1, 2},
+               {RFR_SCHEDULE_ZB_V, 2}};
+  (void)state;
+  for (size_t k = 0; k < sizeof kinds / sizeof *kinds; k++)
+    for (int ranks = 2; ranks <= 9; ranks++)
+      for (int m = 1; m <= 33; m += m < 10 ? 1 : 7) {
+        rfr_schedule_options o = rfr_schedule_options_default();
+        rfr_schedule *s, *with;
+        o.kind = kinds[k].kind, o.chunks = kinds[k].chunks, o.ranks = ranks, o.microbatches = m;
+        OK(rfr_schedule_generate(ctx, &o, &s));
+        OK(rfr_schedule_add_communication(s, &with));
+        for (int buffers = 1; buffers <= 3; buffers++)
+          if (rfi_schedule_check_waits(with, buffers) != RFR_OK)
+            fail_msg("%s, %d chunks, %d ranks, %d microbatches: %s", rfr_schedule_kind_name(o.kind), o.chunks, ranks, m,
+                     rfr_last_error()->message);
+        rfr_schedule_destroy(with);
+        rfr_schedule_destroy(s);
+      }
+}
+
+/* Rank 1 has stages 1 and 4. Rank 3 asks for the gradient of stage 4, microbatch 1, only after it has microbatch 2,
+ * which rank 0 sends after it has the gradient of microbatch 0: with one buffer rank 1 cannot send that. */
+static void test_waits_in_a_cycle(void **state) {
+  static const char stuck[] =
+      "0F0 0SEND_F0 0F1 0SEND_F1 0RECV_B0 0B0 0F2 0SEND_F2 0RECV_B1 0B1 0RECV_B2 0B2\n"
+      "1RECV_F0 1F0 1SEND_F0 1RECV_F1 1F1 1SEND_F1 4RECV_F0 4F0 4B0 4SEND_B0 4RECV_F1 4F1 4B1 4SEND_B1 1RECV_B0 1B0 "
+      "1SEND_B0 1RECV_F2 1F2 1SEND_F2 4RECV_F2 4F2 4B2 4SEND_B2 1RECV_B1 1B1 1SEND_B1 1RECV_B2 1B2 1SEND_B2\n"
+      "2RECV_F0 2F0 2SEND_F0 2RECV_F1 2F1 2SEND_F1 2RECV_B0 2B0 2SEND_B0 2RECV_F2 2F2 2SEND_F2 2RECV_B1 2B1 2SEND_B1 "
+      "2RECV_B2 2B2 2SEND_B2\n"
+      "3RECV_F0 3F0 3SEND_F0 3RECV_F1 3F1 3SEND_F1 3RECV_B0 3B0 3SEND_B0 3RECV_F2 3F2 3SEND_F2 3RECV_B1 3B1 3SEND_B1 "
+      "3RECV_B2 3B2 3SEND_B2\n";
+  rfr_schedule *s;
+  (void)state;
+  OK(rfr_schedule_parse(ctx, "test", stuck, sizeof stuck - 1, &s));
+  OK(rfi_schedule_check_waits(s, 2));
+  assert_int_equal(rfi_schedule_check_waits(s, 1), RFR_INVALID);
+  assert_string_equal(rfr_last_error()->slug, "schedule.deadlock");
+  if (!strstr(rfr_last_error()->message, "rank 0 stops at 0RECV_B0, action 4"))
+    fail_msg("it says: %s", rfr_last_error()->message);
+  rfr_schedule_destroy(s);
+}
+
 /* ---- failed allocations ---- */
 
 static rfr_status whole_life(const char *text, const char *order) {
@@ -573,10 +622,11 @@ static void test_large(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      rft_context_test(test_all_sizes),     rft_context_test(test_figures), rft_context_test(test_closed_forms),
-      rft_context_test(test_groups),        rft_context_test(test_slots),   rft_context_test(test_times),
-      rft_context_test(test_bytes),         rft_context_test(test_random),  rft_context_test(test_options_refused),
-      rft_context_test(test_costs_refused), rft_context_test(test_large),   rft_context_test(test_no_memory),
+      rft_context_test(test_all_sizes), rft_context_test(test_figures),         rft_context_test(test_closed_forms),
+      rft_context_test(test_groups),    rft_context_test(test_slots),           rft_context_test(test_times),
+      rft_context_test(test_bytes),     rft_context_test(test_waits),           rft_context_test(test_waits_in_a_cycle),
+      rft_context_test(test_random),    rft_context_test(test_options_refused), rft_context_test(test_costs_refused),
+      rft_context_test(test_large),     rft_context_test(test_no_memory),
   };
   return cmocka_run_group_tests_name("generators", tests, NULL, NULL);
 }

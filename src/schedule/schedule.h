@@ -68,5 +68,8 @@ int rfi_schedule_need(const rfr_schedule *s, int index);
 /* The window of a microbatch in a stage: indices of its first and last action. */
 int rfi_schedule_first(const rfr_schedule *s, int stage, int microbatch);
 int rfi_schedule_last(const rfr_schedule *s, int stage, int microbatch);
+/* Whether the schedule also works where a sender waits for its receiver, as between GPUs, if each rank has so many
+ * buffers (1 or more) for the gradients that it sends; see waits.c. Errors: schedule.deadlock. */
+rfr_status rfi_schedule_check_waits(const rfr_schedule *s, int buffers);
 
 #endif

@@ -142,6 +142,13 @@ int64_t rfr_trace_sites(const rfr_trace *t) {
   return n;
 }
 
+int64_t rfr_trace_linears(const rfr_trace *t) {
+  int64_t n = 0;
+  for (int i = 0; t && i < t->n_ops; i++)
+    if (t->ops[i].label.recipe && t->ops[i].label.linear >= n) n = t->ops[i].label.linear + 1;
+  return n;
+}
+
 void rfr_value_set_name(rfr_trace *t, rfr_value v, const char *name) {
   if (!is_value(t, v)) return;
   char *copy = rfi_arena_strdup(t->arena, name ? name : "");

@@ -41,6 +41,7 @@ struct rfr_run {
   bool own_data;          /* that the program gives */
   int64_t *positions;     /* of own data: before step k, at k % (slots + 1) */
   rfr_programs *programs;
+  double *stage_seconds, update_start; /* of rfr_run_stage_costs; NULL: not running */
   rfi_stages *stages;                                  /* NULL: the training program has the whole step */
   int n_programs, bits[6];                             /* RFR_RUN_... of each program; a pipeline's rank may have two
                                                         * evaluations, of its first and its second stage */

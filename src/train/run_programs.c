@@ -38,7 +38,11 @@ static rfr_status run_pipeline(rfr_run *run) {
   const rfi_stages_batch batch = {(const int32_t *)run->tokens.data + at * T,
                                   (const int32_t *)run->targets.data + at * T,
                                   (const int32_t *)run->offsets.data + at * (T + 1)};
-  return rfi_stages_step(run->stages, &batch);
+  if (!run->stage_seconds) return rfi_stages_step(run->stages, &batch);
+  RFI_TRY(rfi_stages_time(run->stages, &batch, run->stage_seconds));
+  RFI_TRY(rfr_programs_wait(run->programs));
+  run->update_start = rfi_now();
+  return RFR_OK;
 }
 
 rfr_status rfi_launch_at(rfr_run *run, int i) {

@@ -76,6 +76,9 @@ static job train(int ranks, const char *config, const char *schedule) {
   "        num_attention_heads: 4, num_key_value_heads: 2}\n"
 #define BATCH "batch: {tokens: 192, microbatch: 2}\n" /* 6 microbatches */
 #define STEPS_RUN "run: {steps: 6, seed: 3}\n"
+#define RECIPE(name)                                                                                             \
+  "refrain: 1\nmodel: {model_type: llama, hidden_size: 64, num_hidden_layers: 8, num_attention_heads: 4}\n" DATA \
+  BATCH ADAM "precision: {dtype: bf16, recipe: " name "}\n" STEPS_RUN
 
 static void schedules(void **state) {
   static const char *const names[] = {"gpipe", "1f1b", "interleaved", "zb-h1", "zb-v"};
@@ -88,10 +91,18 @@ static void schedules(void **state) {
            BATCH ADAM "precision: {dtype: bf16}\nmemory: {recompute: all}\n" STEPS_RUN,
        5e-3},
       {"refrain: 1\n" EIGHT DATA BATCH ADAM SINGLE "adapter: {type: lora, rank: 4, dropout: 0.1}\n" STEPS_RUN, 1e-6},
+      {RECIPE("none"), 1e-6},
+      {RECIPE("fp8_current"), 1e-6},
+      {RECIPE("fp8_block"), 1e-6},
+      {RECIPE("mxfp8"), 1e-6},
+      {RECIPE("nvfp4"), 1e-6},
   };
+  double last = 0;
   (void)state;
   for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
     const job one = train(1, rows[i].config, "");
+    assert_true(one.loss[STEPS] != last); /* the recipe of a row has an effect */
+    last = one.loss[STEPS];
     for (int k = 0; k < 5; k++)
       for (int ranks = 2; ranks <= 4; ranks++) {
         const job j = train(ranks, rows[i].config, names[k]);
@@ -112,7 +123,7 @@ static void refused(void **state) {
       {"parallel.shard=full", "config.value", "parallel.shard: full with a pipeline"},
       {"parallel.data=2", "config.value", "parallel.data: 2, but 2 ranks in pipelines of 2 are 1"},
       {"model.num_hidden_layers=3", "argument", "3 layers in 4 stages of a pipeline (interleaved over 2 ranks)"},
-      {"precision.recipe=fp8_current", "unsupported", "a pipeline cannot train with a precision recipe"},
+      {"precision.recipe=fp8_delayed", "unsupported", "a pipeline cannot train with fp8_delayed"},
       {"run.time=5s", "unsupported", "run.time over 2 ranks"},
   };
   rfr_comm *comm[2];

@@ -7,6 +7,7 @@
 
 #include "base/base.h"
 #include "dist/comm.h"
+#include "exec/exec.h"
 #include "train/run_programs.h"
 
 static int rank_of(const rfr_run *run, int stage) { return rfi_pipeline_rank(&run->settings->spec.pipeline, stage); }
@@ -16,7 +17,16 @@ static rfr_status take_input(rfr_run *run, int stage, const rfr_tensor *y) {
   const rfi_step_spec *s = &run->settings->spec;
   const rfr_tensor *x = &run->eval_x;
   if (rank_of(run, stage - 1) == s->pipeline.rank) return rfr_programs_write(run->programs, x, y->data);
-  return rfi_comm_receive(run->options.comm, rfi_pipeline_peer(s, rank_of(run, stage - 1)), x->data, x->bytes);
+  return rfi_comm_receive(run->options.comm, rfi_pipeline_peer(s, rank_of(run, stage - 1)), x->data, x->bytes,
+                          rfi_programs_stream(run->programs));
+}
+
+/* The program's next launch overwrites the output. */
+static rfr_status send_output(rfr_run *run, int to, const rfr_tensor *y) {
+  rfr_comm *comm = run->options.comm;
+  void *stream = rfi_programs_stream(run->programs);
+  RFI_TRY(rfi_comm_send(comm, to, y->data, y->bytes, stream));
+  return rfi_comm_wait_sent(comm, to, rfi_comm_sent(comm, to), stream);
 }
 
 rfr_status rfi_stages_evaluate(rfr_run *run, float *loss) {
@@ -31,9 +41,8 @@ rfr_status rfi_stages_evaluate(rfr_run *run, float *loss) {
     RFI_TRY(rfi_launch_at(run, program));
     RFI_TRY(rfr_program_output(run->programs, program++, stage < last ? RFI_NAME_EVAL_Y : RFI_NAME_NLL, &y));
     if (stage == last) return rfr_programs_read(run->programs, &y, loss);
-    RFI_TRY(rfr_programs_wait(run->programs));
     if (rank_of(run, stage + 1) != s->pipeline.rank)
-      RFI_TRY(rfi_comm_send(run->options.comm, rfi_pipeline_peer(s, rank_of(run, stage + 1)), y.data, y.bytes));
+      RFI_TRY(send_output(run, rfi_pipeline_peer(s, rank_of(run, stage + 1)), &y));
   }
   return RFR_OK;
 }

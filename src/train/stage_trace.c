@@ -160,9 +160,9 @@ static rfr_value declare(rfr_trace *t, const rfi_step_spec *s, int i, bool is_he
   return rfr_input(t, name, role, s->model.dtype, p.rank, p.shape);
 }
 
-bool rfi_pipeline_drops(const rfi_step_spec *s) {
+bool rfi_pipeline_draws(const rfi_step_spec *s) {
   const rfr_model_config *c = &s->model;
-  return c->dropout > 0.0 || (c->adapter && c->adapter->dropout > 0.0);
+  return c->dropout > 0.0 || (c->adapter && c->adapter->dropout > 0.0) || s->recipe.kind == RFR_RECIPE_NVFP4;
 }
 
 static void record(rfr_trace *t, const rfi_step_spec *s, int64_t layer, rfr_value *w) {
@@ -174,16 +174,19 @@ static void record(rfr_trace *t, const rfi_step_spec *s, int64_t layer, rfr_valu
                          : rfr_input(t, "x", RFR_ROLE_INPUT_GRAD, s->model.dtype, 2, shape);
   rfr_value offsets = rfr_input(t, RFI_NAME_OFFSETS, RFR_ROLE_INPUT, RFR_I32, 1, &width);
   if (s->checkpoint) rfr_set_recompute(t, RFR_POLICY_RECOMPUTE);
-  rfr_value y = rfi_model_layers(t, &s->model, w, x, offsets, rfi_pipeline_drops(s) ? rfr_step_block(t) : RFR_NONE,
+  rfr_recipe_begin(t, s->recipe.kind == RFR_RECIPE_NONE ? NULL : &s->recipe);
+  rfr_value y = rfi_model_layers(t, &s->model, w, x, offsets, rfi_pipeline_draws(s) ? rfr_step_block(t) : RFR_NONE,
                                  layer, layer + 1);
   rfr_set_recompute(t, RFR_POLICY_AUTO);
   if (!is_last) {
+    rfr_recipe_end(t);
     rfr_output(t, "y", y);
     return;
   }
   rfr_value targets = rfr_input(t, RFI_NAME_TARGETS, RFR_ROLE_INPUT, RFR_I32, 1, shape);
   rfr_value inv = rfr_input(t, "inv", RFR_ROLE_INPUT, RFR_F32, 1, &one);
   rfr_value logits = rfr_model_logits(t, &s->model, w, y, RFR_F32);
+  rfr_recipe_end(t);
   rfr_scope(t, "head");
   rfr_output(t, "loss", rfr_cross_entropy(t, logits, targets, inv, RFI_IGNORE));
 }

@@ -42,7 +42,7 @@ bool rfi_stage_reads(const rfi_step_spec *s, int stage, int i);
 bool rfi_pipeline_owns(const rfi_step_spec *s, int rank, int i);
 /* Whether a stage has a backward: all but a first stage without trained parameters. */
 bool rfi_stage_trains(const rfi_step_spec *s, int stage);
-bool rfi_pipeline_drops(const rfi_step_spec *s); /* there is dropout */
+bool rfi_pipeline_draws(const rfi_step_spec *s); /* layers draw random numbers: dropout, nvfp4 */
 
 /* Whether a layer reads the i-th parameter: the first one also the embedding, the last one the last norm and the
  * head. */

@@ -4,10 +4,12 @@
  *
  * The rank's list of actions is walked once per step. F, I, W and B are replays of callables. A SEND is a message to
  * the rank of the neighbouring stage and does not wait. A RECV fills the memory of its microbatch's slot, which the
- * callable reads in place. Stages that are neighbours on one rank pass their tensors without a message. Every rank
- * counts the targets of the whole step, so the loss has the divisor of one rank with as many microbatches; dropout is
- * addressed by microbatch and site, so its masks are those of that one rank. Ranks of data that have the same stages
- * sum their gradients when the schedule is done.
+ * callable reads in place. On a GPU all of these are enqueued, and callables share the stream of the update's program:
+ * the host waits for nothing. An output is sent from its slot, where it stays until the gradient for it has come. A
+ * gradient is sent from a copy, which is waited for before it is written again. Stages that are neighbours on one rank
+ * pass their tensors without a message. Every rank counts the targets of the whole step, so the loss has the divisor of
+ * one rank with as many microbatches; dropout is addressed by microbatch and site, so its masks are those of that one
+ * rank. Ranks of data that have the same stages sum their gradients when the schedule is done.
  */
 #include "train/stages.h"
 
@@ -20,7 +22,9 @@
 #include "data/file.h"
 #include "dist/comm.h"
 #include "dist/group.h"
+#include "exec/exec.h"
 #include "ops/optim/loss_scale.h"
+#include "schedule/schedule.h"
 
 enum { MOST_PORTS = 4 };
 
@@ -41,18 +45,25 @@ struct rfi_stages {
   int64_t bytes;                    /* of an activation */
   char ***received[2];              /* of each stage: inputs and gradients of outputs by slot; NULL: none */
   rfr_tensor tied_first, tied_last; /* gradients; data NULL: there are none on this rank */
-  float *loss;                      /* of each microbatch of the step; 0 on other ranks of data */
-  rfr_tensor *gradients;            /* of this rank */
+  void *stream;                     /* of the update's program; NULL: calls return when they are done */
+  rfr_tensor copies;                /* of sent gradients */
+  int64_t n_copies;                 /* so far; message i is in copy i % RFI_SENT_COPIES */
+  struct {
+    int to;
+    int64_t number; /* of the last message from a copy, among those to that rank; 0: none */
+  } sent[RFI_SENT_COPIES];
+  rfr_tensor *gradients; /* of this rank */
   int n_gradients;
 };
 
 void rfi_stages_memory(const rfi_stages *p, rfr_graphs_memory *out) { *out = p->memory; }
 
 rfr_status rfi_pipeline_check(const rfi_step_spec *s) {
-  const char *what = s->model.experts > 0                ? "experts"
-                     : s->preference                     ? "preferences"
-                     : s->recipe.kind != RFR_RECIPE_NONE ? "a precision recipe"
-                                                         : NULL;
+  const bool delayed = s->recipe.kind == RFR_RECIPE_FP8_DELAYED;
+  const char *what = s->model.experts > 0 ? "experts"
+                     : s->preference      ? "preferences"
+                     : delayed            ? "fp8_delayed, whose scales are of one rank; give fp8_current or fp8_block"
+                                          : NULL;
   const int stages = rfi_pipeline_stages(&s->pipeline);
   if (what) return rfi_fail(RFI_E_UNSUPPORTED, "a pipeline cannot train with %s", what);
   if (s->model.layers < stages)
@@ -135,8 +146,17 @@ static rfr_status place_received(rfi_stages *p, int stage, bool gradient, int *a
   return RFR_OK;
 }
 
-/* One callable for each layer of a stage, each linked to the one before. *sites: of the layers before. */
-static rfr_status make_stage(rfi_stages *p, int stage, rfr_callable *c, rfr_trace **traces, bindings *b, int64_t *sites,
+typedef struct drawn { /* by the layers before: what decides the random numbers of a layer */
+  int64_t sites, linears;
+} drawn;
+
+static void add_drawn(drawn *d, const rfr_trace *t) {
+  d->sites += rfr_trace_sites(t);
+  d->linears += rfr_trace_linears(t);
+}
+
+/* One callable for each layer of a stage, each linked to the one before. */
+static rfr_status make_stage(rfi_stages *p, int stage, rfr_callable *c, rfr_trace **traces, bindings *b, drawn *before,
                              int *at, int *n) {
   int64_t first;
   const int64_t layers = rfi_stage_layers(&p->spec, stage, &first);
@@ -146,8 +166,9 @@ static rfr_status make_stage(rfi_stages *p, int stage, rfr_callable *c, rfr_trac
     RFI_TRY(rfi_trace_layer(p->ctx, &p->spec, layer, &traces[*n]));
     c[*n] = rfr_callable_default();
     c[*n].trace = traces[*n];
-    c[*n].first_site = *sites;
-    *sites += rfr_trace_sites(traces[*n]);
+    c[*n].first_site = before->sites;
+    c[*n].first_linear = before->linears;
+    add_drawn(before, traces[*n]);
     if (layer > first) {
       b->links[*n] = (rfr_callable_link){"x", *n - 1, "y"};
       c[*n].links = &b->links[*n];
@@ -160,34 +181,31 @@ static rfr_status make_stage(rfi_stages *p, int stage, rfr_callable *c, rfr_trac
   return place_received(p, stage, true, &at[1], b, &c[*n - 1], b->fixed[*n - 1]);
 }
 
-/* The sites of a stage on another rank. */
-static rfr_status count_sites(const rfi_stages *p, int stage, int64_t *sites) {
+/* The draws of a stage on another rank. */
+static rfr_status count_drawn(const rfi_stages *p, int stage, drawn *d) {
   int64_t first;
   const int64_t layers = rfi_stage_layers(&p->spec, stage, &first);
-  for (int64_t layer = first; layer < first + layers && rfi_pipeline_drops(&p->spec); layer++) {
+  for (int64_t layer = first; layer < first + layers && rfi_pipeline_draws(&p->spec); layer++) {
     rfr_trace *t;
     RFI_TRY(rfi_trace_layer(p->ctx, &p->spec, layer, &t));
-    *sites += rfr_trace_sites(t);
+    add_drawn(d, t);
     rfr_trace_destroy(t);
   }
   return RFR_OK;
 }
 
 static rfr_status make_callables(rfi_stages *p, rfr_callable *c, rfr_trace **traces, bindings *b, int *n) {
-  int64_t sites = 0;
+  drawn before = {0};
   int at[2] = {0, 0};
-  bool drops = false;
   *n = 0;
   for (int stage = 0; stage < p->stages; stage++) {
-    const int64_t before = sites;
-    const bool here = rfi_pipeline_rank(&p->spec.pipeline, stage) == p->spec.pipeline.rank;
     p->callable[stage] = -1;
-    if (here) RFI_TRY(make_stage(p, stage, c, traces, b, &sites, at, n));
-    else RFI_TRY(count_sites(p, stage, &sites));
-    drops = drops || (here && sites > before);
+    const bool here = rfi_pipeline_rank(&p->spec.pipeline, stage) == p->spec.pipeline.rank;
+    if (here) RFI_TRY(make_stage(p, stage, c, traces, b, &before, at, n));
+    else RFI_TRY(count_drawn(p, stage, &before));
   }
   rfr_tensor block;
-  if (!drops) return RFR_OK;
+  if (!rfi_pipeline_draws(&p->spec)) return RFR_OK;
   RFI_TRY(rfr_programs_tensor(p->update, "step", &block));
   b->tensors[b->n++] = (rfr_binding){"step", block.type, address_of(&block, &b->unused)};
   return RFR_OK;
@@ -253,16 +271,49 @@ static rfr_status find_gradients(rfi_stages *p) {
   return RFR_OK;
 }
 
+/* A rank that receives an input sends the gradient of it. */
+static bool sends_gradients(const rfi_stages *p) {
+  for (int stage = 0; stage < p->stages; stage++)
+    if (rfi_pipeline_rank(&p->spec.pipeline, stage) == p->spec.pipeline.rank &&
+        rfi_stage_receives(&p->spec.pipeline, stage, false))
+      return true;
+  return false;
+}
+
 static rfr_status find_tensors(rfi_stages *p) {
   const int tied = rfi_pipeline_tied(&p->spec);
   rfr_parameter parameter;
   RFI_TRY(rfr_programs_tensor(p->update, RFI_NAME_LOSSES, &p->losses));
   if (p->spec.model.dtype == RFR_F16) RFI_TRY(rfr_programs_tensor(p->update, RFI_NAME_LOSS_SCALE, &p->scale));
+  if (sends_gradients(p)) RFI_TRY(rfr_programs_tensor(p->update, RFI_NAME_SENT_GRADIENTS, &p->copies));
   RFI_TRY(find_gradients(p));
   if (tied < 0 || !rfi_pipeline_owns(&p->spec, p->spec.pipeline.rank, tied)) return RFR_OK;
   RFI_TRY(rfr_model_parameter(&p->spec.model, tied, &parameter));
   RFI_TRY(find_parameter(p, parameter.name, false, true, &p->tied_first));
   return find_parameter(p, parameter.name, true, true, &p->tied_last);
+}
+
+/* The ranks of the pipeline before and after this one; the first and the last one are neighbours too. Rank 0 collects
+ * what it saves from all ranks. */
+static int list_peers(const rfi_stages *p, int peers[RFI_MOST_PEERS + 2]) {
+  const rfi_pipeline_part *part = &p->spec.pipeline;
+  int n = 0;
+  for (int r = 0; r < part->ranks && n <= RFI_MOST_PEERS; r++) {
+    const int distance = (r - part->rank + part->ranks) % part->ranks;
+    if (distance == 1 || distance == part->ranks - 1 || (distance > 0 && (r == 0 || part->rank == 0)))
+      peers[n++] = rfi_pipeline_peer(&p->spec, r);
+  }
+  return n;
+}
+
+/* Callables and messages of a GPU follow the work of the update's program. */
+static rfr_status prepare_messages(rfi_stages *p) {
+  int peers[RFI_MOST_PEERS + 2];
+  p->stream = rfi_programs_stream(p->update);
+  if (!p->stream) return RFR_OK;
+  RFI_TRY(rfi_schedule_check_waits(p->schedule, RFI_SENT_COPIES));
+  RFI_TRY(rfr_graphs_set_stream(p->graphs, p->stream));
+  return rfi_comm_connect(p->comm, peers, list_peers(p, peers));
 }
 
 rfr_status rfi_stages_create(rfr_ctx *ctx, const rfi_step_spec *spec, rfr_programs *update,
@@ -275,10 +326,10 @@ rfr_status rfi_stages_create(rfr_ctx *ctx, const rfi_step_spec *spec, rfr_progra
   if (rfr_comm_size(options->comm) != ranks || rfr_comm_rank(options->comm) != rank)
     return rfi_fail(RFI_E_DIST_COMM, "a pipeline's rank %d of %d with the communicator's rank %d of %d", rank, ranks,
                     rfr_comm_rank(options->comm), rfr_comm_size(options->comm));
-  if (!options->plan_only && !options->comm->table->send)
+  if (!options->plan_only && !options->comm->table->host && spec->ranks > 1)
     return rfi_fail(RFI_E_UNSUPPORTED,
-                    "a pipeline over %s, which sends no messages between two ranks here; train it on CPUs over MPI",
-                    options->comm->table->name);
+                    "%d pipelines of %d GPUs; give as many ranks as parallel.pipeline, or train on CPUs over MPI",
+                    spec->ranks, spec->pipeline.ranks);
   RFI_TRY(RFI_ALLOC(ctx, sizeof *p, &p));
   *p = (rfi_stages){.ctx = ctx, .spec = *spec, .update = update, .comm = options->comm};
   p->stages = rfi_pipeline_stages(&spec->pipeline);
@@ -289,10 +340,10 @@ rfr_status rfi_stages_create(rfr_ctx *ctx, const rfi_step_spec *spec, rfr_progra
   for (int i = 0; i < 2; i++) RFI_GOTO(RFI_ALLOC(ctx, sizeof(char **) * stages, &p->received[i]));
   RFI_GOTO(RFI_ALLOC(ctx, sizeof *p->y * stages * k, &p->y));
   RFI_GOTO(RFI_ALLOC(ctx, sizeof *p->dx * stages * k, &p->dx));
-  RFI_GOTO(RFI_ALLOC(ctx, sizeof *p->loss * k * (size_t)data_ranks(spec), &p->loss));
   RFI_GOTO(find_tensors(p));
   RFI_GOTO(rfi_pipeline_schedule(ctx, spec, &p->schedule));
   RFI_GOTO(make_graphs(p, options));
+  if (p->graphs) RFI_GOTO(prepare_messages(p));
   *out = p;
   return RFR_OK;
 fail:
@@ -305,7 +356,6 @@ void rfi_stages_destroy(rfi_stages *p) {
   rfr_graphs_destroy(p->graphs);
   rfr_schedule_destroy(p->schedule);
   rfi_free(p->ctx, p->gradients);
-  rfi_free(p->ctx, p->loss);
   rfi_free(p->ctx, p->dx);
   rfi_free(p->ctx, p->y);
   for (int i = 0; i < 2; i++) {
@@ -382,7 +432,8 @@ static rfr_status forward(rfi_stages *p, rfr_action a, place at, const rfi_stage
   }
   RFI_TRY(rfr_graphs_forward(p->graphs, at.callable, a.microbatch, in, n, y, 1));
   if (!is_last) return RFR_OK;
-  return rfr_graphs_read(p->graphs, y, &p->loss[p->spec.rank * p->spec.microbatches + a.microbatch]);
+  float *loss = (float *)p->losses.data + p->spec.rank * p->spec.microbatches + a.microbatch;
+  return p->graphs->m.backend->move(p->graphs->m.device, loss, y->data, sizeof *loss);
 }
 
 static rfr_status backward(rfi_stages *p, rfr_action a, place at) {
@@ -397,6 +448,19 @@ static rfr_status backward(rfi_stages *p, rfr_action a, place at) {
                                                     : of(p, p->dx, a, is_end ? a.stage + 1 : a.stage)->data};
   RFI_TRY(rfr_graphs_backward(p->graphs, at.callable, a.microbatch, &dy, is_end, dx, inputs));
   if (at.callable == at.first) *of(p, p->dx, a, a.stage) = dx[0];
+  return RFR_OK;
+}
+
+/* From a copy: the slot's next forward would write over the gradient, and if it waited for the message, two ranks could
+ * wait for each other (interleaved). */
+static rfr_status send_gradient(rfi_stages *p, rfr_action a, int to) {
+  const int64_t i = p->n_copies++ % RFI_SENT_COPIES;
+  char *copy = (char *)p->copies.data + i * p->bytes;
+  if (p->sent[i].number > 0) RFI_TRY(rfi_comm_wait_sent(p->comm, p->sent[i].to, p->sent[i].number, p->stream));
+  RFI_TRY(p->graphs->m.backend->move(p->graphs->m.device, copy, of(p, p->dx, a, a.stage)->data, (size_t)p->bytes));
+  RFI_TRY(rfi_comm_send(p->comm, to, copy, p->bytes, p->stream));
+  p->sent[i].to = to;
+  p->sent[i].number = rfi_comm_sent(p->comm, to);
   return RFR_OK;
 }
 
@@ -423,10 +487,10 @@ static rfr_status act(rfi_stages *p, rfr_action a, const rfi_stages_batch *batch
     case RFR_ACTION_I:
     case RFR_ACTION_W:
     case RFR_ACTION_B: return compute(p, a, batch, inv);
-    case RFR_ACTION_SEND_F: return rfi_comm_send(p->comm, after, of(p, p->y, a, a.stage)->data, p->bytes);
-    case RFR_ACTION_RECV_F: return rfi_comm_receive(p->comm, before, received(p, a, false), p->bytes);
-    case RFR_ACTION_SEND_B: return rfi_comm_send(p->comm, before, of(p, p->dx, a, a.stage)->data, p->bytes);
-    default: return rfi_comm_receive(p->comm, after, received(p, a, true), p->bytes);
+    case RFR_ACTION_SEND_F: return rfi_comm_send(p->comm, after, of(p, p->y, a, a.stage)->data, p->bytes, p->stream);
+    case RFR_ACTION_RECV_F: return rfi_comm_receive(p->comm, before, received(p, a, false), p->bytes, p->stream);
+    case RFR_ACTION_SEND_B: return send_gradient(p, a, before);
+    default: return rfi_comm_receive(p->comm, after, received(p, a, true), p->bytes, p->stream);
   }
 }
 
@@ -438,8 +502,9 @@ static rfr_status exchange_tied(const rfi_stages *p) {
   const bool is_first = part->rank == first;
   const int peer = rfi_pipeline_peer(&p->spec, is_first ? last : first);
   const rfr_tensor *own = is_first ? &p->tied_first : &p->tied_last, *other = is_first ? &p->tied_last : &p->tied_first;
-  RFI_TRY(rfi_comm_send(p->comm, peer, own->data, own->bytes));
-  return rfi_comm_receive(p->comm, peer, other->data, other->bytes);
+  RFI_TRY(rfi_comm_send(p->comm, peer, own->data, own->bytes, p->stream));
+  RFI_TRY(rfi_comm_receive(p->comm, peer, other->data, other->bytes, p->stream));
+  return rfi_comm_wait_sent(p->comm, peer, rfi_comm_sent(p->comm, peer), p->stream); /* the next step clears it */
 }
 
 /* The ranks of data with the same stages; of a tied embedding each sums the gradient of its own stage. */
@@ -454,22 +519,40 @@ static rfr_status reduce_gradients(const rfi_stages *p) {
   return RFR_OK;
 }
 
-rfr_status rfi_stages_step(rfi_stages *p, const rfi_stages_batch *batch) {
+const rfr_action *rfi_stages_actions(const rfi_stages *p, int *n) {
+  return rfr_schedule_actions(p->schedule, p->spec.pipeline.rank, n);
+}
+
+static rfr_status act_timed(rfi_stages *p, rfr_action a, const rfi_stages_batch *batch, const float *inv,
+                            double *seconds) {
+  RFI_TRY(rfr_graphs_wait(p->graphs));
+  const double start = rfi_now();
+  RFI_TRY(act(p, a, batch, inv));
+  RFI_TRY(rfr_graphs_wait(p->graphs));
+  *seconds = rfi_now() - start;
+  return RFR_OK;
+}
+
+static rfr_status run_step(rfi_stages *p, const rfi_stages_batch *batch, double *seconds) {
   int n;
   float inv;
-  const rfr_action *a = rfr_schedule_actions(p->schedule, p->spec.pipeline.rank, &n);
+  const rfr_action *a = rfi_stages_actions(p, &n);
   RFI_TRY(inverse_count(p, batch->targets, &inv));
-  memset(p->loss, 0, (size_t)p->losses.bytes);
+  RFI_TRY(p->graphs->m.backend->fill(p->graphs->m.device, p->losses.data, 0, (size_t)p->losses.bytes));
   RFI_TRY(rfr_graphs_begin_step(p->graphs, NULL, 0));
   for (int i = 0; i < n; i++) {
-    const rfr_status s = act(p, a[i], batch, &inv);
+    const rfr_status s = seconds ? act_timed(p, a[i], batch, &inv, &seconds[i]) : act(p, a[i], batch, &inv);
     if (s == RFR_OK) continue;
     rfr_graphs_abort_step(p->graphs);
     return s;
   }
   RFI_TRY(rfr_graphs_end_step(p->graphs));
-  RFI_TRY(rfr_graphs_wait(p->graphs));
   RFI_TRY(reduce_gradients(p));
-  RFI_TRY(exchange_tied(p));
-  return rfr_programs_write(p->update, &p->losses, p->loss);
+  return exchange_tied(p);
+}
+
+rfr_status rfi_stages_step(rfi_stages *p, const rfi_stages_batch *batch) { return run_step(p, batch, NULL); }
+
+rfr_status rfi_stages_time(rfi_stages *p, const rfi_stages_batch *batch, double *seconds) {
+  return run_step(p, batch, seconds);
 }

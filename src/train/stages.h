@@ -29,12 +29,18 @@ void rfi_stages_destroy(rfi_stages *p); /* accepts NULL */
 /* Refuses by name what a pipeline cannot train. */
 rfr_status rfi_pipeline_check(const rfi_step_spec *spec);
 
-/* The inputs of a step's microbatches, in memory of the host: (k,T), (k,T), (k,T+1). */
+/* The inputs of a step's microbatches, in memory of the host: (k,T), (k,T), (k,T+1). They stay unchanged until the
+ * update of the step is done. */
 typedef struct rfi_stages_batch {
   const int32_t *tokens, *targets, *offsets;
 } rfi_stages_batch;
-/* Runs the schedule of one step: afterwards the gradients are complete. */
+/* Runs the schedule of one step: afterwards the gradients are complete. On a GPU the calls are enqueued into the stream
+ * of `update`. */
 rfr_status rfi_stages_step(rfi_stages *p, const rfi_stages_batch *batch);
+/* The same with a wait before and after each action; `seconds`: of each action of this rank. */
+rfr_status rfi_stages_time(rfi_stages *p, const rfi_stages_batch *batch, double *seconds);
+/* The actions of this rank. */
+const rfr_action *rfi_stages_actions(const rfi_stages *p, int *n);
 /* Bytes of a message, and the number that this rank sends in a step. */
 void rfi_stages_messages(const rfi_stages *p, int64_t *bytes, int64_t *n);
 /* The memory of the callables; with plan_only without live, live_bytes and graphs. */

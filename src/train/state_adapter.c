@@ -200,8 +200,8 @@ static rfr_status send_copy(rfr_run *run, int i, void *copy, int64_t bytes) {
   while (!rfi_pipeline_owns(s, owner, i)) owner++;
   const int from = rfi_pipeline_peer(s, owner);
   if (from == 0) return RFR_OK;
-  if (s->pipeline.rank == 0) return rfi_comm_receive(run->options.comm, from, copy, bytes);
-  return s->pipeline.rank == owner ? rfi_comm_send(run->options.comm, 0, copy, bytes) : RFR_OK;
+  if (s->pipeline.rank == 0) return rfi_comm_receive(run->options.comm, from, copy, bytes, NULL);
+  return s->pipeline.rank == owner ? rfi_comm_send(run->options.comm, 0, copy, bytes, NULL) : RFR_OK;
 }
 
 /* All parameters, one after another; all ranks together. */

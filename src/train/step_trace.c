@@ -385,6 +385,8 @@ static void record_update(rfr_trace *t, const rfi_step_spec *s, rfr_value *value
     rfr_input(t, RFI_NAME_ACTIVATIONS, RFR_ROLE_INPUT, s->model.dtype, 3, (int64_t[]){part->activations, T, C});
   if (part->gradients > 0)
     rfr_input(t, RFI_NAME_OUT_GRADIENTS, RFR_ROLE_INPUT, s->model.dtype, 3, (int64_t[]){part->gradients, T, C});
+  if (part->activations > 0)
+    rfr_input(t, RFI_NAME_SENT_GRADIENTS, RFR_ROLE_INPUT, s->model.dtype, 3, (int64_t[]){RFI_SENT_COPIES, T, C});
   rfr_token_count(t, 1, &targets, RFI_IGNORE, &count);
   const scaling scaling = record_scaling(t, s);
   rfr_set_phase(t, RFR_PHASE_OPTIM);

@@ -143,8 +143,10 @@ static inline int64_t rfi_prefill_rows(const rfi_step_spec *s) {
 #define RFI_NAME_LOSSES "pipeline.losses" /* f32 (ranks k): of all microbatches, on the rank that has it; else 0 */
 #define RFI_NAME_ACTIVATIONS "pipeline.activations" /* (slots,T,C), received; absent without slots */
 #define RFI_NAME_OUT_GRADIENTS "pipeline.gradients" /* the same for gradients of outputs */
-#define RFI_NAME_EVAL_X "pipeline.eval.x"           /* (eval_tokens,C): input of a stage in evaluation */
-#define RFI_NAME_EVAL_Y "pipeline.eval.y"           /* output, the same */
+#define RFI_NAME_SENT_GRADIENTS "pipeline.sent"     /* (RFI_SENT_COPIES,T,C) of inputs; present with activations */
+enum { RFI_SENT_COPIES = 2 };
+#define RFI_NAME_EVAL_X "pipeline.eval.x" /* (eval_tokens,C): input of a stage in evaluation */
+#define RFI_NAME_EVAL_Y "pipeline.eval.y" /* output, the same */
 
 /* Of one rank of a pipeline: everything after the gradients, which are inputs. */
 rfr_status rfi_trace_train(rfr_ctx *ctx, const rfi_step_spec *spec, rfr_trace **out);

@@ -69,6 +69,40 @@ static void pipelines(void **state) {
   assert_int_equal(RUN("train", "two-by-two", "--resume", "--set", "run.steps=10"), 0);
 }
 
+/* The times of a pipeline's stages, and the simulator's with them. */
+static void profile(void **state) {
+  (void)state;
+#define STAGES "--set", "parallel.pipeline=2", "--set", "parallel.schedule=zb-v", "--set", "batch.microbatch=1"
+  if (RUN("profile", "small.yaml", "--ranks", "2", "--steps", "2", "--json", "--write-costs", "stages.json", STAGES,
+          "--set", "model.num_hidden_layers=4") != 0)
+    fail_msg("%s", rft_err);
+  json_t *v = rft_parsed();
+  const json_t *stages = json_object_get(v, "stages");
+  assert_int_equal(json_array_size(stages), 4);
+  double busy[2] = {0, 0};
+  for (size_t i = 0; i < 4; i++) {
+    const json_t *stage = json_array_get(stages, i);
+    const double f = json_number_value(json_object_get(stage, "F")), w = json_number_value(json_object_get(stage, "W")),
+                 dgrad = json_number_value(json_object_get(stage, "I"));
+    assert_true(f > 0 && dgrad > 0 && w > 0 && !json_object_get(stage, "B"));
+    busy[i == 1 || i == 2] += (f + dgrad + w) * (double)rft_number(v, "microbatches"); /* zb-v: 0 and 3, 1 and 2 */
+  }
+  const double simulated = json_number_value(json_object_get(v, "simulated_seconds")), most = fmax(busy[0], busy[1]),
+               least = fmin(busy[0], busy[1]);
+  assert_true(simulated >= most * (1 - 1e-9));
+  assert_true(fabs(json_number_value(json_object_get(v, "simulated_bubble")) - (1 - least / simulated)) < 1e-6);
+  const double measured = json_number_value(json_object_get(v, "seconds_per_step")) -
+                          json_number_value(json_object_get(v, "update_seconds"));
+  assert_true(fabs(json_number_value(json_object_get(v, "bubble")) - fmax(0, 1 - least / measured)) < 1e-6);
+  json_decref(v);
+  assert_int_equal(RUN("schedule", "--kind", "zb-v", "--stages", "2", "--microbatches", "4", "--costs", "stages.json"),
+                   0);
+  assert_int_equal(RUN("profile", "small.yaml", "--ranks", "2"), 2);
+  rft_assert_says(rft_err, "set parallel.pipeline");
+  assert_int_equal(RUN("profile", "small.yaml", "--ranks", "2", "--trace", "t.json", STAGES), 2);
+#undef STAGES
+}
+
 /* Experts over the ranks, and their checkpoint on one rank. */
 static void experts(void **state) {
   static const char *const sets[] = {"batch.microbatch=1", "model.model_type=mixtral", "model.num_experts=4"};
@@ -145,11 +179,8 @@ static void stop(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(layouts),
-      cmocka_unit_test(pipelines),
-      cmocka_unit_test(experts),
-      cmocka_unit_test(errors),
-      cmocka_unit_test(stop),
+      cmocka_unit_test(layouts), cmocka_unit_test(pipelines), cmocka_unit_test(profile),
+      cmocka_unit_test(experts), cmocka_unit_test(errors),    cmocka_unit_test(stop),
   };
   if (system("mpirun --version >/dev/null 2>&1") != 0) {
     puts("skipped: mpirun is missing (Debian: openmpi-bin)");

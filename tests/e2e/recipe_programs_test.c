@@ -446,35 +446,11 @@ static void refused(void **state) {
   rfr_trace_destroy(t);
 }
 
-/* In callables: fp8_delayed and nvfp4 are refused by name, the others quantize forward, dgrad and wgrad. */
-static void callables(void **state) {
-  (void)state;
-  for (int recipe = RFR_RECIPE_FP8_DELAYED; recipe <= RFR_RECIPE_NVFP4; recipe++) {
-    const cell c = {.recipe = (rfr_recipe_kind)recipe, .train_w1 = true, .train_w2 = true, .microbatches = 1};
-    const rfi_pass_options o = {.fuse = true, .prune = true, .split_phases = true, .copies = 2, .loss_chunk = 8};
-    const bool accepted = recipe != RFR_RECIPE_FP8_DELAYED && recipe != RFR_RECIPE_NVFP4;
-    rfr_trace *t = record(&c), *differentiated = NULL, *quantized = NULL;
-    rfi_report report = {.text.ctx = ctx};
-    OK(rfi_pass_autodiff(t, &o, &report, &differentiated));
-    if (accepted) {
-      OK(rfi_pass_quantize(differentiated, &o, &report, &quantized));
-      assert_int_equal(copies_in(quantized, RFR_PHASE_OPTIM), 6 * 2); /* both results, before prune */
-    } else {
-      assert_int_equal(rfi_pass_quantize(differentiated, &o, &report, &quantized), RFR_UNSUPPORTED);
-      assert_non_null(strstr(rfr_last_error()->message, rfr_recipe_name(c.recipe)));
-    }
-    rfi_string_deinit(&report.text);
-    rfr_trace_destroy(quantized);
-    rfr_trace_destroy(differentiated);
-    rfr_trace_destroy(t);
-  }
-}
-
 int main(int argc, char **argv) {
   const struct CMUnitTest tests[] = {
       rft_context_test(cells),   rft_context_test(separate),    rft_context_test(recomputed_and_high),
       rft_context_test(amaxes),  rft_context_test(many_amaxes), rft_context_test(reasons),
-      rft_context_test(refused), rft_context_test(callables)};
+      rft_context_test(refused)};
   if (argc > 1) cmocka_set_test_filter(argv[1]);
   return cmocka_run_group_tests_name("recipe_programs", tests, NULL, NULL);
 }

@@ -120,6 +120,8 @@ static void contexts(void) {
   STATUS(rfr_cuda_describe, NULL, gpu, sizeof gpu);
   STATUS(rfr_cuda_piece, NULL, 0, &piece);
   STATUS(rfr_config_resolve, NULL, "refrain: 1\n", NULL, 0, ignore, NULL);
+  STATUS(rfr_finetune_config, NULL, "model", NULL, 0, NULL, ignore, NULL);
+  STATUS(rfr_model_run_config, NULL, "model", 1, NULL, ignore, NULL);
   STATUS(rfr_config_key_at, 0, NULL);
 }
 
@@ -167,6 +169,7 @@ static void traces(void) {
   QUIET(rfr_value_set_name, NULL, 0, "x");
   GIVES(0, rfr_trace_op_count, NULL);
   GIVES(0, rfr_trace_sites, NULL);
+  GIVES(0, rfr_trace_linears, NULL);
   assert_int_equal(rfr_value_type(NULL, 0).rank, 0);
   note("rfr_value_type");
   assert_string_equal(rfr_value_name(NULL, 0), "");
@@ -333,6 +336,8 @@ static void runs(void) {
   QUIET(rfr_run_get_info, NULL, &info);
   rfr_run_pipeline pipeline;
   QUIET(rfr_run_get_pipeline, NULL, &pipeline);
+  rfr_stage_costs costs;
+  STATUS(rfr_run_stage_costs, NULL, &costs, &costs.seconds[0]);
   assert_int_equal(info.parameters + info.steps, 0);
   GIVES(NULL, rfr_run_data_file, NULL, 0, 0);
   STATUS(rfr_run_data_row, NULL, 0, NULL, NULL);

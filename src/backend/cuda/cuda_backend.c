@@ -736,6 +736,8 @@ static rfr_status set_stream(rfi_device *d, void *stream) {
   return leave(d, before, s);
 }
 
+static void *stream(const rfi_device *d) { return d->at; }
+
 static rfr_status poll(rfi_device *d, bool *idle) {
   *idle = true;
   if (d->info.ordinal < 0) return RFR_OK;
@@ -791,6 +793,7 @@ static const rfi_backend backend = {
     .graph_destroy = graph_destroy,
     .wait = wait,
     .set_stream = set_stream,
+    .stream = stream,
     .poll = poll,
 };
 

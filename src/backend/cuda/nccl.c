@@ -13,11 +13,10 @@
  * mutex ensures this. NCCL also waits for the graphs that were captured with it, which this thread may have to destroy,
  * so the abort runs on a separate thread. NCCL's work on the GPU ends when the abort begins.
  */
-#include "backend/cuda/nccl.h"
+#include "backend/cuda/nccl_comm.h"
 
 #include <dlfcn.h>
 #include <errno.h>
-#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -25,50 +24,8 @@
 #include <unistd.h>
 
 #include "backend/cuda/cuda.h"
-#include "dist/comm.h"
 
-/* Declarations from nccl.h of the calls below, unchanged since 2.10. */
-typedef struct nccl_unique_id {
-  char internal[RFR_NCCL_ID_BYTES];
-} nccl_unique_id;
-enum { NCCL_UINT8 = 1, NCCL_FLOAT16 = 6, NCCL_FLOAT32 = 7, NCCL_BFLOAT16 = 9, NCCL_SUM = 0, NCCL_IN_PROGRESS = 7 };
 enum { LEAST_VERSION = 21800, LEAST_OF_NEXT = 30000 };
-
-#define FUNCTIONS(X)                                                                                        \
-  X(int, GetVersion, (int *version))                                                                        \
-  X(int, GetUniqueId, (nccl_unique_id * id))                                                                \
-  X(int, CommInitRank, (void **comm, int size, nccl_unique_id id, int rank))                                \
-  X(int, CommGetAsyncError, (void *comm, int *error))                                                       \
-  X(int, CommAbort, (void *comm))                                                                           \
-  X(int, CommDestroy, (void *comm))                                                                         \
-  X(const char *, GetErrorString, (int error))                                                              \
-  X(int, AllGather, (const void *from, void *to, size_t n, int type, void *comm, void *stream))             \
-  X(int, ReduceScatter, (const void *from, void *to, size_t n, int type, int op, void *comm, void *stream)) \
-  X(int, AllReduce, (const void *from, void *to, size_t n, int type, int op, void *comm, void *stream))     \
-  X(int, Send, (const void *from, size_t n, int type, int peer, void *comm, void *stream))                  \
-  X(int, Recv, (void *to, size_t n, int type, int peer, void *comm, void *stream))                          \
-  X(int, GroupStart, (void))                                                                                \
-  X(int, GroupEnd, (void))
-
-typedef struct functions {
-#define MEMBER(result, name, arguments) result(*name) arguments;
-  FUNCTIONS(MEMBER)
-#undef MEMBER
-} functions;
-
-typedef struct gpu_comm {
-  rfr_comm comm; /* first */
-  const rfi_cuda_host *core;
-  rfr_ctx *ctx;
-  functions f;
-  int ordinal;
-  double timeout;
-  cudaStream_t stream;
-  pthread_mutex_t mutex; /* for calls into NCCL with `nccl`, and the fields below */
-  void *nccl;            /* NULL after an abort */
-  void *ending;          /* its value before the abort; NULL: `ender` was not started */
-  pthread_t ender;
-} gpu_comm;
 
 /* ---- loading ---- */
 
@@ -81,7 +38,7 @@ static void *load(void) {
   return object;
 }
 
-static rfr_status load_functions(const rfi_cuda_host *core, functions *f, int *version) {
+static rfr_status load_functions(const rfi_cuda_host *core, rfi_nccl_functions *f, int *version) {
   void *object = load();
   if (!object) {
     const char *why = dlerror();
@@ -108,7 +65,7 @@ static rfr_status load_functions(const rfi_cuda_host *core, functions *f, int *v
 }
 
 bool rfi_nccl_describe(const rfi_cuda_host *core, char *text, size_t size) {
-  functions f;
+  rfi_nccl_functions f;
   int version;
   const bool found = load_functions(core, &f, &version) == RFR_OK;
   if (found) snprintf(text, size, "NCCL %d.%d.%d", version / 10000, version / 100 % 100, version % 100);
@@ -118,7 +75,7 @@ bool rfi_nccl_describe(const rfi_cuda_host *core, char *text, size_t size) {
 
 /* ---- running ---- */
 
-static rfr_status check(const gpu_comm *c, int e, const char *what) {
+rfr_status rfi_nccl_check(const gpu_comm *c, int e, const char *what) {
   if (e == 0 || e == NCCL_IN_PROGRESS) return RFR_OK;
   return c->core->fail(RFI_E_DIST_PEER, "NCCL, %s, rank %d of %d: %s", what, c->comm.rank, c->comm.size,
                        c->f.GetErrorString(e));
@@ -128,7 +85,7 @@ static int type_of(rfr_dtype dtype) {
   return dtype == RFR_F32 ? NCCL_FLOAT32 : dtype == RFR_BF16 ? NCCL_BFLOAT16 : NCCL_FLOAT16;
 }
 
-static rfr_status aborted(const gpu_comm *c) {
+rfr_status rfi_nccl_aborted(const gpu_comm *c) {
   return c->core->fail(RFI_E_DIST_PEER, "rank %d's end of the communicator was aborted", c->comm.rank);
 }
 
@@ -149,17 +106,18 @@ static rfr_status enqueue_locked(const gpu_comm *c, const rfi_collective *w, voi
   void *nccl = c->nccl;
   const char *name = rfi_collective_name(w->kind);
   const size_t n = (size_t)w->n;
-  if (!nccl) return aborted(c);
+  if (!nccl) return rfi_nccl_aborted(c);
   if (n == 0) return RFR_OK;
   switch (w->kind) {
     case RFI_ALL_GATHER:
-      return check(
+      return rfi_nccl_check(
           c, c->f.AllGather(w->from, w->to, n * (size_t)rfi_collective_element(w->dtype), NCCL_UINT8, nccl, stream),
           name);
     case RFI_REDUCE_SCATTER:
-      return check(c, c->f.ReduceScatter(w->from, w->to, n, type_of(w->dtype), NCCL_SUM, nccl, stream), name);
-    case RFI_ALL_TO_ALL: return check(c, all_to_all(c, w, stream), name);
-    default: return check(c, c->f.AllReduce(w->from, w->to, n, type_of(w->dtype), NCCL_SUM, nccl, stream), name);
+      return rfi_nccl_check(c, c->f.ReduceScatter(w->from, w->to, n, type_of(w->dtype), NCCL_SUM, nccl, stream), name);
+    case RFI_ALL_TO_ALL: return rfi_nccl_check(c, all_to_all(c, w, stream), name);
+    default:
+      return rfi_nccl_check(c, c->f.AllReduce(w->from, w->to, n, type_of(w->dtype), NCCL_SUM, nccl, stream), name);
   }
 }
 
@@ -180,6 +138,7 @@ static bool lives(gpu_comm *c) {
 /* Calls no CUDA function first: another thread may be inside one that returns only when the GPU's work has ended. */
 static void *end_comm(void *arg) {
   gpu_comm *c = arg;
+  for (int i = 0; i < c->n_links; i++) c->f.CommAbort(c->link[i].nccl); /* first: no graph has captured them */
   c->f.CommAbort(c->ending);
   return NULL;
 }
@@ -193,8 +152,8 @@ static void abort_comm(rfr_comm *comm) {
   if (nccl) {
     c->ending = nccl;
     if (pthread_create(&c->ender, NULL, end_comm, c) != 0) {
+      end_comm(c);
       c->ending = NULL;
-      c->f.CommAbort(nccl);
     }
   }
   pthread_mutex_unlock(&c->mutex);
@@ -205,7 +164,9 @@ static rfr_status async_error(gpu_comm *c, const char *what, int *error) {
   rfr_status s = RFR_OK;
   *error = 0;
   pthread_mutex_lock(&c->mutex);
-  if (c->nccl) s = check(c, c->f.CommGetAsyncError(c->nccl, error), what);
+  if (c->nccl) s = rfi_nccl_check(c, c->f.CommGetAsyncError(c->nccl, error), what);
+  for (int i = 0; c->nccl && i < c->n_links && s == RFR_OK && *error == 0; i++)
+    s = rfi_nccl_check(c, c->f.CommGetAsyncError(c->link[i].nccl, error), what);
   pthread_mutex_unlock(&c->mutex);
   return s;
 }
@@ -220,7 +181,7 @@ static rfr_status look(gpu_comm *c, const char *what, double waited) {
   RFI_TRY(async_error(c, what, &error));
   if (error != 0 && error != NCCL_IN_PROGRESS) {
     abort_comm(&c->comm);
-    return check(c, error, what);
+    return rfi_nccl_check(c, error, what);
   }
   if (c->timeout <= 0 || waited <= c->timeout || !lives(c)) return RFR_OK;
   abort_comm(&c->comm);
@@ -241,7 +202,7 @@ rfr_status rfi_nccl_fits(const rfr_comm *comm, int ordinal) {
 
 rfr_status rfi_nccl_alive(rfr_comm *comm) {
   gpu_comm *c = (gpu_comm *)comm;
-  return lives(c) ? RFR_OK : aborted(c);
+  return lives(c) ? RFR_OK : rfi_nccl_aborted(c);
 }
 
 /* Polls, because CUDA's own waits do not end when a peer has failed. */
@@ -272,11 +233,11 @@ rfr_status rfi_nccl_poll(rfr_comm *comm, bool idle, double *since) {
 static rfr_status run_all(rfr_comm *comm, const rfi_collective *what, int n, void *stream) {
   gpu_comm *c = (gpu_comm *)comm;
   pthread_mutex_lock(&c->mutex);
-  rfr_status s = c->nccl ? check(c, c->f.GroupStart(), "a group") : aborted(c);
+  rfr_status s = c->nccl ? rfi_nccl_check(c, c->f.GroupStart(), "a group") : rfi_nccl_aborted(c);
   const bool started = s == RFR_OK;
   for (int i = 0; i < n && s == RFR_OK; i++) s = enqueue_locked(c, &what[i], stream);
   const int ended = started ? c->f.GroupEnd() : 0;
-  if (s == RFR_OK) s = check(c, ended, "a group");
+  if (s == RFR_OK) s = rfi_nccl_check(c, ended, "a group");
   pthread_mutex_unlock(&c->mutex);
   return s;
 }
@@ -300,8 +261,10 @@ static void destroy(rfr_comm *comm) {
   int before;
   const bool known = cudaGetDevice(&before) == cudaSuccess;
   cudaSetDevice(c->ordinal);
+  for (int i = 0; c->nccl && i < c->n_links; i++) c->f.CommDestroy(c->link[i].nccl);
   if (c->nccl) c->f.CommDestroy(c->nccl);
   if (c->ending) pthread_join(c->ender, NULL);
+  rfi_links_destroy(c);
   pthread_mutex_destroy(&c->mutex);
   if (c->stream) cudaStreamDestroy(c->stream);
   if (known) cudaSetDevice(before);
@@ -338,7 +301,12 @@ static const rfi_comm_table table = {.name = "NCCL",
                                      .abort = abort_comm,
                                      .destroy = destroy,
                                      .exchange = exchange,
-                                     .set_timeout = set_timeout};
+                                     .set_timeout = set_timeout,
+                                     .send = rfi_links_send,
+                                     .receive = rfi_links_receive,
+                                     .connect = rfi_links_connect,
+                                     .sent = rfi_links_sent,
+                                     .wait_sent = rfi_links_wait_sent};
 
 static rfr_status connect_ranks(gpu_comm *c) {
   enum { N = 64 };
@@ -361,7 +329,7 @@ static rfr_status connect_ranks(gpu_comm *c) {
 typedef struct entry {
   pthread_mutex_t mutex;
   pthread_cond_t changed;
-  functions f;
+  rfi_nccl_functions f;
   nccl_unique_id id;
   int ordinal, size, rank;
   bool done, left; /* the thread is done; the waiter has given up */
@@ -394,11 +362,11 @@ static void *enter(void *arg) {
   return NULL;
 }
 
-static entry *entry_create(const gpu_comm *c, const nccl_unique_id *id) {
+static entry *entry_create(const gpu_comm *c, const nccl_unique_id *id, int size, int rank) {
   pthread_condattr_t monotonic;
   entry *e = malloc(sizeof *e); /* not from the context, which may be destroyed earlier */
   if (!e) return NULL;
-  *e = (entry){.f = c->f, .id = *id, .ordinal = c->ordinal, .size = c->comm.size, .rank = c->comm.rank};
+  *e = (entry){.f = c->f, .id = *id, .ordinal = c->ordinal, .size = size, .rank = rank};
   pthread_mutex_init(&e->mutex, NULL);
   pthread_condattr_init(&monotonic);
   pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
@@ -420,9 +388,9 @@ static bool came_back(entry *e, double seconds) {
   return done;
 }
 
-static rfr_status join_in_time(gpu_comm *c, const nccl_unique_id *id) {
+static rfr_status join_in_time(gpu_comm *c, const nccl_unique_id *id, int size, int rank, void **out) {
   pthread_t thread;
-  entry *e = entry_create(c, id);
+  entry *e = entry_create(c, id, size, rank);
   if (!e) return c->core->fail(RFI_E_NO_MEMORY, "joining the communicator");
   if (pthread_create(&thread, NULL, enter, e) != 0) {
     entry_destroy(e);
@@ -434,17 +402,16 @@ static rfr_status join_in_time(gpu_comm *c, const nccl_unique_id *id) {
   }
   pthread_join(thread, NULL);
   rfr_status s = rfi_cuda_check(e->device, "choosing the device");
-  if (s == RFR_OK) s = check(c, e->error, "joining the communicator");
-  if (s == RFR_OK) c->nccl = e->nccl; /* c is not shared yet */
+  if (s == RFR_OK) s = rfi_nccl_check(c, e->error, "joining the communicator");
+  if (s == RFR_OK) *out = e->nccl;
   entry_destroy(e);
   return s;
 }
 
-static rfr_status join_for_ever(gpu_comm *c, const nccl_unique_id *id) {
-  void *nccl = NULL;
-  RFI_TRY(check(c, c->f.CommInitRank(&nccl, c->comm.size, *id, c->comm.rank), "joining the communicator"));
-  c->nccl = nccl; /* c is not shared yet */
-  return RFR_OK;
+rfr_status rfi_nccl_join(gpu_comm *c, const nccl_unique_id *id, int size, int rank, void **out) {
+  *out = NULL;
+  if (c->timeout > 0) return join_in_time(c, id, size, rank, out);
+  return rfi_nccl_check(c, c->f.CommInitRank(out, size, *id, rank), "joining the communicator");
 }
 
 static rfr_status join(gpu_comm *c, const void *id) {
@@ -452,13 +419,12 @@ static rfr_status join(gpu_comm *c, const void *id) {
   memcpy(&unique, id, sizeof unique);
   RFI_TRY(rfi_cuda_check(cudaSetDevice(c->ordinal), "choosing the device"));
   RFI_TRY(rfi_cuda_check(cudaStreamCreateWithFlags(&c->stream, cudaStreamNonBlocking), "making a stream"));
-  if (c->timeout > 0) RFI_TRY(join_in_time(c, &unique));
-  else RFI_TRY(join_for_ever(c, &unique));
+  RFI_TRY(rfi_nccl_join(c, &unique, c->comm.size, c->comm.rank, &c->nccl)); /* c is not shared yet */
   return connect_ranks(c);
 }
 
 rfr_status rfi_nccl_id(const rfi_cuda_host *core, void *id) {
-  functions f;
+  rfi_nccl_functions f;
   nccl_unique_id unique;
   int version;
   RFI_TRY(load_functions(core, &f, &version));

@@ -12,6 +12,8 @@ static void *stand_in_symbol(const char *name);
 #define dlopen(name, how) ((void *)(name))
 #define dlsym(object, name) stand_in_symbol(name)
 #include "backend/cuda/nccl.c"
+#undef CUDA
+#include "backend/cuda/nccl_links.c"
 
 #include "support/context.h"
 
@@ -25,7 +27,17 @@ static nccl_comm comms[MOST_COMMS]; /* each is used once */
 static atomic_int made;
 static atomic_int absent, graphs, begun, ended, fault; /* missing ranks; aborts; the asynchronous error of NCCL */
 static atomic_int depth, grouped, refused;             /* open groups; collectives inside; the call that fails */
-static atomic_int busy;                                /* the stream, until an abort begins */
+enum { MOST_EVENTS = 1000 };
+static char events[MOST_EVENTS];
+static int n_events;
+static struct {
+  cudaStream_t stream;
+  cudaEvent_t event;
+} recorded, awaited;    /* by the last call */
+static char urgent;     /* the stream of each link */
+static atomic_int sent; /* messages of NCCL, received ones too */
+static void (*on_gather)(const void *from, void *to, size_t n);
+static atomic_int busy; /* the stream, until an abort begins */
 
 cudaError_t cudaSetDevice(int device) { return device == 0 ? cudaSuccess : cudaErrorInvalidDevice; }
 cudaError_t cudaGetDevice(int *device) {
@@ -57,6 +69,33 @@ cudaError_t cudaMemsetAsync(void *to, int byte, size_t n, cudaStream_t stream) {
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t *stream, unsigned int flags) {
   (void)flags;
   *stream = (cudaStream_t)&busy;
+  return cudaSuccess;
+}
+cudaError_t cudaDeviceGetStreamPriorityRange(int *least, int *most) {
+  *least = 0, *most = -1;
+  return cudaSuccess;
+}
+cudaError_t cudaStreamCreateWithPriority(cudaStream_t *stream, unsigned int flags, int priority) {
+  (void)flags, (void)priority;
+  *stream = (cudaStream_t)&urgent;
+  return cudaSuccess;
+}
+cudaError_t cudaEventCreateWithFlags(cudaEvent_t *event, unsigned int flags) {
+  (void)flags;
+  *event = (cudaEvent_t)&events[n_events++ % MOST_EVENTS];
+  return cudaSuccess;
+}
+cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
+  recorded.stream = stream, recorded.event = event;
+  return cudaSuccess;
+}
+cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned int flags) {
+  (void)flags;
+  awaited.stream = stream, awaited.event = event;
+  return cudaSuccess;
+}
+cudaError_t cudaEventDestroy(cudaEvent_t event) {
+  (void)event;
   return cudaSuccess;
 }
 cudaError_t cudaStreamDestroy(cudaStream_t stream) {
@@ -116,8 +155,9 @@ static int comm_destroy(void *comm) {
 }
 static const char *error_string(int error) { return error ? "a fault" : "none"; }
 static int gather(const void *from, void *to, size_t n, int type, void *comm, void *stream) {
-  (void)from, (void)to, (void)n, (void)type, (void)stream;
+  (void)type, (void)stream;
   if (depth && ++grouped == refused) return 1;
+  if (on_gather) on_gather(from, to, n);
   return use(comm);
 }
 static int reduce(const void *from, void *to, size_t n, int type, int op, void *comm, void *stream) {
@@ -127,6 +167,7 @@ static int reduce(const void *from, void *to, size_t n, int type, int op, void *
 
 static int send_part(const void *from, size_t n, int type, int peer, void *comm, void *stream) {
   (void)from, (void)n, (void)type, (void)peer, (void)stream;
+  sent++;
   return use(comm);
 }
 static int receive_part(void *to, size_t n, int type, int peer, void *comm, void *stream) {
@@ -142,9 +183,9 @@ static int group_end(void) {
 }
 
 static void *stand_in_symbol(const char *name) {
-  static const functions all = {get_version,  get_unique_id, init_rank,   get_async_error, comm_abort,
-                                comm_destroy, error_string,  gather,      reduce,          reduce,
-                                send_part,    receive_part,  group_start, group_end};
+  static const rfi_nccl_functions all = {get_version,  get_unique_id, init_rank,   get_async_error, comm_abort,
+                                         comm_destroy, error_string,  gather,      reduce,          reduce,
+                                         send_part,    receive_part,  group_start, group_end};
 #define SYMBOL(result, function, arguments)        \
   if (strcmp(name, "nccl" #function) == 0) {       \
     void *symbol;                                  \
@@ -259,6 +300,62 @@ static void test_poll(void **state) {
   assert_int_equal(ended, 1);
 }
 
+/* The peers of rank 1: rank 0, or none. */
+static int peers_of_other;
+static void other_rank(const void *from, void *to, size_t n) {
+  const invitation other = {.n = peers_of_other};
+  if (n != sizeof other) return;
+  memcpy(to, from, n);
+  memcpy((char *)to + n, &other, n);
+}
+
+static void test_messages(void **state) {
+  enum { BYTES = 8 };
+  int many[RFI_MOST_PEERS + 1] = {1};
+  rfr_comm *c;
+  char x[BYTES] = "message";
+  (void)state;
+  OK(make(0, &c));
+  assert_int_equal(rfi_comm_send(c, 1, x, BYTES, &busy), RFR_INTERNAL);
+  assert_int_equal(rfi_comm_connect(c, many, RFI_MOST_PEERS + 1), RFR_UNSUPPORTED);
+  on_gather = other_rank;
+  peers_of_other = 0;
+  assert_int_equal(rfi_comm_connect(c, many, 1), RFR_INTERNAL); /* only one of the two expects messages */
+  peers_of_other = 1;
+  const int before = made;
+  OK(rfi_comm_connect(c, many, 1));
+  OK(rfi_comm_connect(c, many, 1));
+  assert_int_equal(made - before, 2); /* one for each direction */
+  assert_int_equal(rfi_comm_sent(c, 1), 0);
+  for (int i = 1; i <= RFI_LINK_MARKS + 2; i++) {
+    OK(rfi_comm_send(c, 1, x, BYTES, &busy));
+    assert_int_equal(rfi_comm_sent(c, 1), i);
+    assert_ptr_equal(awaited.stream, &urgent); /* the message waits for the stream's work, which goes on */
+    assert_ptr_equal(recorded.stream, &urgent);
+    const cudaEvent_t done = recorded.event;
+    if (i > 1) OK(rfi_comm_wait_sent(c, 1, i - 1, &busy));
+    if (i > 1) assert_ptr_not_equal(awaited.event, done);
+    OK(rfi_comm_wait_sent(c, 1, i, &busy));
+    assert_ptr_equal(awaited.stream, &busy);
+    assert_ptr_equal(awaited.event, done);
+  }
+  OK(rfi_comm_receive(c, 1, x, BYTES, &busy));
+  assert_ptr_equal(awaited.stream, &busy); /* the stream waits for what it receives */
+  assert_ptr_equal(awaited.event, recorded.event);
+  assert_int_equal(rfi_comm_sent(c, 1), RFI_LINK_MARKS + 2);
+  sent = 0;
+  OK(rfi_comm_send(c, 1, x, BYTES, NULL));
+  OK(rfi_comm_receive(c, 1, x, BYTES, NULL));
+  assert_int_equal(sent, 2);
+  assert_int_equal(rfi_comm_send(c, 0, x, BYTES, &busy), RFR_INVALID);
+  rfr_comm_abort(c);
+  is_peer(rfi_comm_send(c, 1, x, BYTES, &busy), "aborted");
+  is_peer(rfi_comm_receive(c, 1, x, BYTES, NULL), "aborted");
+  rfr_comm_destroy(c);
+  assert_int_equal(ended, 3);
+  on_gather = NULL;
+}
+
 static void *calls(void *arg) {
   double since = 0;
   while (call(arg, &busy) == RFR_OK && rfi_nccl_poll(arg, false, &since) == RFR_OK) continue;
@@ -297,8 +394,9 @@ static void test_nobody_joins(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      rft_context_test(test_good), rft_context_test(test_group),  rft_context_test(test_late_with_graphs),
-      rft_context_test(test_poll), rft_context_test(test_aborts), rft_context_test(test_nobody_joins),
+      rft_context_test(test_good),     rft_context_test(test_group),  rft_context_test(test_late_with_graphs),
+      rft_context_test(test_poll),     rft_context_test(test_aborts), rft_context_test(test_nobody_joins),
+      rft_context_test(test_messages),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

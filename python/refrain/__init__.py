@@ -1,0 +1,22 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Refrain: trains and fine-tunes transformers. This package calls the C library through ctypes.
+
+    refrain.finetune("SmolLM2-135M-Instruct", "chat.jsonl", "runs/chat", on_event=print)
+    print(refrain.generate("runs/chat", [{"role": "user", "content": "Hello"}]))
+
+Every object is a context manager. Errors of the library are exceptions: RefrainError and its subclasses, with slug,
+message, next step, file and line.
+"""
+from ._core import (ClosedError, Context, FileError, InternalError, InvalidError, MismatchError, NoFitError,
+                    NoMemoryError, NumericError, ReentryError, RefrainError, Stopped, UnsupportedError, version)
+from .graphs import NONE, Callable, Gradient, Graphs, GraphsMemory, Schedule, Trace
+from .tensor import Tensor
+from .text import ChatTemplate, Decoder, Tokenizer
+from .train import NO_TARGET, Data, Evaluation, Event, Model, RunInfo, Trainer, Window, export, finetune, generate
+
+__version__ = version()
+__all__ = ["Callable", "ChatTemplate", "ClosedError", "Context", "Data", "Decoder", "Evaluation", "Event", "FileError",
+           "Gradient", "Graphs", "GraphsMemory", "InternalError", "InvalidError", "MismatchError", "Model", "NONE",
+           "NO_TARGET", "NoFitError", "NoMemoryError", "NumericError", "ReentryError", "RefrainError", "RunInfo",
+           "Schedule", "Stopped", "Tensor", "Tokenizer", "Trace", "Trainer", "UnsupportedError", "Window", "export",
+           "finetune", "generate"]

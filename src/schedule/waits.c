@@ -1,0 +1,79 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Whether a schedule's ranks can wait for each other in a cycle where a message is passed only when its receiver has
+ * reached the RECV, as between GPUs. rfi_schedule_check assumes that senders never wait. Here an output is sent from
+ * its slot, where it stays until the gradient for it has come, so its sender need not wait; an input gradient is sent
+ * from one of `buffers` of its rank, which are used in turn, so
+ *
+ *   an action   waits for the earlier actions of its rank; a SEND is done for its rank when it begins
+ *   a RECV      also waits until its SEND has begun
+ *   a SEND_B    also waits until the RECV of the gradient that its buffer had before is reached
+ *
+ * Receivers of a link ask in the order in which its messages are sent (rfi_schedule_check), so no earlier message of a
+ * link is in the way. Every rank is run as far as possible until none can continue.
+ */
+#include "schedule/schedule.h"
+
+typedef struct waits {
+  const rfr_schedule *s;
+  int buffers;
+  int *next; /* of each rank: index of its first action that has not begun */
+  int *n;    /* of each rank: number of its SEND_B so far */
+  int *sent; /* of each rank and buffer: index of its last SEND_B */
+} waits;
+
+static int *buffer_of(const waits *w, int rank) { return &w->sent[rank * w->buffers + w->n[rank] % w->buffers]; }
+
+/* The RECV that a SEND_B waits for; -1: none. */
+static int receive_of(const waits *w, int index) {
+  const rfr_schedule *s = w->s;
+  const int rank = rfi_schedule_rank_of(s, index);
+  if (s->action[index].op != RFR_ACTION_SEND_B || w->n[rank] < w->buffers) return -1;
+  const rfr_action before = s->action[*buffer_of(w, rank)];
+  return rfi_schedule_at(s, RFR_ACTION_RECV_B, before.stage - 1, before.microbatch);
+}
+
+static bool can_begin(const waits *w, int index) {
+  const rfr_schedule *s = w->s;
+  const int need = rfi_schedule_need(s, index), receive = receive_of(w, index);
+  return (need < 0 || w->next[rfi_schedule_rank_of(s, need)] > need) &&
+         (receive < 0 || w->next[rfi_schedule_rank_of(s, receive)] >= receive);
+}
+
+/* The number of actions that begin. */
+static int advance(const waits *w, int rank) {
+  const int from = w->next[rank];
+  for (int *i = &w->next[rank]; *i < w->s->begin[rank + 1] && can_begin(w, *i); ++*i) {
+    if (w->s->action[*i].op != RFR_ACTION_SEND_B) continue;
+    *buffer_of(w, rank) = *i;
+    w->n[rank]++;
+  }
+  return w->next[rank] - from;
+}
+
+static rfr_status run_through(const waits *w) {
+  const rfr_schedule *s = w->s;
+  char text[RFR_ACTION_TEXT];
+  int left = s->n, r = 0;
+  for (int i = 0; i < s->ranks; i++) w->next[i] = s->begin[i];
+  for (int n = 1; n > 0; left -= n) {
+    n = 0;
+    for (int i = 0; i < s->ranks; i++) n += advance(w, i);
+  }
+  if (left == 0) return RFR_OK;
+  while (w->next[r] == s->begin[r + 1]) r++;
+  return rfi_fail(RFI_E_SCHEDULE_DEADLOCK,
+                  "ranks wait for each other where senders wait for receivers; rank %d stops at %s, action %d", r,
+                  rfr_action_print(s->action[w->next[r]], text), w->next[r] - s->begin[r]);
+}
+
+rfr_status rfi_schedule_check_waits(const rfr_schedule *s, int buffers) {
+  waits w = {.s = s, .buffers = buffers};
+  const size_t ranks = (size_t)s->ranks;
+  RFI_TRY(RFI_ALLOC(s->ctx, sizeof *w.next * ranks * (size_t)(2 + buffers), &w.next));
+  w.n = w.next + ranks;
+  w.sent = w.n + ranks;
+  const rfr_status status = run_through(&w);
+  rfi_free(s->ctx, w.next);
+  return status;
+}
