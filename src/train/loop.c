@@ -17,6 +17,7 @@
 #include "train/failure.h"
 #include "train/host.h"
 #include "train/run_programs.h"
+#include "train/samples.h"
 #include "train/state.h"
 
 enum { SKIPS_IN_A_ROW = 20, ZERO_STEPS = 10, LEAST_WINDOWS = 64 };
@@ -225,6 +226,13 @@ static rfr_status save(rfr_run *run, int64_t *saved) {
   return RFR_OK;
 }
 
+static rfr_status take_sample(rfr_run *run) {
+  const double start = rfi_now();
+  RFI_TRY(rfi_samples_take(run));
+  rfi_run_clock_other(&run->clock, rfi_now() - start);
+  return RFR_OK;
+}
+
 static rfr_status stopped(const rfr_run *run) {
   return rfi_fail(RFI_E_STOPPED, "stopped after step %lld of %s%lld%s%s", (long long)run->step,
                   run->clock.time > 0.0 ? "about " : "", (long long)run->steps, run->folder ? "; resume from " : "",
@@ -244,10 +252,12 @@ static rfr_status train(rfr_run *run) {
   while (run->launched > run->step || (run->step < run->steps && !rfi_stop_requested(run))) {
     if (until <= run->step) /* the next step after which the host reads the state */
       for (until = run->step + 1; until < run->steps && !every(until, s->evaluate_every) &&
-                                  !every(until, s->checkpoint_every) && until != ZERO_STEPS;)
+                                  !every(until, s->sample_every) && !every(until, s->checkpoint_every) &&
+                                  until != ZERO_STEPS;)
         until++;
     RFI_TRY(step(run, rfi_stop_requested(run) ? run->launched : until, NULL, 0, NULL));
     if (run->folder && every(run->step, s->checkpoint_every)) RFI_TRY(save(run, &saved));
+    if (run->folder && every(run->step, s->sample_every)) RFI_TRY(take_sample(run));
     if (evaluates && run->step < run->steps && every(run->step, s->evaluate_every) && !rfi_stop_requested(run)) {
       const rfr_status status = evaluate(run, s->evaluate_every);
       if (status != RFR_OK && status != RFR_STOPPED) return status;

@@ -26,6 +26,7 @@
 #include "train/host.h"
 #include "train/reference.h"
 #include "train/run_programs.h"
+#include "train/samples.h"
 #include "train/state.h"
 
 rfr_run_options rfr_run_options_default(void) {
@@ -68,6 +69,7 @@ static rfr_status read_settings(rfr_run *run, const char *text, const char *conf
   const rfi_settings *settings = run->settings;
   if (settings->spec.preference && (run->options.programs & RFR_RUN_TRAIN))
     run->options.programs |= RFR_RUN_EVALUATE; /* it computes the reference */
+  if (settings->sample_every > 0 && (run->options.programs & RFR_RUN_TRAIN)) run->options.programs |= RFR_RUN_GENERATE;
   if (!run->options.no_data) RFI_TRY(rfi_settings_open_text(run->settings));
   run->options.overrides = NULL; /* the caller's, valid in this call only */
   run->options.config_name = run->options.config_folder = NULL;
@@ -291,6 +293,7 @@ static rfr_status open_new(rfr_run *run, const char *text, const char *folder, c
   }
   RFI_TRY(read_settings(run, text, config_path));
   RFI_TRY(open_data(run));
+  if (folder) RFI_TRY(rfi_samples_check(run));
   if (run->options.programs) RFI_TRY(compile(run));
   if (writes(run)) RFI_TRY(check_space(run, config_path));
   RFI_TRY(rfi_handshake(run, -1, RFR_OK));
@@ -316,6 +319,7 @@ static rfr_status open_resumed(rfr_run *run, const char *text, const char *folde
   RFI_TRY(find_checkpoint(run->ctx, folder, &from, reason));
   if (from && run->settings->tune) RFI_GOTO(rfi_state_load_tuned(run, from));
   RFI_GOTO(open_data(run));
+  RFI_GOTO(rfi_samples_check(run));
   RFI_GOTO(compile(run));
   if (writes(run)) RFI_GOTO(check_space(run, config_path));
   RFI_GOTO(rfi_handshake(run, from ? from->step : -1, RFR_OK));
@@ -394,7 +398,7 @@ rfr_status rfr_run_open(rfr_ctx *ctx, const char *config_text, const char *folde
   if (folder) RFI_GOTO(rfi_path_join(ctx, folder, "config.yaml", &config_path));
   RFI_GOTO(wait_for_ranks(run, false));
   s = open_run(run, config_text, folder, config_path);
-  if (o.plan_only) { /* a plan of one rank has no peers */
+  if (o.plan_only) {                                   /* a plan of one rank has no peers */
   } else if (!run->met) s = rfi_handshake(run, -1, s); /* the other ranks wait for this one */
   else if (!run->refused) s = rfi_comm_agree(ctx, o.comm, s);
   if (s != RFR_OK) goto fail;

@@ -358,6 +358,7 @@ rfr_status rfi_settings_read(rfr_ctx *ctx, const char *text, const rfr_run_optio
   s->checkpoint_every = c->run_checkpoint_every;
   s->log_every = c->run_log_every;
   s->tensorboard = c->run_tensorboard;
+  s->sample_every = c->run_sample_every;
   s->keep = (int)c->run_keep;
   s->seed = (uint64_t)c->run_seed;
   s->budget = c->memory_budget;

@@ -38,6 +38,7 @@ typedef struct rfi_settings {
   int64_t evaluate_every, checkpoint_every; /* steps; 0: only at the end */
   int64_t evaluate_windows;                 /* of an evaluation; 0: all; -1: auto */
   int64_t log_every;                        /* steps between metrics in the log */
+  int64_t sample_every;                     /* steps between samples of text; 0: none */
   bool tensorboard;                         /* an event file beside the log */
   int keep;
   uint64_t seed;
