@@ -3,6 +3,11 @@
  * Evaluation: held-out windows in order, each once, in batches of the evaluation program's shape. Windows past the end
  * are padding without targets. Each batch gives a sum in nats, with preferences one for each answer; the sums are added
  * in double, in a fixed order.
+ *
+ * Ranks of data take turns: batch b is of rank b % ranks. All ranks get the sums of all batches and add them in the
+ * order of the batches, so the result does not depend on the number of ranks. The same exchange carries the request to
+ * stop, so that all ranks stop after the same batch. All ranks launch equally often, because the program may have
+ * collectives.
  */
 #include "train/evaluate.h"
 
@@ -10,6 +15,7 @@
 #include <string.h>
 
 #include "base/base.h"
+#include "dist/comm.h"
 #include "ops/loss/dpo_pair.h"
 #include "train/batch.h"
 #include "train/events.h"
@@ -18,7 +24,7 @@
 #include "train/stage_evaluate.h"
 
 #define PROGRESS_SECONDS 0.2 /* between progress events, at least */
-enum { STAGE_BATCHES = 8 };  /* that the first rank of a pipeline may be ahead of the last one */
+enum { GROUP_BATCHES = 8 };  /* that the first rank of a pipeline may be ahead of the last one */
 
 /* The next batch of windows, from `first`; *predicted grows by its targets. `pairs`: see rfi_batch. */
 static rfr_status fill_batch(rfr_run *run, rfi_split split, int64_t first, int32_t *pairs, int64_t *predicted) {
@@ -56,8 +62,16 @@ bool rfi_run_evaluates(const rfr_run *run) {
 /* Sums over an evaluation; nats: of the losses of tokens, with preferences of pairs. */
 typedef struct totals {
   double nats, margin, accuracy;
-  int64_t pairs;
+  int64_t pairs, tokens;
 } totals;
+
+static void add(totals *sum, const totals *x) {
+  sum->nats += x->nats;
+  sum->margin += x->margin;
+  sum->accuracy += x->accuracy;
+  sum->pairs += x->pairs;
+  sum->tokens += x->tokens;
+}
 
 static void add_pairs(const rfr_run *run, const int32_t *pairs, const float *losses, totals *sum) {
   const rfi_step_spec *s = &run->settings->spec;
@@ -71,12 +85,12 @@ static void add_pairs(const rfr_run *run, const int32_t *pairs, const float *los
   }
 }
 
-static rfr_status evaluate_batch(rfr_run *run, int64_t first, int64_t *predicted, totals *sum) {
+static rfr_status evaluate_batch(rfr_run *run, int64_t first, totals *sum) {
   float loss;
   if (!run->settings->spec.preference) {
-    RFI_TRY(fill_batch(run, RFI_VALIDATION, first, NULL, predicted));
+    RFI_TRY(fill_batch(run, RFI_VALIDATION, first, NULL, &sum->tokens));
     RFI_TRY(run->stages ? rfi_stages_evaluate(run, &loss) : read_losses(run, &loss));
-    sum->nats += loss;
+    sum->nats = loss;
     return RFR_OK;
   }
   const size_t most = (size_t)rfi_most_pairs(run->settings->spec.eval_tokens);
@@ -85,13 +99,38 @@ static rfr_status evaluate_batch(rfr_run *run, int64_t first, int64_t *predicted
   rfr_status s;
   RFI_GOTO(RFI_ALLOC(run->ctx, most * sizeof *pairs, &pairs));
   RFI_GOTO(RFI_ALLOC(run->ctx, 2 * most * sizeof *losses, &losses));
-  RFI_GOTO(rfi_evaluate_pairs(run, RFI_VALIDATION, first, pairs, losses, predicted));
+  RFI_GOTO(rfi_evaluate_pairs(run, RFI_VALIDATION, first, pairs, losses, &sum->tokens));
   add_pairs(run, pairs, losses, sum);
 fail:
   rfi_free(run->ctx, pairs);
   rfi_free(run->ctx, losses);
   return s;
 }
+
+/* Of a rank's batches of a group, to the other ranks. */
+typedef struct report {
+  totals batch[GROUP_BATCHES];
+  int64_t stops;
+} report;
+_Static_assert(sizeof(report) <= RFI_EXCHANGE_BYTES, "one exchange");
+
+/* A group is `each` batches of every rank, from batch `first` of `batches` on. Adds their sums. */
+static rfr_status evaluate_group(rfr_run *run, int64_t first, int each, int64_t batches, totals *sum) {
+  const rfi_parallel *p = &run->settings->parallel;
+  const rfi_pipeline_part *pipeline = &run->settings->spec.pipeline;
+  const int last = run->stages ? rfi_pipeline_rank(pipeline, rfi_pipeline_stages(pipeline) - 1) * p->data : 0;
+  report mine = {0}, *all = &mine;
+  for (int i = 0; i < each; i++)
+    RFI_TRY(evaluate_batch(run, (first + i * p->data + p->rank % p->data) * run->settings->eval_rows, &mine.batch[i]));
+  mine.stops = rfi_stop_requested_here(run);
+  if (p->ranks > 1) RFI_TRY(rfi_comm_collect(run->ctx, run->options.comm, &mine, sizeof mine, (void **)&all));
+  for (int i = 0; i < each * p->data && first + i < batches; i++) add(sum, &all[last + i % p->data].batch[i / p->data]);
+  for (int r = 0; r < p->ranks; r++) run->stop_agreed |= p->ranks > 1 && all[r].stops;
+  if (p->ranks > 1) rfi_free(run->ctx, all);
+  return RFR_OK;
+}
+
+static int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 
 rfr_status rfi_evaluate(rfr_run *run, int64_t windows, rfr_evaluation *out) {
   memset(out, 0, sizeof *out);
@@ -108,15 +147,15 @@ rfr_status rfi_evaluate(rfr_run *run, int64_t windows, rfr_evaluation *out) {
   const double start = rfi_now();
   totals sum = {0};
   double reported = start;
-  int batches = 0;
-  for (int64_t w = 0; w < windows; w += run->settings->eval_rows) {
+  const int64_t rows = run->settings->eval_rows, batches = (windows + rows - 1) / rows;
+  const int ranks = run->settings->parallel.data, most = run->stages ? GROUP_BATCHES : 1;
+  for (int64_t done = 0, each; done < batches; done += each * ranks) {
     if (rfi_stop_requested(run))
-      return rfi_fail(RFI_E_STOPPED, "the evaluation was stopped after %lld of %lld windows", (long long)w,
+      return rfi_fail(RFI_E_STOPPED, "the evaluation was stopped after %lld of %lld windows", (long long)out->windows,
                       (long long)windows);
-    RFI_TRY(evaluate_batch(run, w, &out->tokens, &sum));
-    if (run->stages && (++batches % STAGE_BATCHES == 0 || w + run->settings->eval_rows >= windows))
-      RFI_TRY(rfi_stages_share_loss(run, &sum.nats));
-    out->windows = w + run->settings->eval_rows < held_out ? w + run->settings->eval_rows : held_out;
+    each = least(most, (batches - done + ranks - 1) / ranks);
+    RFI_TRY(evaluate_group(run, done, (int)each, batches, &sum));
+    out->windows = least(least(done + each * ranks, batches) * rows, held_out);
     const double now = rfi_now();
     if (now - reported < PROGRESS_SECONDS || out->windows >= windows) continue;
     reported = now;
@@ -127,6 +166,7 @@ rfr_status rfi_evaluate(rfr_run *run, int64_t windows, rfr_evaluation *out) {
                                    .windows_held_out = held_out,
                                    .seconds = now - start});
   }
+  out->tokens = sum.tokens;
   if (out->tokens == 0) return rfi_fail(RFI_E_DATA_SOURCE, "no held-out window of the program has a target");
   out->windows_held_out = held_out;
   out->pairs = sum.pairs;

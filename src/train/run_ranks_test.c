@@ -10,6 +10,7 @@
 #include "support/context.h"
 #include "support/ranks.h"
 #include "support/run.h"
+#include "train/evaluate.h"
 
 /* ---- the end of a run ---- */
 
@@ -17,13 +18,13 @@ typedef struct job {
   const char *config;
   rfr_run *run;
   int steps;
-  bool stops; /* after step 2 */
+  int stops; /* after this step; 0: no request */
 } job;
 
-static void stop_at_two(const rfr_event *e, void *user) {
+static void request_stop(const rfr_event *e, void *user) {
   job *j = user;
   if (e->kind == RFR_EVENT_METRICS) j->steps = (int)e->step;
-  if (e->kind == RFR_EVENT_METRICS && e->step == 2 && j->stops) rfr_run_request_stop(j->run);
+  if (e->kind == RFR_EVENT_METRICS && e->step == j->stops) rfr_run_request_stop(j->run);
 }
 
 static rfr_status train_until_stop(void *rank, int number, rfr_comm *comm, rfr_ctx *own) {
@@ -31,7 +32,7 @@ static rfr_status train_until_stop(void *rank, int number, rfr_comm *comm, rfr_c
   rfr_run_options o = rfr_run_options_default();
   (void)number;
   o.config_folder = rft_run_root;
-  o.on_event = stop_at_two, o.event_user = j;
+  o.on_event = request_stop, o.event_user = j;
   o.comm = comm;
   rfr_status s = rfr_run_open(own, j->config, NULL, &o, &j->run);
   if (s == RFR_OK) s = rfr_run_train(j->run);
@@ -46,10 +47,74 @@ static void stop(void **state) {
   for (int r = 0; r < 3; r++)
     jobs[r] = (job){.config = "refrain: 1\n" LLAMA DATA "batch: {tokens: 96, microbatch: 2}\n" ADAM SINGLE
                               "run: {steps: 40, evaluate_every: 10}\n",
-                    .stops = r == 1};
+                    .stops = r == 1 ? 2 : 0};
   rft_run_ranks(3, jobs, sizeof *jobs, train_until_stop);
   assert_true(jobs[0].steps >= 3 && jobs[0].steps < 10);
   for (int r = 1; r < 3; r++) assert_int_equal(jobs[r].steps, jobs[0].steps);
+}
+
+/* A request before an evaluation ends it, and no step follows. */
+static void stop_of_evaluation(void **state) {
+  job jobs[3];
+  (void)state;
+  for (int r = 0; r < 3; r++)
+    jobs[r] = (job){.config = "refrain: 1\n" LLAMA DATA "batch: {tokens: 96, microbatch: 2}\n" ADAM SINGLE
+                              "run: {steps: 40, evaluate_every: 10}\n",
+                    .stops = r == 1 ? 10 : 0};
+  rft_run_ranks(3, jobs, sizeof *jobs, train_until_stop);
+  for (int r = 0; r < 3; r++) assert_int_equal(jobs[r].steps, 10);
+}
+
+/* ---- evaluation ---- */
+
+typedef struct reading {
+  const char *mode;
+  rfr_evaluation e, five; /* of all windows; of five batches */
+} reading;
+
+static rfr_status evaluate_folder(void *rank, int number, rfr_comm *comm, rfr_ctx *own) {
+  reading *x = rank;
+  char folder[160];
+  rfr_run *run;
+  rfr_run_options o = rfr_run_options_default();
+  (void)number;
+  snprintf(folder, sizeof folder, "%s/evaluated", rft_run_root);
+  o.overrides = &x->mode, o.n_overrides = 1;
+  o.programs = RFR_RUN_EVALUATE;
+  o.comm = comm;
+  rfr_status s = rfr_run_open(own, NULL, folder, &o, &run);
+  if (s == RFR_OK) s = rfr_run_evaluate(run, &x->e);
+  if (s == RFR_OK) s = rfi_evaluate(run, 5 * run->settings->eval_rows, &x->five);
+  rfr_run_close(run);
+  return s;
+}
+
+/* Any number of ranks has the bits of one. */
+static void evaluation(void **state) {
+  static const char *const modes[] = {"parallel.shard=none", "parallel.shard=optimizer", "parallel.shard=full"};
+  (void)state;
+  rfr_run_options o = rfr_run_options_default();
+  o.config_folder = rft_run_root;
+  rfr_run *run = rft_run_open(
+      ctx, "refrain: 1\n" LLAMA DATA "batch: {tokens: 384, microbatch: 2}\n" ADAM SINGLE "run: {steps: 4, seed: 3}\n",
+      "evaluated", &o);
+  OK(rfr_run_train(run));
+  rfr_run_close(run);
+  reading one = {.mode = modes[0]};
+  rft_run_ranks(1, &one, sizeof one, evaluate_folder);
+  for (int ranks = 2; ranks <= 4; ranks++)
+    for (int m = 0; m < 3; m++) {
+      reading all[4];
+      for (int r = 0; r < ranks; r++) all[r] = (reading){.mode = modes[m]};
+      rft_run_ranks(ranks, all, sizeof *all, evaluate_folder);
+      for (int r = 0; r < ranks; r++) {
+        assert_int_equal(all[r].e.windows, one.e.windows);
+        assert_int_equal(all[r].e.tokens, one.e.tokens);
+        assert_int_equal(all[r].five.tokens, one.five.tokens);
+        if (all[r].e.loss != one.e.loss || all[r].five.loss != one.five.loss)
+          fail_msg("%s, rank %d of %d: %.17g instead of %.17g", modes[m], r, ranks, all[r].e.loss, one.e.loss);
+      }
+    }
 }
 
 /* ---- folders ---- */
@@ -199,10 +264,8 @@ static void refused(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      rft_context_test(stop),
-      rft_context_test(folders),
-      rft_context_test(disagree),
-      rft_context_test(refused),
+      rft_context_test(stop),    rft_context_test(stop_of_evaluation), rft_context_test(evaluation),
+      rft_context_test(folders), rft_context_test(disagree),           rft_context_test(refused),
   };
   return cmocka_run_group_tests(tests, rft_run_setup, rft_run_teardown);
 }

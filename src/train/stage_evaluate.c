@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * A rank runs the programs of its stages in order. A rank that has sent a batch begins with the next one, so the
- * batches of an evaluation fill the pipeline; the caller bounds how far the first rank is ahead by sharing the loss.
+ * batches of an evaluation fill the pipeline; the caller bounds how far the first rank is ahead by an exchange.
  */
 #include "train/stage_evaluate.h"
 
@@ -44,14 +44,5 @@ rfr_status rfi_stages_evaluate(rfr_run *run, float *loss) {
     if (rank_of(run, stage + 1) != s->pipeline.rank)
       RFI_TRY(send_output(run, rfi_pipeline_peer(s, rank_of(run, stage + 1)), &y));
   }
-  return RFR_OK;
-}
-
-rfr_status rfi_stages_share_loss(rfr_run *run, double *sum) {
-  const rfi_step_spec *s = &run->settings->spec;
-  double *all;
-  RFI_TRY(rfi_comm_collect(run->ctx, run->options.comm, sum, sizeof *sum, (void **)&all));
-  *sum = all[rfi_pipeline_peer(s, rank_of(run, rfi_pipeline_stages(&s->pipeline) - 1))];
-  rfi_free(run->ctx, all);
   return RFR_OK;
 }

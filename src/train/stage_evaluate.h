@@ -10,7 +10,5 @@
 /* A batch that lies in the evaluation's tensors of all ranks; *loss: its sum in nats on the rank of the last stage, 0
  * on the others, which do not wait for it. */
 rfr_status rfi_stages_evaluate(rfr_run *run, float *loss);
-/* *sum of the last stage's rank, on all ranks, which call this together. */
-rfr_status rfi_stages_share_loss(rfr_run *run, double *sum);
 
 #endif
