@@ -73,6 +73,19 @@ static rfr_status add_loads(rfi_run_log *log, const json_t *layers) {
   return RFR_OK;
 }
 
+/* Tokens per second since an earlier row, at least a tenth of a second ago. On a GPU steps are launched ahead, so the
+ * seconds of a single step may be those of reading its numbers alone. */
+static double speed_of(rfi_run_log *log, const json_t *o, int64_t step) {
+  const double tokens = number(o, "tokens"), seconds = number(o, "seconds"), time = number(o, "time");
+  const double passed = time - log->paced_time, steps = (double)(step - log->paced_step);
+  const bool first = !(log->paced_time > 0.0);
+  if (!first && passed < 0.1) return NAN;
+  log->paced_step = step;
+  log->paced_time = time > 0.0 ? time : 0.0;
+  if (!first) return tokens * steps / passed;
+  return seconds > 0.0 ? tokens / seconds : NAN;
+}
+
 static rfr_status add_row(rfi_run_log *log, rfi_log_rows *rows, const json_t *o, int64_t step) {
   RFI_TRY(grow(log->ctx, (void **)&rows->items, &rows->capacity, rows->n, sizeof *rows->items));
   rfi_log_row *row = &rows->items[rows->n++];
@@ -80,9 +93,9 @@ static rfr_status add_row(rfi_run_log *log, rfi_log_rows *rows, const json_t *o,
   row->elapsed = log->elapsed;
   row->skipped = number(o, "skipped") > 0;
   for (int s = 0; s < RFI_SERIES_N; s++) row->value[s] = number(o, rfi_series_name((rfi_series)s));
-  const double tokens = number(o, "tokens"), seconds = number(o, "seconds");
+  const double tokens = number(o, "tokens");
   if (rows != &log->rows) return RFR_OK;
-  row->value[RFI_SERIES_tokens_per_second] = seconds > 0.0 ? tokens / seconds : NAN;
+  row->value[RFI_SERIES_tokens_per_second] = speed_of(log, o, step);
   if (tokens > 0) log->tokens = (int64_t)tokens;
   return add_loads(log, json_object_get(o, "layer_loads"));
 }
@@ -123,6 +136,7 @@ static rfr_status take_line(rfi_run_log *log, const json_t *o) {
   log->step = step;
   if (steps > 0) log->steps = (int64_t)steps;
   if (strcmp(kind, "metrics") == 0) return add_row(log, &log->rows, o, step);
+  log->paced_time = 0.0; /* the time of this event is not that of steps */
   if (strcmp(kind, "evaluation") == 0) return add_row(log, &log->evaluations, o, step);
   return add_event(log, kind, text(o, "message"), step);
 }

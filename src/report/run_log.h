@@ -10,11 +10,11 @@
 #include "base/base.h"
 
 /* Numbers of a row: columns of the report, by their keys in log.jsonl; tokens_per_second is computed. */
-#define RFI_SERIES(X)                                                                                            \
-  X(loss)                                                                                                        \
-  X(bits_per_byte)                                                                                               \
-  X(lr) X(grad_norm) X(tokens_per_second) X(resident_bytes) X(device_bytes) X(most_load) X(least_load) X(margin) \
-      X(accuracy)
+#define RFI_SERIES(X) \
+  X(loss)             \
+  X(bits_per_byte)    \
+  X(lr)               \
+  X(grad_norm) X(tokens_per_second) X(resident_bytes) X(device_bytes) X(most_load) X(least_load) X(margin) X(accuracy)
 typedef enum rfi_series {
 #define RFI_SERIES_ENUM(name) RFI_SERIES_##name,
   RFI_SERIES(RFI_SERIES_ENUM)
@@ -48,7 +48,9 @@ typedef struct rfi_run_log {
   int64_t step, steps;         /* last one logged; of the run, 0: not known */
   double elapsed, since, last; /* of the last line; of its session, the time of the start; the time of the last line */
   double written;              /* time of the last line, seconds since 1970; 0: the log has no times */
-  int64_t tokens;              /* of the last row */
+  int64_t paced_step;          /* the row that speeds are measured from, and its time; 0: the next one */
+  double paced_time;
+  int64_t tokens; /* of the last row */
   rfi_log_rows rows, evaluations;
   rfi_log_event *events;
   int64_t n_events, events_capacity;

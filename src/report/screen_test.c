@@ -69,7 +69,7 @@ static void test_numbers(void **state) {
   says("100 of 400, 25.0%");
   says("1m40s, 5m03s left"); /* 99 steps in the 100 seconds */
   says("loss     4.0000  grad norm 1.5  lr 0.001  1 skipped");
-  says("50 tokens/s");
+  says("speed    100 tokens/s, mean of the last lines 100"); /* by the times of the lines */
   says("held out 3.5000 at step 100, best 3.2500 at step 50");
   says("fullest 2.50, emptiest 0.00 of the mean  by layer \xe2\x96\x81\xe2\x96\x85\xe2\x96\x88");
   says("1.0 GiB of the host");
