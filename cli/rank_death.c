@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * A rank that a signal ended. Open MPI says which one in a message between two lines of dashes.
+ * What a launcher's ranks write to stderr. Open MPI names a rank that a signal ended in a message between two lines of
+ * dashes. Ranks that miss the same rank report the same error; any of them may be ended before it has written its
+ * report, so all write it, and the launcher passes it on once.
  */
 #include "rank_death.h"
 
@@ -26,6 +28,17 @@ static void take_message(rank_death *d) {
     d->rank = rank, d->signal = signal;
 }
 
+/* A line of a rank. Lines of several ranks may be interleaved. */
+static void pass_on(rank_death *d) {
+  static const char *const heads[REPORT_LINES] = {"error: ", "help: ", "{\"status\": "};
+  for (int i = 0; i < REPORT_LINES; i++) {
+    if (strncmp(d->text, heads[i], strlen(heads[i])) != 0) continue;
+    if (strcmp(d->report[i], d->text) == 0) return;
+    memcpy(d->report[i], d->text, d->n + 1);
+  }
+  fputs(d->text, stderr);
+}
+
 /* The text ends with a line, which begins at `line`. */
 static void take_line(rank_death *d, size_t line) {
   enum { DASHES = 40 };
@@ -36,7 +49,7 @@ static void take_line(rank_death *d, size_t line) {
   }
   if (d->in_message && !dashes) return;
   if (d->in_message) take_message(d);
-  else fputs(d->text, stderr);
+  else pass_on(d);
   d->in_message = false;
   d->n = 0;
 }

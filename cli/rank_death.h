@@ -7,15 +7,19 @@
 
 #include "cli.h"
 
+enum { REPORT_LINES = 3 }; /* error, help, and an error as JSON */
+
 typedef struct rank_death {
   int rank, signal; /* of the first one; rank -1: none */
   int from;         /* what mpirun and the ranks write to stderr; -1: nothing */
   char text[4096];  /* a line, or a message of mpirun that has not ended */
   size_t n;
   bool in_message;
+  char report[REPORT_LINES][4096]; /* the last line of each kind that was passed on */
 } rank_death;
 
-/* Passes on what has come from mpirun, without its messages about the end of a rank, which it takes. */
+/* Passes on what has come from mpirun, without its messages about the end of a rank, which it takes, and
+ * without errors that another rank has reported. */
 void rank_death_read(rank_death *d);
 /* Prints the death and appends it to failures.jsonl of the run's folder. */
 void rank_death_report(const cli *c, const rank_death *d);

@@ -153,6 +153,18 @@ static bool names_rank(const char *folder, int rank) {
   return named;
 }
 
+/* Several ranks miss the one at fault; the launcher prints one error. */
+static int count_errors(const char *folder) {
+  char path[160];
+  size_t n;
+  int errors = 0;
+  snprintf(path, sizeof path, "%s/%s.log", root, folder);
+  char *text = read_all(path, &n);
+  for (const char *at = text; at && (at = strstr(at, "error: ")); at++) errors++;
+  free(text);
+  return errors;
+}
+
 static bool has_checkpoint(const char *folder) {
   char path[160];
   snprintf(path, sizeof path, "%s/%s/step-%06d/MANIFEST.json", root, folder, EVERY);
@@ -188,6 +200,7 @@ static void one(int i) {
   if (find_rank(folder, -1)) fprintf(stderr, "a process is left\n"), give_up(what, folder);
   if (code == 0) printf("%s: too late\n", what);
   else if (!names_rank(folder, rank)) fprintf(stderr, "the rank is not named\n"), give_up(what, folder);
+  if (code != 0 && count_errors(folder) != 1) fprintf(stderr, "not one error\n"), give_up(what, folder);
   if (wait_for(start(folder, modes[mode], true), PATIENCE_SECONDS) != 0)
     fprintf(stderr, "cannot resume\n"), give_up(what, folder);
   if (!same_end(modes[mode], folder)) fprintf(stderr, "other bits\n"), give_up(what, folder);
