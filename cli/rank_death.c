@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * What a launcher's ranks write to stderr. Open MPI names a rank that a signal ended in a message between two lines of
- * dashes. Ranks that miss the same rank report the same error; any of them may be ended before it has written its
+ * Standard error of the ranks of a launcher. Open MPI names a rank that a signal ended in a message between two lines
+ * of dashes. Ranks that miss the same rank report the same error; any of them may be ended before it has written its
  * report, so all write it, and the launcher passes it on once.
  */
 #include "rank_death.h"
