@@ -233,7 +233,7 @@ static void refused(void **state) {
       {"batch.tokens=160", "config.value", "5 microbatches, which 2 ranks do not divide; give 128 or 192"},
       {"batch.tokens=32", "config.value", "which 2 ranks do not divide; give 64"},
       {"parallel.data=3", "config.value", "parallel.data: 3, but there are 2 ranks"},
-      {"parallel.expert=2", "config.value", "parallel.shard: with parallel.expert over 1; give none"},
+      {"parallel.expert=2", "config.value", "parallel.expert: 2, but the model has no experts; give 1"},
       {"parallel.expert=3", "config.value", "parallel.expert: 3, but there are 2 ranks"},
       {"run.time=5s", "unsupported", "run.time over 2 ranks"},
       {"run.tune=true", "unsupported", "run.tune over 2 ranks"},
