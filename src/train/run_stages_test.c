@@ -85,17 +85,18 @@ static void schedules(void **state) {
   static const struct {
     const char *config;
     double tolerance;
+    bool one; /* schedule alone, with two ranks: the rows before have the others */
   } rows[] = {
       {"refrain: 1\n" EIGHT DATA BATCH ADAM SINGLE STEPS_RUN, 1e-6},
       {"refrain: 1\nmodel: {model_type: gpt2, hidden_size: 24, num_hidden_layers: 9, num_attention_heads: 3}\n" DATA
            BATCH ADAM "precision: {dtype: bf16}\nmemory: {recompute: all}\n" STEPS_RUN,
        5e-3},
       {"refrain: 1\n" EIGHT DATA BATCH ADAM SINGLE "adapter: {type: lora, rank: 4, dropout: 0.1}\n" STEPS_RUN, 1e-6},
-      {RECIPE("none"), 1e-6},
-      {RECIPE("fp8_current"), 1e-6},
-      {RECIPE("fp8_block"), 1e-6},
-      {RECIPE("mxfp8"), 1e-6},
-      {RECIPE("nvfp4"), 1e-6},
+      {RECIPE("none"), 1e-6, true},
+      {RECIPE("fp8_current"), 1e-6, true},
+      {RECIPE("fp8_block"), 1e-6, true},
+      {RECIPE("mxfp8"), 1e-6, true},
+      {RECIPE("nvfp4"), 1e-6, true},
   };
   double last = 0;
   (void)state;
@@ -103,8 +104,9 @@ static void schedules(void **state) {
     const job one = train(1, rows[i].config, "");
     assert_true(one.loss[STEPS] != last); /* the recipe of a row has an effect */
     last = one.loss[STEPS];
-    for (int k = 0; k < 5; k++)
-      for (int ranks = 2; ranks <= 4; ranks++) {
+    const int first = rows[i].one ? (int)i % 5 : 0, end = rows[i].one ? first + 1 : 5, most = rows[i].one ? 2 : 4;
+    for (int k = first; k < end; k++)
+      for (int ranks = 2; ranks <= most; ranks++) {
         const job j = train(ranks, rows[i].config, names[k]);
         double d = 0;
         for (int step = 1; step <= STEPS; step++)
