@@ -96,6 +96,13 @@ RFR_API rfr_status rfr_decoder_add(rfr_decoder *decoder, int32_t id, rfr_write_f
 /* Writes the rest, and starts a new text. */
 RFR_API rfr_status rfr_decoder_end(rfr_decoder *decoder, rfr_write_fn write, void *user);
 
+/* Formats of token files (docs/data.md). */
+typedef enum rfr_token_format {
+  RFR_TOKENS_NANOGPT, /* ids alone */
+  RFR_TOKENS_LLMC,    /* ids after a header of 1024 bytes */
+  RFR_TOKENS_MEGATRON /* ids, and an index of documents beside them */
+} rfr_token_format;
+
 #ifdef __cplusplus
 }
 #endif

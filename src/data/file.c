@@ -98,6 +98,10 @@ static ssize_t write_without_signal(int fd, const void *data, size_t n) {
 static ssize_t sys_write(int fd, const void *data, size_t n) {
   return transfer_faulted(&n) ? -1 : write_without_signal(fd, data, n);
 }
+/* Within a file, so that no limit is reached. */
+static ssize_t sys_pwrite(int fd, const void *data, size_t n, int64_t offset) {
+  return transfer_faulted(&n) ? -1 : pwrite(fd, data, n, offset);
+}
 static int sys_statvfs(const char *path, struct statvfs *st) {
   if (faulted()) return -1;
   const int rc = statvfs(path, st);
@@ -226,6 +230,22 @@ rfr_status rfi_file_append(rfi_file *file, const void *data, size_t n) {
     if (put <= 0) return fail_errno(RFI_E_FILE_WRITE, file->path, "write");
     p += put;
     file->size += put;
+    n -= (size_t)put;
+  }
+  return RFR_OK;
+}
+
+rfr_status rfi_file_overwrite(rfi_file *file, const void *data, size_t n, int64_t offset) {
+  const char *p = data;
+  if (offset < 0 || offset > file->size || (int64_t)n > file->size - offset)
+    return rfi_fail_at(RFI_E_INTERNAL, file->path, 0, "%zu bytes at %lld are not in the file", n, (long long)offset);
+  while (n > 0) {
+    const ssize_t put = sys_pwrite(file->fd, p, n, offset);
+    if (put < 0 && errno == EINTR) continue;
+    if (put == 0) errno = EIO;
+    if (put <= 0) return fail_errno(RFI_E_FILE_WRITE, file->path, "write");
+    p += put;
+    offset += put;
     n -= (size_t)put;
   }
   return RFR_OK;

@@ -43,6 +43,8 @@ rfr_status rfi_file_read_at(rfi_file *file, void *data, size_t n, int64_t offset
 /* Creates a file that must not exist. Appended bytes are hashed on the way. */
 rfr_status rfi_file_create(rfr_ctx *ctx, const char *path, rfi_file **out);
 rfr_status rfi_file_append(rfi_file *file, const void *data, size_t n);
+/* Replaces bytes that were appended. The hash has the old ones. */
+rfr_status rfi_file_overwrite(rfi_file *file, const void *data, size_t n, int64_t offset);
 /* fsync and close; `hash` may be NULL. The object is destroyed, also on error. */
 rfr_status rfi_file_finish(rfi_file *file, rfi_hash *hash);
 /* Closes a file that was read, or abandons one that was written. Accepts NULL. */

@@ -60,6 +60,8 @@ rfr_status rfi_hasher_create(rfr_ctx *ctx, rfi_hasher **out) {
   return RFR_OK;
 }
 
+void rfi_hasher_reset(rfi_hasher *hasher) { XXH3_128bits_reset(&hasher->state); }
+
 void rfi_hasher_destroy(rfi_hasher *hasher) {
   if (hasher) rfi_free(hasher->ctx, hasher);
 }

@@ -27,6 +27,7 @@ void rfi_hash_add(rfi_hash *sum, rfi_hash hash);
 void rfi_hash_add_tensor(rfi_hash *sum, const char *name, uint64_t type, const void *data, size_t n);
 
 rfr_status rfi_hasher_create(rfr_ctx *ctx, rfi_hasher **out);
+void rfi_hasher_reset(rfi_hasher *hasher); /* as created */
 void rfi_hasher_destroy(rfi_hasher *hasher); /* accepts NULL */
 void rfi_hasher_add(rfi_hasher *hasher, const void *data, size_t n);
 /* Adds eight bytes, little-endian on every machine. */
