@@ -49,7 +49,6 @@ typedef struct text_dataset {
   rfi_token_table of[2]; /* with an encoder: the tokens, one row per document */
   const document *first[2];
   int *files[2]; /* the sources with bytes in each split */
-  int sequence, context;
   double fraction;
   rfi_dataset_encode_fn encode;
   void *encode_user;
@@ -471,18 +470,19 @@ static rfr_status load(text_dataset *ds, const char *root) {
   return RFR_OK;
 }
 
-static rfr_status count_windows(text_dataset *ds) {
-  int64_t S = ds->sequence, N = ds->base.stats.tokens[RFI_TRAIN], M = ds->base.stats.tokens[RFI_VALIDATION];
-  if (N == 0 && ds->base.stats.files[RFI_VALIDATION] > 0)
+rfr_status rfi_dataset_count_windows(rfi_dataset *ds, const char *what) {
+  rfi_dataset_stats *stats = &ds->stats;
+  int64_t S = ds->sequence, N = stats->tokens[RFI_TRAIN], M = stats->tokens[RFI_VALIDATION];
+  if (what && N == 0 && stats->files[RFI_VALIDATION] > 0)
     return rfi_fail(RFI_E_DATA_EMPTY, "all %d files are held out, none is left to train on",
-                    ds->base.stats.files[RFI_VALIDATION]);
-  if (N <= S)
+                    stats->files[RFI_VALIDATION]);
+  if (what && N <= S)
     return rfi_fail(RFI_E_DATA_EMPTY, "there are %lld %s to train on; a window of sequence %lld needs %lld",
-                    (long long)N, ds->encode ? "tokens" : "bytes", (long long)S, (long long)S + 1);
-  ds->base.stats.windows[RFI_TRAIN] = (N + S - 1) / S;
+                    (long long)N, what, (long long)S, (long long)S + 1);
+  stats->windows[RFI_TRAIN] = (N + S - 1) / S;
   const int64_t new = S - ds->context, after = M - 1 > S ? M - 1 - S : 0;
-  ds->base.stats.windows[RFI_VALIDATION] = M > 1 ? 1 + (after + new - 1) / new : 0;
-  ds->base.stats.validation_predicted = ds->base.stats.trained[RFI_VALIDATION];
+  stats->windows[RFI_VALIDATION] = M > 1 ? 1 + (after + new - 1) / new : 0;
+  stats->validation_predicted = stats->trained[RFI_VALIDATION];
   return RFR_OK;
 }
 
@@ -502,7 +502,7 @@ static rfr_status open_splits(text_dataset *ds, const char *const *patterns, int
   }
   RFI_TRY(lay_out(ds));
   RFI_TRY(load(ds, root));
-  return count_windows(ds);
+  return rfi_dataset_count_windows(&ds->base, ds->encode ? "tokens" : "bytes");
 }
 
 static void close_text(rfi_dataset *base) {
@@ -549,9 +549,8 @@ uint64_t rfi_permute(uint64_t index, uint64_t n, uint64_t key, uint64_t epoch) {
   return index;
 }
 
-int64_t rfi_dataset_position(const rfi_dataset *base, uint64_t seed, int64_t sample) {
-  const text_dataset *ds = (const text_dataset *)base;
-  uint64_t W = (uint64_t)base->stats.windows[RFI_TRAIN], N = (uint64_t)base->stats.tokens[RFI_TRAIN];
+int64_t rfi_dataset_position(const rfi_dataset *ds, uint64_t seed, int64_t sample) {
+  uint64_t W = (uint64_t)ds->stats.windows[RFI_TRAIN], N = (uint64_t)ds->stats.tokens[RFI_TRAIN];
   uint64_t S = (uint64_t)ds->sequence, epoch = (uint64_t)sample / W, key = rfi_stream_key(seed, DATA_STREAM);
   /* The start is drawn over all tokens, so that the tokens that two windows share change from epoch to epoch. */
   uint64_t start = draw(key, epoch, FEISTEL_ROUNDS, 0) % N;
@@ -570,16 +569,25 @@ static const document *document_at(const text_dataset *ds, rfi_split split, int6
   return &first[low];
 }
 
-static rfr_status text_window(rfi_dataset *base, rfi_split split, uint64_t seed, int64_t sample, int32_t *tokens,
-                              int32_t *targets, int32_t *doc_offsets, int *n_docs) {
+static int64_t text_document_end(const rfi_dataset *base, rfi_split split, int64_t at) {
+  const document *d = document_at((const text_dataset *)base, split, at);
+  return d->start + d->tokens;
+}
+
+static rfr_status text_read(rfi_dataset *base, rfi_split split, int64_t at, int64_t n, int32_t *tokens) {
   const text_dataset *ds = (const text_dataset *)base;
-  int64_t S = ds->sequence, N = base->stats.tokens[split], at;
-  const bool ring = split == RFI_TRAIN;
-  if (ring) at = rfi_dataset_position(base, seed, sample);
-  else at = sample < base->stats.windows[split] ? sample * (S - ds->context) : N;
-  const int64_t known = !ring && sample > 0 ? ds->context : 0; /* targets of the window before */
   const uint8_t *bytes = ds->bytes[split];
   const uint32_t *ids = ds->of[split].ids;
+  for (int64_t i = 0; i < n; i++) tokens[i] = ids ? RFI_TOKEN_ID(ids[at + i]) : bytes[at + i];
+  return RFR_OK;
+}
+
+static rfr_status stream_window(rfi_dataset *ds, rfi_split split, uint64_t seed, int64_t sample, int32_t *tokens,
+                                int32_t *targets, int32_t *doc_offsets, int *n_docs) {
+  int64_t S = ds->sequence, N = ds->stats.tokens[split], at;
+  const bool ring = split == RFI_TRAIN;
+  if (ring) at = rfi_dataset_position(ds, seed, sample);
+  else at = sample < ds->stats.windows[split] ? sample * (S - ds->context) : N;
   for (int64_t i = 0; i < S;) {
     if (at == N && ring) at = 0;
     doc_offsets[(*n_docs)++] = (int32_t)i; /* the loop runs once for each document, and once for the padding */
@@ -587,20 +595,23 @@ static rfr_status text_window(rfi_dataset *base, rfi_split split, uint64_t seed,
       for (; i < S; i++) tokens[i] = 0, targets[i] = RFI_IGNORED_TARGET;
       break;
     }
-    const document *d = document_at(ds, split, at);
-    int64_t end = d->start + d->tokens;
-    for (; i < S && at < end; i++, at++) {
-      tokens[i] = ids ? RFI_TOKEN_ID(ids[at]) : bytes[at];
-      targets[i] = i >= known && at + 1 < end ? ids ? RFI_TOKEN_ID(ids[at + 1]) : bytes[at + 1] : RFI_IGNORED_TARGET;
-    }
+    const int64_t left = ds->calls->document_end(ds, split, at) - at, n = left < S - i ? left : S - i;
+    RFI_TRY(ds->calls->read(ds, split, at, n, tokens + i));
+    memcpy(targets + i, tokens + i + 1, (size_t)(n - 1) * sizeof *targets);
+    targets[i + n - 1] = RFI_IGNORED_TARGET;
+    if (left > n) RFI_TRY(ds->calls->read(ds, split, at + n, 1, targets + i + n - 1));
+    i += n;
+    at += n;
   }
+  const int64_t known = !ring && sample > 0 ? ds->context : 0; /* targets of the window before */
+  for (int64_t i = 0; i < known; i++) targets[i] = RFI_IGNORED_TARGET;
   return RFR_OK;
 }
 
 static int64_t text_window_bytes(const rfi_dataset *base, int64_t sample) {
   const text_dataset *ds = (const text_dataset *)base;
-  const int64_t S = ds->sequence, N = base->stats.tokens[RFI_VALIDATION], new = S - ds->context;
-  int64_t at = sample > 0 ? sample * new + ds->context : 0, end = sample *new + S, bytes = 0;
+  const int64_t S = base->sequence, N = base->stats.tokens[RFI_VALIDATION], new = S - base->context;
+  int64_t at = sample > 0 ? sample * new + base->context : 0, end = sample *new + S, bytes = 0;
   if (sample >= base->stats.windows[RFI_VALIDATION]) return 0;
   for (end = end < N ? end : N; at < end;) {
     const document *d = document_at(ds, RFI_VALIDATION, at);
@@ -610,20 +621,22 @@ static int64_t text_window_bytes(const rfi_dataset *base, int64_t sample) {
   return bytes;
 }
 
-static rfr_status text_windows(rfi_dataset *base, uint64_t seed, int64_t epochs, int64_t *out) {
+rfr_status rfi_stream_windows(rfi_dataset *base, uint64_t seed, int64_t epochs, int64_t *out) {
   (void)seed;
   *out = epochs * base->stats.windows[RFI_TRAIN];
   return RFR_OK;
 }
 
-static const rfi_dataset_calls text_calls = {close_text, text_file, text_window, text_windows, text_window_bytes};
+static const rfi_dataset_calls text_calls = {.close = close_text,
+                                             .file = text_file,
+                                             .windows = rfi_stream_windows,
+                                             .window_bytes = text_window_bytes,
+                                             .document_end = text_document_end,
+                                             .read = text_read};
 
 /* ---- opening ---- */
 
-rfr_status rfi_dataset_open(rfr_ctx *ctx, const char *const *patterns, int n_patterns,
-                            const rfi_dataset_options *options, rfi_dataset **out) {
-  text_dataset *ds;
-  *out = NULL;
+rfr_status rfi_dataset_check_options(const rfi_dataset_options *options) {
   if (options->sequence < 1)
     return rfi_fail(RFI_E_ARGUMENT, "sequence is %d; it must be at least 1", options->sequence);
   if (options->context < 0 || options->context >= options->sequence)
@@ -631,6 +644,14 @@ rfr_status rfi_dataset_open(rfr_ctx *ctx, const char *const *patterns, int n_pat
                     options->sequence - 1);
   if (!(options->validation_fraction >= 0 && options->validation_fraction < 1))
     return rfi_fail(RFI_E_ARGUMENT, "validation_fraction is %g; it must lie in [0, 1)", options->validation_fraction);
+  return RFR_OK;
+}
+
+rfr_status rfi_dataset_open(rfr_ctx *ctx, const char *const *patterns, int n_patterns,
+                            const rfi_dataset_options *options, rfi_dataset **out) {
+  text_dataset *ds;
+  *out = NULL;
+  RFI_TRY(rfi_dataset_check_options(options));
   if (n_patterns < 1) return rfi_fail(RFI_E_DATA_EMPTY, "there is no pattern for training files");
   RFI_TRY(RFI_ALLOC(ctx, sizeof *ds, &ds));
   ds->base.calls = &text_calls;
@@ -638,8 +659,8 @@ rfr_status rfi_dataset_open(rfr_ctx *ctx, const char *const *patterns, int n_pat
   ds->of[0].ctx = ds->of[1].ctx = ctx;
   ds->encode = options->encode;
   ds->encode_user = options->encode_user;
-  ds->sequence = options->sequence;
-  ds->context = options->context;
+  ds->base.sequence = options->sequence;
+  ds->base.context = options->context;
   ds->fraction = options->validation_fraction;
   rfi_paths train = {.ctx = ctx}, held = {.ctx = ctx};
   rfr_status s = open_splits(ds, patterns, n_patterns, options, &train, &held);
@@ -666,7 +687,8 @@ rfr_status rfi_dataset_window(rfi_dataset *ds, rfi_split split, uint64_t seed, i
                               int32_t *targets, int32_t *doc_offsets, int *n_docs) {
   *n_docs = 0;
   if (sample < 0) return rfi_fail(RFI_E_ARGUMENT, "sample is %lld; it must not be negative", (long long)sample);
-  return ds->calls->window(ds, split, seed, sample, tokens, targets, doc_offsets, n_docs);
+  return (ds->calls->window ? ds->calls->window : stream_window)(ds, split, seed, sample, tokens, targets, doc_offsets,
+                                                                 n_docs);
 }
 
 rfr_status rfi_dataset_windows(rfi_dataset *ds, uint64_t seed, double epochs, int64_t *out) {

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * Data sets. This file has the interface of all of them, and text files: the files, the split, and the window of
- * tokens that is sample i. Tokens are bytes, or those of a tokenizer; the split is one of bytes.
+ * tokens that is sample i. Tokens are bytes, or those of a tokenizer; the split is one of bytes. Files of tokens
+ * (data/token_dataset.h) have the same windows.
  *
  * Files come from patterns, in the order of their paths' bytes. Of equal files one is kept; empty files are dropped; a
  * binary file is an error. A document is a file, or a run of blocks of a file. No window predicts across documents.
@@ -62,6 +63,7 @@ typedef struct rfi_dataset_stats {
   int64_t equal;                /* pairs left out because both answers are equal */
   int cached;                   /* files whose tokens came from the cache */
   bool rows;                    /* the files have rows */
+  bool token_files;             /* the files have ids: bytes and trained_bytes are not those of text */
   int duplicates;               /* files dropped because an equal file is kept */
   int empty;                    /* files dropped because they are empty */
   int blocks, held_out_blocks;  /* 0: whole files are held out */
@@ -72,7 +74,8 @@ typedef struct rfi_dataset_stats {
 
 typedef struct rfi_dataset rfi_dataset;
 
-/* The calls that differ between text and rows. `ds` is the data set whose calls these are. */
+/* The calls that differ between kinds of data. `ds` is the data set whose calls these are. A data set without `window`
+ * is a stream of documents, as text is. */
 typedef struct rfi_dataset_calls {
   void (*close)(rfi_dataset *ds);
   const char *(*file)(const rfi_dataset *ds, rfi_split split, int i, int64_t *bytes);
@@ -80,11 +83,15 @@ typedef struct rfi_dataset_calls {
                        int32_t *targets, int32_t *doc_offsets, int *n_docs);
   rfr_status (*windows)(rfi_dataset *ds, uint64_t seed, int64_t epochs, int64_t *out);
   int64_t (*window_bytes)(const rfi_dataset *ds, int64_t sample);
+  /* Of a stream: where the document of token `at` of a split ends, and n tokens of one document. */
+  int64_t (*document_end)(const rfi_dataset *ds, rfi_split split, int64_t at);
+  rfr_status (*read)(rfi_dataset *ds, rfi_split split, int64_t at, int64_t n, int32_t *tokens);
 } rfi_dataset_calls;
 
 struct rfi_dataset {
   const rfi_dataset_calls *calls;
   rfi_dataset_stats stats;
+  int sequence, context; /* of a stream */
 };
 
 /* Errors: data.empty (a pattern without a file, or too few bytes for one window), data.binary, data.held_out (a
@@ -113,7 +120,15 @@ bool rfi_is_held_out(uint64_t hash, double fraction);
 /* The files that match patterns, sorted by path. Errors: data.empty (a pattern without a file), file.*. */
 rfr_status rfi_find_files(const char *root, const char *const *patterns, int n, rfi_paths *paths);
 
-/* For text: the position of sample i of the training split in the concatenated training tokens. */
+/* For a stream, whose other statistics are set: counts its windows. `what` are its tokens in an error;
+ * NULL: no training, so it may be empty. Errors: data.empty. */
+rfr_status rfi_dataset_count_windows(rfi_dataset *ds, const char *what);
+/* For a stream: the windows of `epochs` epochs. */
+rfr_status rfi_stream_windows(rfi_dataset *ds, uint64_t seed, int64_t epochs, int64_t *out);
+/* Checks sequence, context and validation_fraction. */
+rfr_status rfi_dataset_check_options(const rfi_dataset_options *options);
+
+/* For a stream: the position of sample i of the training split in the concatenated training tokens. */
 int64_t rfi_dataset_position(const rfi_dataset *ds, uint64_t seed, int64_t sample);
 /* A permutation of 0 .. n-1, at `index`, in constant expected time. */
 uint64_t rfi_permute(uint64_t index, uint64_t n, uint64_t key, uint64_t epoch);

@@ -62,6 +62,7 @@ typedef struct rfi_config_numbers {
   X(FORMAT, auto)             \
   X(FORMAT, text) X(FORMAT, chat) X(FORMAT, completion) X(FORMAT, alpaca) X(FORMAT, sharegpt) X(FORMAT, preference)
 #define RFI_CHOICES_LOSS(X) X(LOSS, auto) X(LOSS, assistant) X(LOSS, completion) X(LOSS, all)
+#define RFI_CHOICES_TOKEN_DTYPE(X) X(TOKEN_DTYPE, auto) X(TOKEN_DTYPE, uint16) X(TOKEN_DTYPE, uint32)
 #define RFI_CHOICES_TRUNCATE(X) X(TRUNCATE, cut) X(TRUNCATE, drop) X(TRUNCATE, refuse)
 #define RFI_CHOICES_OPTIMIZER(X) X(OPTIMIZER, adamw) X(OPTIMIZER, sgd)
 #define RFI_CHOICES_WIDTH(X) X(WIDTH, f32) X(WIDTH, model)
@@ -82,6 +83,7 @@ enum { RFI_CHOICES_MODEL_TYPE(RFI_CHOICE_ENUM) };
 enum { RFI_CHOICES_ACTIVATION(RFI_CHOICE_ENUM) };
 enum { RFI_CHOICES_FORMAT(RFI_CHOICE_ENUM) };
 enum { RFI_CHOICES_LOSS(RFI_CHOICE_ENUM) };
+enum { RFI_CHOICES_TOKEN_DTYPE(RFI_CHOICE_ENUM) };
 enum { RFI_CHOICES_TRUNCATE(RFI_CHOICE_ENUM) };
 enum { RFI_CHOICES_OPTIMIZER(RFI_CHOICE_ENUM) };
 enum { RFI_CHOICES_WIDTH(RFI_CHOICE_ENUM) };

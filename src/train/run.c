@@ -122,6 +122,7 @@ static rfr_status open_files(rfr_run *run, bool evaluates) {
   const rfi_dataset_stats *d = rfi_dataset_get_stats(run->data);
   if (d->trained_bytes[RFI_TRAIN] > 0)
     run->tokens_per_byte = (double)d->trained[RFI_TRAIN] / (double)d->trained_bytes[RFI_TRAIN];
+  if (d->token_files) run->tokens_per_byte = 0.0; /* unknown */
   if (d->trained[RFI_TRAIN] > 0 || !(run->options.programs & RFR_RUN_TRAIN)) return RFR_OK;
   return rfi_fail(RFI_E_DATA_EMPTY,
                   "data.train: each of %d documents has one token, so there is no next token to predict",

@@ -78,7 +78,7 @@ void rfr_run_get_info(const rfr_run *run, rfr_run_info *out) {
     out->cached_files = d->cached;
     out->duplicate_files = d->duplicates;
     out->empty_files = d->empty;
-    out->byte_tokens = !s->spec.preference && !run->own_data && (!s->tokenizer || !d->rows);
+    out->byte_tokens = !s->spec.preference && !run->own_data && !d->token_files && (!s->tokenizer || !d->rows);
     if (s->epochs > 0) out->epochs = s->epochs;
     else if (d->rows && d->windows[RFI_TRAIN] > 0)
       out->epochs = (double)out->steps * (double)rfi_step_windows(s) / (double)d->windows[RFI_TRAIN];

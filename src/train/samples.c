@@ -42,6 +42,8 @@ rfr_status rfi_samples_check(rfr_run *run) {
   if (s->sample_every == 0) return RFR_OK;
   if (s->parallel.ranks > 1)
     return rfi_fail(RFI_E_UNSUPPORTED, "run.sample_every: a run over several ranks has no samples");
+  if (!s->tokenizer && run->data && rfi_dataset_get_stats(run->data)->token_files)
+    return rfi_fail(RFI_E_DATA_TOKENIZER, "run.sample_every: the data are token files; data.tokenizer has their texts");
   rfr_status status = encode(run, &tokens);
   if (status == RFR_OK && tokens.n == 0)
     status = rfi_fail_at(RFI_E_CONFIG_VALUE, at->line ? at->from : s->config->file, at->line,

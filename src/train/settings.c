@@ -13,6 +13,7 @@
 #include "base/json.h"
 #include "data/dataset.h"
 #include "data/file.h"
+#include "data/token_dataset.h"
 #include "model/peft.h"
 #include "nn/adapter.h"
 #include "text/chat.h"
@@ -480,26 +481,32 @@ static rfr_status expand(const rfi_settings *s, const char *root, const rfi_conf
   return RFR_OK;
 }
 
-static bool is_row_file(const char *path) {
+typedef enum file_kind { FILE_TEXT, FILE_ROWS, FILE_TOKENS, FILE_KINDS } file_kind;
+
+static file_kind kind_of_file(const char *path) {
   path += *path != 0; /* a name before the end */
-  return rfi_ends_in(path, ".jsonl") || rfi_ends_in(path, ".jsonl.gz") || rfi_ends_in(path, ".jsonl.zst");
+  if (rfi_ends_in(path, ".bin") || rfi_ends_in(path, ".idx")) return FILE_TOKENS;
+  return rfi_ends_in(path, ".jsonl") || rfi_ends_in(path, ".jsonl.gz") || rfi_ends_in(path, ".jsonl.zst") ? FILE_ROWS
+                                                                                                          : FILE_TEXT;
 }
 
-/* Whether the files have rows: all of them, or none. */
-static rfr_status find_kind(const rfi_settings *s, const rfi_paths *train, const rfi_paths *validation, bool *rows) {
+/* The kind of all files. */
+static rfr_status find_kind(const rfi_settings *s, const rfi_paths *train, const rfi_paths *validation,
+                            file_kind *kind) {
+  static const char *const names[] = {"is text", "has rows", "has tokens"};
   const rfi_config *c = s->config;
   const rfi_paths *const lists[] = {train, validation};
   rfi_paths files = {.ctx = s->ctx};
   rfr_status status = RFR_OK;
-  int kinds[2] = {-1, -1}; /* the first text file, the first file of rows */
-  *rows = c->data_format > RFI_FORMAT_text;
-  if (*rows) return RFR_OK;
+  int first[FILE_KINDS] = {-1, -1, -1}; /* of each kind */
+  *kind = c->data_format > RFI_FORMAT_text ? FILE_ROWS : FILE_TEXT;
+  if (*kind == FILE_ROWS) return RFR_OK;
   for (int i = 0; i < 2 && status == RFR_OK; i++)
     for (int k = 0; k < lists[i]->n && status == RFR_OK; k++)
       status = rfi_glob(c->data_root, lists[i]->items[k], &files);
-  for (int i = 0; i < files.n; i++)
-    if (kinds[is_row_file(files.items[i])] < 0) kinds[is_row_file(files.items[i])] = i;
-  *rows = kinds[1] >= 0;
+  for (int i = files.n - 1; i >= 0; i--) first[kind_of_file(files.items[i])] = i;
+  for (int k = FILE_TEXT; k < FILE_KINDS; k++)
+    if (first[k] >= 0) *kind = (file_kind)k;
   int documents = 0; /* files of one JSON document: likely a list of rows, which would train on its syntax */
   for (int i = 0; i < files.n; i++) documents += rfi_ends_in(files.items[i], ".json");
   if (status == RFR_OK && files.n > 0 && documents == files.n && c->data_format == RFI_FORMAT_auto)
@@ -507,10 +514,11 @@ static rfr_status find_kind(const rfi_settings *s, const rfi_paths *train, const
                      "data.train: %.200s is a JSON document; write one row per line into a .jsonl file, or set "
                      "data.format: text",
                      files.items[0]);
-  if (status == RFR_OK && *rows && kinds[0] >= 0)
-    status = FAIL_AT(s, RFI_CFG_data_train,
-                     "data.train: %.200s has rows and %.200s is text; train on files of one kind, or set data.format",
-                     files.items[kinds[1]], files.items[kinds[0]]);
+  for (int k = FILE_TEXT; k < (int)*kind && status == RFR_OK; k++)
+    if (first[k] >= 0)
+      status = FAIL_AT(s, RFI_CFG_data_train,
+                       "data.train: %.200s %s and %.200s %s; train on files of one kind, or set data.format",
+                       files.items[first[*kind]], names[*kind], files.items[first[k]], names[k]);
   rfi_paths_deinit(&files);
   return status;
 }
@@ -562,6 +570,22 @@ static rfr_status open_text(const rfi_settings *s, const rfi_row_encoder *encode
   return rfi_dataset_open(s->ctx, (const char *const *)train->items, train->n, &o, out);
 }
 
+static rfr_status open_tokens(const rfi_settings *s, const rfi_row_encoder *encoder, rfi_token_cache *cache,
+                              const rfi_paths *train, const rfi_paths *validation, rfi_dataset **out) {
+  (void)encoder, (void)cache;
+  static const int widths[] = {[RFI_TOKEN_DTYPE_auto] = 0, [RFI_TOKEN_DTYPE_uint16] = 2, [RFI_TOKEN_DTYPE_uint32] = 4};
+  const rfi_config *c = s->config;
+  if (c->data_weights.n > 0) return FAIL_AT(s, RFI_CFG_data_weights, "data.weights: only files of rows have weights");
+  const rfi_dataset_options o = {.root = c->data_root,
+                                 .validation_fraction = c->data_validation.percent / 100.0,
+                                 .validation_patterns = (const char *const *)validation->items,
+                                 .n_validation_patterns = validation->n,
+                                 .sequence = (int)s->sequence,
+                                 .context = (int)c->run_evaluate_context};
+  return rfi_token_dataset_open(s->ctx, (const char *const *)train->items, train->n, &o, s->spec.model.vocab_size,
+                                widths[c->data_token_dtype], out);
+}
+
 rfr_status rfi_settings_open_data(const rfi_settings *s, bool evaluates, void (*warn)(void *user, const char *line),
                                   void *user, rfi_dataset **out) {
   _Static_assert((int)RFI_LOSS_all == (int)RFI_ROW_LOSS_ALL && (int)RFI_TRUNCATE_refuse == (int)RFI_ROW_REFUSE,
@@ -571,7 +595,10 @@ rfr_status rfi_settings_open_data(const rfi_settings *s, bool evaluates, void (*
       .ctx = s->ctx, .tokenizer = s->tokenizer, .chat = s->chat, .loss = (rfi_row_loss)c->data_loss};
   rfi_token_cache cache = {.ctx = s->ctx, .folder = c->data_cache, .warn = warn, .user = user};
   rfi_paths train = {.ctx = s->ctx}, validation = {.ctx = s->ctx};
-  bool rows = false;
+  static rfr_status (*const openers[])(const rfi_settings *, const rfi_row_encoder *, rfi_token_cache *,
+                                       const rfi_paths *, const rfi_paths *, rfi_dataset **) = {
+      [FILE_TEXT] = open_text, [FILE_ROWS] = open_rows, [FILE_TOKENS] = open_tokens};
+  file_kind kind = FILE_TEXT;
   *out = NULL;
   if (strcmp(c->data_cache, "auto") == 0) cache.folder = "";
   if (strcmp(c->data_cache, "none") == 0 || !s->tokenizer) cache.folder = NULL; /* bytes need no cache */
@@ -579,11 +606,11 @@ rfr_status rfi_settings_open_data(const rfi_settings *s, bool evaluates, void (*
   if (status == RFR_OK) status = expand(s, c->data_root, &c->data_validation.patterns, &validation);
   if (status == RFR_OK && evaluates && validation.n > 0) {
     const rfi_paths none = {.ctx = s->ctx};
-    status = find_kind(s, &none, &validation, &rows);
-    if (rows) rfi_paths_deinit(&train), train = none;
+    status = find_kind(s, &none, &validation, &kind);
+    if (kind != FILE_TEXT) rfi_paths_deinit(&train), train = none;
   }
-  if (status == RFR_OK) status = find_kind(s, &train, &validation, &rows);
-  if (status == RFR_OK) status = (rows ? open_rows : open_text)(s, &encoder, &cache, &train, &validation, out);
+  if (status == RFR_OK) status = find_kind(s, &train, &validation, &kind);
+  if (status == RFR_OK) status = openers[kind](s, &encoder, &cache, &train, &validation, out);
   rfi_paths_deinit(&train);
   rfi_paths_deinit(&validation);
   return status;
