@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * refrain tokenize: text to token ids, one per line, or with --decode ids to text. Reads a file or standard input.
+ * refrain tokenize: text to token ids, one per line, or with --decode ids to text. Reads a file or standard input. With
+ * --out, texts to a token file.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -97,12 +98,53 @@ static rfr_status decode(const rfr_tokenizer *tokenizer, char *text, size_t n) {
   return s;
 }
 
+/* The texts of the operands after the model, as a token file. */
+static rfr_status write_file(cli *c, const rfr_tokenizer *tokenizer) {
+  const rfr_token_format format = !c->to || strcmp(c->to, "megatron") == 0 ? RFR_TOKENS_MEGATRON
+                                  : strcmp(c->to, "llmc") == 0             ? RFR_TOKENS_LLMC
+                                                                           : RFR_TOKENS_NANOGPT;
+  int64_t documents, tokens;
+  json j = {.f = stdout};
+  const rfr_status s =
+      rfr_tokenizer_write_files(tokenizer, c->operands + 1, c->n_operands - 1, format, c->out, &documents, &tokens);
+  if (s != RFR_OK) return s;
+  if (c->json) {
+    json_begin(&j, NULL, '{');
+    json_text(&j, "out", c->out);
+    json_int(&j, "documents", documents);
+    json_int(&j, "tokens", tokens);
+    json_end(&j, '}');
+    putchar('\n');
+  } else if (!c->quiet) {
+    fprintf(stderr, "wrote %s: %lld documents, %lld tokens\n", c->out, (long long)documents, (long long)tokens);
+  }
+  return s;
+}
+
+/* Options that do not go together. */
+static rfr_status check_options(const cli *c) {
+  if (c->decode && c->json) return cli_usage("omit one of them", "--decode prints text, --json describes tokens");
+  if (c->out && (c->decode || c->special))
+    return cli_usage("omit one of them", "--out writes the tokens of a training; --decode and --special print");
+  if (c->out && c->n_operands < 2) return cli_usage("name text files or .jsonl files", "--out needs files to tokenize");
+  if (!c->out && c->to) return cli_usage("add --out FILE.bin", "--to is the format of --out");
+  if (!c->out && c->n_operands > 2)
+    return cli_usage("name one file, or add --out FILE.bin", "%d files; without --out one is printed",
+                     c->n_operands - 1);
+  return RFR_OK;
+}
+
 rfr_status cli_tokenize(cli *c) {
   rfr_tokenizer *tokenizer = NULL;
   char *text = NULL;
   size_t n;
-  if (c->decode && c->json) return cli_usage("omit one of them", "--decode prints text, --json describes tokens");
-  rfr_status s = rfr_tokenizer_open(c->ctx, c->operand, &tokenizer);
+  rfr_status s = check_options(c);
+  if (s == RFR_OK) s = rfr_tokenizer_open(c->ctx, c->operand, &tokenizer);
+  if (s == RFR_OK && c->out) {
+    s = write_file(c, tokenizer);
+    rfr_tokenizer_destroy(tokenizer);
+    return s;
+  }
   if (s == RFR_OK) s = read_all(c->n_operands > 1 ? c->operands[1] : NULL, &text, &n);
   if (s == RFR_OK) s = c->decode ? decode(tokenizer, text, n) : encode(c, tokenizer, text, n);
   free(text);

@@ -145,11 +145,16 @@ static const cli_command commands[CLI_COMMAND_COUNT] = {
                         "per token.",
                         "refrain eval runs/demo --json", OPTIONS(SET, ON_A_DEVICE)},
     [CLI_INDEX_tokenize] =
-        {"tokenize", "MODEL [FILE|-]", 1, 2, "print the token ids of a text",
+        {"tokenize", "MODEL [FILE...]", 1, INT_MAX, "print the token ids of a text, or write those of files",
          "Tokenizes FILE or standard input and prints one id per line; the counts go to standard error. MODEL may also "
-         "be a tokenizer.json. With --decode, reads ids and prints their text.",
-         "refrain tokenize SmolLM2-135M-Instruct README.md",
-         OPTIONS({"decode", NULL, NULL, CLI_FLAG, FIELD(decode), "read token ids and print their text"},
+         "be a tokenizer.json. With --decode, reads ids and prints their text. With --out, writes the ids of text "
+         "files and of JSONL files of texts into one token file, which data.train reads: each text is a document, with "
+         "the tokens that training adds.",
+         "refrain tokenize SmolLM2-135M-Instruct web.jsonl.zst --out web.bin",
+         OPTIONS({"out", "FILE", NULL, CLI_TEXT, FIELD(out), "write a token file, X.bin"},
+                 {"to", "FORMAT", "megatron llmc nanogpt", CLI_TEXT, FIELD(to),
+                  "megatron: X.bin, and documents in X.idx; llmc: ids after a header; nanogpt: ids alone (megatron)"},
+                 {"decode", NULL, NULL, CLI_FLAG, FIELD(decode), "read token ids and print their text"},
                  {"special", NULL, NULL, CLI_FLAG, FIELD(special),
                   "add the tokens that the tokenizer adds around a text, such as BOS"},
                  THREADS, JSON, QUIET, HELP)},

@@ -103,6 +103,16 @@ typedef enum rfr_token_format {
   RFR_TOKENS_MEGATRON /* ids, and an index of documents beside them */
 } rfr_token_format;
 
+/* Tokenizes files and writes their ids into the new file `out`, X.bin, and for Megatron X.idx. `paths` are n text
+ * files, each a document, and files of text rows (.jsonl, .jsonl.gz, .jsonl.zst), each row a document. A document has
+ * the ids with which a run trains on it: with the tokens that the tokenizer adds, and an end token. *documents and
+ * *tokens count what was written; either may be NULL. On an error nothing is written. Errors: export.exists (one of the
+ * outputs exists), data.tokens (the name of `out`, or more tokens than the format can count), data.binary, data.row,
+ * data.compressed, data.empty (no document), tokenizer, file.*, RFR_NO_MEMORY. */
+RFR_API rfr_status rfr_tokenizer_write_files(const rfr_tokenizer *tokenizer, const char *const *paths, int64_t n,
+                                             rfr_token_format format, const char *out, int64_t *documents,
+                                             int64_t *tokens);
+
 #ifdef __cplusplus
 }
 #endif

@@ -132,7 +132,7 @@ static const char *binary_format(const char *data, size_t n) {
   return NULL;
 }
 
-static rfr_status check_text(const char *path, const char *data, size_t n) {
+rfr_status rfi_check_text(const char *path, const char *data, size_t n) {
   const char *format = binary_format(data, n);
   if (format)
     return rfi_fail_at(RFI_E_DATA_BINARY, path, 0, "is %s, not UTF-8 or other text without NUL bytes", format);
@@ -163,7 +163,7 @@ static rfr_status scan_source(text_dataset *ds, const char *root, source *f) {
   size_t n;
   RFI_TRY(rfi_path_join(ds->ctx, root, f->path, &path));
   rfr_status s = rfi_file_read(ds->ctx, path, &data, &n);
-  if (s == RFR_OK) s = check_text(path, data, n);
+  if (s == RFR_OK) s = rfi_check_text(path, data, n);
   if (s == RFR_OK) {
     f->size = (int64_t)n;
     f->hash = rfi_hash_bytes(data, n);

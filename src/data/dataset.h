@@ -120,6 +120,8 @@ bool rfi_is_held_out(uint64_t hash, double fraction);
 /* The files that match patterns, sorted by path. Errors: data.empty (a pattern without a file), file.*. */
 rfr_status rfi_find_files(const char *root, const char *const *patterns, int n, rfi_paths *paths);
 
+/* Errors: data.binary (the bytes are those of a binary file, or have a NUL). */
+rfr_status rfi_check_text(const char *path, const char *data, size_t n);
 /* For a stream, whose other statistics are set: counts its windows. `what` are its tokens in an error;
  * NULL: no training, so it may be empty. Errors: data.empty. */
 rfr_status rfi_dataset_count_windows(rfi_dataset *ds, const char *what);

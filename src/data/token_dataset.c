@@ -258,7 +258,8 @@ static rfr_status check_split(const token_dataset *ds, const rfi_dataset_options
   return rfi_fail(RFI_E_DATA_HELD_OUT,
                   "%g%% of %d documents or blocks of tokens leave %lld tokens to train on and %lld held out; name "
                   "held-out files",
-                  100 * o->validation_fraction, s->documents[RFI_TRAIN] + s->documents[RFI_VALIDATION],
+                  100 * o->validation_fraction,
+                  s->blocks ? s->blocks : s->documents[RFI_TRAIN] + s->documents[RFI_VALIDATION],
                   (long long)s->tokens[RFI_TRAIN], (long long)s->tokens[RFI_VALIDATION]);
 }
 

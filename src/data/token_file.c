@@ -9,6 +9,8 @@
 #include <limits.h>
 #include <string.h>
 
+#include "data/token_table.h"
+
 enum { LLMC_U16 = 20240520, LLMC_EVAL = 20240522, LLMC_U32 = 20240801, LLMC_HEADER = 1024 };
 enum { INDEX_HEADER = 34, SEQUENCE_BYTES = 12, BOUND_BYTES = 8 };
 static const char index_magic[9] = "MMIDIDX\0"; /* and a second NUL */
@@ -366,8 +368,9 @@ rfr_status rfi_token_writer_add(rfi_token_writer *w, const uint32_t *ids, int64_
                INT32_MAX);
   if (w->format == RFR_TOKENS_MEGATRON) RFI_TRY(add_length(w, n));
   for (int64_t i = 0; i < n; i++) {
-    RFI_CHECK(ids[i] < (uint64_t)w->vocab);
-    RFI_TRY(put(w, w->file, &ids[i], (size_t)w->width)); /* little-endian: the low bytes are first */
+    const int32_t id = RFI_TOKEN_ID(ids[i]);
+    RFI_CHECK(id < w->vocab);
+    RFI_TRY(put(w, w->file, &id, (size_t)w->width)); /* little-endian: the low bytes are first */
   }
   w->tokens += n;
   return RFR_OK;

@@ -42,7 +42,8 @@ typedef struct rfi_token_writer rfi_token_writer;
  * Ids have 2 bytes where the vocabulary permits. Errors: data.tokens, export.exists, file.*. */
 rfr_status rfi_token_writer_create(rfr_ctx *ctx, const char *path, rfr_token_format format, int64_t vocab,
                                    rfi_token_writer **out);
-/* Appends a document. Errors: data.tokens (more ids than the format can count), file.*. */
+/* Appends a document; the marks of data/token_table.h are not written. Errors: data.tokens (more ids than the format
+ * can count), file.*. */
 rfr_status rfi_token_writer_add(rfi_token_writer *w, const uint32_t *ids, int64_t n);
 rfr_status rfi_token_writer_finish(rfi_token_writer *w);
 /* Removes what was not finished. Accepts NULL. */

@@ -12,15 +12,13 @@
 
 #include "core/rng.h"
 #include "data/file.h"
-#include "data/lines.h"
 #include "text/packing.h"
+#include "text/row_batch.h"
 
 enum {
   ORDER_STREAM = 0x726f7773, /* random streams: the order of rows, "rows" in ASCII; of windows; of shares */
   WINDOW_STREAM,
   SHARE_STREAM,
-  BATCH_ROWS = 8192, /* rows that are tokenized at a time */
-  BATCH_BYTES = 16 << 20,
   ONCE = -1 /* in place of an epoch: each row once, in the order of the files */
 };
 
@@ -152,105 +150,9 @@ static rfr_status drop_equal(row_dataset *ds) {
 
 /* ---- tokens of a file ---- */
 
-typedef struct line {
-  size_t offset, n; /* in the batch's text */
-  int64_t number;
-  rfr_status status;
-  uint32_t *ids;
-  uint16_t *widths;
-  int64_t tokens;
-} line;
-
-typedef struct batch {
-  const rfi_row_encoder *encoder;
-  const char *path;
-  rfi_row_form form;
-  rfi_string text;
-  line *lines; /* BATCH_ROWS */
-  int n, threads;
-  rfi_row_tokens *scratch; /* (threads) */
-} batch;
-
-static rfr_status encode_line(const batch *b, line *l, rfi_row_tokens *scratch) {
-  rfr_ctx *ctx = b->encoder->ctx;
-  const char *text = b->text.data + l->offset;
-  rfi_row row;
-  rfr_status s = rfi_row_read(ctx, b->form, b->path, l->number, text, l->n, &row);
-  if (s == RFR_OK) s = rfi_row_encode(b->encoder, &row, b->path, l->number, scratch);
-  rfi_row_deinit(ctx, &row);
-  RFI_TRY(s);
-  l->tokens = scratch->n;
-  if (l->tokens == 0) return RFR_OK;
-  RFI_TRY(RFI_ALLOC(ctx, (size_t)l->tokens * sizeof *l->ids, &l->ids));
-  RFI_TRY(RFI_ALLOC(ctx, (size_t)l->tokens * sizeof *l->widths, &l->widths));
-  memcpy(l->ids, scratch->ids, (size_t)l->tokens * sizeof *l->ids);
-  memcpy(l->widths, scratch->widths, (size_t)l->tokens * sizeof *l->widths);
-  return RFR_OK;
-}
-
-static void free_lines(batch *b) {
-  for (int i = 0; i < b->n; i++) {
-    rfi_free(b->encoder->ctx, b->lines[i].ids);
-    rfi_free(b->encoder->ctx, b->lines[i].widths);
-  }
-  b->n = 0;
-  b->text.n = 0;
-}
-
-/* Tokenizes the lines of a batch on all threads. The error is that of the first line with one. This thread encodes that
- * line again, because the error is thread-local. */
-static rfr_status encode_batch(batch *b, rfi_token_table *table) {
-  const int threads = b->threads;
-  rfr_status s = threads > 1 ? rfi_check_fork(threads) : RFR_OK;
-#pragma omp parallel for num_threads(threads) schedule(static, 1) if (threads > 1 && s == RFR_OK)
-  for (int t = 0; t < threads; t++)
-    for (int i = t; i < b->n && s == RFR_OK; i += threads)
-      b->lines[i].status = encode_line(b, &b->lines[i], &b->scratch[t]);
-  for (int i = 0; i < b->n && s == RFR_OK; i++) {
-    line *l = &b->lines[i];
-    if (l->status != RFR_OK) {
-      rfi_free(b->encoder->ctx, l->ids);
-      rfi_free(b->encoder->ctx, l->widths);
-      l->ids = NULL;
-      l->widths = NULL;
-      s = encode_line(b, l, &b->scratch[0]);
-    }
-    if (s == RFR_OK)
-      s = rfi_token_table_add(table, l->ids, l->widths, l->tokens, rfi_hash_bytes(b->text.data + l->offset, l->n).low,
-                              l->number);
-  }
-  free_lines(b);
-  return s;
-}
-
-static rfr_status read_file(batch *b, const char *path, rfi_row_form form, rfi_token_table *table) {
-  rfi_lines *lines;
-  rfr_status s;
-  b->path = path;
-  b->form = form;
-  RFI_TRY(rfi_lines_open(b->encoder->ctx, path, &lines));
-  for (;;) {
-    const char *text;
-    size_t n;
-    int64_t number;
-    RFI_GOTO(rfi_lines_next(lines, &text, &n, &number));
-    if (!text) break;
-    if (number == 1 && n >= 3 && memcmp(text, "\xef\xbb\xbf", 3) == 0) text += 3, n -= 3; /* a byte order mark */
-    if (rfi_row_is_blank(text, n)) continue;
-    if (b->form == RFI_ROW_FORM_COUNT) {
-      RFI_GOTO(rfi_row_detect(path, number, text, n, &b->form));
-      if (b->form == RFI_ROW_preference)
-        RFI_GOTO(rfi_fail_at(RFI_E_DATA_PREFERENCE, path, number, "the rows have chosen and rejected answers"));
-    }
-    b->lines[b->n++] = (line){.offset = b->text.n, .n = n, .number = number};
-    RFI_GOTO(rfi_string_append(&b->text, text, n));
-    if (b->n == BATCH_ROWS || b->text.n >= BATCH_BYTES) RFI_GOTO(encode_batch(b, table));
-  }
-  s = encode_batch(b, table);
-fail:
-  free_lines(b);
-  rfi_lines_close(lines);
-  return s;
+static rfr_status keep_tokens(void *table, const uint32_t *ids, const uint16_t *widths, int64_t n, uint64_t hash,
+                              int64_t line) {
+  return rfi_token_table_add(table, ids, widths, n, hash, line);
 }
 
 static rfr_status file_key(const row_file *f, rfi_hash encoder, rfi_row_form form, rfr_ctx *ctx, rfi_hash *key) {
@@ -267,17 +169,18 @@ static rfr_status file_key(const row_file *f, rfi_hash encoder, rfi_row_form for
   return RFR_OK;
 }
 
-static rfr_status load_file(row_dataset *ds, batch *b, const char *root, row_file *f, rfi_hash encoder,
-                            const rfi_row_dataset_options *o) {
+static rfr_status load_file(row_dataset *ds, rfi_row_batch *b, const rfi_row_encoder *encoder, const char *root,
+                            row_file *f, const rfi_row_dataset_options *o) {
   char *path;
   bool found;
-  rfi_hash key, after;
+  rfi_hash hash, key, after;
   int64_t size;
-  RFI_TRY(file_key(f, encoder, o->form, ds->ctx, &key));
+  RFI_TRY(rfi_row_encoder_hash(encoder, &hash));
+  RFI_TRY(file_key(f, hash, o->form, ds->ctx, &key));
   RFI_TRY(rfi_path_join(ds->ctx, root, f->path, &path));
-  rfr_status s = rfi_token_cache_load(o->cache, path, key, rfi_row_encoder_vocab(b->encoder), &f->table, &found);
+  rfr_status s = rfi_token_cache_load(o->cache, path, key, rfi_row_encoder_vocab(encoder), &f->table, &found);
   if (s == RFR_OK && !found) {
-    s = read_file(b, path, o->form, &f->table);
+    s = rfi_row_batch_read(b, path, o->form, keep_tokens, &f->table);
     if (s == RFR_OK) s = rfi_file_hash(ds->ctx, path, &size, &after);
     if (s == RFR_OK && (size != f->size || !rfi_hash_equal(f->hash, after)))
       s = rfi_fail_at(RFI_E_FILE_READ, path, 0, "the file changed while it was read");
@@ -289,16 +192,11 @@ static rfr_status load_file(row_dataset *ds, batch *b, const char *root, row_fil
 
 static rfr_status load_files(row_dataset *ds, const rfi_row_encoder *encoder, const char *root,
                              const rfi_row_dataset_options *o) {
-  batch b = {.encoder = encoder, .text = {.ctx = ds->ctx}, .threads = rfi_ctx_threads(ds->ctx)};
-  rfi_hash hash;
-  RFI_TRY(rfi_row_encoder_hash(encoder, &hash));
-  rfr_status s = RFI_ALLOC(ds->ctx, BATCH_ROWS * sizeof *b.lines, &b.lines);
-  if (s == RFR_OK) s = RFI_ALLOC(ds->ctx, (size_t)b.threads * sizeof *b.scratch, &b.scratch);
-  for (int i = 0; i < ds->n_files && s == RFR_OK; i++) s = load_file(ds, &b, root, &ds->files[i], hash, o);
-  for (int t = 0; t < b.threads && b.scratch; t++) rfi_row_tokens_deinit(&b.scratch[t]);
-  rfi_free(ds->ctx, b.scratch);
-  rfi_free(ds->ctx, b.lines);
-  rfi_string_deinit(&b.text);
+  rfi_row_batch *b;
+  RFI_TRY(rfi_row_batch_create(encoder, &b));
+  rfr_status s = RFR_OK;
+  for (int i = 0; i < ds->n_files && s == RFR_OK; i++) s = load_file(ds, b, encoder, root, &ds->files[i], o);
+  rfi_row_batch_destroy(b);
   ds->base.stats.cached = o->cache->hits;
   return s;
 }

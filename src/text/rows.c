@@ -7,6 +7,8 @@
 
 #include <string.h>
 
+#include "data/file.h"
+
 enum { DEEPEST = 4 };
 
 /* A member of an object, or, without a key, an element of a list. */
@@ -376,6 +378,11 @@ static rfr_status read_preference(const place *at, rfi_row *row) {
 }
 
 /* ---- reading ---- */
+
+bool rfi_is_row_file(const char *path) {
+  path += *path != 0; /* a name before the end */
+  return rfi_ends_in(path, ".jsonl") || rfi_ends_in(path, ".jsonl.gz") || rfi_ends_in(path, ".jsonl.zst");
+}
 
 bool rfi_row_is_blank(const char *text, size_t n) { return skip_blanks(text, text + n) == text + n; }
 

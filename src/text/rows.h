@@ -53,6 +53,8 @@ rfr_status rfi_row_detect(const char *file, int64_t line, const char *text, size
 rfr_status rfi_row_read(rfr_ctx *ctx, rfi_row_form form, const char *file, int64_t line, const char *text, size_t n,
                         rfi_row *row);
 void rfi_row_deinit(rfr_ctx *ctx, rfi_row *row);
+/* The name ends in .jsonl, .jsonl.gz or .jsonl.zst. */
+bool rfi_is_row_file(const char *path);
 /* The line has only white space. */
 bool rfi_row_is_blank(const char *text, size_t n);
 

@@ -484,10 +484,8 @@ static rfr_status expand(const rfi_settings *s, const char *root, const rfi_conf
 typedef enum file_kind { FILE_TEXT, FILE_ROWS, FILE_TOKENS, FILE_KINDS } file_kind;
 
 static file_kind kind_of_file(const char *path) {
-  path += *path != 0; /* a name before the end */
   if (rfi_ends_in(path, ".bin") || rfi_ends_in(path, ".idx")) return FILE_TOKENS;
-  return rfi_ends_in(path, ".jsonl") || rfi_ends_in(path, ".jsonl.gz") || rfi_ends_in(path, ".jsonl.zst") ? FILE_ROWS
-                                                                                                          : FILE_TEXT;
+  return rfi_is_row_file(path) ? FILE_ROWS : FILE_TEXT;
 }
 
 /* The kind of all files. */

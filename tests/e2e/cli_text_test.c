@@ -119,6 +119,109 @@ static void finetune(void **state) {
   rft_assert_says(rft_err, "run.exists");
 }
 
+/* Trains all weights of the model on `data` and leaves them in `out`. */
+static void train_on(const char *name, const char *data, char *out, size_t size) {
+  char config[512], path[64];
+  snprintf(config, sizeof config,
+           "refrain: 1\nmodel: model\ndata: {%s, sequence: 32}\nbatch: {tokens: 128, microbatch: 2}\n"
+           "optimizer: {lr: 1e-3}\nprecision: {dtype: f32}\nrun: {steps: 6}\n",
+           data);
+  snprintf(path, sizeof path, "%s.yaml", name);
+  rft_write_file(path, config);
+  if (RUN("train", path) != 0) fail_msg("%s", rft_err);
+  snprintf(path, sizeof path, "runs/%s/step-000006/model.safetensors", name);
+  memset(out, 0, size);
+  rft_slurp(path, out, size);
+}
+
+/* A token file of Megatron trains the bits of the text; the other formats train as one stream. */
+static void token_files(void **state) {
+  (void)state;
+  enum { BYTES = 1 << 20 };
+  char *want = malloc(BYTES), *got = malloc(BYTES), text[2048];
+  assert_int_equal(system("mkdir -p corpus/a corpus/b"), 0);
+  for (int i = 0; i < 6; i++) {
+    size_t n = 0;
+    for (int k = 0; k < 40 + 30 * i; k++) n += (size_t)sprintf(text + n, "%d%c ", i * k, 'a' + (i + k) % 26);
+    snprintf(got, 64, "corpus/%c/%d.txt", i < 5 ? 'a' : 'b', i);
+    rft_write_file(got, text);
+  }
+  train_on("text", "train: [corpus/a], validation: [corpus/b]", want, BYTES);
+  assert_int_equal(RUN("tokenize", "model", "corpus/a/0.txt", "corpus/a/1.txt", "corpus/a/2.txt", "corpus/a/3.txt",
+                       "corpus/a/4.txt", "--out", "a.bin", "--json"),
+                   0);
+  json_t *v = rft_parsed();
+  const json_int_t tokens = rft_number(v, "tokens");
+  assert_int_equal(rft_number(v, "documents"), 5);
+  json_decref(v);
+  assert_int_equal(RUN("tokenize", "model", "corpus/b/5.txt", "--out", "b.bin", "--to", "megatron"), 0);
+  rft_assert_says(rft_err, "wrote b.bin: 1 documents, ");
+  train_on("megatron", "train: [a.bin], validation: [b.bin]", got, BYTES);
+  assert_memory_equal(want, got, BYTES);
+  snprintf(text, sizeof text, "data    1 file, %.1f KiB, %lld tokens: ", 2 * (double)tokens / 1024, (long long)tokens);
+  rft_assert_says(rft_err, text);
+  assert_int_equal(RUN("eval", "runs/megatron", "--json"), 0);
+  v = rft_parsed();
+  assert_null(json_object_get(v, "bits_per_byte"));
+  json_decref(v);
+  assert_int_equal(RUN("eval", "model", "--set", "data.validation=[b.bin]", "--set", "data.sequence=32"), 0);
+  /* Rows are documents; the stream formats have the same ids, and agree. */
+  rft_write_file("rows.jsonl", "{\"text\": \"one 1\"}\n{\"text\": \"two 22\"}\n");
+  assert_int_equal(RUN("tokenize", "model", "rows.jsonl", "corpus/a/4.txt", "--out", "n.bin", "--to", "nanogpt"), 0);
+  rft_assert_says(rft_err, "wrote n.bin: 3 documents, ");
+  memset(text, 0, sizeof text);
+  rft_slurp("n.bin", text, sizeof text);
+  static const unsigned char rows[] = "o\0n\0e\0 \0001\0\2\0t\0w\0o\0 \0002\0002\0\2\0000\0e\0";
+  assert_memory_equal(text, rows, sizeof rows - 1);
+  assert_int_equal(RUN("tokenize", "model", "rows.jsonl", "corpus/a/4.txt", "--out", "l.bin", "--to", "llmc"), 0);
+  train_on("nanogpt", "train: [n.bin]", want, BYTES);
+  train_on("llmc", "train: [l.bin]", got, BYTES);
+  assert_memory_equal(want, got, BYTES);
+  free(want);
+  free(got);
+}
+
+static void token_mistakes(void **state) {
+  (void)state;
+  static const struct {
+    const char *arguments[10], *says;
+    int code;
+  } cases[] = {
+      {{"tokenize", "model", "--out", "x.bin"}, "--out needs files to tokenize", 2},
+      {{"tokenize", "model", "rows.jsonl", "--to", "llmc"}, "--to is the format of --out", 2},
+      {{"tokenize", "model", "rows.jsonl", "rows.jsonl"}, "2 files; without --out one is printed", 2},
+      {{"tokenize", "model", "rows.jsonl", "--out", "x.bin", "--decode"}, "--out writes the tokens", 2},
+      {{"tokenize", "model", "rows.jsonl", "--out", "x.tok"}, "the name of a token file ends in .bin", 2},
+      {{"tokenize", "model", "rows.jsonl", "--out", "a.bin"}, "a.bin: the file exists already", 2},
+      {{"tokenize", "model", "chat.jsonl", "--out", "x.bin"}, "chat.jsonl:1:", 2},
+      {{"tokenize", "model", "none.txt", "--out", "x.bin"}, "none.txt", 4},
+      {{"tokenize", "model", "a.bin", "--out", "x.bin"}, "has a NUL byte", 2},
+      {{"train", "mixed.yaml"}, "a.bin has tokens and chat.jsonl has rows; train on files of one kind", 2},
+      {{"train", "megatron.yaml", "--out", "runs/w", "--set", "data.weights=[1]"},
+       "only files of rows have weights",
+       2},
+      {{"train", "llmc.yaml", "--out", "runs/w", "--set", "data.validation=0.01%"},
+       "0.01% of 4 documents or blocks",
+       2},
+      {{"train", "megatron.yaml", "--out", "runs/w", "--set", "data.train=[a.idx]"}, "a.idx: is the index", 2},
+      {{"train", "megatron.yaml", "--out", "runs/w", "--set", "data.train=[damaged.bin]"},
+       "damaged.idx: byte 9: version 3",
+       2},
+  };
+  rft_write_file("mixed.yaml",
+                 "refrain: 1\nmodel: model\ndata: {train: [a.bin, chat.jsonl], sequence: 32}\noptimizer: {lr: 1}\n"
+                 "run: {steps: 1}\n");
+  assert_int_equal(system("cp a.bin damaged.bin && cp a.idx damaged.idx && printf '\\3' | "
+                          "dd of=damaged.idx bs=1 seek=9 conv=notrunc 2>dd.err"),
+                   0);
+  for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+    assert_int_equal(rft_finish(START(cases[i].arguments)), cases[i].code);
+    rft_assert_says(rft_err, cases[i].says);
+    assert_int_equal(access("x.bin", F_OK), -1);
+    assert_int_equal(access("x.idx", F_OK), -1);
+  }
+}
+
 /* Messages for the first mistakes of new users, and the last lines of finetune. */
 static void first_mistakes(void **state) {
   (void)state;
@@ -303,6 +406,8 @@ int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(check_data),
       cmocka_unit_test(finetune),
+      cmocka_unit_test(token_files),
+      cmocka_unit_test(token_mistakes),
       cmocka_unit_test(first_mistakes),
       cmocka_unit_test(talk),
       cmocka_unit_test(checkpoint_and_adapter),
