@@ -31,6 +31,7 @@
   X(schedule)           \
   X(profile)            \
   X(report)             \
+  X(diff)               \
   X(top)                \
   X(bench)              \
   X(doctor)
@@ -107,6 +108,7 @@ typedef struct cli {
   rfr_ctx_options ctx_options; /* of ctx */
   rfr_ctx *ctx;
   struct progress *progress; /* NULL: none is shown */
+  int code;                  /* exit code of a command that succeeds */
   bool evaluated;            /* the training that ended evaluated held-out data */
 } cli;
 

@@ -72,7 +72,7 @@ static rfr_status run_command(cli *c, char **argv, int *started) {
   rfr_ctx_options o = rfr_ctx_options_default();
   if (c->threads >= 0) o.threads = c->threads < INT_MAX ? (int)c->threads : -1; /* the library refuses -1 */
   if (c->device) o.device = c->device;                                          /* else REFRAIN_DEVICE */
-  const bool reads_only = c->command == CLI_INDEX_report || c->command == CLI_INDEX_top;
+  const bool reads_only = c->command == CLI_INDEX_report || c->command == CLI_INDEX_top || c->command == CLI_INDEX_diff;
   if (c->command == CLI_INDEX_schedule || c->command == CLI_INDEX_keys || reads_only) o.device = "cpu";
   if (o.device) o.device = device_of(c, o.device);
   if (c->command == CLI_INDEX_train || c->command == CLI_INDEX_profile) {
@@ -133,5 +133,6 @@ int main(int argc, char **argv) {
   const bool lost = fflush(stdout) != 0 || ferror(stdout) != 0; /* ferror: an earlier flush may have failed */
   if (lost && s == RFR_OK)
     s = cli_fail(RFR_IO, "check the pipe, or the free space of the file", "standard output cannot be written");
-  return s == RFR_OK ? started : exit_code(s);
+  if (s == RFR_OK) return c.code ? c.code : started;
+  return c.command == CLI_INDEX_diff ? USAGE : exit_code(s); /* 1 would say that the runs differ */
 }

@@ -46,6 +46,14 @@ RFR_API rfr_status rfr_report_data(rfr_report *r, rfr_write_fn write, void *user
 RFR_API rfr_status rfr_report_screen(rfr_report *r, int run, int columns, int colour, double now, rfr_write_fn write,
                                      void *user);
 
+/* Writes the differences of two runs: of the configurations, with the source of each value; of the curves, with the
+ * first step at which they differ; of the weights in the newest checkpoints, by tensor. As text with at most `tensors`
+ * tensors, or with `json` as one JSON object with all of them. *different is 1 if the configuration, a curve or the
+ * weights differ; the speed, the machine and other facts do not count. Errors: those of rfr_report_open; checkpoint: a
+ * run has only damaged ones; safetensors. */
+RFR_API rfr_status rfr_report_diff(rfr_ctx *ctx, const char *first, const char *second, int json, int64_t tensors,
+                                   rfr_write_fn write, void *user, int *different);
+
 #ifdef __cplusplus
 }
 #endif
