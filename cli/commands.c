@@ -259,9 +259,9 @@ static const cli_command commands[CLI_COMMAND_COUNT] = {
                  JSON, HELP)},
     [CLI_INDEX_diff] =
         {"diff", "RUN RUN", 2, 2, "print the differences of two runs",
-         "Compares the configurations, with the source of each value; the curves, with the first step that differs; and "
-         "the weights of the newest checkpoints, by tensor. Speed and machine are printed and do not count. The exit "
-         "code is 0 if the runs are equal, 1 if they differ, 2 after an error.",
+         "Compares the configurations, with the source of each value; the curves, with the first step that differs; "
+         "and the weights of the newest checkpoints, by tensor. Speed and machine are printed and do not count. The "
+         "exit code is 0 if the runs are equal, 1 if they differ, 2 after an error.",
          "refrain diff runs/first runs/second",
          OPTIONS({"all", NULL, NULL, CLI_FLAG, FIELD(all), "print all tensors that differ, not only 20"}, JSON, HELP)},
     [CLI_INDEX_top] = {"top", "RUN", 1, 1, "watch a run at the terminal",

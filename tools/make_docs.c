@@ -24,9 +24,9 @@ static rfr_status errors_page(rfr_ctx *ctx, const char *root, rfi_string *s) {
       rfi_string_printf(s, "<!-- SPDX-License-Identifier: Apache-2.0; made by `make docs` -->\n# Errors\n\n"
                            "Every failure has a status, a slug that never changes, and one next step. The exit code of "
                            "`refrain` is 2 for invalid and\nmismatch, 3 for no memory, no fit and unsupported, 4 "
-                           "for io, 5 for stopped, 70 for internal, else 1. With\n`--json` an error is one object "
-                           "on standard error: status, slug, message, next, file, line. Mistakes on the command\n"
-                           "line have the slug `usage`.\n\n"
+                           "for io, 5 for stopped, 70 for internal, else 1;\nof `refrain diff` always 2. With "
+                           "`--json` an error is one object on standard error: status, slug, message, next, file, "
+                           "line.\nMistakes on the command line have the slug `usage`.\n\n"
                            "| slug | status | what it means | what to do |\n|---|---|---|---|\n"));
   for (int i = 0; rfr_error_row(i, &row); i++)
     RFI_TRY(rfi_string_printf(s, "| `%s` | %s | %s | %s |\n", row.slug, rfr_status_name(row.status), row.message,

@@ -33,7 +33,7 @@ static rfr_status append(json_t *list, json_t *item) {
 
 /* ---- configuration ---- */
 
-/* What the report shows of a run's configuration. */
+/* A run's configuration as the report has it. */
 static rfr_status read_config(rfr_ctx *ctx, const char *folder, json_t **out) {
   rfi_inert j = {.text = {.ctx = ctx}};
   *out = NULL;

@@ -120,6 +120,30 @@ static void mistakes(void **state) {
   assert_int_equal(remove("a/plan.json"), 0);
 }
 
+/* Equal runs, another learning rate, and errors: the exit codes of diff. */
+static void compared(void **state) {
+  (void)state;
+  assert_int_equal(RUN("train", "small.yaml", "--out", "p", "--quiet"), 0);
+  assert_int_equal(RUN("train", "small.yaml", "--out", "q", "--quiet"), 0);
+  assert_int_equal(RUN("diff", "p", "q"), 0);
+  rft_assert_says(rft_out, "configuration: equal");
+  rft_assert_says(rft_out, "the runs are equal");
+  assert_int_equal(RUN("train", "small.yaml", "--out", "r", "--quiet", "--set", "optimizer.lr=0.002"), 0);
+  assert_int_equal(RUN("diff", "p", "r", "--json"), 1);
+  json_t *v = rft_parsed();
+  const json_t *key = json_array_get(json_object_get(v, "config"), 0);
+  assert_string_equal(json_string_value(json_object_get(key, "key")), "optimizer.lr");
+  assert_string_equal(json_string_value(json_array_get(json_object_get(key, "sources"), 1)), "--set");
+  const json_t *weights = json_object_get(v, "weights");
+  assert_true(json_array_size(json_object_get(weights, "different")) > 5);
+  assert_int_equal(json_array_size(json_object_get(weights, "missing")), 0);
+  json_decref(v);
+  assert_int_equal(RUN("diff", "p", "nowhere"), 2);
+  rft_assert_says(rft_err, "nowhere: no such folder");
+  assert_int_equal(RUN("diff", "p"), 2);
+  rft_assert_says(rft_err, "refrain diff needs RUN RUN");
+}
+
 /* ---- served ---- */
 
 /* The answer to a request; its status. */
@@ -208,7 +232,7 @@ static void screen(void **state) {
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(page),  cmocka_unit_test(follow),   cmocka_unit_test(screen),
-      cmocka_unit_test(loads), cmocka_unit_test(mistakes),
+      cmocka_unit_test(loads), cmocka_unit_test(mistakes), cmocka_unit_test(compared),
   };
   return cmocka_run_group_tests(tests, rft_program_set_up, rft_program_tear_down);
 }
