@@ -132,6 +132,7 @@ static void reports(void) {
   STATUS(rfr_report_page, NULL, 0, ignore, NULL);
   STATUS(rfr_report_data, NULL, ignore, NULL);
   STATUS(rfr_report_screen, NULL, 0, 80, 0, 0, ignore, NULL);
+  STATUS(rfr_report_diff, NULL, "a", "b", 0, 9, ignore, NULL, &(int){0});
   GIVES(0, rfr_report_bytes, NULL);
   QUIET(rfr_report_close, NULL);
 }
@@ -329,6 +330,7 @@ static void runs(void) {
   STATUS(rfr_export, NULL, "a", "b", NULL);
   STATUS(rfr_inspect, NULL, "a", 0, ignore, NULL);
   STATUS(rfr_tokenizer_open, NULL, "a", &(rfr_tokenizer *){NULL});
+  STATUS(rfr_tokenizer_write_files, NULL, (const char *const[]){"a"}, 1, RFR_TOKENS_LLMC, "a.bin", NULL, NULL);
   STATUS(rfr_run_generate_batch, NULL, &(rfr_prompt){0}, 1, NULL);
   STATUS(rfr_run_generate_tokens, NULL, &(int32_t){0}, 1, NULL, take_token, NULL);
   STATUS(rfr_run_score, NULL, &(int32_t){0}, 1, &(float){0});
