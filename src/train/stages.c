@@ -89,7 +89,7 @@ static rfr_status find_parameter(const rfi_stages *p, const char *name, bool is_
 static void *address_of(const rfr_tensor *x, int64_t *unused) {
   if (x->data) return x->data;
   *unused += (x->bytes + 63) / 64 * 64 + 64;
-  return (char *)NULL + *unused - (x->bytes + 63) / 64 * 64;
+  return (void *)(uintptr_t)(*unused - (x->bytes + 63) / 64 * 64);
 }
 
 typedef struct bindings {
