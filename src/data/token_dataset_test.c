@@ -295,7 +295,7 @@ static void refused(void **state) {
   write_raw(f, "short.bin", 8, 1);
   write_documents(f, "one.bin", 5, 2, 1);
   expect(f, "wide.bin", 0, 0, "data.tokens", "every second id of 2 bytes is 0");
-  expect(f, "good.bin", 0, 4, "data.tokens", "ids of 2 bytes need data.token_dtype: uint16");
+  expect(f, "good.bin", 0, 4, "data.tokens", "the file has no header and is read as uint32 (data.token_dtype)");
   expect(f, "short.bin", 0, 0, "data.empty", "there are 8 tokens to train on; a window of sequence 8 needs 9");
   expect(f, "*.txt", 0, 0, "data.empty", "*.txt");
   expect(f, "one.bin", 0.00005, 0, "data.held_out", "of 2 documents or blocks of tokens leave");

@@ -254,14 +254,16 @@ static bool widen_any(const uint8_t *raw, int64_t n, const rfi_token_file *f, in
 }
 
 static rfr_status fail_id(rfi_file *file, const rfi_token_file *f, const uint8_t *raw, int64_t first, int64_t vocab) {
+  const bool bare = f->format == RFR_TOKENS_NANOGPT;
   int64_t i = 0;
   while ((uint64_t)id_at(raw, i, f->width, f->is_signed) < (uint64_t)vocab) i++;
   return BAD(rfi_file_path(file),
-             "byte %" PRId64 ": token %" PRId64 " is %" PRId64 "; the model has vocab_size %" PRId64 "%s",
+             "byte %" PRId64 ": token %" PRId64 " is %" PRId64 "; the model has vocab_size %" PRId64 "%s%s",
              f->start + (first + i) * f->width, first + i, id_at(raw, i, f->width, f->is_signed), vocab,
-             f->format != RFR_TOKENS_NANOGPT ? ""
-             : f->width == 2 ? ", and the file has no header: ids of 4 bytes need data.token_dtype: uint32"
-                             : ", and the file has no header: ids of 2 bytes need data.token_dtype: uint16");
+             bare ? "; the file has no header and is read as " : "",
+             !bare           ? ""
+             : f->width == 2 ? "uint16 (data.token_dtype)"
+                             : "uint32 (data.token_dtype)");
 }
 
 rfr_status rfi_token_file_read(rfi_file *file, const rfi_token_file *f, int64_t first, int64_t n, int64_t vocab,
