@@ -56,6 +56,8 @@ static const struct row {
     {CONFIG, "weights and activations in bf16", NULL, "precision.dtype=bf16"},
     {CONFIG, "weights and activations in f16, with a dynamic loss scale", NULL, "precision.dtype=f16"},
     {CONFIG, "SGD with momentum", NULL, "optimizer.name=sgd\noptimizer.momentum=0.9"},
+    {CONFIG, "Muon", NULL, "optimizer.name=muon"},
+    {CONFIG, "Muon with moments in 8 bits", "config.value", "optimizer.name=muon\noptimizer.state_dtype=u8"},
     {CONFIG, "moments in bf16", NULL, "optimizer.state_dtype=bf16"},
     {CONFIG, "moments in 8 bits", NULL, "optimizer.state_dtype=u8"},
     {CONFIG, "gradients in the type of the weights", NULL, "optimizer.gradient_dtype=model"},

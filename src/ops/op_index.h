@@ -346,6 +346,12 @@ enum { RFI_IN_sgd_w, RFI_IN_sgd_g, RFI_IN_sgd_momentum, RFI_IN_sgd_master, RFI_I
   RFI_IN_sgd_skip };
 enum { RFI_OUT_sgd_w1, RFI_OUT_sgd_momentum1, RFI_OUT_sgd_master1 };
 enum { RFI_AT_sgd_momentum, RFI_AT_sgd_decay, RFI_AT_sgd_lr_scale };
+enum { RFI_IN_muon_momentum_g, RFI_IN_muon_momentum_b, RFI_IN_muon_momentum_clip, RFI_IN_muon_momentum_skip };
+enum { RFI_OUT_muon_momentum_u, RFI_OUT_muon_momentum_b1 };
+enum { RFI_AT_muon_momentum_momentum, RFI_AT_muon_momentum_to };
+enum { RFI_IN_muon_polynomial_g, RFI_IN_muon_polynomial_p };
+enum { RFI_OUT_muon_polynomial_q };
+enum { RFI_AT_muon_polynomial_a, RFI_AT_muon_polynomial_b, RFI_AT_muon_polynomial_c, RFI_AT_muon_polynomial_unit };
 enum { RFI_IN_loss_scale_state };
 enum { RFI_OUT_loss_scale_scale, RFI_OUT_loss_scale_inverse };
 enum { RFI_IN_loss_scale_end_state, RFI_IN_loss_scale_end_skip };

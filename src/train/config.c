@@ -532,6 +532,8 @@ bool rfi_config_is_used(const rfi_config *c, rfi_config_id id) {
   if (strcmp(rows[id].section, "adapter") == 0 && c->adapter_type == RFI_ADAPTER_none && !*c->adapter_from)
     return false;
   if (strcmp(rows[id].section, "preference") == 0 && c->data_format != RFI_FORMAT_preference) return false;
+  const bool muon = id == RFI_CFG_optimizer_muon_momentum || id == RFI_CFG_optimizer_muon_scale;
+  if (muon && c->optimizer_name != RFI_OPTIMIZER_muon) return false;
   if (id == RFI_CFG_run_epochs && c->run_epochs == 0) return false;
   return c->source[id].from != NULL;
 }

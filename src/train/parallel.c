@@ -43,6 +43,11 @@ static bool has_moments8(const rfi_settings *s, const rfr_run_options *o) {
   return s->config->optimizer_state_dtype == RFR_U8;
 }
 
+static bool has_muon(const rfi_settings *s, const rfr_run_options *o) {
+  (void)o;
+  return s->config->optimizer_name == RFI_OPTIMIZER_muon;
+}
+
 /* Bits of a row: modes of parallel.shard, and experts over ranks. */
 enum { NONE = 1 << RFR_SHARD_NONE, OPTIMIZER = 1 << RFR_SHARD_OPTIMIZER, FULL = 1 << RFR_SHARD_FULL, EXPERTS = 8 };
 
@@ -61,6 +66,8 @@ static const struct {
     {"an adapter", has_adapter, EXPERTS, "give parallel.expert: 1"},
     {"precision.recipe", has_recipe, EXPERTS, "ranks would have different scales; give parallel.expert: 1"},
     {"optimizer.state_dtype: u8", has_moments8, EXPERTS, "a rank's part would have other blocks; give bf16 or f32"},
+    {"optimizer.name: muon", has_muon, OPTIMIZER | FULL | EXPERTS,
+     "a rank needs complete matrices; give parallel.shard: none and parallel.expert: 1"},
 };
 
 /* `with`: what the bit stands for, before "over N ranks". */

@@ -293,6 +293,9 @@ static rfr_status read_optimizer(rfi_settings *s) {
   RFI_TRY(read_rules(s));
   p->sgd = c->optimizer_name == RFI_OPTIMIZER_sgd;
   p->momentum = c->optimizer_momentum;
+  p->muon = c->optimizer_name == RFI_OPTIMIZER_muon;
+  p->muon_momentum = c->optimizer_muon_momentum;
+  p->muon_rms = c->optimizer_muon_scale == RFI_MUON_SCALE_rms;
   p->adamw = rfr_adamw_options_default();
   p->adamw.beta1 = c->optimizer_betas.v[0];
   p->adamw.beta2 = c->optimizer_betas.v[1];
@@ -300,9 +303,13 @@ static rfr_status read_optimizer(rfi_settings *s) {
   p->adamw.decay = c->optimizer_weight_decay;
   p->clip = c->optimizer_clip;
   p->state_dtype = c->optimizer_state_dtype;
-  if (p->sgd && p->state_dtype == RFR_U8)
+  if ((p->sgd || p->muon) && p->state_dtype == RFR_U8)
     return FAIL_AT(s, RFI_CFG_optimizer_state_dtype,
-                   "optimizer.state_dtype: u8 is for adamw, and optimizer.name is sgd; give f32 or bf16");
+                   "optimizer.state_dtype: u8 is for adamw, and optimizer.name is %s; give f32 or bf16",
+                   p->sgd ? "sgd" : "muon");
+  if (p->muon && p->model.adapter)
+    return FAIL_AT(s, RFI_CFG_optimizer_name,
+                   "optimizer.name: muon updates matrices of the model, which are frozen with an adapter; give adamw");
   p->gradient_dtype = c->optimizer_gradient_dtype == RFI_WIDTH_model ? p->model.dtype : RFR_F32;
   p->master = c->optimizer_master_weights && p->model.dtype != RFR_F32;
   return RFR_OK;

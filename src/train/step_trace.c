@@ -19,6 +19,7 @@
 #include "nn/nn.h"
 #include "ops/decode/cursor.h"
 #include "trace/trace.h"
+#include "train/muon.h"
 #include "train/stage_trace.h"
 
 enum { SCALE_GROWS = 2000 }; /* steps without overflow until the loss scale doubles */
@@ -119,12 +120,26 @@ static rfr_value unscaled(rfr_trace *t, const scaling *scaling, rfr_value x) {
   return scaling->inverse == RFR_NONE ? x : rfr_mul(t, x, scaling->inverse);
 }
 
-static void update_parameter(rfr_trace *t, const rfi_step_spec *s, const update *u, const rfi_param_rule *rule,
+/* Products are in bf16 unless the model is f32. Its direction is the gradient of SGD without momentum. */
+static void update_by_muon(rfr_trace *t, const rfi_step_spec *s, const update *u, const rfi_param_rule *rule, int i,
+                           const char *name, rfr_value w, rfr_value g, rfr_value master) {
+  const rfr_value in[4] = {g, declare_like(t, name, RFI_SUFFIX_MOMENTUM, s->state_dtype, w), u->clip, u->skip};
+  const rfi_attr attr[2] = {rfi_f(s->muon_momentum), rfi_i(s->model.dtype == RFR_F32 ? RFR_F32 : RFR_BF16)};
+  const rfr_value momentum = rfi_record(t, RFR_HERE, RFI_OP_muon_momentum, 4, in, attr, NULL);
+  rfr_sgd(t, w, rfi_muon_direction(t, s, i, momentum), RFR_NONE, master, u->lr, RFR_NONE, u->skip, 0.0,
+          rule->weight_decay, rule->lr_scale);
+}
+
+static void update_parameter(rfr_trace *t, const rfi_step_spec *s, const update *u, const rfi_param_rule *rule, int i,
                              const char *name, rfr_value w, rfr_value g) {
   rfr_value master = s->master ? declare_like(t, name, RFI_SUFFIX_MASTER, RFR_F32, w) : RFR_NONE;
   if (s->sgd) {
     rfr_value momentum = s->momentum > 0.0 ? declare_like(t, name, RFI_SUFFIX_MOMENTUM, s->state_dtype, w) : RFR_NONE;
     rfr_sgd(t, w, g, momentum, master, u->lr, u->clip, u->skip, s->momentum, rule->weight_decay, rule->lr_scale);
+    return;
+  }
+  if (rfi_is_muon(s, i)) {
+    update_by_muon(t, s, u, rule, i, name, w, g, master);
     return;
   }
   rfr_adamw_options o = s->adamw;
@@ -220,7 +235,7 @@ static void optimize(rfr_trace *t, const rfi_step_spec *s, const rfr_value *w, i
     const rfi_param_rule rule = rfi_step_rule(s, i);
     rfr_parameter p;
     if (rule.frozen || rfr_model_parameter(&s->model, i, &p) != RFR_OK) continue;
-    update_parameter(t, s, &u, &rule, p.name, w[i], g[trainable++]);
+    update_parameter(t, s, &u, &rule, i, p.name, w[i], g[trainable++]);
   }
   rfr_value metrics[RFI_METRIC_N] = {[RFI_METRIC_LOSS] = reported[LOSS],
                                      [RFI_METRIC_NORM] = norm,
@@ -402,7 +417,7 @@ static void record_update(rfr_trace *t, const rfi_step_spec *s, rfr_value *value
     const rfi_param_rule rule = rfi_step_rule(s, i);
     if (!rfi_pipeline_owns(s, s->pipeline.rank, i) || rule.frozen) continue;
     if (rfr_model_parameter(&s->model, i, &p) != RFR_OK) continue;
-    update_parameter(t, s, &u, &rule, p.name, w[i], g[i]);
+    update_parameter(t, s, &u, &rule, i, p.name, w[i], g[i]);
   }
   rfr_value stop, loss = unscaled(t, &scaling, pipeline_loss(t, s, step, &stop, &count));
   rfr_value metrics[RFI_METRIC_N] = {[RFI_METRIC_LOSS] = loss,   [RFI_METRIC_NORM] = norm,   [RFI_METRIC_LR] = u.lr,

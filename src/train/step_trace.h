@@ -55,6 +55,9 @@ typedef struct rfi_step_spec {
   int64_t texts;  /* that generation continues at once; 0 counts as 1 */
   bool sgd;
   double momentum; /* SGD */
+  bool muon;       /* for linear layers and experts; the rest is updated by AdamW */
+  double muon_momentum;
+  bool muon_rms; /* the factor by shape is 0.2 sqrt(max(rows, columns)), else sqrt(max(1, outputs / inputs)) */
   rfr_adamw_options adamw;
   rfr_dtype gradient_dtype; /* RFR_F32, or the weights' */
   rfr_dtype state_dtype;    /* of the moments; RFR_U8: 8 bits in blocks, AdamW only */

@@ -125,6 +125,31 @@ rfr_status rfi_infer_sgd(const rfi_infer *c) {
   return RFR_OK;
 }
 
+rfr_status rfi_infer_muon_momentum(const rfi_infer *c) {
+  const rfr_type *g = &c->in[0], *b = &c->in[1], *clip = &c->in[2], *skip = &c->in[3];
+  const rfr_dtype to = (rfr_dtype)c->attr[1].i;
+  if (!is_narrow(g->dtype) || !is_state(b->dtype) || !same_shape(g, b))
+    return rfi_fail(RFI_E_TRACE_SHAPE, "g must be f32, bf16 or f16, and b must have its shape, in f32 or bf16");
+  if (!is_state(to)) return rfi_fail(RFI_E_TRACE_SHAPE, "to must be f32 or bf16");
+  if (!absent(clip) && !is_scalar(clip, RFR_F32)) return rfi_fail(RFI_E_TRACE_SHAPE, "clip must be f32 (1)");
+  if (!absent(skip) && !is_scalar(skip, RFR_I32)) return rfi_fail(RFI_E_TRACE_SHAPE, "skip must be i32 (1)");
+  c->out[0] = *g;
+  c->out[0].dtype = to;
+  c->out[1] = *b;
+  return RFR_OK;
+}
+
+rfr_status rfi_infer_muon_polynomial(const rfi_infer *c) {
+  const rfr_type *g = &c->in[0], *p = &c->in[1];
+  const int r = g->rank;
+  if (!is_narrow(g->dtype) || p->dtype != g->dtype || !same_shape(g, p))
+    return rfi_fail(RFI_E_TRACE_SHAPE, "g and p must have the same type: f32, bf16 or f16");
+  if ((r != 2 && r != 3) || g->shape[r - 1] != g->shape[r - 2])
+    return rfi_fail(RFI_E_TRACE_SHAPE, "g must be a square matrix, or have rank 3 and square matrices");
+  c->out[0] = *g;
+  return RFR_OK;
+}
+
 static bool is_loss_scale(const rfr_type *t) { return t->dtype == RFR_I32 && t->rank == 1 && t->shape[0] == 2; }
 
 rfr_status rfi_infer_loss_scale(const rfi_infer *c) {

@@ -173,6 +173,50 @@ RFT_CASES(sgd) = {
     NULL,
 };
 
+RFT_REF(muon_momentum) {
+  const double *g = call->in[0].data, *clip = call->in[2].data, k = call->attr[0].f;
+  double *b = call->in[1].data, *u = call->out[0].data;
+  const bool skip = call->in[3].data && *(int32_t *)call->in[3].data;
+  for (int64_t i = 0; i < rfi_count(&call->in[0].type); i++) {
+    const double x = (1 - k) * (clip ? g[i] * *clip : g[i]), next = k * b[i] + x;
+    u[i] = x + k * next;
+    if (!skip) b[i] = next;
+  }
+}
+RFT_CASES(muon_momentum) = {
+    "muon_momentum(f[7,13], f[7,13], F[1]=0.5, i[1]=0) momentum=0.95 to=f32",
+    "muon_momentum(F[3,67,31], f[3,67,31], _, i[1]=0) momentum=0.9 to=bf16",
+    "muon_momentum(f[129,64], F[129,64], F[1]=0.25, i[1]=0) momentum=0.95 to=bf16",
+    "muon_momentum(f[5,11], F[5,11], F[1]=1, i[1]=1) momentum=0.95 to=f32",
+    "muon_momentum(f[1,3], F[1,3], _, _) momentum=0 to=f32",
+    "muon_momentum(F[0,4], F[0,4], _, _) momentum=0.95 to=bf16",
+    NULL,
+};
+
+RFT_REF(muon_polynomial) {
+  const int r = call->in[0].type.rank;
+  const int64_t m = call->in[0].type.shape[r - 1], batch = r == 3 ? call->in[0].type.shape[0] : 1;
+  for (int64_t k = 0; k < batch; k++) {
+    const double *g = (double *)call->in[0].data + k * m * m, *p = (double *)call->in[1].data + k * m * m;
+    double *q = (double *)call->out[0].data + k * m * m, trace = 0, f = 1;
+    for (int64_t i = 0; i < m; i++) trace += g[i * m + i];
+    if (call->attr[3].i) f = 1 / (sqrt(trace) + 1e-7);
+    for (int64_t i = 0; i < m * m; i++)
+      q[i] = f * ((i / m == i % m ? call->attr[0].f : 0) + call->attr[1].f * f * f * g[i] +
+                  call->attr[2].f * f * f * f * f * p[i]);
+  }
+}
+RFT_CASES(muon_polynomial) = {
+    "muon_polynomial(f[7,7], f[7,7]) a=3.4445 b=-4.775 c=2.0315 unit=0",
+    "muon_polynomial(f[7,7]>0, f[7,7]>0) a=3.4445 b=-4.775 c=2.0315 unit=1",
+    "muon_polynomial(f[5,33,33]>0, f[5,33,33]) a=1.5 b=0.5 c=-0.25 unit=1",
+    "muon_polynomial(f[129,129]>0, f[129,129]) a=3.4445 b=-4.775 c=2.0315 unit=1",
+    "muon_polynomial(f[2,1,1]>0, f[2,1,1]) a=1 b=1 c=1 unit=0",
+    "muon_polynomial(f[3,3]=0, f[3,3]=0) a=1 b=1 c=1 unit=1",
+    "muon_polynomial(f[0,5,5], f[0,5,5]) a=1 b=1 c=1 unit=1",
+    NULL,
+};
+
 static double scale_of(int32_t shift) { return pow(2, fmin(24, fmax(0, 16.0 + shift))); }
 
 RFT_REF(loss_scale) {
