@@ -59,6 +59,26 @@ static void scopes(void **state) {
   rfr_trace_destroy(t);
 }
 
+/* Weights that are trained in FP8, and inputs that are quantized already. */
+static void quantized_operands(void **state) {
+  (void)state;
+  for (int of_weight = 0; of_weight < 2; of_weight++) {
+    const rfr_recipe fp8 = rfr_recipe_default(RFR_RECIPE_FP8_CURRENT);
+    const int64_t x_shape[] = {16, 32}, w_shape[] = {48, 32};
+    rfr_trace *t;
+    OK(rfr_trace_create(ctx, &t));
+    rfr_recipe_begin(t, &fp8);
+    const rfr_value x = rfr_input(t, "x", RFR_ROLE_INPUT, of_weight ? RFR_BF16 : RFR_E4M3, 2, x_shape);
+    const rfr_value w = rfr_input(t, "w", RFR_ROLE_TRAINABLE, of_weight ? RFR_E4M3 : RFR_BF16, 2, w_shape);
+    OK(rfr_trace_status(t));
+    rfr_linear(t, x, w, RFR_NONE);
+    assert_int_equal(rfr_trace_status(t), RFR_INVALID);
+    assert_non_null(strstr(rfr_last_error()->message, "e4m3"));
+    assert_non_null(strstr(rfr_last_error()->message, "rfr_matmul_scaled"));
+    rfr_trace_destroy(t);
+  }
+}
+
 static void refused(void **state) {
   (void)state;
   static const struct {
@@ -157,6 +177,7 @@ static void text(void **state) {
 }
 
 int main(void) {
-  const struct CMUnitTest tests[] = {rft_context_test(scopes), rft_context_test(refused), rft_context_test(text)};
+  const struct CMUnitTest tests[] = {rft_context_test(scopes), rft_context_test(quantized_operands),
+                                     rft_context_test(refused), rft_context_test(text)};
   return cmocka_run_group_tests_name("recipe", tests, NULL, NULL);
 }

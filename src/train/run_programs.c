@@ -153,9 +153,7 @@ static rfr_status check_recipe(rfr_run *run) {
     const char *end = strchr(line, '\n');
     const int length = (int)(end ? end - line : (ptrdiff_t)strlen(line));
     sscanf(line, "quantized: %d of %d GEMMs", &quantized, &gemms);
-    if (strncmp(line, left, sizeof left - 1) == 0 &&
-        (memmem(line, (size_t)length, "multiples of", 12) || memmem(line, (size_t)length, "separate weights", 16)) &&
-        n++ == 0)
+    if (strncmp(line, left, sizeof left - 1) == 0 && memmem(line, (size_t)length, "multiples of", 12) && n++ == 0)
       snprintf(first, sizeof first, "%.*s", length - (int)sizeof left + 1, line + sizeof left - 1);
     line = end ? end + 1 : NULL;
   }

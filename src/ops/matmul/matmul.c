@@ -22,8 +22,10 @@ rfr_status rfi_infer_matmul(const rfi_infer *c) {
   if (r != b->rank || (r != 2 && r != 3))
     return rfi_fail(RFI_E_TRACE_SHAPE, "a and b must both have rank 2 or 3, got %d and %d", a->rank, b->rank);
   if (!is_operand(a->dtype) || !is_operand(b->dtype) || !is_operand(to))
-    return rfi_fail(RFI_E_TRACE_SHAPE, "types must be f32, bf16 or f16, got %s and %s to %s", rfr_dtype_name(a->dtype),
-                    rfr_dtype_name(b->dtype), to < RFR_DTYPE_COUNT ? rfr_dtype_name(to) : "?");
+    return rfi_fail(RFI_E_TRACE_SHAPE,
+                    "types must be f32, bf16 or f16, got %s and %s to %s; rfr_matmul_scaled takes quantized ones",
+                    rfr_dtype_name(a->dtype), rfr_dtype_name(b->dtype),
+                    to < RFR_DTYPE_COUNT ? rfr_dtype_name(to) : "?");
   if (r == 3 && a->shape[0] != b->shape[0])
     return rfi_fail(RFI_E_TRACE_SHAPE, "batches differ: %lld and %lld", (long long)a->shape[0], (long long)b->shape[0]);
   int64_t M = a->shape[ta ? r - 1 : r - 2], K = a->shape[ta ? r - 2 : r - 1];
