@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Ranks that work at their own speeds until the next call of a communicator. A thread of each rank meets the others once
- * a period while the rank makes progress (rfi_ctx_progress), and a call first meets them until all ranks are in a call.
+ * Ranks that work at their own speeds until the next call of a communicator. A thread of each rank meets the others
+ * once a period while the rank makes progress (rfi_ctx_progress), and a call first meets them until all ranks are in a call.
  * So every wait of a rank is for a meeting, whose deadline is the communicator's: a rank that works is never late, and
  * one that is stopped or stuck is named.
  *
