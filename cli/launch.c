@@ -18,7 +18,7 @@
 #include "rank_death.h"
 
 enum { MOST_LOCAL = 1024, GRACE_SECONDS = 15 };
-#define JOIN_SECONDS 1800
+#define JOIN_SECONDS 60
 
 /* ---- children ---- */
 

@@ -84,6 +84,10 @@ enum { RFI_MAX_THREADS = 4096 };
 /* The context's settings. */
 /* Threads of a parallel region: the number in the options, at most what OpenMP gives. Results depend on it. */
 int rfi_ctx_threads(const rfr_ctx *ctx);
+/* Grows while the context's threads work: with each allocation, and with each rfi_ctx_advance of long work without
+ * allocations. */
+int64_t rfi_ctx_progress(rfr_ctx *ctx);
+void rfi_ctx_advance(rfr_ctx *ctx);
 /* Call before a parallel region of `threads`. Fails in the child of a fork whose parent had a team on this thread:
  * OpenMP's threads do not exist in the child, and the region would wait for them forever. */
 rfr_status rfi_check_fork(int threads);

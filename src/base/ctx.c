@@ -45,6 +45,7 @@ struct rfr_ctx {
    * until its last block is freed, and objects may be destroyed in any order. */
   _Atomic int64_t references;
   _Atomic int64_t alloc_calls, live_blocks, live_bytes, peak_bytes;
+  _Atomic int64_t advanced; /* besides alloc_calls */
   _Atomic int64_t fail_in; /* allocations until the one that fails; 0: none */
 };
 
@@ -138,6 +139,10 @@ rfr_ctx_stats rfr_ctx_get_stats(const rfr_ctx *ctx) {
       .peak_bytes = atomic_load(&ctx->peak_bytes),
   };
 }
+
+int64_t rfi_ctx_progress(rfr_ctx *ctx) { return atomic_load(&ctx->alloc_calls) + atomic_load(&ctx->advanced); }
+
+void rfi_ctx_advance(rfr_ctx *ctx) { atomic_fetch_add_explicit(&ctx->advanced, 1, memory_order_relaxed); }
 
 void rfr_ctx_fail_alloc(rfr_ctx *ctx, int64_t k) {
   if (ctx != NULL) atomic_store(&ctx->fail_in, k > 0 ? k : 0);

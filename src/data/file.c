@@ -198,6 +198,7 @@ rfr_status rfi_file_read_at(rfi_file *file, void *data, size_t n, int64_t offset
       return rfi_fail_at(RFI_E_FILE_READ, file->path, 0,
                          "ends at byte %lld, %zu bytes are missing (it had %lld when opened)", (long long)offset, n,
                          (long long)file->size);
+    rfi_ctx_advance(file->ctx);
     p += got;
     offset += got;
     n -= (size_t)got;

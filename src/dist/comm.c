@@ -5,6 +5,7 @@
 #include "dist/comm.h"
 
 #include "base/base.h"
+#include "dist/watch.h"
 
 int rfr_comm_size(const rfr_comm *c) { return c ? c->size : 0; }
 int rfr_comm_rank(const rfr_comm *c) { return c ? c->rank : -1; }
@@ -20,7 +21,7 @@ void rfr_comm_destroy(rfr_comm *c) {
 rfr_status rfr_comm_set_timeout(rfr_comm *c, double timeout) {
   RFI_TRY(rfi_check_handle(c, "rfr_comm"));
   if (!(timeout >= 0) || timeout > 1e9) return rfi_fail(RFI_E_ARGUMENT, "a timeout of %g seconds", timeout);
-  c->table->set_timeout(c, timeout);
+  rfi_watch_set_timeout(c->watch, c, timeout);
   return RFR_OK;
 }
 
@@ -37,7 +38,10 @@ static rfr_status call(rfr_comm *c, rfi_collective_kind kind, const void *from, 
     return rfi_fail(RFI_E_ARGUMENT, "%s of %lld elements, or without memory", rfi_collective_name(kind), (long long)n);
   if (__builtin_mul_overflow(n, (int64_t)c->size * rfr_dtype_bits(dtype), &bytes))
     return rfi_fail(RFI_E_OVERFLOW, "%s of %lld elements", rfi_collective_name(kind), (long long)n);
-  return c->table->run(c, &what, NULL);
+  RFI_TRY(rfi_watch_enter(c->watch));
+  const rfr_status s = c->table->run(c, &what, NULL);
+  rfi_watch_leave(c->watch);
+  return s;
 }
 
 rfr_status rfr_comm_all_gather(rfr_comm *c, const void *from, void *to, int64_t n, rfr_dtype dtype) {
@@ -57,8 +61,11 @@ rfr_status rfr_comm_all_to_all(rfr_comm *c, const void *from, void *to, int64_t 
 }
 
 rfr_status rfi_comm_exchange(rfr_comm *c, const void *mine, int64_t bytes, void *all) {
-  if (c->table->exchange) return c->table->exchange(c, mine, bytes, all);
-  return call(c, RFI_ALL_GATHER, mine, all, bytes, RFR_U8);
+  if (!c->table->exchange) return call(c, RFI_ALL_GATHER, mine, all, bytes, RFR_U8);
+  RFI_TRY(rfi_watch_enter(c->watch));
+  const rfr_status s = c->table->exchange(c, mine, bytes, all);
+  rfi_watch_leave(c->watch);
+  return s;
 }
 
 rfr_status rfi_comm_collect(rfr_ctx *ctx, rfr_comm *c, const void *mine, int64_t bytes, void **all) {
@@ -96,5 +103,9 @@ rfr_status rfi_comm_wait_sent(rfr_comm *c, int to, int64_t number, void *stream)
 rfr_status rfi_comm_connect(rfr_comm *c, const int *peers, int n) {
   if (n > RFI_MOST_PEERS)
     return rfi_fail(RFI_E_UNSUPPORTED, "messages with %d ranks; a rank can have them with %d", n, RFI_MOST_PEERS);
-  return c->table->connect ? c->table->connect(c, peers, n) : RFR_OK;
+  if (!c->table->connect) return RFR_OK;
+  RFI_TRY(rfi_watch_enter(c->watch));
+  const rfr_status s = c->table->connect(c, peers, n);
+  rfi_watch_leave(c->watch);
+  return s;
 }

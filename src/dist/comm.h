@@ -53,6 +53,7 @@ typedef struct rfi_comm_table {
 struct rfr_comm { /* the first member of each kind's struct */
   const rfi_comm_table *table;
   int rank, size;
+  struct rfi_watch *watch; /* NULL: not watched (watch.h) */
 };
 
 static inline int64_t rfi_collective_sent(const rfi_collective *c, int rank) { return c->sent ? c->sent[rank] : c->n; }

@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include "dist/comm.h"
+#include "dist/watch.h"
 #include "support/context.h"
 #include "support/ranks.h"
 
@@ -165,6 +166,40 @@ static void test_failures(void **state) {
   }
 }
 
+/* ---- ranks that work between two calls ---- */
+
+/* Rank 1 works for longer than the timeout, or stands still, before the others' next call. */
+static void work_for_long(rank *r) {
+  const bool works = *(const bool *)r->job;
+  float x[4] = {1, 2, 3, 4}, y[4 * MOST_RANKS];
+  rfr_ctx *own;
+  OK(rfr_ctx_create(NULL, &own));
+  r->status = rfi_comm_watch(own, r->comm);
+  if (r->status == RFR_OK && r->number == 1)
+    for (int i = 0; i < 100; i++) {
+      usleep(50000);
+      if (works) rfi_ctx_advance(own);
+    }
+  if (r->status == RFR_OK) r->status = rfr_comm_all_gather(r->comm, x, y, 4, RFR_F32);
+  const rfr_status left = rfi_comm_unwatch(r->comm);
+  if (r->status == RFR_OK) r->status = left;
+  if (r->status == RFR_OK) r->status = rfr_comm_all_gather(r->comm, x, y, 4, RFR_F32);
+  rfr_ctx_destroy(own);
+}
+
+static void test_watch(void **state) {
+  rank ranks[MOST_RANKS];
+  (void)state;
+  for (int works = 1; works >= 0; works--) {
+    const bool job = works;
+    run_ranks(3, 3, work_for_long, &job, ranks);
+    for (int r = 0; r < 3; r++) {
+      assert_int_equal(ranks[r].status, works ? RFR_OK : RFR_IO);
+      if (!works) assert_non_null(strstr(ranks[r].message, "rank 1 has not come within 3 seconds"));
+    }
+  }
+}
+
 /* ---- messages ---- */
 
 /* Every rank sends three messages to every other rank, then receives them, the last sender's first. */
@@ -258,7 +293,7 @@ static void test_arguments(void **state) {
 int main(void) {
   const struct CMUnitTest tests[] = {
       rft_context_test(test_values),   rft_context_test(test_many_calls), rft_context_test(test_failures),
-      rft_context_test(test_messages), rft_context_test(test_arguments),
+      rft_context_test(test_watch),    rft_context_test(test_messages),   rft_context_test(test_arguments),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -314,7 +314,7 @@ rfr_status rfr_comm_threads_create(rfr_ctx *ctx, int size, double timeout, rfr_c
   pthread_cond_init(&g->changed, &monotonic);
   pthread_condattr_destroy(&monotonic);
   for (int r = 0; r < size; r++) {
-    g->end[r] = (end){.comm = {&table, r, size}, .group = g};
+    g->end[r] = (end){.comm = {.table = &table, .rank = r, .size = size}, .group = g};
     out[r] = &g->end[r].comm;
   }
   return RFR_OK;

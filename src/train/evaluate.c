@@ -50,6 +50,7 @@ static rfr_status read_losses(rfr_run *run, float *losses) {
 
 rfr_status rfi_evaluate_pairs(rfr_run *run, rfi_split split, int64_t first, int32_t *pairs, float *losses,
                               int64_t *predicted) {
+  rfi_ctx_advance(run->ctx);
   RFI_TRY(fill_batch(run, split, first, pairs, predicted));
   return read_losses(run, losses);
 }

@@ -11,8 +11,6 @@
 
 struct rfi_settings;
 
-enum { RFI_LONG_WAIT = 1800 }; /* seconds that ranks wait for one another outside of steps */
-
 typedef struct rfi_parallel {
   int rank, ranks;
   int data; /* ranks that train on different microbatches */

@@ -19,6 +19,8 @@
 #include "data/json_file.h"
 #include "data/source_dataset.h"
 #include "dist/agree.h"
+#include "dist/comm.h"
+#include "dist/watch.h"
 #include "model/peft.h"
 #include "train/describe.h"
 #include "train/events.h"
@@ -67,6 +69,8 @@ static rfr_status read_settings(rfr_run *run, const char *text, const char *conf
   rfi_free(run->ctx, own);
   RFI_TRY(s);
   const rfi_settings *settings = run->settings;
+  if (rfr_comm_size(run->options.comm) > 1)
+    RFI_TRY(rfr_comm_set_timeout(run->options.comm, settings->parallel.timeout));
   if (settings->spec.preference && (run->options.programs & RFR_RUN_TRAIN))
     run->options.programs |= RFR_RUN_EVALUATE; /* it computes the reference */
   if (settings->sample_every > 0 && (run->options.programs & RFR_RUN_TRAIN)) run->options.programs |= RFR_RUN_GENERATE;
@@ -278,12 +282,6 @@ static rfr_status set_folder(rfr_run *run, const char *folder) {
   return writes(run) ? rfi_dir_check_writable(folder) : RFR_OK;
 }
 
-/* Ranks may read data and write checkpoints at other speeds. */
-static rfr_status wait_for_ranks(const rfr_run *run, bool step) {
-  if (rfr_comm_size(run->options.comm) <= 1) return RFR_OK;
-  return rfr_comm_set_timeout(run->options.comm, step ? run->settings->parallel.timeout : RFI_LONG_WAIT);
-}
-
 /* ---- the three ways ---- */
 
 static rfr_status open_new(rfr_run *run, const char *text, const char *folder, const char *config_path) {
@@ -381,6 +379,16 @@ static rfr_status open_run(rfr_run *run, const char *text, const char *folder, c
   return open_new(run, text, folder, config_path);
 }
 
+/* After an error, which stays the last one. */
+static void leave_watch(rfr_comm *comm) {
+  char slug[64], message[2048];
+  if (!comm || !comm->watch) return;
+  snprintf(slug, sizeof slug, "%s", rfr_last_error()->slug);
+  snprintf(message, sizeof message, "%s", rfr_last_error()->message);
+  rfi_comm_unwatch(comm);
+  rfi_fail_slug(slug, "%s", message);
+}
+
 rfr_status rfr_run_open(rfr_ctx *ctx, const char *config_text, const char *folder, const rfr_run_options *options,
                         rfr_run **out) {
   rfr_status s;
@@ -397,17 +405,18 @@ rfr_status rfr_run_open(rfr_ctx *ctx, const char *config_text, const char *folde
   run->tokens_per_byte = 1.0;
   atomic_init(&run->stop, 0);
   if (folder) RFI_GOTO(rfi_path_join(ctx, folder, "config.yaml", &config_path));
-  RFI_GOTO(wait_for_ranks(run, false));
+  if (!o.plan_only) RFI_GOTO(rfi_comm_watch(ctx, o.comm));
   s = open_run(run, config_text, folder, config_path);
   if (o.plan_only) {                                   /* a plan of one rank has no peers */
   } else if (!run->met) s = rfi_handshake(run, -1, s); /* the other ranks wait for this one */
   else if (!run->refused) s = rfi_comm_agree(ctx, o.comm, s);
   if (s != RFR_OK) goto fail;
-  RFI_GOTO(wait_for_ranks(run, true));
+  RFI_GOTO(rfi_comm_unwatch(o.comm));
   rfi_run_emit(run, &(rfr_event){.kind = RFR_EVENT_START, .step = run->step, .message = run->checkpoint});
   *out = run;
   run = NULL;
 fail:
+  leave_watch(o.comm);
   rfi_free(ctx, config_path);
   rfr_run_close(run);
   return s;

@@ -439,7 +439,11 @@ rfr_status rfi_nccl_create(const rfi_cuda_host *core, rfr_ctx *ctx, int ordinal,
   gpu_comm *c;
   int version, before;
   RFI_TRY(core->alloc(ctx, sizeof *c, (void **)&c));
-  *c = (gpu_comm){.comm = {&table, rank, size}, .core = core, .ctx = ctx, .ordinal = ordinal, .timeout = timeout};
+  *c = (gpu_comm){.comm = {.table = &table, .rank = rank, .size = size},
+                  .core = core,
+                  .ctx = ctx,
+                  .ordinal = ordinal,
+                  .timeout = timeout};
   rfr_status s = load_functions(core, &c->f, &version);
   if (s != RFR_OK) {
     core->free(ctx, c);
