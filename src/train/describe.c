@@ -50,7 +50,7 @@ static rfr_status put_mixture(rfr_run *run, json_t *o) {
   int64_t *counts, total;
   if (n == 0) return RFR_OK;
   json_t *list = json_array();
-  RFI_TRY(rfi_json_set(o, "sources", list));
+  RFI_TRY(rfi_json_set(o, "data_sources", list));
   RFI_TRY(RFI_ALLOC(run->ctx, (size_t)n * sizeof *counts, &counts));
   rfr_status status = rfi_mixture_counts(run->data, s->seed, run->steps * rfi_step_windows(s), counts, &total);
   for (int i = 0; i < n && status == RFR_OK; i++) {
