@@ -453,6 +453,37 @@ static rfr_status check_weights(const rfi_config *c) {
   return RFR_OK;
 }
 
+static rfr_status check_numbers(const rfi_config *c, rfi_config_id id, const char *key, const rfi_config_list *list,
+                                double most) {
+  const rfi_config_source *at = &c->source[id];
+  const char *from = at->line ? at->from : c->file;
+  if (list->n > 0 && list->n != c->data_train.n)
+    return rfi_fail_at(RFI_E_CONFIG_VALUE, from, at->line, "%s: %d numbers for %d patterns of data.train", key, list->n,
+                       c->data_train.n);
+  for (int i = 0; i < list->n; i++) {
+    char *end;
+    const bool unlimited = most > 1e5 && strcmp(list->items[i], "inf") == 0;
+    const double number = unlimited ? most : rfi_strtod(list->items[i], &end);
+    if (!unlimited && (end == list->items[i] || *end || !(number > 0 && number <= most)))
+      return rfi_fail_at(RFI_E_CONFIG_VALUE, from, at->line, "%s: %.100s is not a number over 0 and up to %g", key,
+                         list->items[i], most);
+  }
+  return RFR_OK;
+}
+
+static rfr_status check_mixture(const rfi_config *c) {
+  RFI_TRY(check_numbers(c, RFI_CFG_data_shares, "data.shares", &c->data_shares, 1e5));
+  RFI_TRY(check_numbers(c, RFI_CFG_data_max_epochs, "data.max_epochs", &c->data_max_epochs, 1e6));
+  if (c->data_shares.n == 0)
+    return c->data_max_epochs.n > 0 ? BAD(c, data_max_epochs, "data.max_epochs: needs data.shares") : RFR_OK;
+  if (c->data_weights.n > 0) return BAD(c, data_shares, "data.shares: not allowed with data.weights");
+  if (c->run_epochs > 0)
+    return BAD(c, data_shares, "data.shares: a mixture has no epochs; set run.steps or run.time instead of run.epochs");
+  if (c->data_format == RFI_FORMAT_preference)
+    return BAD(c, data_shares, "data.shares: not allowed with data.format: preference; use data.weights");
+  return RFR_OK;
+}
+
 static rfr_status check_batch(const rfi_config *c) {
   int64_t unit = c->data_sequence * c->batch_microbatch, tokens = c->batch_tokens;
   if (tokens % unit == 0) return RFR_OK;
@@ -478,6 +509,7 @@ static rfr_status resolve(rfi_config *c, const char *folder) {
   RFI_TRY(check_length(c));
   RFI_TRY(check_batch(c));
   RFI_TRY(check_weights(c));
+  RFI_TRY(check_mixture(c));
   rfi_config_group *groups = (rfi_config_group *)c->optimizer_groups.items; /* in our arena */
   for (int i = 0; i < c->optimizer_groups.n; i++)
     if (isnan(groups[i].weight_decay)) groups[i].weight_decay = c->optimizer_weight_decay;

@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "data/json_file.h"
+#include "data/mixture.h"
 
 /* ---- run.json ---- */
 
@@ -42,6 +43,26 @@ static rfr_status put_sources(rfr_run *run, json_t *o, const char *config_path, 
   return RFR_OK;
 }
 
+/* The sources of a mixture, with their tokens in all steps. */
+static rfr_status put_mixture(rfr_run *run, json_t *o) {
+  const rfi_settings *s = run->settings;
+  const int n = rfi_mixture_sources(run->data);
+  int64_t *counts, total;
+  if (n == 0) return RFR_OK;
+  json_t *list = json_array();
+  RFI_TRY(rfi_json_set(o, "data_sources", list));
+  RFI_TRY(RFI_ALLOC(run->ctx, (size_t)n * sizeof *counts, &counts));
+  rfr_status status = rfi_mixture_counts(run->data, s->seed, run->steps * rfi_step_windows(s), counts, &total);
+  for (int i = 0; i < n && status == RFR_OK; i++) {
+    json_t *source = json_object();
+    if (json_array_append_new(list, source) != 0) status = rfi_fail(RFI_E_NO_MEMORY, "the sources of a mixture");
+    if (status == RFR_OK) status = rfi_json_set(source, "files", json_string(s->config->data_train.items[i]));
+    if (status == RFR_OK) status = rfi_json_set(source, "tokens", json_integer(counts[i] * s->sequence));
+  }
+  rfi_free(run->ctx, counts);
+  return status;
+}
+
 static rfr_status put_facts(rfr_run *run, json_t *o) {
   rfr_run_info info = {.size = sizeof info};
   rfr_machine m = {.size = sizeof m};
@@ -62,6 +83,7 @@ static rfr_status put_facts(rfr_run *run, json_t *o) {
   RFI_TRY(rfi_json_set(o, "flops_per_step", json_real(info.flops_per_step)));
   RFI_TRY(rfi_json_set(o, "training_tokens", json_integer(info.train_tokens)));
   RFI_TRY(rfi_json_set(o, "held_out_tokens", json_integer(info.validation_tokens)));
+  RFI_TRY(put_mixture(run, o));
   return rfi_json_set(o, "checkpoint_bytes", json_integer(info.checkpoint_bytes));
 }
 

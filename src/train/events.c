@@ -20,6 +20,7 @@
 
 #include "base/base.h"
 #include "data/file.h"
+#include "data/mixture.h"
 #include "train/tensorboard.h"
 
 static const char *const names[] = {
@@ -101,6 +102,24 @@ static void put_loads(line *l, const double *loads, int64_t layers) {
   put(l, "]");
 }
 
+/* Tokens of each source of a mixture up to this step. */
+static void put_sources(line *l, rfr_run *run, int64_t step) {
+  const rfi_settings *s = run->settings;
+  const int n = rfi_mixture_sources(run->data);
+  int64_t *counts, total;
+  char number[32];
+  if (n == 0 || RFI_ALLOC(run->ctx, (size_t)n * sizeof *counts, &counts) != RFR_OK) return;
+  if (rfi_mixture_counts(run->data, s->seed, step * rfi_step_windows(s), counts, &total) == RFR_OK) {
+    put(l, ", \"source_tokens\": [");
+    for (int i = 0; i < n && l->n < sizeof l->text - 160; i++) {
+      rfi_snprintf(number, sizeof number, "%s%lld", i > 0 ? ", " : "", (long long)(counts[i] * s->sequence));
+      put(l, number);
+    }
+    put(l, "]");
+  }
+  rfi_free(run->ctx, counts);
+}
+
 static void append_log(rfr_run *run, const rfr_event *e, double time) {
   line l = {.n = 0};
   put(&l, "{\"event\": \"");
@@ -133,6 +152,7 @@ static void append_log(rfr_run *run, const rfr_event *e, double time) {
       put_number(&l, "least_load", e->least_load);
       put_loads(&l, e->layer_loads, e->layers);
     }
+    put_sources(&l, run, e->step);
     put_memory(&l, run);
   }
   if (e->seconds > 0.0) put_number(&l, "seconds", e->seconds);

@@ -17,6 +17,7 @@
 #include "base/base.h"
 #include "data/file.h"
 #include "data/json_file.h"
+#include "data/mixture.h"
 #include "data/source_dataset.h"
 #include "dist/agree.h"
 #include "dist/comm.h"
@@ -121,12 +122,37 @@ static rfr_status open_source(rfr_run *run) {
   return rfi_source_dataset_open(run->ctx, source, s->sequence, s->spec.model.vocab_size, &run->data);
 }
 
+/* A mixture whose sources have a limit must last for all steps, as far as they are known. */
+static rfr_status check_mixture(rfr_run *run) {
+  const rfi_settings *s = run->settings;
+  const int64_t each = rfi_step_windows(s), wanted = s->steps * each;
+  const rfi_config_source *at = &s->config->source[RFI_CFG_data_shares];
+  const int n = rfi_mixture_sources(run->data);
+  int64_t *counts, total = 0;
+  if (n == 0 || s->steps < 1) return RFR_OK;
+  RFI_TRY(RFI_ALLOC(run->ctx, (size_t)n * sizeof *counts, &counts));
+  rfr_status status = rfi_mixture_counts(run->data, s->seed, wanted, counts, &total);
+  if (status == RFR_OK && total < wanted)
+    status = rfi_fail_at(RFI_E_DATA_EMPTY, at->line ? at->from : s->config->file, at->line,
+                         "data.max_epochs: all sources are used up in step %lld of %lld; raise data.max_epochs of a "
+                         "source, or set run.steps to %lld",
+                         (long long)(total / each + 1), (long long)s->steps, (long long)(total / each));
+  for (int i = 0; status == RFR_OK && i < n; i++)
+    if (counts[i] == 0)
+      status = rfi_fail_at(RFI_E_DATA_EMPTY, at->line ? at->from : s->config->file, at->line,
+                           "data.shares: no window of %.200s is drawn in %lld steps; raise its share",
+                           s->config->data_train.items[i], (long long)s->steps);
+  rfi_free(run->ctx, counts);
+  return status;
+}
+
 static rfr_status open_files(rfr_run *run, bool evaluates) {
   RFI_TRY(rfi_settings_open_data(run->settings, evaluates, warn_line, run, &run->data));
   const rfi_dataset_stats *d = rfi_dataset_get_stats(run->data);
   if (d->trained_bytes[RFI_TRAIN] > 0)
     run->tokens_per_byte = (double)d->trained[RFI_TRAIN] / (double)d->trained_bytes[RFI_TRAIN];
   if (d->token_files) run->tokens_per_byte = 0.0; /* unknown */
+  if (run->options.programs & RFR_RUN_TRAIN) RFI_TRY(check_mixture(run));
   if (d->trained[RFI_TRAIN] > 0 || !(run->options.programs & RFR_RUN_TRAIN)) return RFR_OK;
   return rfi_fail(RFI_E_DATA_EMPTY,
                   "data.train: each of %d documents has one token, so there is no next token to predict",

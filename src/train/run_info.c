@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "base/base.h"
+#include "data/mixture.h"
 #include "nn/adapter.h"
 #include "nn/nn.h"
 #include "text/row_dataset.h"
@@ -138,7 +139,9 @@ rfr_status rfr_run_data_row(const rfr_run *run, int64_t row, rfr_sample_fn write
   rfr_status status = RFR_OK;
   if (!run->data || !rfi_dataset_get_stats(run->data)->rows)
     return rfi_fail(RFI_E_ARGUMENT, "the run has no data with rows");
-  const uint32_t *ids = rfi_row_dataset_row(run->data, RFI_TRAIN, row, &n);
+  int64_t row_of_source = row;
+  const rfi_dataset *source = rfi_mixture_document(run->data, &row_of_source);
+  const uint32_t *ids = rfi_row_dataset_row(source, RFI_TRAIN, row_of_source, &n);
   if (!ids)
     return rfi_fail(RFI_E_ARGUMENT, "row %lld of %d", (long long)row,
                     rfi_dataset_get_stats(run->data)->documents[RFI_TRAIN]);

@@ -72,6 +72,18 @@ static void epochs(void **state) {
   assert_string_equal(pieces[1], "3..........");
   assert_int_equal(rfr_run_data_row(run, 65, add_piece, pieces), RFR_INVALID);
   rfr_run_close(run);
+  /* Two sources with the same rows. */
+  const char *mixture[] = {"run.steps=3", "data.train=[a.jsonl, a.jsonl]", "data.shares=[1, 2]"};
+  o.overrides = mixture;
+  o.n_overrides = 3;
+  run = rft_run_open(ctx, CONFIG, NULL, &o);
+  pieces[0][0] = pieces[1][0] = 0;
+  assert_int_equal(rfr_run_data_row(run, 65 + 2, add_piece, pieces), RFR_OK);
+  assert_string_equal(pieces[0], "2+1=");
+  assert_int_equal(rfr_run_data_row(run, 130, add_piece, pieces), RFR_INVALID);
+  rfr_run_close(run);
+  o.overrides = sets;
+  o.n_overrides = 1;
   /* Less data than one step. */
   sets[0] = "run.epochs=0.01";
   t = (totals){0};

@@ -13,6 +13,7 @@
 #include "base/json.h"
 #include "data/dataset.h"
 #include "data/file.h"
+#include "data/mixture.h"
 #include "data/token_dataset.h"
 #include "model/peft.h"
 #include "nn/adapter.h"
@@ -591,6 +592,38 @@ static rfr_status open_tokens(const rfi_settings *s, const rfi_row_encoder *enco
                                 widths[c->data_token_dtype], out);
 }
 
+/* Opens one data set of files of a kind. */
+typedef rfr_status opener(const rfi_settings *, const rfi_row_encoder *, rfi_token_cache *, const rfi_paths *train,
+                          const rfi_paths *validation, rfi_dataset **);
+
+/* data.shares: each pattern is a data set of its own. With held-out patterns all have the same held-out files. */
+static rfr_status open_mixture(const rfi_settings *s, const rfi_row_encoder *encoder, rfi_token_cache *cache,
+                               const rfi_paths *train, const rfi_paths *validation, opener *open, rfi_dataset **out) {
+  const rfi_config *c = s->config;
+  rfi_mixture_source *sources;
+  rfr_status status = RFR_OK;
+  int n = 0;
+  if (train->n != c->data_shares.n)
+    return FAIL_AT(s, RFI_CFG_data_shares, "data.shares: not allowed with a list of patterns from a file (@FILE)");
+  RFI_TRY(RFI_ALLOC(s->ctx, (size_t)train->n * sizeof *sources, &sources));
+  for (; n < train->n && status == RFR_OK; n++) {
+    const rfi_paths one = {.ctx = s->ctx, .items = &train->items[n], .n = 1};
+    rfi_mixture_source *source = &sources[n];
+    source->share = rfi_strtod(c->data_shares.items[n], &(char *){NULL});
+    source->epochs = INFINITY;
+    if (c->data_max_epochs.n > 0 && strcmp(c->data_max_epochs.items[n], "inf") != 0)
+      source->epochs = rfi_strtod(c->data_max_epochs.items[n], &(char *){NULL});
+    status = open(s, encoder, cache, &one, validation, &source->data);
+    if (status == RFR_OK && rfi_dataset_get_stats(source->data)->trained[RFI_TRAIN] == 0)
+      status = FAIL_AT(s, RFI_CFG_data_shares, "data.shares: %.200s has no token to train", train->items[n]);
+  }
+  if (status == RFR_OK) status = rfi_mixture_open(s->ctx, sources, n, validation->n > 0, out);
+  else
+    for (int i = 0; i < n; i++) rfi_dataset_close(sources[i].data);
+  rfi_free(s->ctx, sources);
+  return status;
+}
+
 rfr_status rfi_settings_open_data(const rfi_settings *s, bool evaluates, void (*warn)(void *user, const char *line),
                                   void *user, rfi_dataset **out) {
   _Static_assert((int)RFI_LOSS_all == (int)RFI_ROW_LOSS_ALL && (int)RFI_TRUNCATE_refuse == (int)RFI_ROW_REFUSE,
@@ -600,9 +633,7 @@ rfr_status rfi_settings_open_data(const rfi_settings *s, bool evaluates, void (*
       .ctx = s->ctx, .tokenizer = s->tokenizer, .chat = s->chat, .loss = (rfi_row_loss)c->data_loss};
   rfi_token_cache cache = {.ctx = s->ctx, .folder = c->data_cache, .warn = warn, .user = user};
   rfi_paths train = {.ctx = s->ctx}, validation = {.ctx = s->ctx};
-  static rfr_status (*const openers[])(const rfi_settings *, const rfi_row_encoder *, rfi_token_cache *,
-                                       const rfi_paths *, const rfi_paths *, rfi_dataset **) = {
-      [FILE_TEXT] = open_text, [FILE_ROWS] = open_rows, [FILE_TOKENS] = open_tokens};
+  static opener *const openers[] = {[FILE_TEXT] = open_text, [FILE_ROWS] = open_rows, [FILE_TOKENS] = open_tokens};
   file_kind kind = FILE_TEXT;
   *out = NULL;
   if (strcmp(c->data_cache, "auto") == 0) cache.folder = "";
@@ -615,7 +646,9 @@ rfr_status rfi_settings_open_data(const rfi_settings *s, bool evaluates, void (*
     if (kind != FILE_TEXT) rfi_paths_deinit(&train), train = none;
   }
   if (status == RFR_OK) status = find_kind(s, &train, &validation, &kind);
-  if (status == RFR_OK) status = openers[kind](s, &encoder, &cache, &train, &validation, out);
+  if (status == RFR_OK && c->data_shares.n > 0 && train.n > 0)
+    status = open_mixture(s, &encoder, &cache, &train, &validation, openers[kind], out);
+  else if (status == RFR_OK) status = openers[kind](s, &encoder, &cache, &train, &validation, out);
   rfi_paths_deinit(&train);
   rfi_paths_deinit(&validation);
   return status;
