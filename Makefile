@@ -6,7 +6,7 @@ JOBS ?= $(shell nproc)
 export CMAKE_GENERATOR ?= $(if $(shell command -v ninja),Ninja,Unix Makefiles)
 
 .PHONY: all configure deps demo demo-finetune check check-faults check-kills check-mutants fuzz bench docs fmt install \
-	wheel
+	wheel package
 all: configure
 	@cmake --build --preset release --target product -j $(JOBS)
 
@@ -72,3 +72,7 @@ wheel: deps
 	@rm -rf build/wheel/prefix
 	@cmake --install build/wheel/build --prefix build/wheel/prefix >build/wheel/install.log
 	@python3 python/make_wheel build/wheel/prefix build/wheel
+
+# The .deb files and the archive that runs from any folder, in build/package.
+package: deps
+	@tools/package build/package
