@@ -26,8 +26,8 @@ typedef struct rfi_mixture_source {
 rfr_status rfi_mixture_open(rfr_ctx *ctx, const rfi_mixture_source *sources, int n, bool held_out, rfi_dataset **out);
 /* The number of sources; 0: `ds` is no mixture. */
 int rfi_mixture_sources(const rfi_dataset *ds);
-/* The source of a training document, or row, of the mixture; *document becomes its number in that source. `ds` itself if
- * it is no mixture. */
+/* The source of a training document, or row, of the mixture; *document becomes its number in that source. `ds` itself
+ * if it is no mixture. */
 const rfi_dataset *rfi_mixture_document(const rfi_dataset *ds, int64_t *document);
 /* counts[i]: windows of source i among the first `windows` of training, fewer if the sources have fewer; their sum in
  * *total. */
