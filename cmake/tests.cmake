@@ -32,14 +32,29 @@ set(patience 300)
 if(RFR_SANITIZE)
   set(patience 1200)
 endif()
+# The thread sanitizer sees the threads that a test or the program starts, but not those of OpenMP. With it only these
+# tests are built: they include pthread.h or support/ranks.h, or they start a program with threads. Layouts differ
+# in what is computed: run_ranks_test and run_stages_test have their threads and messages.
+set(RFR_THREADED cli_ranks_test comm_mpi_test ranks_faults_test)
+set(RFR_UNTHREADED run_layouts_test run_pipelines_test)
 # References are found by weak tables too.
 foreach(source ${RFR_TEST_SOURCES})
   get_filename_component(name ${source} NAME_WE)
+  file(STRINGS ${source} threads REGEX "#include <pthread\\.h>|#include \"support/ranks\\.h\"" LIMIT_COUNT 1)
+  if(name IN_LIST RFR_THREADED)
+    set(threads TRUE)
+  endif()
+  if(RFR_SANITIZE STREQUAL "thread" AND (NOT threads OR name IN_LIST RFR_UNTHREADED))
+    continue()
+  endif()
   add_executable(${name} ${source} ${RFR_TEST_PARTS})
   target_include_directories(${name} PRIVATE tests)
   target_link_libraries(${name} PRIVATE refrain_inside PkgConfig::CMOCKA)
   target_compile_definitions(${name} PRIVATE RFT_SOURCE_DIR="${PROJECT_SOURCE_DIR}"
                                              RFT_BINARY_DIR="${PROJECT_BINARY_DIR}")
+  if(RFR_SANITIZE)
+    target_compile_definitions(${name} PRIVATE RFT_SANITIZED)
+  endif()
   if(source MATCHES "/src/backend/cuda/")
     target_include_directories(${name} SYSTEM PRIVATE ${CMAKE_CUDA_TOOLKIT_INCLUDE_DIRECTORIES})
   endif()
@@ -51,20 +66,13 @@ foreach(source ${RFR_TEST_SOURCES})
   if(name MATCHES "^(cli_.*|ranks_faults_|python_)test$" AND TARGET refrain_cli)
     add_dependencies(${name} refrain_cli)
   endif()
-  # With the thread sanitizer kernels run on one thread, so tests that only run or plan kernels can find no race; and
-  # layouts differ in what is computed: run_ranks_test and run_stages_test have their threads and messages.
-  set(serial ops plan_shapes grouped graphs graphs_schedules graphs_recompute faults backend_faults run_layouts
-      run_pipelines)
-  string(REGEX REPLACE "_test$" "" tested ${name})
-  if(RFR_SANITIZE STREQUAL "thread" AND tested IN_LIST serial)
-    continue()
-  endif()
   # Waiting threads sleep: tests run in parallel, and spinning would take cores from other tests.
   add_test(NAME ${name} COMMAND ${name})
   set_tests_properties(${name} PROPERTIES TIMEOUT ${patience} ENVIRONMENT OMP_WAIT_POLICY=passive)
 endforeach()
 # The longest tests start first, so that the others fill the remaining time.
-foreach(name ops_test cli_test cli_plan_test cli_runs_test run_layouts_test)
+foreach(name ops_test cli_test cli_plan_test cli_runs_test run_layouts_test ranks_faults_test comm_mpi_test
+        run_stages_test state_ranks_test run_recipe_test run_pipelines_test cli_ranks_test)
   if(TEST ${name})
     set_tests_properties(${name} PROPERTIES COST 1000)
   endif()
@@ -82,8 +90,18 @@ endif()
 
 # These tests replace the backend of their programs.
 foreach(name backend_faults_test debug_test fuse_gelu_test graphs_faults_test load_weights_test tune_test)
-  target_link_options(${name} PRIVATE -Wl,--wrap=rfi_backend_find)
+  if(TARGET ${name})
+    target_link_options(${name} PRIVATE -Wl,--wrap=rfi_backend_find)
+  endif()
 endforeach()
+if(RFR_SANITIZE STREQUAL "thread")
+  # A plan that does not fit is followed by others, one a thread.
+  add_test(NAME plan_threads COMMAND refrain_cli plan ${PROJECT_SOURCE_DIR}/examples/small.yaml
+                                     --set memory.budget=1MiB)
+  set_tests_properties(plan_threads PROPERTIES PASS_REGULAR_EXPRESSION "settings that need less"
+                                               FAIL_REGULAR_EXPRESSION ThreadSanitizer)
+  return()
+endif()
 
 # CUDA modules of other builds: one with another build name, one without a build name.
 set(entry "__attribute__((visibility(\"default\")))")
@@ -159,15 +177,17 @@ if(TARGET refrain_cuda AND TARGET refrain_cli AND NOT RFR_SANITIZE)
   set_property(TEST cuda_doctor PROPERTY ENVIRONMENT OMP_WAIT_POLICY=passive)
 endif()
 
-# Generates the pages of docs/.
-add_executable(make_docs tools/make_docs.c tools/docs_limits.c tools/docs_shows.c tools/docs_schedules.c
-                         tools/docs_scale.c
-                         cli/plan_svg.c cli/shared.c
-                         cli/plan_ranks.c cli/commands.c cli/options.c cli/frontier_table.c cli/schedule_table.c
-                         cli/schedule_svg.c)
-target_include_directories(make_docs PRIVATE ${PROJECT_SOURCE_DIR})
-target_link_libraries(make_docs PRIVATE refrain_inside)
-add_test(NAME docs_current COMMAND make_docs --check ${PROJECT_SOURCE_DIR}/docs)
+# Generates the pages of docs/. With a sanitizer it would run again what the tests run.
+if(NOT RFR_SANITIZE)
+  add_executable(make_docs tools/make_docs.c tools/docs_limits.c tools/docs_shows.c tools/docs_schedules.c
+                           tools/docs_scale.c
+                           cli/plan_svg.c cli/shared.c
+                           cli/plan_ranks.c cli/commands.c cli/options.c cli/frontier_table.c cli/schedule_table.c
+                           cli/schedule_svg.c)
+  target_include_directories(make_docs PRIVATE ${PROJECT_SOURCE_DIR})
+  target_link_libraries(make_docs PRIVATE refrain_inside)
+  add_test(NAME docs_current COMMAND make_docs --check ${PROJECT_SOURCE_DIR}/docs)
+endif()
 
 # Pages of `refrain report` in Chromium, where there is one.
 find_package(Python3 COMPONENTS Interpreter)
@@ -178,7 +198,7 @@ if(TARGET refrain_cli AND Python3_FOUND AND NOT RFR_SANITIZE)
 endif()
 
 # A few kills of the campaign that `make check-kills` runs in full.
-if(TARGET refrain_cli)
+if(TARGET refrain_cli AND NOT RFR_SANITIZE)
   add_test(NAME kill_campaign COMMAND ${PROJECT_SOURCE_DIR}/tools/kill-campaign $<TARGET_FILE:refrain_cli> 5)
   set_tests_properties(kill_campaign PROPERTIES TIMEOUT 300 ENVIRONMENT OMP_WAIT_POLICY=passive)
 endif()
