@@ -23,6 +23,7 @@
   X(eval)               \
   X(check)              \
   X(tokenize)           \
+  X(tokenizer_train)    \
   X(inspect)            \
   X(export)             \
   X(keys)               \
@@ -97,6 +98,9 @@ typedef struct cli {
   double temperature, top_p, min_p, penalty;
   bool chat;
   cli_list stops; /* --stop, in order */
+  cli_list specials;
+  const char *pattern;
+  int64_t vocab, min_frequency, max_bytes;
   const char *after, *phase, *program, *files, *svg, *dtype, *trace, *to;
   bool decode, special;
   bool diff, flat, all, frontier;

@@ -158,6 +158,28 @@ static const cli_command commands[CLI_COMMAND_COUNT] = {
                  {"special", NULL, NULL, CLI_FLAG, FIELD(special),
                   "add the tokens that the tokenizer adds around a text, such as BOS"},
                  THREADS, JSON, QUIET, HELP)},
+    [CLI_INDEX_tokenizer_train] =
+        {"tokenizer-train", "FILES...", 1, INT_MAX, "train a tokenizer on texts",
+         "Trains byte-level BPE on text files and JSONL files of rows, and writes a folder with tokenizer.json and "
+         "tokenizer_config.json, which data.tokenizer takes and other libraries read. The first special token ends a "
+         "text. The result depends on the texts and options alone.",
+         "refrain tokenizer-train 'notes/**/*.txt' --vocab 8192 --out tokenizer",
+         OPTIONS({"out", "FOLDER|FILE", NULL, CLI_TEXT, FIELD(out),
+                  "folder to write, or X.json for the tokenizer.json alone"},
+                 {"vocab", "N", NULL, CLI_INTEGER, FIELD(vocab),
+                  "number of tokens: 256 bytes, the special tokens and the merges (32768)"},
+                 {"special", "TOKEN", NULL, CLI_LIST, FIELD(specials),
+                  "a special token; may be given several times (<|endoftext|>)"},
+                 {"pattern", "NAME", "gpt2 llama3 qwen2", CLI_TEXT, FIELD(pattern),
+                  "how texts are split into words; llama3: as cl100k, up to three digits in a word; qwen2: one digit "
+                  "(gpt2)"},
+                 {"min-frequency", "N", NULL, CLI_INTEGER, FIELD(min_frequency),
+                  "merge no pair that occurs less often (2)"},
+                 {"max-bytes", "N", NULL, CLI_INTEGER, FIELD(max_bytes),
+                  "train on the first part of each file, N bytes in all; 0: all text (0)"},
+                 {"template", "NAME", NULL, CLI_TEXT, FIELD(template),
+                  "chat template to write into the folder: chatml or a file (none)"},
+                 THREADS, JSON, QUIET, HELP)},
     [CLI_INDEX_check] = {"check", "CONFIG|RUN|MODEL [DATA...]", 1, INT_MAX,
                          "print the resolved configuration, or the data of finetune",
                          "Reads the configuration and prints every key with its value and the source of the value: "
@@ -288,6 +310,7 @@ static const struct {
     {"RUN", "the folder of a run, or its config.yaml"},
     {"MODEL", "a Hugging Face folder, such as one checkpoint of a run, or a GGUF file"},
     {"DATA", "a JSONL file (.jsonl, .jsonl.gz, .jsonl.zst), or a pattern of such files"},
+    {"FILES", "text files and JSONL files, folders or patterns of them"},
 };
 enum { N_OPERAND_WORDS = sizeof operand_words / sizeof operand_words[0] };
 

@@ -242,14 +242,17 @@ rfr_status cli_parse(int argc, char **argv, cli *c) {
   c->temperature = 0.8;
   c->top_p = 1.0;
   c->penalty = 1.0;
+  c->vocab = 32768;
+  c->min_frequency = 2;
   c->threads = -1;
   c->launch.ranks = 1;
   c->launch.launcher = "";
   c->sets.items = calloc((size_t)argc, sizeof *c->sets.items);
   c->stops.items = calloc((size_t)argc, sizeof *c->stops.items);
+  c->specials.items = calloc((size_t)argc, sizeof *c->specials.items);
   c->operands = calloc((size_t)argc, sizeof *c->operands);
   errors_as_json = asks_for_json(argc, argv); /* errors before --json follow it too */
-  if (!c->sets.items || !c->stops.items || !c->operands)
+  if (!c->sets.items || !c->stops.items || !c->specials.items || !c->operands)
     return cli_fail(RFR_NO_MEMORY, "free some memory", "out of memory");
   if (argc < 2) return cli_usage("refrain --help lists the commands", "a command is missing");
   c->help = strcmp(argv[1], "--help") == 0 || strcmp(argv[1], "-h") == 0 || strcmp(argv[1], "help") == 0;
@@ -285,5 +288,6 @@ rfr_status cli_parse(int argc, char **argv, cli *c) {
 void cli_deinit(cli *c) {
   free(c->sets.items);
   free(c->stops.items);
+  free(c->specials.items);
   free(c->operands);
 }

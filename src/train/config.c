@@ -284,6 +284,8 @@ static rfr_status derive_model(rfi_config *c) {
     return BAD(c, model_num_attention_heads,
                "model.num_attention_heads: %lld does not divide hidden_size %lld; set model.head_dim", (long long)heads,
                (long long)width);
+  if (!given(c, RFI_CFG_data_tokenizer) || rfi_has_word("auto bytes", c->data_tokenizer))
+    DERIVE(c, model_vocab_size, 256);
   DERIVE(c, model_head_dim, width / heads);
   DERIVE(c, model_num_key_value_heads, heads);
   if (heads % c->model_num_key_value_heads != 0)

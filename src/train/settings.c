@@ -18,6 +18,7 @@
 #include "model/peft.h"
 #include "nn/adapter.h"
 #include "text/chat.h"
+#include "text/model_file.h"
 #include "text/row_dataset.h"
 #include "text/text_documents.h"
 #include "train/machine.h"
@@ -82,6 +83,19 @@ static void resolve_dtype(rfi_settings *s, rfr_dtype dtype, const char *from) {
   s->config->source[RFI_CFG_precision_dtype].from = from;
 }
 
+/* Sets model.vocab_size if it is auto: the tokenizer that is given has it. */
+static rfr_status resolve_vocab(rfi_settings *s) {
+  rfi_config *c = s->config;
+  rfr_tokenizer *tokenizer;
+  if (c->source[RFI_CFG_model_vocab_size].from) return RFR_OK;
+  RFI_TRY(rfr_tokenizer_open(s->ctx, c->data_tokenizer, &tokenizer));
+  const int64_t n = rfr_tokenizer_vocab_size(tokenizer);
+  c->model_vocab_size = n < 256 ? 256 : n;
+  c->source[RFI_CFG_model_vocab_size] = (rfi_config_source){"data.tokenizer", 0};
+  rfr_tokenizer_destroy(tokenizer);
+  return RFR_OK;
+}
+
 static rfr_status read_model(rfi_settings *s, bool bf16_fast) {
   const rfi_config *c = s->config;
   const rfr_model_type type = c->model_model_type == RFI_MODEL_TYPE_gpt2 ? RFR_MODEL_GPT2 : RFR_MODEL_LLAMA;
@@ -102,6 +116,7 @@ static rfr_status read_model(rfi_settings *s, bool bf16_fast) {
     resolve_losses(s);
     return rfr_model_config_check(&s->spec.model);
   }
+  RFI_TRY(resolve_vocab(s));
   m.vocab_size = c->model_vocab_size;
   m.hidden_size = c->model_hidden_size;
   m.intermediate_size = c->model_intermediate_size;
@@ -458,10 +473,15 @@ rfr_status rfi_settings_open_text(rfi_settings *s) {
     return rfi_fail_at(RFI_E_DATA_TOKENIZER, c->file, c->source[RFI_CFG_data_tokenizer].line,
                        "data.tokenizer: %s has %lld tokens, the model's vocab_size is %lld", path,
                        (long long)rfr_tokenizer_vocab_size(s->tokenizer), (long long)s->spec.model.vocab_size);
+  if (path && !s->weights) RFI_TRY(rfi_hf_notes_read_tokenizer(s->ctx, path, s->tokenizer, &s->notes));
   if (strcmp(c->data_template, "model") != 0) return rfr_chat_template_open(s->ctx, c->data_template, NULL, &s->chat);
+  const char *folder = s->weights;
   bool exists = false;
-  if (s->weights) RFI_TRY(rfi_chat_template_exists(s->ctx, s->weights, &exists));
-  return exists ? rfr_chat_template_open(s->ctx, s->weights, NULL, &s->chat) : RFR_OK;
+  if (path && !folder) RFI_TRY(rfi_model_has_files(s->ctx, path, &exists));
+  if (exists) folder = path;
+  exists = false;
+  if (folder) RFI_TRY(rfi_chat_template_exists(s->ctx, folder, &exists));
+  return exists ? rfr_chat_template_open(s->ctx, folder, NULL, &s->chat) : RFR_OK;
 }
 
 /* ---- data ---- */
