@@ -98,6 +98,7 @@ static void schedules(void **state) {
       {RECIPE("mxfp8"), 1e-6, true},
       {RECIPE("nvfp4"), 1e-6, true},
       {RECIPE("fp8_delayed"), 1e-6, true},
+      {"refrain: 1\n" EIGHT DATA BATCH "optimizer: {name: muon, lr: 3e-3, clip: 1.0}\n" SINGLE STEPS_RUN, 1e-6, true},
   };
   double last = 0;
   (void)state;
