@@ -112,7 +112,7 @@ typedef struct rfr_callable {
    * because the layers of the other ranks are not known here. */
   int64_t first_site;
   /* The same for the linears under a recipe: the sum of rfr_trace_linears over the earlier layers. It selects the
-   * random numbers by which nvfp4 rounds. */
+   * random numbers by which nvfp4 rounds, and the slots of fp8_delayed (recipe.h). */
   int64_t first_linear;
 } rfr_callable;
 RFR_API rfr_callable rfr_callable_default(void);

@@ -192,7 +192,7 @@ static rfi_named *state_of(const rfr_graphs *g, const rfr_trace *t, rfr_value v)
   const rfi_value *owner = v < 0 ? NULL : &t->values[t->values[v].base];
   rfi_named *x =
       owner && owner->op < 0 && rfi_is_shared(owner->role) ? rfi_storage_find(&g->m.store, owner->name) : NULL;
-  return x && x->parameter < 0 && strcmp(x->tensor.name, RFI_RECIPE_AMAX) != 0 ? x : NULL;
+  return x && x->parameter < 0 && strcmp(x->tensor.name, RFR_RECIPE_AMAX) != 0 ? x : NULL;
 }
 
 /* A state that is written may be used only by the same part of callables of one stage, which run in a fixed order for

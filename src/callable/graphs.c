@@ -148,21 +148,39 @@ static rfr_status name_callable(rfr_status s, const rfi_callable *c) {
              : rfi_fail_prefix("callable \"%s\": ", c->u.name);
 }
 
+enum { MOST_SLOTS = 1 << 24 };
+
+/* The slots of the caller's scales, which callables of other sets may share; 0: none. */
+static int callers_slots(const rfr_graphs_options *o) {
+  for (int i = 0; i < o->n_tensors; i++) {
+    const rfr_binding *b = &o->tensors[i];
+    if (b->name && strcmp(b->name, RFR_RECIPE_SCALE) == 0 && b->type.rank == 1 && b->type.shape[0] <= MOST_SLOTS)
+      return (int)b->type.shape[0];
+  }
+  return 0;
+}
+
 /* The slots of delayed scaling, before any callable is compiled: all share states of one shape. */
 static rfr_status find_recipes(rfr_graphs *g, const rfr_callable *callables) {
-  int slot = 0;
+  int64_t slot = 0;
   for (int i = 0; i < g->n; i++) {
     rfi_recipe_use *use = &g->callable[i].recipe;
     RFI_TRY(rfi_recipe_use_of(callables[i].trace, use));
+    const int64_t linears = callables[i].first_linear;
+    if (linears >= 0) slot = RFI_OPERANDS * (linears < MOST_SLOTS ? linears : MOST_SLOTS);
     if (use->slots > 0) {
+      if (slot > MOST_SLOTS - use->slots)
+        return rfi_fail(RFI_E_ARGUMENT, "callable %d: first_linear is %lld", i, (long long)linears);
       if (g->recipe.slots > 0) RFI_TRY(rfi_recipes_agree(&g->recipe.delayed, use->delayed));
       g->recipe.delayed = *use->delayed;
-      g->recipe.slots = slot + use->slots;
+      if (g->recipe.slots < slot + use->slots) g->recipe.slots = (int)slot + use->slots;
+      g->callable[i].first_slot = (int)slot;
     }
-    g->callable[i].first_slot = slot;
     slot += RFI_OPERANDS * use->linears;
     use->delayed = NULL; /* of the caller's trace */
   }
+  const int callers = callers_slots(&g->options);
+  if (g->recipe.slots > 0 && callers > g->recipe.slots) g->recipe.slots = callers;
   return RFR_OK;
 }
 

@@ -7,6 +7,7 @@
  * layout.c    regions of memory, the budget, allocation
  * storage.c   inputs, by name
  * unit.c      bound ops, arguments, graphs; run, capture and launch
+ * sequence.c  the collectives of a unit, compared between the ranks
  * select.c    a kernel for every op, and its workspace
  * run.c       run, capture, replay, profile, copies to and from the host
  * debug.c     the checked runner
@@ -82,6 +83,9 @@ rfr_status rfi_select_program(rfr_programs *p, rfi_program *program, rfi_report 
 /* Compares a binding with the captured type and, unless `at` is NULL, with the captured address. Errors:
  * replay.signature, naming the first field that differs. */
 rfr_status rfi_check_captured(const char *name, const rfr_type *type, const void *at, const rfr_binding *now);
+
+/* rfi_unit_agree for the step of each program; all ranks together. */
+rfr_status rfi_programs_agree(rfr_programs *p);
 
 /* Host memory of which rfr_programs_write makes fast copies: pinned if the device is a GPU. Free it with unstage,
  * before the programs are destroyed. */

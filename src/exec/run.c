@@ -12,7 +12,14 @@
 #include "exec/exec.h"
 
 static rfr_status run_part(rfr_programs *p, rfi_program *g, rfi_part part, bool eager) {
-  return p->options.debug ? rfi_debug_run(p, g, part) : rfi_unit_run(&p->m, &g->u, 0, part, eager, NULL);
+  if (!p->options.debug) return rfi_unit_run(&p->m, &g->u, 0, part, eager, NULL);
+  RFI_TRY(rfi_unit_agree(&p->m, &g->u, part));
+  return rfi_debug_run(p, g, part);
+}
+
+rfr_status rfi_programs_agree(rfr_programs *p) {
+  for (int i = 0; i < p->n; i++) RFI_TRY(rfi_unit_agree(&p->m, &p->program[i].u, RFI_PART_F));
+  return RFR_OK;
 }
 
 rfr_status rfr_programs_load(rfr_programs *p) {

@@ -13,6 +13,8 @@ rfr_status rfi_executor_open(rfi_executor *m, rfr_ctx *ctx, rfr_comm *comm) {
   m->ctx = ctx;
   m->comm = comm;
   RFI_TRY(rfi_arena_create(ctx, &m->strings));
+  if (comm && comm->size > 1 && !(m->sequences = rfi_arena_alloc(m->strings, RFI_SEQUENCE_BYTES * (size_t)comm->size)))
+    return RFR_NO_MEMORY;
   RFI_TRY(rfi_backend_find(ctx, &m->backend));
   RFI_TRY(m->backend->open(ctx, &m->device));
   const bool joins = comm && comm->table->host == m->backend->host && m->backend->join;
@@ -106,6 +108,7 @@ rfr_status rfi_unit_run(const rfi_executor *m, const rfi_exec_unit *u, int slot,
                         const void **from) {
   const rfi_instance *x = &u->instance[slot];
   if (!rfi_has(u, part)) return RFR_OK;
+  RFI_TRY(rfi_unit_agree(m, u, part));
   const rfi_bound *bound = x->bound + u->first[part];
   const rfr_status s = !eager && x->graph[part]
                            ? m->backend->launch(m->device, x->graph[part], from)

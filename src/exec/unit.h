@@ -18,6 +18,7 @@ typedef struct rfi_executor {
   const rfi_backend *backend;
   rfi_device *device;
   rfr_comm *comm;    /* of collective ops, or NULL */
+  void *sequences;   /* RFI_SEQUENCE_BYTES of each rank; NULL with one rank */
   rfi_storage store; /* inputs of programs, in a ring if a program accesses them by ring ops; names of callables */
   rfi_layout layout;
 } rfi_executor;
@@ -26,6 +27,7 @@ typedef struct rfi_instance { /* a unit in a slot */
   rfi_bound *bound;
   rfi_graph *graph[RFI_PARTS]; /* NULL: not captured */
   int32_t microbatch;          /* as written into the slot, 0 at first; -1: unknown */
+  bool agreed[RFI_PARTS];      /* of the first slot: all ranks have the same collectives in the part */
 } rfi_instance;
 
 typedef struct rfi_exec_unit {
@@ -62,6 +64,10 @@ void rfi_unit_set_addresses(rfi_exec_unit *u, int slot, unsigned char *(*address
  * the op. */
 rfr_status rfi_unit_run(const rfi_executor *m, const rfi_exec_unit *u, int slot, rfi_part part, bool eager,
                         const void **from);
+/* sequence.c. Compares the collectives of a part with those of all ranks, which call this together; the first run does
+ * it too. Without effect a second time, or without collectives. Errors: dist.mismatch on all ranks, dist.peer. */
+enum { RFI_SEQUENCE_BYTES = 1008 };
+rfr_status rfi_unit_agree(const rfi_executor *m, const rfi_exec_unit *u, rfi_part part);
 /* Captures a part after n copies into the slot. */
 rfr_status rfi_unit_capture(const rfi_executor *m, const rfi_exec_unit *u, int slot, rfi_part part,
                             const rfi_copy *copies, int n, rfi_graph **out);

@@ -92,9 +92,9 @@ typedef struct rfi_pass_options {
   int64_t loss_chunk; /* rows of logits per chunk in a fused LM head, unless loss_rows(T, C) is given */
   int64_t (*loss_rows)(int64_t T, int64_t C);
   /* A callable's place in a set, whose linears share the states of fp8_delayed and the sites of nvfp4. */
-  int slots, first_slot; /* of delayed scaling: of all callables of the set, and before this one */
-  int64_t first_linear;  /* linears under a recipe that the model records before this callable */
-  bool trains;           /* the set trains: every forward collects its amaxes */
+  int slots, first_slot;   /* of delayed scaling: of all callables of the set, and before this one */
+  int64_t first_linear;    /* linears under a recipe that the model records before this callable */
+  bool trains;             /* the set trains: every forward collects its amaxes */
   bool lora;               /* the backend has kernels for lora_matmul */
   bool gelu_bwd;           /* the backend has GEMMs that apply the gradient of GELU */
   rfr_recompute recompute; /* `all`, else marked ops; with split_phases nothing */
@@ -165,9 +165,8 @@ rfr_status rfi_recipe_use_of(const rfr_trace *t, rfi_recipe_use *out);
 /* recipe.unsupported if two fp8_delayed recipes would need states of their own. */
 rfr_status rfi_recipes_agree(const rfr_recipe *a, const rfr_recipe *b);
 
-/* The input of a callable with its microbatch's number; the state with the amaxes of the step so far, f32 (2,slots). */
+/* The input of a callable with its microbatch's number. */
 #define RFI_MICROBATCH_INPUT "graphs.microbatch"
-#define RFI_RECIPE_AMAX "recipe.amax"
 
 /* Replaces parameters and main gradients of a callable by the shards of one rank, after all passes
  * (shard_callable.c). */

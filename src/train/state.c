@@ -24,6 +24,7 @@
 #include "data/hash.h"
 #include "data/json_file.h"
 #include "data/safetensors.h"
+#include "exec/exec.h"
 #include "model/hf.h"
 #include "nn/adapter.h"
 #include "ops/quant/formats.h"
@@ -179,6 +180,7 @@ rfr_status rfi_state_prepare(rfr_run *run, bool resumes) {
   RFI_TRY(rfr_programs_load(run->programs));
   if (!run->options.eager && !run->options.debug)
     for (int i = 0; i < run->n_programs; i++) RFI_TRY(rfr_program_capture(run->programs, i));
+  RFI_TRY(rfi_programs_agree(run->programs));
   run->ready = true;
   return RFR_OK;
 }

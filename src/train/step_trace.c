@@ -18,6 +18,7 @@
 #include "base/base.h"
 #include "nn/nn.h"
 #include "ops/decode/cursor.h"
+#include "ops/op_index.h"
 #include "trace/trace.h"
 #include "train/muon.h"
 #include "train/stage_trace.h"
@@ -376,6 +377,22 @@ static rfr_value pipeline_loss(rfr_trace *t, const rfi_step_spec *s, rfr_value s
   return sum;
 }
 
+/* History and scales of fp8_delayed, from the amaxes that the stages of all ranks have collected. */
+static void update_scales(rfr_trace *t, const rfi_step_spec *s, rfr_value skip) {
+  const rfr_recipe *r = &s->recipe;
+  const int64_t S = s->pipeline.scales, history[2] = {r->history, S}, both[2] = {2, S};
+  const rfi_attr attr[] = {rfi_i(r->margin), rfi_i(r->rule == RFR_AMAX_MOST_RECENT)};
+  rfr_value in[4], out[2];
+  if (S == 0) return;
+  rfr_scope(t, "recipe");
+  in[RFI_IN_scale_update_history] = rfr_input(t, RFR_RECIPE_HISTORY, RFR_ROLE_STATE, RFR_F32, 2, history);
+  in[RFI_IN_scale_update_scale] = rfr_input(t, RFR_RECIPE_SCALE, RFR_ROLE_STATE, RFR_F32, 1, &S);
+  in[RFI_IN_scale_update_skip] = skip;
+  in[RFI_IN_scale_update_amax] =
+      rfr_all_gather(t, rfr_input(t, RFR_RECIPE_AMAX, RFR_ROLE_INPUT, RFR_F32, 2, both), step_ranks(s));
+  rfi_record(t, RFR_HERE, RFI_OP_scale_update, 4, in, attr, out);
+}
+
 static void record_update(rfr_trace *t, const rfi_step_spec *s, rfr_value *values) {
   const int n = rfr_model_parameter_count(&s->model), tied = rfi_pipeline_tied(s);
   const bool counts = s->rank == 0, counts_tied = rfi_pipeline_rank(&s->pipeline, 0) == s->pipeline.rank;
@@ -423,6 +440,7 @@ static void record_update(rfr_trace *t, const rfi_step_spec *s, rfr_value *value
   rfr_value metrics[RFI_METRIC_N] = {[RFI_METRIC_LOSS] = loss,   [RFI_METRIC_NORM] = norm,   [RFI_METRIC_LR] = u.lr,
                                      [RFI_METRIC_COUNT] = count, [RFI_METRIC_SKIP] = u.skip, [RFI_METRIC_STOP] = stop};
   write_metrics(t, s, step, metrics, RFR_NONE);
+  update_scales(t, s, u.skip);
   if (scaling.state != RFR_NONE) rfr_loss_scale_end(t, scaling.state, u.skip, SCALE_GROWS);
   rfr_step_end(t, step, u.skip);
   rfr_output(t, "loss", loss);

@@ -40,6 +40,7 @@ typedef struct rfi_pipeline_part {
   rfr_schedule_kind schedule;
   int64_t last_layers;        /* of the last stage; 0: rfi_stage_layers computes it at each call */
   int activations, gradients; /* slots of received tensors, set by rfi_trace_train */
+  int scales;                 /* slots of fp8_delayed on all ranks, set by rfi_trace_train; 0: none */
 } rfi_pipeline_part;
 
 typedef struct rfi_step_spec {
