@@ -173,7 +173,8 @@ static void print_steps(const rfr_run_info *i) {
   fputc('\n', stderr);
 }
 
-/* Planned bytes of the callables of a pipeline's stages on this rank, beside those of the programs. */
+/* Planned bytes of the callables of a pipeline's stages on this rank, beside the memory that they share with the
+ * programs. */
 static int64_t stage_bytes(const rfr_run *run) {
   rfr_run_pipeline p;
   rfr_run_get_pipeline(run, &p);
@@ -233,7 +234,7 @@ static void print_result(rfr_run *run, const progress *p, double seconds) {
     printf("%lld of %lld steps in %.1f s, %s\n", (long long)info.step, (long long)info.steps, seconds, info.checkpoint);
   printf("memory: %lld bytes planned (%s), %lld touched", (long long)plan.planned_bytes,
          cli_bytes(a, plan.planned_bytes), (long long)rfr_programs_touched_bytes(rfr_run_programs(run)));
-  if (stage_bytes(run) > 0) printf("; %lld planned for the stages of rank 0", (long long)stage_bytes(run));
+  if (stage_bytes(run) > 0) printf("; %lld more for the stages of rank 0", (long long)stage_bytes(run));
   putchar('\n');
   if (p->evaluated && p->bytes) printf("validation: %.3f bits per byte\n", p->bits);
   else if (p->evaluated && p->preference)

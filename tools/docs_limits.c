@@ -147,9 +147,6 @@ static const struct {
     {"a set of callables uses one stream: W does not overlap F or I of another microbatch, and collectives do not "
      "overlap compute",
      "the plan shares bytes between parts that never run at the same time"},
-    {"sets of callables share weights, not arenas", "each set is planned by itself"},
-    {"with separate W actions a slot keeps all its bytes until its last W, also those that only I reads",
-     "a slot is one region of the plan"},
     {"evaluation with a training set of callables keeps dropout on",
      "the trace has it; an inference set evaluates without it"},
     {"hooks of wgrad run after `post_backward`; a reshard there removes weights that W reads",

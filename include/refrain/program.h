@@ -29,6 +29,30 @@ extern "C" {
 
 typedef struct rfr_programs rfr_programs;
 
+/* Memory for the step-scoped bytes of programs and graphs of one context that never run at the same time: their steps
+ * use it in turn, so it has the bytes of the largest one, and the plan is the maximum instead of the sum. Name it in
+ * rfr_compile_options and rfr_graphs_options.
+ *
+ *   rfr_step_memory_create(ctx, 0, &m);
+ *   options.step_memory = m;                          // of rfr_compile: the optimizer, an evaluation
+ *   graphs_options.step_memory = m;                   // of rfr_graphs_create: the callables of a training step
+ *
+ * It is allocated by rfr_graphs_create or, if that comes first, when one of the programs is loaded, run or captured.
+ * Later users must fit (plan.over_budget), so create first what needs most, or give `bytes` at creation. Compiling
+ * alone does not allocate it. Outputs of programs have no data before it is allocated.
+ *
+ * One user has the memory at a time. Outputs of a program, and outputs and input gradients of graphs, are valid only
+ * until another user runs; reading them later is an error (tensor, argument). While a step of graphs has begun,
+ * programs do not run and other graphs do not begin one: memory.in_use, and nothing was executed. On a GPU the same
+ * holds while work of the last user still runs, unless both work in one stream (rfr_graphs_set_stream). */
+typedef struct rfr_step_memory rfr_step_memory;
+/* `bytes`: the least to allocate, 0 or more. */
+RFR_API rfr_status rfr_step_memory_create(rfr_ctx *ctx, int64_t bytes, rfr_step_memory **out);
+/* Its users keep the memory until the last of them is destroyed. Accepts NULL. */
+RFR_API void rfr_step_memory_destroy(rfr_step_memory *m);
+/* The bytes of the largest user so far. -1: NULL. */
+RFR_API int64_t rfr_step_memory_bytes(const rfr_step_memory *m);
+
 /* The passes in their order; "record" names the trace before the first. */
 #define RFR_PASSES(X) X(autodiff) X(quantize) X(prune) X(fuse) X(recompute) X(shard) X(lower)
 
@@ -57,8 +81,9 @@ typedef struct rfr_choice {
 
 typedef struct rfr_compile_options {
   size_t size;
-  int64_t budget;          /* bytes of the arena; 0: no limit. A plan over it is an error that names the peak. A side
-                          stream uses only bytes that the plan leaves over. Guards of `debug` do not count */
+  int64_t budget;          /* bytes of the arena and of `step_memory`; 0: no limit. A plan over it is an error that
+                          names the peak. A side stream uses only bytes that the plan leaves over. Guards of `debug`
+                          do not count */
   int fuse;                /* 1: the fuse pass runs (default) */
   int prune;               /* 1: CSE, DCE and hoisting run (default); 0: autodiff's result is used as it is */
   int64_t loss_chunk;      /* rows of logits at a time in a fused LM head; 0: 1024 on the CPU, 4096 to 6144 on a GPU */
@@ -75,6 +100,7 @@ typedef struct rfr_compile_options {
                      NULL; calls that run, read or write fail with program.plan_only. A plan over `budget` is not an
                      error: compare planned_bytes. `tune` measures nothing */
   rfr_shard shard; /* over the ranks of `comm`; default: none. Errors: dist.shard, naming the tensor */
+  rfr_step_memory *step_memory; /* for the step-scoped bytes, which others use too. NULL: they are in the arena */
 } rfr_compile_options;
 RFR_API rfr_compile_options rfr_compile_options_default(void);
 
@@ -166,7 +192,7 @@ typedef struct rfr_plan_buffer {
   int first, last;
 } rfr_plan_buffer;
 typedef struct rfr_plan_summary {
-  int64_t planned_bytes; /* the arena: persistent + step-scoped */
+  int64_t planned_bytes; /* the arena: persistent + step-scoped, or all of the step memory */
   int64_t persistent_bytes;
   int64_t transient_planned_bytes;     /* step-scoped, largest program */
   int64_t transient_lower_bound_bytes; /* most bytes live at once in that program */

@@ -303,16 +303,16 @@ RFR_API const rfr_chat_template *rfr_run_template(const rfr_run *run);
 /* Path of the i-th file of the training or the held-out data; NULL past the end. Borrowed. */
 RFR_API const char *rfr_run_data_file(const rfr_run *run, int validation, int64_t i);
 
-/* The stages of a run with parallel.pipeline, and the memory of their callables beside that of the programs. */
+/* The stages of a run with parallel.pipeline, and the memory of their callables. */
 typedef struct rfr_run_pipeline {
   size_t size;
   int ranks, rank; /* ranks 1: there is no pipeline; all below is 0 */
   int stages;      /* of all ranks */
   rfr_schedule_kind schedule;
   int64_t microbatches;
-  int64_t planned_bytes;     /* of the callables: all below, and persistent results */
-  int64_t slot_bytes, slots; /* microbatches in flight */
-  int64_t shared_bytes;      /* within one action */
+  int64_t planned_bytes;     /* of the callables beside the programs' arena and step memory: persistent results */
+  int64_t slot_bytes, slots; /* microbatches in flight, in the step memory */
+  int64_t shared_bytes;      /* within one action, likewise */
   int64_t message_bytes;     /* of an activation or its gradient */
   int64_t messages;          /* that this rank sends in a step */
   double recomputed_flops;   /* of a microbatch on this rank */

@@ -273,6 +273,7 @@ class rfr_graphs_options(Record):
     pre_warmup: rfr_hook_list
     post_warmup: rfr_hook_list
     comm: Pointer
+    step_memory: Pointer
 
 
 @struct
@@ -292,6 +293,7 @@ class rfr_graphs_memory(Record):
     saved_bytes: Int64
     recomputed: Int
     recomputed_flops: Real
+    step_memory_bytes: Int64
 
 
 # ---- text.h, chat.h ----

@@ -7,6 +7,7 @@
 
 #include "base/base.h"
 #include "callable/graphed.h"
+#include "exec/step_memory.h"
 
 /* ---- checks of the caller's memory ---- */
 
@@ -23,10 +24,11 @@ bool rfi_graphs_type_matches(const rfr_type *want, const rfr_type *type, char te
 
 const char *rfi_graphs_address_defect(const rfr_graphs *g, const void *data) {
   enum { ALIGNMENT = 16 }; /* kernels are selected for it */
-  return !data                                       ? "data is NULL"
-         : (uintptr_t)data % ALIGNMENT               ? "its address is not a multiple of 16 bytes"
-         : !g->m.backend->reaches(g->m.device, data) ? "it is not memory of the device"
-                                                     : NULL;
+  return !data                                            ? "data is NULL"
+         : (uintptr_t)data % ALIGNMENT                    ? "its address is not a multiple of 16 bytes"
+         : !g->m.backend->reaches(g->m.device, data)      ? "it is not memory of the device"
+         : rfi_step_memory_has(g->m.layout.step, data, 1) ? "it is in the step memory, where others write"
+                                                          : NULL;
 }
 
 /* ---- names ---- */

@@ -8,6 +8,7 @@
 
 #include "base/base.h"
 #include "callable/graphed.h"
+#include "exec/step_memory.h"
 
 /* ---- the order ---- */
 
@@ -102,7 +103,8 @@ static bool is_valid_in_slot(const rfr_graphs *g, const rfi_stage_plan *s, int s
  * Several slots may have one block: its bytes are valid if they are valid in one of them. */
 static rfr_status check_slot_data(const rfr_graphs *g, const rfi_step_call *call, const char *name, const void *data,
                                   int64_t bytes, bool *is_slot) {
-  *is_slot = false;
+  const bool holds = rfi_step_memory_holds(&g->m);
+  *is_slot = rfi_step_memory_has(g->m.layout.step, data, bytes);
   for (const rfi_stage_plan *s = g->stage; s < g->stage + g->n_stages && bytes > 0; s++)
     for (int slot = 0; slot < s->slots; slot++) {
       if (!overlaps(data, bytes, rfi_graphs_slot(g, s, slot), s->bytes) &&
@@ -110,7 +112,7 @@ static rfr_status check_slot_data(const rfr_graphs *g, const rfi_step_call *call
         continue;
       const bool ends = call && call->first && call->slot == slot && s == &g->stage[g->callable[call->callable].stage];
       *is_slot = true;
-      if (!ends && is_valid_in_slot(g, s, slot, data, bytes)) return RFR_OK;
+      if (!ends && is_valid_in_slot(g, s, slot, data, bytes) && holds) return RFR_OK;
     }
   return *is_slot ? rfi_fail(RFI_E_ARGUMENT,
                              "\"%s\" points to slot memory that is no longer valid: copy a tensor while it is valid",
@@ -413,6 +415,7 @@ static rfr_status begin_checked(rfr_graphs *g, bool evaluating, const rfr_bindin
       return rfi_fail(RFI_E_PROGRAM_NAME, "\"%s\" is a state, which an evaluation does not change", x->tensor.name);
   }
   RFI_TRY(rfi_graphs_splits_report(g));
+  RFI_TRY(rfi_step_memory_take(&g->m, true));
   g->state = RFI_STEP_BROKEN;
   g->evaluating = evaluating;
   g->ended = false;
@@ -455,6 +458,7 @@ rfr_status rfr_graphs_end_step(rfr_graphs *g) {
   g->evaluating = false;
   g->ended = !evaluating;
   g->splits.step += !evaluating;
+  rfi_step_memory_release(&g->m);
   return rfi_graphs_splits_report(g);
 }
 
@@ -467,6 +471,7 @@ rfr_status rfr_graphs_abort_step(rfr_graphs *g) {
   g->splits.step += !evaluating;
   g->state = RFI_STEP_NONE;
   g->evaluating = false;
+  rfi_step_memory_release(&g->m);
   return evaluating ? RFR_OK : rfi_graphs_count(g, true);
 }
 

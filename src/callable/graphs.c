@@ -8,6 +8,7 @@
 
 #include "base/base.h"
 #include "callable/graphed.h"
+#include "exec/step_memory.h"
 #include "schedule/schedule.h"
 
 rfr_callable rfr_callable_default(void) {
@@ -228,7 +229,7 @@ static rfr_status create(rfr_ctx *ctx, const rfr_callable *callables, int n, con
   g->options = rfr_graphs_options_default();
   if (options) memcpy(&g->options, options, sizeof g->options);
   g->inference = callables[0].inference != 0;
-  RFI_GOTO(rfi_executor_open(&g->m, ctx, g->options.comm));
+  RFI_GOTO(rfi_executor_open(&g->m, ctx, g->options.comm, g->options.step_memory));
   RFI_GOTO(RFI_ALLOC(ctx, sizeof *g->callable * (size_t)n, &g->callable));
   g->n = n;
   RFI_GOTO(make(g, callables));
@@ -248,10 +249,11 @@ rfr_status rfi_graphs_plan(rfr_ctx *ctx, const rfr_callable *callables, int n, c
                            rfr_graphs_memory *out) {
   rfr_graphs *g;
   RFI_TRY(create(ctx, callables, n, options, plan, &g));
+  const rfr_status s = rfi_step_memory_reserve(&g->m);
   *out = g->memory;
   out->size = sizeof *out;
   rfr_graphs_destroy(g);
-  return RFR_OK;
+  return s;
 }
 
 void rfr_graphs_destroy(rfr_graphs *g) {

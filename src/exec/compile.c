@@ -7,6 +7,7 @@
 
 #include "base/base.h"
 #include "exec/exec.h"
+#include "exec/step_memory.h"
 #include "pass/branch.h"
 
 rfr_compile_options rfr_compile_options_default(void) {
@@ -78,7 +79,7 @@ static rfr_status compile_one(rfr_programs *p, rfi_program *g, const rfr_trace *
 
 /* Places inputs and results of phase load, which each program has for itself. */
 static rfr_status place_persistent(rfr_programs *p) {
-  p->m.layout = (rfi_layout){0};
+  rfi_layout_clear(&p->m.layout);
   rfi_storage_place(&p->m.store, &p->m.layout, RFI_REGION_RING);
   rfi_storage_place(&p->m.store, &p->m.layout, RFI_REGION_PERSISTENT);
   for (int i = 0; i < p->n; i++) {
@@ -242,7 +243,7 @@ static void share_step(rfr_programs *p, bool debug) {
 static rfr_status allocate_arena_or_serial(rfr_programs *p) {
   bool fewer;
   const rfr_status s = rfi_layout_allocate(&p->m.layout, p->m.backend, p->m.device, RFI_PATTERN);
-  if (s != RFR_NO_MEMORY) return s;
+  if (s != RFR_NO_MEMORY || p->m.layout.step) return s;
   RFI_TRY(drop_branches(p, &fewer));
   if (!fewer) return s;
   share_step(p, false);
@@ -271,7 +272,7 @@ static rfr_status plan_programs(rfr_programs *p) {
   if (!p->options.plan_only)
     RFI_TRY(rfi_layout_check_budget(&p->m.layout, p->options.budget, p->options.recompute, false));
   if (p->options.debug) share_step(p, true); /* the budget is for the program; debugging it needs more bytes */
-  return RFR_OK;
+  return rfi_step_memory_reserve(&p->m);
 }
 
 /* Takes the plan's offsets. */
@@ -298,7 +299,17 @@ static unsigned char *address_of(const void *user, rfr_value owner) {
   return rfi_address(&x->p->m.layout, at.region, at.offset);
 }
 
-/* Memory, and the addresses in it. */
+rfr_status rfi_programs_attach(rfr_programs *p) {
+  if (p->attached) return RFR_OK;
+  RFI_TRY(rfi_step_memory_allocate(&p->m));
+  for (int i = 0; i < p->n; i++)
+    rfi_unit_set_addresses(&p->program[i].u, 0, address_of, &(program_addresses){p, &p->program[i]},
+                           rfi_address(&p->m.layout, RFI_REGION_SLOT, 0));
+  p->attached = true;
+  return RFR_OK;
+}
+
+/* Memory, and the addresses in it; those of step memory later, as graphs may be created that need more of it. */
 static rfr_status allocate(rfr_programs *p) {
   if (p->options.tune) RFI_TRY(rfi_tune(p)); /* before the arena takes the device's memory */
   RFI_TRY(allocate_memory(p));
@@ -307,10 +318,8 @@ static rfr_status allocate(rfr_programs *p) {
     rfi_program *g = &p->program[i];
     place_step(g);
     RFI_TRY(rfi_unit_instantiate(&p->m, &g->u, 1));
-    rfi_unit_set_addresses(&g->u, 0, address_of, &(program_addresses){p, g},
-                           rfi_address(&p->m.layout, RFI_REGION_SLOT, 0));
   }
-  return RFR_OK;
+  return p->m.layout.step ? RFR_OK : rfi_programs_attach(p);
 }
 
 /* Whether running the trace can be observed: it has an output, or an op with an effect. */
@@ -363,7 +372,7 @@ rfr_status rfr_compile(rfr_ctx *ctx, int n, const rfr_trace *const *traces, cons
   RFI_GOTO(RFI_ALLOC(ctx, sizeof *p, &p));
   p->options = rfr_compile_options_default();
   if (options) memcpy(&p->options, options, sizeof p->options);
-  RFI_GOTO(rfi_executor_open(&p->m, ctx, p->options.comm));
+  RFI_GOTO(rfi_executor_open(&p->m, ctx, p->options.comm, p->options.step_memory));
   RFI_GOTO(RFI_ALLOC(ctx, sizeof *p->program * (size_t)n, &p->program));
   p->n = n;
   for (int i = 0; i < n; i++) {

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * Internals of compiled programs. Inputs of all programs and results of phase load are persistent; the bytes for the
- * step are shared by all programs (layout.h).
+ * step are shared by all programs (layout.h), and with step memory by others too (step_memory.h).
  *
  * compile.c   options, passes, plans
  * layout.c    regions of memory, the budget, allocation
@@ -39,6 +39,7 @@ struct rfr_programs {
   rfr_compile_options options;
   rfi_program *program;
   int n;
+  bool attached; /* addresses are set */
   rfr_choice *choice; /* made by tuning */
   int n_choices, cap_choices;
   rfi_range *watch;      /* debug: ranges that must be filled with one byte; host and device access them */
@@ -57,6 +58,8 @@ rfr_status rfi_program_get_allocated(const rfr_programs *p, int i, const char *c
 void *rfi_programs_stream(const rfr_programs *p);
 
 /* ---- compile.c ---- */
+/* Sets the addresses, before programs run or are captured for the first time. */
+rfr_status rfi_programs_attach(rfr_programs *p);
 /* Options of the passes, from those of the compile. */
 rfi_pass_options rfi_program_pass_options(rfr_programs *p);
 

@@ -8,8 +8,9 @@
 
 #include "base/base.h"
 #include "exec/exec.h"
+#include "exec/step_memory.h"
 
-rfr_status rfi_executor_open(rfi_executor *m, rfr_ctx *ctx, rfr_comm *comm) {
+rfr_status rfi_executor_open(rfi_executor *m, rfr_ctx *ctx, rfr_comm *comm, rfr_step_memory *step) {
   m->ctx = ctx;
   m->comm = comm;
   RFI_TRY(rfi_arena_create(ctx, &m->strings));
@@ -17,12 +18,14 @@ rfr_status rfi_executor_open(rfi_executor *m, rfr_ctx *ctx, rfr_comm *comm) {
     return RFR_NO_MEMORY;
   RFI_TRY(rfi_backend_find(ctx, &m->backend));
   RFI_TRY(m->backend->open(ctx, &m->device));
+  RFI_TRY(rfi_step_memory_enter(step, m));
   const bool joins = comm && comm->table->host == m->backend->host && m->backend->join;
   return joins ? m->backend->join(m->device, comm) : RFR_OK;
 }
 
 void rfi_executor_close(rfi_executor *m) {
   if (m->device) {
+    rfi_step_memory_leave(m);
     rfi_layout_free(&m->layout, m->backend, m->device);
     m->backend->close(m->device);
   }

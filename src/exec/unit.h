@@ -45,8 +45,9 @@ typedef struct rfi_exec_unit {
 static inline bool rfi_has(const rfi_exec_unit *u, rfi_part part) { return u->first[part + 1] > u->first[part]; }
 static inline int64_t rfi_bytes_into(const rfi_value *x) { return x->offset * rfr_dtype_bits(x->type.dtype) / 8; }
 
-/* Opens the device of a context; gives it the communicator of its ops, if it can use it. Sets `ctx` first. */
-rfr_status rfi_executor_open(rfi_executor *m, rfr_ctx *ctx, rfr_comm *comm);
+/* Opens the device of a context; gives it the communicator of its ops, if it can use it. Sets `ctx` first. `step`: the
+ * memory of the regions from slots on, or NULL. */
+rfr_status rfi_executor_open(rfi_executor *m, rfr_ctx *ctx, rfr_comm *comm, rfr_step_memory *step);
 void rfi_executor_close(rfi_executor *m); /* frees the memory too; also if opening failed */
 /* Options of the passes that follow from the backend. */
 rfi_pass_options rfi_executor_pass_options(rfi_executor *m);

@@ -111,7 +111,7 @@ void rfr_run_get_pipeline(const rfr_run *run, rfr_run_pipeline *out) {
                             .stages = rfi_pipeline_stages(p),
                             .schedule = p->schedule,
                             .microbatches = run->settings->spec.microbatches,
-                            .planned_bytes = m.planned_bytes,
+                            .planned_bytes = m.planned_bytes - m.step_memory_bytes,
                             .slot_bytes = m.slot_bytes,
                             .slots = m.slots,
                             .shared_bytes = m.shared_bytes,

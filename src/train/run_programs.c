@@ -166,7 +166,8 @@ static rfr_status check_recipe(rfr_run *run) {
   return RFR_OK;
 }
 
-static rfr_status make_pipeline(rfr_run *run) {
+/* The programs use `step` too: the update and the evaluation run between the steps of the callables. */
+static rfr_status make_pipeline(rfr_run *run, rfr_step_memory *step) {
   const rfi_settings *s = run->settings;
   rfr_plan_summary plan;
   RFI_TRY(rfr_program_plan(run->programs, 0, &plan));
@@ -176,9 +177,10 @@ static rfr_status make_pipeline(rfr_run *run) {
                                 .debug = run->options.debug,
                                 .plan_only = run->options.plan_only,
                                 .recompute = s->recompute,
-                                .budget = s->budget > 0 && s->budget <= plan.planned_bytes
+                                .step_memory = step,
+                                .budget = s->budget > 0 && s->budget <= plan.persistent_bytes
                                               ? 1
-                                              : s->budget - (s->budget > 0 ? plan.planned_bytes : 0)};
+                                              : s->budget - (s->budget > 0 ? plan.persistent_bytes : 0)};
   return rfi_stages_create(run->ctx, &s->spec, run->programs, &o, &run->stages);
 }
 
@@ -205,7 +207,9 @@ rfr_status rfi_run_compile(rfr_run *run) {
   run->n_programs = 0;
   run->settings->spec.texts = run->options.texts;
   const bool pipeline = run->settings->parallel.pipeline > 1;
+  rfr_compile_options o = rfr_compile_options_default();
   if (pipeline) RFI_TRY(rfi_pipeline_check(&run->settings->spec));
+  if (pipeline) RFI_TRY(rfr_step_memory_create(run->ctx, 0, &o.step_memory));
   for (int i = 0; i < N_KINDS; i++) {
     if (!(run->options.programs >> i & 1)) continue;
     if (pipeline && 1 << i == RFR_RUN_EVALUATE) {
@@ -217,7 +221,6 @@ rfr_status rfi_run_compile(rfr_run *run) {
     RFI_GOTO(kinds[i].record(run->ctx, &run->settings->spec, &traces[run->n_programs]));
     run->n_programs++;
   }
-  rfr_compile_options o = rfr_compile_options_default();
   o.budget = run->settings->budget;
   o.recompute = run->settings->recompute;
   o.debug = run->options.debug;
@@ -234,10 +237,11 @@ rfr_status rfi_run_compile(rfr_run *run) {
   snprintf(message, sizeof message, "compiled %d program%s", run->n_programs, run->n_programs == 1 ? "" : "s");
   rfi_run_emit(run, &(rfr_event){.kind = RFR_EVENT_COMPILE, .message = message, .seconds = rfi_now() - start});
   RFI_GOTO(check_recipe(run));
-  if (pipeline) RFI_GOTO(make_pipeline(run));
+  if (pipeline) RFI_GOTO(make_pipeline(run, o.step_memory));
   s = find_tensors(run);
 fail:
   rfi_free(run->ctx, choices);
+  rfr_step_memory_destroy(o.step_memory); /* the programs and the callables keep it */
   for (int i = 0; i < MOST_PROGRAMS; i++) rfr_trace_destroy(traces[i]);
   return s;
 }

@@ -34,7 +34,8 @@ static int64_t planned_bytes(const rfr_run *run) {
   if (rfr_program_plan(run->programs, 0, &plan) != RFR_OK) return -1;
   if (!run->stages) return plan.planned_bytes;
   rfi_stages_memory(run->stages, &m);
-  return plan.planned_bytes + m.planned_bytes;
+  if (plan.planned_bytes - plan.persistent_bytes != m.step_memory_bytes) return -1; /* the programs use the same */
+  return plan.planned_bytes + m.planned_bytes - m.step_memory_bytes;
 }
 
 static rfr_status work(void *rank, int number, rfr_comm *comm, rfr_ctx *own) {
@@ -54,7 +55,7 @@ static rfr_status work(void *rank, int number, rfr_comm *comm, rfr_ctx *own) {
     o.plan_only = plan_only;
     rfr_status s = rfr_run_open(own, j->config, NULL, &o, &run);
     if (s == RFR_OK && plan_only) j->planned = planned_bytes(run);
-    if (s == RFR_OK && planned_bytes(run) != j->planned)
+    if (s == RFR_OK && (j->planned < 0 || planned_bytes(run) != j->planned))
       s = rfi_fail(RFI_E_INTERNAL, "%lld bytes are planned, %lld used", (long long)j->planned,
                    (long long)planned_bytes(run));
     for (int i = 0; s == RFR_OK && !plan_only && i < STEPS; i++) s = rfr_run_step(run);

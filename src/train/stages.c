@@ -249,6 +249,7 @@ static rfr_status make_graphs(rfi_stages *p, const rfi_stages_options *options) 
   o.debug = options->debug;
   o.recompute = options->recompute;
   o.budget = options->budget;
+  o.step_memory = options->step_memory;
   o.tensors = b.tensors;
   o.n_tensors = b.n;
   o.gradients = b.gradients;

@@ -284,6 +284,10 @@ static void programs(void) {
   rfr_memory memory;
   int n;
   rfr_rng rng = {0};
+  rfr_step_memory *shared;
+  QUIET(rfr_step_memory_destroy, NULL);
+  STATUS(rfr_step_memory_create, NULL, 0, &shared);
+  GIVES(-1, rfr_step_memory_bytes, NULL);
   QUIET(rfr_programs_destroy, NULL);
   STATUS(rfr_programs_tensor, NULL, "x", &x);
   STATUS(rfr_programs_tensor_at, NULL, 0, &x);
