@@ -151,7 +151,9 @@ RFR_API rfr_rng rfr_rng_fork(rfr_rng rng, uint64_t number);
 /* Runs the ops of phase load, which depend on frozen inputs and constants alone. Call it after weights were written
  * and before the first run. */
 RFR_API rfr_status rfr_programs_load(rfr_programs *p);
-/* Runs a program kernel by kernel (eager). */
+/* Runs a program kernel by kernel (eager). The first run or replay of a program with collectives compares them with
+ * those of the other ranks. Errors then: dist.mismatch on all ranks, naming the first that differs; dist.peer. Nothing
+ * has run. */
 RFR_API rfr_status rfr_program_run(rfr_programs *p, int program);
 /* Captures the same calls as a graph; executes nothing. */
 RFR_API rfr_status rfr_program_capture(rfr_programs *p, int program);
