@@ -414,6 +414,7 @@ class rfr_run_options(Record):
     data: Annotated[Any, POINTER(rfr_data_source)]
     texts: Int64
     comm: Pointer
+    ema: Int
 
 
 @struct
@@ -500,6 +501,7 @@ class rfr_export_options(Record):
     size: Size
     format: Text
     dtype: Text
+    ema: Int
 
 
 # ---- functions ----

@@ -87,14 +87,14 @@ typedef struct rfi_pass_options {
   struct rfi_frontier *frontier; /* not NULL: its level `level` is recomputed, whatever `recompute` says */
   int level;
   rfr_shard shard; /* of a whole step over `ranks` ranks; 0 or 1: nothing is sharded (shard.c) */
-  int ranks;
+  int ranks, rank;
   bool sharded;       /* parameters are shards, gathered only for a while: no op on them is hoisted */
   int64_t loss_chunk; /* rows of logits per chunk in a fused LM head, unless loss_rows(T, C) is given */
   int64_t (*loss_rows)(int64_t T, int64_t C);
   /* A callable's place in a set, whose linears share the states of fp8_delayed and the sites of nvfp4. */
-  int slots, first_slot; /* of delayed scaling: of all callables of the set, and before this one */
-  int64_t first_linear;  /* linears under a recipe that the model records before this callable */
-  bool trains;           /* the set trains: every forward collects its amaxes */
+  int slots, first_slot;   /* of delayed scaling: of all callables of the set, and before this one */
+  int64_t first_linear;    /* linears under a recipe that the model records before this callable */
+  bool trains;             /* the set trains: every forward collects its amaxes */
   bool lora;               /* the backend has kernels for lora_matmul */
   bool gelu_bwd;           /* the backend has GEMMs that apply the gradient of GELU */
   rfr_recompute recompute; /* `all`, else marked ops; with split_phases nothing */
