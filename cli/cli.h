@@ -94,6 +94,7 @@ typedef struct cli {
   rfr_comm *comm;    /* NULL: one rank */
   const char *device;
   const char *prompt, *prompts, *system, *template;
+  bool ema;
   int64_t tokens, seed, top_k, context, batch;
   double temperature, top_p, min_p, penalty;
   bool chat;

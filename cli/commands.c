@@ -60,6 +60,8 @@
   {"system", "TEXT", NULL, CLI_TEXT, FIELD(system), "system message (none)"}, {                           \
     "template", "NAME", NULL, CLI_TEXT, FIELD(template), "chat template: model, chatml or a file (model)" \
   }
+#define EMA \
+  { "ema", NULL, NULL, CLI_FLAG, FIELD(ema), "the averaged weights of the checkpoint (optimizer.ema)" }
 #define SAMPLING                                                                                                       \
   {"tokens", "N", NULL, CLI_INTEGER, FIELD(tokens), "maximum number of tokens (256)"},                                 \
       {"context",      "N",                                                                                            \
@@ -132,18 +134,18 @@ static const cli_command commands[CLI_COMMAND_COUNT] = {
               "continue N of the --prompts at once, at most 64; each has its own caches (1)"},
              {"out", "FILE", NULL, CLI_TEXT, FIELD(out), "write the results of --prompts here (standard output)"},
              {"chat", NULL, NULL, CLI_FLAG, FIELD(chat), "the prompt is a message; answer with the chat template"},
-             TEMPLATE, SAMPLING, SET, ON_A_DEVICE)},
+             TEMPLATE, SAMPLING, EMA, SET, ON_A_DEVICE)},
     [CLI_INDEX_chat] =
         {"chat", "RUN|MODEL", 1, 1, "chat with a run's newest checkpoint or a model",
          "Each line of standard input is a message; a backslash at its end continues it on the next line. /reset "
          "starts a new conversation, /system TEXT starts one with a system message, /quit ends. At a terminal, Ctrl-C "
          "ends an answer. In a pipe, only the answers are written, one after the other.",
-         "refrain chat runs/finetune --temperature 0.2", OPTIONS(TEMPLATE, SAMPLING, SET, ON_A_DEVICE)},
+         "refrain chat runs/finetune --temperature 0.2", OPTIONS(TEMPLATE, SAMPLING, EMA, SET, ON_A_DEVICE)},
     [CLI_INDEX_eval] = {"eval", "RUN|MODEL", 1, 1, "evaluate a run's newest checkpoint, or a model",
                         "Evaluates on the run's held-out data. For a MODEL, name the data: --set "
                         "data.validation=FILES. Prints bits per byte for models of bytes, and the mean loss in nats "
                         "per token.",
-                        "refrain eval runs/demo --json", OPTIONS(SET, ON_A_DEVICE)},
+                        "refrain eval runs/demo --json", OPTIONS(EMA, SET, ON_A_DEVICE)},
     [CLI_INDEX_tokenize] =
         {"tokenize", "MODEL [FILE...]", 1, INT_MAX, "print the token ids of a text, or write those of files",
          "Tokenizes FILE or standard input and prints one id per line; the counts go to standard error. MODEL may also "
@@ -206,7 +208,7 @@ static const cli_command commands[CLI_COMMAND_COUNT] = {
                  {"out", "PATH", NULL, CLI_TEXT, FIELD(out), "folder or file to write"},
                  {"dtype", "TYPE", "f32 bf16 f16 q8_0 q4_0", CLI_TEXT, FIELD(dtype),
                   "type of the weights; q8_0 and q4_0 only for gguf (that of the model)"},
-                 THREADS, JSON, QUIET, HELP)},
+                 EMA, THREADS, JSON, QUIET, HELP)},
     [CLI_INDEX_keys] = {"keys", "[WORD]", 0, 1, "print the table of configuration keys",
                         "With WORD, only keys whose name or meaning contains it.", "refrain keys recompute",
                         OPTIONS(JSON, HELP)},

@@ -145,6 +145,7 @@ typedef struct rfr_run_options {
   int64_t texts;  /* that rfr_run_generate_batch continues at once, 1 to 64; 0: 1. Each has its own caches */
   rfr_comm *comm; /* this rank's end; outlives the run. All ranks open the same run, and call the same functions of it
                      in the same order; rank 0 alone writes the folder. NULL: one rank */
+  int ema; /* 1: for reading: the averaged weights of the checkpoint (optimizer.ema) instead of the trained ones */
 } rfr_run_options;
 RFR_API rfr_run_options rfr_run_options_default(void);
 
@@ -163,7 +164,7 @@ RFR_API rfr_run_options rfr_run_options_default(void);
  * not asked for; run.busy: another process trains in it; run.folder: without a text, the folder is that of a model,
  * an adapter, or, for training, a checkpoint; file.space: less is free than checkpoints need; file.write: the folder
  * cannot be written;
- * resume.mismatch; checkpoint. */
+ * resume.mismatch; checkpoint; run.ema: there are no averaged weights to read. */
 RFR_API rfr_status rfr_run_open(rfr_ctx *ctx, const char *config_text, const char *folder,
                                 const rfr_run_options *options, rfr_run **out);
 /* Frees everything; writes nothing. Accepts NULL. */

@@ -416,6 +416,7 @@ class rfr_run_options(Record):
     data: Annotated[Any, POINTER(rfr_data_source)]
     texts: Int64
     comm: Pointer
+    ema: Int
 
 
 @struct
@@ -502,6 +503,7 @@ class rfr_export_options(Record):
     size: Size
     format: Text
     dtype: Text
+    ema: Int
 
 
 # ---- functions ----

@@ -46,6 +46,7 @@ rfi_pass_options rfi_program_pass_options(rfr_programs *p) {
   if (p->options.loss_chunk > 0) o.loss_chunk = p->options.loss_chunk, o.loss_rows = NULL;
   o.shard = p->options.shard;
   o.ranks = rfr_comm_size(p->options.comm);
+  o.rank = rfr_comm_rank(p->options.comm);
   o.sharded = o.shard == RFR_SHARD_FULL && o.ranks > 1;
   o.recompute = p->options.recompute;
   return o;

@@ -135,7 +135,7 @@ rfr_status rfr_program_plan_buffer(const rfr_programs *p, int program, int i, rf
   return RFR_OK;
 }
 
-/* Marks the states that ops update together with a parameter: moments and master weights. */
+/* Marks what ops update together with a parameter: moments, master weights, averages. */
 static void mark_optimizer(const rfr_programs *p, const rfr_trace *t, bool *optimizer) {
   for (int i = 0; i < t->n_ops; i++) {
     const rfi_opr *op = &t->ops[i];
@@ -148,7 +148,8 @@ static void mark_optimizer(const rfr_programs *p, const rfr_trace *t, bool *opti
     for (int j = 0; updates && j < op->n_out; j++) {
       const int k = op->def->alias[j];
       const rfi_value *x = k >= 0 && op->in[k] >= 0 ? &t->values[t->values[op->in[k]].base] : NULL;
-      if (x && x->op < 0 && x->role == RFR_ROLE_STATE) optimizer[rfi_names_find(&p->m.store.names, x->name)] = true;
+      if (x && x->op < 0 && (x->role == RFR_ROLE_STATE || op->def->code == RFI_OP_ema))
+        optimizer[rfi_names_find(&p->m.store.names, x->name)] = true;
     }
   }
 }
@@ -162,7 +163,7 @@ static rfr_status count_persistent(const rfr_programs *p, rfr_memory *out) {
     const rfr_role role = p->m.store.named[i].tensor.role;
     const int64_t bytes = rfi_storage_bytes(&p->m.store.named[i].tensor.type);
     const bool weight = role == RFR_ROLE_TRAINABLE || role == RFR_ROLE_FROZEN, state = role == RFR_ROLE_STATE;
-    *(weight ? &out->weights : !state ? &out->inputs : optimizer[i] ? &out->optimizer : &out->states) += bytes;
+    *(optimizer[i] ? &out->optimizer : weight ? &out->weights : state ? &out->states : &out->inputs) += bytes;
     inputs += bytes;
   }
   out->loaded = rfi_layout_at(&p->m.layout, RFI_REGION_SLOT) - inputs;

@@ -341,17 +341,24 @@ enum { RFI_AT_clip_scale_max };
 enum { RFI_IN_adamw_w, RFI_IN_adamw_g, RFI_IN_adamw_m, RFI_IN_adamw_v, RFI_IN_adamw_master, RFI_IN_adamw_lr,
   RFI_IN_adamw_clip, RFI_IN_adamw_skip, RFI_IN_adamw_step };
 enum { RFI_OUT_adamw_w1, RFI_OUT_adamw_m1, RFI_OUT_adamw_v1, RFI_OUT_adamw_master1 };
-enum { RFI_AT_adamw_beta1, RFI_AT_adamw_beta2, RFI_AT_adamw_eps, RFI_AT_adamw_decay, RFI_AT_adamw_lr_scale };
+enum { RFI_AT_adamw_beta1, RFI_AT_adamw_beta2, RFI_AT_adamw_eps, RFI_AT_adamw_decay, RFI_AT_adamw_lr_scale,
+  RFI_AT_adamw_draws, RFI_AT_adamw_first };
 enum { RFI_IN_sgd_w, RFI_IN_sgd_g, RFI_IN_sgd_momentum, RFI_IN_sgd_master, RFI_IN_sgd_lr, RFI_IN_sgd_clip,
-  RFI_IN_sgd_skip };
+  RFI_IN_sgd_skip, RFI_IN_sgd_step };
 enum { RFI_OUT_sgd_w1, RFI_OUT_sgd_momentum1, RFI_OUT_sgd_master1 };
-enum { RFI_AT_sgd_momentum, RFI_AT_sgd_decay, RFI_AT_sgd_lr_scale };
+enum { RFI_AT_sgd_momentum, RFI_AT_sgd_decay, RFI_AT_sgd_lr_scale, RFI_AT_sgd_draws, RFI_AT_sgd_first };
 enum { RFI_IN_muon_momentum_g, RFI_IN_muon_momentum_b, RFI_IN_muon_momentum_clip, RFI_IN_muon_momentum_skip };
 enum { RFI_OUT_muon_momentum_u, RFI_OUT_muon_momentum_b1 };
 enum { RFI_AT_muon_momentum_momentum, RFI_AT_muon_momentum_to };
 enum { RFI_IN_muon_polynomial_g, RFI_IN_muon_polynomial_p };
 enum { RFI_OUT_muon_polynomial_q };
 enum { RFI_AT_muon_polynomial_a, RFI_AT_muon_polynomial_b, RFI_AT_muon_polynomial_c, RFI_AT_muon_polynomial_unit };
+enum { RFI_IN_ema_average, RFI_IN_ema_w, RFI_IN_ema_skip, RFI_IN_ema_step };
+enum { RFI_OUT_ema_average1 };
+enum { RFI_AT_ema_decay, RFI_AT_ema_start, RFI_AT_ema_warmup };
+enum { RFI_IN_ema_weight_average };
+enum { RFI_OUT_ema_weight_w };
+enum { RFI_AT_ema_weight_to };
 enum { RFI_IN_loss_scale_state };
 enum { RFI_OUT_loss_scale_scale, RFI_OUT_loss_scale_inverse };
 enum { RFI_IN_loss_scale_end_state, RFI_IN_loss_scale_end_skip };

@@ -87,7 +87,7 @@ typedef struct rfi_pass_options {
   struct rfi_frontier *frontier; /* not NULL: its level `level` is recomputed, whatever `recompute` says */
   int level;
   rfr_shard shard; /* of a whole step over `ranks` ranks; 0 or 1: nothing is sharded (shard.c) */
-  int ranks;
+  int ranks, rank;
   bool sharded;       /* parameters are shards, gathered only for a while: no op on them is hoisted */
   int64_t loss_chunk; /* rows of logits per chunk in a fused LM head, unless loss_rows(T, C) is given */
   int64_t (*loss_rows)(int64_t T, int64_t C);

@@ -568,6 +568,11 @@ bool rfi_config_is_used(const rfi_config *c, rfi_config_id id) {
   if (strcmp(rows[id].section, "preference") == 0 && c->data_format != RFI_FORMAT_preference) return false;
   const bool muon = id == RFI_CFG_optimizer_muon_momentum || id == RFI_CFG_optimizer_muon_scale;
   if (muon && c->optimizer_name != RFI_OPTIMIZER_muon) return false;
+  /* Checkpoints of versions without these keys have none of them. */
+  if (id == RFI_CFG_optimizer_rounding && c->optimizer_rounding == RFI_ROUNDING_nearest) return false;
+  const bool ema =
+      id == RFI_CFG_optimizer_ema || id == RFI_CFG_optimizer_ema_start || id == RFI_CFG_optimizer_ema_warmup;
+  if (ema && c->optimizer_ema == 0) return false;
   if (id == RFI_CFG_run_epochs && c->run_epochs == 0) return false;
   return c->source[id].from != NULL;
 }

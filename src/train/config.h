@@ -66,14 +66,14 @@ typedef struct rfi_config_numbers {
 #define RFI_CHOICES_TRUNCATE(X) X(TRUNCATE, cut) X(TRUNCATE, drop) X(TRUNCATE, refuse)
 #define RFI_CHOICES_OPTIMIZER(X) X(OPTIMIZER, adamw) X(OPTIMIZER, sgd) X(OPTIMIZER, muon)
 #define RFI_CHOICES_MUON_SCALE(X) X(MUON_SCALE, rms) X(MUON_SCALE, shape)
+#define RFI_CHOICES_ROUNDING(X) X(ROUNDING, nearest) X(ROUNDING, stochastic)
 #define RFI_CHOICES_WIDTH(X) X(WIDTH, f32) X(WIDTH, model)
 #define RFI_CHOICES_SCHEDULE(X) X(SCHEDULE, constant) X(SCHEDULE, linear) X(SCHEDULE, cosine) X(SCHEDULE, wsd)
 #define RFI_CHOICES_RECOMPUTE(X) X(RECOMPUTE, none) X(RECOMPUTE, auto) X(RECOMPUTE, all)
 #define RFI_CHOICES_ADAPTER(X) X(ADAPTER, none) X(ADAPTER, lora) X(ADAPTER, dora)
 #define RFI_CHOICES_BASE(X) X(BASE, model) X(BASE, nf4) X(BASE, int8) X(BASE, fp8)
-#define RFI_CHOICES_RECIPE(X)                                                                           \
-  X(RECIPE, none) X(RECIPE, fp8_delayed) X(RECIPE, fp8_current) X(RECIPE, fp8_block) X(RECIPE, mxfp8) \
-  X(RECIPE, nvfp4)
+#define RFI_CHOICES_RECIPE(X) \
+  X(RECIPE, none) X(RECIPE, fp8_delayed) X(RECIPE, fp8_current) X(RECIPE, fp8_block) X(RECIPE, mxfp8) X(RECIPE, nvfp4)
 #define RFI_CHOICES_RECIPE_FORMAT(X) X(RECIPE_FORMAT, e4m3) X(RECIPE_FORMAT, hybrid)
 #define RFI_CHOICES_AMAX_RULE(X) X(AMAX_RULE, max) X(AMAX_RULE, most_recent)
 #define RFI_CHOICES_BACKWARD(X) X(BACKWARD, quantized) X(BACKWARD, high)
@@ -88,6 +88,7 @@ enum { RFI_CHOICES_TOKEN_DTYPE(RFI_CHOICE_ENUM) };
 enum { RFI_CHOICES_TRUNCATE(RFI_CHOICE_ENUM) };
 enum { RFI_CHOICES_OPTIMIZER(RFI_CHOICE_ENUM) };
 enum { RFI_CHOICES_MUON_SCALE(RFI_CHOICE_ENUM) };
+enum { RFI_CHOICES_ROUNDING(RFI_CHOICE_ENUM) };
 enum { RFI_CHOICES_WIDTH(RFI_CHOICE_ENUM) };
 enum { RFI_CHOICES_SCHEDULE(RFI_CHOICE_ENUM) };
 enum { RFI_CHOICES_RECOMPUTE(RFI_CHOICE_ENUM) };

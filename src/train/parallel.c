@@ -44,6 +44,11 @@ static bool has_muon(const rfi_settings *s, const rfr_run_options *o) {
   return s->config->optimizer_name == RFI_OPTIMIZER_muon;
 }
 
+static bool has_sharded_ema(const rfi_settings *s, const rfr_run_options *o) {
+  (void)o;
+  return s->config->optimizer_ema > 0 && s->parallel.shard != RFR_SHARD_NONE;
+}
+
 /* Bits of a row: modes of parallel.shard, and experts over ranks. */
 enum { NONE = 1 << RFR_SHARD_NONE, OPTIMIZER = 1 << RFR_SHARD_OPTIMIZER, FULL = 1 << RFR_SHARD_FULL, EXPERTS = 8 };
 
@@ -62,6 +67,8 @@ static const struct {
     {"optimizer.state_dtype: u8", has_moments8, EXPERTS, "a rank's part would have other blocks; give bf16 or f32"},
     {"optimizer.name: muon", has_muon, OPTIMIZER | FULL | EXPERTS,
      "a rank needs complete matrices; give parallel.shard: none and parallel.expert: 1"},
+    {"optimizer.ema with parallel.shard", has_sharded_ema, EXPERTS,
+     "the averages of a rank's experts have no gather; give parallel.shard: none"},
 };
 
 /* `with`: what the bit stands for, before "over N ranks". */

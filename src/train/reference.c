@@ -33,6 +33,7 @@ static void hash_text(rfi_hasher *h, const char *text) { rfi_hasher_add(h, text,
 
 /* First values of an adapter do not change the model. */
 static bool is_in_key(const rfr_run *run, const rfr_tensor *x) {
+  if (rfi_is_average(x)) return false; /* it begins as the weight */
   if (x->role != RFR_ROLE_TRAINABLE && x->role != RFR_ROLE_FROZEN) return false;
   return !run->settings->adapter || run->settings->adapter_from || !rfi_adapter_has_name(x->name);
 }

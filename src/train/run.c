@@ -44,6 +44,8 @@ static rfr_status check_options(const rfr_run_options *o, const char *config_tex
   if (o->programs & ~RFR_RUN_ALL) return rfi_fail(RFI_E_ARGUMENT, "rfr_run_options.programs is %d", o->programs);
   if (o->n_overrides < 0 || (o->n_overrides > 0 && !o->overrides))
     return rfi_fail(RFI_E_ARGUMENT, "rfr_run_options: %d overrides, but no list", o->n_overrides);
+  if (o->ema && (o->programs & RFR_RUN_TRAIN))
+    return rfi_fail(RFI_E_ARGUMENT, "rfr_run_options.ema is for reading; training goes on with the trained weights");
   if (!config_text && !folder) return rfi_fail(RFI_E_ARGUMENT, "neither a configuration nor a folder is given");
   return RFR_OK;
 }
@@ -370,6 +372,8 @@ static rfr_status open_reader(rfr_run *run, const char *text, const char *folder
   const bool from_model = !folder && run->settings->weights; /* the weights of the configuration's model */
   if (!from && !from_model)
     return rfi_fail(RFI_E_CHECKPOINT, "%s: there is no checkpoint to read", folder ? folder : "no folder");
+  if (!from && run->options.ema)
+    RFI_GOTO(rfi_fail(RFI_E_RUN_EMA, "%s is a model: only a checkpoint has averaged weights", run->settings->weights));
   RFI_GOTO(open_data(run));
   RFI_GOTO(compile(run));
   RFI_GOTO(rfi_handshake(run, from ? from->step : -1, RFR_OK));

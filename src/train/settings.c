@@ -303,6 +303,34 @@ static rfr_status read_rules(rfi_settings *s) {
   return RFR_OK;
 }
 
+static rfr_status read_rounding(rfi_settings *s) {
+  rfi_step_spec *p = &s->spec;
+  p->stochastic = s->config->optimizer_rounding == RFI_ROUNDING_stochastic;
+  if (!p->stochastic) return RFR_OK;
+  if (p->model.dtype != RFR_BF16)
+    return FAIL_AT(s, RFI_CFG_optimizer_rounding,
+                   "optimizer.rounding: stochastic is for weights in bf16, and these are %s; give nearest",
+                   rfr_dtype_name(p->model.dtype));
+  if (p->master)
+    return FAIL_AT(
+        s, RFI_CFG_optimizer_rounding,
+        "optimizer.rounding: stochastic, but a weight with a master copy in f32 loses nothing by rounding; give "
+        "optimizer.master_weights: false, or nearest");
+  return RFR_OK;
+}
+
+static rfr_status read_ema(rfi_settings *s, bool trains) {
+  const rfi_config *c = s->config;
+  const rfi_config_id ids[2] = {RFI_CFG_optimizer_ema_start, RFI_CFG_optimizer_ema_warmup};
+  const bool given[2] = {c->optimizer_ema_start > 0, c->optimizer_ema_warmup};
+  for (int i = 0; i < 2 && c->optimizer_ema == 0; i++)
+    if (given[i])
+      return FAIL_AT(s, ids[i], "%s: it applies only with optimizer.ema; give a decay, or remove the key",
+                     rfi_config_path(ids[i]));
+  if (trains) s->spec.ema = (rfi_ema){c->optimizer_ema, c->optimizer_ema_start, c->optimizer_ema_warmup};
+  return RFR_OK;
+}
+
 static rfr_status read_optimizer(rfi_settings *s) {
   const rfi_config *c = s->config;
   rfi_step_spec *p = &s->spec;
@@ -328,7 +356,7 @@ static rfr_status read_optimizer(rfi_settings *s) {
                    "optimizer.name: muon updates matrices of the model, which are frozen with an adapter; give adamw");
   p->gradient_dtype = c->optimizer_gradient_dtype == RFI_WIDTH_model ? p->model.dtype : RFR_F32;
   p->master = c->optimizer_master_weights && p->model.dtype != RFR_F32;
-  return RFR_OK;
+  return read_rounding(s);
 }
 
 static rfr_status read_schedule(rfi_settings *s) {
@@ -396,6 +424,7 @@ rfr_status rfi_settings_read(rfr_ctx *ctx, const char *text, const rfr_run_optio
   if (status == RFR_OK) status = read_batch(s);
   if (status == RFR_OK) status = rfi_settings_recipe(s);
   if (status == RFR_OK) status = read_optimizer(s);
+  if (status == RFR_OK) status = read_ema(s, (options->programs & RFR_RUN_TRAIN) != 0);
   if (status == RFR_OK) status = read_schedule(s);
   if (status != RFR_OK) goto fail;
   *out = s;

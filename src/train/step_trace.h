@@ -7,6 +7,7 @@
 
 #include <stdbool.h>
 
+#include "model/averages.h"
 #include "nn/adapter.h"
 #include "refrain/recipe.h"
 #include "refrain/schedule.h"
@@ -32,6 +33,13 @@ typedef struct rfi_param_rule {
   bool frozen;
   double lr_scale, weight_decay;
 } rfi_param_rule;
+
+/* The moving average of the trained weights: rfr_ema_at. Evaluations read the averages. */
+typedef struct rfi_ema {
+  double decay; /* 0: there is none */
+  int64_t start;
+  bool warmup;
+} rfi_ema;
 
 /* A pipeline and this rank of it; see stage_trace.h. With several ranks of data each of them has a pipeline, and
  * neighbouring ranks have the same stages. */
@@ -63,7 +71,9 @@ typedef struct rfi_step_spec {
   rfr_dtype gradient_dtype; /* RFR_F32, or the weights' */
   rfr_dtype state_dtype;    /* of the moments; RFR_U8: 8 bits in blocks, AdamW only */
   bool master;              /* f32 master weights, for 16-bit weights */
-  double clip;              /* global norm, 0: none */
+  bool stochastic;          /* bf16 weights are rounded stochastically; their draws have the parameter's number + 1 */
+  rfi_ema ema;
+  double clip; /* global norm, 0: none */
   rfr_lr_options lr;
   bool preference; /* DPO: documents 2p and 2p + 1 of a microbatch are the chosen and the rejected answer of pair p */
   double beta, smoothing;
@@ -140,6 +150,8 @@ static inline int64_t rfi_prefill_rows(const rfi_step_spec *s) {
 #define RFI_SUFFIX_V ".exp_avg_sq"
 #define RFI_SUFFIX_MOMENTUM ".momentum"
 #define RFI_SUFFIX_MASTER ".master"
+/* RFI_SUFFIX_EMA: the average of a trained parameter, f32, with the role of a weight: the ranks share it out as they do
+ * weights. */
 /* Of a rank of a pipeline. A tied head has gradients of its own: the ranks of the first and the last stage have
  * both. */
 #define RFI_SUFFIX_GRADIENT ".gradient"
