@@ -99,7 +99,7 @@ typedef struct cli {
   cli_list stops; /* --stop, in order */
   const char *after, *phase, *program, *files, *svg, *dtype, *trace, *to;
   bool decode, special;
-  bool diff, flat, all, frontier;
+  bool diff, flat, all, frontier, values;
   int64_t steps, port;
   const char *kind, *order, *layers, *file, *costs, *write_costs;
   double link; /* bytes per second, in GB */
