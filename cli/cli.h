@@ -104,7 +104,7 @@ typedef struct cli {
   int64_t vocab, min_frequency, max_bytes;
   const char *after, *phase, *program, *files, *svg, *dtype, *trace, *to;
   bool decode, special;
-  bool diff, flat, all, frontier;
+  bool diff, flat, all, frontier, values;
   int64_t steps, port;
   const char *kind, *order, *layers, *file, *costs, *write_costs;
   double link; /* bytes per second, in GB */

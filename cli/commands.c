@@ -221,6 +221,7 @@ static const cli_command commands[CLI_COMMAND_COUNT] = {
          OPTIONS(SET, PROGRAM, {"all", NULL, NULL, CLI_FLAG, FIELD(all), "print every buffer on its own line"},
                  {"frontier", NULL, NULL, CLI_FLAG, FIELD(frontier),
                   "print the recompute frontier: memory against extra work, for every budget"},
+                 {"values", NULL, NULL, CLI_FLAG, FIELD(values), "print the names that run.watch can match"},
                  {"ranks", "N", NULL, CLI_INTEGER, FIELD(ranks),
                   "plan every kind of rank of a step over N ranks, at most 4096"},
                  {"costs", "FILE", NULL, CLI_TEXT, FIELD(costs),

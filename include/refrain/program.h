@@ -79,6 +79,27 @@ typedef struct rfr_choice {
   const char *name, *value;
 } rfr_choice;
 
+/* Statistics of values of one program, summed up on the device while it runs. The program's trace has the step block
+ * (rfr_step_block), which numbers the steps. Watching changes no bit that the program computes. Names:
+ *   NAME                  a weight or an optimizer state, as the step leaves it
+ *   grad:NAME             the gradient of a parameter, as the optimizer reads it: summed over microbatches and reduced
+ *                         over ranks, before clipping; in f16 with the loss scale
+ *   MODULE.output         the result of an op that reads the parameter MODULE.weight
+ *   grad:MODULE.input     the gradient of that op's input
+ *   SCOPE.OP              the result of another op of the forward, grad:SCOPE.OP one of the backward; further results
+ *                         end in their name, and further values of the same name in .1, .2, ...
+ * and names given by rfr_value_set_name. Values of all microbatches count as one. Only values that exist when the
+ * program runs have statistics: pass fuse removes some. */
+typedef struct rfr_watch_options {
+  size_t size;
+  const char *const *patterns; /* n, rfr_name_matches: each must match a value of f32, bf16 or f16; borrowed until the
+                                  compile returns */
+  int n;
+  int program;   /* which of the programs */
+  int64_t slots; /* steps whose statistics are kept, from the last one on; default 1 */
+} rfr_watch_options;
+RFR_API rfr_watch_options rfr_watch_options_default(void);
+
 typedef struct rfr_compile_options {
   size_t size;
   int64_t budget;          /* bytes of the arena and of `step_memory`; 0: no limit. A plan over it is an error that
@@ -101,6 +122,7 @@ typedef struct rfr_compile_options {
                      error: compare planned_bytes. `tune` measures nothing */
   rfr_shard shard; /* over the ranks of `comm`; default: none. Errors: dist.shard, naming the tensor */
   rfr_step_memory *step_memory; /* for the step-scoped bytes, which others use too. NULL: they are in the arena */
+  const rfr_watch_options *watch; /* NULL: nothing is watched. Errors: watch.name, with near names */
 } rfr_compile_options;
 RFR_API rfr_compile_options rfr_compile_options_default(void);
 
@@ -129,6 +151,25 @@ RFR_API rfr_status rfr_programs_choice_at(const rfr_programs *p, int i, rfr_choi
  * within one input or output of these programs, or the type differs; argument; nothing was copied then. */
 RFR_API rfr_status rfr_programs_write(rfr_programs *p, const rfr_tensor *to, const void *from);
 RFR_API rfr_status rfr_programs_read(rfr_programs *p, const rfr_tensor *from, void *to);
+
+/* ---- watched values ---- */
+
+/* Statistics of one value in one step. Of several ranks each has those of its own part and microbatches. */
+typedef struct rfr_watched {
+  const char *name;   /* borrowed from the programs */
+  int64_t elements;   /* of all microbatches */
+  int64_t nans, infs; /* elements that are NaN, or infinite; the numbers below leave them out */
+  double mean, rms;   /* 0 without elements */
+  double largest;     /* magnitude */
+  double smallest;    /* magnitude of those that are not 0; 0: there are none */
+  double zeros;       /* share of the elements that are 0 */
+} rfr_watched;
+/* Name of the i-th watched value, 0 based: NULL past the end. Works with `plan_only` too. Borrowed. */
+RFR_API const char *rfr_programs_watched_name(const rfr_programs *p, int i);
+/* Statistics of the i-th watched value in step number `step`, 0 for the first one (the attempted count of the step
+ * block). Reads memory of the host; never waits. Errors: argument, past the end; program.order, when that step has not
+ * ended yet or a later one has replaced it. */
+RFR_API rfr_status rfr_programs_watched(const rfr_programs *p, int64_t step, int i, rfr_watched *out);
 
 /* ---- random numbers ---- */
 
@@ -212,8 +253,8 @@ typedef struct rfr_plan_op {
   const char *name, *scope;
   const char *reason; /* of the pass that recorded or changed it, or "" */
   rfr_phase phase;
-  int microbatch;   /* -1: of the step */
-  int recompute_of; /* the op that this one recomputes, -1 */
+  int microbatch;     /* -1: of the step */
+  int recompute_of;   /* the op that this one recomputes, -1 */
   int64_t sent_bytes; /* of a collective: bytes that a rank sends, if they pass through a ring; otherwise 0 */
 } rfr_plan_op;
 /* Errors: argument, past the last op. */

@@ -40,7 +40,8 @@ typedef struct rfr_run rfr_run;
   X(RFR_EVENT_WARNING, "warning")       /* message: one line; show it even where progress is not shown */   \
   X(RFR_EVENT_END, "end")               /* message: done, stopped or the error's slug */                    \
   X(RFR_EVENT_PROGRESS, "progress")     /* an evaluation goes on: windows of windows_planned; not logged */ \
-  X(RFR_EVENT_SCHEDULE, "schedule")     /* a run given in time fixed its steps; message: one line */
+  X(RFR_EVENT_SCHEDULE, "schedule")     /* a run given in time fixed its steps; message: one line */        \
+  X(RFR_EVENT_WATCH, "watch")           /* statistics of the values of run.watch in one step; in watch.jsonl */
 typedef enum rfr_event_kind {
 #define RFR_EVENT_ENUM(e, name) e,
   RFR_EVENTS(RFR_EVENT_ENUM)
@@ -72,6 +73,9 @@ typedef struct rfr_event {
   double accuracy;           /* share of the pairs with a margin over 0 */
   const double *layer_loads; /* metrics, with experts: most_load of each of `layers` layers with experts */
   int64_t layers;
+  int rank;                   /* of rfr_run_options.comm that sends the event; 0 without one */
+  const rfr_watched *watched; /* watch: `values` of them, of this rank's part and microbatches */
+  int64_t values;
 } rfr_event;
 /* Called on the thread that uses the run. The event is borrowed and valid until the function returns. */
 typedef void (*rfr_event_fn)(const rfr_event *event, void *user);

@@ -347,6 +347,19 @@ class rfr_rendered(Record):
 
 
 @struct
+class rfr_watched(Record):
+    name: Text
+    elements: Int64
+    nans: Int64
+    infs: Int64
+    mean: Real
+    rms: Real
+    largest: Real
+    smallest: Real
+    zeros: Real
+
+
+@struct
 class rfr_event(Record):
     size: Size
     kind: Int
@@ -370,6 +383,9 @@ class rfr_event(Record):
     accuracy: Real
     layer_loads: Annotated[Any, POINTER(c_double)]
     layers: Int64
+    rank: Int
+    watched: Annotated[Any, POINTER(rfr_watched)]
+    values: Int64
 
 
 @struct

@@ -23,6 +23,21 @@ _CONTEXT = 2048  # tokens of text that a model's folder is opened for
 
 
 @dataclass(frozen=True)
+class Watched:
+    """Statistics of one value of run.watch in one step; the fields are those of rfr_watched."""
+
+    name: str
+    elements: int
+    nans: int
+    infs: int
+    mean: float
+    rms: float
+    largest: float
+    smallest: float
+    zeros: float
+
+
+@dataclass(frozen=True)
 class Event:
     """What a run reports; numbers that the kind does not have are 0. The fields are those of rfr_event."""
 
@@ -46,6 +61,8 @@ class Event:
     margin: float
     accuracy: float
     layer_loads: Tuple[float, ...]
+    rank: int
+    watched: Tuple[Watched, ...]
 
 
 @dataclass(frozen=True)
@@ -169,7 +186,9 @@ class _Options:
         if on_event is not None:
             event = _abi.rfr_event.from_address(address)
             loads = tuple(event.layer_loads[: event.layers]) if event.layers else ()  # memory of the run
-            on_event(_record(Event, event, kind=text(lib.rfr_event_name(event.kind)), layer_loads=loads))
+            watched = tuple(_record(Watched, event.watched[i]) for i in range(event.values))
+            on_event(_record(Event, event, kind=text(lib.rfr_event_name(event.kind)), layer_loads=loads,
+                             watched=watched))
 
     def set_data(self, context: Context, data: Data) -> None:
         fill = data.fill

@@ -12,6 +12,7 @@
  * run.c       run, capture, replay, profile, copies to and from the host
  * debug.c     the checked runner
  * tune.c      choices made by measuring
+ * watched.c   statistics of watched values
  * program_info.c  answers about the result
  */
 #ifndef RFI_EXEC_H
@@ -19,6 +20,7 @@
 
 #include "exec/unit.h"
 #include "pass/plan.h"
+#include "pass/watch_values.h"
 #include "refrain/program.h"
 
 enum { RFI_GUARD = 256, RFI_PATTERN = 0xA5, RFI_POISON = 0xFF, RFI_WINDOW = 1 << 20 };
@@ -40,6 +42,8 @@ struct rfr_programs {
   rfi_program *program;
   int n;
   bool attached; /* addresses are set */
+  rfi_watch watched; /* n 0: nothing. `patterns` are valid during the compile */
+  int watched_program;
   rfr_choice *choice; /* made by tuning */
   int n_choices, cap_choices;
   rfi_range *watch;      /* debug: ranges that must be filled with one byte; host and device access them */
@@ -60,8 +64,8 @@ void *rfi_programs_stream(const rfr_programs *p);
 /* ---- compile.c ---- */
 /* Sets the addresses, before programs run or are captured for the first time. */
 rfr_status rfi_programs_attach(rfr_programs *p);
-/* Options of the passes, from those of the compile. */
-rfi_pass_options rfi_program_pass_options(rfr_programs *p);
+/* Options of the passes over a program, from those of the compile. */
+rfi_pass_options rfi_program_pass_options(rfr_programs *p, const rfi_program *g);
 
 /* The recompute frontier of a program whose traces are kept, and its levels. */
 rfr_status rfi_program_frontier(rfr_programs *p, const rfi_program *g, rfi_frontier **out);

@@ -77,6 +77,7 @@ rfr_status rfi_rewrite_walk(const rfr_trace *in, const struct rfi_pass_options *
 
 typedef struct rfi_pass_options {
   bool fuse, prune;
+  const struct rfi_watch *watch; /* watch_values.h; NULL: nothing is watched */
   /* Forward, dgrad and wgrad become separate programs that run once per microbatch: no op is fused across two of them,
    * and ops that depend only on parameters move to phase setup. The next four fields apply only here. */
   bool split_phases;
@@ -190,6 +191,8 @@ typedef struct rfi_pipeline {
   rfr_ctx *ctx;
   rfi_stage stage[RFI_STAGES];
   int n;
+  const char *const *watched; /* names of the n_watched watched values, in the arena of the last trace */
+  int n_watched;
 } rfi_pipeline;
 /* Runs all passes over `recorded` and keeps the trace of each stage. */
 rfr_status rfi_pipeline_run(const rfr_trace *recorded, const rfi_pass_options *o, rfi_pipeline *p);

@@ -22,6 +22,7 @@
 #include "data/file.h"
 #include "data/mixture.h"
 #include "train/tensorboard.h"
+#include "train/watched_log.h"
 
 static const char *const names[] = {
 #define EVENT_NAME(e, name) name,
@@ -166,14 +167,17 @@ static void append_log(rfr_run *run, const rfr_event *e, double time) {
 }
 
 void rfi_run_emit(rfr_run *run, rfr_event *e) {
+  const int rank = rfr_comm_rank(run->options.comm);
   e->size = sizeof *e;
   e->steps = run->steps;
+  e->rank = rank > 0 ? rank : 0;
   if (!e->message) e->message = "";
   const bool rare = e->kind == RFR_EVENT_METRICS && !e->skipped && e->step != 1 && e->step != run->steps &&
                     e->step % run->settings->log_every != 0;
   if (run->log >= 0 && !rare && e->kind != RFR_EVENT_PROGRESS) {
     const double time = wall_time();
-    append_log(run, e, time);
+    if (e->kind == RFR_EVENT_WATCH) rfi_watched_write(run, e, time);
+    else append_log(run, e, time);
     rfi_tensorboard_event(run, e, time);
   }
   if (run->options.on_event) run->options.on_event(e, run->options.event_user);
@@ -186,6 +190,21 @@ void rfi_run_warn(rfr_run *run, const char *format, ...) {
   vsnprintf(text, sizeof text, format, args);
   va_end(args);
   rfi_run_emit(run, &(rfr_event){.kind = RFR_EVENT_WARNING, .message = text, .step = run->step});
+}
+
+bool rfi_run_append(const rfr_run *run, const char *file, const char *lines, size_t n, char wrong[256]) {
+  char *path = NULL;
+  int fd = -1;
+  bool taken = false;
+  rfr_status s = rfi_path_join(run->ctx, run->folder, file, &path);
+  if (s == RFR_OK) s = rfi_journal_open(path, &fd, &taken);
+  rfi_free(run->ctx, path);
+  const char *why = s != RFR_OK ? rfr_last_error()->message
+                    : taken     ? "another process has it open"
+                                : rfi_journal_append(fd, lines, n);
+  snprintf(wrong, 256, "%s", why ? why : "");
+  rfi_journal_close(fd);
+  return !why;
 }
 
 rfr_status rfi_log_open(rfr_run *run, const char *folder) {

@@ -20,6 +20,7 @@
 #include "exec/exec.h"
 #include "model/weights.h"
 #include "nn/adapter.h"
+#include "pass/watch_values.h"
 #include "train/events.h"
 #include "train/host.h"
 #include "train/parts.h"
@@ -27,9 +28,9 @@
 
 enum { STAGE = 64 << 20 };
 
-/* Not saved: the metrics ring, and a text with its caches. */
+/* Not saved: the rings of metrics and watched values, and a text with its caches. */
 static bool is_transient(const char *name) {
-  return strcmp(name, RFI_NAME_METRICS) == 0 || strcmp(name, RFI_NAME_TEXT) == 0 ||
+  return strcmp(name, RFI_NAME_METRICS) == 0 || strcmp(name, RFI_WATCH_NAME) == 0 || strcmp(name, RFI_NAME_TEXT) == 0 ||
          strcmp(name, RFI_NAME_CURSOR) == 0 || strncmp(name, "cache.", 6) == 0;
 }
 

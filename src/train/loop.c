@@ -19,6 +19,7 @@
 #include "train/run_programs.h"
 #include "train/samples.h"
 #include "train/state.h"
+#include "train/watched_log.h"
 
 enum { SKIPS_IN_A_ROW = 20, ZERO_STEPS = 10, LEAST_WINDOWS = 64 };
 
@@ -190,6 +191,7 @@ static rfr_status step(rfr_run *run, int64_t until, rfr_op_time *times, int max,
                         .seconds_left = run->clock.time > 0.0 ? run->clock.left
                                                               : run->step_seconds * (double)(run->steps - run->step),
                         .seconds = seconds});
+  if (!times && rfi_watches(run, run->step - 1)) RFI_TRY(rfi_watched_emit(run));
   warn_of_routing(run, m);
   RFI_TRY(check_zeros(run));
   return run->skipped_in_row < SKIPS_IN_A_ROW ? RFR_OK : fail_skipped(run);

@@ -431,7 +431,7 @@ rfr_status rfr_run_open(rfr_ctx *ctx, const char *config_text, const char *folde
   RFI_TRY(RFI_ALLOC(ctx, sizeof *run, &run));
   run->ctx = ctx;
   run->options = o;
-  run->log = run->event_file = -1;
+  run->log = run->event_file = run->watched = -1;
   run->tokens_per_byte = 1.0;
   atomic_init(&run->stop, 0);
   if (folder) RFI_GOTO(rfi_path_join(ctx, folder, "config.yaml", &config_path));

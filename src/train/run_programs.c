@@ -52,7 +52,8 @@ rfr_status rfi_launch_at(rfr_run *run, int i) {
 
 rfr_status rfi_launch(rfr_run *run, int program) {
   RFI_TRY(rfi_run_check(run, program));
-  const int i = rfr_run_program_index(run, program);
+  int i = rfr_run_program_index(run, program);
+  if (program == RFR_RUN_TRAIN && rfi_watches(run, run->launched)) i = run->watched;
   if (run->stages && program == RFR_RUN_TRAIN) RFI_TRY(run_pipeline(run));
   return rfi_launch_at(run, i);
 }
@@ -198,6 +199,40 @@ static rfr_status record_stages(rfr_run *run, rfr_trace **traces, const char **n
   return RFR_OK;
 }
 
+/* A second program for the steps in which values are watched; the others do not pay for it. */
+static rfr_status record_watched(rfr_run *run, rfr_trace **traces, const char **names, rfr_watch_options *watch,
+                                 rfr_compile_options *o) {
+  const rfi_settings *s = run->settings;
+  const rfi_config_list *patterns = &s->config->run_watch;
+  const rfi_config_source *at = &s->config->source[RFI_CFG_run_watch];
+  run->watched = -1;
+  if (patterns->n == 0 || !(run->options.programs & RFR_RUN_TRAIN)) return RFR_OK;
+  if (s->parallel.pipeline > 1)
+    return rfi_fail_at(RFI_E_UNSUPPORTED, at->line ? at->from : s->config->file, at->line,
+                       "run.watch: a pipeline has no program of the whole step; set parallel.pipeline to 1");
+  run->watched = run->n_programs++;
+  names[run->watched] = "watched";
+  run->bits[run->watched] = 0;
+  *watch = rfr_watch_options_default();
+  watch->patterns = (const char *const *)patterns->items;
+  watch->n = patterns->n;
+  watch->program = run->watched;
+  watch->slots = s->spec.slots;
+  o->watch = watch;
+  return rfi_trace_train(run->ctx, &s->spec, &traces[run->watched]);
+}
+
+/* The error of a compile, with the place of a pattern that matches nothing. */
+static rfr_status name_pattern(const rfr_run *run, rfr_status s) {
+  const rfi_config *c = run->settings->config;
+  const rfi_config_source *at = &c->source[RFI_CFG_run_watch];
+  char message[1024];
+  if (s == RFR_OK || strcmp(rfr_last_error()->slug, "watch.name") != 0) return s;
+  snprintf(message, sizeof message, "%s", rfr_last_error()->message);
+  const char *text = strstr(message, "the pattern");
+  return rfi_fail_at(RFI_E_WATCH_NAME, at->line ? at->from : c->file, at->line, "run.watch: %s", text ? text : message);
+}
+
 rfr_status rfi_run_compile(rfr_run *run) {
   rfr_status s = RFR_OK;
   rfr_choice *choices = NULL;
@@ -221,6 +256,8 @@ rfr_status rfi_run_compile(rfr_run *run) {
     RFI_GOTO(kinds[i].record(run->ctx, &run->settings->spec, &traces[run->n_programs]));
     run->n_programs++;
   }
+  rfr_watch_options watch;
+  RFI_GOTO(record_watched(run, traces, names, &watch, &o));
   o.budget = run->settings->budget;
   o.recompute = run->settings->recompute;
   o.debug = run->options.debug;
@@ -231,7 +268,8 @@ rfr_status rfi_run_compile(rfr_run *run) {
   o.tune = run->settings->tune && (run->options.programs & RFR_RUN_TRAIN);
   RFI_GOTO(list_choices(run, &o, &choices));
   const double start = rfi_now();
-  RFI_GOTO(rfr_compile(run->ctx, run->n_programs, (const rfr_trace *const *)traces, names, &o, &run->programs));
+  s = rfr_compile(run->ctx, run->n_programs, (const rfr_trace *const *)traces, names, &o, &run->programs);
+  RFI_GOTO(name_pattern(run, s));
   RFI_GOTO(rfi_parts_keep(run, run->n_programs, (const rfr_trace *const *)traces));
   if (o.tune && !o.plan_only) RFI_GOTO(keep_choices(run, rfi_now() - start));
   snprintf(message, sizeof message, "compiled %d program%s", run->n_programs, run->n_programs == 1 ? "" : "s");
@@ -269,8 +307,8 @@ static rfr_status write_trace(rfr_run *run, int program, const char *pass, const
   const rfr_trace *t = rfr_program_trace(run->programs, program, pass);
   if (!t) return RFR_OK;
   int which = 0;
-  while (run->bits[program] >> which != 1) which++;
-  snprintf(name, sizeof name, "%s-%s.txt", kinds[which].name, pass);
+  while (program != run->watched && run->bits[program] >> which != 1) which++;
+  snprintf(name, sizeof name, "%s-%s.txt", program == run->watched ? "watched" : kinds[which].name, pass);
   RFI_GOTO(rfi_path_join(run->ctx, folder, name, &path));
   const rfr_print_options o = rfr_print_options_default();
   RFI_GOTO(rfr_trace_print(t, &o, print_to_string, &out));
