@@ -3,6 +3,7 @@
 BUILD := build/release
 PREFIX ?= /usr/local
 JOBS ?= $(shell nproc)
+DEMO := $(if $(wildcard /dev/nvidiactl /dev/dxg),product,product_cpu)
 export CMAKE_GENERATOR ?= $(if $(shell command -v ninja),Ninja,Unix Makefiles)
 
 .PHONY: all configure deps demo demo-finetune check check-faults check-kills check-mutants fuzz bench docs fmt install \
@@ -18,7 +19,8 @@ deps:
 	@tools/deps
 
 demo: deps
-	@$(MAKE) --no-print-directory all
+	@$(MAKE) --no-print-directory configure
+	@cmake --build --preset release --target $(DEMO) -j $(JOBS)
 	@tools/demo $(BUILD)/refrain
 
 demo-finetune: deps

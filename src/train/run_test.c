@@ -358,7 +358,7 @@ static void given_in_time(void **state) {
     rfr_run_get_info(run, &info);
     assert_int_equal(info.steps, steps);
     assert_int_equal(info.step, decay);
-    for (int k = 0; info.step < steps; k++) {
+    while (info.step < steps) {
       rft_run_steps(run, 1);
       if (i == 1) usleep(2000); /* a slower machine */
       rfr_run_get_info(run, &info);

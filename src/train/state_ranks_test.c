@@ -115,6 +115,7 @@ static void layouts(void **state) {
       assert_int_equal(saved.checkpoints, 1);
       expect_files(folder, "step-000004", m > 0, rows[i].adapter);
       for (size_t k = 0; k < sizeof others / sizeof *others; k++) {
+        if (RFT_LEFT_OUT(i + k, 2)) continue;
         const job j = run_job(others[k].ranks, (job){rows[i].config, folder, modes[others[k].mode], 1, 0});
         if (!rfi_hash_equal(j.state, saved.state))
           fail_msg("%s: %d ranks, %s differ from 3 ranks, %s", rows[i].name, others[k].ranks, modes[others[k].mode],
