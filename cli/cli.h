@@ -100,7 +100,7 @@ typedef struct cli {
   bool chat;
   cli_list stops; /* --stop, in order */
   cli_list specials;
-  const char *pattern, *report;
+  const char *pattern, *report, *wandb;
   int64_t jobs;
   int64_t vocab, min_frequency, max_bytes;
   const char *after, *phase, *program, *files, *svg, *dtype, *trace, *to;

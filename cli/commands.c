@@ -276,6 +276,8 @@ static const cli_command commands[CLI_COMMAND_COUNT] = {
          "Ctrl-C, and the page shows new steps as they are logged.",
          "refrain report runs/first runs/second --out report.html",
          OPTIONS({"out", "FILE", NULL, CLI_TEXT, FIELD(out), "file to write; - is standard output (report.html)"},
+                 {"wandb", "FOLDER", NULL, CLI_TEXT, FIELD(wandb),
+                  "write offline runs of Weights & Biases into FOLDER instead, for `wandb sync`"},
                  {"follow", NULL, NULL, CLI_FLAG, FIELD(follow), "serve the page at 127.0.0.1 instead"},
                  {"port", "N", NULL, CLI_INTEGER, FIELD(port), "with --follow: port; 0 takes a free one (0)"}, QUIET,
                  JSON, HELP)},
