@@ -94,6 +94,36 @@ static void test_blocks(void **state) {
   rfi_wandb_deinit(&w);
 }
 
+/* The first record of a step with a value of n bytes; returns the bytes of the file. */
+static size_t begin_with(rfi_wandb *w, rft_folder *f, char *text, size_t n) {
+  const rfi_wandb_value value = {"text", text};
+  *w = (rfi_wandb){.text = {.ctx = f->ctx}};
+  memset(text, 'x', n);
+  text[n] = 0;
+  rfi_wandb_begin(w, "abcd1234", "refrain", "first", 0, NULL, 0);
+  rfi_wandb_history(w, 0, &value, 1);
+  expect(w->status, "write");
+  return w->text.n;
+}
+
+/* A record that ends 0 to 8 bytes before the end of a block: the next one begins behind it. */
+static void test_ends(void **state) {
+  rft_folder *f = *state;
+  static char text[40000], record[40000];
+  static const rfi_wandb_value next = {"text", "next"};
+  rfi_wandb w;
+  const size_t other = begin_with(&w, f, text, 30000) - 30000;
+  rfi_wandb_deinit(&w);
+  for (size_t k = 0; k <= 8; k++) {
+    size_t got;
+    assert_int_equal(begin_with(&w, f, text, 32768 - other - k), 32768 - k);
+    rfi_wandb_history(&w, 1, &next, 1);
+    assert_int_equal(read_records((const unsigned char *)w.text.data, w.text.n, 3, record, sizeof record, &got), 4);
+    assert_non_null(memmem(record, got, "next", 4));
+    rfi_wandb_deinit(&w);
+  }
+}
+
 /* ---- a run ---- */
 
 static void write_text(rft_folder *f, const char *name, const char *text) { rft_write(f, name, text, strlen(text)); }
@@ -147,6 +177,6 @@ static void test_run(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {rft_folder_test(test_golden), rft_folder_test(test_blocks),
-                                     rft_folder_test(test_run)};
+                                     rft_folder_test(test_ends), rft_folder_test(test_run)};
   return cmocka_run_group_tests_name("wandb", tests, NULL, NULL);
 }
