@@ -34,6 +34,7 @@
   X(report)             \
   X(diff)               \
   X(top)                \
+  X(sweep)              \
   X(bench)              \
   X(doctor)
 
@@ -100,7 +101,8 @@ typedef struct cli {
   bool chat;
   cli_list stops; /* --stop, in order */
   cli_list specials;
-  const char *pattern;
+  const char *pattern, *report, *wandb;
+  int64_t jobs;
   int64_t vocab, min_frequency, max_bytes;
   const char *after, *phase, *program, *files, *svg, *dtype, *trace, *to;
   bool decode, special;

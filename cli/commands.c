@@ -279,6 +279,8 @@ static const cli_command commands[CLI_COMMAND_COUNT] = {
          "Ctrl-C, and the page shows new steps as they are logged.",
          "refrain report runs/first runs/second --out report.html",
          OPTIONS({"out", "FILE", NULL, CLI_TEXT, FIELD(out), "file to write; - is standard output (report.html)"},
+                 {"wandb", "FOLDER", NULL, CLI_TEXT, FIELD(wandb),
+                  "write offline runs of Weights & Biases into FOLDER instead, for `wandb sync`"},
                  {"follow", NULL, NULL, CLI_FLAG, FIELD(follow), "serve the page at 127.0.0.1 instead"},
                  {"port", "N", NULL, CLI_INTEGER, FIELD(port), "with --follow: port; 0 takes a free one (0)"}, QUIET,
                  JSON, HELP)},
@@ -294,6 +296,20 @@ static const cli_command commands[CLI_COMMAND_COUNT] = {
                        "every second until Ctrl-C. Without a terminal, prints one screen of 80 columns.",
                        "refrain top runs/demo",
                        OPTIONS({"once", NULL, NULL, CLI_FLAG, FIELD(once), "print one screen and end"}, HELP)},
+    [CLI_INDEX_sweep] =
+        {"sweep", "GRID", 1, 1, "train a configuration with a grid of values",
+         "GRID is a YAML file with a configuration and lists of values for its keys. Trains one run for each "
+         "combination, "
+         "as `refrain train` does, in FOLDER/run-001 and so on, and ranks them by held-out loss. A run that fails is "
+         "recorded and the others go on. With --resume, finished runs are skipped, stopped ones continue, and failed "
+         "ones are tried again.",
+         "refrain sweep lr.yaml --out sweeps/lr --report lr.html",
+         OPTIONS(SET, {"out", "FOLDER", NULL, CLI_TEXT, FIELD(out), "folder of the sweep (sweeps/GRID)"},
+                 {"jobs", "N", NULL, CLI_INTEGER, FIELD(jobs), "runs at a time, which share the cores (1)"},
+                 {"resume", NULL, NULL, CLI_FLAG, FIELD(resume), "continue the sweep in the folder"},
+                 {"report", "FILE", NULL, CLI_TEXT, FIELD(report),
+                  "write the best runs, at most 16, as one page for a browser"},
+                 ON_A_DEVICE)},
     [CLI_INDEX_bench] = {"bench", "[NAME]", 0, 1, "time training steps and replays of built-in programs",
                          "Without NAME, runs every benchmark that suits a CPU.", "refrain bench gpt2-124m --json",
                          OPTIONS(SET, DTYPE, EAGER, STEPS, ON_A_DEVICE)},
@@ -313,6 +329,7 @@ static const struct {
     {"RUN", "the folder of a run, or its config.yaml"},
     {"MODEL", "a Hugging Face folder, such as one checkpoint of a run, or a GGUF file"},
     {"DATA", "a JSONL file (.jsonl, .jsonl.gz, .jsonl.zst), or a pattern of such files"},
+    {"GRID", "a YAML file of a sweep"},
     {"FILES", "text files and JSONL files, folders or patterns of them"},
 };
 enum { N_OPERAND_WORDS = sizeof operand_words / sizeof operand_words[0] };

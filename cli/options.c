@@ -243,6 +243,7 @@ rfr_status cli_parse(int argc, char **argv, cli *c) {
   c->top_p = 1.0;
   c->penalty = 1.0;
   c->vocab = 32768;
+  c->jobs = 1;
   c->min_frequency = 2;
   c->threads = -1;
   c->launch.ranks = 1;

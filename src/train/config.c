@@ -206,9 +206,9 @@ static void forget_lines(rfi_yaml *node) {
 }
 
 /* --set SECTION.KEY of a section that does not exist: guidance by the key, else by the section. */
-static rfr_status unknown_set(const char *file, const char *section, const char *key) {
-  return foreign_key(key) || foreign_key(section) ? unknown_key(file, 0, section, key)
-                                                  : unknown_key(file, 0, "", section);
+static rfr_status unknown_set(const char *file, int64_t line, const char *section, const char *key) {
+  return foreign_key(key) || foreign_key(section) ? unknown_key(file, line, section, key)
+                                                  : unknown_key(file, line, "", section);
 }
 
 static rfr_status take_set(rfi_config *c, const char *set) {
@@ -225,10 +225,21 @@ static rfr_status take_set(rfi_config *c, const char *set) {
   if (!dot) return take_top(c, path, file, "--set", node);
   char *section = rfi_arena_strndup(c->arena, path, (size_t)(dot - path));
   if (!section) return RFR_NO_MEMORY;
-  if (!is_section(section)) return unknown_set(file, section, dot + 1);
+  if (!is_section(section)) return unknown_set(file, 0, section, dot + 1);
   int id = find_row(section, dot + 1);
   if (id < 0) return unknown_key(file, 0, section, dot + 1);
   return take_value(c, id, file, "--set", node);
+}
+
+rfr_status rfi_config_find(const char *file, int64_t line, const char *path, rfi_config_id *out) {
+  char section[64] = "";
+  const char *dot = strchr(path, '.'), *key = dot ? dot + 1 : path;
+  if (dot && dot - path < (int)sizeof section) memcpy(section, path, (size_t)(dot - path));
+  const int id = find_row(section, key);
+  if (id < 0)
+    return dot && !is_section(section) ? unknown_set(file, line, section, key) : unknown_key(file, line, section, key);
+  *out = (rfi_config_id)id;
+  return RFR_OK;
 }
 
 rfr_status rfi_config_set(rfi_config *c, rfi_config_id id, const char *text, const char *from) {

@@ -171,6 +171,8 @@ rfr_status rfi_config_print(const rfi_config *config, bool sources, rfi_string *
 bool rfi_config_is_used(const rfi_config *config, rfi_config_id id);
 /* One value as YAML on one line. */
 rfr_status rfi_config_print_value(const rfi_config *config, rfi_config_id id, rfi_string *out);
+/* The key of a path, such as "model.hidden_size". Errors: config.key, at the file and line. */
+rfr_status rfi_config_find(const char *file, int64_t line, const char *path, rfi_config_id *out);
 /* "model.hidden_size" */
 const char *rfi_config_path(rfi_config_id id);
 /* Whether a resume compares the key with the checkpoint; run.steps is compared, and a change is a warning. */
