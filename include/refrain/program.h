@@ -151,7 +151,7 @@ RFR_API rfr_rng rfr_rng_fork(rfr_rng rng, uint64_t number);
 /* Runs the ops of phase load, which depend on frozen inputs and constants alone. Call it after weights were written
  * and before the first run. */
 RFR_API rfr_status rfr_programs_load(rfr_programs *p);
-/* Runs a program kernel by kernel (eager). */
+/* Runs a program kernel by kernel (eager). With `step_memory` all calls that run programs may return memory.in_use. */
 RFR_API rfr_status rfr_program_run(rfr_programs *p, int program);
 /* Captures the same calls as a graph; executes nothing. */
 RFR_API rfr_status rfr_program_capture(rfr_programs *p, int program);
@@ -249,7 +249,8 @@ typedef struct rfr_memory {
   int64_t inputs;    /* all other inputs, rings included */
   int64_t loaded;    /* results of phase load */
   int64_t activations, gradients, workspaces, outputs; /* live at the peak of the step */
-  int64_t unused;                                      /* step-scoped bytes that hold nothing at the peak */
+  int64_t unused;                                      /* step-scoped bytes that hold nothing at the peak, and those of
+                                                          `step_memory` that only its other users need */
   int64_t total;                                       /* planned_bytes of rfr_plan_summary */
   int peak_program, peak_op;                           /* where the peak is */
 } rfr_memory;

@@ -5,6 +5,7 @@
  *
  * compile.c   options, passes, plans
  * layout.c    regions of memory, the budget, allocation
+ * step_memory.c  memory for the step that others use too
  * storage.c   inputs, by name
  * unit.c      bound ops, arguments, graphs; run, capture and launch
  * select.c    a kernel for every op, and its workspace
@@ -38,7 +39,7 @@ struct rfr_programs {
   rfr_compile_options options;
   rfi_program *program;
   int n;
-  bool attached; /* addresses are set */
+  bool attached;      /* addresses are set */
   rfr_choice *choice; /* made by tuning */
   int n_choices, cap_choices;
   rfi_range *watch;      /* debug: ranges that must be filled with one byte; host and device access them */
