@@ -256,7 +256,8 @@ RFR_API rfr_graphs_options rfr_graphs_options_default(void);
  * warm-up go to scratch memory, so that nothing of the caller's changes, also after an error. Afterwards descriptions
  * and options, with everything they point to, may be freed, except memory of tensors, gradients and fixed ports, and
  * the communicator. Errors: argument; graphs.callable, also for a trace of another context or one that is not finished;
- * graphs.hook; program.state; program.name; plan.over_budget; dist.communicator; and those of the passes. */
+ * graphs.hook; program.state; program.name; plan.over_budget; dist.communicator; memory.in_use, if warm-up would run in
+ * `step_memory` while a step uses it; and those of the passes. */
 RFR_API rfr_status rfr_graphs_create(rfr_ctx *ctx, const rfr_callable *callables, int n,
                                      const rfr_graphs_options *options, rfr_graphs **out);
 /* Frees everything; accepts NULL. Call it before the communicator is destroyed. */
@@ -267,8 +268,8 @@ RFR_API void rfr_graphs_destroy(rfr_graphs *g);
 /* Begins a step: copies `inputs` into states and constants of their names, computes what depends on parameters only
  * (for frozen parameters and constants only once and after they were written), and zeroes main gradients. An input
  * that names a parameter is not copied: its type and address are compared with the captured ones (replay.signature),
- * which finds parameters that have moved. Errors: graphs.order; program.name; replay.signature, naming the first field
- * that differs; nothing was executed then.
+ * which finds parameters that have moved. Errors: graphs.order; program.name; memory.in_use (rfr_step_memory);
+ * replay.signature, naming the first field that differs; nothing was executed then.
  *
  * The step counters are the states "step" and "rng.NAME", which random ops read. They advance by one when a step ends
  * or is aborted, so that no two steps draw the same masks; except a counter that a callable writes, or that lies in

@@ -194,7 +194,7 @@ RFR_API rfr_rng rfr_rng_fork(rfr_rng rng, uint64_t number);
 RFR_API rfr_status rfr_programs_load(rfr_programs *p);
 /* Runs a program kernel by kernel (eager). The first run or replay of a program with collectives compares them with
  * those of the other ranks. Errors then: dist.mismatch on all ranks, naming the first that differs; dist.peer. Nothing
- * has run. */
+ * has run. With `step_memory` all calls that run programs may return memory.in_use. */
 RFR_API rfr_status rfr_program_run(rfr_programs *p, int program);
 /* Captures the same calls as a graph; executes nothing. */
 RFR_API rfr_status rfr_program_capture(rfr_programs *p, int program);
@@ -292,7 +292,8 @@ typedef struct rfr_memory {
   int64_t inputs;    /* all other inputs, rings included */
   int64_t loaded;    /* results of phase load */
   int64_t activations, gradients, workspaces, outputs; /* live at the peak of the step */
-  int64_t unused;                                      /* step-scoped bytes that hold nothing at the peak */
+  int64_t unused;                                      /* step-scoped bytes that hold nothing at the peak, and those of
+                                                          `step_memory` that only its other users need */
   int64_t total;                                       /* planned_bytes of rfr_plan_summary */
   int peak_program, peak_op;                           /* where the peak is */
 } rfr_memory;

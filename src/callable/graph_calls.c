@@ -128,7 +128,7 @@ static bool runs_wgrad(const rfr_graphs *g, const rfi_step_call *call) {
 /* Sorts main gradients by the last call that adds to them; without one they are complete when a step begins. */
 static rfr_status sort_gradients(const rfr_graphs *g, rfi_calls *c) {
   const int named = g->m.store.n;
-  int *last = rfi_arena_alloc(c->arena, sizeof *last * (size_t)(named + 1));
+  int *last = c->last = rfi_arena_alloc(c->arena, sizeof *last * (size_t)(named + 1));
   int *at = rfi_arena_alloc(c->arena, sizeof *at * (size_t)(c->n + 2)); /* where the next one of each call is stored */
   c->ready = rfi_arena_alloc(c->arena, sizeof *c->ready * (size_t)(named + 1));
   c->ready_end = rfi_arena_alloc(c->arena, sizeof *c->ready_end * (size_t)(c->n + 1));
@@ -204,26 +204,13 @@ rfr_status rfr_graphs_grads_ready(const rfr_graphs *g, rfr_tensor *gradients, in
 rfr_status rfi_graphs_check_gradient(const rfr_graphs *g, int gradient) {
   const rfi_calls *c = &g->calls;
   const int64_t begun = c->endless ? g->next / c->n * c->n : 0;
+  const int last = c->last[gradient];
   if (g->state == RFI_STEP_NONE || g->evaluating || (begun > 0 && g->next == begun)) return RFR_OK;
-  for (int64_t i = g->next - begun; i < c->n; i++) {
-    const rfi_step_call *call = &c->call[i];
-    const rfi_callable *of = &g->callable[call->callable];
-    for (int k = 0; runs_wgrad(g, call) && k < of->n_gradients; k++)
-      if (of->gradients[k] == gradient)
-        return rfi_fail(RFI_E_GRAPHS_ORDER,
-                        "main gradient \"%s\" is not complete: %s of callable \"%s\", microbatch %d, adds to it",
-                        g->m.store.named[gradient].tensor.name, rfi_call_text(call->op), of->u.name,
-                        c->endless ? (int)(begun / c->n) : call->microbatch);
-  }
-  for (int i = g->next_shard_action; i < c->n_shard_actions; i++) {
-    const rfi_callable *of = &g->callable[c->shard_action[i].callable];
-    for (int k = 0; c->shard_action[i].op == RFI_SHARD_REDUCE && k < of->n_gradients; k++)
-      if (of->gradients[k] == gradient)
-        return rfi_fail(RFI_E_GRAPHS_ORDER,
-                        "main gradient \"%s\" is not complete: REDUCE of callable \"%s\" adds to it",
-                        g->m.store.named[gradient].tensor.name, of->u.name);
-  }
-  return RFR_OK;
+  if (last < g->next - begun) return RFR_OK;
+  const rfi_step_call *call = &c->call[last];
+  return rfi_fail(RFI_E_GRAPHS_ORDER, "main gradient \"%s\" is complete after %s of callable \"%s\", microbatch %d",
+                  g->m.store.named[gradient].tensor.name, rfi_call_text(call->op), g->callable[call->callable].u.name,
+                  c->endless ? (int)(begun / c->n) : call->microbatch);
 }
 
 /* ---- another schedule ---- */

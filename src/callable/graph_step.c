@@ -75,13 +75,7 @@ static const rfi_port *find_expected(const rfi_port *port, int n, bool grad, con
 static bool is_in(const rfr_graphs *g, int callable, int slot, const rfi_port *p, bool grad, const void *data,
                   int64_t bytes) {
   const rfr_tensor t = rfi_port_tensor(g, callable, slot, p, grad);
-  const uintptr_t first = (uintptr_t)t.data, at = (uintptr_t)data;
-  return t.data && at >= first && at + (uintptr_t)bytes <= first + (uintptr_t)t.bytes;
-}
-
-static bool overlaps(const void *data, int64_t bytes, const unsigned char *range, int64_t range_bytes) {
-  const uintptr_t at = (uintptr_t)data, first = (uintptr_t)range;
-  return at + (uintptr_t)bytes > first && at < first + (uintptr_t)range_bytes;
+  return rfi_lies_in(data, bytes, t.data, t.bytes);
 }
 
 /* Whether bytes of a slot belong to an output or input gradient that is still valid. A linked output is valid until its
@@ -107,8 +101,8 @@ static rfr_status check_slot_data(const rfr_graphs *g, const rfi_step_call *call
   *is_slot = rfi_step_memory_has(g->m.layout.step, data, bytes);
   for (const rfi_stage_plan *s = g->stage; s < g->stage + g->n_stages && bytes > 0; s++)
     for (int slot = 0; slot < s->slots; slot++) {
-      if (!overlaps(data, bytes, rfi_graphs_slot(g, s, slot), s->bytes) &&
-          !overlaps(data, bytes, rfi_graphs_block(g, s, slot), s->block_bytes))
+      if (!rfi_overlaps(data, bytes, rfi_graphs_slot(g, s, slot), s->bytes) &&
+          !rfi_overlaps(data, bytes, rfi_graphs_block(g, s, slot), s->block_bytes))
         continue;
       const bool ends = call && call->first && call->slot == slot && s == &g->stage[g->callable[call->callable].stage];
       *is_slot = true;
@@ -347,15 +341,12 @@ rfr_status rfr_graphs_wgrad(rfr_graphs *g, int callable, int microbatch) {
 
 /* ---- beginning and end ---- */
 
-static bool is_parameter(const rfi_named *x) {
-  return x->tensor.role == RFR_ROLE_TRAINABLE || x->tensor.role == RFR_ROLE_FROZEN;
-}
-
 static rfr_status find_shared(const rfr_graphs *g, const rfr_binding *b, const rfi_named **out) {
   if (!(*out = rfi_graphs_find(g, b->name)))
     return rfi_fail(RFI_E_PROGRAM_NAME, "no callable has a state, constant or parameter \"%s\"",
                     b->name ? b->name : "");
-  return rfi_check_captured(b->name, &(*out)->tensor.type, is_parameter(*out) ? (*out)->tensor.data : NULL, b);
+  return rfi_check_captured(b->name, &(*out)->tensor.type,
+                            rfi_is_parameter((*out)->tensor.role) ? (*out)->tensor.data : NULL, b);
 }
 
 static rfr_status clear(rfr_graphs *g, unsigned char *from, const unsigned char *to) {
@@ -386,7 +377,7 @@ static rfr_status begin(rfr_graphs *g, const rfr_binding *inputs, int n) {
   for (int i = 0; i < n; i++) {
     RFI_TRY(find_shared(g, &inputs[i], &x));
     if (x->tensor.role == RFR_ROLE_CONST) g->loaded = false;
-    if (!is_parameter(x))
+    if (!rfi_is_parameter(x->tensor.role))
       RFI_TRY(g->m.backend->move(g->m.device, x->tensor.data, inputs[i].data, (size_t)x->tensor.bytes));
   }
   for (int part = g->loaded ? RFI_PART_SETUP : RFI_PART_LOAD; part <= RFI_PART_SETUP; part++)

@@ -5,6 +5,7 @@
  *
  * compile.c   options, passes, plans
  * layout.c    regions of memory, the budget, allocation
+ * step_memory.c  memory for the step that others use too
  * storage.c   inputs, by name
  * unit.c      bound ops, arguments, graphs; run, capture and launch
  * sequence.c  the collectives of a unit, compared between the ranks

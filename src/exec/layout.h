@@ -39,6 +39,16 @@ typedef struct rfi_layout {
   rfr_step_memory *step; /* NULL: the regions from slots on are in the arena */
 } rfi_layout;
 
+/* Whether bytes lie in a range, which NULL is not, or share some with it. */
+static inline bool rfi_lies_in(const void *data, int64_t bytes, const void *range, int64_t range_bytes) {
+  const uintptr_t at = (uintptr_t)data, first = (uintptr_t)range;
+  return range && at >= first && bytes <= range_bytes && at - first <= (uintptr_t)(range_bytes - bytes);
+}
+static inline bool rfi_overlaps(const void *data, int64_t bytes, const void *range, int64_t range_bytes) {
+  const uintptr_t at = (uintptr_t)data, first = (uintptr_t)range;
+  return range && at + (uintptr_t)bytes > first && at < first + (uintptr_t)range_bytes;
+}
+
 /* Forgets the bytes of all regions. */
 void rfi_layout_clear(rfi_layout *l);
 /* The offset of a region in the range; of RFI_REGIONS: the bytes of all, with what step memory has beyond them. */

@@ -114,7 +114,7 @@ rfr_status rfr_program_plan_buffer(const rfr_programs *p, int program, int i, rf
   if (i >= 0 && i < p->m.store.n) {
     const rfi_named *x = &p->m.store.named[i];
     const rfr_tensor *t = &x->tensor;
-    bool weight = t->role == RFR_ROLE_TRAINABLE || t->role == RFR_ROLE_FROZEN;
+    const bool weight = rfi_is_parameter(t->role);
     *out = (rfr_plan_buffer){t->name,  weight ? "weight" : t->role == RFR_ROLE_STATE ? "state" : "input",
                              t->bytes, rfi_layout_at(&p->m.layout, x->region) + x->offset,
                              0,        g->u.trace->n_ops};
@@ -162,7 +162,7 @@ static rfr_status count_persistent(const rfr_programs *p, rfr_memory *out) {
   for (int i = 0; i < p->m.store.n; i++) {
     const rfr_role role = p->m.store.named[i].tensor.role;
     const int64_t bytes = rfi_storage_bytes(&p->m.store.named[i].tensor.type);
-    const bool weight = role == RFR_ROLE_TRAINABLE || role == RFR_ROLE_FROZEN, state = role == RFR_ROLE_STATE;
+    const bool weight = rfi_is_parameter(role), state = role == RFR_ROLE_STATE;
     *(optimizer[i] ? &out->optimizer : weight ? &out->weights : state ? &out->states : &out->inputs) += bytes;
     inputs += bytes;
   }

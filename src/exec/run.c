@@ -175,9 +175,8 @@ rfr_status rfr_programs_poll(rfr_programs *p, int *idle) {
 
 /* Whether x's bytes lie within `whole`, a tensor of these programs with the same type. */
 static bool is_part(const rfr_tensor *x, const rfr_tensor *whole) {
-  const uintptr_t first = (uintptr_t)x->data, start = (uintptr_t)whole->data;
-  return memcmp(&x->type, &whole->type, sizeof x->type) == 0 && first >= start && x->bytes <= whole->bytes &&
-         first - start <= (uintptr_t)(whole->bytes - x->bytes);
+  return memcmp(&x->type, &whole->type, sizeof x->type) == 0 &&
+         rfi_lies_in(x->data, x->bytes, whole->data, whole->bytes);
 }
 
 static bool is_output(const rfr_programs *p, const rfr_tensor *x) {

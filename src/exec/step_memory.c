@@ -94,8 +94,7 @@ void rfi_step_memory_release(const rfi_executor *m) {
 bool rfi_step_memory_holds(const rfi_executor *m) { return !m->layout.step || m->layout.step->holder == m; }
 
 bool rfi_step_memory_has(const rfr_step_memory *s, const void *data, int64_t bytes) {
-  const uintptr_t at = (uintptr_t)data, first = s ? (uintptr_t)s->data : 0;
-  return first && at < first + (uintptr_t)s->bytes && at + (uintptr_t)bytes > first;
+  return s && rfi_overlaps(data, bytes, s->data, s->bytes);
 }
 
 void rfi_step_memory_leave(rfi_executor *m) {

@@ -182,7 +182,10 @@ static rfr_status make_pipeline(rfr_run *run, rfr_step_memory *step) {
                                 .budget = s->budget > 0 && s->budget <= plan.persistent_bytes
                                               ? 1
                                               : s->budget - (s->budget > 0 ? plan.persistent_bytes : 0)};
-  return rfi_stages_create(run->ctx, &s->spec, run->programs, &o, &run->stages);
+  const rfr_status status = rfi_stages_create(run->ctx, &s->spec, run->programs, &o, &run->stages);
+  if (status == RFR_NO_FIT)
+    rfi_fail_prefix("memory.budget less the %lld persistent bytes of the programs: ", (long long)plan.persistent_bytes);
+  return status;
 }
 
 /* The evaluation of each stage of this rank of a pipeline. */
