@@ -29,6 +29,10 @@ enum { RFI_OUT_grouped_quantize_row, RFI_OUT_grouped_quantize_col, RFI_OUT_group
   RFI_OUT_grouped_quantize_amax };
 enum { RFI_AT_grouped_quantize_format, RFI_AT_grouped_quantize_scaling, RFI_AT_grouped_quantize_options,
   RFI_AT_grouped_quantize_site, RFI_AT_grouped_quantize_stream };
+enum { RFI_IN_permute_codes_q, RFI_IN_permute_codes_scale, RFI_IN_permute_codes_order, RFI_IN_permute_codes_place,
+  RFI_IN_permute_codes_offsets };
+enum { RFI_OUT_permute_codes_row, RFI_OUT_permute_codes_col, RFI_OUT_permute_codes_row_scale,
+  RFI_OUT_permute_codes_col_scale };
 enum { RFI_IN_swiglu_quantize_gate, RFI_IN_swiglu_quantize_up, RFI_IN_swiglu_quantize_scale };
 enum { RFI_OUT_swiglu_quantize_y, RFI_OUT_swiglu_quantize_row, RFI_OUT_swiglu_quantize_col,
   RFI_OUT_swiglu_quantize_row_scale, RFI_OUT_swiglu_quantize_col_scale, RFI_OUT_swiglu_quantize_amax };

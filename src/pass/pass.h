@@ -129,6 +129,8 @@ rfr_status rfi_split_lora(const rfr_trace *in, rfi_report *report, rfr_trace **o
 rfr_status rfi_split_dequantize(const rfr_trace *in, rfi_report *report, rfr_trace **out);
 /* Part of lower: an add and the norm that reads it become one op (fuse_norm.c). */
 rfr_status rfi_fuse_sums(const rfr_trace *in, rfi_report *report, rfr_trace **out);
+/* Part of lower: tokens are quantized before their rows are sorted by expert (fuse_permute.c). */
+rfr_status rfi_fuse_permute(const rfr_trace *in, rfi_report *report, rfr_trace **out);
 /* Part of lower: an op and the quantize ops that read its result become one op (fuse_quantize.c). */
 rfr_status rfi_fuse_quantize(const rfr_trace *in, rfi_report *report, rfr_trace **out);
 /* Part of lower: a grouped GEMM and the SwiGLU that reads it become one op (fuse_swiglu.c). */
