@@ -125,8 +125,11 @@ rfr_status cli_fail(rfr_status status, const char *help, const char *format, ...
 rfr_status cli_usage(const char *help, const char *format, ...) __attribute__((format(printf, 2, 3)));
 /* A file that cannot be written: names it with errno, returns RFR_IO. */
 rfr_status cli_cannot_write(const char *path);
-/* Prints an error on standard error: two lines, or with --json one object. */
+/* Prints an error on standard error: two lines, or with --json one object, which of a rank ends in JSON_RANK N. */
 void cli_print_error(const rfr_error *e);
+#define JSON_RANK ", \"rank\": "
+/* Makes errors in JSON name this process as rank `rank`. */
+void cli_set_rank(int rank);
 /* Prints a failed call's error unless an error was printed before. */
 void cli_report_error(const cli *c, rfr_status status);
 /* Prints a warning on standard error, with --json as an object, with --quiet too. */

@@ -202,7 +202,7 @@ static void print_json(const cli *c, rfr_run *run, const progress *p, const char
   json_begin(&j, NULL, '{');
   json_text(&j, "folder", folder);
   json_text(&j, "checkpoint", info.checkpoint);
-  if (cli_has_ranks(c)) json_int(&j, "ranks", c->launch.ranks);
+  if (cli_has_ranks(c)) json_int(&j, "ranks", c->launch.ranks), json_int(&j, "rank", c->launch.rank);
   json_int(&j, "step", info.step);
   json_int(&j, "steps", info.steps);
   json_int(&j, "skipped", info.skipped);

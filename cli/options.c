@@ -15,13 +15,17 @@
 
 /* Set once, when the command line is read: usage errors are printed before a struct cli is complete. */
 static bool errors_as_json, error_printed;
+static int rank_of_process = -1;
+
+void cli_set_rank(int rank) { rank_of_process = rank; }
 
 void cli_print_error(const rfr_error *e) {
   error_printed = true;
   if (errors_as_json) {
     char text[RFR_ERROR_JSON_BYTES];
     rfr_error_json(e, text, sizeof text);
-    fprintf(stderr, "%s\n", text);
+    if (rank_of_process >= 0) fprintf(stderr, "%.*s" JSON_RANK "%d}\n", (int)strlen(text) - 1, text, rank_of_process);
+    else fprintf(stderr, "%s\n", text);
     return;
   }
   if (e->status == RFR_STOPPED) fprintf(stderr, "%s\n", e->message);

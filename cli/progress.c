@@ -33,6 +33,7 @@ void cli_warn(const cli *c, const char *message) {
   json j = {.f = stderr};
   json_begin(&j, NULL, '{');
   json_text(&j, "warning", message);
+  if (cli_has_ranks(c)) json_int(&j, "rank", c->launch.rank);
   json_end(&j, '}');
   fputc('\n', stderr);
 }

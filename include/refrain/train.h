@@ -251,6 +251,19 @@ RFR_API rfr_status rfr_run_score(rfr_run *run, const int32_t *tokens, int64_t n,
  * Errors: file.write: older checkpoints still load; run.diverged: weights are not finite, nothing is written. */
 RFR_API rfr_status rfr_run_save(rfr_run *run);
 
+/* The end of a training with an error, as a line of failures.jsonl in the run's folder. rfr_run_train writes it itself;
+ * a launcher writes it for a rank that a signal has ended. */
+typedef struct rfr_failure {
+  size_t size;
+  int rank, ranks;             /* default 0 of 1 */
+  int64_t step;                /* steps attempted; -1: not known */
+  const char *error, *message; /* the error's slug or "launcher", and its text; borrowed until the call returns */
+  const char *checkpoint;      /* the newest one's folder; NULL: not known */
+} rfr_failure;
+RFR_API rfr_failure rfr_failure_default(void);
+/* Appends the line, with the time; lines of several processes do not mix. Errors: argument; file.write. */
+RFR_API rfr_status rfr_failure_append(rfr_ctx *ctx, const char *folder, const rfr_failure *failure);
+
 typedef struct rfr_run_info {
   size_t size;
   int64_t step, steps; /* attempted so far; of the run */

@@ -316,6 +316,7 @@ static void programs(void) {
   GIVES(NULL, rfr_program_trace, NULL, 0, "record");
   GIVES(NULL, rfr_program_report, NULL, 0, "prune");
   GIVES(NULL, rfr_programs_watched_name, NULL, 0);
+  STATUS(rfr_failure_append, NULL, "x", &(rfr_failure){0});
   STATUS(rfr_programs_watched, NULL, 0, 0, &(rfr_watched){0});
   GIVES(0, rfr_program_flops, NULL, 0);
   GIVES(0, rfr_program_recomputed_flops, NULL, 0);
