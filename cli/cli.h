@@ -323,6 +323,8 @@ typedef struct progress {
   double last;          /* cli_now of the last line */
   int64_t first_step;   /* 0: none yet */
   double rate;          /* smoothed seconds per step */
+  int64_t timed;        /* steps and seconds of this session; without the first step, which touches its memory */
+  double seconds;
   bool evaluated;
   double loss, bits, margin, accuracy; /* of the last evaluation */
 } progress;

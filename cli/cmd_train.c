@@ -193,6 +193,12 @@ static void print_start(rfr_run *run, const rfr_run_info *i) {
   print_steps(i);
 }
 
+/* The mean of this session; of a session of a single step, that one's. */
+static double steps_per_second(const progress *p) {
+  if (p->seconds > 0.0) return (double)p->timed / p->seconds;
+  return p->rate > 0.0 ? 1.0 / p->rate : 0.0;
+}
+
 static void print_json(const cli *c, rfr_run *run, const progress *p, const char *folder, double seconds) {
   rfr_run_info info;
   rfr_plan_summary plan = {0};
@@ -207,7 +213,8 @@ static void print_json(const cli *c, rfr_run *run, const progress *p, const char
   json_int(&j, "steps", info.steps);
   json_int(&j, "skipped", info.skipped);
   json_double(&j, "seconds", seconds);
-  json_double(&j, "tokens_per_second", p->rate > 0.0 ? (double)info.tokens_per_step / p->rate : 0.0);
+  json_double(&j, "tokens_per_second", steps_per_second(p) * (double)info.tokens_per_step);
+  json_double(&j, "flops_per_second", steps_per_second(p) * info.flops_per_step);
   if (p->evaluated) json_double(&j, "validation_loss", p->loss);
   if (p->evaluated && p->bytes) json_double(&j, "validation_bits_per_byte", p->bits);
   if (p->evaluated && p->preference) {
@@ -232,6 +239,9 @@ static void print_result(rfr_run *run, const progress *p, double seconds) {
            (long long)info.steps, info.checkpoint);
   else
     printf("%lld of %lld steps in %.1f s, %s\n", (long long)info.step, (long long)info.steps, seconds, info.checkpoint);
+  if (p->rate > 0.0)
+    printf("speed: %.0f tokens/s, %.4g TFLOP/s of the model\n", steps_per_second(p) * (double)info.tokens_per_step,
+           1e-12 * steps_per_second(p) * info.flops_per_step);
   printf("memory: %lld bytes planned (%s), %lld touched", (long long)plan.planned_bytes,
          cli_bytes(a, plan.planned_bytes), (long long)rfr_programs_touched_bytes(rfr_run_programs(run)));
   if (stage_bytes(run) > 0) printf("; %lld more for the stages of rank 0", (long long)stage_bytes(run));

@@ -105,6 +105,13 @@ static void print_line(progress *p, line *l) {
   p->last = cli_now();
 }
 
+/* Smoothed over about ten steps, so that a single slow step does not make the estimate jump. */
+static void count(progress *p, const rfr_event *e) {
+  if (p->first_step > 0) p->timed++, p->seconds += e->seconds;
+  if (p->first_step == 0) p->first_step = e->step;
+  p->rate = p->rate == 0.0 ? e->seconds : p->rate + 0.1 * (e->seconds - p->rate);
+}
+
 static bool is_due(const progress *p) { return cli_now() - p->last >= (p->terminal ? 0.1 : 2.0); }
 
 /* ---- events ---- */
@@ -112,9 +119,6 @@ static bool is_due(const progress *p) { return cli_now() - p->last >= (p->termin
 static void metrics(progress *p, const rfr_event *e) {
   char left[32];
   line l = {0};
-  if (p->first_step == 0) p->first_step = e->step;
-  /* Smoothed over about ten steps, so that a single slow step does not make the estimate jump. */
-  p->rate = p->rate == 0.0 ? e->seconds : p->rate + 0.1 * (e->seconds - p->rate);
   if (e->step != p->first_step && e->step != e->steps && !is_due(p)) return;
   put_part(&l, 9, "step %lld/%lld", (long long)e->step, (long long)e->steps);
   put_part(&l, 8, "loss %.4f", e->loss);
@@ -172,8 +176,8 @@ void progress_event(const rfr_event *e, void *user) {
       fprintf(stderr, "%s\n", e->message);
       return;
     case RFR_EVENT_METRICS:
-      if (p->quiet) p->rate = p->rate == 0.0 ? e->seconds : p->rate + 0.1 * (e->seconds - p->rate);
-      else metrics(p, e);
+      count(p, e);
+      if (!p->quiet) metrics(p, e);
       return;
     case RFR_EVENT_EVALUATION: evaluation(p, e); return;
     case RFR_EVENT_CHECKPOINT:

@@ -3,6 +3,7 @@
  * Runs as a user starts, stops, resumes and reads them; terminals, signals, closed streams.
  */
 #include <fcntl.h>
+#include <math.h>
 #include <pty.h>
 #include <signal.h>
 #include <sys/wait.h>
@@ -103,6 +104,11 @@ static void train_and_use(void **state) {
   /* a library's scratch may have bytes that it leaves alone */
   assert_true(rft_number(v, "touched_bytes") <= rft_number(v, "planned_bytes"));
   assert_true((double)rft_number(v, "touched_bytes") > 0.99 * (double)rft_number(v, "planned_bytes"));
+  /* small.yaml: q, k, v, o of 16 x 16; gate, up, down of 32 x 16; head of 256 x 16; attention over half of 16 tokens */
+  const double each = 6.0 * (4 * 16 * 16 + 3 * 32 * 16 + 256 * 16) + 6.0 * 16 * 16;
+  const double tokens = json_number_value(json_object_get(v, "tokens_per_second"));
+  assert_true(tokens > 0.0);
+  assert_true(fabs(json_number_value(json_object_get(v, "flops_per_second")) / tokens - each) < 1e-6 * each);
   const double bits = json_number_value(json_object_get(v, "validation_bits_per_byte"));
   json_decref(v);
   assert_string_equal(rft_err, "");
