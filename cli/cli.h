@@ -318,6 +318,8 @@ typedef struct progress {
   double loss, bits, margin, accuracy; /* of the last evaluation */
 } progress;
 void progress_init(progress *p, cli *c); /* c->progress becomes p */
+/* The steps that follow have `tokens` tokens, of a ramp; 0: no change. */
+void progress_set_tokens(progress *p, int64_t tokens);
 void progress_event(const rfr_event *event, void *progress);
 /* Ends the line that is being rewritten, so that other text starts on a new one. Accepts NULL. */
 void progress_close_line(progress *p);

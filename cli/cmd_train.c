@@ -161,7 +161,19 @@ static void print_model(const rfr_run_info *i) {
     fputs("        the base has the random weights of run.seed: the adapter cannot be exported\n", stderr);
 }
 
-static void print_steps(const rfr_run_info *i) {
+/* The phases of a ramp that are not over. */
+static void print_phases(const rfr_run *run, int64_t step) {
+  rfr_run_phase x;
+  const char *before = "; ramp: ";
+  for (int i = 0; rfr_run_phase_at(run, i, &x) == RFR_OK && x.until > 0; i++) {
+    if (x.until <= step) continue;
+    fprintf(stderr, "%s%lld in sequences of %lld until step %lld", before, (long long)x.tokens, (long long)x.sequence,
+            (long long)x.until);
+    before = ", ";
+  }
+}
+
+static void print_steps(const rfr_run *run, const rfr_run_info *i) {
   fputs("steps   ", stderr);
   if (i->time > 0.0 && i->steps_estimated) {
     fprintf(stderr, "for %g s, of %lld tokens each", i->time, (long long)i->tokens_per_step);
@@ -169,6 +181,7 @@ static void print_steps(const rfr_run_info *i) {
     if (i->time > 0.0) fprintf(stderr, "for %g s: ", i->time);
     fprintf(stderr, "%lld step%s of %lld tokens", (long long)i->steps, plural(i->steps), (long long)i->tokens_per_step);
   }
+  print_phases(run, i->step);
   if (i->step > 0) fprintf(stderr, "; %lld of them are done", (long long)i->step);
   fputc('\n', stderr);
 }
@@ -189,7 +202,7 @@ static void print_start(rfr_run *run, const rfr_run_info *i) {
   print_model(i);
   fprintf(stderr, "memory  %s planned; %s of disk for a checkpoint\n",
           cli_bytes(a, plan.planned_bytes + stage_bytes(run)), cli_bytes(b, i->checkpoint_bytes));
-  print_steps(i);
+  print_steps(run, i);
 }
 
 static void print_json(const cli *c, rfr_run *run, const progress *p, const char *folder, double seconds) {
@@ -206,7 +219,7 @@ static void print_json(const cli *c, rfr_run *run, const progress *p, const char
   json_int(&j, "steps", info.steps);
   json_int(&j, "skipped", info.skipped);
   json_double(&j, "seconds", seconds);
-  json_double(&j, "tokens_per_second", p->rate > 0.0 ? (double)info.tokens_per_step / p->rate : 0.0);
+  json_double(&j, "tokens_per_second", p->rate > 0.0 ? (double)p->tokens / p->rate : 0.0);
   if (p->evaluated) json_double(&j, "validation_loss", p->loss);
   if (p->evaluated && p->bytes) json_double(&j, "validation_bits_per_byte", p->bits);
   if (p->evaluated && p->preference) {
@@ -247,6 +260,12 @@ static rfr_status train(cli *c, rfr_run *run, progress *p, const char *folder) {
   rfr_run_get_info(run, &info);
   p->tokens = info.tokens_per_step;
   p->flops = info.flops_per_step;
+  rfr_run_phase phase;
+  for (int i = 0; rfr_run_phase_at(run, i, &phase) == RFR_OK; i++)
+    if (phase.until == 0 || info.step < phase.until) {
+      progress_set_tokens(p, phase.tokens);
+      break;
+    }
   p->bytes = info.byte_tokens;
   p->preference = info.preference;
   if (!p->quiet) {

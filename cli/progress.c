@@ -153,6 +153,13 @@ static void evaluation(progress *p, const rfr_event *e) {
   fprintf(stderr, "  %.1f s\n", e->seconds);
 }
 
+void progress_set_tokens(progress *p, int64_t tokens) {
+  if (tokens <= 0 || tokens == p->tokens) return;
+  p->flops *= (double)tokens / (double)p->tokens;
+  p->tokens = tokens;
+  p->rate = 0.0;
+}
+
 void progress_event(const rfr_event *e, void *user) {
   progress *p = user;
   if (e->kind == RFR_EVENT_EVALUATION) {
@@ -162,10 +169,15 @@ void progress_event(const rfr_event *e, void *user) {
     p->margin = e->margin;
     p->accuracy = e->accuracy;
   }
+  if (p->quiet && e->kind == RFR_EVENT_SCHEDULE) progress_set_tokens(p, e->tokens);
   if (p->quiet && e->kind != RFR_EVENT_METRICS) return;
   switch (e->kind) {
     case RFR_EVENT_PROGRESS: evaluating(p, e); return;
     case RFR_EVENT_SCHEDULE:
+      progress_set_tokens(p, e->tokens);
+      progress_close_line(p);
+      fprintf(stderr, "%s\n", e->message);
+      return;
     case RFR_EVENT_COMPILE:
       progress_close_line(p);
       fprintf(stderr, "%s\n", e->message);

@@ -14,6 +14,8 @@ rfr_status rfi_run_compile(rfr_run *run);
 /* Writes each program after each pass to FOLDER/traces. */
 rfr_status rfi_run_write_traces(rfr_run *run);
 /* Runs one of the programs (RFR_RUN_...) as the options say: replay, or kernel by kernel. */
+/* The index of the program that is step `step`, counted from 0. */
+int rfi_training_program(const rfr_run *run, int64_t step);
 rfr_status rfi_launch(rfr_run *run, int program);
 /* The same of program i, without the schedule of a pipeline. */
 rfr_status rfi_launch_at(rfr_run *run, int i);
