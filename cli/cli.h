@@ -323,12 +323,13 @@ typedef struct progress {
   double last;          /* cli_now of the last line */
   int64_t first_step;   /* 0: none yet */
   double rate;          /* smoothed seconds per step */
-  int64_t timed;        /* steps and seconds of this session; without the first step, which touches its memory */
-  double seconds;
+  double timed_tokens, timed_flops, seconds; /* of this session, without the first step, which touches its memory */
   bool evaluated;
   double loss, bits, margin, accuracy; /* of the last evaluation */
 } progress;
 void progress_init(progress *p, cli *c); /* c->progress becomes p */
+/* The steps that follow have `tokens` tokens, of a ramp; 0: no change. */
+void progress_set_tokens(progress *p, int64_t tokens);
 void progress_event(const rfr_event *event, void *progress);
 /* Ends the line that is being rewritten, so that other text starts on a new one. Accepts NULL. */
 void progress_close_line(progress *p);

@@ -78,7 +78,41 @@ static void print_summary(const rfr_plan_summary *sum) {
   puts("of these, at the peak:");
 }
 
-static rfr_status print_json(const rfr_programs *p, int program, const cli_fit *fit) {
+/* The sizes of a ramp: each is a program, and the step's memory is that of the largest. */
+static void print_phases(const rfr_run *run) {
+  rfr_run_phase x;
+  rfr_plan_summary sum;
+  char a[32];
+  if (rfr_run_phase_at(run, 1, &x) != RFR_OK) return;
+  puts("\nphases of batch.ramp, which share the arena:");
+  for (int i = 0; rfr_run_phase_at(run, i, &x) == RFR_OK; i++) {
+    char steps[40] = "then";
+    if (rfr_program_plan(rfr_run_programs((rfr_run *)run), x.program, &sum) != RFR_OK) return;
+    if (x.until > 0) snprintf(steps, sizeof steps, "until step %lld", (long long)x.until);
+    printf("  %-22s %10lld tokens a step, sequences of %lld, %14lld bytes for the step  %s\n", steps,
+           (long long)x.tokens, (long long)x.sequence, (long long)sum.transient_planned_bytes,
+           cli_bytes(a, sum.transient_planned_bytes));
+  }
+}
+
+static void print_phases_json(const rfr_run *run, json *j) {
+  rfr_run_phase x;
+  rfr_plan_summary sum;
+  if (rfr_run_phase_at(run, 1, &x) != RFR_OK) return;
+  json_begin(j, "phases", '[');
+  for (int i = 0; rfr_run_phase_at(run, i, &x) == RFR_OK; i++) {
+    if (rfr_program_plan(rfr_run_programs((rfr_run *)run), x.program, &sum) != RFR_OK) break;
+    json_begin(j, NULL, '{');
+    json_int(j, "until", x.until);
+    json_int(j, "tokens", x.tokens);
+    json_int(j, "sequence", x.sequence);
+    json_int(j, "transient_planned_bytes", sum.transient_planned_bytes);
+    json_end(j, '}');
+  }
+  json_end(j, ']');
+}
+
+static rfr_status print_json(const rfr_run *run, const rfr_programs *p, int program, const cli_fit *fit) {
   const rfr_plan_summary *sum = &fit->plan;
   json j = {.f = stdout};
   json_begin(&j, NULL, '{');
@@ -89,6 +123,7 @@ static rfr_status print_json(const rfr_programs *p, int program, const cli_fit *
   json_int(&j, "branch_ops", sum->branch_ops);
   json_int(&j, "branch_bytes", sum->branch_bytes);
   cli_fit_json(fit, &j);
+  print_phases_json(run, &j);
   json_begin(&j, "buffers", '[');
   for (int i = 0; i < sum->n_buffers; i++) {
     rfr_plan_buffer b;
@@ -166,10 +201,11 @@ static rfr_status print_plan(cli *c, const char *text, rfr_run *run, int which) 
   rfr_status s = cli_fit_make(c, text, run, which, &fit);
   if (s != RFR_OK) return s;
   if (c->json) {
-    s = print_json(p, program, &fit);
+    s = print_json(run, p, program, &fit);
   } else {
     s = print_table(c, p, program, &fit.plan);
-    if (s == RFR_OK) print_summary(&fit.plan), cli_fit_print(&fit, stdout), print_experts(run), print_watched(p);
+    if (s == RFR_OK) print_summary(&fit.plan), cli_fit_print(&fit, stdout), print_experts(run), print_phases(run);
+    if (s == RFR_OK) print_watched(p);
   }
   fflush(stdout);
   return s == RFR_OK && !fit.fits ? cli_fit_fail(&fit) : s;

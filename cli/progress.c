@@ -107,7 +107,7 @@ static void print_line(progress *p, line *l) {
 
 /* Smoothed over about ten steps, so that a single slow step does not make the estimate jump. */
 static void count(progress *p, const rfr_event *e) {
-  if (p->first_step > 0) p->timed++, p->seconds += e->seconds;
+  if (p->first_step > 0) p->timed_tokens += (double)p->tokens, p->timed_flops += p->flops, p->seconds += e->seconds;
   if (p->first_step == 0) p->first_step = e->step;
   p->rate = p->rate == 0.0 ? e->seconds : p->rate + 0.1 * (e->seconds - p->rate);
 }
@@ -158,6 +158,13 @@ static void evaluation(progress *p, const rfr_event *e) {
   fprintf(stderr, "  %.1f s\n", e->seconds);
 }
 
+void progress_set_tokens(progress *p, int64_t tokens) {
+  if (tokens <= 0 || tokens == p->tokens) return;
+  p->flops *= (double)tokens / (double)p->tokens;
+  p->tokens = tokens;
+  p->rate = 0.0;
+}
+
 void progress_event(const rfr_event *e, void *user) {
   progress *p = user;
   if (e->kind == RFR_EVENT_EVALUATION) {
@@ -167,10 +174,15 @@ void progress_event(const rfr_event *e, void *user) {
     p->margin = e->margin;
     p->accuracy = e->accuracy;
   }
+  if (p->quiet && e->kind == RFR_EVENT_SCHEDULE) progress_set_tokens(p, e->tokens);
   if (p->quiet && e->kind != RFR_EVENT_METRICS) return;
   switch (e->kind) {
     case RFR_EVENT_PROGRESS: evaluating(p, e); return;
     case RFR_EVENT_SCHEDULE:
+      progress_set_tokens(p, e->tokens);
+      progress_close_line(p);
+      fprintf(stderr, "%s\n", e->message);
+      return;
     case RFR_EVENT_COMPILE:
       progress_close_line(p);
       fprintf(stderr, "%s\n", e->message);

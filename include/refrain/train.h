@@ -31,17 +31,18 @@ extern "C" {
 
 typedef struct rfr_run rfr_run;
 
-#define RFR_EVENTS(X)                                                                                       \
-  X(RFR_EVENT_COMPILE, "compile")       /* message: the compile step that ended */                          \
-  X(RFR_EVENT_START, "start")           /* the run is open; step: the steps done before */                  \
-  X(RFR_EVENT_METRICS, "metrics")       /* numbers of one step */                                           \
-  X(RFR_EVENT_EVALUATION, "evaluation") /* loss, bits_per_byte and tokens over held-out data */             \
-  X(RFR_EVENT_CHECKPOINT, "checkpoint") /* message: the folder written */                                   \
-  X(RFR_EVENT_WARNING, "warning")       /* message: one line; show it even where progress is not shown */   \
-  X(RFR_EVENT_END, "end")               /* message: done, stopped or the error's slug */                    \
-  X(RFR_EVENT_PROGRESS, "progress")     /* an evaluation goes on: windows of windows_planned; not logged */ \
-  X(RFR_EVENT_SCHEDULE, "schedule")     /* a run given in time fixed its steps; message: one line */        \
-  X(RFR_EVENT_WATCH, "watch")           /* statistics of the values of run.watch in one step; in watch.jsonl */
+#define RFR_EVENTS(X)                                                                                                  \
+  X(RFR_EVENT_COMPILE, "compile")       /* message: the compile step that ended */                                     \
+  X(RFR_EVENT_START, "start")           /* the run is open; step: the steps done before */                             \
+  X(RFR_EVENT_METRICS, "metrics")       /* numbers of one step */                                                      \
+  X(RFR_EVENT_EVALUATION, "evaluation") /* loss, bits_per_byte and tokens over held-out data */                        \
+  X(RFR_EVENT_CHECKPOINT, "checkpoint") /* message: the folder written */                                              \
+  X(RFR_EVENT_WARNING, "warning")       /* message: one line; show it even where progress is not shown */              \
+  X(RFR_EVENT_END, "end")               /* message: done, stopped or the error's slug */                               \
+  X(RFR_EVENT_PROGRESS, "progress")     /* an evaluation goes on: windows of windows_planned; not logged */            \
+  X(RFR_EVENT_SCHEDULE,                                                                                                \
+    "schedule")               /* a run given in time fixed its steps, or a ramp has another size; message: one line */ \
+  X(RFR_EVENT_WATCH, "watch") /* statistics of the values of run.watch in one step; in watch.jsonl */
 typedef enum rfr_event_kind {
 #define RFR_EVENT_ENUM(e, name) e,
   RFR_EVENTS(RFR_EVENT_ENUM)
@@ -60,7 +61,7 @@ typedef struct rfr_event {
   double bits_per_byte;      /* loss in bits per byte of text */
   double grad_norm;          /* before clipping */
   double lr;                 /* learning rate of the step */
-  int64_t tokens;            /* valid targets of the step, or of the evaluation */
+  int64_t tokens;            /* valid targets of the step, or of the evaluation; schedule: tokens of a step of a ramp */
   int skipped;               /* 1: no weight was updated: gradients not finite, or rows of experts refused */
   double seconds;            /* duration of the step, the evaluation or the checkpoint */
   double most_load;          /* metrics, with experts: tokens of the fullest expert of all layers, over the mean */
@@ -347,6 +348,17 @@ RFR_API rfr_status rfr_run_stage_costs(rfr_run *run, rfr_stage_costs *costs, dou
  * not compiled; for plans, traces and tensors. Borrowed. */
 RFR_API rfr_programs *rfr_run_programs(rfr_run *run);
 RFR_API int rfr_run_program_index(const rfr_run *run, int program);
+
+/* A phase of a run: steps of one size (batch.ramp). A run without a ramp has one. */
+typedef struct rfr_run_phase {
+  size_t size;
+  int64_t until;    /* its last step; 0: the last phase */
+  int64_t tokens;   /* of a step, over all ranks */
+  int64_t sequence; /* tokens of a sequence */
+  int program;      /* index of its training program in rfr_run_programs, -1 if the run was opened without one */
+} rfr_run_phase;
+/* Phase i, from 0, in the order of their steps. Errors: argument, past the last phase. */
+RFR_API rfr_status rfr_run_phase_at(const rfr_run *run, int i, rfr_run_phase *out);
 
 /* The machine and the build. Pointers are borrowed from the context. */
 typedef struct rfr_machine {

@@ -507,6 +507,30 @@ static rfr_status check_batch(const rfi_config *c) {
              (long long)(near ? near : unit));
 }
 
+/* Completes the phases and checks the numbers of each. */
+static rfr_status check_ramp(rfi_config *c) {
+  rfi_config_phase *phases = (rfi_config_phase *)c->batch_ramp.items; /* in our arena */
+  const int64_t unit = c->data_sequence * c->batch_microbatch;
+  int64_t before = 0;
+  for (int i = 0; i < c->batch_ramp.n; before = phases[i++].until) {
+    rfi_config_phase *p = &phases[i];
+    if (p->tokens == 0) p->tokens = c->batch_tokens;
+    if (p->sequence == 0) p->sequence = c->data_sequence;
+    if (p->until <= before)
+      return BAD(c, batch_ramp, "batch.ramp: until %lld follows until %lld; give ascending steps", (long long)p->until,
+                 (long long)before);
+    if (p->tokens % unit != 0)
+      return BAD(c, batch_ramp,
+                 "batch.ramp: until %lld: tokens: %lld is not a multiple of data.sequence %lld x batch.microbatch %lld",
+                 (long long)p->until, (long long)p->tokens, (long long)c->data_sequence,
+                 (long long)c->batch_microbatch);
+    if (c->data_sequence % p->sequence != 0)
+      return BAD(c, batch_ramp, "batch.ramp: until %lld: sequence: %lld does not divide data.sequence, %lld",
+                 (long long)p->until, (long long)p->sequence, (long long)c->data_sequence);
+  }
+  return RFR_OK;
+}
+
 static rfr_status resolve(rfi_config *c, const char *folder) {
   RFI_TRY(check_required(c));
   for (int i = 0; i < RFI_CFG_COUNT && *c->model; i++)
@@ -521,6 +545,7 @@ static rfr_status resolve(rfi_config *c, const char *folder) {
   RFI_TRY(check_derived(c));
   RFI_TRY(check_length(c));
   RFI_TRY(check_batch(c));
+  RFI_TRY(check_ramp(c));
   RFI_TRY(check_weights(c));
   RFI_TRY(check_mixture(c));
   rfi_config_group *groups = (rfi_config_group *)c->optimizer_groups.items; /* in our arena */
@@ -584,6 +609,7 @@ bool rfi_config_is_used(const rfi_config *c, rfi_config_id id) {
   const bool ema =
       id == RFI_CFG_optimizer_ema || id == RFI_CFG_optimizer_ema_start || id == RFI_CFG_optimizer_ema_warmup;
   if (ema && c->optimizer_ema == 0) return false;
+  if (id == RFI_CFG_batch_ramp && c->batch_ramp.n == 0) return false;
   if (id == RFI_CFG_run_epochs && c->run_epochs == 0) return false;
   return c->source[id].from != NULL;
 }

@@ -45,6 +45,17 @@ typedef struct rfi_config_groups {
   int n;
 } rfi_config_groups;
 
+/* Steps up to `until` have `tokens` tokens, in sequences of `sequence`. */
+typedef struct rfi_config_phase {
+  int64_t until, tokens, sequence; /* tokens and sequence: batch.tokens and data.sequence if the phase gives none */
+} rfi_config_phase;
+
+typedef struct rfi_config_ramp {
+  const rfi_config_phase *items;
+  int n;
+} rfi_config_ramp;
+enum { RFI_RAMP_MOST = 8 }; /* phases before the last */
+
 /* A number for each pattern; the last that matches counts. The elements are those of rfr_adapter_number. */
 typedef struct rfi_config_numbers {
   const struct rfr_adapter_number *items;
@@ -118,6 +129,7 @@ enum { RFI_CHOICES_BACKWARD(RFI_CHOICE_ENUM) };
   X(AMOUNT, rfi_config_amount, "steps or percent, 2%")             \
   X(SPLIT, rfi_config_split, "percent, 5%, or a list of patterns") \
   X(GROUPS, rfi_config_groups, "list of groups")                   \
+  X(RAMP, rfi_config_ramp, "list of phases")                       \
   X(NUMBERS, rfi_config_numbers, "map of patterns to numbers")
 
 #define RFI_CONFIG_TYPE(type, ctype, text) typedef ctype RFI_CONFIG_##type;

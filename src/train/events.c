@@ -21,6 +21,7 @@
 #include "base/base.h"
 #include "data/file.h"
 #include "data/mixture.h"
+#include "train/ramp.h"
 #include "train/tensorboard.h"
 #include "train/watched_log.h"
 
@@ -110,7 +111,7 @@ static void put_sources(line *l, rfr_run *run, int64_t step) {
   int64_t *counts, total;
   char number[32];
   if (n == 0 || RFI_ALLOC(run->ctx, (size_t)n * sizeof *counts, &counts) != RFR_OK) return;
-  if (rfi_mixture_counts(run->data, s->seed, step * rfi_step_windows(s), counts, &total) == RFR_OK) {
+  if (rfi_mixture_counts(run->data, s->seed, rfi_ramp_windows(s, step), counts, &total) == RFR_OK) {
     put(l, ", \"source_tokens\": [");
     for (int i = 0; i < n && l->n < sizeof l->text - 160; i++) {
       rfi_snprintf(number, sizeof number, "%s%lld", i > 0 ? ", " : "", (long long)(counts[i] * s->sequence));

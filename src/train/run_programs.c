@@ -12,6 +12,7 @@
 #include "train/events.h"
 #include "train/host.h"
 #include "train/parts.h"
+#include "train/ramp.h"
 
 int rfr_run_program_index(const rfr_run *run, int program) {
   for (int i = 0; run && i < run->n_programs; i++)
@@ -50,9 +51,11 @@ rfr_status rfi_launch_at(rfr_run *run, int i) {
   return rfr_program_replay(run->programs, i, NULL, 0);
 }
 
+int rfi_training_program(const rfr_run *run, int64_t step) { return run->phases[rfi_ramp_phase(run->settings, step)]; }
+
 rfr_status rfi_launch(rfr_run *run, int program) {
   RFI_TRY(rfi_run_check(run, program));
-  int i = rfr_run_program_index(run, program);
+  int i = program == RFR_RUN_TRAIN ? rfi_training_program(run, run->launched) : rfr_run_program_index(run, program);
   if (program == RFR_RUN_TRAIN && rfi_watches(run, run->launched)) i = run->watched;
   if (run->stages && program == RFR_RUN_TRAIN) RFI_TRY(run_pipeline(run));
   return rfi_launch_at(run, i);
@@ -202,6 +205,26 @@ static rfr_status record_stages(rfr_run *run, rfr_trace **traces, const char **n
   return RFR_OK;
 }
 
+/* The name of a phase's program. */
+static const char *const phase_names[] = {"train.1", "train.2", "train.3", "train.4",
+                                          "train.5", "train.6", "train.7", "train.8"};
+_Static_assert(sizeof phase_names / sizeof *phase_names == RFI_RAMP_MOST, "a name for each phase before the last");
+
+/* The training programs of the phases before the last. They follow all others. */
+static rfr_status record_phases(rfr_run *run, rfr_trace **traces, const char **names) {
+  const rfi_settings *s = run->settings;
+  run->phases[s->n_ramp] = rfr_run_program_index(run, RFR_RUN_TRAIN);
+  for (int p = 0; p < s->n_ramp && run->phases[s->n_ramp] >= 0; p++) {
+    const rfi_step_spec spec = rfi_ramp_spec(s, p);
+    run->phases[p] = run->n_programs;
+    names[run->n_programs] = phase_names[p];
+    run->bits[run->n_programs] = RFR_RUN_TRAIN;
+    RFI_TRY(rfi_trace_train(run->ctx, &spec, &traces[run->n_programs]));
+    run->n_programs++;
+  }
+  return RFR_OK;
+}
+
 /* A second program for the steps in which values are watched; the others do not pay for it. */
 static rfr_status record_watched(rfr_run *run, rfr_trace **traces, const char **names, rfr_watch_options *watch,
                                  rfr_compile_options *o) {
@@ -259,6 +282,7 @@ rfr_status rfi_run_compile(rfr_run *run) {
     RFI_GOTO(kinds[i].record(run->ctx, &run->settings->spec, &traces[run->n_programs]));
     run->n_programs++;
   }
+  RFI_GOTO(record_phases(run, traces, names));
   rfr_watch_options watch;
   RFI_GOTO(record_watched(run, traces, names, &watch, &o));
   o.budget = run->settings->budget;
@@ -309,9 +333,14 @@ static rfr_status write_trace(rfr_run *run, int program, const char *pass, const
   printed out = {.text.ctx = run->ctx};
   const rfr_trace *t = rfr_program_trace(run->programs, program, pass);
   if (!t) return RFR_OK;
-  int which = 0;
-  while (program != run->watched && run->bits[program] >> which != 1) which++;
-  snprintf(name, sizeof name, "%s-%s.txt", program == run->watched ? "watched" : kinds[which].name, pass);
+  const char *kind = "watched";
+  if (program != run->watched) {
+    int which = 0, phase = 0;
+    while (run->bits[program] >> which != 1) which++;
+    while (phase < run->settings->n_ramp && run->phases[phase] != program) phase++;
+    kind = phase < run->settings->n_ramp ? phase_names[phase] : kinds[which].name;
+  }
+  snprintf(name, sizeof name, "%s-%s.txt", kind, pass);
   RFI_GOTO(rfi_path_join(run->ctx, folder, name, &path));
   const rfr_print_options o = rfr_print_options_default();
   RFI_GOTO(rfr_trace_print(t, &o, print_to_string, &out));

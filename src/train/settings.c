@@ -23,6 +23,7 @@
 #include "text/text_documents.h"
 #include "train/machine.h"
 #include "train/patterns.h"
+#include "train/ramp.h"
 #include "train/stage_trace.h"
 
 enum { RING_SLOTS = 4, PROVISIONAL_STEPS = 1000, MOST_MICROBATCHES = 4096 };
@@ -256,6 +257,11 @@ static rfr_status read_batch(rfi_settings *s) {
                    "batch.tokens: %lld in %lld microbatches is too much for one program; raise batch.microbatch or "
                    "lower batch.tokens",
                    (long long)c->batch_tokens, (long long)p->microbatches);
+  RFI_TRY(rfi_ramp_read(s));
+  if (p->ring_microbatches > MOST_MICROBATCHES || p->ring_microbatches * p->ranks > MOST_NUMBERS)
+    return FAIL_AT(s, RFI_CFG_batch_ramp,
+                   "batch.ramp: %lld microbatches are too many for one program; lower the tokens",
+                   (long long)p->ring_microbatches);
   return RFR_OK;
 }
 

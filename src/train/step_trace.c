@@ -26,11 +26,12 @@
 enum { SCALE_GROWS = 2000 }; /* steps without overflow until the loss scale doubles */
 enum { LEAST_8BIT = 4096 };  /* elements, as in bitsandbytes */
 
-/* The step's slot of a ring, attempted mod R: (k, width). */
+/* The step's slot of a ring, attempted mod R: (k, width), the first k rows of the slot. */
 static rfr_value ring(rfr_trace *t, const rfi_step_spec *s, const char *name, rfr_dtype dtype, int64_t width,
                       rfr_value step) {
-  const int64_t shape[3] = {s->slots, s->microbatches, width};
-  return rfr_ring_read(t, rfr_input(t, name, RFR_ROLE_INPUT, dtype, 3, shape), step);
+  const int64_t shape[3] = {s->slots, rfi_ring_microbatches(s), width};
+  const rfr_value slot = rfr_ring_read(t, rfr_input(t, name, RFR_ROLE_INPUT, dtype, 3, shape), step);
+  return shape[1] == s->microbatches ? slot : rfr_slice(t, slot, 0, 0, s->microbatches);
 }
 
 static int all_ranks(const rfi_step_spec *s) { return s->ranks > 1 ? s->ranks : 1; }

@@ -56,9 +56,10 @@ typedef struct rfi_step_spec {
   const rfi_param_rule
       *rules;    /* one for each parameter; NULL: all are trained, or all of an adapter, with adamw.decay and scale 1 */
   int64_t slots; /* R, steps that the rings hold */
-  int64_t microbatches; /* k, of this rank */
-  int rank, ranks;      /* microbatches [rank k, (rank + 1) k) of the step are this rank's; 0 ranks are 1 */
-  int64_t tokens;       /* T, per microbatch; also the limit of its documents */
+  int64_t microbatches;      /* k, of this rank */
+  int64_t ring_microbatches; /* of a slot of the rings, K: k, or in a ramp the most of a phase; 0: k */
+  int rank, ranks;           /* microbatches [rank k, (rank + 1) k) of the step are this rank's; 0 ranks are 1 */
+  int64_t tokens;            /* T, per microbatch; also the limit of its documents */
   int64_t eval_tokens;
   int64_t window; /* rows of the caches of generation: the tokens that it attends to */
   int64_t texts;  /* that generation continues at once; 0 counts as 1 */
@@ -84,6 +85,10 @@ typedef struct rfi_step_spec {
   int64_t expert_capacity; /* of a training step; evaluation and generation have room for all rows */
   bool checkpoint;         /* blocks are recomputed from their inputs, whatever the plan */
 } rfi_step_spec;
+
+static inline int64_t rfi_ring_microbatches(const rfi_step_spec *s) {
+  return s->ring_microbatches > s->microbatches ? s->ring_microbatches : s->microbatches;
+}
 
 static inline rfi_param_rule rfi_step_rule(const rfi_step_spec *s, int parameter) {
   return s->rules ? s->rules[parameter]
@@ -117,11 +122,11 @@ enum { RFI_PAIR_TOKENS = 4 };
 static inline int64_t rfi_most_pairs(int64_t tokens) { return tokens / RFI_PAIR_TOKENS; }
 
 /* Names of the tensors that the host writes and reads. */
-#define RFI_NAME_TOKENS "tokens"             /* i32 (R,k,T) */
-#define RFI_NAME_TARGETS "targets"           /* i32 (R,k,T) */
-#define RFI_NAME_OFFSETS "offsets"           /* i32 (R,k,T+1) */
-#define RFI_NAME_PAIRS "pairs"               /* i32 (R,k,P) row of each pair, RFI_IGNORE: none */
-#define RFI_NAME_REFERENCE "reference"       /* f32 (R,k,P), see rfr_dpo_loss_at */
+#define RFI_NAME_TOKENS "tokens"             /* i32 (R,K,T) */
+#define RFI_NAME_TARGETS "targets"           /* i32 (R,K,T) */
+#define RFI_NAME_OFFSETS "offsets"           /* i32 (R,K,T+1) */
+#define RFI_NAME_PAIRS "pairs"               /* i32 (R,K,P) row of each pair, RFI_IGNORE: none */
+#define RFI_NAME_REFERENCE "reference"       /* f32 (R,K,P), see rfr_dpo_loss_at */
 #define RFI_NAME_STOP "stop"                 /* f32 (R,1), over several ranks: 1 asks for the end of the run */
 #define RFI_NAME_METRICS "metrics"           /* f64 (R,rfi_metric_width) */
 #define RFI_NAME_ZERO_STEPS "zero_steps"     /* i32 (trainable), see rfr_grad_norm_zeros */

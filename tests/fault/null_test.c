@@ -261,6 +261,8 @@ static void ops(void) {
   VALUE(rfr_clip_scale_at, NULL, NOWHERE, 0, 1);
   VALUE(rfr_adamw_at, NULL, NOWHERE, 0, 0, 0, 0, 0, 0, 0, 0, 0, NULL);
   VALUE(rfr_sgd_at, NULL, NOWHERE, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1);
+  VALUE(rfr_sgd_stochastic_at, NULL, NOWHERE, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 1);
+  VALUE(rfr_ema_at, NULL, NOWHERE, 0, 0, 0, 0, 0.9, 0, 0);
   VALUE(rfr_loss_scale_at, NULL, NOWHERE, 0, NULL);
   VALUE(rfr_loss_scale_end_at, NULL, NOWHERE, 0, 0, 2000);
   VALUE(rfr_skip_bad_at, NULL, NOWHERE, 0, 0, NULL, NULL, NULL);
@@ -354,6 +356,8 @@ static void runs(void) {
   GIVES(NULL, rfr_run_template, NULL);
   GIVES(NULL, rfr_run_programs, NULL);
   GIVES(-1, rfr_run_program_index, NULL, RFR_RUN_TRAIN);
+  rfr_run_phase phase;
+  STATUS(rfr_run_phase_at, NULL, 0, &phase);
 }
 
 static void graphs(void) {
