@@ -164,7 +164,7 @@ static rfr_status start_ranks(const cli *c, char *self, char **argv, child *chil
 
 rfr_status cli_start_ranks(cli *c, const char *device, char **argv, bool *done, int *code) {
   static child children[MOST_LOCAL];
-  char self[PATH_MAX];
+  static char self[PATH_MAX]; /* argv keeps its address */
   *done = false;
   rfr_status s = rfr_launch_read(&c->launch);
   if (s != RFR_OK) return s;

@@ -29,7 +29,7 @@ if(RFR_TEST_REFERENCES)
 endif()
 # Timeout of a test in seconds. It is generous, for busy machines: only a test that hangs reaches it.
 set(patience 300)
-if(RFR_SANITIZE)
+if(RFR_SANITIZE OR CMAKE_CROSSCOMPILING)
   set(patience 1200)
 endif()
 # The thread sanitizer sees the threads that a test or the program starts, but not those of OpenMP. With it only these
