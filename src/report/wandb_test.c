@@ -106,7 +106,7 @@ static size_t begin_with(rfi_wandb *w, rft_folder *f, char *text, size_t n) {
   return w->text.n;
 }
 
-/* A record that ends 0 to 8 bytes before the end of a block: the next one begins behind it. */
+/* A record that ends 0 to 8 bytes before the end of a block, and the record after it. */
 static void test_ends(void **state) {
   rft_folder *f = *state;
   static char text[40000], record[40000];

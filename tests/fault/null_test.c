@@ -133,8 +133,20 @@ static void reports(void) {
   STATUS(rfr_report_data, NULL, ignore, NULL);
   STATUS(rfr_report_screen, NULL, 0, 80, 0, 0, ignore, NULL);
   STATUS(rfr_report_diff, NULL, "a", "b", 0, 9, ignore, NULL, &(int){0});
+  STATUS(rfr_report_wandb, NULL, 0, "a");
   GIVES(0, rfr_report_bytes, NULL);
   QUIET(rfr_report_close, NULL);
+}
+
+static void sweeps(void) {
+  rfr_sweep *s;
+  STATUS(rfr_sweep_open, NULL, "a", "b", NULL, &s);
+  STATUS(rfr_sweep_get, NULL, 0, &(rfr_sweep_run){0});
+  STATUS(rfr_sweep_set, NULL, 0, RFR_SWEEP_DONE, NULL);
+  GIVES(0, rfr_sweep_count, NULL);
+  GIVES(0, rfr_sweep_rank, NULL, &(int){0});
+  GIVES(NULL, rfr_sweep_config, NULL);
+  QUIET(rfr_sweep_close, NULL);
 }
 
 static void chats(void) {
@@ -340,6 +352,7 @@ static void runs(void) {
   STATUS(rfr_inspect, NULL, "a", 0, ignore, NULL);
   STATUS(rfr_tokenizer_open, NULL, "a", &(rfr_tokenizer *){NULL});
   STATUS(rfr_tokenizer_write_files, NULL, (const char *const[]){"a"}, 1, RFR_TOKENS_LLMC, "a.bin", NULL, NULL);
+  STATUS(rfr_tokenizer_train, NULL, (const char *const[]){"a"}, 1, NULL, "b", NULL);
   STATUS(rfr_run_generate_batch, NULL, &(rfr_prompt){0}, 1, NULL);
   STATUS(rfr_run_generate_tokens, NULL, &(int32_t){0}, 1, NULL, take_token, NULL);
   STATUS(rfr_run_score, NULL, &(int32_t){0}, 1, &(float){0});
@@ -483,6 +496,7 @@ static void test_null_handles(void **state) {
   int headers = 0, missed = 0;
   contexts();
   chats();
+  sweeps();
   reports();
   traces();
   ops();
