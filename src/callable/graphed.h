@@ -149,10 +149,8 @@ typedef struct rfi_calls { /* the calls of a step */
   rfi_arena *arena;
   rfi_step_call *call;
   int n, cap_calls;
-  bool endless;   /* no schedule: the calls of one microbatch, repeated for the next */
-  int *last;      /* of each name: the last call that adds to it; -1: none */
-  int *ready;     /* main gradients, in the order in which they are completed */
-  int *ready_end; /* [i]: how many are complete before call i */
+  bool endless; /* no schedule: the calls of one microbatch, repeated for the next */
+  int *last;    /* of each name: the last call that adds to it; -1: none */
   rfi_shard_action *shard_action;
   int n_shard_actions, cap_shard_actions;
 } rfi_calls;
