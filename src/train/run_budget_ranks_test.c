@@ -51,7 +51,7 @@ static int64_t planned_bytes(const rfr_run *run) {
   if (rfr_program_plan(run->programs, 0, &plan) != RFR_OK) return -1;
   if (!run->stages) return plan.planned_bytes;
   rfi_stages_memory(run->stages, &m);
-  return plan.planned_bytes + m.planned_bytes;
+  return plan.planned_bytes + m.planned_bytes - m.step_memory_bytes; /* the programs use the same */
 }
 
 static rfr_status work(void *rank, int number, rfr_comm *comm, rfr_ctx *own) {
