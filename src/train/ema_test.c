@@ -215,7 +215,17 @@ typedef struct job {
   const char *config, *set, *folder;
   rfi_hash hash;
   double loss;
+  int gathers; /* of a training step */
 } job;
+
+static int count_gathers(const rfr_run *run) {
+  const int program = rfr_run_program_index(run, RFR_RUN_TRAIN);
+  const char *report = rfr_program_report(run->programs, program, "shard");
+  const char *line = report ? strstr(report, "shard: ") : NULL;
+  int gathers = -1;
+  if (line) sscanf(line, "shard: %*d ranks, %d gathers", &gathers);
+  return gathers;
+}
 
 static rfr_status train(void *rank, int number, rfr_comm *comm, rfr_ctx *own) {
   job *j = rank;
@@ -227,6 +237,7 @@ static rfr_status train(void *rank, int number, rfr_comm *comm, rfr_ctx *own) {
   o.overrides = &j->set, o.n_overrides = 1;
   o.comm = comm;
   rfr_status s = rfr_run_open(own, j->config, j->folder, &o, &run);
+  if (s == RFR_OK) j->gathers = count_gathers(run);
   for (int i = 0; i < STEPS && s == RFR_OK; i++) s = rfr_run_step(run);
   if (s == RFR_OK) s = rft_hash_state(run, &j->hash);
   if (s == RFR_OK) s = rfr_run_evaluate(run, &e);
@@ -253,6 +264,11 @@ static void test_ranks(void **state) {
     }
     assert_true(loss_of(ctx, NULL, folder[m], 1) == jobs[0][0].loss);
   }
+  /* A step gathers no average. */
+  for (int r = 0; r < 2; r++) jobs[0][r] = (job){.config = WITH(LLAMA, OPTIMIZER("ema: 0"), BF16), .set = modes[2]};
+  rft_run_ranks(2, jobs[0], sizeof *jobs[0], train);
+  assert_true(jobs[0][0].gathers > 0);
+  assert_int_equal(jobs[2][0].gathers, jobs[0][0].gathers);
   for (int r = 0; r < 2; r++)
     jobs[0][r] = (job){.config = WITH(LLAMA, RAMPED, SINGLE), .set = "parallel.pipeline=2", .folder = NULL};
   rft_run_ranks(2, jobs[0], sizeof *jobs[0], train);

@@ -95,6 +95,40 @@ static void experts(void **state) {
 #undef SETS
 }
 
+/* A ramp in the plan and in training, and averaged weights in everything that reads a run. */
+static void ramp_and_averages(void **state) {
+  (void)state;
+  static const char *const sets[] = {"optimizer.ema=0.9", "batch.ramp=[{until: 2, sequence: 4}]", "run.steps=6",
+                                     "optimizer.lr=0.05"};
+#define SETS "--set", sets[0], "--set", sets[1], "--set", sets[2], "--set", sets[3]
+  assert_int_equal(RUN("plan", "small.yaml", SETS), 0);
+  rft_assert_says(rft_out, "phases of batch.ramp, which share the arena:\n  until step 2 ");
+  rft_assert_says(rft_out, "tokens a step, sequences of 4, ");
+  assert_int_equal(RUN("plan", "small.yaml", SETS, "--json"), 0);
+  json_t *v = rft_parsed();
+  const json_t *phases = json_object_get(v, "phases");
+  assert_int_equal(json_array_size(phases), 2);
+  assert_int_equal(rft_number(json_array_get(phases, 0), "until"), 2);
+  assert_int_equal(rft_number(json_array_get(phases, 0), "sequence"), 4);
+  json_decref(v);
+  assert_int_equal(RUN("train", "small.yaml", "--out", "averaged", SETS), 0);
+  rft_assert_says(rft_err, "; ramp: ");
+  rft_assert_says(rft_err, "from step 3 on: ");
+  double loss[2];
+  for (int i = 0; i < 2; i++) {
+    assert_int_equal(i ? RUN("eval", "averaged", "--json", "--ema") : RUN("eval", "averaged", "--json"), 0);
+    v = rft_parsed();
+    loss[i] = json_number_value(json_object_get(v, "loss"));
+    json_decref(v);
+  }
+  assert_true(loss[0] != loss[1]);
+  assert_int_equal(RUN("generate", "averaged", "--prompt", "1 and", "--tokens", "5", "--ema"), 0);
+  assert_int_equal(RUN("export", "averaged", "--to", "hf", "--out", "averages", "--ema"), 0);
+  assert_int_equal(RUN("generate", "averages", "--prompt", "1 and", "--tokens", "5", "--ema"), 2);
+  rft_assert_says(rft_err, "[run.ema]");
+#undef SETS
+}
+
 static void train_and_use(void **state) {
   (void)state;
   assert_int_equal(RUN("train", "small.yaml", "--json", "--quiet"), 0);
@@ -248,8 +282,9 @@ static void resume_by_folder(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(progress_fits), cmocka_unit_test(closed_streams), cmocka_unit_test(resume_by_folder),
-      cmocka_unit_test(experts),       cmocka_unit_test(train_and_use),  cmocka_unit_test(interrupted),
+      cmocka_unit_test(progress_fits), cmocka_unit_test(closed_streams),    cmocka_unit_test(resume_by_folder),
+      cmocka_unit_test(experts),       cmocka_unit_test(ramp_and_averages), cmocka_unit_test(train_and_use),
+      cmocka_unit_test(interrupted),
   };
   return cmocka_run_group_tests(tests, rft_program_set_up, rft_program_tear_down);
 }
