@@ -19,5 +19,5 @@ __version__ = version()
 __all__ = ["Callable", "ChatTemplate", "ClosedError", "Context", "Data", "Decoder", "Evaluation", "Event", "FileError",
            "Gradient", "Graphs", "GraphsMemory", "InternalError", "InvalidError", "MismatchError", "Model", "NONE",
            "NO_TARGET", "NoFitError", "NoMemoryError", "NumericError", "ReentryError", "RefrainError", "RunInfo",
-           "Schedule", "Stopped", "Tensor", "Tokenizer", "Trace", "Trainer", "UnsupportedError", "Watched", "Window", "export",
-           "finetune", "generate"]
+           "Schedule", "Stopped", "Tensor", "Tokenizer", "Trace", "Trainer", "UnsupportedError", "Watched", "Window",
+           "export", "finetune", "generate"]
