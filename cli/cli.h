@@ -23,6 +23,7 @@
   X(eval)               \
   X(check)              \
   X(tokenize)           \
+  X(tokenizer_train)    \
   X(inspect)            \
   X(export)             \
   X(keys)               \
@@ -33,6 +34,7 @@
   X(report)             \
   X(diff)               \
   X(top)                \
+  X(sweep)              \
   X(bench)              \
   X(doctor)
 
@@ -93,13 +95,18 @@ typedef struct cli {
   rfr_comm *comm;    /* NULL: one rank */
   const char *device;
   const char *prompt, *prompts, *system, *template;
+  bool ema;
   int64_t tokens, seed, top_k, context, batch;
   double temperature, top_p, min_p, penalty;
   bool chat;
   cli_list stops; /* --stop, in order */
+  cli_list specials;
+  const char *pattern, *report, *wandb;
+  int64_t jobs;
+  int64_t vocab, min_frequency, max_bytes;
   const char *after, *phase, *program, *files, *svg, *dtype, *trace, *to;
   bool decode, special;
-  bool diff, flat, all, frontier;
+  bool diff, flat, all, frontier, values;
   int64_t steps, port;
   const char *kind, *order, *layers, *file, *costs, *write_costs;
   double link; /* bytes per second, in GB */
@@ -118,8 +125,11 @@ rfr_status cli_fail(rfr_status status, const char *help, const char *format, ...
 rfr_status cli_usage(const char *help, const char *format, ...) __attribute__((format(printf, 2, 3)));
 /* A file that cannot be written: names it with errno, returns RFR_IO. */
 rfr_status cli_cannot_write(const char *path);
-/* Prints an error on standard error: two lines, or with --json one object. */
+/* Prints an error on standard error: two lines, or with --json one object, which of a rank ends in JSON_RANK N. */
 void cli_print_error(const rfr_error *e);
+#define JSON_RANK ", \"rank\": "
+/* Makes errors in JSON name this process as rank `rank`. */
+void cli_set_rank(int rank);
 /* Prints a failed call's error unless an error was printed before. */
 void cli_report_error(const cli *c, rfr_status status);
 /* Prints a warning on standard error, with --json as an object, with --quiet too. */
@@ -313,10 +323,13 @@ typedef struct progress {
   double last;          /* cli_now of the last line */
   int64_t first_step;   /* 0: none yet */
   double rate;          /* smoothed seconds per step */
+  double timed_tokens, timed_flops, seconds; /* of this session, without the first step, which touches its memory */
   bool evaluated;
   double loss, bits, margin, accuracy; /* of the last evaluation */
 } progress;
 void progress_init(progress *p, cli *c); /* c->progress becomes p */
+/* The steps that follow have `tokens` tokens, of a ramp; 0: no change. */
+void progress_set_tokens(progress *p, int64_t tokens);
 void progress_event(const rfr_event *event, void *progress);
 /* Ends the line that is being rewritten, so that other text starts on a new one. Accepts NULL. */
 void progress_close_line(progress *p);

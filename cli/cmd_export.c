@@ -31,6 +31,7 @@ rfr_status cli_export(cli *c) {
   if (!c->to) return cli_usage("add --to hf, --to gguf or --to peft", "export needs a format");
   o.format = c->to;
   o.dtype = c->dtype;
+  o.ema = c->ema;
   const rfr_status s = rfr_export(c->ctx, c->operand, c->out, &o);
   if (s != RFR_OK) return s;
   if (strcmp(c->to, "peft") == 0) warn_of_gguf(c);

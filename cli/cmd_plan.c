@@ -3,7 +3,7 @@
  * refrain plan: every buffer of a program, the peak, the bytes of each kind, and whether they fit. Nothing is
  * allocated. A plan that does not fit also lists settings that need less, each with the bytes of its own plan.
  * Buffers whose names differ only in numbers ("layers.3", "layers.4") share a line unless --all is given. --frontier
- * prints the trades of memory against recomputing, --svg draws the plan.
+ * prints the trades of memory against recomputing, --svg draws the plan, --values prints what can be watched.
  */
 #include <ctype.h>
 #include <stdlib.h>
@@ -78,7 +78,41 @@ static void print_summary(const rfr_plan_summary *sum) {
   puts("of these, at the peak:");
 }
 
-static rfr_status print_json(const rfr_programs *p, int program, const cli_fit *fit) {
+/* The sizes of a ramp: each is a program, and the step's memory is that of the largest. */
+static void print_phases(const rfr_run *run) {
+  rfr_run_phase x;
+  rfr_plan_summary sum;
+  char a[32];
+  if (rfr_run_phase_at(run, 1, &x) != RFR_OK) return;
+  puts("\nphases of batch.ramp, which share the arena:");
+  for (int i = 0; rfr_run_phase_at(run, i, &x) == RFR_OK; i++) {
+    char steps[40] = "then";
+    if (rfr_program_plan(rfr_run_programs((rfr_run *)run), x.program, &sum) != RFR_OK) return;
+    if (x.until > 0) snprintf(steps, sizeof steps, "until step %lld", (long long)x.until);
+    printf("  %-22s %10lld tokens a step, sequences of %lld, %14lld bytes for the step  %s\n", steps,
+           (long long)x.tokens, (long long)x.sequence, (long long)sum.transient_planned_bytes,
+           cli_bytes(a, sum.transient_planned_bytes));
+  }
+}
+
+static void print_phases_json(const rfr_run *run, json *j) {
+  rfr_run_phase x;
+  rfr_plan_summary sum;
+  if (rfr_run_phase_at(run, 1, &x) != RFR_OK) return;
+  json_begin(j, "phases", '[');
+  for (int i = 0; rfr_run_phase_at(run, i, &x) == RFR_OK; i++) {
+    if (rfr_program_plan(rfr_run_programs((rfr_run *)run), x.program, &sum) != RFR_OK) break;
+    json_begin(j, NULL, '{');
+    json_int(j, "until", x.until);
+    json_int(j, "tokens", x.tokens);
+    json_int(j, "sequence", x.sequence);
+    json_int(j, "transient_planned_bytes", sum.transient_planned_bytes);
+    json_end(j, '}');
+  }
+  json_end(j, ']');
+}
+
+static rfr_status print_json(const rfr_run *run, const rfr_programs *p, int program, const cli_fit *fit) {
   const rfr_plan_summary *sum = &fit->plan;
   json j = {.f = stdout};
   json_begin(&j, NULL, '{');
@@ -89,6 +123,7 @@ static rfr_status print_json(const rfr_programs *p, int program, const cli_fit *
   json_int(&j, "branch_ops", sum->branch_ops);
   json_int(&j, "branch_bytes", sum->branch_bytes);
   cli_fit_json(fit, &j);
+  print_phases_json(run, &j);
   json_begin(&j, "buffers", '[');
   for (int i = 0; i < sum->n_buffers; i++) {
     rfr_plan_buffer b;
@@ -120,6 +155,29 @@ static void print_experts(const rfr_run *run) {
          cli_bytes(a, info.expert_bytes), (long long)info.expert_rows);
 }
 
+static void print_watched(const rfr_programs *p) {
+  rfr_tensor ring;
+  char a[32];
+  int n = 0;
+  while (rfr_programs_watched_name(p, n)) n++;
+  if (n == 0 || rfr_programs_tensor(p, "watch", &ring) != RFR_OK) return;
+  printf("watched      %14d values  their statistics are %s; a second program of the step has the ops for them\n", n,
+         cli_bytes(a, ring.bytes));
+}
+
+/* The names of run.watch, one a line. */
+static rfr_status print_values(const cli *c, const rfr_programs *p) {
+  json j = {.f = stdout};
+  const char *name;
+  if (c->json) json_begin(&j, NULL, '{'), json_begin(&j, "values", '[');
+  for (int i = 0; (name = rfr_programs_watched_name(p, i)); i++) {
+    if (c->json) json_text(&j, NULL, name);
+    else puts(name);
+  }
+  if (c->json) json_end(&j, ']'), json_end(&j, '}'), putchar('\n');
+  return RFR_OK;
+}
+
 static rfr_status print_table(cli *c, const rfr_programs *p, int program, const rfr_plan_summary *sum) {
   int n = 0;
   group *groups = calloc((size_t)sum->n_buffers + 1, sizeof *groups);
@@ -143,10 +201,11 @@ static rfr_status print_plan(cli *c, const char *text, rfr_run *run, int which) 
   rfr_status s = cli_fit_make(c, text, run, which, &fit);
   if (s != RFR_OK) return s;
   if (c->json) {
-    s = print_json(p, program, &fit);
+    s = print_json(run, p, program, &fit);
   } else {
     s = print_table(c, p, program, &fit.plan);
-    if (s == RFR_OK) print_summary(&fit.plan), cli_fit_print(&fit, stdout), print_experts(run);
+    if (s == RFR_OK) print_summary(&fit.plan), cli_fit_print(&fit, stdout), print_experts(run), print_phases(run);
+    if (s == RFR_OK) print_watched(p);
   }
   fflush(stdout);
   return s == RFR_OK && !fit.fits ? cli_fit_fail(&fit) : s;
@@ -195,6 +254,8 @@ static rfr_status draw(cli *c, const rfr_programs *p, int program) {
 
 /* The forms of output exclude each other. JSON has every buffer, or every point of the frontier. */
 static rfr_status check_options(const cli *c) {
+  if (c->values && (c->svg || c->all || c->frontier || c->ranks > 0 || c->program))
+    return cli_usage("omit the other one", "--values prints names of the training step alone");
   if (c->svg && (c->json || c->frontier || c->all))
     return cli_usage("omit one of them", "--svg, --json, --frontier and --all are different forms of output");
   if (c->all && (c->json || c->frontier))
@@ -223,8 +284,10 @@ rfr_status cli_plan(cli *c) {
     free(text);
     return s;
   }
+  if (s == RFR_OK && c->values) c->sets.items[c->sets.n++] = "run.watch=[\"*\"]"; /* fits: --values took an argument */
   if (s == RFR_OK) s = cli_open_config(c, text, which, c->frontier, warn, &run);
   if (s == RFR_OK && c->frontier) s = print_frontier(c, rfr_run_programs(run), rfr_run_program_index(run, which));
+  else if (s == RFR_OK && c->values) s = print_values(c, rfr_run_programs(run));
   else if (s == RFR_OK && c->svg) s = draw(c, rfr_run_programs(run), rfr_run_program_index(run, which));
   else if (s == RFR_OK) s = print_plan(c, text, run, which);
   rfr_run_close(run);

@@ -35,8 +35,16 @@ rfr_status cli_report(cli *c) {
   rfr_report *r = NULL;
   const char *path = c->out ? c->out : "report.html";
   if (c->follow && c->out) return cli_usage("omit one of them", "--follow serves the page, --out writes it");
+  if (c->wandb && (c->follow || c->out)) return cli_usage("omit one of them", "--wandb writes no page");
   if (c->port && !c->follow) return cli_usage("add --follow, or omit --port", "--port is for --follow");
   rfr_status s = open_runs(c, &r);
+  if (c->wandb) {
+    for (int i = 0; i < c->n_operands && s == RFR_OK; i++) s = rfr_report_wandb(r, i, c->wandb);
+    if (s == RFR_OK && !c->quiet && !c->json)
+      fprintf(stderr, "wrote %s; upload: wandb sync %s/offline-run-*\n", c->wandb, c->wandb);
+    rfr_report_close(r);
+    return s;
+  }
   if (s == RFR_OK) s = c->follow ? report_serve(r, c->port) : write_page(r, path);
   if (s == RFR_OK && !c->follow && strcmp(path, "-") != 0 && !c->quiet && !c->json) fprintf(stderr, "wrote %s\n", path);
   rfr_report_close(r);

@@ -161,7 +161,19 @@ static void print_model(const rfr_run_info *i) {
     fputs("        the base has the random weights of run.seed: the adapter cannot be exported\n", stderr);
 }
 
-static void print_steps(const rfr_run_info *i) {
+/* The phases of a ramp that are not over. */
+static void print_phases(const rfr_run *run, int64_t step) {
+  rfr_run_phase x;
+  const char *before = "; ramp: ";
+  for (int i = 0; rfr_run_phase_at(run, i, &x) == RFR_OK && x.until > 0; i++) {
+    if (x.until <= step) continue;
+    fprintf(stderr, "%s%lld in sequences of %lld until step %lld", before, (long long)x.tokens, (long long)x.sequence,
+            (long long)x.until);
+    before = ", ";
+  }
+}
+
+static void print_steps(const rfr_run *run, const rfr_run_info *i) {
   fputs("steps   ", stderr);
   if (i->time > 0.0 && i->steps_estimated) {
     fprintf(stderr, "for %g s, of %lld tokens each", i->time, (long long)i->tokens_per_step);
@@ -169,11 +181,13 @@ static void print_steps(const rfr_run_info *i) {
     if (i->time > 0.0) fprintf(stderr, "for %g s: ", i->time);
     fprintf(stderr, "%lld step%s of %lld tokens", (long long)i->steps, plural(i->steps), (long long)i->tokens_per_step);
   }
+  print_phases(run, i->step);
   if (i->step > 0) fprintf(stderr, "; %lld of them are done", (long long)i->step);
   fputc('\n', stderr);
 }
 
-/* Planned bytes of the callables of a pipeline's stages on this rank, beside those of the programs. */
+/* Planned bytes of the callables of a pipeline's stages on this rank, beside the memory that they share with the
+ * programs. */
 static int64_t stage_bytes(const rfr_run *run) {
   rfr_run_pipeline p;
   rfr_run_get_pipeline(run, &p);
@@ -189,7 +203,13 @@ static void print_start(rfr_run *run, const rfr_run_info *i) {
   print_model(i);
   fprintf(stderr, "memory  %s planned; %s of disk for a checkpoint\n",
           cli_bytes(a, plan.planned_bytes + stage_bytes(run)), cli_bytes(b, i->checkpoint_bytes));
-  print_steps(i);
+  print_steps(run, i);
+}
+
+/* The mean of this session; of a session of a single step, that one's. */
+static double per_second(const progress *p, double timed, double of_step) {
+  if (p->seconds > 0.0) return timed / p->seconds;
+  return p->rate > 0.0 ? of_step / p->rate : 0.0;
 }
 
 static void print_json(const cli *c, rfr_run *run, const progress *p, const char *folder, double seconds) {
@@ -201,12 +221,13 @@ static void print_json(const cli *c, rfr_run *run, const progress *p, const char
   json_begin(&j, NULL, '{');
   json_text(&j, "folder", folder);
   json_text(&j, "checkpoint", info.checkpoint);
-  if (cli_has_ranks(c)) json_int(&j, "ranks", c->launch.ranks);
+  if (cli_has_ranks(c)) json_int(&j, "ranks", c->launch.ranks), json_int(&j, "rank", c->launch.rank);
   json_int(&j, "step", info.step);
   json_int(&j, "steps", info.steps);
   json_int(&j, "skipped", info.skipped);
   json_double(&j, "seconds", seconds);
-  json_double(&j, "tokens_per_second", p->rate > 0.0 ? (double)info.tokens_per_step / p->rate : 0.0);
+  json_double(&j, "tokens_per_second", per_second(p, p->timed_tokens, (double)p->tokens));
+  json_double(&j, "flops_per_second", per_second(p, p->timed_flops, p->flops));
   if (p->evaluated) json_double(&j, "validation_loss", p->loss);
   if (p->evaluated && p->bytes) json_double(&j, "validation_bits_per_byte", p->bits);
   if (p->evaluated && p->preference) {
@@ -231,9 +252,12 @@ static void print_result(rfr_run *run, const progress *p, double seconds) {
            (long long)info.steps, info.checkpoint);
   else
     printf("%lld of %lld steps in %.1f s, %s\n", (long long)info.step, (long long)info.steps, seconds, info.checkpoint);
+  if (p->rate > 0.0)
+    printf("speed: %.0f tokens/s, %.4g TFLOP/s of the model\n", per_second(p, p->timed_tokens, (double)p->tokens),
+           1e-12 * per_second(p, p->timed_flops, p->flops));
   printf("memory: %lld bytes planned (%s), %lld touched", (long long)plan.planned_bytes,
          cli_bytes(a, plan.planned_bytes), (long long)rfr_programs_touched_bytes(rfr_run_programs(run)));
-  if (stage_bytes(run) > 0) printf("; %lld planned for the stages of rank 0", (long long)stage_bytes(run));
+  if (stage_bytes(run) > 0) printf("; %lld more for the stages of rank 0", (long long)stage_bytes(run));
   putchar('\n');
   if (p->evaluated && p->bytes) printf("validation: %.3f bits per byte\n", p->bits);
   else if (p->evaluated && p->preference)
@@ -247,6 +271,12 @@ static rfr_status train(cli *c, rfr_run *run, progress *p, const char *folder) {
   rfr_run_get_info(run, &info);
   p->tokens = info.tokens_per_step;
   p->flops = info.flops_per_step;
+  rfr_run_phase phase;
+  for (int i = 0; rfr_run_phase_at(run, i, &phase) == RFR_OK; i++)
+    if (phase.until == 0 || info.step < phase.until) {
+      progress_set_tokens(p, phase.tokens);
+      break;
+    }
   p->bytes = info.byte_tokens;
   p->preference = info.preference;
   if (!p->quiet) {

@@ -60,6 +60,8 @@
   {"system", "TEXT", NULL, CLI_TEXT, FIELD(system), "system message (none)"}, {                           \
     "template", "NAME", NULL, CLI_TEXT, FIELD(template), "chat template: model, chatml or a file (model)" \
   }
+#define EMA \
+  { "ema", NULL, NULL, CLI_FLAG, FIELD(ema), "the averaged weights of the checkpoint (optimizer.ema)" }
 #define SAMPLING                                                                                                       \
   {"tokens", "N", NULL, CLI_INTEGER, FIELD(tokens), "maximum number of tokens (256)"},                                 \
       {"context",      "N",                                                                                            \
@@ -132,18 +134,18 @@ static const cli_command commands[CLI_COMMAND_COUNT] = {
               "continue N of the --prompts at once, at most 64; each has its own caches (1)"},
              {"out", "FILE", NULL, CLI_TEXT, FIELD(out), "write the results of --prompts here (standard output)"},
              {"chat", NULL, NULL, CLI_FLAG, FIELD(chat), "the prompt is a message; answer with the chat template"},
-             TEMPLATE, SAMPLING, SET, ON_A_DEVICE)},
+             TEMPLATE, SAMPLING, EMA, SET, ON_A_DEVICE)},
     [CLI_INDEX_chat] =
         {"chat", "RUN|MODEL", 1, 1, "chat with a run's newest checkpoint or a model",
          "Each line of standard input is a message; a backslash at its end continues it on the next line. /reset "
          "starts a new conversation, /system TEXT starts one with a system message, /quit ends. At a terminal, Ctrl-C "
          "ends an answer. In a pipe, only the answers are written, one after the other.",
-         "refrain chat runs/finetune --temperature 0.2", OPTIONS(TEMPLATE, SAMPLING, SET, ON_A_DEVICE)},
+         "refrain chat runs/finetune --temperature 0.2", OPTIONS(TEMPLATE, SAMPLING, EMA, SET, ON_A_DEVICE)},
     [CLI_INDEX_eval] = {"eval", "RUN|MODEL", 1, 1, "evaluate a run's newest checkpoint, or a model",
                         "Evaluates on the run's held-out data. For a MODEL, name the data: --set "
                         "data.validation=FILES. Prints bits per byte for models of bytes, and the mean loss in nats "
                         "per token.",
-                        "refrain eval runs/demo --json", OPTIONS(SET, ON_A_DEVICE)},
+                        "refrain eval runs/demo --json", OPTIONS(EMA, SET, ON_A_DEVICE)},
     [CLI_INDEX_tokenize] =
         {"tokenize", "MODEL [FILE...]", 1, INT_MAX, "print the token ids of a text, or write those of files",
          "Tokenizes FILE or standard input and prints one id per line; the counts go to standard error. MODEL may also "
@@ -157,6 +159,28 @@ static const cli_command commands[CLI_COMMAND_COUNT] = {
                  {"decode", NULL, NULL, CLI_FLAG, FIELD(decode), "read token ids and print their text"},
                  {"special", NULL, NULL, CLI_FLAG, FIELD(special),
                   "add the tokens that the tokenizer adds around a text, such as BOS"},
+                 THREADS, JSON, QUIET, HELP)},
+    [CLI_INDEX_tokenizer_train] =
+        {"tokenizer-train", "FILES...", 1, INT_MAX, "train a tokenizer on texts",
+         "Trains byte-level BPE on text files and JSONL files of rows, and writes a folder with tokenizer.json and "
+         "tokenizer_config.json, which data.tokenizer takes and other libraries read. The first special token ends a "
+         "text. The result depends on the texts and options alone.",
+         "refrain tokenizer-train 'notes/**/*.txt' --vocab 8192 --out tokenizer",
+         OPTIONS({"out", "FOLDER|FILE", NULL, CLI_TEXT, FIELD(out),
+                  "folder to write, or X.json for the tokenizer.json alone"},
+                 {"vocab", "N", NULL, CLI_INTEGER, FIELD(vocab),
+                  "number of tokens: 256 bytes, the special tokens and the merges (32768)"},
+                 {"special", "TOKEN", NULL, CLI_LIST, FIELD(specials),
+                  "a special token; may be given several times (<|endoftext|>)"},
+                 {"pattern", "NAME", "gpt2 llama3 qwen2", CLI_TEXT, FIELD(pattern),
+                  "how texts are split into words; llama3: as cl100k, up to three digits in a word; qwen2: one digit "
+                  "(gpt2)"},
+                 {"min-frequency", "N", NULL, CLI_INTEGER, FIELD(min_frequency),
+                  "merge no pair that occurs less often (2)"},
+                 {"max-bytes", "N", NULL, CLI_INTEGER, FIELD(max_bytes),
+                  "train on the first part of each file, N bytes in all; 0: all text (0)"},
+                 {"template", "NAME", NULL, CLI_TEXT, FIELD(template),
+                  "chat template to write into the folder: chatml or a file (none)"},
                  THREADS, JSON, QUIET, HELP)},
     [CLI_INDEX_check] = {"check", "CONFIG|RUN|MODEL [DATA...]", 1, INT_MAX,
                          "print the resolved configuration, or the data of finetune",
@@ -184,7 +208,7 @@ static const cli_command commands[CLI_COMMAND_COUNT] = {
                  {"out", "PATH", NULL, CLI_TEXT, FIELD(out), "folder or file to write"},
                  {"dtype", "TYPE", "f32 bf16 f16 q8_0 q4_0", CLI_TEXT, FIELD(dtype),
                   "type of the weights; q8_0 and q4_0 only for gguf (that of the model)"},
-                 THREADS, JSON, QUIET, HELP)},
+                 EMA, THREADS, JSON, QUIET, HELP)},
     [CLI_INDEX_keys] = {"keys", "[WORD]", 0, 1, "print the table of configuration keys",
                         "With WORD, only keys whose name or meaning contains it.", "refrain keys recompute",
                         OPTIONS(JSON, HELP)},
@@ -197,6 +221,7 @@ static const cli_command commands[CLI_COMMAND_COUNT] = {
          OPTIONS(SET, PROGRAM, {"all", NULL, NULL, CLI_FLAG, FIELD(all), "print every buffer on its own line"},
                  {"frontier", NULL, NULL, CLI_FLAG, FIELD(frontier),
                   "print the recompute frontier: memory against extra work, for every budget"},
+                 {"values", NULL, NULL, CLI_FLAG, FIELD(values), "print the names that run.watch can match"},
                  {"ranks", "N", NULL, CLI_INTEGER, FIELD(ranks),
                   "plan every kind of rank of a step over N ranks, at most 4096"},
                  {"costs", "FILE", NULL, CLI_TEXT, FIELD(costs),
@@ -254,6 +279,8 @@ static const cli_command commands[CLI_COMMAND_COUNT] = {
          "Ctrl-C, and the page shows new steps as they are logged.",
          "refrain report runs/first runs/second --out report.html",
          OPTIONS({"out", "FILE", NULL, CLI_TEXT, FIELD(out), "file to write; - is standard output (report.html)"},
+                 {"wandb", "FOLDER", NULL, CLI_TEXT, FIELD(wandb),
+                  "write offline runs of Weights & Biases into FOLDER instead, for `wandb sync`"},
                  {"follow", NULL, NULL, CLI_FLAG, FIELD(follow), "serve the page at 127.0.0.1 instead"},
                  {"port", "N", NULL, CLI_INTEGER, FIELD(port), "with --follow: port; 0 takes a free one (0)"}, QUIET,
                  JSON, HELP)},
@@ -269,6 +296,20 @@ static const cli_command commands[CLI_COMMAND_COUNT] = {
                        "every second until Ctrl-C. Without a terminal, prints one screen of 80 columns.",
                        "refrain top runs/demo",
                        OPTIONS({"once", NULL, NULL, CLI_FLAG, FIELD(once), "print one screen and end"}, HELP)},
+    [CLI_INDEX_sweep] =
+        {"sweep", "GRID", 1, 1, "train a configuration with a grid of values",
+         "GRID is a YAML file with a configuration and lists of values for its keys. Trains one run for each "
+         "combination, "
+         "as `refrain train` does, in FOLDER/run-001 and so on, and ranks them by held-out loss. A run that fails is "
+         "recorded and the others go on. With --resume, finished runs are skipped, stopped ones continue, and failed "
+         "ones are tried again.",
+         "refrain sweep lr.yaml --out sweeps/lr --report lr.html",
+         OPTIONS(SET, {"out", "FOLDER", NULL, CLI_TEXT, FIELD(out), "folder of the sweep (sweeps/GRID)"},
+                 {"jobs", "N", NULL, CLI_INTEGER, FIELD(jobs), "runs at a time, which share the cores (1)"},
+                 {"resume", NULL, NULL, CLI_FLAG, FIELD(resume), "continue the sweep in the folder"},
+                 {"report", "FILE", NULL, CLI_TEXT, FIELD(report),
+                  "write the best runs, at most 16, as one page for a browser"},
+                 ON_A_DEVICE)},
     [CLI_INDEX_bench] = {"bench", "[NAME]", 0, 1, "time training steps and replays of built-in programs",
                          "Without NAME, runs every benchmark that suits a CPU.", "refrain bench gpt2-124m --json",
                          OPTIONS(SET, DTYPE, EAGER, STEPS, ON_A_DEVICE)},
@@ -288,6 +329,8 @@ static const struct {
     {"RUN", "the folder of a run, or its config.yaml"},
     {"MODEL", "a Hugging Face folder, such as one checkpoint of a run, or a GGUF file"},
     {"DATA", "a JSONL file (.jsonl, .jsonl.gz, .jsonl.zst), or a pattern of such files"},
+    {"GRID", "a YAML file of a sweep"},
+    {"FILES", "text files and JSONL files, folders or patterns of them"},
 };
 enum { N_OPERAND_WORDS = sizeof operand_words / sizeof operand_words[0] };
 

@@ -52,7 +52,10 @@ static void print_commands(FILE *f) {
         f);
   const cli_command *c;
   const char *meaning, *word;
-  for (int i = 0; (c = cli_command_at(i)); i++) fprintf(f, "  %-9s %-21s %s\n", c->name, c->operands, c->summary);
+  for (int i = 0; (c = cli_command_at(i)); i++) {
+    const int n = fprintf(f, "  %-9s %s", c->name, c->operands);
+    fprintf(f, "%*s %s\n", n < 33 ? 33 - n : 0, "", c->summary);
+  }
   fputc('\n', f);
   for (int i = 0; (word = cli_operand_word(i, &meaning)); i++) fprintf(f, "  %-9s %s\n", word, meaning);
   fputs("\n`refrain help COMMAND` prints a command's options, `refrain --version` the version.\n"

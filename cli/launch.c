@@ -168,6 +168,7 @@ rfr_status cli_start_ranks(cli *c, const char *device, char **argv, bool *done, 
   *done = false;
   rfr_status s = rfr_launch_read(&c->launch);
   if (s != RFR_OK) return s;
+  if (cli_has_ranks(c)) cli_set_rank(c->launch.rank);
   if (c->ranks == 0) return RFR_OK;
   if (c->ranks < 1 || c->ranks > MOST_LOCAL)
     return cli_usage("give the number of processes", "--ranks %lld; it is 1 to %d", (long long)c->ranks, MOST_LOCAL);

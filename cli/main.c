@@ -72,7 +72,8 @@ static rfr_status run_command(cli *c, char **argv, int *started) {
   rfr_ctx_options o = rfr_ctx_options_default();
   if (c->threads >= 0) o.threads = c->threads < INT_MAX ? (int)c->threads : -1; /* the library refuses -1 */
   if (c->device) o.device = c->device;                                          /* else REFRAIN_DEVICE */
-  const bool reads_only = c->command == CLI_INDEX_report || c->command == CLI_INDEX_top || c->command == CLI_INDEX_diff;
+  const bool reads_only = c->command == CLI_INDEX_report || c->command == CLI_INDEX_top ||
+                          c->command == CLI_INDEX_diff || c->command == CLI_INDEX_sweep;
   if (c->command == CLI_INDEX_schedule || c->command == CLI_INDEX_keys || reads_only) o.device = "cpu";
   if (o.device) o.device = device_of(c, o.device);
   if (c->command == CLI_INDEX_train || c->command == CLI_INDEX_profile) {

@@ -15,13 +15,17 @@
 
 /* Set once, when the command line is read: usage errors are printed before a struct cli is complete. */
 static bool errors_as_json, error_printed;
+static int rank_of_process = -1;
+
+void cli_set_rank(int rank) { rank_of_process = rank; }
 
 void cli_print_error(const rfr_error *e) {
   error_printed = true;
   if (errors_as_json) {
     char text[RFR_ERROR_JSON_BYTES];
     rfr_error_json(e, text, sizeof text);
-    fprintf(stderr, "%s\n", text);
+    if (rank_of_process >= 0) fprintf(stderr, "%.*s" JSON_RANK "%d}\n", (int)strlen(text) - 1, text, rank_of_process);
+    else fprintf(stderr, "%s\n", text);
     return;
   }
   if (e->status == RFR_STOPPED) fprintf(stderr, "%s\n", e->message);
@@ -242,14 +246,18 @@ rfr_status cli_parse(int argc, char **argv, cli *c) {
   c->temperature = 0.8;
   c->top_p = 1.0;
   c->penalty = 1.0;
+  c->vocab = 32768;
+  c->jobs = 1;
+  c->min_frequency = 2;
   c->threads = -1;
   c->launch.ranks = 1;
   c->launch.launcher = "";
   c->sets.items = calloc((size_t)argc, sizeof *c->sets.items);
   c->stops.items = calloc((size_t)argc, sizeof *c->stops.items);
+  c->specials.items = calloc((size_t)argc, sizeof *c->specials.items);
   c->operands = calloc((size_t)argc, sizeof *c->operands);
   errors_as_json = asks_for_json(argc, argv); /* errors before --json follow it too */
-  if (!c->sets.items || !c->stops.items || !c->operands)
+  if (!c->sets.items || !c->stops.items || !c->specials.items || !c->operands)
     return cli_fail(RFR_NO_MEMORY, "free some memory", "out of memory");
   if (argc < 2) return cli_usage("refrain --help lists the commands", "a command is missing");
   c->help = strcmp(argv[1], "--help") == 0 || strcmp(argv[1], "-h") == 0 || strcmp(argv[1], "help") == 0;
@@ -285,5 +293,6 @@ rfr_status cli_parse(int argc, char **argv, cli *c) {
 void cli_deinit(cli *c) {
   free(c->sets.items);
   free(c->stops.items);
+  free(c->specials.items);
   free(c->operands);
 }

@@ -85,6 +85,18 @@ static rfr_status read_buffers(const rfr_programs *p, int program, kind *k) {
   return s;
 }
 
+/* The callables of a pipeline and its programs use one step memory in turn: the row has what the largest of them puts
+ * there. */
+static void take_slots(kind *k) {
+  rfr_memory *m = &k->memory;
+  const int64_t slots = k->pipeline.slot_bytes + k->pipeline.shared_bytes;
+  if (slots <= m->activations + m->gradients + m->workspaces + m->outputs) return;
+  k->gradients -= m->gradients;
+  k->gathered = 0;
+  m->activations = k->pipeline.slot_bytes;
+  m->workspaces = k->pipeline.shared_bytes;
+}
+
 static rfr_status plan_rank(scale *s, const char *text, rfr_comm *const *ends, int rank) {
   rfr_run *run = NULL;
   kind k = {.first = rank, .last = rank};
@@ -98,6 +110,7 @@ static rfr_status plan_rank(scale *s, const char *text, rfr_comm *const *ends, i
     rfr_plan_summary sum;
     rfr_run_get_pipeline(run, &k.pipeline);
     k.total = k.memory.total + k.pipeline.planned_bytes;
+    take_slots(&k);
     status = rfr_program_plan(p, program, &sum);
     s->budget = sum.budget;
   }
@@ -220,12 +233,8 @@ static const char *mode(const scale *s) {
 
 static void print_kind(const kind *k, FILE *f) {
   const rfr_memory *m = &k->memory;
-  const int64_t parts[] = {m->weights,
-                           m->optimizer,
-                           k->gradients,
-                           k->gathered,
-                           m->activations - k->gathered + k->pipeline.slot_bytes,
-                           k->pipeline.shared_bytes + m->workspaces};
+  const int64_t parts[] = {m->weights,   m->optimizer, k->gradients, k->gathered, m->activations - k->gathered,
+                           m->workspaces};
   char ranks[32], text[32];
   int64_t rest = k->total;
   if (k->first == k->last) snprintf(ranks, sizeof ranks, "%d", k->first);
@@ -285,7 +294,7 @@ static void print_json(const scale *s, const estimate *e, FILE *f) {
     json_int(&j, "optimizer", k->memory.optimizer);
     json_int(&j, "gradients", k->gradients);
     json_int(&j, "gathered", k->gathered);
-    json_int(&j, "activations", k->memory.activations - k->gathered + k->pipeline.slot_bytes);
+    json_int(&j, "activations", k->memory.activations - k->gathered);
     json_int(&j, "slots", k->pipeline.slots);
     json_end(&j, '}');
   }

@@ -33,6 +33,7 @@ void cli_warn(const cli *c, const char *message) {
   json j = {.f = stderr};
   json_begin(&j, NULL, '{');
   json_text(&j, "warning", message);
+  if (cli_has_ranks(c)) json_int(&j, "rank", c->launch.rank);
   json_end(&j, '}');
   fputc('\n', stderr);
 }
@@ -104,6 +105,13 @@ static void print_line(progress *p, line *l) {
   p->last = cli_now();
 }
 
+/* Smoothed over about ten steps, so that a single slow step does not make the estimate jump. */
+static void count(progress *p, const rfr_event *e) {
+  if (p->first_step > 0) p->timed_tokens += (double)p->tokens, p->timed_flops += p->flops, p->seconds += e->seconds;
+  if (p->first_step == 0) p->first_step = e->step;
+  p->rate = p->rate == 0.0 ? e->seconds : p->rate + 0.1 * (e->seconds - p->rate);
+}
+
 static bool is_due(const progress *p) { return cli_now() - p->last >= (p->terminal ? 0.1 : 2.0); }
 
 /* ---- events ---- */
@@ -111,9 +119,6 @@ static bool is_due(const progress *p) { return cli_now() - p->last >= (p->termin
 static void metrics(progress *p, const rfr_event *e) {
   char left[32];
   line l = {0};
-  if (p->first_step == 0) p->first_step = e->step;
-  /* Smoothed over about ten steps, so that a single slow step does not make the estimate jump. */
-  p->rate = p->rate == 0.0 ? e->seconds : p->rate + 0.1 * (e->seconds - p->rate);
   if (e->step != p->first_step && e->step != e->steps && !is_due(p)) return;
   put_part(&l, 9, "step %lld/%lld", (long long)e->step, (long long)e->steps);
   put_part(&l, 8, "loss %.4f", e->loss);
@@ -153,6 +158,13 @@ static void evaluation(progress *p, const rfr_event *e) {
   fprintf(stderr, "  %.1f s\n", e->seconds);
 }
 
+void progress_set_tokens(progress *p, int64_t tokens) {
+  if (tokens <= 0 || tokens == p->tokens) return;
+  p->flops *= (double)tokens / (double)p->tokens;
+  p->tokens = tokens;
+  p->rate = 0.0;
+}
+
 void progress_event(const rfr_event *e, void *user) {
   progress *p = user;
   if (e->kind == RFR_EVENT_EVALUATION) {
@@ -162,17 +174,22 @@ void progress_event(const rfr_event *e, void *user) {
     p->margin = e->margin;
     p->accuracy = e->accuracy;
   }
+  if (p->quiet && e->kind == RFR_EVENT_SCHEDULE) progress_set_tokens(p, e->tokens);
   if (p->quiet && e->kind != RFR_EVENT_METRICS) return;
   switch (e->kind) {
     case RFR_EVENT_PROGRESS: evaluating(p, e); return;
     case RFR_EVENT_SCHEDULE:
+      progress_set_tokens(p, e->tokens);
+      progress_close_line(p);
+      fprintf(stderr, "%s\n", e->message);
+      return;
     case RFR_EVENT_COMPILE:
       progress_close_line(p);
       fprintf(stderr, "%s\n", e->message);
       return;
     case RFR_EVENT_METRICS:
-      if (p->quiet) p->rate = p->rate == 0.0 ? e->seconds : p->rate + 0.1 * (e->seconds - p->rate);
-      else metrics(p, e);
+      count(p, e);
+      if (!p->quiet) metrics(p, e);
       return;
     case RFR_EVENT_EVALUATION: evaluation(p, e); return;
     case RFR_EVENT_CHECKPOINT:

@@ -9,7 +9,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
-#include <time.h>
 #include <unistd.h>
 
 static bool is_about_end(const char *message) {
@@ -28,12 +27,20 @@ static void take_message(rank_death *d) {
     d->rank = rank, d->signal = signal;
 }
 
+/* Bytes of a line without the rank that an error in JSON ends with. */
+static size_t length_without_rank(const char *text) {
+  const char *end = NULL;
+  for (const char *at = text; (at = strstr(at, JSON_RANK)); at++) end = at;
+  return end && strncmp(text, "{", 1) == 0 ? (size_t)(end - text) : strlen(text);
+}
+
 /* A line of a rank. Lines of several ranks may be interleaved. */
 static void pass_on(rank_death *d) {
   static const char *const heads[REPORT_LINES] = {"error: ", "help: ", "{\"status\": "};
   for (int i = 0; i < REPORT_LINES; i++) {
     if (strncmp(d->text, heads[i], strlen(heads[i])) != 0) continue;
-    if (strcmp(d->report[i], d->text) == 0) return;
+    const size_t n = length_without_rank(d->text);
+    if (n == length_without_rank(d->report[i]) && memcmp(d->report[i], d->text, n) == 0) return;
     memcpy(d->report[i], d->text, d->n + 1);
   }
   fputs(d->text, stderr);
@@ -80,24 +87,18 @@ static void find_folder(const cli *c, char *out, size_t size) {
 }
 
 void rank_death_report(const cli *c, const rank_death *d) {
-  char folder[4200], path[4300], what[128];
+  char folder[4200], what[128];
+  rfr_failure failure = rfr_failure_default();
+  rfr_ctx *ctx;
   if (d->rank < 0) return;
   snprintf(what, sizeof what, "rank %d was ended by signal %d (%s)", d->rank, d->signal, strsignal(d->signal));
   cli_fail(RFR_IO,
            "the kernel's log names a process that ran out of memory; --resume continues from the newest checkpoint",
            "%s", what);
   find_folder(c, folder, sizeof folder);
-  snprintf(path, sizeof path, "%s/failures.jsonl", folder);
-  FILE *f = access(folder, W_OK) == 0 ? fopen(path, "a") : NULL;
-  if (!f) return;
-  json j = {.f = f};
-  json_begin(&j, NULL, '{');
-  json_int(&j, "time", (int64_t)time(NULL));
-  json_int(&j, "rank", d->rank);
-  json_int(&j, "ranks", c->ranks);
-  json_text(&j, "error", "launcher");
-  json_text(&j, "message", what);
-  json_end(&j, '}');
-  fputc('\n', f);
-  fclose(f);
+  if (access(folder, W_OK) != 0 || rfr_ctx_create(NULL, &ctx) != RFR_OK) return;
+  failure.rank = d->rank, failure.ranks = (int)c->ranks;
+  failure.error = "launcher", failure.message = what;
+  rfr_failure_append(ctx, folder, &failure); /* the death has been printed, whatever comes of the file */
+  rfr_ctx_destroy(ctx);
 }

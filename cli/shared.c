@@ -182,6 +182,7 @@ rfr_run_options cli_run_options(cli *c) {
   o.debug = c->debug;
   o.eager = c->eager;
   o.comm = c->comm;
+  o.ema = c->ema;
   return o;
 }
 

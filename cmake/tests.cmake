@@ -203,6 +203,8 @@ if(TARGET refrain_cli AND NOT RFR_SANITIZE)
   set_tests_properties(kill_campaign PROPERTIES TIMEOUT 300 ENVIRONMENT OMP_WAIT_POLICY=passive)
 endif()
 
+add_test(NAME demo_choice COMMAND ${PROJECT_SOURCE_DIR}/tests/e2e/demo_choice ${PROJECT_SOURCE_DIR}/tools/demo)
+
 # Checks of sources, symbols and the installed package: the same under every sanitizer.
 if(NOT RFR_SANITIZE)
   set(tools ${PROJECT_SOURCE_DIR}/tools)

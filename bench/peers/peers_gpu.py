@@ -4,7 +4,7 @@
 
     peers_gpu.py [SECTION...] [--refrain PROGRAM] [--limit SECONDS] [--only WORD] [--out FILE]
 
-Sections: env small gpt2 llama kernels grouped moe lora lora-32 moe-lora; default: the first four. Each variant of a section is a
+Sections: env small gpt2 llama kernels grouped moe muon lora lora-32 moe-lora; default: the first four. Each variant of a section is a
 separate process, so that it does not inherit another's caches, allocator or compiler state. No variant starts after
 --limit seconds (280), and the table reports those left out; --only selects variants whose name contains WORD.
 
@@ -15,6 +15,7 @@ import argparse
 import json
 import os
 import signal
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -392,10 +393,8 @@ def grouped(_):
                 out(fig=name, error=str(e)[:200])
 
 
-def of_transformers(name, config, fig, B, T, compiled, prepare=lambda m: m, master=False):
-    """The step of a model of the transformers library in bf16, which `prepare` may change. compiled: "whole" for the
-    model, or "layers" for each layer and the head with the loss, which takes a fraction of the time. master: weights,
-    gradients and moments of the optimizer are f32, copied to and from those in bf16 with one call for all tensors."""
+def made(name, config):
+    """A model of the transformers library in bf16, on the GPU."""
     import torch
     import transformers
 
@@ -403,16 +402,32 @@ def of_transformers(name, config, fig, B, T, compiled, prepare=lambda m: m, mast
     with torch.device("cuda"):
         m = getattr(transformers, name)(config)
     torch.set_default_dtype(torch.float32)
-    m = prepare(m)
+    return m
+
+
+def compiled_loss(m, config, ids):
+    """Each layer compiled, and the head with the loss: a fraction of the time that the whole model takes."""
+    import torch
+
+    for layer in m.model.layers:
+        layer.compile()
+    head = torch.compile(lambda h: m.loss_function(logits=m.lm_head(h), labels=ids, vocab_size=config.vocab_size))
+    return lambda: head(m.model(input_ids=ids).last_hidden_state)
+
+
+def of_transformers(name, config, fig, B, T, compiled, prepare=lambda m: m, master=False):
+    """The step of a model of the transformers library in bf16, which `prepare` may change. compiled: "whole" for the
+    model, or "layers" for each layer and the head with the loss. master: weights, gradients and moments of the
+    optimizer are f32, copied to and from those in bf16 with one call for all tensors."""
+    import torch
+
+    m = prepare(made(name, config))
     narrow = [p for p in m.parameters() if p.requires_grad]
     weights = [p.detach().float() for p in narrow] if master else narrow
     opt = torch.optim.AdamW(weights, lr=1e-4, fused=True)
     ids = torch.randint(0, config.vocab_size, (B, T), device="cuda")
     if compiled == "layers":
-        for layer in m.model.layers:
-            layer.compile()
-        head = torch.compile(lambda h: m.loss_function(logits=m.lm_head(h), labels=ids, vocab_size=config.vocab_size))
-        loss = lambda: head(m.model(input_ids=ids).last_hidden_state)
+        loss = compiled_loss(m, config, ids)
     else:
         f = torch.compile(m) if compiled else m
         loss = lambda: f(input_ids=ids, labels=ids).loss
@@ -480,13 +495,13 @@ def moe_lora(variant):
     of_transformers("Qwen3MoeForCausalLM", qwen3_moe(), f"moe-lora: {variant}", 4, 4096, "", prepare)
 
 
-def qwen3_moe():
+def qwen3_moe(experts=128):
     """4 layers of Qwen3 30B-A3B's shapes."""
     from transformers import Qwen3MoeConfig
 
     return Qwen3MoeConfig(vocab_size=32000, hidden_size=2048, intermediate_size=6144, moe_intermediate_size=768,
                           num_hidden_layers=4, num_attention_heads=32, num_key_value_heads=4, head_dim=128,
-                          num_experts=128, num_experts_per_tok=8, norm_topk_prob=True, attn_implementation="sdpa",
+                          num_experts=experts, num_experts_per_tok=8, norm_topk_prob=True, attn_implementation="sdpa",
                           experts_implementation="grouped_mm")
 
 
@@ -495,6 +510,77 @@ def moe(variant):
     compiled = "layers" if "layers" in variant else "whole" if "compiled" in variant else ""
     of_transformers("Qwen3MoeForCausalLM", qwen3_moe(), f"moe: {variant}", 4, 4096, compiled,
                     master="f32 optimizer" in variant)
+
+
+MUON_EXPERTS, MUON_TOKENS = 48, [16384, 65536, 262144]  # 1.1 billion parameters
+MUON_OPTIMIZERS = ["adamw", "muon"]
+
+
+def muon_update(w, g, m, lr, decay):
+    """Muon for a batch of matrices in place, the update of docs/optimizers.md with muon_scale rms."""
+    m.lerp_(g, 0.05)
+    x = g.lerp(m, 0.95)
+    x = x / (x.norm(dim=(-2, -1), keepdim=True) + 1e-7)
+    tall = x.shape[-2] > x.shape[-1]
+    x = x.mT if tall else x
+    for _ in range(5):
+        a = x @ x.mT
+        x = 3.4445 * x + (-4.7750 * a + 2.0315 * (a @ a)) @ x
+    x = x.mT if tall else x
+    w.mul_(1 - lr * decay).sub_(x, alpha=lr * 0.2 * max(w.shape[-2:]) ** 0.5)
+
+
+def muon(_):
+    """transformers: a step of qwen3_moe(48) in bf16, all weights trained, layers compiled; microbatches of 4 x 4,096
+    tokens. torch.optim.Muon takes no batch of matrices, which experts are, so Muon is muon_update, compiled: one call
+    for the experts of a layer, whose gate and up are matrices of their own, and one for each matrix of attention."""
+    import torch
+
+    c, B, T = qwen3_moe(MUON_EXPERTS), 4, 4096
+    m = made("Qwen3MoeForCausalLM", c)
+    ids = torch.randint(0, c.vocab_size, (B, T), device="cuda")
+    loss = compiled_loss(m, c, ids)
+    update = torch.compile(muon_update, dynamic=False)
+
+    def batch(name, p):
+        if "gate_up" in name:
+            return p.view(-1, p.shape[-2] // 2, p.shape[-1])
+        return p if p.dim() == 3 else p[None]
+
+    def timed(optimizer, tokens, matrices, adamw):
+        def step():
+            for _ in range(tokens // (B * T)):
+                (loss() * (B * T / tokens)).backward()
+            adamw.step()
+            with torch.no_grad():
+                for name, p, moment in matrices:
+                    update(batch(name, p), batch(name, p.grad), batch(name, moment), 1e-4, 0.0)
+            m.zero_grad(set_to_none=True)
+
+        torch.cuda.reset_peak_memory_stats()
+        times = []
+        for _ in range(2 + max(3, 262144 // tokens)):
+            torch.cuda.synchronize()
+            start = time.perf_counter()
+            step()
+            torch.cuda.synchronize()
+            times.append((time.perf_counter() - start) * 1e3)
+        ms = statistics.median(times[2:])
+        out(fig=f"muon: {optimizer}, {tokens} tokens", ms=ms, tok_s=round(tokens / ms * 1e3),
+            peak_GB=round(torch.cuda.max_memory_allocated() / 1e9, 1))
+
+    for optimizer in MUON_OPTIMIZERS:
+        matrices, rest = [], []
+        for name, p in m.named_parameters():
+            if optimizer == "muon" and (name.endswith("_proj.weight") or ".mlp.experts." in name):
+                matrices.append((name, p, torch.zeros_like(p)))
+            else:
+                rest.append(p)
+        adamw = torch.optim.AdamW(rest, lr=1e-4, fused=True)
+        for tokens in MUON_TOKENS:
+            timed(optimizer, tokens, matrices, adamw)
+        del adamw, matrices
+        torch.cuda.empty_cache()
 
 
 # ---- ours ----
@@ -533,6 +619,13 @@ def rows_of_ours(program, section):
         yield ours(program, "qwen3-moe", "moe: ours, the peer's work", "--set", "schedule.name=constant")
         yield ours(program, "qwen3-moe", "moe: ours, with clipping and schedule", "--set", "optimizer.clip=1")
         yield ours(program, "qwen3-moe", "moe: ours, optimizer in f32", "--set", "schedule.name=constant", *f32)
+    if section == "muon":
+        for tokens in MUON_TOKENS:
+            for optimizer in MUON_OPTIMIZERS:
+                sets = [f"model.num_experts={MUON_EXPERTS}", f"batch.tokens={tokens}", f"optimizer.name={optimizer}"]
+                yield ours(program, "qwen3-moe", f"muon: ours, {optimizer}, {tokens} tokens", "--steps",
+                           str(max(3, 262144 // tokens)), *[x for s in sets for x in ("--set", s)],
+                           "--set", "schedule.name=constant")
     if section in MODELS:
         name = MODELS[section][4]
         yield ours(program, name, f"{section}: ours, the peer's work", "--set", "schedule.name=constant")
@@ -555,6 +648,7 @@ SECTIONS = {
     "grouped": (grouped, ["grouped"]),
     "moe": (moe, ["grouped_mm", "grouped_mm, layers compiled", "grouped_mm, layers compiled, f32 optimizer",
                   "grouped_mm, compiled", "grouped_mm, compiled, f32 optimizer"]),
+    "muon": (muon, ["layers compiled"]),
     "lora": (lora, ["liger, layers compiled", "liger, layers compiled, recompute", "compile", "eager"]),
     "lora-32": (lora, ["liger, layers compiled, 32 layers"]),
     "moe-lora": (moe_lora, ["grouped_mm, layers compiled", "grouped_mm"]),

@@ -112,7 +112,7 @@ typedef struct rfr_callable {
    * because the layers of the other ranks are not known here. */
   int64_t first_site;
   /* The same for the linears under a recipe: the sum of rfr_trace_linears over the earlier layers. It selects the
-   * random numbers by which nvfp4 rounds. */
+   * random numbers by which nvfp4 rounds, and the slots of fp8_delayed (recipe.h). */
   int64_t first_linear;
 } rfr_callable;
 RFR_API rfr_callable rfr_callable_default(void);
@@ -225,7 +225,7 @@ typedef struct rfr_graphs_options {
    * and input gradients and outputs without gradients when the slot's next forward begins. Results keep their bits. */
   int debug;
   int fuse;       /* as in rfr_compile_options; default 1 */
-  int64_t budget; /* bytes of the arena; 0: no limit */
+  int64_t budget; /* bytes of the arena and of `step_memory`; 0: no limit */
   /* As in rfr_compile_options, for all callables together; default: keep. Ops marked with rfr_set_recompute are always
    * recomputed. Without effect in inference. */
   rfr_recompute recompute;
@@ -245,6 +245,9 @@ typedef struct rfr_graphs_options {
   /* This rank's communicator for collective ops; outlives the graphs. It may belong to another context, as those of
    * ranks that are threads do. NULL: no collectives, or a single rank. */
   rfr_comm *comm;
+  /* Memory that others use too, between the steps of these graphs (rfr_step_memory): slots, shared bytes, gathered
+   * parameters and scratch are in it. NULL: they are in the arena. */
+  rfr_step_memory *step_memory;
 } rfr_graphs_options;
 RFR_API rfr_graphs_options rfr_graphs_options_default(void);
 
@@ -253,7 +256,8 @@ RFR_API rfr_graphs_options rfr_graphs_options_default(void);
  * warm-up go to scratch memory, so that nothing of the caller's changes, also after an error. Afterwards descriptions
  * and options, with everything they point to, may be freed, except memory of tensors, gradients and fixed ports, and
  * the communicator. Errors: argument; graphs.callable, also for a trace of another context or one that is not finished;
- * graphs.hook; program.state; program.name; plan.over_budget; dist.communicator; and those of the passes. */
+ * graphs.hook; program.state; program.name; plan.over_budget; dist.communicator; memory.in_use, if warm-up would run in
+ * `step_memory` while a step uses it; and those of the passes. */
 RFR_API rfr_status rfr_graphs_create(rfr_ctx *ctx, const rfr_callable *callables, int n,
                                      const rfr_graphs_options *options, rfr_graphs **out);
 /* Frees everything; accepts NULL. Call it before the communicator is destroyed. */
@@ -264,8 +268,8 @@ RFR_API void rfr_graphs_destroy(rfr_graphs *g);
 /* Begins a step: copies `inputs` into states and constants of their names, computes what depends on parameters only
  * (for frozen parameters and constants only once and after they were written), and zeroes main gradients. An input
  * that names a parameter is not copied: its type and address are compared with the captured ones (replay.signature),
- * which finds parameters that have moved. Errors: graphs.order; program.name; replay.signature, naming the first field
- * that differs; nothing was executed then.
+ * which finds parameters that have moved. Errors: graphs.order; program.name; memory.in_use (rfr_step_memory);
+ * replay.signature, naming the first field that differs; nothing was executed then.
  *
  * The step counters are the states "step" and "rng.NAME", which random ops read. They advance by one when a step ends
  * or is aborted, so that no two steps draw the same masks; except a counter that a callable writes, or that lies in
@@ -378,6 +382,7 @@ typedef struct rfr_graphs_memory {
   int64_t saved_bytes;       /* reduction of slot and shared bytes by recompute */
   int recomputed;            /* recomputed ops per microbatch, over all callables, */
   double recomputed_flops;   /* and their work */
+  int64_t step_memory_bytes; /* of planned_bytes: those of rfr_graphs_options.step_memory, which others use too */
 } rfr_graphs_memory;
 RFR_API rfr_status rfr_graphs_get_memory(const rfr_graphs *g, rfr_graphs_memory *out);
 /* The compiled ops of a callable in the order load, setup, F, I, W (phases load, setup, forward, dgrad, wgrad).

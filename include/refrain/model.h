@@ -32,15 +32,17 @@ typedef struct rfr_export_options {
   /* Element type of the weights: "f32", "bf16", "f16"; for gguf also "q8_0" and "q4_0", with vectors as f32. NULL: that
    * of the model. Not for adapters. */
   const char *dtype;
+  int ema; /* 1: the averaged weights of a checkpoint (optimizer.ema) instead of the trained ones */
 } rfr_export_options;
-/* format "hf", dtype NULL */
+/* format "hf", dtype NULL, ema 0 */
 RFR_API rfr_export_options rfr_export_options_default(void);
 
 /* Writes the model to `out`, which must not exist. Checks the free space, writes under a temporary name, syncs to disk
  * and renames, so a failed call leaves no incomplete output. Keeps the f32 values of one parameter in memory.
  * Errors: argument for an unknown format or dtype; export.exists; file.space; those of reading a model; model.config or
  * unsupported for a model or vocabulary that GGUF cannot describe; adapter; adapter.base if the base is not that of the
- * run. A run's adapter is merged into the base as the run stores it (adapter.base): quantized, then dequantized. */
+ * run; run.ema if the checkpoint has no averaged weights. A run's adapter is merged into the base as the run stores it
+ * (adapter.base): quantized, then dequantized. */
 RFR_API rfr_status rfr_export(rfr_ctx *ctx, const char *model, const char *out, const rfr_export_options *options);
 
 /* Describes a Hugging Face folder, a safetensors or GGUF file, or an adapter's folder: its kind, the model, the tensors

@@ -400,6 +400,10 @@ typedef struct rfr_adamw_options {
   size_t size;
   double beta1, beta2, eps, decay; /* decoupled decay */
   double lr_scale;                 /* of this parameter's group */
+  /* 0: w is rounded to nearest. Otherwise w, bf16 without a master copy, is rounded stochastically: to either of its
+   * neighbours, with the update as the mean. The number, 1 to 2^24 - 1, selects the draws; give each weight its own.
+   * They are a function of it, of the element, and of seed and attempted count of the step block. */
+  int64_t draws;
 } rfr_adamw_options;
 RFR_API rfr_adamw_options rfr_adamw_options_default(void); /* 0.9, 0.95, 1e-8, decay 0.1, lr_scale 1 */
 /* Updates w, m, v (and master, f32, if w is narrower) in place unless skip is 1; clip and skip may be RFR_NONE. m and v
@@ -414,6 +418,16 @@ RFR_API rfr_value rfr_adamw_at(rfr_trace *t, rfr_source at, rfr_value w, rfr_val
 RFR_API rfr_value rfr_sgd_at(rfr_trace *t, rfr_source at, rfr_value w, rfr_value g, rfr_value momentum,
                              rfr_value master, rfr_value lr, rfr_value clip, rfr_value skip, double momentum_factor,
                              double decay, double lr_scale);
+/* The same for w in bf16 without a master copy, rounded stochastically: see rfr_adamw_options.draws. */
+RFR_API rfr_value rfr_sgd_stochastic_at(rfr_trace *t, rfr_source at, rfr_value w, rfr_value g, rfr_value momentum,
+                                        rfr_value lr, rfr_value clip, rfr_value skip, rfr_value step,
+                                        double momentum_factor, double decay, double lr_scale, int64_t draws);
+/* The exponential moving average of a weight: average += (1 - d) (w - average), after the update of w, unless skip (may
+ * be RFR_NONE) is 1. `average` is an input, f32 of w's shape, that begins as w; w is the updated weight or its master
+ * copy. With n = applied + 1 - start the average is w itself while n < 1; then d = decay, in [0, 1), with `warmup` 1 at
+ * most (1 + n) / (10 + n). Returns the next version of average. */
+RFR_API rfr_value rfr_ema_at(rfr_trace *t, rfr_source at, rfr_value average, rfr_value w, rfr_value skip,
+                             rfr_value step, double decay, int64_t start, int warmup);
 /* The dynamic loss scale of f16 training: f32 (1), a power of two from 2^0 to 2^24, initially 2^16; *inverse f32 (1) is
  * its reciprocal. `state` is a state i32 (2) that begins with zeros. Multiply the loss's inverse count by the scale,
  * and the norm of the gradients and the factor that an update takes by the inverse. */
@@ -542,6 +556,10 @@ RFR_API rfr_value rfr_text_end_at(rfr_trace *t, rfr_source at, rfr_value cursor,
   rfr_adamw_at(t, RFR_HERE, w, g, m, v, master, lr, clip, skip, step, o)
 #define rfr_sgd(t, w, g, mom, master, lr, clip, skip, factor, decay, lr_scale) \
   rfr_sgd_at(t, RFR_HERE, w, g, mom, master, lr, clip, skip, factor, decay, lr_scale)
+#define rfr_sgd_stochastic(t, w, g, mom, lr, clip, skip, step, factor, decay, lr_scale, draws) \
+  rfr_sgd_stochastic_at(t, RFR_HERE, w, g, mom, lr, clip, skip, step, factor, decay, lr_scale, draws)
+#define rfr_ema(t, average, w, skip, step, decay, start, warmup) \
+  rfr_ema_at(t, RFR_HERE, average, w, skip, step, decay, start, warmup)
 #define rfr_loss_scale(t, state, inverse) rfr_loss_scale_at(t, RFR_HERE, state, inverse)
 #define rfr_loss_scale_end(t, state, skip, every) rfr_loss_scale_end_at(t, RFR_HERE, state, skip, every)
 #define rfr_skip_bad(t, skip, n, flags, which, group) rfr_skip_bad_at(t, RFR_HERE, skip, n, flags, which, group)

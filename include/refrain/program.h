@@ -29,6 +29,30 @@ extern "C" {
 
 typedef struct rfr_programs rfr_programs;
 
+/* Memory for the step-scoped bytes of programs and graphs of one context that never run at the same time: their steps
+ * use it in turn, so it has the bytes of the largest one, and the plan is the maximum instead of the sum. Name it in
+ * rfr_compile_options and rfr_graphs_options.
+ *
+ *   rfr_step_memory_create(ctx, 0, &m);
+ *   options.step_memory = m;                          // of rfr_compile: the optimizer, an evaluation
+ *   graphs_options.step_memory = m;                   // of rfr_graphs_create: the callables of a training step
+ *
+ * It is allocated by rfr_graphs_create or, if that comes first, when one of the programs is loaded, run or captured.
+ * Later users must fit (plan.over_budget), so create first what needs most, or give `bytes` at creation. Compiling
+ * alone does not allocate it. Outputs of programs have no data before it is allocated.
+ *
+ * One user has the memory at a time. Outputs of a program, and outputs and input gradients of graphs, are valid only
+ * until another user runs; reading them later is an error (tensor, argument). While a step of graphs has begun,
+ * programs do not run and other graphs do not begin one: memory.in_use, and nothing was executed. On a GPU the same
+ * holds while work of the last user still runs, unless both work in one stream (rfr_graphs_set_stream). */
+typedef struct rfr_step_memory rfr_step_memory;
+/* `bytes`: the least to allocate, 0 or more. */
+RFR_API rfr_status rfr_step_memory_create(rfr_ctx *ctx, int64_t bytes, rfr_step_memory **out);
+/* Its users keep the memory until the last of them is destroyed. Accepts NULL. */
+RFR_API void rfr_step_memory_destroy(rfr_step_memory *m);
+/* The bytes of the largest user so far. -1: NULL. */
+RFR_API int64_t rfr_step_memory_bytes(const rfr_step_memory *m);
+
 /* The passes in their order; "record" names the trace before the first. */
 #define RFR_PASSES(X) X(autodiff) X(quantize) X(prune) X(fuse) X(recompute) X(shard) X(lower)
 
@@ -55,10 +79,32 @@ typedef struct rfr_choice {
   const char *name, *value;
 } rfr_choice;
 
+/* Statistics of values of one program, summed up on the device while it runs. The program's trace has the step block
+ * (rfr_step_block), which numbers the steps. Watching changes no bit that the program computes. Names:
+ *   NAME                  a weight or an optimizer state, as the step leaves it
+ *   grad:NAME             the gradient of a parameter, as the optimizer reads it: summed over microbatches and reduced
+ *                         over ranks, before clipping; in f16 with the loss scale
+ *   MODULE.output         the result of an op that reads the parameter MODULE.weight
+ *   grad:MODULE.input     the gradient of that op's input
+ *   SCOPE.OP              the result of another op of the forward, grad:SCOPE.OP one of the backward; further results
+ *                         end in their name, and further values of the same name in .1, .2, ...
+ * and names given by rfr_value_set_name. Values of all microbatches count as one. Only values that exist when the
+ * program runs have statistics: pass fuse removes some. */
+typedef struct rfr_watch_options {
+  size_t size;
+  const char *const *patterns; /* n, rfr_name_matches: each must match a value of f32, bf16 or f16; borrowed until the
+                                  compile returns */
+  int n;
+  int program;   /* which of the programs */
+  int64_t slots; /* steps whose statistics are kept, from the last one on; default 1 */
+} rfr_watch_options;
+RFR_API rfr_watch_options rfr_watch_options_default(void);
+
 typedef struct rfr_compile_options {
   size_t size;
-  int64_t budget;          /* bytes of the arena; 0: no limit. A plan over it is an error that names the peak. A side
-                          stream uses only bytes that the plan leaves over. Guards of `debug` do not count */
+  int64_t budget;          /* bytes of the arena and of `step_memory`; 0: no limit. A plan over it is an error that
+                          names the peak. A side stream uses only bytes that the plan leaves over. Guards of `debug`
+                          do not count */
   int fuse;                /* 1: the fuse pass runs (default) */
   int prune;               /* 1: CSE, DCE and hoisting run (default); 0: autodiff's result is used as it is */
   int64_t loss_chunk;      /* rows of logits at a time in a fused LM head; 0: 1024 on the CPU, 4096 to 6144 on a GPU */
@@ -75,6 +121,8 @@ typedef struct rfr_compile_options {
                      NULL; calls that run, read or write fail with program.plan_only. A plan over `budget` is not an
                      error: compare planned_bytes. `tune` measures nothing */
   rfr_shard shard; /* over the ranks of `comm`; default: none. Errors: dist.shard, naming the tensor */
+  rfr_step_memory *step_memory; /* for the step-scoped bytes, which others use too. NULL: they are in the arena */
+  const rfr_watch_options *watch; /* NULL: nothing is watched. Errors: watch.name, with near names */
 } rfr_compile_options;
 RFR_API rfr_compile_options rfr_compile_options_default(void);
 
@@ -104,6 +152,25 @@ RFR_API rfr_status rfr_programs_choice_at(const rfr_programs *p, int i, rfr_choi
 RFR_API rfr_status rfr_programs_write(rfr_programs *p, const rfr_tensor *to, const void *from);
 RFR_API rfr_status rfr_programs_read(rfr_programs *p, const rfr_tensor *from, void *to);
 
+/* ---- watched values ---- */
+
+/* Statistics of one value in one step. Of several ranks each has those of its own part and microbatches. */
+typedef struct rfr_watched {
+  const char *name;   /* borrowed from the programs */
+  int64_t elements;   /* of all microbatches */
+  int64_t nans, infs; /* elements that are NaN, or infinite; the numbers below leave them out */
+  double mean, rms;   /* 0 without elements */
+  double largest;     /* magnitude */
+  double smallest;    /* magnitude of those that are not 0; 0: there are none */
+  double zeros;       /* share of the elements that are 0 */
+} rfr_watched;
+/* Name of the i-th watched value, 0 based: NULL past the end. Works with `plan_only` too. Borrowed. */
+RFR_API const char *rfr_programs_watched_name(const rfr_programs *p, int i);
+/* Statistics of the i-th watched value in step number `step`, 0 for the first one (the attempted count of the step
+ * block). Reads memory of the host; never waits. Errors: argument, past the end; program.order, when that step has not
+ * ended yet or a later one has replaced it. */
+RFR_API rfr_status rfr_programs_watched(const rfr_programs *p, int64_t step, int i, rfr_watched *out);
+
 /* ---- random numbers ---- */
 
 /* State of a stream of random numbers. Drawing does not change it: numbers are a function of the seed, the stream's
@@ -125,7 +192,9 @@ RFR_API rfr_rng rfr_rng_fork(rfr_rng rng, uint64_t number);
 /* Runs the ops of phase load, which depend on frozen inputs and constants alone. Call it after weights were written
  * and before the first run. */
 RFR_API rfr_status rfr_programs_load(rfr_programs *p);
-/* Runs a program kernel by kernel (eager). */
+/* Runs a program kernel by kernel (eager). The first run or replay of a program with collectives compares them with
+ * those of the other ranks. Errors then: dist.mismatch on all ranks, naming the first that differs; dist.peer. Nothing
+ * has run. With `step_memory` all calls that run programs may return memory.in_use. */
 RFR_API rfr_status rfr_program_run(rfr_programs *p, int program);
 /* Captures the same calls as a graph; executes nothing. */
 RFR_API rfr_status rfr_program_capture(rfr_programs *p, int program);
@@ -166,7 +235,7 @@ typedef struct rfr_plan_buffer {
   int first, last;
 } rfr_plan_buffer;
 typedef struct rfr_plan_summary {
-  int64_t planned_bytes; /* the arena: persistent + step-scoped */
+  int64_t planned_bytes; /* the arena: persistent + step-scoped, or all of the step memory */
   int64_t persistent_bytes;
   int64_t transient_planned_bytes;     /* step-scoped, largest program */
   int64_t transient_lower_bound_bytes; /* most bytes live at once in that program */
@@ -184,8 +253,8 @@ typedef struct rfr_plan_op {
   const char *name, *scope;
   const char *reason; /* of the pass that recorded or changed it, or "" */
   rfr_phase phase;
-  int microbatch;   /* -1: of the step */
-  int recompute_of; /* the op that this one recomputes, -1 */
+  int microbatch;     /* -1: of the step */
+  int recompute_of;   /* the op that this one recomputes, -1 */
   int64_t sent_bytes; /* of a collective: bytes that a rank sends, if they pass through a ring; otherwise 0 */
 } rfr_plan_op;
 /* Errors: argument, past the last op. */
@@ -223,7 +292,8 @@ typedef struct rfr_memory {
   int64_t inputs;    /* all other inputs, rings included */
   int64_t loaded;    /* results of phase load */
   int64_t activations, gradients, workspaces, outputs; /* live at the peak of the step */
-  int64_t unused;                                      /* step-scoped bytes that hold nothing at the peak */
+  int64_t unused;                                      /* step-scoped bytes that hold nothing at the peak, and those of
+                                                          `step_memory` that only its other users need */
   int64_t total;                                       /* planned_bytes of rfr_plan_summary */
   int peak_program, peak_op;                           /* where the peak is */
 } rfr_memory;

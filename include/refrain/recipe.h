@@ -76,6 +76,12 @@ typedef struct rfr_recipe {
  * 3 l + 1 its w, 3 l + 2 its dy. */
 #define RFR_RECIPE_HISTORY "recipe.history"
 #define RFR_RECIPE_SCALE "recipe.scale"
+/* A third state of graphed callables: the largest amax of each slot in the step so far, f32 (2,slots), a row for E4M3
+ * and one for E5M2, cleared when a step begins. The graphs update the other two from it when the step ends, unless
+ * rfr_graphs_options.tensors has it: then the caller does, for example after a reduction over the ranks of a
+ * pipeline. With rfr_callable.first_linear slots have the numbers of a single program; the type of RFR_RECIPE_SCALE in
+ * rfr_graphs_options.tensors gives their number. */
+#define RFR_RECIPE_AMAX "recipe.amax"
 
 /* The usual settings of a recipe. */
 RFR_API rfr_recipe rfr_recipe_default(rfr_recipe_kind kind);

@@ -20,6 +20,7 @@
 #include "refrain/schedule.h"
 #include "refrain/span.h"
 #include "refrain/status.h"
+#include "refrain/sweep.h"
 #include "refrain/tensor.h"
 #include "refrain/text.h"
 #include "refrain/trace.h"

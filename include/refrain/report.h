@@ -46,6 +46,11 @@ RFR_API rfr_status rfr_report_data(rfr_report *r, rfr_write_fn write, void *user
 RFR_API rfr_status rfr_report_screen(rfr_report *r, int run, int columns, int colour, double now, rfr_write_fn write,
                                      void *user);
 
+/* Writes a run (0 based) as an offline run of Weights & Biases: FOLDER/offline-run-TIME-ID/run-ID.wandb, which its
+ * client uploads with `wandb sync`. The ID stays the same for a run. Errors: export.exists: the file exists; file.*,
+ * and those of the run's files. */
+RFR_API rfr_status rfr_report_wandb(rfr_report *r, int run, const char *folder);
+
 /* Writes the differences of two runs: of the configurations, with the source of each value; of the curves, with the
  * first step at which they differ; of the weights in the newest checkpoints, by tensor. As text with at most `tensors`
  * tensors, or with `json` as one JSON object with all of them. *different is 1 if the configuration, a curve or the

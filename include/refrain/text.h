@@ -113,6 +113,52 @@ RFR_API rfr_status rfr_tokenizer_write_files(const rfr_tokenizer *tokenizer, con
                                              rfr_token_format format, const char *out, int64_t *documents,
                                              int64_t *tokens);
 
+/* How a text is split into words, of which no token has more than one. The patterns are those of the models. */
+typedef enum rfr_word_pattern {
+  RFR_WORDS_GPT2,   /* all digits of a number in one word */
+  RFR_WORDS_LLAMA3, /* Llama 3 and cl100k: up to three digits in a word */
+  RFR_WORDS_QWEN2   /* as Llama 3 with one digit in a word */
+} rfr_word_pattern;
+
+typedef struct rfr_tokenizer_train_options {
+  size_t size;        /* sizeof (rfr_tokenizer_train_options) */
+  int64_t vocab_size; /* ids: 256 bytes, the special tokens, and the merges (32768) */
+  rfr_word_pattern pattern;
+  const char *const *special; /* special tokens, which get the first ids; the first one ends a text. NULL: one,
+                                 "<|endoftext|>" (NULL) */
+  int64_t n_special;
+  int64_t min_frequency; /* a pair that is less frequent is not merged, at least 1 (2) */
+  int64_t max_bytes; /* of text to train on: of each file its first part, in proportion to its size; 0: all text (0) */
+  const char *chat_template; /* "chatml", or the path of a chat template that is written into the folder; NULL: none
+                                (NULL) */
+} rfr_tokenizer_train_options;
+RFR_API rfr_tokenizer_train_options rfr_tokenizer_train_options_default(void);
+
+/* Counts of a training. */
+typedef struct rfr_tokenizer_training {
+  int64_t vocab_size; /* less than asked for, if no pair has min_frequency any more */
+  int64_t merges;
+  int64_t least;        /* how often the pair of the last merge occurred; 0: there is no merge */
+  int64_t files, bytes; /* bytes of text */
+  int64_t words;        /* distinct ones */
+} rfr_tokenizer_training;
+
+/* Trains a tokenizer with byte-level BPE and writes it into the new folder `out`: tokenizer.json, tokenizer_config.json
+ * with the names of special tokens, and chat_template.jinja. An `out` that ends in .json is a file, which becomes the
+ * tokenizer.json alone. Other libraries that read these files give the same ids.
+ *
+ * `paths` are n files or patterns of files, as data.train has them, relative to the working folder: texts, and rows of
+ * JSONL (.jsonl, .jsonl.gz, .jsonl.zst) in any form of docs/data.md, of which all texts count. Invalid UTF-8 is read as
+ * by rfr_tokenizer_encode. The pair with the largest count is merged; of equal counts, the one with the smaller left
+ * id, then the smaller right id. So the result depends on the texts and options, not on threads or the order of files.
+ *
+ * The context's threads count words; call it outside parallel regions. `training` may be NULL. On an error nothing is
+ * written. Errors: export.exists, argument (options), data.empty, data.binary, data.row, data.format, data.compressed,
+ * overflow, template, file.*, RFR_NO_MEMORY (about 40 bytes for each byte of distinct words). */
+RFR_API rfr_status rfr_tokenizer_train(rfr_ctx *ctx, const char *const *paths, int64_t n,
+                                       const rfr_tokenizer_train_options *options, const char *out,
+                                       rfr_tokenizer_training *training);
+
 #ifdef __cplusplus
 }
 #endif

@@ -31,16 +31,18 @@ extern "C" {
 
 typedef struct rfr_run rfr_run;
 
-#define RFR_EVENTS(X)                                                                                       \
-  X(RFR_EVENT_COMPILE, "compile")       /* message: the compile step that ended */                          \
-  X(RFR_EVENT_START, "start")           /* the run is open; step: the steps done before */                  \
-  X(RFR_EVENT_METRICS, "metrics")       /* numbers of one step */                                           \
-  X(RFR_EVENT_EVALUATION, "evaluation") /* loss, bits_per_byte and tokens over held-out data */             \
-  X(RFR_EVENT_CHECKPOINT, "checkpoint") /* message: the folder written */                                   \
-  X(RFR_EVENT_WARNING, "warning")       /* message: one line; show it even where progress is not shown */   \
-  X(RFR_EVENT_END, "end")               /* message: done, stopped or the error's slug */                    \
-  X(RFR_EVENT_PROGRESS, "progress")     /* an evaluation goes on: windows of windows_planned; not logged */ \
-  X(RFR_EVENT_SCHEDULE, "schedule")     /* a run given in time fixed its steps; message: one line */
+#define RFR_EVENTS(X)                                                                                                  \
+  X(RFR_EVENT_COMPILE, "compile")       /* message: the compile step that ended */                                     \
+  X(RFR_EVENT_START, "start")           /* the run is open; step: the steps done before */                             \
+  X(RFR_EVENT_METRICS, "metrics")       /* numbers of one step */                                                      \
+  X(RFR_EVENT_EVALUATION, "evaluation") /* loss, bits_per_byte and tokens over held-out data */                        \
+  X(RFR_EVENT_CHECKPOINT, "checkpoint") /* message: the folder written */                                              \
+  X(RFR_EVENT_WARNING, "warning")       /* message: one line; show it even where progress is not shown */              \
+  X(RFR_EVENT_END, "end")               /* message: done, stopped or the error's slug */                               \
+  X(RFR_EVENT_PROGRESS, "progress")     /* an evaluation goes on: windows of windows_planned; not logged */            \
+  X(RFR_EVENT_SCHEDULE,                                                                                                \
+    "schedule")               /* a run given in time fixed its steps, or a ramp has another size; message: one line */ \
+  X(RFR_EVENT_WATCH, "watch") /* statistics of the values of run.watch in one step; in watch.jsonl */
 typedef enum rfr_event_kind {
 #define RFR_EVENT_ENUM(e, name) e,
   RFR_EVENTS(RFR_EVENT_ENUM)
@@ -59,7 +61,7 @@ typedef struct rfr_event {
   double bits_per_byte;      /* loss in bits per byte of text */
   double grad_norm;          /* before clipping */
   double lr;                 /* learning rate of the step */
-  int64_t tokens;            /* valid targets of the step, or of the evaluation */
+  int64_t tokens;            /* valid targets of the step, or of the evaluation; schedule: tokens of a step of a ramp */
   int skipped;               /* 1: no weight was updated: gradients not finite, or rows of experts refused */
   double seconds;            /* duration of the step, the evaluation or the checkpoint */
   double most_load;          /* metrics, with experts: tokens of the fullest expert of all layers, over the mean */
@@ -72,6 +74,9 @@ typedef struct rfr_event {
   double accuracy;           /* share of the pairs with a margin over 0 */
   const double *layer_loads; /* metrics, with experts: most_load of each of `layers` layers with experts */
   int64_t layers;
+  int rank;                   /* of rfr_run_options.comm that sends the event; 0 without one */
+  const rfr_watched *watched; /* watch: `values` of them, of this rank's part and microbatches */
+  int64_t values;
 } rfr_event;
 /* Called on the thread that uses the run. The event is borrowed and valid until the function returns. */
 typedef void (*rfr_event_fn)(const rfr_event *event, void *user);
@@ -145,6 +150,7 @@ typedef struct rfr_run_options {
   int64_t texts;  /* that rfr_run_generate_batch continues at once, 1 to 64; 0: 1. Each has its own caches */
   rfr_comm *comm; /* this rank's end; outlives the run. All ranks open the same run, and call the same functions of it
                      in the same order; rank 0 alone writes the folder. NULL: one rank */
+  int ema; /* 1: for reading: the averaged weights of the checkpoint (optimizer.ema) instead of the trained ones */
 } rfr_run_options;
 RFR_API rfr_run_options rfr_run_options_default(void);
 
@@ -163,7 +169,7 @@ RFR_API rfr_run_options rfr_run_options_default(void);
  * not asked for; run.busy: another process trains in it; run.folder: without a text, the folder is that of a model,
  * an adapter, or, for training, a checkpoint; file.space: less is free than checkpoints need; file.write: the folder
  * cannot be written;
- * resume.mismatch; checkpoint. */
+ * resume.mismatch; checkpoint; run.ema: there are no averaged weights to read. */
 RFR_API rfr_status rfr_run_open(rfr_ctx *ctx, const char *config_text, const char *folder,
                                 const rfr_run_options *options, rfr_run **out);
 /* Frees everything; writes nothing. Accepts NULL. */
@@ -246,6 +252,19 @@ RFR_API rfr_status rfr_run_score(rfr_run *run, const int32_t *tokens, int64_t n,
  * Errors: file.write: older checkpoints still load; run.diverged: weights are not finite, nothing is written. */
 RFR_API rfr_status rfr_run_save(rfr_run *run);
 
+/* The end of a training with an error, as a line of failures.jsonl in the run's folder. rfr_run_train writes it itself;
+ * a launcher writes it for a rank that a signal has ended. */
+typedef struct rfr_failure {
+  size_t size;
+  int rank, ranks;             /* default 0 of 1 */
+  int64_t step;                /* steps attempted; -1: not known */
+  const char *error, *message; /* the error's slug or "launcher", and its text; borrowed until the call returns */
+  const char *checkpoint;      /* the newest one's folder; NULL: not known */
+} rfr_failure;
+RFR_API rfr_failure rfr_failure_default(void);
+/* Appends the line, with the time; lines of several processes do not mix. Errors: argument; file.write. */
+RFR_API rfr_status rfr_failure_append(rfr_ctx *ctx, const char *folder, const rfr_failure *failure);
+
 typedef struct rfr_run_info {
   size_t size;
   int64_t step, steps; /* attempted so far; of the run */
@@ -303,16 +322,16 @@ RFR_API const rfr_chat_template *rfr_run_template(const rfr_run *run);
 /* Path of the i-th file of the training or the held-out data; NULL past the end. Borrowed. */
 RFR_API const char *rfr_run_data_file(const rfr_run *run, int validation, int64_t i);
 
-/* The stages of a run with parallel.pipeline, and the memory of their callables beside that of the programs. */
+/* The stages of a run with parallel.pipeline, and the memory of their callables. */
 typedef struct rfr_run_pipeline {
   size_t size;
   int ranks, rank; /* ranks 1: there is no pipeline; all below is 0 */
   int stages;      /* of all ranks */
   rfr_schedule_kind schedule;
   int64_t microbatches;
-  int64_t planned_bytes;     /* of the callables: all below, and persistent results */
-  int64_t slot_bytes, slots; /* microbatches in flight */
-  int64_t shared_bytes;      /* within one action */
+  int64_t planned_bytes;     /* of the callables beside the programs' arena and step memory: persistent results */
+  int64_t slot_bytes, slots; /* microbatches in flight, in the step memory */
+  int64_t shared_bytes;      /* within one action, likewise */
   int64_t message_bytes;     /* of an activation or its gradient */
   int64_t messages;          /* that this rank sends in a step */
   double recomputed_flops;   /* of a microbatch on this rank */
@@ -329,6 +348,17 @@ RFR_API rfr_status rfr_run_stage_costs(rfr_run *run, rfr_stage_costs *costs, dou
  * not compiled; for plans, traces and tensors. Borrowed. */
 RFR_API rfr_programs *rfr_run_programs(rfr_run *run);
 RFR_API int rfr_run_program_index(const rfr_run *run, int program);
+
+/* A phase of a run: steps of one size (batch.ramp). A run without a ramp has one. */
+typedef struct rfr_run_phase {
+  size_t size;
+  int64_t until;    /* its last step; 0: the last phase */
+  int64_t tokens;   /* of a step, over all ranks */
+  int64_t sequence; /* tokens of a sequence */
+  int program;      /* index of its training program in rfr_run_programs, -1 if the run was opened without one */
+} rfr_run_phase;
+/* Phase i, from 0, in the order of their steps. Errors: argument, past the last phase. */
+RFR_API rfr_status rfr_run_phase_at(const rfr_run *run, int i, rfr_run_phase *out);
 
 /* The machine and the build. Pointers are borrowed from the context. */
 typedef struct rfr_machine {

@@ -273,6 +273,7 @@ class rfr_graphs_options(Record):
     pre_warmup: rfr_hook_list
     post_warmup: rfr_hook_list
     comm: Pointer
+    step_memory: Pointer
 
 
 @struct
@@ -292,6 +293,7 @@ class rfr_graphs_memory(Record):
     saved_bytes: Int64
     recomputed: Int
     recomputed_flops: Real
+    step_memory_bytes: Int64
 
 
 # ---- text.h, chat.h ----
@@ -345,6 +347,19 @@ class rfr_rendered(Record):
 
 
 @struct
+class rfr_watched(Record):
+    name: Text
+    elements: Int64
+    nans: Int64
+    infs: Int64
+    mean: Real
+    rms: Real
+    largest: Real
+    smallest: Real
+    zeros: Real
+
+
+@struct
 class rfr_event(Record):
     size: Size
     kind: Int
@@ -368,6 +383,9 @@ class rfr_event(Record):
     accuracy: Real
     layer_loads: Annotated[Any, POINTER(c_double)]
     layers: Int64
+    rank: Int
+    watched: Annotated[Any, POINTER(rfr_watched)]
+    values: Int64
 
 
 @struct
@@ -414,6 +432,7 @@ class rfr_run_options(Record):
     data: Annotated[Any, POINTER(rfr_data_source)]
     texts: Int64
     comm: Pointer
+    ema: Int
 
 
 @struct
@@ -500,6 +519,7 @@ class rfr_export_options(Record):
     size: Size
     format: Text
     dtype: Text
+    ema: Int
 
 
 # ---- functions ----

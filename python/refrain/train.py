@@ -23,6 +23,21 @@ _CONTEXT = 2048  # tokens of text that a model's folder is opened for
 
 
 @dataclass(frozen=True)
+class Watched:
+    """Statistics of one value of run.watch in one step; the fields are those of rfr_watched."""
+
+    name: str
+    elements: int
+    nans: int
+    infs: int
+    mean: float
+    rms: float
+    largest: float
+    smallest: float
+    zeros: float
+
+
+@dataclass(frozen=True)
 class Event:
     """What a run reports; numbers that the kind does not have are 0. The fields are those of rfr_event."""
 
@@ -46,6 +61,8 @@ class Event:
     margin: float
     accuracy: float
     layer_loads: Tuple[float, ...]
+    rank: int
+    watched: Tuple[Watched, ...]
 
 
 @dataclass(frozen=True)
@@ -169,7 +186,9 @@ class _Options:
         if on_event is not None:
             event = _abi.rfr_event.from_address(address)
             loads = tuple(event.layer_loads[: event.layers]) if event.layers else ()  # memory of the run
-            on_event(_record(Event, event, kind=text(lib.rfr_event_name(event.kind)), layer_loads=loads))
+            watched = tuple(_record(Watched, event.watched[i]) for i in range(event.values))
+            on_event(_record(Event, event, kind=text(lib.rfr_event_name(event.kind)), layer_loads=loads,
+                             watched=watched))
 
     def set_data(self, context: Context, data: Data) -> None:
         fill = data.fill
@@ -349,12 +368,13 @@ class Model(_Run):
 
     def __init__(self, path: Path, *, sequence: Optional[int] = None, overrides: Overrides = (),
                  on_event: Optional[EventFn] = None, device: Optional[str] = None, threads: int = 0,
-                 context: Optional[Context] = None) -> None:
+                 context: Optional[Context] = None, ema: bool = False) -> None:
         super().__init__(context, device, threads)
         settings = [s.decode() for s in override_list(overrides)]
         if sequence is not None:
             settings += [f"data.sequence={sequence}", f"batch.tokens={sequence}", "batch.microbatch=1"]
         options = _Options(self.context, _GENERATE, settings, on_event, self.stop)
+        options.value.ema = int(ema)
         raw = path_bytes(path)
         try:
             self._start_run(raw, options)
@@ -468,17 +488,19 @@ class _Writer:
 
 
 def generate(path: Path, prompt: Union[str, Sequence[int], Messages], *, device: Optional[str] = None,
-             **options: Any) -> str:
-    """Opens a model, writes one text and closes it; `options` are those of Model.generate."""
-    with Model(path, device=device) as model:
+             ema: bool = False, **options: Any) -> str:
+    """Opens a model, writes one text and closes it; `options` are those of Model.generate, `ema` is that of Model."""
+    with Model(path, device=device, ema=ema) as model:
         return model.generate(prompt, **options)
 
 
-def export(model: Path, out: Path, *, format: str = "hf", dtype: Optional[str] = None) -> None:
-    """Writes a model for another program: "hf", "gguf", or an adapter alone as "peft" or "gguf-lora"."""
+def export(model: Path, out: Path, *, format: str = "hf", dtype: Optional[str] = None, ema: bool = False) -> None:
+    """Writes a model for another program: "hf", "gguf", or an adapter alone as "peft" or "gguf-lora". With `ema` the
+    averaged weights of a checkpoint."""
     options = lib.rfr_export_options_default()
     options.format = format.encode()
     options.dtype = dtype.encode() if dtype is not None else None
+    options.ema = int(ema)
     with Context("cpu") as context:
         context.call(lambda: lib.rfr_export(context.pointer, path_bytes(model), path_bytes(out),
                                             ctypes.byref(options)))

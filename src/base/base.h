@@ -55,6 +55,10 @@ rfr_status rfi_fail_prefix(const char *format, ...) __attribute__((format(printf
  * is the struct's. */
 rfr_status rfi_check_options(const char *name, const void *options, size_t size, size_t known);
 
+/* The fewest insertions, deletions and replacements of characters after which `name` matches the pattern `glob`;
+ * characters that * matches cost nothing. Names are cut off at 255 characters. */
+int rfi_glob_distance(const char *glob, const char *name);
+
 /* A broken invariant of the library: an error, never an abort. */
 #define RFI_CHECK(condition)                                                                        \
   do {                                                                                              \

@@ -125,15 +125,11 @@ static bool runs_wgrad(const rfr_graphs *g, const rfi_step_call *call) {
   return call->op == RFR_ACTION_W || (call->op == RFR_ACTION_B && rfi_has(&g->callable[call->callable].u, RFI_PART_W));
 }
 
-/* Sorts main gradients by the last call that adds to them; without one they are complete when a step begins. */
-static rfr_status sort_gradients(const rfr_graphs *g, rfi_calls *c) {
-  const int named = g->m.store.n;
-  int *last = rfi_arena_alloc(c->arena, sizeof *last * (size_t)(named + 1));
-  int *at = rfi_arena_alloc(c->arena, sizeof *at * (size_t)(c->n + 2)); /* where the next one of each call is stored */
-  c->ready = rfi_arena_alloc(c->arena, sizeof *c->ready * (size_t)(named + 1));
-  c->ready_end = rfi_arena_alloc(c->arena, sizeof *c->ready_end * (size_t)(c->n + 1));
-  if (!last || !at || !c->ready || !c->ready_end) return RFR_NO_MEMORY;
-  for (int i = 0; i < named; i++) last[i] = -1;
+/* The last call that adds to each main gradient; without one it is complete when a step begins. */
+static rfr_status find_last_calls(const rfr_graphs *g, rfi_calls *c) {
+  int *last = c->last = rfi_arena_alloc(c->arena, sizeof *last * (size_t)(g->m.store.n + 1));
+  if (!last) return RFR_NO_MEMORY;
+  for (int i = 0; i < g->m.store.n; i++) last[i] = -1;
   for (int i = 0; i < c->n; i++) {
     const rfi_callable *of = &g->callable[c->call[i].callable];
     for (int k = 0; runs_wgrad(g, &c->call[i]) && k < of->n_gradients; k++) last[of->gradients[k]] = i;
@@ -143,12 +139,6 @@ static rfr_status sort_gradients(const rfr_graphs *g, rfi_calls *c) {
     for (int k = 0; c->shard_action[i].op == RFI_SHARD_REDUCE && k < of->n_gradients; k++)
       last[of->gradients[k]] = c->shard_action[i].at - 1;
   }
-  for (int i = 0; i < named; i++)
-    if (g->m.store.named[i].parameter >= 0) at[last[i] + 2]++;
-  for (int i = 0; i <= c->n; i++) at[i + 1] += at[i];
-  for (int i = 0; i <= c->n; i++) c->ready_end[i] = at[i + 1];
-  for (int i = 0; i < named; i++)
-    if (g->m.store.named[i].parameter >= 0) c->ready[at[last[i] + 1]++] = i;
   return RFR_OK;
 }
 
@@ -159,7 +149,7 @@ rfr_status rfi_graphs_make_calls(rfr_graphs *g, const rfr_schedule *schedule, bo
   RFI_TRY(rfi_arena_create(g->m.ctx, &c->arena));
   RFI_TRY(list(g, schedule, evaluation, c));
   RFI_TRY(mark_ends(g, c));
-  return sort_gradients(g, c);
+  return find_last_calls(g, c);
 }
 
 const char *rfi_call_text(int op) {
@@ -182,21 +172,28 @@ bool rfi_graphs_is_complete(const rfr_graphs *g) {
   return c->endless ? g->next % c->n == 0 : g->next >= c->n;
 }
 
+/* Lists the main gradients that the last call completed, unless `to` is NULL; returns their number. */
+static int list_completed(const rfr_graphs *g, rfr_tensor *to) {
+  const rfi_calls *c = &g->calls;
+  int first = 0, end = 0, n = 0; /* calls; -1: the beginning of the step */
+  if (c->endless && g->ended) first = -1, end = c->n;
+  if (!c->endless && g->state == RFI_STEP_OPEN && !g->evaluating) end = (int)g->next, first = end - 1;
+  for (int call = first; call < end; call++)
+    for (int i = 0; i < g->m.store.n; i++)
+      if (g->m.store.named[i].parameter >= 0 && c->last[i] == call) {
+        if (to) to[n] = g->m.store.named[i].tensor;
+        n++;
+      }
+  return n;
+}
+
 rfr_status rfr_graphs_grads_ready(const rfr_graphs *g, rfr_tensor *gradients, int max, int *n) {
   RFI_TRY(rfi_check_handle(n, "n"));
   *n = 0;
   RFI_TRY(rfi_check_handle(g, "rfr_graphs"));
-  const rfi_calls *c = &g->calls;
-  int first = 0, end = 0;
-  if (c->endless && g->ended) end = c->ready_end[c->n];
-  if (!c->endless && g->state == RFI_STEP_OPEN && !g->evaluating) {
-    first = g->next == 0 ? 0 : c->ready_end[g->next - 1];
-    end = c->ready_end[g->next];
-  }
-  *n = end - first;
-  if (!gradients) return RFR_OK;
-  if (max < *n) return rfi_fail(RFI_E_ARGUMENT, "room for %d main gradients, %d are complete", max, *n);
-  for (int i = first; i < end; i++) gradients[i - first] = g->m.store.named[c->ready[i]].tensor;
+  *n = list_completed(g, NULL);
+  if (gradients && max < *n) return rfi_fail(RFI_E_ARGUMENT, "room for %d main gradients, %d are complete", max, *n);
+  list_completed(g, gradients);
   return RFR_OK;
 }
 
@@ -204,26 +201,13 @@ rfr_status rfr_graphs_grads_ready(const rfr_graphs *g, rfr_tensor *gradients, in
 rfr_status rfi_graphs_check_gradient(const rfr_graphs *g, int gradient) {
   const rfi_calls *c = &g->calls;
   const int64_t begun = c->endless ? g->next / c->n * c->n : 0;
+  const int last = c->last[gradient];
   if (g->state == RFI_STEP_NONE || g->evaluating || (begun > 0 && g->next == begun)) return RFR_OK;
-  for (int64_t i = g->next - begun; i < c->n; i++) {
-    const rfi_step_call *call = &c->call[i];
-    const rfi_callable *of = &g->callable[call->callable];
-    for (int k = 0; runs_wgrad(g, call) && k < of->n_gradients; k++)
-      if (of->gradients[k] == gradient)
-        return rfi_fail(RFI_E_GRAPHS_ORDER,
-                        "main gradient \"%s\" is not complete: %s of callable \"%s\", microbatch %d, adds to it",
-                        g->m.store.named[gradient].tensor.name, rfi_call_text(call->op), of->u.name,
-                        c->endless ? (int)(begun / c->n) : call->microbatch);
-  }
-  for (int i = g->next_shard_action; i < c->n_shard_actions; i++) {
-    const rfi_callable *of = &g->callable[c->shard_action[i].callable];
-    for (int k = 0; c->shard_action[i].op == RFI_SHARD_REDUCE && k < of->n_gradients; k++)
-      if (of->gradients[k] == gradient)
-        return rfi_fail(RFI_E_GRAPHS_ORDER,
-                        "main gradient \"%s\" is not complete: REDUCE of callable \"%s\" adds to it",
-                        g->m.store.named[gradient].tensor.name, of->u.name);
-  }
-  return RFR_OK;
+  if (last < g->next - begun) return RFR_OK;
+  const rfi_step_call *call = &c->call[last];
+  return rfi_fail(RFI_E_GRAPHS_ORDER, "main gradient \"%s\" is complete after %s of callable \"%s\", microbatch %d",
+                  g->m.store.named[gradient].tensor.name, rfi_call_text(call->op), g->callable[call->callable].u.name,
+                  c->endless ? (int)(begun / c->n) : call->microbatch);
 }
 
 /* ---- another schedule ---- */

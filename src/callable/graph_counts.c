@@ -7,7 +7,7 @@
  * or that lies in the caller's memory, is advanced by the callable or the caller.
  *
  * History and scales of delayed scaling, from the amaxes that the parts have collected in recipe.amax. An aborted step
- * leaves them as they are.
+ * leaves them as they are. If recipe.amax is the caller's, the caller updates them.
  */
 #include <string.h>
 
@@ -30,7 +30,13 @@ static int counted(const rfr_graphs *g) {
   return n;
 }
 
-static const rfi_named *amaxes(const rfr_graphs *g) { return rfi_storage_find(&g->m.store, RFI_RECIPE_AMAX); }
+static const rfi_named *amaxes(const rfr_graphs *g) { return rfi_storage_find(&g->m.store, RFR_RECIPE_AMAX); }
+
+/* The amaxes from which the graphs update history and scales; NULL: none, or the caller does it. */
+static const rfi_named *own_amaxes(const rfr_graphs *g) {
+  const rfi_named *x = amaxes(g);
+  return x && x->offset >= 0 ? x : NULL;
+}
 
 static int ranks(const rfr_graphs *g) { return g->m.comm ? g->m.comm->size : 1; }
 
@@ -39,8 +45,9 @@ static rfi_location place(rfr_graphs *g, int64_t bytes) {
 }
 
 void rfi_graphs_counts_lay_out(rfr_graphs *g) {
-  if (counted(g) > 0 || amaxes(g)) g->counts.skip_at = place(g, sizeof(int32_t)).offset;
-  if (amaxes(g) && ranks(g) > 1) g->counts.amaxes_at = place(g, ranks(g) * amaxes(g)->tensor.bytes).offset;
+  const rfi_named *own = own_amaxes(g);
+  if (counted(g) > 0 || own) g->counts.skip_at = place(g, sizeof(int32_t)).offset;
+  if (own && ranks(g) > 1) g->counts.amaxes_at = place(g, ranks(g) * own->tensor.bytes).offset;
 }
 
 static unsigned char *skip_flag(const rfr_graphs *g) {
@@ -66,7 +73,7 @@ static rfr_status record_update(const rfr_graphs *g, rfr_trace *t) {
   const rfr_source nowhere = {NULL, 0};
   const rfi_attr all = rfi_i(ranks(g));
   const rfi_attr rule[] = {rfi_i(g->recipe.delayed.margin), rfi_i(g->recipe.delayed.rule == RFR_AMAX_MOST_RECENT)};
-  rfr_value amax = state_like(g, t, RFI_RECIPE_AMAX), out[RFI_MAX_NAMES];
+  rfr_value amax = state_like(g, t, RFR_RECIPE_AMAX), out[RFI_MAX_NAMES];
   rfr_scope(t, "recipe");
   if (all.i > 1) amax = rfi_record(t, nowhere, RFI_OP_all_gather, 1, &amax, &all, NULL);
   rfr_value in[] = {state_like(g, t, RFR_RECIPE_HISTORY), state_like(g, t, RFR_RECIPE_SCALE), RFR_NONE, amax};
@@ -76,7 +83,7 @@ static rfr_status record_update(const rfr_graphs *g, rfr_trace *t) {
 
 rfr_status rfi_graphs_counts_create(rfr_graphs *g) {
   rfi_exec_unit *u = &g->counts.u;
-  if (counted(g) == 0 && !amaxes(g)) return RFR_OK;
+  if (counted(g) == 0 && !own_amaxes(g)) return RFR_OK;
   u->name = "counters";
   RFI_TRY(rfr_trace_create(g->m.ctx, &u->trace));
   const rfr_value skip = rfr_input(u->trace, "skip", RFR_ROLE_STATE, RFR_I32, 1, ((int64_t[]){1}));
@@ -87,7 +94,7 @@ rfr_status rfi_graphs_counts_create(rfr_graphs *g) {
     rfr_output(u->trace, name, rfr_step_end(u->trace, block, skip));
   }
   const int counters = u->trace->n_ops;
-  if (amaxes(g)) RFI_TRY(record_update(g, u->trace));
+  if (own_amaxes(g)) RFI_TRY(record_update(g, u->trace));
   RFI_TRY(rfr_trace_finish(u->trace));
   rfi_unit_set_step(u);
   for (int part = RFI_PART_I; part <= RFI_PART_REDUCE; part++) u->start[part] = counters;
@@ -112,6 +119,5 @@ rfr_status rfi_graphs_count(rfr_graphs *g, bool skipped) {
   if (!u->trace) return RFR_OK;
   if (skipped) RFI_TRY(b->fill(g->m.device, skip_flag(g), 1, 1));
   RFI_TRY(rfi_unit_run(&g->m, u, 0, RFI_PART_F, true, NULL));
-  return skipped ? b->fill(g->m.device, skip_flag(g), 0, 1)
-                 : rfi_unit_run(&g->m, u, 0, RFI_PART_REDUCE, true, NULL);
+  return skipped ? b->fill(g->m.device, skip_flag(g), 0, 1) : rfi_unit_run(&g->m, u, 0, RFI_PART_REDUCE, true, NULL);
 }

@@ -32,7 +32,6 @@ static bool next_input_gradient(const rfr_graphs *g, const rfi_stage_plan *s, in
 rfr_status rfi_graphs_poison_ended(rfr_graphs *g, int stage, int slot) {
   const rfi_stage_plan *s = &g->stage[stage];
   unsigned char *at = rfi_graphs_slot(g, s, slot), *end = at + s->bytes, *from, *to;
-  for (int c = s->first; c < s->end; c++) g->callable[c].u.instance[slot].microbatch = -1;
   while (next_input_gradient(g, s, slot, at, end, &from, &to)) {
     RFI_TRY(poison(g, at, from));
     at = to;
@@ -48,7 +47,6 @@ rfr_status rfi_graphs_poison_block(rfr_graphs *g, int stage, int slot) {
 rfr_status rfi_graphs_poison_slot(rfr_graphs *g, int stage, int slot) {
   const rfi_stage_plan *s = &g->stage[stage];
   unsigned char *at = rfi_graphs_slot(g, s, slot);
-  for (int c = s->first; c < s->end; c++) g->callable[c].u.instance[slot].microbatch = -1;
   RFI_TRY(poison(g, at, at + s->bytes));
   return rfi_graphs_poison_block(g, stage, slot);
 }

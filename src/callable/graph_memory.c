@@ -14,6 +14,7 @@
 
 #include "base/base.h"
 #include "callable/graphed.h"
+#include "exec/step_memory.h"
 
 /* ---- storage ---- */
 
@@ -125,7 +126,9 @@ static rfr_status assign_storage(rfr_graphs *g, rfi_callable *c) {
   for (int i = 0; i < t->n_inputs; i++) {
     const rfi_value *x = &t->values[t->inputs[i]];
     const int name = rfi_is_shared(x->role) ? rfi_names_find(&g->m.store.names, x->name) : -1;
-    c->place[t->inputs[i]].region = name >= 0 ? RFI_NAMED : RFI_REGION_SLOT;
+    c->place[t->inputs[i]].region = name >= 0                       ? RFI_NAMED
+                                    : t->inputs[i] == c->microbatch ? RFI_REGION_PERSISTENT
+                                                                    : RFI_REGION_SLOT;
     c->place[t->inputs[i]].offset = name;
   }
   RFI_TRY(assign_result_storage(g, c));
@@ -190,10 +193,6 @@ static void touch_ports(const axis *x, int callable) {
   const rfi_callable *c = &x->g->callable[callable];
   const rfi_value *values = c->u.trace->values;
   const int *at = x->at[callable - x->stage->first];
-  if (c->microbatch >= 0) { /* never shares bytes, so the host knows its contents */
-    touch(x, callable, c->microbatch, 0);
-    touch(x, callable, c->microbatch, x->end);
-  }
   for (int k = 0; k < c->n_checked; k++) /* copied to the ring after F */
     touch(x, callable, values[c->checked[k].bad].base,
           at[RFI_PART_F] + c->u.start[RFI_PART_I] - c->u.start[RFI_PART_F]);
@@ -337,12 +336,17 @@ static int64_t place_bytes(rfr_graphs *g, rfi_region region, const rfr_type *typ
   return rfi_layout_add(&g->m.layout, region, rfi_storage_bytes(type)).offset;
 }
 
-/* Places the values of `kind` in a region. */
+/* Places the values of `kind` in a region. The number of its microbatch is persistent for each slot, so that the host
+ * knows its contents. */
 static void place_values(rfr_graphs *g, rfi_region kind, rfi_region region) {
   for (int i = 0; i < g->n; i++) {
     const rfi_callable *c = &g->callable[i];
-    for (rfr_value v = 0; v < c->u.trace->n_values; v++)
-      if (c->place[v].region == kind) c->place[v].offset = place_bytes(g, region, &c->u.trace->values[v].type);
+    for (rfr_value v = 0; v < c->u.trace->n_values; v++) {
+      const rfr_type *type = &c->u.trace->values[v].type;
+      if (c->place[v].region != kind) continue;
+      c->place[v].offset = place_bytes(g, region, type);
+      for (int k = 1; v == c->microbatch && k < g->stage[c->stage].slots; k++) place_bytes(g, region, type);
+    }
   }
 }
 
@@ -394,18 +398,21 @@ static void report_regions(rfr_graphs *g) {
   m->shared_bytes = bytes[RFI_REGION_SHARED];
   m->window_bytes = bytes[RFI_REGION_WINDOW];
   m->scratch_bytes = bytes[RFI_REGION_SCRATCH];
+  if (g->m.layout.step) m->step_memory_bytes = m->planned_bytes - m->persistent_bytes;
 }
 
 rfr_status rfi_graphs_allocate(rfr_graphs *g) {
   RFI_TRY(rfi_layout_check_budget(&g->m.layout, g->options.budget, g->options.recompute, g->inference));
+  RFI_TRY(rfi_step_memory_reserve(&g->m));
   RFI_TRY(rfi_layout_allocate(&g->m.layout, g->m.backend, g->m.device, 0));
+  RFI_TRY(rfi_step_memory_allocate(&g->m));
   rfi_storage_attach(&g->m.store, &g->m.layout, g->m.backend->host);
   return RFR_OK;
 }
 
 rfr_status rfi_graphs_place(rfr_graphs *g) {
   g->memory = (rfr_graphs_memory){0};
-  g->m.layout = (rfi_layout){0};
+  rfi_layout_clear(&g->m.layout);
   for (int i = 0; i < g->n; i++) RFI_TRY(assign_storage(g, &g->callable[i]));
   RFI_TRY(plan_stages(g));
   RFI_TRY(rfi_graphs_place_windows(g));
@@ -433,6 +440,9 @@ static unsigned char *address_of_owner(const rfr_graphs *g, int callable, int sl
   if (place->region == RFI_NAMED) return rfi_graphs_named_data(g, &g->m.store.named[place->offset]);
   if (place->region == RFI_REGION_SLOT)
     return (place->in_block ? rfi_graphs_block(g, s, slot) : rfi_graphs_slot(g, s, slot)) + place->offset;
+  if (owner == c->microbatch)
+    return rfi_address(&g->m.layout, place->region,
+                       place->offset + slot * rfi_storage_bytes(&c->u.trace->values[owner].type));
   if (place->region != RFI_FIXED) return rfi_address(&g->m.layout, place->region, place->offset);
   return g->in_warmup ? rfi_address(&g->m.layout, RFI_REGION_SCRATCH, place->offset) : place->fixed[slot];
 }

@@ -7,6 +7,7 @@
 
 #include "base/base.h"
 #include "callable/graphed.h"
+#include "exec/step_memory.h"
 
 /* ---- checks of the caller's memory ---- */
 
@@ -23,10 +24,11 @@ bool rfi_graphs_type_matches(const rfr_type *want, const rfr_type *type, char te
 
 const char *rfi_graphs_address_defect(const rfr_graphs *g, const void *data) {
   enum { ALIGNMENT = 16 }; /* kernels are selected for it */
-  return !data                                       ? "data is NULL"
-         : (uintptr_t)data % ALIGNMENT               ? "its address is not a multiple of 16 bytes"
-         : !g->m.backend->reaches(g->m.device, data) ? "it is not memory of the device"
-                                                     : NULL;
+  return !data                                            ? "data is NULL"
+         : (uintptr_t)data % ALIGNMENT                    ? "its address is not a multiple of 16 bytes"
+         : !g->m.backend->reaches(g->m.device, data)      ? "it is not memory of the device"
+         : rfi_step_memory_has(g->m.layout.step, data, 1) ? "it is in the step memory, where others write"
+                                                          : NULL;
 }
 
 /* ---- names ---- */
@@ -81,6 +83,8 @@ rfr_status rfi_graphs_check_gradient_list(const rfr_main_gradient *m, int n) {
     if (!m[i].parameter) return rfi_fail(RFI_E_ARGUMENT, "main gradient %d: parameter is NULL", i);
     if (!is_main_dtype(m[i].type.dtype))
       return refuse_gradient(&m[i], "set type: dtype f32, bf16 or f16, and the parameter's shape");
+    for (int k = 0; k < i; k++)
+      if (strcmp(m[k].parameter, m[i].parameter) == 0) return refuse_gradient(&m[i], "it is listed twice");
   }
   return RFR_OK;
 }
@@ -109,8 +113,7 @@ static rfr_status add_name(rfr_graphs *g, const rfi_callable *c, const rfi_value
   const size_t n = strlen(RFI_GRAD_PREFIX);
   rfi_named *own;
   void *data = NULL;
-  if (c->sharded && (x->role == RFR_ROLE_TRAINABLE || x->role == RFR_ROLE_FROZEN) &&
-      rfi_storage_find(&g->m.store, x->name))
+  if (c->sharded && rfi_is_parameter(x->role) && rfi_storage_find(&g->m.store, x->name))
     return rfi_fail(RFI_E_GRAPHS_CALLABLE,
                     "callable \"%s\": parameter \"%s\" is also used by another callable: a sharded callable cannot "
                     "share parameters",
@@ -125,18 +128,13 @@ static rfr_status add_name(rfr_graphs *g, const rfi_callable *c, const rfi_value
   if (parameter >= 0 && g->m.store.named[parameter].tensor.role == RFR_ROLE_TRAINABLE) {
     own->parameter = parameter;
     g->m.store.named[parameter].gradient = g->m.store.n - 1;
-    bool found = false;
-    for (int i = 0; i < g->options.n_gradients; i++) {
-      const rfr_main_gradient *m = &g->options.gradients[i];
-      if (strcmp(m->parameter, name + n) != 0) continue;
-      if (found) return refuse_gradient(m, "rfr_graphs_options.gradients lists it twice");
-      found = true;
-      RFI_TRY(rfi_graphs_check_gradient_entry(m, &x->type));
-      const char *defect = m->data ? rfi_graphs_address_defect(g, m->data) : NULL;
-      if (defect) return refuse_gradient(m, defect);
-      own->tensor.data = m->data;
-      own->accumulate = m->accumulate != 0;
-    }
+    const rfr_main_gradient *m = rfi_main_gradient_of(g, name + n);
+    if (!m) return RFR_OK;
+    RFI_TRY(rfi_graphs_check_gradient_entry(m, &x->type));
+    const char *defect = m->data ? rfi_graphs_address_defect(g, m->data) : NULL;
+    if (defect) return refuse_gradient(m, defect);
+    own->tensor.data = m->data;
+    own->accumulate = m->accumulate != 0;
   }
   return RFR_OK;
 }
@@ -166,7 +164,7 @@ rfr_status rfi_graphs_names(rfr_graphs *g, rfi_callable *c) {
     if (!rfi_is_shared(x->role)) continue;
     RFI_TRY(add_name(g, c, x));
     const int id = rfi_names_find(&g->m.store.names, x->name);
-    if (x->role == RFR_ROLE_TRAINABLE || x->role == RFR_ROLE_FROZEN) c->parameters[c->n_parameters++] = id;
+    if (rfi_is_parameter(x->role)) c->parameters[c->n_parameters++] = id;
     if (g->m.store.named[id].region == RFI_REGION_WINDOW) c->unreduced[c->n_unreduced++] = id;
     if (g->m.store.named[id].parameter < 0) continue;
     RFI_TRY(check_tied(g, c, x->name));
@@ -192,7 +190,7 @@ static rfi_named *state_of(const rfr_graphs *g, const rfr_trace *t, rfr_value v)
   const rfi_value *owner = v < 0 ? NULL : &t->values[t->values[v].base];
   rfi_named *x =
       owner && owner->op < 0 && rfi_is_shared(owner->role) ? rfi_storage_find(&g->m.store, owner->name) : NULL;
-  return x && x->parameter < 0 && strcmp(x->tensor.name, RFI_RECIPE_AMAX) != 0 ? x : NULL;
+  return x && x->parameter < 0 && strcmp(x->tensor.name, RFR_RECIPE_AMAX) != 0 ? x : NULL;
 }
 
 /* A state that is written may be used only by the same part of callables of one stage, which run in a fixed order for

@@ -146,8 +146,7 @@ rfr_status rfr_graphs_rebind(rfr_graphs *g, const rfr_binding *tensors, int n_te
 }
 
 static bool lies_in(const rfr_tensor *x, const void *data, int64_t bytes) {
-  const uintptr_t first = (uintptr_t)data, at = (uintptr_t)x->data;
-  return data && at >= first && at + (uintptr_t)x->bytes <= first + (uintptr_t)bytes;
+  return rfi_lies_in(x->data, x->bytes, data, bytes);
 }
 
 static bool lies_in_fixed(const rfr_graphs *g, const rfr_tensor *x) {

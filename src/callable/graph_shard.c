@@ -16,23 +16,22 @@
 
 enum { GATHERED, UNREDUCED, KINDS };
 
-bool rfi_graphs_is_sharded(const rfr_graphs *g) {
-  for (int i = 0; i < g->n; i++)
-    if (g->callable[i].sharded) return true;
+static bool any_sharded(const rfr_graphs *g, int first, int end, bool (*is)(const rfi_callable *)) {
+  for (int c = first; c < end; c++)
+    if (g->callable[c].sharded && (!is || is(&g->callable[c]))) return true;
   return false;
 }
 
 bool rfi_graphs_has_windows(const rfr_graphs *g, const rfi_stage_plan *s) {
-  if (!s->fsdp_actions) return false;
-  for (int c = s->first; c < s->end; c++)
-    if (g->callable[c].sharded) return true;
-  return false;
+  return s->fsdp_actions && any_sharded(g, s->first, s->end, NULL);
 }
 
-static bool has_wgrad(const rfr_graphs *g, const rfi_stage_plan *s) {
-  for (int c = s->first; c < s->end; c++)
-    if (g->callable[c].sharded && rfi_has(&g->callable[c].u, RFI_PART_W)) return true;
-  return false;
+static bool trains(const rfi_callable *c) { return rfi_has(&c->u, RFI_PART_W); }
+static bool has_wgrad(const rfr_graphs *g, const rfi_stage_plan *s) { return any_sharded(g, s->first, s->end, trains); }
+
+static bool reads_parameters(const rfi_callable *c) { return c->wgrad_reads; }
+static bool any_wgrad_reads(const rfr_graphs *g, const rfi_stage_plan *s) {
+  return any_sharded(g, s->first, s->end, reads_parameters);
 }
 
 static bool adds(int op) { return op == RFR_ACTION_W || op == RFR_ACTION_B; }
@@ -73,9 +72,8 @@ static void close_window(windows *w, int block, int i) {
 }
 
 static bool is_parameter(const rfr_graphs *g, const rfi_value_storage *x) {
-  if (x->region != RFI_NAMED) return x->region == RFI_REGION_WINDOW;
-  const rfr_role role = g->m.store.named[x->offset].tensor.role;
-  return role == RFR_ROLE_TRAINABLE || role == RFR_ROLE_FROZEN;
+  return x->region == RFI_NAMED ? rfi_is_parameter(g->m.store.named[x->offset].tensor.role)
+                                : x->region == RFI_REGION_WINDOW;
 }
 
 static bool reads_in_wgrad(const rfr_graphs *g, const rfi_callable *c) {
@@ -84,12 +82,6 @@ static bool reads_in_wgrad(const rfr_graphs *g, const rfi_callable *c) {
       const rfr_value v = c->u.trace->ops[i].in[k];
       if (v >= 0 && is_parameter(g, &c->place[c->u.trace->values[v].base])) return true;
     }
-  return false;
-}
-
-static bool any_wgrad_reads(const rfr_graphs *g, const rfi_stage_plan *s) {
-  for (int c = s->first; c < s->end; c++)
-    if (g->callable[c].sharded && g->callable[c].wgrad_reads) return true;
   return false;
 }
 
@@ -252,7 +244,7 @@ static rfr_status place(rfr_graphs *g, rfi_arena *arena) {
 rfr_status rfi_graphs_place_windows(rfr_graphs *g) {
   rfi_arena *arena;
   for (int c = 0; c < g->n; c++) g->callable[c].wgrad_reads = reads_in_wgrad(g, &g->callable[c]);
-  if (!rfi_graphs_is_sharded(g)) return RFR_OK;
+  if (!any_sharded(g, 0, g->n, NULL)) return RFR_OK;
   RFI_TRY(rfi_arena_create(g->m.ctx, &arena));
   const rfr_status s = place(g, arena);
   rfi_arena_destroy(arena);

@@ -8,6 +8,7 @@
 
 #include "base/base.h"
 #include "callable/graphed.h"
+#include "exec/step_memory.h"
 
 /* ---- the order ---- */
 
@@ -74,13 +75,7 @@ static const rfi_port *find_expected(const rfi_port *port, int n, bool grad, con
 static bool is_in(const rfr_graphs *g, int callable, int slot, const rfi_port *p, bool grad, const void *data,
                   int64_t bytes) {
   const rfr_tensor t = rfi_port_tensor(g, callable, slot, p, grad);
-  const uintptr_t first = (uintptr_t)t.data, at = (uintptr_t)data;
-  return t.data && at >= first && at + (uintptr_t)bytes <= first + (uintptr_t)t.bytes;
-}
-
-static bool overlaps(const void *data, int64_t bytes, const unsigned char *range, int64_t range_bytes) {
-  const uintptr_t at = (uintptr_t)data, first = (uintptr_t)range;
-  return at + (uintptr_t)bytes > first && at < first + (uintptr_t)range_bytes;
+  return rfi_lies_in(data, bytes, t.data, t.bytes);
 }
 
 /* Whether bytes of a slot belong to an output or input gradient that is still valid. A linked output is valid until its
@@ -102,15 +97,16 @@ static bool is_valid_in_slot(const rfr_graphs *g, const rfi_stage_plan *s, int s
  * Several slots may have one block: its bytes are valid if they are valid in one of them. */
 static rfr_status check_slot_data(const rfr_graphs *g, const rfi_step_call *call, const char *name, const void *data,
                                   int64_t bytes, bool *is_slot) {
-  *is_slot = false;
+  const bool holds = rfi_step_memory_holds(&g->m);
+  *is_slot = rfi_step_memory_has(g->m.layout.step, data, bytes);
   for (const rfi_stage_plan *s = g->stage; s < g->stage + g->n_stages && bytes > 0; s++)
     for (int slot = 0; slot < s->slots; slot++) {
-      if (!overlaps(data, bytes, rfi_graphs_slot(g, s, slot), s->bytes) &&
-          !overlaps(data, bytes, rfi_graphs_block(g, s, slot), s->block_bytes))
+      if (!rfi_overlaps(data, bytes, rfi_graphs_slot(g, s, slot), s->bytes) &&
+          !rfi_overlaps(data, bytes, rfi_graphs_block(g, s, slot), s->block_bytes))
         continue;
       const bool ends = call && call->first && call->slot == slot && s == &g->stage[g->callable[call->callable].stage];
       *is_slot = true;
-      if (!ends && is_valid_in_slot(g, s, slot, data, bytes)) return RFR_OK;
+      if (!ends && is_valid_in_slot(g, s, slot, data, bytes) && holds) return RFR_OK;
     }
   return *is_slot ? rfi_fail(RFI_E_ARGUMENT,
                              "\"%s\" points to slot memory that is no longer valid: copy a tensor while it is valid",
@@ -345,15 +341,12 @@ rfr_status rfr_graphs_wgrad(rfr_graphs *g, int callable, int microbatch) {
 
 /* ---- beginning and end ---- */
 
-static bool is_parameter(const rfi_named *x) {
-  return x->tensor.role == RFR_ROLE_TRAINABLE || x->tensor.role == RFR_ROLE_FROZEN;
-}
-
 static rfr_status find_shared(const rfr_graphs *g, const rfr_binding *b, const rfi_named **out) {
   if (!(*out = rfi_graphs_find(g, b->name)))
     return rfi_fail(RFI_E_PROGRAM_NAME, "no callable has a state, constant or parameter \"%s\"",
                     b->name ? b->name : "");
-  return rfi_check_captured(b->name, &(*out)->tensor.type, is_parameter(*out) ? (*out)->tensor.data : NULL, b);
+  return rfi_check_captured(b->name, &(*out)->tensor.type,
+                            rfi_is_parameter((*out)->tensor.role) ? (*out)->tensor.data : NULL, b);
 }
 
 static rfr_status clear(rfr_graphs *g, unsigned char *from, const unsigned char *to) {
@@ -384,7 +377,7 @@ static rfr_status begin(rfr_graphs *g, const rfr_binding *inputs, int n) {
   for (int i = 0; i < n; i++) {
     RFI_TRY(find_shared(g, &inputs[i], &x));
     if (x->tensor.role == RFR_ROLE_CONST) g->loaded = false;
-    if (!is_parameter(x))
+    if (!rfi_is_parameter(x->tensor.role))
       RFI_TRY(g->m.backend->move(g->m.device, x->tensor.data, inputs[i].data, (size_t)x->tensor.bytes));
   }
   for (int part = g->loaded ? RFI_PART_SETUP : RFI_PART_LOAD; part <= RFI_PART_SETUP; part++)
@@ -413,6 +406,7 @@ static rfr_status begin_checked(rfr_graphs *g, bool evaluating, const rfr_bindin
       return rfi_fail(RFI_E_PROGRAM_NAME, "\"%s\" is a state, which an evaluation does not change", x->tensor.name);
   }
   RFI_TRY(rfi_graphs_splits_report(g));
+  RFI_TRY(rfi_step_memory_take(&g->m, true));
   g->state = RFI_STEP_BROKEN;
   g->evaluating = evaluating;
   g->ended = false;
@@ -455,6 +449,7 @@ rfr_status rfr_graphs_end_step(rfr_graphs *g) {
   g->evaluating = false;
   g->ended = !evaluating;
   g->splits.step += !evaluating;
+  rfi_step_memory_release(&g->m);
   return rfi_graphs_splits_report(g);
 }
 
@@ -467,6 +462,7 @@ rfr_status rfr_graphs_abort_step(rfr_graphs *g) {
   g->splits.step += !evaluating;
   g->state = RFI_STEP_NONE;
   g->evaluating = false;
+  rfi_step_memory_release(&g->m);
   return evaluating ? RFR_OK : rfi_graphs_count(g, true);
 }
 

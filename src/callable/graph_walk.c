@@ -9,6 +9,7 @@
 
 #include "base/base.h"
 #include "callable/graphed.h"
+#include "exec/step_memory.h"
 
 /* ---- hooks ---- */
 
@@ -232,11 +233,13 @@ static rfr_status warm_up(walk *w, const rfi_step_call *call, rfi_part part) {
 rfr_status rfi_graphs_warm_up(rfr_graphs *g) {
   walk w = {.g = g};
   rfr_hook_event event = {.size = sizeof event, .point = RFR_HOOK_PRE_WARMUP, .callable = -1, .microbatch = -1};
+  RFI_TRY(rfi_step_memory_take(&g->m, true));
   g->in_warmup = true;
   rfi_graphs_set_addresses(g);
   rfr_status s =
       run_with_hooks(&g->options.pre_warmup, &g->options.post_warmup, &event, warm_up, &w, NULL, RFI_PART_LOAD);
   g->in_warmup = false;
+  rfi_step_memory_release(&g->m);
   rfi_graphs_set_addresses(g);
   return s;
 }

@@ -102,11 +102,11 @@ typedef struct rfi_callable {
   int *parameters, n_parameters; /* trainable and frozen: indices of named */
   int stage;
   bool sharded;
-  bool wgrad_reads;            /* W reads parameters */
-  bool has_first_site;         /* the caller gave rfr_callable.first_site */
-  bool has_first_linear;       /* and first_linear */
-  rfi_recipe_use recipe;       /* of its linears, without `delayed` */
-  int first_slot;              /* of delayed scaling */
+  bool wgrad_reads;      /* W reads parameters */
+  bool has_first_site;   /* the caller gave rfr_callable.first_site */
+  bool has_first_linear; /* and first_linear */
+  rfi_recipe_use recipe; /* of its linears, without `delayed` */
+  int first_slot;        /* of delayed scaling */
   int64_t first_linear;
   bool gathered;               /* sharded, or gathered by the caller: parameters are valid only within calls */
   int *unreduced, n_unreduced; /* sharded: unreduced gradients, indices of named */
@@ -149,9 +149,8 @@ typedef struct rfi_calls { /* the calls of a step */
   rfi_arena *arena;
   rfi_step_call *call;
   int n, cap_calls;
-  bool endless;   /* no schedule: the calls of one microbatch, repeated for the next */
-  int *ready;     /* main gradients, in the order in which they are completed */
-  int *ready_end; /* [i]: how many are complete before call i */
+  bool endless; /* no schedule: the calls of one microbatch, repeated for the next */
+  int *last;    /* of each name: the last call that adds to it; -1: none */
   rfi_shard_action *shard_action;
   int n_shard_actions, cap_shard_actions;
 } rfi_calls;
@@ -214,7 +213,7 @@ rfr_status rfi_graphs_check_overlap(const rfr_graphs *g, const rfi_calls *calls)
 
 /* ---- graph_names.c ---- */
 static inline bool rfi_is_shared(int role) {
-  return role == RFR_ROLE_TRAINABLE || role == RFR_ROLE_FROZEN || role == RFR_ROLE_STATE || role == RFR_ROLE_CONST;
+  return rfi_is_parameter(role) || role == RFR_ROLE_STATE || role == RFR_ROLE_CONST;
 }
 enum { RFI_MISMATCH_TEXT = 2 * RFI_TYPE_TEXT + 32 };
 /* Compares types; false: `text` says how they differ. */
@@ -248,7 +247,6 @@ unsigned char *rfi_graphs_address(const rfr_graphs *g, int callable, int slot, r
 void rfi_graphs_set_addresses(rfr_graphs *g);
 
 /* ---- graph_shard.c ---- */
-bool rfi_graphs_is_sharded(const rfr_graphs *g);
 /* The stage has sharded callables and shard actions. */
 bool rfi_graphs_has_windows(const rfr_graphs *g, const rfi_stage_plan *s);
 /* Checks that parameters are gathered for every part that reads them, and that each gradient is reduced. Sets the

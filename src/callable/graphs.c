@@ -8,6 +8,7 @@
 
 #include "base/base.h"
 #include "callable/graphed.h"
+#include "exec/step_memory.h"
 #include "schedule/schedule.h"
 
 rfr_callable rfr_callable_default(void) {
@@ -148,21 +149,39 @@ static rfr_status name_callable(rfr_status s, const rfi_callable *c) {
              : rfi_fail_prefix("callable \"%s\": ", c->u.name);
 }
 
+enum { MOST_SLOTS = 1 << 24 };
+
+/* The slots of the caller's scales, which callables of other sets may share; 0: none. */
+static int callers_slots(const rfr_graphs_options *o) {
+  for (int i = 0; i < o->n_tensors; i++) {
+    const rfr_binding *b = &o->tensors[i];
+    if (b->name && strcmp(b->name, RFR_RECIPE_SCALE) == 0 && b->type.rank == 1 && b->type.shape[0] <= MOST_SLOTS)
+      return (int)b->type.shape[0];
+  }
+  return 0;
+}
+
 /* The slots of delayed scaling, before any callable is compiled: all share states of one shape. */
 static rfr_status find_recipes(rfr_graphs *g, const rfr_callable *callables) {
-  int slot = 0;
+  int64_t slot = 0;
   for (int i = 0; i < g->n; i++) {
     rfi_recipe_use *use = &g->callable[i].recipe;
     RFI_TRY(rfi_recipe_use_of(callables[i].trace, use));
+    const int64_t linears = callables[i].first_linear;
+    if (linears >= 0) slot = RFI_OPERANDS * (linears < MOST_SLOTS ? linears : MOST_SLOTS);
     if (use->slots > 0) {
+      if (slot > MOST_SLOTS - use->slots)
+        return rfi_fail(RFI_E_ARGUMENT, "callable %d: first_linear is %lld", i, (long long)linears);
       if (g->recipe.slots > 0) RFI_TRY(rfi_recipes_agree(&g->recipe.delayed, use->delayed));
       g->recipe.delayed = *use->delayed;
-      g->recipe.slots = slot + use->slots;
+      if (g->recipe.slots < slot + use->slots) g->recipe.slots = (int)slot + use->slots;
+      g->callable[i].first_slot = (int)slot;
     }
-    g->callable[i].first_slot = slot;
     slot += RFI_OPERANDS * use->linears;
     use->delayed = NULL; /* of the caller's trace */
   }
+  const int callers = callers_slots(&g->options);
+  if (g->recipe.slots > 0 && callers > g->recipe.slots) g->recipe.slots = callers;
   return RFR_OK;
 }
 
@@ -210,7 +229,7 @@ static rfr_status create(rfr_ctx *ctx, const rfr_callable *callables, int n, con
   g->options = rfr_graphs_options_default();
   if (options) memcpy(&g->options, options, sizeof g->options);
   g->inference = callables[0].inference != 0;
-  RFI_GOTO(rfi_executor_open(&g->m, ctx, g->options.comm));
+  RFI_GOTO(rfi_executor_open(&g->m, ctx, g->options.comm, g->options.step_memory));
   RFI_GOTO(RFI_ALLOC(ctx, sizeof *g->callable * (size_t)n, &g->callable));
   g->n = n;
   RFI_GOTO(make(g, callables));
@@ -230,10 +249,11 @@ rfr_status rfi_graphs_plan(rfr_ctx *ctx, const rfr_callable *callables, int n, c
                            rfr_graphs_memory *out) {
   rfr_graphs *g;
   RFI_TRY(create(ctx, callables, n, options, plan, &g));
+  const rfr_status s = rfi_step_memory_reserve(&g->m);
   *out = g->memory;
   out->size = sizeof *out;
   rfr_graphs_destroy(g);
-  return RFR_OK;
+  return s;
 }
 
 void rfr_graphs_destroy(rfr_graphs *g) {

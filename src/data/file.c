@@ -625,9 +625,9 @@ rfr_status rfi_path_temporary(rfr_ctx *ctx, const char *path, char **out) {
 
 rfr_status rfi_file_rename(rfr_ctx *ctx, const char *from, const char *path) {
   char *parent;
-  if (sys_rename(from, path) != 0) return fail_errno(RFI_E_FILE_WRITE, path, "rename");
-  RFI_TRY(rfi_path_parent(ctx, path, &parent));
-  const rfr_status s = rfi_dir_sync(parent);
+  RFI_TRY(rfi_path_parent(ctx, path, &parent)); /* may fail, so it comes before the file has its name */
+  rfr_status s = sys_rename(from, path) != 0 ? fail_errno(RFI_E_FILE_WRITE, path, "rename") : RFR_OK;
+  if (s == RFR_OK) s = rfi_dir_sync(parent);
   rfi_free(ctx, parent);
   return s;
 }

@@ -48,6 +48,9 @@ typedef struct rfi_comm_table {
   rfr_status (*connect)(rfr_comm *c, const int *peers, int n);
   int64_t (*sent)(const rfr_comm *c, int to);
   rfr_status (*wait_sent)(rfr_comm *c, int to, int64_t number, void *stream);
+  /* See group.h; NULL, both: sums are made of messages. */
+  rfr_status (*connect_group)(rfr_comm *c, int first, int size);
+  rfr_status (*reduce_group)(rfr_comm *c, const rfi_collective *what, int n, void *stream);
 } rfi_comm_table;
 
 struct rfr_comm { /* the first member of each kind's struct */

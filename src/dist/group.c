@@ -7,6 +7,7 @@
 #include "dist/group.h"
 
 #include "base/base.h"
+#include "dist/watch.h"
 
 enum { CHUNK = 1 << 22 }; /* elements */
 
@@ -56,13 +57,29 @@ static rfr_status reduce(const group *g, char *x, int64_t n) {
   return RFR_OK;
 }
 
-rfr_status rfi_group_all_reduce(rfr_ctx *ctx, rfr_comm *c, int first, int size, rfr_dtype dtype, void *x, int64_t n) {
-  group g = {c, first, size, rfr_comm_rank(c) - first, dtype, rfi_collective_element(dtype), NULL, 0};
+static rfr_status sum_by_messages(rfr_ctx *ctx, rfr_comm *c, int first, int size, const rfi_collective *what) {
+  const int64_t n = what->n;
+  group g = {c, first, size, rfr_comm_rank(c) - first, what->dtype, rfi_collective_element(what->dtype), NULL, 0};
   rfr_status s = RFR_OK;
   g.room = ((n < CHUNK ? n : CHUNK) / size + 1) * g.each;
   RFI_TRY(rfi_alloc(ctx, (size_t)(g.room * size), (void **)&g.parts));
   for (int64_t at = 0; at < n && s == RFR_OK; at += CHUNK)
-    s = reduce(&g, (char *)x + at * g.each, n - at < CHUNK ? n - at : CHUNK);
+    s = reduce(&g, (char *)what->to + at * g.each, n - at < CHUNK ? n - at : CHUNK);
   rfi_free(ctx, g.parts);
   return s;
+}
+
+rfr_status rfi_group_connect(rfr_comm *c, int first, int size) {
+  if (!c->table->connect_group) return RFR_OK;
+  RFI_TRY(rfi_watch_enter(c->watch));
+  const rfr_status s = c->table->connect_group(c, first, size);
+  rfi_watch_leave(c->watch);
+  return s;
+}
+
+rfr_status rfi_group_all_reduce(rfr_ctx *ctx, rfr_comm *c, int first, int size, const rfi_collective *what, int n,
+                                void *stream) {
+  if (c->table->reduce_group) return c->table->reduce_group(c, what, n, stream);
+  for (int i = 0; i < n; i++) RFI_TRY(sum_by_messages(ctx, c, first, size, &what[i]));
+  return RFR_OK;
 }

@@ -7,16 +7,21 @@
 
 #include "base/base.h"
 #include "exec/exec.h"
+#include "exec/step_memory.h"
 #include "pass/branch.h"
 
 rfr_compile_options rfr_compile_options_default(void) {
   return (rfr_compile_options){.size = sizeof(rfr_compile_options), .fuse = 1, .prune = 1, .keep_traces = 1};
 }
 
+rfr_watch_options rfr_watch_options_default(void) {
+  return (rfr_watch_options){.size = sizeof(rfr_watch_options), .slots = 1};
+}
+
 /* ---- inputs, shared by name ---- */
 
-/* Inputs of ring ops: the host fills and reads them while programs run, also those of ops that passes have removed.
- * `t`: as recorded. */
+/* Inputs of ring ops: the host fills and reads them while programs run, also those of ops that passes have removed, and
+ * that of the watch, which passes add. */
 static void mark_rings(rfr_programs *p, const rfr_trace *t) {
   for (int i = 0; i < t->n_ops; i++) {
     const rfi_opr *op = &t->ops[i];
@@ -33,20 +38,23 @@ static rfr_status add_inputs(rfr_programs *p, const rfi_program *g, const rfr_tr
   for (int i = 0; i < t->n_inputs; i++)
     RFI_TRY(rfi_storage_add(&p->m.store, p->m.strings, &t->values[t->inputs[i]], "program", g->u.name, &fresh));
   mark_rings(p, recorded);
+  mark_rings(p, t);
   return RFR_OK;
 }
 
 /* ---- one program ---- */
 
-rfi_pass_options rfi_program_pass_options(rfr_programs *p) {
+rfi_pass_options rfi_program_pass_options(rfr_programs *p, const rfi_program *g) {
   rfi_pass_options o = rfi_executor_pass_options(&p->m);
   o.fuse = p->options.fuse;
   o.prune = p->options.prune;
   if (p->options.loss_chunk > 0) o.loss_chunk = p->options.loss_chunk, o.loss_rows = NULL;
   o.shard = p->options.shard;
   o.ranks = rfr_comm_size(p->options.comm);
+  o.rank = rfr_comm_rank(p->options.comm);
   o.sharded = o.shard == RFR_SHARD_FULL && o.ranks > 1;
   o.recompute = p->options.recompute;
+  if (p->watched.n > 0 && g == &p->program[p->watched_program]) o.watch = &p->watched;
   return o;
 }
 
@@ -64,7 +72,7 @@ static rfr_status select_and_plan(rfr_programs *p, rfi_program *g) {
 }
 
 static rfr_status compile_one(rfr_programs *p, rfi_program *g, const rfr_trace *recorded) {
-  rfi_pass_options o = rfi_program_pass_options(p);
+  rfi_pass_options o = rfi_program_pass_options(p, g);
   const double start = rfi_now();
   RFI_TRY(rfi_pipeline_run(recorded, &o, &g->u.pipeline));
   g->u.trace = g->u.pipeline.stage[RFI_STAGES - 1].trace;
@@ -78,7 +86,7 @@ static rfr_status compile_one(rfr_programs *p, rfi_program *g, const rfr_trace *
 
 /* Places inputs and results of phase load, which each program has for itself. */
 static rfr_status place_persistent(rfr_programs *p) {
-  p->m.layout = (rfi_layout){0};
+  rfi_layout_clear(&p->m.layout);
   rfi_storage_place(&p->m.store, &p->m.layout, RFI_REGION_RING);
   rfi_storage_place(&p->m.store, &p->m.layout, RFI_REGION_PERSISTENT);
   for (int i = 0; i < p->n; i++) {
@@ -100,12 +108,22 @@ static rfr_status place_persistent(rfr_programs *p) {
 
 /* ---- the budget ---- */
 
+/* Other passes may leave other values to watch. */
+static void resize_watch(rfr_programs *p, const rfi_program *g) {
+  const int i = rfi_names_find(&g->u.trace->input_names, RFI_WATCH_NAME);
+  if (i < 0 || p->watched.n == 0 || g != &p->program[p->watched_program]) return;
+  rfr_tensor *ring = &rfi_storage_find(&p->m.store, RFI_WATCH_NAME)->tensor;
+  ring->type = g->u.trace->values[g->u.trace->inputs[i]].type;
+  ring->bytes = rfi_bytes(&ring->type);
+}
+
 static rfr_status plan_again(rfr_programs *p, rfi_program *g, const rfi_pass_options *o) {
   const double start = rfi_now();
   rfi_plan_deinit(&g->plan);
   g->flops = g->recomputed_flops = 0;
   RFI_TRY(rfi_pipeline_redo(&g->u.pipeline, "recompute", o));
   RFI_TRY(select_and_plan(p, g));
+  resize_watch(p, g);
   g->compile_seconds += rfi_now() - start;
   return RFR_OK;
 }
@@ -122,13 +140,13 @@ rfi_levels rfi_frontier_levels(rfi_frontier *l) {
 }
 
 rfr_status rfi_program_frontier(rfr_programs *p, const rfi_program *g, rfi_frontier **out) {
-  const rfi_pass_options o = rfi_program_pass_options(p);
+  const rfi_pass_options o = rfi_program_pass_options(p, g);
   return rfi_frontier_create(rfi_unit_stage(&g->u, "fuse")->trace, &o, false, out);
 }
 
 /* Plans a program again with the first recompute level that fits in `room`, or with its smallest plan. */
 static rfr_status recompute(rfr_programs *p, rfi_program *g, int64_t room) {
-  rfi_pass_options o = rfi_program_pass_options(p);
+  rfi_pass_options o = rfi_program_pass_options(p, g);
   RFI_TRY(rfi_program_frontier(p, g, &o.frontier));
   const rfi_levels levels = rfi_frontier_levels(o.frontier);
   rfr_status s = rfi_find_level(&levels, rfi_frontier_first(o.frontier, room), room, &o.level);
@@ -242,7 +260,7 @@ static void share_step(rfr_programs *p, bool debug) {
 static rfr_status allocate_arena_or_serial(rfr_programs *p) {
   bool fewer;
   const rfr_status s = rfi_layout_allocate(&p->m.layout, p->m.backend, p->m.device, RFI_PATTERN);
-  if (s != RFR_NO_MEMORY) return s;
+  if (s != RFR_NO_MEMORY || p->m.layout.step) return s;
   RFI_TRY(drop_branches(p, &fewer));
   if (!fewer) return s;
   share_step(p, false);
@@ -271,7 +289,7 @@ static rfr_status plan_programs(rfr_programs *p) {
   if (!p->options.plan_only)
     RFI_TRY(rfi_layout_check_budget(&p->m.layout, p->options.budget, p->options.recompute, false));
   if (p->options.debug) share_step(p, true); /* the budget is for the program; debugging it needs more bytes */
-  return RFR_OK;
+  return rfi_step_memory_reserve(&p->m);
 }
 
 /* Takes the plan's offsets. */
@@ -298,7 +316,17 @@ static unsigned char *address_of(const void *user, rfr_value owner) {
   return rfi_address(&x->p->m.layout, at.region, at.offset);
 }
 
-/* Memory, and the addresses in it. */
+rfr_status rfi_programs_attach(rfr_programs *p) {
+  if (p->attached) return RFR_OK;
+  RFI_TRY(rfi_step_memory_allocate(&p->m));
+  for (int i = 0; i < p->n; i++)
+    rfi_unit_set_addresses(&p->program[i].u, 0, address_of, &(program_addresses){p, &p->program[i]},
+                           rfi_address(&p->m.layout, RFI_REGION_SLOT, 0));
+  p->attached = true;
+  return RFR_OK;
+}
+
+/* Memory, and the addresses in it; those of step memory later, as graphs may be created that need more of it. */
 static rfr_status allocate(rfr_programs *p) {
   if (p->options.tune) RFI_TRY(rfi_tune(p)); /* before the arena takes the device's memory */
   RFI_TRY(allocate_memory(p));
@@ -307,10 +335,8 @@ static rfr_status allocate(rfr_programs *p) {
     rfi_program *g = &p->program[i];
     place_step(g);
     RFI_TRY(rfi_unit_instantiate(&p->m, &g->u, 1));
-    rfi_unit_set_addresses(&g->u, 0, address_of, &(program_addresses){p, g},
-                           rfi_address(&p->m.layout, RFI_REGION_SLOT, 0));
   }
-  return RFR_OK;
+  return p->m.layout.step ? RFR_OK : rfi_programs_attach(p);
 }
 
 /* Whether running the trace can be observed: it has an output, or an op with an effect. */
@@ -331,6 +357,17 @@ static rfr_status check_trace(const rfr_ctx *ctx, int i, int n, const rfr_trace 
                   "the trace of program %d is unfinished: no output and no op with an effect; call rfr_output", i);
 }
 
+static rfr_status check_watch(const rfr_watch_options *w, int programs) {
+  if (!w) return RFR_OK;
+  RFI_TRY(rfi_check_options("rfr_watch_options", w, w->size, sizeof *w));
+  if (w->n < 0 || (w->n > 0 && !w->patterns) || w->program < 0 || w->program >= programs || w->slots < 1)
+    return rfi_fail(RFI_E_ARGUMENT, "rfr_watch_options: %d patterns, program %d of %d, %lld slots", w->n, w->program,
+                    programs, (long long)w->slots);
+  for (int i = 0; i < w->n; i++)
+    if (!w->patterns[i]) return rfi_fail(RFI_E_ARGUMENT, "rfr_watch_options: pattern %d is NULL", i);
+  return RFR_OK;
+}
+
 static rfr_status check_arguments(rfr_ctx *ctx, int n, const rfr_trace *const *traces, const rfr_compile_options *o) {
   RFI_TRY(rfi_check_handle(ctx, "rfr_ctx"));
   if (n < 1 || !traces) return rfi_fail(RFI_E_ARGUMENT, "%d programs, or no traces", n);
@@ -341,6 +378,7 @@ static rfr_status check_arguments(rfr_ctx *ctx, int n, const rfr_trace *const *t
       (unsigned)o->shard > RFR_SHARD_FULL)
     return rfi_fail(RFI_E_ARGUMENT, "rfr_compile_options: budget %lld, loss_chunk %lld, recompute %d, shard %d",
                     (long long)o->budget, (long long)o->loss_chunk, (int)o->recompute, (int)o->shard);
+  RFI_TRY(check_watch(o->watch, n));
   if (o->choices && !o->tune) return rfi_fail(RFI_E_ARGUMENT, "rfr_compile_options: choices, but tune is off");
   for (int i = 0; o->choices && i < o->n_choices; i++)
     if (!o->choices[i].name || !o->choices[i].value)
@@ -363,7 +401,11 @@ rfr_status rfr_compile(rfr_ctx *ctx, int n, const rfr_trace *const *traces, cons
   RFI_GOTO(RFI_ALLOC(ctx, sizeof *p, &p));
   p->options = rfr_compile_options_default();
   if (options) memcpy(&p->options, options, sizeof p->options);
-  RFI_GOTO(rfi_executor_open(&p->m, ctx, p->options.comm));
+  if (p->options.watch) {
+    p->watched = (rfi_watch){p->options.watch->patterns, p->options.watch->n, p->options.watch->slots};
+    p->watched_program = p->options.watch->program;
+  }
+  RFI_GOTO(rfi_executor_open(&p->m, ctx, p->options.comm, p->options.step_memory));
   RFI_GOTO(RFI_ALLOC(ctx, sizeof *p->program * (size_t)n, &p->program));
   p->n = n;
   for (int i = 0; i < n; i++) {
@@ -382,6 +424,8 @@ rfr_status rfr_compile(rfr_ctx *ctx, int n, const rfr_trace *const *traces, cons
   if (!p->options.plan_only) RFI_GOTO(allocate(p));
   RFI_GOTO(report_branches(p));
   p->options.choices = NULL; /* owned by the caller */
+  p->options.watch = NULL;
+  p->watched.patterns = NULL;
   if (!p->options.keep_traces)
     for (int i = 0; i < n; i++)
       for (int k = 0; k < RFI_STAGES - 1; k++) {

@@ -150,7 +150,7 @@ static rfr_status check_memory(rfr_programs *p, rfi_program *g, int op) {
 rfr_status rfi_debug_run(rfr_programs *p, rfi_program *g, rfi_part part) {
   const rfi_backend *device = p->m.backend;
   unsigned char *step = rfi_address(&p->m.layout, RFI_REGION_SLOT, 0);
-  RFI_TRY(device->fill(p->m.device, step, RFI_PATTERN, (size_t)p->m.layout.bytes[RFI_REGION_SLOT]));
+  RFI_TRY(device->fill(p->m.device, step, RFI_PATTERN, (size_t)p->m.layout.bytes[RFI_REGION_SLOT] + RFI_GUARD));
   for (int i = 0; i < g->plan.n; i++)
     RFI_TRY(device->fill(p->m.device, step + g->plan.buffer[i].offset, RFI_POISON, (size_t)g->plan.buffer[i].bytes));
   for (int i = g->u.first[part]; i < g->u.first[part + 1]; i++) {

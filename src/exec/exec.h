@@ -1,16 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * Internals of compiled programs. Inputs of all programs and results of phase load are persistent; the bytes for the
- * step are shared by all programs (layout.h).
+ * step are shared by all programs (layout.h), and with step memory by others too (step_memory.h).
  *
  * compile.c   options, passes, plans
  * layout.c    regions of memory, the budget, allocation
+ * step_memory.c  memory for the step that others use too
  * storage.c   inputs, by name
  * unit.c      bound ops, arguments, graphs; run, capture and launch
+ * sequence.c  the collectives of a unit, compared between the ranks
  * select.c    a kernel for every op, and its workspace
  * run.c       run, capture, replay, profile, copies to and from the host
  * debug.c     the checked runner
  * tune.c      choices made by measuring
+ * watched.c   statistics of watched values
  * program_info.c  answers about the result
  */
 #ifndef RFI_EXEC_H
@@ -18,6 +21,7 @@
 
 #include "exec/unit.h"
 #include "pass/plan.h"
+#include "pass/watch_values.h"
 #include "refrain/program.h"
 
 enum { RFI_GUARD = 256, RFI_PATTERN = 0xA5, RFI_POISON = 0xFF, RFI_WINDOW = 1 << 20 };
@@ -38,6 +42,9 @@ struct rfr_programs {
   rfr_compile_options options;
   rfi_program *program;
   int n;
+  bool attached; /* addresses are set */
+  rfi_watch watched; /* n 0: nothing. `patterns` are valid during the compile */
+  int watched_program;
   rfr_choice *choice; /* made by tuning */
   int n_choices, cap_choices;
   rfi_range *watch;      /* debug: ranges that must be filled with one byte; host and device access them */
@@ -56,8 +63,10 @@ rfr_status rfi_program_get_allocated(const rfr_programs *p, int i, const char *c
 void *rfi_programs_stream(const rfr_programs *p);
 
 /* ---- compile.c ---- */
-/* Options of the passes, from those of the compile. */
-rfi_pass_options rfi_program_pass_options(rfr_programs *p);
+/* Sets the addresses, before programs run or are captured for the first time. */
+rfr_status rfi_programs_attach(rfr_programs *p);
+/* Options of the passes over a program, from those of the compile. */
+rfi_pass_options rfi_program_pass_options(rfr_programs *p, const rfi_program *g);
 
 /* The recompute frontier of a program whose traces are kept, and its levels. */
 rfr_status rfi_program_frontier(rfr_programs *p, const rfi_program *g, rfi_frontier **out);
@@ -82,6 +91,9 @@ rfr_status rfi_select_program(rfr_programs *p, rfi_program *program, rfi_report 
 /* Compares a binding with the captured type and, unless `at` is NULL, with the captured address. Errors:
  * replay.signature, naming the first field that differs. */
 rfr_status rfi_check_captured(const char *name, const rfr_type *type, const void *at, const rfr_binding *now);
+
+/* rfi_unit_agree for the step of each program; all ranks together. */
+rfr_status rfi_programs_agree(rfr_programs *p);
 
 /* Host memory of which rfr_programs_write makes fast copies: pinned if the device is a GPU. Free it with unstage,
  * before the programs are destroyed. */

@@ -6,11 +6,21 @@
 #include "exec/layout.h"
 
 #include "base/base.h"
+#include "exec/step_memory.h"
+
+void rfi_layout_clear(rfi_layout *l) { *l = (rfi_layout){.step = l->step}; }
+
+static int64_t sum(const rfi_layout *l, int first, int end) {
+  int64_t bytes = 0;
+  for (int r = first; r < end; r++) bytes += l->bytes[r];
+  return bytes;
+}
+
+int64_t rfi_layout_step_bytes(const rfi_layout *l) { return sum(l, RFI_REGION_SLOT, RFI_REGIONS); }
 
 int64_t rfi_layout_at(const rfi_layout *l, rfi_region region) {
-  int64_t at = 0;
-  for (int r = 0; r < (int)region; r++) at += l->bytes[r];
-  return at;
+  const int64_t at = sum(l, 0, (int)region), others = l->step ? l->step->bytes - rfi_layout_step_bytes(l) : 0;
+  return region == RFI_REGIONS && others > 0 ? at + others : at;
 }
 
 rfi_location rfi_layout_add(rfi_layout *l, rfi_region region, int64_t bytes) {
@@ -20,8 +30,9 @@ rfi_location rfi_layout_add(rfi_layout *l, rfi_region region, int64_t bytes) {
 }
 
 unsigned char *rfi_address(const rfi_layout *l, rfi_region region, int64_t offset) {
-  const int64_t at = rfi_layout_at(l, region) - l->bytes[RFI_REGION_RING];
-  return region == RFI_REGION_RING ? l->ring + offset : l->arena + at + offset;
+  const bool in_step = l->step && region >= RFI_REGION_SLOT;
+  const int64_t at = rfi_layout_at(l, region) - rfi_layout_at(l, in_step ? RFI_REGION_SLOT : RFI_REGION_PERSISTENT);
+  return region == RFI_REGION_RING ? l->ring + offset : (in_step ? l->step->data : l->arena) + at + offset;
 }
 
 enum { TEXT = 256 };
@@ -36,6 +47,9 @@ static const char *describe(const rfi_layout *l, char text[TEXT]) {
     if (l->bytes[r] > 0)
       n += (size_t)rfi_snprintf(text + n, TEXT - n, ", %lld %s", (long long)l->bytes[r],
                                 l->slots > 0 && r == RFI_REGION_SLOT ? slots : names[r]);
+  if (l->step && l->step->bytes > rfi_layout_step_bytes(l))
+    rfi_snprintf(text + n, TEXT - n, ", %lld more for others that use the step memory",
+                 (long long)(l->step->bytes - rfi_layout_step_bytes(l)));
   return text;
 }
 
@@ -81,7 +95,7 @@ rfr_status rfi_find_level(const rfi_levels *l, int low, int64_t budget, int *lev
 rfr_status rfi_layout_allocate(rfi_layout *l, const rfi_backend *b, rfi_device *d, unsigned char byte) {
   char text[TEXT];
   const int64_t all = rfi_layout_at(l, RFI_REGIONS), rings = l->bytes[RFI_REGION_RING];
-  const int64_t zeros = l->bytes[RFI_REGION_PERSISTENT], rest = all - rings - zeros + b->guard;
+  const int64_t zeros = l->bytes[RFI_REGION_PERSISTENT], rest = (l->step ? 0 : rfi_layout_step_bytes(l)) + b->guard;
   if (!l->ring) RFI_TRY(b->alloc(d, RFI_MEMORY_RING, (size_t)rings, (void **)&l->ring));
   const rfr_status s = b->alloc(d, RFI_MEMORY_ARENA, (size_t)(zeros + rest), (void **)&l->arena);
   if (s == RFR_NO_MEMORY) rfi_fail_prefix("the plan needs %lld bytes (%s): ", (long long)all, describe(l, text));

@@ -55,7 +55,7 @@ bool rfi_program_output_at(const rfr_programs *p, int program, int k, rfr_tensor
                       .bytes = rfi_bytes(&v->type),
                       .host = p->m.backend->host && !p->options.plan_only};
   const rfi_location at = g->place[v->base];
-  if (!p->options.plan_only) out->data = rfi_address(&p->m.layout, at.region, at.offset) + rfi_bytes_into(v);
+  if (p->attached) out->data = rfi_address(&p->m.layout, at.region, at.offset) + rfi_bytes_into(v);
   return true;
 }
 
@@ -114,7 +114,7 @@ rfr_status rfr_program_plan_buffer(const rfr_programs *p, int program, int i, rf
   if (i >= 0 && i < p->m.store.n) {
     const rfi_named *x = &p->m.store.named[i];
     const rfr_tensor *t = &x->tensor;
-    bool weight = t->role == RFR_ROLE_TRAINABLE || t->role == RFR_ROLE_FROZEN;
+    const bool weight = rfi_is_parameter(t->role);
     *out = (rfr_plan_buffer){t->name,  weight ? "weight" : t->role == RFR_ROLE_STATE ? "state" : "input",
                              t->bytes, rfi_layout_at(&p->m.layout, x->region) + x->offset,
                              0,        g->u.trace->n_ops};
@@ -135,7 +135,7 @@ rfr_status rfr_program_plan_buffer(const rfr_programs *p, int program, int i, rf
   return RFR_OK;
 }
 
-/* Marks the states that ops update together with a parameter: moments and master weights. */
+/* Marks what ops update together with a parameter: moments, master weights, averages. */
 static void mark_optimizer(const rfr_programs *p, const rfr_trace *t, bool *optimizer) {
   for (int i = 0; i < t->n_ops; i++) {
     const rfi_opr *op = &t->ops[i];
@@ -148,7 +148,8 @@ static void mark_optimizer(const rfr_programs *p, const rfr_trace *t, bool *opti
     for (int j = 0; updates && j < op->n_out; j++) {
       const int k = op->def->alias[j];
       const rfi_value *x = k >= 0 && op->in[k] >= 0 ? &t->values[t->values[op->in[k]].base] : NULL;
-      if (x && x->op < 0 && x->role == RFR_ROLE_STATE) optimizer[rfi_names_find(&p->m.store.names, x->name)] = true;
+      if (x && x->op < 0 && (x->role == RFR_ROLE_STATE || op->def->code == RFI_OP_ema))
+        optimizer[rfi_names_find(&p->m.store.names, x->name)] = true;
     }
   }
 }
@@ -161,8 +162,8 @@ static rfr_status count_persistent(const rfr_programs *p, rfr_memory *out) {
   for (int i = 0; i < p->m.store.n; i++) {
     const rfr_role role = p->m.store.named[i].tensor.role;
     const int64_t bytes = rfi_storage_bytes(&p->m.store.named[i].tensor.type);
-    const bool weight = role == RFR_ROLE_TRAINABLE || role == RFR_ROLE_FROZEN, state = role == RFR_ROLE_STATE;
-    *(weight ? &out->weights : !state ? &out->inputs : optimizer[i] ? &out->optimizer : &out->states) += bytes;
+    const bool weight = rfi_is_parameter(role), state = role == RFR_ROLE_STATE;
+    *(optimizer[i] ? &out->optimizer : weight ? &out->weights : state ? &out->states : &out->inputs) += bytes;
     inputs += bytes;
   }
   out->loaded = rfi_layout_at(&p->m.layout, RFI_REGION_SLOT) - inputs;
@@ -189,7 +190,8 @@ static rfr_status find_peak(const rfi_program *g, int *op) {
 
 rfr_status rfi_count_memory(const rfr_programs *p, rfr_memory *out) {
   int64_t *const kinds[N_MEMORY_KINDS] = {&out->outputs, &out->activations, &out->gradients, &out->workspaces};
-  *out = (rfr_memory){.total = rfi_layout_at(&p->m.layout, RFI_REGIONS), .unused = p->m.layout.bytes[RFI_REGION_SLOT]};
+  *out = (rfr_memory){.total = rfi_layout_at(&p->m.layout, RFI_REGIONS)};
+  out->unused = out->total - rfi_layout_at(&p->m.layout, RFI_REGION_SLOT);
   for (int i = 1; i < p->n; i++)
     if (p->program[i].plan.bytes > p->program[out->peak_program].plan.bytes) out->peak_program = i;
   const rfi_program *g = &p->program[out->peak_program];
@@ -256,21 +258,30 @@ static rfr_status count_untouched(const rfr_programs *p, int64_t offset, int64_t
   return RFR_OK;
 }
 
+/* Calls that read the step-scoped bytes. */
+static rfr_status check_attached(const rfr_programs *p, const char *call) {
+  RFI_TRY(rfi_check_allocated(p, call));
+  if (p->attached) return RFR_OK;
+  return rfi_fail(RFI_E_PROGRAM_ORDER, "%s: step memory is used when a program is first run or captured", call);
+}
+
 int64_t rfr_programs_touched_bytes(const rfr_programs *p) {
   int64_t untouched = 0;
   void *chunk;
-  if (rfi_check_allocated(p, "rfr_programs_touched_bytes") != RFR_OK) return -1;
+  if (check_attached(p, "rfr_programs_touched_bytes") != RFR_OK) return -1;
+  const int64_t all = rfi_layout_at(&p->m.layout, RFI_REGIONS);
   if (rfi_alloc(p->m.ctx, CHUNK, &chunk) != RFR_OK) return -1;
-  const rfr_status s = count_untouched(p, 0, p->m.layout.bytes[RFI_REGION_SLOT], chunk, &untouched);
+  const rfr_status s = count_untouched(p, 0, all - rfi_layout_at(&p->m.layout, RFI_REGION_SLOT), chunk, &untouched);
   rfi_free(p->m.ctx, chunk);
-  return s == RFR_OK ? rfi_layout_at(&p->m.layout, RFI_REGIONS) - untouched : -1;
+  return s == RFR_OK ? all - untouched : -1;
 }
 
 int64_t rfr_program_unwritten_bytes(const rfr_programs *p, int program) {
   int64_t untouched = 0;
   rfi_program *g;
   void *chunk;
-  if (rfi_program_get_allocated(p, program, "rfr_program_unwritten_bytes", &g) != RFR_OK) return -1;
+  if (check_attached(p, "rfr_program_unwritten_bytes") != RFR_OK || rfi_program_get(p, program, &g) != RFR_OK)
+    return -1;
   if (rfi_alloc(p->m.ctx, CHUNK, &chunk) != RFR_OK) return -1;
   rfr_status s = RFR_OK;
   for (int i = 0; i < g->plan.n && s == RFR_OK; i++) {
@@ -284,7 +295,7 @@ int64_t rfr_program_unwritten_bytes(const rfr_programs *p, int program) {
 rfr_status rfr_programs_check(const rfr_programs *p) {
   unsigned char *guard;
   int i = 0;
-  RFI_TRY(rfi_check_allocated(p, "rfr_programs_check"));
+  RFI_TRY(check_attached(p, "rfr_programs_check"));
   const int bytes = p->m.backend->guard;
   RFI_TRY(RFI_ALLOC(p->m.ctx, (size_t)bytes, &guard));
   rfr_status s = p->m.backend->copy(p->m.device, guard, rfi_address(&p->m.layout, RFI_REGIONS, 0), (size_t)bytes);

@@ -10,9 +10,24 @@
 
 #include "base/base.h"
 #include "exec/exec.h"
+#include "exec/step_memory.h"
+
+/* Before ops run. */
+static rfr_status begin(rfr_programs *p) {
+  RFI_TRY(rfi_programs_attach(p));
+  return rfi_step_memory_take(&p->m, false);
+}
 
 static rfr_status run_part(rfr_programs *p, rfi_program *g, rfi_part part, bool eager) {
-  return p->options.debug ? rfi_debug_run(p, g, part) : rfi_unit_run(&p->m, &g->u, 0, part, eager, NULL);
+  RFI_TRY(begin(p));
+  if (!p->options.debug) return rfi_unit_run(&p->m, &g->u, 0, part, eager, NULL);
+  RFI_TRY(rfi_unit_agree(&p->m, &g->u, part));
+  return rfi_debug_run(p, g, part);
+}
+
+rfr_status rfi_programs_agree(rfr_programs *p) {
+  for (int i = 0; i < p->n; i++) RFI_TRY(rfi_unit_agree(&p->m, &p->program[i].u, RFI_PART_F));
+  return RFR_OK;
 }
 
 rfr_status rfr_programs_load(rfr_programs *p) {
@@ -84,6 +99,7 @@ rfr_status rfr_program_profile(rfr_programs *p, int program, rfr_op_time *times,
   RFI_TRY(rfi_check_allocated(p, "rfr_program_profile"));
   if (max < *n) return rfi_fail(RFI_E_ARGUMENT, "room for %d times, program \"%s\" has %d ops", max, g->u.name, *n);
   if (p->options.debug) return rfi_fail(RFI_E_ARGUMENT, "program \"%s\" was compiled for debugging", g->u.name);
+  RFI_TRY(begin(p));
   return run_timed(p, g, g->u.bound + g->u.first[RFI_PART_F], *n, times);
 }
 
@@ -93,6 +109,7 @@ rfr_status rfr_program_capture(rfr_programs *p, int program) {
   rfi_graph **graph = &g->u.instance->graph[RFI_PART_F];
   p->m.backend->graph_destroy(p->m.device, *graph);
   *graph = NULL;
+  RFI_TRY(rfi_programs_attach(p));
   return rfi_unit_capture(&p->m, &g->u, 0, RFI_PART_F, NULL, 0, graph);
 }
 
@@ -158,9 +175,8 @@ rfr_status rfr_programs_poll(rfr_programs *p, int *idle) {
 
 /* Whether x's bytes lie within `whole`, a tensor of these programs with the same type. */
 static bool is_part(const rfr_tensor *x, const rfr_tensor *whole) {
-  const uintptr_t first = (uintptr_t)x->data, start = (uintptr_t)whole->data;
-  return memcmp(&x->type, &whole->type, sizeof x->type) == 0 && first >= start && x->bytes <= whole->bytes &&
-         first - start <= (uintptr_t)(whole->bytes - x->bytes);
+  return memcmp(&x->type, &whole->type, sizeof x->type) == 0 &&
+         rfi_lies_in(x->data, x->bytes, whole->data, whole->bytes);
 }
 
 static bool is_output(const rfr_programs *p, const rfr_tensor *x) {
@@ -180,9 +196,16 @@ static rfr_status check_copy(const rfr_programs *p, const rfr_tensor *x, const v
     return rfi_fail(RFI_E_ARGUMENT, "%s of \"%s\": %lld bytes, host memory at %p", call, name, (long long)x->bytes,
                     host);
   const rfi_named *input = rfi_storage_find(&p->m.store, name);
-  if ((input && is_part(x, &input->tensor)) || is_output(p, x)) return RFR_OK;
+  if (input && is_part(x, &input->tensor)) return RFR_OK;
   for (int i = 0; i < p->m.store.n; i++)
     if (is_part(x, &p->m.store.named[i].tensor)) return RFR_OK;
+  const bool output = x->data && is_output(p, x), in_step = rfi_step_memory_has(p->m.layout.step, x->data, x->bytes);
+  if (output && (!in_step || rfi_step_memory_holds(&p->m))) return RFR_OK;
+  if (output)
+    return rfi_fail(RFI_E_TENSOR,
+                    "%s of \"%s\": it is an output in step memory, which has been used by others since the program "
+                    "ran, or the program has not run",
+                    call, name);
   if (input)
     return rfi_fail(RFI_E_TENSOR,
                     "%s of \"%s\": %lld bytes at %p; it has %lld bytes at %p, and its type must be unchanged", call,

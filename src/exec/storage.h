@@ -20,6 +20,8 @@ typedef enum rfi_part {
   RFI_PARTS
 } rfi_part;
 
+static inline bool rfi_is_parameter(int role) { return role == RFR_ROLE_TRAINABLE || role == RFR_ROLE_FROZEN; }
+
 typedef struct rfi_named {
   rfr_tensor tensor; /* with data, once it is allocated */
   rfi_region region; /* rings, persistent, or windows: an unreduced gradient, valid between two REDUCEs */

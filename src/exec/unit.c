@@ -8,19 +8,24 @@
 
 #include "base/base.h"
 #include "exec/exec.h"
+#include "exec/step_memory.h"
 
-rfr_status rfi_executor_open(rfi_executor *m, rfr_ctx *ctx, rfr_comm *comm) {
+rfr_status rfi_executor_open(rfi_executor *m, rfr_ctx *ctx, rfr_comm *comm, rfr_step_memory *step) {
   m->ctx = ctx;
   m->comm = comm;
   RFI_TRY(rfi_arena_create(ctx, &m->strings));
+  if (comm && comm->size > 1 && !(m->sequences = rfi_arena_alloc(m->strings, RFI_SEQUENCE_BYTES * (size_t)comm->size)))
+    return RFR_NO_MEMORY;
   RFI_TRY(rfi_backend_find(ctx, &m->backend));
   RFI_TRY(m->backend->open(ctx, &m->device));
+  RFI_TRY(rfi_step_memory_enter(step, m));
   const bool joins = comm && comm->table->host == m->backend->host && m->backend->join;
   return joins ? m->backend->join(m->device, comm) : RFR_OK;
 }
 
 void rfi_executor_close(rfi_executor *m) {
   if (m->device) {
+    rfi_step_memory_leave(m);
     rfi_layout_free(&m->layout, m->backend, m->device);
     m->backend->close(m->device);
   }
@@ -106,6 +111,7 @@ rfr_status rfi_unit_run(const rfi_executor *m, const rfi_exec_unit *u, int slot,
                         const void **from) {
   const rfi_instance *x = &u->instance[slot];
   if (!rfi_has(u, part)) return RFR_OK;
+  RFI_TRY(rfi_unit_agree(m, u, part));
   const rfi_bound *bound = x->bound + u->first[part];
   const rfr_status s = !eager && x->graph[part]
                            ? m->backend->launch(m->device, x->graph[part], from)

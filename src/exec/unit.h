@@ -18,6 +18,7 @@ typedef struct rfi_executor {
   const rfi_backend *backend;
   rfi_device *device;
   rfr_comm *comm;    /* of collective ops, or NULL */
+  void *sequences;   /* RFI_SEQUENCE_BYTES of each rank; NULL with one rank */
   rfi_storage store; /* inputs of programs, in a ring if a program accesses them by ring ops; names of callables */
   rfi_layout layout;
 } rfi_executor;
@@ -26,6 +27,7 @@ typedef struct rfi_instance { /* a unit in a slot */
   rfi_bound *bound;
   rfi_graph *graph[RFI_PARTS]; /* NULL: not captured */
   int32_t microbatch;          /* as written into the slot, 0 at first; -1: unknown */
+  bool agreed[RFI_PARTS];      /* of the first slot: all ranks have the same collectives in the part */
 } rfi_instance;
 
 typedef struct rfi_exec_unit {
@@ -43,8 +45,9 @@ typedef struct rfi_exec_unit {
 static inline bool rfi_has(const rfi_exec_unit *u, rfi_part part) { return u->first[part + 1] > u->first[part]; }
 static inline int64_t rfi_bytes_into(const rfi_value *x) { return x->offset * rfr_dtype_bits(x->type.dtype) / 8; }
 
-/* Opens the device of a context; gives it the communicator of its ops, if it can use it. Sets `ctx` first. */
-rfr_status rfi_executor_open(rfi_executor *m, rfr_ctx *ctx, rfr_comm *comm);
+/* Opens the device of a context; gives it the communicator of its ops, if it can use it. Sets `ctx` first. `step`: the
+ * memory of the regions from slots on, or NULL. */
+rfr_status rfi_executor_open(rfi_executor *m, rfr_ctx *ctx, rfr_comm *comm, rfr_step_memory *step);
 void rfi_executor_close(rfi_executor *m); /* frees the memory too; also if opening failed */
 /* Options of the passes that follow from the backend. */
 rfi_pass_options rfi_executor_pass_options(rfi_executor *m);
@@ -62,6 +65,10 @@ void rfi_unit_set_addresses(rfi_exec_unit *u, int slot, unsigned char *(*address
  * the op. */
 rfr_status rfi_unit_run(const rfi_executor *m, const rfi_exec_unit *u, int slot, rfi_part part, bool eager,
                         const void **from);
+/* sequence.c. Compares the collectives of a part with those of all ranks, which call this together; the first run does
+ * it too. Without effect a second time, or without collectives. Errors: dist.mismatch on all ranks, dist.peer. */
+enum { RFI_SEQUENCE_BYTES = 1008 };
+rfr_status rfi_unit_agree(const rfi_executor *m, const rfi_exec_unit *u, rfi_part part);
 /* Captures a part after n copies into the slot. */
 rfr_status rfi_unit_capture(const rfi_executor *m, const rfi_exec_unit *u, int slot, rfi_part part,
                             const rfi_copy *copies, int n, rfi_graph **out);

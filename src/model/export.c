@@ -13,6 +13,7 @@
 #include "data/hash.h"
 #include "data/json_file.h"
 #include "data/safetensors.h"
+#include "model/averages.h"
 #include "model/gguf_model.h"
 #include "model/hf.h"
 #include "model/peft.h"
@@ -32,6 +33,7 @@ typedef struct exporter {
   rfi_hf_notes notes;
   rfr_model_config c; /* dtype: of the result */
   rfi_weights *weights;
+  rfi_safetensors *averages; /* that replace trained weights; NULL: none */
   rfi_peft *peft;
   rfr_adapter *adapter;
   rfr_model_config run; /* of the run of a checkpoint's adapter: its dtype and format of the base */
@@ -161,13 +163,14 @@ static rfr_status read_quantized(exporter *e, const rfr_parameter *p, rfr_quant 
   return s;
 }
 
-static rfr_status open_model(exporter *e, const char *model, rfr_dtype dtype) {
+static rfr_status open_model(exporter *e, const char *model, rfr_dtype dtype, bool ema) {
   RFI_TRY(find_model(e, model));
   e->c.dtype = RFR_F32;
   RFI_TRY(rfi_hf_read(e->ctx, e->base, false, &e->c));
   RFI_TRY(rfi_hf_notes_read(e->ctx, e->base, &e->notes));
   e->c.dtype = dtype != RFR_DTYPE_COUNT ? dtype : e->notes.dtype != RFR_DTYPE_COUNT ? e->notes.dtype : RFR_BF16;
   RFI_TRY(rfi_weights_open(e->ctx, e->base, &e->weights));
+  if (ema) RFI_TRY(rfi_averages_open(e->ctx, e->folder ? e->folder : e->base, &e->averages));
   if (!e->folder) return RFR_OK;
   RFI_TRY(rfi_peft_open(e->ctx, e->folder, &e->peft));
   return rfi_peft_adapter(e->peft, &e->c, 0.0, &e->adapter);
@@ -177,9 +180,26 @@ static void close_model(exporter *e) {
   rfr_adapter_destroy(e->adapter);
   rfi_peft_close(e->peft);
   rfi_weights_close(e->weights);
+  rfi_safetensors_close(e->averages);
   rfi_hf_notes_deinit(&e->notes);
   rfi_free(e->ctx, e->base);
   rfi_free(e->ctx, e->folder);
+}
+
+/* The average of a parameter, instead of the trained values; *found false: it has none. */
+static rfr_status read_average(exporter *e, const rfr_parameter *p, float *values, bool *found) {
+  *found = false;
+  if (!e->averages) return RFR_OK;
+  return rfi_averages_read(e->averages, e->folder ? e->folder : e->base, p->name, elements_of(p), values, found);
+}
+
+/* Parameter i of the adapter, as f32; `with`: the model with the adapter. Free with rfi_free. */
+static rfr_status read_adapter(exporter *e, const rfr_model_config *with, int i, rfr_parameter *p, float **out) {
+  bool averaged;
+  RFI_TRY(rfr_model_parameter(with, i, p));
+  RFI_TRY(RFI_ALLOC(e->ctx, (size_t)elements_of(p) * sizeof **out, out));
+  RFI_TRY(read_average(e, p, *out, &averaged));
+  return averaged ? RFR_OK : rfi_peft_read(e->peft, with, i, *out);
 }
 
 /* Adds the adapter of a parameter to its values. */
@@ -190,9 +210,7 @@ static rfr_status merge(exporter *e, const rfi_adapter_target *target, float *va
   with.adapter = e->adapter;
   for (int k = 0; s == RFR_OK && k < 2 + (e->adapter->dora != 0); k++) {
     rfr_parameter p;
-    s = rfr_model_parameter(&with, target->first + k, &p);
-    if (s == RFR_OK) s = RFI_ALLOC(e->ctx, (size_t)elements_of(&p) * sizeof(float), &parts[k]);
-    if (s == RFR_OK) s = rfi_peft_read(e->peft, &with, target->first + k, parts[k]);
+    s = read_adapter(e, &with, target->first + k, &p, &parts[k]);
   }
   if (s == RFR_OK) rfi_adapter_merge(&e->c, target, parts[0], parts[1], parts[2], rfi_ctx_threads(e->ctx), values);
   for (int k = 0; k < 3; k++) rfi_free(e->ctx, parts[k]);
@@ -207,8 +225,11 @@ static rfr_status read_values(exporter *e, int i, float **out) {
   const rfr_tensor x = {.name = p.name, .type = type_of(&p, RFR_F32), .bytes = 4 * elements_of(&p), .data = *out};
   rfr_parameter held = {.format = RFR_QUANT_NONE};
   if (e->run.base_format != RFR_QUANT_NONE) RFI_TRY(rfr_model_parameter(&e->run, i, &held));
-  rfr_status s = held.format == RFR_QUANT_NONE ? rfi_weights_read(e->weights, &e->c, &x)
-                                               : read_quantized(e, &p, held.format, *out);
+  bool averaged;
+  rfr_status s = read_average(e, &p, *out, &averaged);
+  if (s == RFR_OK && !averaged)
+    s = held.format == RFR_QUANT_NONE ? rfi_weights_read(e->weights, &e->c, &x)
+                                      : read_quantized(e, &p, held.format, *out);
   const rfi_adapter_target *target = e->adapter ? rfi_adapter_find(e->adapter, i) : NULL;
   if (s == RFR_OK && target) s = merge(e, target, *out);
   return s;
@@ -439,9 +460,7 @@ static rfr_status export_gguf(exporter *e, const char *out, const rfi_block_form
 static rfr_status read_part(exporter *e, const rfi_adapter_target *target, int part, rfr_parameter *p, float **out) {
   rfr_model_config with = e->c;
   with.adapter = e->adapter;
-  RFI_TRY(rfr_model_parameter(&with, target->first + part, p));
-  RFI_TRY(RFI_ALLOC(e->ctx, (size_t)elements_of(p) * sizeof **out, out));
-  return rfi_peft_read(e->peft, &with, target->first + part, *out);
+  return read_adapter(e, &with, target->first + part, p, out);
 }
 
 /* The file has one alpha for all targets: llama.cpp scales by alpha / rank. */
@@ -515,22 +534,68 @@ static rfr_status export_gguf_lora(exporter *e, const char *out) {
 
 /* ---- adapters ---- */
 
+/* Copies a file of the adapter. */
+static rfr_status copy_file(exporter *e, rfi_checkpoint_writer *w, const char *name) {
+  char *path = NULL, *data = NULL;
+  size_t n;
+  rfr_status s = rfi_path_join(e->ctx, e->folder, name, &path);
+  if (s == RFR_OK) s = rfi_file_read(e->ctx, path, &data, &n);
+  if (s == RFR_OK) s = rfi_checkpoint_add(w, name, data, n);
+  rfi_free(e->ctx, data);
+  rfi_free(e->ctx, path);
+  return s;
+}
+
+static rfr_status append_average(exporter *e, const rfr_model_config *with, int i, rfi_file *file) {
+  rfr_parameter p;
+  float *values = NULL, *ordered = NULL;
+  rfr_status s = read_adapter(e, with, i, &p, &values);
+  if (s == RFR_OK) s = RFI_ALLOC(e->ctx, (size_t)elements_of(&p) * sizeof *ordered, &ordered);
+  if (s == RFR_OK) {
+    const rfr_type type = type_of(&p, RFR_F32);
+    rfi_adapter_part part;
+    (void)rfi_adapter_owner(with, i, &part);
+    rfi_peft_order(&type, part == RFI_ADAPTER_B, true, sizeof *values, values, ordered);
+    s = rfi_file_append(file, ordered, (size_t)elements_of(&p) * sizeof *ordered);
+  }
+  rfi_free(e->ctx, values);
+  rfi_free(e->ctx, ordered);
+  return s;
+}
+
+/* The adapter's averages as its file of weights, in f32. */
+static rfr_status write_averages(exporter *e, rfi_checkpoint_writer *w) {
+  rfr_model_config with = e->c;
+  with.adapter = e->adapter;
+  const int first = e->adapter->base_count, n = e->adapter->count;
+  rfr_status s;
+  rfi_file *file;
+  rfi_safetensors_entry *entries = NULL;
+  char(*names)[RFI_PEFT_NAME] = NULL;
+  RFI_TRY(RFI_ALLOC(e->ctx, (size_t)n * sizeof *entries, &entries));
+  RFI_GOTO(RFI_ALLOC(e->ctx, (size_t)n * sizeof *names, &names));
+  for (int i = 0; i < n; i++) {
+    rfr_type type;
+    rfi_peft_tensor(&with, first + i, names[i], &type);
+    entries[i] = (rfi_safetensors_entry){.name = names[i], .dtype = RFR_F32, .rank = type.rank};
+    memcpy(entries[i].shape, type.shape, (size_t)type.rank * sizeof *type.shape);
+  }
+  RFI_GOTO(rfi_checkpoint_file(w, RFI_PEFT_WEIGHTS, &file));
+  RFI_GOTO(rfi_safetensors_write_header(e->ctx, file, entries, n, NULL, 0, NULL));
+  for (int i = 0; i < n; i++) RFI_GOTO(append_average(e, &with, first + i, file));
+fail:
+  rfi_free(e->ctx, entries);
+  rfi_free(e->ctx, names);
+  return s;
+}
+
 /* The adapter's two files and the tokenizer of its base. */
 static rfr_status export_peft(exporter *e, const char *out) {
-  static const char *const names[] = {RFI_PEFT_CONFIG, RFI_PEFT_WEIGHTS};
   rfi_checkpoint_writer *w;
   RFI_TRY(need_adapter(e));
   RFI_TRY(rfi_checkpoint_begin_folder(e->ctx, out, &w));
-  rfr_status s = RFR_OK;
-  for (size_t i = 0; s == RFR_OK && i < 2; i++) {
-    char *path = NULL, *data = NULL;
-    size_t n;
-    s = rfi_path_join(e->ctx, e->folder, names[i], &path);
-    if (s == RFR_OK) s = rfi_file_read(e->ctx, path, &data, &n);
-    if (s == RFR_OK) s = rfi_checkpoint_add(w, names[i], data, n);
-    rfi_free(e->ctx, data);
-    rfi_free(e->ctx, path);
-  }
+  rfr_status s = copy_file(e, w, RFI_PEFT_CONFIG);
+  if (s == RFR_OK) s = e->averages ? write_averages(e, w) : copy_file(e, w, RFI_PEFT_WEIGHTS);
   if (s == RFR_OK) s = rfi_hf_save_files(&e->notes, w);
   return rfi_checkpoint_finish(w, s);
 }
@@ -557,7 +622,7 @@ rfr_status rfr_export(rfr_ctx *ctx, const char *model, const char *out, const rf
     return rfi_fail(RFI_E_ARGUMENT, "the type \"%s\" cannot be written as %s", o.dtype, o.format);
   RFI_TRY(rfi_path_kind(out, &kind));
   if (kind) return rfi_fail(RFI_E_EXPORT_EXISTS, "%s exists; nothing was written", out);
-  rfr_status s = open_model(&e, model, format ? format->dtype : RFR_DTYPE_COUNT);
+  rfr_status s = open_model(&e, model, format ? format->dtype : RFR_DTYPE_COUNT, o.ema != 0);
   if (s == RFR_OK && e.folder && which < PEFT) s = check_base(&e);
   if (s == RFR_OK && !format) format = rfi_block_format_named(rfr_dtype_name(e.c.dtype));
   if (s == RFR_OK)

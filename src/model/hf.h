@@ -11,6 +11,7 @@
 
 #include "data/checkpoint.h"
 #include "refrain/nn.h"
+#include "refrain/text.h"
 
 /* config.json of a model. A new reference; NULL when out of memory. */
 json_t *rfi_hf_config(const rfr_model_config *c);
@@ -61,6 +62,10 @@ typedef struct rfi_hf_notes {
   } files[RFI_HF_N_FILES]; /* in the order of RFI_HF_FILES */
 } rfi_hf_notes;
 rfr_status rfi_hf_notes_read(rfr_ctx *ctx, const char *folder, rfi_hf_notes *out);
+/* For a model that starts from no folder: the files of a tokenizer's folder, or its tokenizer.json alone, but no
+ * generation_config.json, and the ids that end a text. `out` is zeroed before. */
+rfr_status rfi_hf_notes_read_tokenizer(rfr_ctx *ctx, const char *path, const rfr_tokenizer *tokenizer,
+                                       rfi_hf_notes *out);
 /* One of the files of RFI_HF_FILES, followed by a NUL; NULL: the model does not have it. */
 const char *rfi_hf_notes_file(const rfi_hf_notes *notes, const char *name, size_t *n);
 void rfi_hf_notes_deinit(rfi_hf_notes *notes); /* accepts zeros */

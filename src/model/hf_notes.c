@@ -95,6 +95,42 @@ fail:
   return s;
 }
 
+/* The ids as in config.json: one number, or a list. NULL when out of memory. */
+static json_t *ids_of_tokenizer(const rfr_tokenizer *tokenizer) {
+  json_t *ids = json_object(), *ends = json_array();
+  const int32_t bos = rfr_tokenizer_bos(tokenizer);
+  int wrong = !ids || !ends;
+  for (int i = 0; rfr_tokenizer_stop(tokenizer, i) >= 0 && !wrong; i++)
+    wrong = json_array_append_new(ends, json_integer(rfr_tokenizer_stop(tokenizer, i)));
+  if (!wrong && bos >= 0) wrong = json_object_set_new(ids, "bos_token_id", json_integer(bos));
+  if (!wrong && json_array_size(ends) > 0)
+    wrong = json_object_set(ids, "eos_token_id", json_array_size(ends) == 1 ? json_array_get(ends, 0) : ends);
+  json_decref(ends);
+  if (!wrong) return ids;
+  json_decref(ids);
+  return NULL;
+}
+
+rfr_status rfi_hf_notes_read_tokenizer(rfr_ctx *ctx, const char *path, const rfr_tokenizer *tokenizer,
+                                       rfi_hf_notes *out) {
+  bool is_model;
+  *out = (rfi_hf_notes){.ctx = ctx, .dtype = RFR_DTYPE_COUNT};
+  rfr_status s = rfi_model_has_files(ctx, path, &is_model);
+  if (s == RFR_OK && is_model) s = read_files(ctx, path, out);
+  for (int i = 0; i < RFI_HF_N_FILES && s == RFR_OK; i++) {
+    if (!is_model && strcmp(file_names[i], "tokenizer.json") == 0)
+      s = rfi_file_read_limited(ctx, path, KEPT_FILE_LIMIT, &out->files[i].data, &out->files[i].n);
+    if (strcmp(file_names[i], "generation_config.json") != 0) continue;
+    rfi_free(ctx, out->files[i].data);
+    out->files[i].data = NULL;
+    out->files[i].n = 0;
+  }
+  out->ids = ids_of_tokenizer(tokenizer);
+  if (s == RFR_OK && !out->ids) s = rfi_fail(RFI_E_NO_MEMORY, "reading %s", path);
+  if (s != RFR_OK) rfi_hf_notes_deinit(out);
+  return s;
+}
+
 const char *rfi_hf_notes_file(const rfi_hf_notes *notes, const char *name, size_t *n) {
   *n = 0;
   for (int i = 0; i < RFI_HF_N_FILES; i++) {

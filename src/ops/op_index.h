@@ -29,6 +29,10 @@ enum { RFI_OUT_grouped_quantize_row, RFI_OUT_grouped_quantize_col, RFI_OUT_group
   RFI_OUT_grouped_quantize_amax };
 enum { RFI_AT_grouped_quantize_format, RFI_AT_grouped_quantize_scaling, RFI_AT_grouped_quantize_options,
   RFI_AT_grouped_quantize_site, RFI_AT_grouped_quantize_stream };
+enum { RFI_IN_permute_codes_q, RFI_IN_permute_codes_scale, RFI_IN_permute_codes_order, RFI_IN_permute_codes_place,
+  RFI_IN_permute_codes_offsets };
+enum { RFI_OUT_permute_codes_row, RFI_OUT_permute_codes_col, RFI_OUT_permute_codes_row_scale,
+  RFI_OUT_permute_codes_col_scale };
 enum { RFI_IN_swiglu_quantize_gate, RFI_IN_swiglu_quantize_up, RFI_IN_swiglu_quantize_scale };
 enum { RFI_OUT_swiglu_quantize_y, RFI_OUT_swiglu_quantize_row, RFI_OUT_swiglu_quantize_col,
   RFI_OUT_swiglu_quantize_row_scale, RFI_OUT_swiglu_quantize_col_scale, RFI_OUT_swiglu_quantize_amax };
@@ -341,17 +345,24 @@ enum { RFI_AT_clip_scale_max };
 enum { RFI_IN_adamw_w, RFI_IN_adamw_g, RFI_IN_adamw_m, RFI_IN_adamw_v, RFI_IN_adamw_master, RFI_IN_adamw_lr,
   RFI_IN_adamw_clip, RFI_IN_adamw_skip, RFI_IN_adamw_step };
 enum { RFI_OUT_adamw_w1, RFI_OUT_adamw_m1, RFI_OUT_adamw_v1, RFI_OUT_adamw_master1 };
-enum { RFI_AT_adamw_beta1, RFI_AT_adamw_beta2, RFI_AT_adamw_eps, RFI_AT_adamw_decay, RFI_AT_adamw_lr_scale };
+enum { RFI_AT_adamw_beta1, RFI_AT_adamw_beta2, RFI_AT_adamw_eps, RFI_AT_adamw_decay, RFI_AT_adamw_lr_scale,
+  RFI_AT_adamw_draws, RFI_AT_adamw_first };
 enum { RFI_IN_sgd_w, RFI_IN_sgd_g, RFI_IN_sgd_momentum, RFI_IN_sgd_master, RFI_IN_sgd_lr, RFI_IN_sgd_clip,
-  RFI_IN_sgd_skip };
+  RFI_IN_sgd_skip, RFI_IN_sgd_step };
 enum { RFI_OUT_sgd_w1, RFI_OUT_sgd_momentum1, RFI_OUT_sgd_master1 };
-enum { RFI_AT_sgd_momentum, RFI_AT_sgd_decay, RFI_AT_sgd_lr_scale };
+enum { RFI_AT_sgd_momentum, RFI_AT_sgd_decay, RFI_AT_sgd_lr_scale, RFI_AT_sgd_draws, RFI_AT_sgd_first };
 enum { RFI_IN_muon_momentum_g, RFI_IN_muon_momentum_b, RFI_IN_muon_momentum_clip, RFI_IN_muon_momentum_skip };
 enum { RFI_OUT_muon_momentum_u, RFI_OUT_muon_momentum_b1 };
 enum { RFI_AT_muon_momentum_momentum, RFI_AT_muon_momentum_to };
 enum { RFI_IN_muon_polynomial_g, RFI_IN_muon_polynomial_p };
 enum { RFI_OUT_muon_polynomial_q };
 enum { RFI_AT_muon_polynomial_a, RFI_AT_muon_polynomial_b, RFI_AT_muon_polynomial_c, RFI_AT_muon_polynomial_unit };
+enum { RFI_IN_ema_average, RFI_IN_ema_w, RFI_IN_ema_skip, RFI_IN_ema_step };
+enum { RFI_OUT_ema_average1 };
+enum { RFI_AT_ema_decay, RFI_AT_ema_start, RFI_AT_ema_warmup };
+enum { RFI_IN_ema_weight_average };
+enum { RFI_OUT_ema_weight_w };
+enum { RFI_AT_ema_weight_to };
 enum { RFI_IN_loss_scale_state };
 enum { RFI_OUT_loss_scale_scale, RFI_OUT_loss_scale_inverse };
 enum { RFI_IN_loss_scale_end_state, RFI_IN_loss_scale_end_skip };
@@ -365,6 +376,11 @@ enum { RFI_IN_ring_read_ring, RFI_IN_ring_read_step };
 enum { RFI_OUT_ring_read_x };
 enum { RFI_IN_metrics_write_ring, RFI_IN_metrics_write_step, RFI_IN_metrics_write_values };
 enum { RFI_OUT_metrics_write_ring1 };
+enum { RFI_IN_watch_row_ring, RFI_IN_watch_row_step, RFI_IN_watch_row_x };
+enum { RFI_OUT_watch_row_ring1 };
+enum { RFI_AT_watch_row_row, RFI_AT_watch_row_more };
+enum { RFI_IN_watch_end_ring, RFI_IN_watch_end_step };
+enum { RFI_OUT_watch_end_ring1 };
 enum { RFI_IN_text_read_text, RFI_IN_text_read_cursor };
 enum { RFI_OUT_text_read_tokens, RFI_OUT_text_read_positions, RFI_OUT_text_read_last };
 enum { RFI_AT_text_read_rows };

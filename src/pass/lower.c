@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Lower: the last pass before planning. It fuses an add with the norm that reads it (fuse_norm.c), an op with the
- * quantize that reads it (fuse_quantize.c), and a grouped GEMM with the SwiGLU that reads it (fuse_swiglu.c). Where an
- * op's kernels need a denser operand than a view is (ops.def: ROWS, ANY, or dense), it inserts a copy and reports its
- * bytes. It copies strided outputs, because callers read outputs as dense. At the end it removes dead ops.
+ * Lower: the last pass before planning. It fuses an add with the norm that reads it (fuse_norm.c), moves quantize
+ * before permute (fuse_permute.c), fuses an op with the quantize that reads it (fuse_quantize.c), and a grouped GEMM
+ * with the SwiGLU that reads it (fuse_swiglu.c). Where an op's kernels need a denser operand than a view is (ops.def:
+ * ROWS, ANY, or dense), it inserts a copy and reports its bytes. It copies strided outputs, because callers read
+ * outputs as dense. At the end it removes dead ops.
  */
 #include "pass/pass.h"
 
@@ -86,8 +87,8 @@ static rfr_status lower(const rfr_trace *in, rfi_report *report, rfr_trace **out
 
 rfr_status rfi_pass_lower(const rfr_trace *in, const rfi_pass_options *o, rfi_report *report, rfr_trace **out) {
   static rfr_status (*const rewrites[])(const rfr_trace *in, rfi_report *report, rfr_trace **out) = {
-      rfi_split_lora, rfi_fuse_sums, rfi_fuse_quantize, rfi_fuse_swiglu, lower, rfi_dce};
-  const bool wanted[] = {o->fuse && !o->lora, o->fuse, o->fuse, o->fuse, true, o->prune};
+      rfi_split_lora, rfi_fuse_sums, rfi_fuse_permute, rfi_fuse_quantize, rfi_fuse_swiglu, lower, rfi_dce};
+  const bool wanted[] = {o->fuse && !o->lora, o->fuse, o->fuse, o->fuse, o->fuse, true, o->prune};
   rfr_trace *before = NULL;
   for (size_t i = 0; i < sizeof rewrites / sizeof *rewrites; i++) {
     if (!wanted[i]) continue;

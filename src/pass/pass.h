@@ -77,6 +77,7 @@ rfr_status rfi_rewrite_walk(const rfr_trace *in, const struct rfi_pass_options *
 
 typedef struct rfi_pass_options {
   bool fuse, prune;
+  const struct rfi_watch *watch; /* watch_values.h; NULL: nothing is watched */
   /* Forward, dgrad and wgrad become separate programs that run once per microbatch: no op is fused across two of them,
    * and ops that depend only on parameters move to phase setup. The next four fields apply only here. */
   bool split_phases;
@@ -87,14 +88,14 @@ typedef struct rfi_pass_options {
   struct rfi_frontier *frontier; /* not NULL: its level `level` is recomputed, whatever `recompute` says */
   int level;
   rfr_shard shard; /* of a whole step over `ranks` ranks; 0 or 1: nothing is sharded (shard.c) */
-  int ranks;
+  int ranks, rank;
   bool sharded;       /* parameters are shards, gathered only for a while: no op on them is hoisted */
   int64_t loss_chunk; /* rows of logits per chunk in a fused LM head, unless loss_rows(T, C) is given */
   int64_t (*loss_rows)(int64_t T, int64_t C);
   /* A callable's place in a set, whose linears share the states of fp8_delayed and the sites of nvfp4. */
-  int slots, first_slot; /* of delayed scaling: of all callables of the set, and before this one */
-  int64_t first_linear;  /* linears under a recipe that the model records before this callable */
-  bool trains;           /* the set trains: every forward collects its amaxes */
+  int slots, first_slot;   /* of delayed scaling: of all callables of the set, and before this one */
+  int64_t first_linear;    /* linears under a recipe that the model records before this callable */
+  bool trains;             /* the set trains: every forward collects its amaxes */
   bool lora;               /* the backend has kernels for lora_matmul */
   bool gelu_bwd;           /* the backend has GEMMs that apply the gradient of GELU */
   rfr_recompute recompute; /* `all`, else marked ops; with split_phases nothing */
@@ -128,6 +129,8 @@ rfr_status rfi_split_lora(const rfr_trace *in, rfi_report *report, rfr_trace **o
 rfr_status rfi_split_dequantize(const rfr_trace *in, rfi_report *report, rfr_trace **out);
 /* Part of lower: an add and the norm that reads it become one op (fuse_norm.c). */
 rfr_status rfi_fuse_sums(const rfr_trace *in, rfi_report *report, rfr_trace **out);
+/* Part of lower: tokens are quantized before their rows are sorted by expert (fuse_permute.c). */
+rfr_status rfi_fuse_permute(const rfr_trace *in, rfi_report *report, rfr_trace **out);
 /* Part of lower: an op and the quantize ops that read its result become one op (fuse_quantize.c). */
 rfr_status rfi_fuse_quantize(const rfr_trace *in, rfi_report *report, rfr_trace **out);
 /* Part of lower: a grouped GEMM and the SwiGLU that reads it become one op (fuse_swiglu.c). */
@@ -165,9 +168,8 @@ rfr_status rfi_recipe_use_of(const rfr_trace *t, rfi_recipe_use *out);
 /* recipe.unsupported if two fp8_delayed recipes would need states of their own. */
 rfr_status rfi_recipes_agree(const rfr_recipe *a, const rfr_recipe *b);
 
-/* The input of a callable with its microbatch's number; the state with the amaxes of the step so far, f32 (2,slots). */
+/* The input of a callable with its microbatch's number. */
 #define RFI_MICROBATCH_INPUT "graphs.microbatch"
-#define RFI_RECIPE_AMAX "recipe.amax"
 
 /* Replaces parameters and main gradients of a callable by the shards of one rank, after all passes
  * (shard_callable.c). */
@@ -191,6 +193,8 @@ typedef struct rfi_pipeline {
   rfr_ctx *ctx;
   rfi_stage stage[RFI_STAGES];
   int n;
+  const char *const *watched; /* names of the n_watched watched values, in the arena of the last trace */
+  int n_watched;
 } rfi_pipeline;
 /* Runs all passes over `recorded` and keeps the trace of each stage. */
 rfr_status rfi_pipeline_run(const rfr_trace *recorded, const rfi_pass_options *o, rfi_pipeline *p);

@@ -4,7 +4,7 @@
  */
 #include <string.h>
 
-#include "pass/pass.h"
+#include "pass/watch_values.h"
 #include "trace/live.h"
 
 static const struct {
@@ -28,11 +28,24 @@ static rfr_status peak_of(const rfr_trace *t, int64_t *peak) {
   return RFR_OK;
 }
 
+/* Names the values after autodiff; adds the ops that watch them after the last pass. */
+static rfr_status watch(const rfi_pass_options *o, rfi_pipeline *p, rfi_stage *stage) {
+  if (!o->watch) return RFR_OK;
+  if (strcmp(stage->pass, "autodiff") == 0) return rfi_watch_name(stage->trace);
+  if (p->n + 1 < RFI_STAGES) return RFR_OK;
+  rfr_trace *last = stage->trace;
+  const rfr_status s =
+      rfi_watch_values(p->stage[1].trace, last, o->watch, &stage->report, &stage->trace, &p->watched, &p->n_watched);
+  rfr_trace_destroy(last);
+  return s;
+}
+
 static rfr_status run_passes(const rfi_pass_options *o, rfi_pipeline *p) {
   for (; p->n < RFI_STAGES; p->n++) {
     rfi_stage *before = &p->stage[p->n - 1], *stage = &p->stage[p->n];
     stage->pass = passes[p->n - 1].name;
     RFI_TRY(passes[p->n - 1].run(before->trace, o, &stage->report, &stage->trace));
+    RFI_TRY(watch(o, p, stage));
     RFI_TRY(peak_of(stage->trace, &stage->peak));
     RFI_TRY(rfi_report_line(&stage->report, "%s: %d ops before, %d after; peak of live bytes %lld before, %lld after",
                             stage->pass, before->trace->n_ops, stage->trace->n_ops, (long long)before->peak,

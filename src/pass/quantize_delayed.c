@@ -30,7 +30,7 @@ rfr_status rfi_delayed_begin(rfi_delayed *d, rfi_rewrite *r, rfi_arena *arena, i
   d->history = rfr_input_at(r->to, (rfr_source){NULL, 0}, RFR_RECIPE_HISTORY, RFR_ROLE_STATE, RFR_F32, 2, shape);
   d->scale = rfr_input_at(r->to, (rfr_source){NULL, 0}, RFR_RECIPE_SCALE, RFR_ROLE_STATE, RFR_F32, 1, &shape[1]);
   if (d->collects)
-    d->amax_state = rfr_input_at(r->to, (rfr_source){NULL, 0}, RFI_RECIPE_AMAX, RFR_ROLE_STATE, RFR_F32, 2, both);
+    d->amax_state = rfr_input_at(r->to, (rfr_source){NULL, 0}, RFR_RECIPE_AMAX, RFR_ROLE_STATE, RFR_F32, 2, both);
   return rfr_trace_status(r->to);
 }
 
@@ -121,7 +121,7 @@ static rfr_status collect_parts(const rfi_delayed *d, rfi_rewrite *r) {
       n = 0;
     }
   }
-  rfr_output_at(r->to, (rfr_source){NULL, 0}, RFI_RECIPE_AMAX, amax);
+  rfr_output_at(r->to, (rfr_source){NULL, 0}, RFR_RECIPE_AMAX, amax);
   return rfr_trace_status(r->to);
 }
 

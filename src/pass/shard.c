@@ -83,6 +83,8 @@ static int64_t part_size(const sharding *s, const rfr_type *type) {
 }
 
 static bool is_update(const rfi_opr *op) { return op->def->code == RFI_OP_adamw || op->def->code == RFI_OP_sgd; }
+/* Operand 0 of these ops is a parameter, or the average of one, whose part they read and write. */
+static bool writes_part(const rfi_opr *op) { return is_update(op) || op->def->code == RFI_OP_ema; }
 
 /* Marks the weights of this rank's experts: where rows go to the ranks of their experts, those of grouped GEMMs. They
  * stay as they are, and their gradients have the rows of all ranks already. */
@@ -107,7 +109,7 @@ static bool is_sharded(const sharding *s, int input) {
 
 /* Whether an op reads operand k as a gathered parameter; an update reads and writes the part. */
 static int reads(const sharding *s, const rfi_opr *op, int k) {
-  return op->in[k] < 0 || (op->def->flags & RFI_VIEW) || (is_update(op) && k == 0) ? -1 : s->of[op->in[k]];
+  return op->in[k] < 0 || (op->def->flags & RFI_VIEW) || (writes_part(op) && k == 0) ? -1 : s->of[op->in[k]];
 }
 
 /* ---- gradients ---- */
@@ -195,7 +197,7 @@ static void find_buckets(sharding *s) {
     const rfi_opr *op = &t->ops[i];
     for (int k = 0; k < op->n_in; k++) {
       const rfr_value v = op->in[k];
-      if (v < 0 || is_update(op) || t->values[t->values[v].base].op >= 0) continue;
+      if (v < 0 || writes_part(op) || t->values[t->values[v].base].op >= 0) continue;
       for (int p = 0; p < t->n_inputs; p++) {
         const rfi_value *w = &t->values[t->inputs[p]];
         if (t->inputs[p] != t->values[v].base || s->parameter[p].bucket >= 0) continue;
@@ -503,16 +505,23 @@ static rfr_status rewrite_op(sharding *s, int i) {
   rfr_value *in;
   RFI_TRY(RFI_ALLOC(s->r.to->ctx, sizeof *in * (size_t)(op.n_in + 1), &in));
   RFI_TRY(begin(s, &(bucket){.name = op.scope, .length = (int)strlen(op.scope)}, op.phase, op.microbatch, ""));
-  const bool part = is_update(&op) && s->of[op.in[0]] >= 0, squares = op.def->code == RFI_OP_grad_squares;
+  const bool part = writes_part(&op) && s->of[op.in[0]] >= 0, squares = op.def->code == RFI_OP_grad_squares;
   for (int k = 0; k < op.n_in; k++) {
     const bool reduced = squares && s->reduced[op.in[k]] != RFR_NONE;
     in[k] = reduced ? s->reduced[op.in[k]] : part && op.in[k] >= 0 ? s->r.map[op.in[k]] : operand(s, op.in[k]);
   }
-  if (part) in[1] = s->reduced[op.in[1]];
+  if (part && is_update(&op)) in[1] = s->reduced[op.in[1]];
   for (int k = 0; k < op.n_in && s->cut[i]; k++)
     if (s->cut[i] >> k & 1) in[k] = RFR_NONE;
   for (int j = 0; j < op.n_out; j++) dead[j] = op.out[j] < 0;
   op.in = in;
+  rfi_attr attr[RFI_MAX_ATTR];
+  const int first = part ? rfi_attr_find(op.def, "first") : -1;
+  if (first >= 0) { /* draws belong to elements of the weight, whichever rank has them */
+    memcpy(attr, op.attr, sizeof *attr * (size_t)op.def->n_attrs);
+    attr[first].i += s->o->rank * part_size(s, &s->r.from->values[old->in[0]].type);
+    op.attr = attr;
+  }
   const rfr_status st = rfi_rewrite_as(&s->r, i, &op, dead);
   rfi_free(s->r.to->ctx, in);
   return st;

@@ -93,6 +93,69 @@ function heatMap(run) {
       () => true)));
 }
 
+// ---- watched values ----
+
+const STATISTICS = {rms: 'root mean square', largest: 'largest magnitude', smallest: 'smallest magnitude', mean: 'mean',
+  zeros: 'share of zeros', nans: 'NaN elements', infs: 'infinite elements'};
+// From 0, pale, to 1; magnitudes on a log scale.
+function shares(rows, statistic) {
+  const log = !/zeros|nans|infs/.test(statistic), of = (x) => log ? Math.log(Math.abs(x)) : Math.log1p(x);
+  const all = rows.flat().filter((x) => x !== null && (!log || x !== 0)).map(of);
+  const low = all.reduce((a, b) => Math.min(a, b), Infinity), high = all.reduce((a, b) => Math.max(a, b), -Infinity);
+  return (x) => x === null || (log && x === 0) ? 0 : high > low ? (of(x) - low) / (high - low) : log ? 0.5 : x > 0 ? 1 : 0;
+}
+function watchedMap(run) {
+  const w = run.watched, columns = w.steps.length, canvas = h('canvas', {'aria-hidden': 'true'});
+  const plot = h('div', {class: 'plot'}, canvas), count = h('span', {class: 'muted'});
+  let rows = [], cell = [0, 0];
+  const draw = () => {
+    const text = state.watchedFilter.toLowerCase(), values = w[state.statistic];
+    rows = w.names.map((name, i) => ({name, i, x: values[i]})).filter((r) => r.name.toLowerCase().includes(text));
+    count.textContent = `${rows.length} of ${w.names_in_all} values`;
+    canvas.width = columns;
+    canvas.height = Math.max(1, rows.length);
+    canvas.style.height = `${Math.max(60, Math.min(520, rows.length * 16))}px`;
+    const paint = canvas.getContext('2d'), from = parse(css('--card')), to = parse(css('--heat'));
+    const share = shares(rows.map((r) => r.x), state.statistic);
+    rows.forEach((r, l) => r.x.forEach((x, c) => {
+      paint.fillStyle = x === null ? css('--page') : mix(from, to, 0.06 + 0.94 * share(x));
+      paint.fillRect(c, l, 1, 1);
+    }));
+  };
+  const point = (c, l) => {
+    if (!rows.length) return null;
+    cell = [c, l];
+    const r = rows[l];
+    return {x: (c + 0.5) / columns * plot.clientWidth, y: (l + 0.5) / rows.length * canvas.clientHeight,
+      text: `${r.name}\nstep ${w.steps[c]}, ${STATISTICS[state.statistic]}: ${short(r.x[c])}`};
+  };
+  const within = (x, n) => Math.min(n - 1, Math.max(0, x));
+  interactive(plot, 'Watched values, a heat map. Arrow keys read cells.', {
+    at: (x, y) => point(within(Math.floor(x / plot.clientWidth * columns), columns),
+      within(Math.floor(y / canvas.clientHeight * rows.length), rows.length)),
+    key: (e) => {
+      const move = {ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1]}[e.key];
+      return move && point(within(cell[0] + move[0], columns), within(cell[1] + move[1], rows.length));
+    },
+  });
+  const statistic = h('select', {'aria-label': 'statistic', on: {change: () => {
+    state.statistic = statistic.value;
+    draw();
+  }}}, ...Object.entries(STATISTICS).map(([value, label]) => h('option', {value}, label)));
+  statistic.value = state.statistic;
+  const filter = h('input', {type: 'search', placeholder: 'filter', 'aria-label': 'filter values', on: {input: () => {
+    state.watchedFilter = filter.value;
+    draw();
+  }}});
+  filter.value = state.watchedFilter;
+  draw();
+  return h('div', {}, h('p', {class: 'muted'}, 'Rows are values, columns are steps; stronger colours are larger, ' +
+    'magnitudes on a log scale.'), h('div', {class: 'controls'}, statistic, filter, count), plot,
+    h('div', {class: 'head muted'}, h('span', {}, `step ${w.steps[0]}`), h('span', {}, `step ${w.steps[columns - 1]}`)),
+    folded('Table', () => table([`step ${w.steps[columns - 1]}`, ...Object.values(STATISTICS)], rows.slice(0, 200)
+      .map((r) => [r.name, ...Object.keys(STATISTICS).map((k) => short(w[k][r.i][columns - 1]))]), (i) => i > 0)));
+}
+
 // ---- the arena ----
 
 function arena(run) {
@@ -329,7 +392,8 @@ function build() {
     h('main', {}, h('section', {'aria-label': 'Runs', id: 'runs'}, runsTable()),
       h('p', {class: 'muted controls'}, 'Drag in a chart to zoom, double-click to show all.'),
       h('div', {class: 'grid curves', id: 'curves'}, ...charts.map((c) => c.node)),
-      perRun('Experts by layer', (r) => r.loads, heatMap), perRun('Arena of the step', (r) => r.plan, arena),
+      perRun('Experts by layer', (r) => r.loads, heatMap),
+      perRun('Watched values', (r) => r.watched, watchedMap), perRun('Arena of the step', (r) => r.plan, arena),
       perRun('Roofline by op', (r) => r.profile, roofline),
       perRun('Samples', (r) => r.samples && r.samples.length, samples),
       configuration(), facts(), events()),

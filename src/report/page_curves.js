@@ -7,6 +7,7 @@
 const state = {
   data: JSON.parse(document.getElementById('data').textContent),
   x: 'step', range: null, smooth: 0, hidden: new Set(), log: new Set(['grad_norm']), different: true, search: '',
+  statistic: 'rms', watchedFilter: '',
 };
 const CURVES = [
   {title: 'Loss', series: ['loss'], unit: 'nats', evaluated: true},

@@ -15,6 +15,7 @@
 #include "data/file.h"
 #include "made/report_page.h"
 #include "report/run_files.h"
+#include "report/run_watched.h"
 #include "report/thin.h"
 
 enum {
@@ -22,9 +23,10 @@ enum {
   LEAST_POINTS = 200,
   MOST_POINTS = 4000,
   TIME_POINTS = 400,
-  BUFFERS = 3000, /* of all plans */
-  OPS = 1000,     /* of all profiles */
-  CELLS = 60000,  /* of all heat maps */
+  BUFFERS = 3000,  /* of all plans */
+  OPS = 1000,      /* of all profiles */
+  CELLS = 60000,   /* of all heat maps */
+  WATCHED = 60000, /* numbers of all watched values */
   MOST_COLUMNS = 400,
   EVENTS = 400, /* of each run */
   SAMPLES = 60
@@ -245,6 +247,7 @@ static rfr_status put_run(rfi_inert *j, const rfr_report *r, const rfi_report_ru
   RFI_TRY(rfi_run_files_plan(r->ctx, run->folder, BUFFERS / r->n, j));
   RFI_TRY(rfi_run_files_profile(r->ctx, run->folder, OPS / r->n, j));
   RFI_TRY(rfi_run_files_samples(r->ctx, run->folder, SAMPLES, j));
+  RFI_TRY(rfi_run_watched(r->ctx, run->folder, WATCHED / r->n, j));
   rfi_inert_end(j, '}');
   return j->status;
 }

@@ -197,6 +197,9 @@ static void test_refused(void **state) {
   refused(f, "bad/profile.json", "{\"ms_per_step\": 1}", "json", "bad/profile.json");
   refused(f, "bad/samples.jsonl", "{\"step\": 1, \"prompt\": \"a\", \"text\": \"b\"}\n{\"step\": 1}\n", "json",
           "line 2: ");
+  write_text(f, "bad/samples.jsonl", "");
+  refused(f, "bad/watch.jsonl", "{\"step\": 1, \"values\": {}}\n{\"step\": 2}\n", "json", "line 2: ");
+  refused(f, "bad/watch.jsonl", "{\"values\": {}}\n", "json", "\"step\"");
   assert_int_equal(open_all(f, 1, &none, &r), RFR_IO);
   assert_string_equal(rfr_last_error()->slug, "file.open");
   assert_null(r);
@@ -211,6 +214,50 @@ static void test_refused(void **state) {
 
 static const char *item(const json_t *list, size_t i, size_t k) {
   return json_string_value(json_array_get(json_array_get(list, i), k));
+}
+
+static double cell(const json_t *watched, const char *statistic, size_t row, size_t column) {
+  const json_t *x = json_array_get(json_array_get(json_object_get(watched, statistic), row), column);
+  return json_is_null(x) ? -1 : json_number_value(x);
+}
+
+/* Step 4 was written by two sessions, step 7 is lost; the names are those of the last line. */
+static void test_watched(void **state) {
+  rft_folder *f = *state;
+  write_text(f, "run/log.jsonl", log_text);
+  write_text(
+      f, "run/watch.jsonl",
+      "{\"step\": 1, \"values\": {\"a\": [9, 1, 2, 0.5, 0.25, 3, 0.125, 0], \"old\": [1, 0, 0, 1, 1, 1, 1, 1]}}\n"
+      "{\"step\": 4, \"values\": {\"a\": [9, 0, 0, 7, 7, 7, 7, 7]}}\n"
+      "{\"step\": 7, \"values\": {\"a\": [9, 0, 0, 7, 7, 7, 7, 7]}}\n"
+      "{\"step\": 4, \"values\": {\"a\": [9, 0, 0, 0.75, 8, 7, 7, 0.5], \"<b>\": [4, 0, 0, 1, 2, 3, 4, 0]}}\n");
+  json_t *run = data_of(f, "run");
+  const json_t *w = json_object_get(run, "watched"), *names = json_object_get(w, "names");
+  assert_int_equal(json_array_size(json_object_get(w, "steps")), 2);
+  assert_int_equal(json_integer_value(json_array_get(json_object_get(w, "steps"), 1)), 4);
+  assert_int_equal(json_array_size(names), 2);
+  assert_string_equal(json_string_value(json_array_get(names, 1)), "<b>");
+  assert_true(cell(w, "rms", 0, 0) == 0.25 && cell(w, "rms", 0, 1) == 8 && cell(w, "rms", 1, 0) == -1);
+  assert_true(cell(w, "mean", 0, 1) == 0.75 && cell(w, "zeros", 0, 1) == 0.5 && cell(w, "smallest", 1, 1) == 4);
+  assert_true(cell(w, "nans", 0, 0) == 1 && cell(w, "infs", 0, 0) == 2 && cell(w, "largest", 0, 0) == 3);
+  json_decref(run);
+  /* Many values and steps: evenly spread, the last step among them. */
+  FILE *out = fopen(rft_path(f, "run/watch.jsonl"), "w");
+  assert_non_null(out);
+  for (int step = 1; step <= 90; step++) {
+    fprintf(out, "{\"step\": %d, \"values\": {", step);
+    for (int i = 0; i < 900; i++) fprintf(out, "%s\"v%d\": [1, 0, 0, 0, %d, 0, 0, 0]", i ? ", " : "", i, step);
+    fprintf(out, "}}\n");
+  }
+  fclose(out);
+  run = data_of(f, "run");
+  w = json_object_get(run, "watched");
+  const size_t columns = json_array_size(json_object_get(w, "steps"));
+  assert_int_equal(columns, 12);
+  assert_int_equal(json_integer_value(json_object_get(w, "names_in_all")), 900);
+  assert_int_equal(json_array_size(json_object_get(w, "names")), 714); /* 60,000 numbers */
+  assert_true(cell(w, "rms", 713, columns - 1) == 90 && cell(w, "rms", 0, 0) <= 8);
+  json_decref(run);
 }
 
 static void test_files(void **state) {
@@ -340,9 +387,9 @@ static void test_large(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      rft_folder_test(test_thin),  rft_folder_test(test_resumed), rft_folder_test(test_growing),
-      rft_folder_test(test_files), rft_folder_test(test_refused), rft_folder_test(test_hostile),
-      rft_folder_test(test_loads), rft_folder_test(test_large),
+      rft_folder_test(test_thin),    rft_folder_test(test_resumed), rft_folder_test(test_growing),
+      rft_folder_test(test_files),   rft_folder_test(test_watched), rft_folder_test(test_refused),
+      rft_folder_test(test_hostile), rft_folder_test(test_loads),   rft_folder_test(test_large),
   };
   return cmocka_run_group_tests_name("report", tests, NULL, NULL);
 }

@@ -10,7 +10,8 @@
  *   a SEND_B    also waits until the RECV of the gradient that its buffer had before is reached
  *
  * Receivers of a link ask in the order in which its messages are sent (rfi_schedule_check), so no earlier message of a
- * link is in the way. Every rank is run as far as possible until none can continue.
+ * link is in the way. Every rank is run as far as possible until none can continue. The sums over ranks of data follow
+ * the last action of a step, and no action waits for one, so they cannot be in a cycle.
  */
 #include "schedule/schedule.h"
 

@@ -46,6 +46,13 @@ static const struct {
                          "\\s+(?!\\S)|\\s+"},
 };
 
+rfi_bytes rfi_word_pattern_text(rfr_word_pattern pattern) {
+  const matcher wanted = pattern == RFR_WORDS_LLAMA3 ? LLAMA3 : pattern == RFR_WORDS_QWEN2 ? QWEN2 : GPT2;
+  size_t i = 0;
+  while (known[i].matcher != wanted) i++;
+  return (rfi_bytes){known[i].text, strlen(known[i].text)};
+}
+
 /* The matches of a known pattern cover the text, so kept matches and isolated ones are the same. */
 static matcher find_matcher(const rfi_step *s) {
   const bool covers = s->behavior == RFI_SPLIT_ISOLATED || (s->behavior == RFI_SPLIT_REMOVED && s->invert);

@@ -705,8 +705,7 @@ static rfr_status encode_normalized(const rfr_tokenizer *k, rfi_encoder *e, rfi_
   return encode_added(k, &k->normal_added, e, &v, o, encode_text, out);
 }
 
-/* Text that is not valid UTF-8, with U+FFFD for each maximal invalid part. */
-static rfr_status repair(rfi_encoder *e, const rfi_view *v, size_t valid) {
+rfr_status rfi_repair(rfi_encoder *e, rfi_view *v, size_t valid) {
   rfi_text_buffer *b = &e->repaired;
   b->n = 0;
   RFI_TRY(rfi_text_buffer_copy(e->ctx, b, v, 0, valid));
@@ -717,6 +716,7 @@ static rfr_status repair(rfi_encoder *e, const rfi_view *v, size_t valid) {
     else RFI_TRY(rfi_text_buffer_copy(e->ctx, b, v, i, end));
     i = end;
   }
+  *v = rfi_text_buffer_view(b);
   return RFR_OK;
 }
 
@@ -748,10 +748,7 @@ rfr_status rfr_tokenizer_encode(const rfr_tokenizer *k, const char *text, size_t
   rfi_encoder *e = out->scratch;
   rfi_view v = {.s = text, .n = n};
   const size_t valid = rfi_utf8_valid(text, n);
-  if (valid < n) {
-    RFI_TRY(repair(e, &v, valid));
-    v = rfi_text_buffer_view(&e->repaired);
-  }
+  if (valid < n) RFI_TRY(rfi_repair(e, &v, valid));
   if (o.add_special) RFI_TRY(put_ids(e->ctx, k->before, k->n_before, 0, out));
   RFI_TRY(encode_added(k, &k->raw_added, e, &v, &o, encode_normalized, out));
   return o.add_special ? put_ids(e->ctx, k->after, k->n_after, n, out) : RFR_OK;

@@ -202,6 +202,11 @@ rfr_status rfi_print_bytes(rfr_ctx *ctx, const rfi_view *v, size_t begin, size_t
 /* Splits *v; *v and *pieces point into the encoder. */
 rfr_status rfi_pretokenize(const rfi_pretokenizer *p, rfi_encoder *e, rfi_view *v, rfi_pieces **pieces);
 
+/* The regular expression of a pattern of words; a Split step with it takes the handwritten matcher. */
+rfi_bytes rfi_word_pattern_text(rfr_word_pattern pattern);
+/* *v becomes a text in the encoder with U+FFFD for each maximal invalid part; its first `valid` bytes are valid. */
+rfr_status rfi_repair(rfi_encoder *e, rfi_view *v, size_t valid);
+
 /* The chain of decoders of a tokenizer; tokenizer_decode.c reads it. */
 typedef struct rfi_decode_step {
   rfi_step_kind kind;

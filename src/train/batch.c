@@ -9,6 +9,7 @@
 #include "core/rng.h"
 #include "data/source_dataset.h"
 #include "text/row_dataset.h"
+#include "train/ramp.h"
 
 enum { RANDOM_STREAM = 4 };
 
@@ -66,17 +67,19 @@ static void fill_reference(const rfr_run *run, const int32_t *pairs, float *refe
 
 rfr_status rfi_fill_slot(rfr_run *run, int64_t step) {
   const rfi_settings *s = run->settings;
-  const int64_t slot = step % s->spec.slots, k = s->spec.microbatches, T = s->spec.tokens, P = rfi_most_pairs(T),
-                n = s->spec.slots + 1;
+  const int phase = rfi_ramp_phase(s, step);
+  const int64_t slot = step % s->spec.slots, k = rfi_ramp_microbatches(s, phase), T = s->spec.tokens,
+                P = rfi_most_pairs(T), n = s->spec.slots + 1, before = rfi_ramp_windows(s, step);
   if (run->own_data) rfi_source_dataset_seek(run->data, run->positions[step % n]);
   for (int64_t m = 0; m < k; m++) {
-    const int64_t at = slot * k + m;
+    const int64_t at = slot * rfi_ring_microbatches(&s->spec) + m;
     const rfi_batch batch = {.rows = s->rows,
                              .tokens = (int32_t *)run->tokens.data + at * T,
                              .targets = (int32_t *)run->targets.data + at * T,
                              .offsets = (int32_t *)run->offsets.data + at * (T + 1),
                              .pairs = s->spec.preference ? (int32_t *)run->pairs.data + at * P : NULL};
-    RFI_TRY(rfi_fill_batch(run, RFI_TRAIN, false, ((step * s->spec.ranks + s->spec.rank) * k + m) * s->rows, &batch));
+    RFI_TRY(rfi_fill_batch(run, RFI_TRAIN, false, before + (s->spec.rank * k + m) * s->rows, &batch));
+    if (rfi_ramp_sequence(s, phase) < s->sequence) rfi_ramp_cut(batch.offsets, T, rfi_ramp_sequence(s, phase));
     if (batch.pairs) fill_reference(run, batch.pairs, (float *)run->reference_ring.data + at * P);
   }
   if (run->own_data) run->positions[(step + 1) % n] = rfi_source_dataset_position(run->data);

@@ -206,9 +206,9 @@ static void forget_lines(rfi_yaml *node) {
 }
 
 /* --set SECTION.KEY of a section that does not exist: guidance by the key, else by the section. */
-static rfr_status unknown_set(const char *file, const char *section, const char *key) {
-  return foreign_key(key) || foreign_key(section) ? unknown_key(file, 0, section, key)
-                                                  : unknown_key(file, 0, "", section);
+static rfr_status unknown_set(const char *file, int64_t line, const char *section, const char *key) {
+  return foreign_key(key) || foreign_key(section) ? unknown_key(file, line, section, key)
+                                                  : unknown_key(file, line, "", section);
 }
 
 static rfr_status take_set(rfi_config *c, const char *set) {
@@ -225,10 +225,21 @@ static rfr_status take_set(rfi_config *c, const char *set) {
   if (!dot) return take_top(c, path, file, "--set", node);
   char *section = rfi_arena_strndup(c->arena, path, (size_t)(dot - path));
   if (!section) return RFR_NO_MEMORY;
-  if (!is_section(section)) return unknown_set(file, section, dot + 1);
+  if (!is_section(section)) return unknown_set(file, 0, section, dot + 1);
   int id = find_row(section, dot + 1);
   if (id < 0) return unknown_key(file, 0, section, dot + 1);
   return take_value(c, id, file, "--set", node);
+}
+
+rfr_status rfi_config_find(const char *file, int64_t line, const char *path, rfi_config_id *out) {
+  char section[64] = "";
+  const char *dot = strchr(path, '.'), *key = dot ? dot + 1 : path;
+  if (dot && dot - path < (int)sizeof section) memcpy(section, path, (size_t)(dot - path));
+  const int id = find_row(section, key);
+  if (id < 0)
+    return dot && !is_section(section) ? unknown_set(file, line, section, key) : unknown_key(file, line, section, key);
+  *out = (rfi_config_id)id;
+  return RFR_OK;
 }
 
 rfr_status rfi_config_set(rfi_config *c, rfi_config_id id, const char *text, const char *from) {
@@ -284,6 +295,8 @@ static rfr_status derive_model(rfi_config *c) {
     return BAD(c, model_num_attention_heads,
                "model.num_attention_heads: %lld does not divide hidden_size %lld; set model.head_dim", (long long)heads,
                (long long)width);
+  if (!given(c, RFI_CFG_data_tokenizer) || rfi_has_word("auto bytes", c->data_tokenizer))
+    DERIVE(c, model_vocab_size, 256);
   DERIVE(c, model_head_dim, width / heads);
   DERIVE(c, model_num_key_value_heads, heads);
   if (heads % c->model_num_key_value_heads != 0)
@@ -494,6 +507,30 @@ static rfr_status check_batch(const rfi_config *c) {
              (long long)(near ? near : unit));
 }
 
+/* Completes the phases and checks the numbers of each. */
+static rfr_status check_ramp(rfi_config *c) {
+  rfi_config_phase *phases = (rfi_config_phase *)c->batch_ramp.items; /* in our arena */
+  const int64_t unit = c->data_sequence * c->batch_microbatch;
+  int64_t before = 0;
+  for (int i = 0; i < c->batch_ramp.n; before = phases[i++].until) {
+    rfi_config_phase *p = &phases[i];
+    if (p->tokens == 0) p->tokens = c->batch_tokens;
+    if (p->sequence == 0) p->sequence = c->data_sequence;
+    if (p->until <= before)
+      return BAD(c, batch_ramp, "batch.ramp: until %lld follows until %lld; give ascending steps", (long long)p->until,
+                 (long long)before);
+    if (p->tokens % unit != 0)
+      return BAD(c, batch_ramp,
+                 "batch.ramp: until %lld: tokens: %lld is not a multiple of data.sequence %lld x batch.microbatch %lld",
+                 (long long)p->until, (long long)p->tokens, (long long)c->data_sequence,
+                 (long long)c->batch_microbatch);
+    if (c->data_sequence % p->sequence != 0)
+      return BAD(c, batch_ramp, "batch.ramp: until %lld: sequence: %lld does not divide data.sequence, %lld",
+                 (long long)p->until, (long long)p->sequence, (long long)c->data_sequence);
+  }
+  return RFR_OK;
+}
+
 static rfr_status resolve(rfi_config *c, const char *folder) {
   RFI_TRY(check_required(c));
   for (int i = 0; i < RFI_CFG_COUNT && *c->model; i++)
@@ -508,6 +545,7 @@ static rfr_status resolve(rfi_config *c, const char *folder) {
   RFI_TRY(check_derived(c));
   RFI_TRY(check_length(c));
   RFI_TRY(check_batch(c));
+  RFI_TRY(check_ramp(c));
   RFI_TRY(check_weights(c));
   RFI_TRY(check_mixture(c));
   rfi_config_group *groups = (rfi_config_group *)c->optimizer_groups.items; /* in our arena */
@@ -566,6 +604,12 @@ bool rfi_config_is_used(const rfi_config *c, rfi_config_id id) {
   if (strcmp(rows[id].section, "preference") == 0 && c->data_format != RFI_FORMAT_preference) return false;
   const bool muon = id == RFI_CFG_optimizer_muon_momentum || id == RFI_CFG_optimizer_muon_scale;
   if (muon && c->optimizer_name != RFI_OPTIMIZER_muon) return false;
+  /* Checkpoints of versions without these keys have none of them. */
+  if (id == RFI_CFG_optimizer_rounding && c->optimizer_rounding == RFI_ROUNDING_nearest) return false;
+  const bool ema =
+      id == RFI_CFG_optimizer_ema || id == RFI_CFG_optimizer_ema_start || id == RFI_CFG_optimizer_ema_warmup;
+  if (ema && c->optimizer_ema == 0) return false;
+  if (id == RFI_CFG_batch_ramp && c->batch_ramp.n == 0) return false;
   if (id == RFI_CFG_run_epochs && c->run_epochs == 0) return false;
   return c->source[id].from != NULL;
 }

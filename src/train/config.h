@@ -45,6 +45,17 @@ typedef struct rfi_config_groups {
   int n;
 } rfi_config_groups;
 
+/* Steps up to `until` have `tokens` tokens, in sequences of `sequence`. */
+typedef struct rfi_config_phase {
+  int64_t until, tokens, sequence; /* tokens and sequence: batch.tokens and data.sequence if the phase gives none */
+} rfi_config_phase;
+
+typedef struct rfi_config_ramp {
+  const rfi_config_phase *items;
+  int n;
+} rfi_config_ramp;
+enum { RFI_RAMP_MOST = 8 }; /* phases before the last */
+
 /* A number for each pattern; the last that matches counts. The elements are those of rfr_adapter_number. */
 typedef struct rfi_config_numbers {
   const struct rfr_adapter_number *items;
@@ -66,14 +77,14 @@ typedef struct rfi_config_numbers {
 #define RFI_CHOICES_TRUNCATE(X) X(TRUNCATE, cut) X(TRUNCATE, drop) X(TRUNCATE, refuse)
 #define RFI_CHOICES_OPTIMIZER(X) X(OPTIMIZER, adamw) X(OPTIMIZER, sgd) X(OPTIMIZER, muon)
 #define RFI_CHOICES_MUON_SCALE(X) X(MUON_SCALE, rms) X(MUON_SCALE, shape)
+#define RFI_CHOICES_ROUNDING(X) X(ROUNDING, nearest) X(ROUNDING, stochastic)
 #define RFI_CHOICES_WIDTH(X) X(WIDTH, f32) X(WIDTH, model)
 #define RFI_CHOICES_SCHEDULE(X) X(SCHEDULE, constant) X(SCHEDULE, linear) X(SCHEDULE, cosine) X(SCHEDULE, wsd)
 #define RFI_CHOICES_RECOMPUTE(X) X(RECOMPUTE, none) X(RECOMPUTE, auto) X(RECOMPUTE, all)
 #define RFI_CHOICES_ADAPTER(X) X(ADAPTER, none) X(ADAPTER, lora) X(ADAPTER, dora)
 #define RFI_CHOICES_BASE(X) X(BASE, model) X(BASE, nf4) X(BASE, int8) X(BASE, fp8)
-#define RFI_CHOICES_RECIPE(X)                                                                           \
-  X(RECIPE, none) X(RECIPE, fp8_delayed) X(RECIPE, fp8_current) X(RECIPE, fp8_block) X(RECIPE, mxfp8) \
-  X(RECIPE, nvfp4)
+#define RFI_CHOICES_RECIPE(X) \
+  X(RECIPE, none) X(RECIPE, fp8_delayed) X(RECIPE, fp8_current) X(RECIPE, fp8_block) X(RECIPE, mxfp8) X(RECIPE, nvfp4)
 #define RFI_CHOICES_RECIPE_FORMAT(X) X(RECIPE_FORMAT, e4m3) X(RECIPE_FORMAT, hybrid)
 #define RFI_CHOICES_AMAX_RULE(X) X(AMAX_RULE, max) X(AMAX_RULE, most_recent)
 #define RFI_CHOICES_BACKWARD(X) X(BACKWARD, quantized) X(BACKWARD, high)
@@ -88,6 +99,7 @@ enum { RFI_CHOICES_TOKEN_DTYPE(RFI_CHOICE_ENUM) };
 enum { RFI_CHOICES_TRUNCATE(RFI_CHOICE_ENUM) };
 enum { RFI_CHOICES_OPTIMIZER(RFI_CHOICE_ENUM) };
 enum { RFI_CHOICES_MUON_SCALE(RFI_CHOICE_ENUM) };
+enum { RFI_CHOICES_ROUNDING(RFI_CHOICE_ENUM) };
 enum { RFI_CHOICES_WIDTH(RFI_CHOICE_ENUM) };
 enum { RFI_CHOICES_SCHEDULE(RFI_CHOICE_ENUM) };
 enum { RFI_CHOICES_RECOMPUTE(RFI_CHOICE_ENUM) };
@@ -117,6 +129,7 @@ enum { RFI_CHOICES_BACKWARD(RFI_CHOICE_ENUM) };
   X(AMOUNT, rfi_config_amount, "steps or percent, 2%")             \
   X(SPLIT, rfi_config_split, "percent, 5%, or a list of patterns") \
   X(GROUPS, rfi_config_groups, "list of groups")                   \
+  X(RAMP, rfi_config_ramp, "list of phases")                       \
   X(NUMBERS, rfi_config_numbers, "map of patterns to numbers")
 
 #define RFI_CONFIG_TYPE(type, ctype, text) typedef ctype RFI_CONFIG_##type;
@@ -170,6 +183,8 @@ rfr_status rfi_config_print(const rfi_config *config, bool sources, rfi_string *
 bool rfi_config_is_used(const rfi_config *config, rfi_config_id id);
 /* One value as YAML on one line. */
 rfr_status rfi_config_print_value(const rfi_config *config, rfi_config_id id, rfi_string *out);
+/* The key of a path, such as "model.hidden_size". Errors: config.key, at the file and line. */
+rfr_status rfi_config_find(const char *file, int64_t line, const char *path, rfi_config_id *out);
 /* "model.hidden_size" */
 const char *rfi_config_path(rfi_config_id id);
 /* Whether a resume compares the key with the checkpoint; run.steps is compared, and a change is a warning. */

@@ -264,6 +264,42 @@ static rfr_status parse_groups(const place *p, const rfi_yaml *node, rfi_config_
   return RFR_OK;
 }
 
+static rfr_status parse_phase(const place *p, const rfi_yaml *node, rfi_config_phase *out) {
+  static const char *const keys[] = {"until", "tokens", "sequence"};
+  static const rfi_config_row number_row = {.path = "batch.ramp", .kind = RFI_KIND_INT, .accepted = "1..1099511627776"};
+  int64_t *const values[] = {&out->until, &out->tokens, &out->sequence};
+  *out = (rfi_config_phase){0};
+  if (node->kind != RFI_YAML_MAP) return refuse(p, "something else");
+  for (const rfi_yaml *item = node->first; item; item = item->next) {
+    place at = {p->arena, &number_row, p->file, item->line};
+    const char *near = rfi_nearest(item->key, keys, 3);
+    int k = 0;
+    while (k < 3 && strcmp(item->key, keys[k]) != 0) k++;
+    if (k == 3)
+      return rfi_fail_at(RFI_E_CONFIG_KEY, p->file, item->line, "unknown key \"%.100s\" in batch.ramp; %s%s%s",
+                         item->key, near ? "did you mean \"" : "the keys are until, tokens and sequence",
+                         near ? near : "", near ? "\"?" : "");
+    if (item->kind != RFI_YAML_SCALAR || item->null) return BAD(&at, "batch.ramp: %s has no value", item->key);
+    RFI_TRY(parse_int(&at, item->text, values[k]));
+  }
+  return out->until > 0 ? RFR_OK : BAD(p, "batch.ramp: a phase needs the key until, its last step");
+}
+
+static rfr_status parse_ramp(const place *p, const rfi_yaml *node, rfi_config_ramp *out) {
+  if (node->kind != RFI_YAML_LIST) return refuse(p, node->kind == RFI_YAML_MAP ? "a map" : node->text);
+  if (node->n > RFI_RAMP_MOST) return BAD(p, "batch.ramp: %d phases; give at most %d", node->n, RFI_RAMP_MOST);
+  rfi_config_phase *items = rfi_arena_alloc(p->arena, (size_t)(node->n + 1) * sizeof *items);
+  if (!items) return RFR_NO_MEMORY;
+  int i = 0;
+  for (const rfi_yaml *item = node->first; item; item = item->next) {
+    place at = *p;
+    at.line = item->line;
+    RFI_TRY(parse_phase(&at, item, &items[i++]));
+  }
+  *out = (rfi_config_ramp){items, node->n};
+  return RFR_OK;
+}
+
 static rfr_status parse_numbers(const place *p, const rfi_yaml *node, rfi_config_numbers *out) {
   if (node->kind != RFI_YAML_MAP) return refuse(p, node->kind == RFI_YAML_LIST ? "a list" : node->text);
   rfr_adapter_number *items = rfi_arena_alloc(p->arena, (size_t)(node->n + 1) * sizeof *items);
@@ -290,6 +326,7 @@ rfr_status rfi_config_parse(rfi_arena *arena, const rfi_config_row *row, const c
     case RFI_KIND_PAIR: return parse_pair(p, node, value);
     case RFI_KIND_SPLIT: return parse_split(p, node, value);
     case RFI_KIND_GROUPS: return parse_groups(p, node, value);
+    case RFI_KIND_RAMP: return parse_ramp(p, node, value);
     case RFI_KIND_NUMBERS: return parse_numbers(p, node, value);
     default: break;
   }
@@ -378,6 +415,15 @@ static rfr_status format_groups(const rfi_config_groups *groups, rfi_string *out
   return rfi_string_append(out, "]", 1);
 }
 
+static rfr_status format_ramp(const rfi_config_ramp *ramp, rfi_string *out) {
+  RFI_TRY(rfi_string_append(out, "[", 1));
+  for (int i = 0; i < ramp->n; i++)
+    RFI_TRY(rfi_string_printf(out, "%s{until: %lld, tokens: %lld, sequence: %lld}", i ? ", " : "",
+                              (long long)ramp->items[i].until, (long long)ramp->items[i].tokens,
+                              (long long)ramp->items[i].sequence));
+  return rfi_string_append(out, "]", 1);
+}
+
 static rfr_status format_choice(const rfi_config_row *row, int i, rfi_string *out) {
   const char *c = row->accepted;
   for (; i > 0; i--) c += strcspn(c, "|") + 1;
@@ -396,6 +442,7 @@ rfr_status rfi_config_format(const rfi_config_row *row, const void *value, rfi_s
     case RFI_KIND_DTYPE: return rfi_string_printf(out, "%s", rfr_dtype_name(*(const rfr_dtype *)value));
     case RFI_KIND_STRINGS: return format_list(value, out);
     case RFI_KIND_GROUPS: return format_groups(value, out);
+    case RFI_KIND_RAMP: return format_ramp(value, out);
     case RFI_KIND_NUMBERS: return format_numbers(value, out);
     case RFI_KIND_PAIR: {
       const rfi_config_pair *pair = value;

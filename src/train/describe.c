@@ -4,6 +4,7 @@
  * run.json of the earlier session has it.
  */
 #include "train/describe.h"
+#include "train/ramp.h"
 
 #include <string.h>
 
@@ -52,7 +53,7 @@ static rfr_status put_mixture(rfr_run *run, json_t *o) {
   json_t *list = json_array();
   RFI_TRY(rfi_json_set(o, "data_sources", list));
   RFI_TRY(RFI_ALLOC(run->ctx, (size_t)n * sizeof *counts, &counts));
-  rfr_status status = rfi_mixture_counts(run->data, s->seed, run->steps * rfi_step_windows(s), counts, &total);
+  rfr_status status = rfi_mixture_counts(run->data, s->seed, rfi_ramp_windows(s, run->steps), counts, &total);
   for (int i = 0; i < n && status == RFR_OK; i++) {
     json_t *source = json_object();
     if (json_array_append_new(list, source) != 0) status = rfi_fail(RFI_E_NO_MEMORY, "the sources of a mixture");

@@ -79,7 +79,7 @@ size_t rfi_event_scalars(double time, int64_t step, const rfi_scalar *scalars, i
   uint8_t summary[RFI_EVENT_BYTES], *at = summary;
   for (int i = 0; i < n; i++) {
     const float value = (float)scalars[i].value;
-    uint8_t one[96], *end = put_bytes(one, TAG, scalars[i].tag, strlen(scalars[i].tag));
+    uint8_t one[RFI_EVENT_TAG + 16], *end = put_bytes(one, TAG, scalars[i].tag, strlen(scalars[i].tag));
     uint32_t bits;
     if (!isfinite(scalars[i].value)) continue;
     memcpy(&bits, &value, sizeof bits);

@@ -13,12 +13,13 @@
 #include <stddef.h>
 #include <stdint.h>
 
+enum { RFI_EVENT_TAG = 240 };
 typedef struct rfi_scalar {
-  const char *tag; /* "train/loss", at most 64 bytes */
+  const char *tag; /* "train/loss", at most RFI_EVENT_TAG bytes */
   double value;    /* not finite: left out */
 } rfi_scalar;
 
-enum { RFI_EVENT_BYTES = 2048 }; /* of a record with at most 20 scalars */
+enum { RFI_EVENT_BYTES = 2048 }; /* of a record with at most 20 scalars of 64 bytes, or 4 of RFI_EVENT_TAG */
 
 uint32_t rfi_crc32c(const void *data, size_t n);
 /* Each writes one record and returns its bytes. `time`: seconds since 1970. */

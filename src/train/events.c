@@ -21,7 +21,9 @@
 #include "base/base.h"
 #include "data/file.h"
 #include "data/mixture.h"
+#include "train/ramp.h"
 #include "train/tensorboard.h"
+#include "train/watched_log.h"
 
 static const char *const names[] = {
 #define EVENT_NAME(e, name) name,
@@ -109,7 +111,7 @@ static void put_sources(line *l, rfr_run *run, int64_t step) {
   int64_t *counts, total;
   char number[32];
   if (n == 0 || RFI_ALLOC(run->ctx, (size_t)n * sizeof *counts, &counts) != RFR_OK) return;
-  if (rfi_mixture_counts(run->data, s->seed, step * rfi_step_windows(s), counts, &total) == RFR_OK) {
+  if (rfi_mixture_counts(run->data, s->seed, rfi_ramp_windows(s, step), counts, &total) == RFR_OK) {
     put(l, ", \"source_tokens\": [");
     for (int i = 0; i < n && l->n < sizeof l->text - 160; i++) {
       rfi_snprintf(number, sizeof number, "%s%lld", i > 0 ? ", " : "", (long long)(counts[i] * s->sequence));
@@ -166,14 +168,17 @@ static void append_log(rfr_run *run, const rfr_event *e, double time) {
 }
 
 void rfi_run_emit(rfr_run *run, rfr_event *e) {
+  const int rank = rfr_comm_rank(run->options.comm);
   e->size = sizeof *e;
   e->steps = run->steps;
+  e->rank = rank > 0 ? rank : 0;
   if (!e->message) e->message = "";
   const bool rare = e->kind == RFR_EVENT_METRICS && !e->skipped && e->step != 1 && e->step != run->steps &&
                     e->step % run->settings->log_every != 0;
   if (run->log >= 0 && !rare && e->kind != RFR_EVENT_PROGRESS) {
     const double time = wall_time();
-    append_log(run, e, time);
+    if (e->kind == RFR_EVENT_WATCH) rfi_watched_write(run, e, time);
+    else append_log(run, e, time);
     rfi_tensorboard_event(run, e, time);
   }
   if (run->options.on_event) run->options.on_event(e, run->options.event_user);
@@ -186,6 +191,21 @@ void rfi_run_warn(rfr_run *run, const char *format, ...) {
   vsnprintf(text, sizeof text, format, args);
   va_end(args);
   rfi_run_emit(run, &(rfr_event){.kind = RFR_EVENT_WARNING, .message = text, .step = run->step});
+}
+
+bool rfi_run_append(const rfr_run *run, const char *file, const char *lines, size_t n, char wrong[256]) {
+  char *path = NULL;
+  int fd = -1;
+  bool taken = false;
+  rfr_status s = rfi_path_join(run->ctx, run->folder, file, &path);
+  if (s == RFR_OK) s = rfi_journal_open(path, &fd, &taken);
+  rfi_free(run->ctx, path);
+  const char *why = s != RFR_OK ? rfr_last_error()->message
+                    : taken     ? "another process has it open"
+                                : rfi_journal_append(fd, lines, n);
+  snprintf(wrong, 256, "%s", why ? why : "");
+  rfi_journal_close(fd);
+  return !why;
 }
 
 rfr_status rfi_log_open(rfr_run *run, const char *folder) {

@@ -20,6 +20,7 @@
 #include "exec/exec.h"
 #include "model/weights.h"
 #include "nn/adapter.h"
+#include "pass/watch_values.h"
 #include "train/events.h"
 #include "train/host.h"
 #include "train/parts.h"
@@ -27,14 +28,15 @@
 
 enum { STAGE = 64 << 20 };
 
-/* Not saved: the metrics ring, and a text with its caches. */
+/* Not saved: the rings of metrics and watched values, and a text with its caches. */
 static bool is_transient(const char *name) {
-  return strcmp(name, RFI_NAME_METRICS) == 0 || strcmp(name, RFI_NAME_TEXT) == 0 ||
+  return strcmp(name, RFI_NAME_METRICS) == 0 || strcmp(name, RFI_WATCH_NAME) == 0 || strcmp(name, RFI_NAME_TEXT) == 0 ||
          strcmp(name, RFI_NAME_CURSOR) == 0 || strncmp(name, "cache.", 6) == 0;
 }
 
 rfi_kind rfi_kind_of(const rfr_run *run, const rfr_tensor *x) {
   const bool is_weight = x->role == RFR_ROLE_TRAINABLE || x->role == RFR_ROLE_FROZEN;
+  if (rfi_is_average(x)) return RFI_KIND_OPTIMIZER;
   if (run->settings->adapter && rfi_adapter_state_stores(run, x)) return RFI_KIND_WEIGHT;
   if (is_weight && run->settings->adapter) return rfi_adapter_has_name(x->name) ? RFI_KIND_OTHER : RFI_KIND_BASE;
   if (is_weight) return RFI_KIND_WEIGHT;

@@ -16,9 +16,11 @@
 #include "train/events.h"
 #include "train/failure.h"
 #include "train/host.h"
+#include "train/ramp.h"
 #include "train/run_programs.h"
 #include "train/samples.h"
 #include "train/state.h"
+#include "train/watched_log.h"
 
 enum { SKIPS_IN_A_ROW = 20, ZERO_STEPS = 10, LEAST_WINDOWS = 64 };
 
@@ -100,7 +102,9 @@ static void warn_of_routing(rfr_run *run, const double *m) {
 static int64_t evaluation_windows(const rfr_run *run, int64_t steps) {
   const rfi_settings *s = run->settings;
   if (s->evaluate_windows >= 0) return s->evaluate_windows;
-  const int64_t share = steps * rfi_step_windows(s) / 4; /* a window costs a third of a trained one */
+  const int64_t end = steps > run->step ? steps : run->step;
+  const int64_t windows = rfi_ramp_windows(s, end) - rfi_ramp_windows(s, end - steps);
+  const int64_t share = windows / 4; /* a window costs a third of a trained one */
   return share > LEAST_WINDOWS ? share : LEAST_WINDOWS;
 }
 
@@ -146,6 +150,19 @@ static rfr_status fail_skipped(const rfr_run *run) {
                   run->skipped_for_routing ? "routing was invalid" : "gradients were not finite");
 }
 
+/* The first step of a phase is announced. */
+static void announce_phase(rfr_run *run, int64_t step) {
+  const rfi_settings *s = run->settings;
+  const int phase = rfi_ramp_phase(s, step);
+  char message[128];
+  if (step == 0 || phase == rfi_ramp_phase(s, step - 1)) return;
+  snprintf(message, sizeof message, "from step %lld on: %lld tokens a step, sequences of %lld", (long long)step + 1,
+           (long long)rfi_ramp_tokens(s, phase), (long long)rfi_ramp_sequence(s, phase));
+  rfi_run_emit(
+      run,
+      &(rfr_event){.kind = RFR_EVENT_SCHEDULE, .step = step, .tokens = rfi_ramp_tokens(s, phase), .message = message});
+}
+
 /* One step, and its metrics. On a device with its own memory the steps up to number `until` are launched ahead, as far
  * as the ring goes, so that the device is never idle. */
 static rfr_status step(rfr_run *run, int64_t until, rfr_op_time *times, int max, int *n) {
@@ -160,11 +177,12 @@ static rfr_status step(rfr_run *run, int64_t until, rfr_op_time *times, int max,
        run->launched++) {
     if (run->stop_ring.data)
       ((float *)run->stop_ring.data)[run->launched % run->settings->spec.slots] = (float)rfi_stop_requested_here(run);
-    if (times) RFI_TRY(rfr_program_profile(run->programs, rfr_run_program_index(run, RFR_RUN_TRAIN), times, max, n));
+    if (times) RFI_TRY(rfr_program_profile(run->programs, rfi_training_program(run, run->launched), times, max, n));
     else RFI_TRY(rfi_launch(run, RFR_RUN_TRAIN));
   }
   RFI_TRY(read_metrics(run, run->step, m, &by_layer));
   run->stop_agreed |= m[RFI_METRIC_STOP] > 0.0;
+  announce_phase(run, run->step);
   run->step++;
   const bool skipped = m[RFI_METRIC_SKIP] != 0.0, preference = run->settings->spec.preference;
   const double seconds = rfi_now() - start;
@@ -190,6 +208,7 @@ static rfr_status step(rfr_run *run, int64_t until, rfr_op_time *times, int max,
                         .seconds_left = run->clock.time > 0.0 ? run->clock.left
                                                               : run->step_seconds * (double)(run->steps - run->step),
                         .seconds = seconds});
+  if (!times && rfi_watches(run, run->step - 1)) RFI_TRY(rfi_watched_emit(run));
   warn_of_routing(run, m);
   RFI_TRY(check_zeros(run));
   return run->skipped_in_row < SKIPS_IN_A_ROW ? RFR_OK : fail_skipped(run);
@@ -205,7 +224,7 @@ rfr_status rfr_run_profile(rfr_run *run, rfr_op_time *times, int max, int *n) {
   RFI_TRY(rfi_run_check(run, RFR_RUN_TRAIN));
   if (run->stages) return rfi_fail(RFI_E_UNSUPPORTED, "the ops of a pipeline's step; time its stages instead");
   if (times) return step(run, run->step + 1, times, max, n);
-  return rfr_program_profile(run->programs, rfr_run_program_index(run, RFR_RUN_TRAIN), NULL, 0, n);
+  return rfr_program_profile(run->programs, rfi_training_program(run, run->step), NULL, 0, n);
 }
 
 static bool every(int64_t step, int64_t period) { return period > 0 && step % period == 0; }

@@ -25,10 +25,6 @@ static bool has_own_data(const rfi_settings *s, const rfr_run_options *o) {
   (void)s;
   return o->data != NULL;
 }
-static bool has_preference(const rfi_settings *s, const rfr_run_options *o) {
-  (void)o;
-  return s->config->data_format == RFI_FORMAT_preference;
-}
 
 static bool has_adapter(const rfi_settings *s, const rfr_run_options *o) {
   (void)o;
@@ -48,6 +44,11 @@ static bool has_muon(const rfi_settings *s, const rfr_run_options *o) {
   return s->config->optimizer_name == RFI_OPTIMIZER_muon;
 }
 
+static bool has_sharded_ema(const rfi_settings *s, const rfr_run_options *o) {
+  (void)o;
+  return s->config->optimizer_ema > 0 && s->parallel.shard != RFR_SHARD_NONE;
+}
+
 /* Bits of a row: modes of parallel.shard, and experts over ranks. */
 enum { NONE = 1 << RFR_SHARD_NONE, OPTIMIZER = 1 << RFR_SHARD_OPTIMIZER, FULL = 1 << RFR_SHARD_FULL, EXPERTS = 8 };
 
@@ -61,13 +62,13 @@ static const struct {
     {"run.tune", has_tune, NONE | OPTIMIZER | FULL, "ranks would choose different algorithms; remove the key"},
     {"data of the program", has_own_data, NONE | OPTIMIZER | FULL,
      "windows are asked for in order on one rank; give files in data.train"},
-    {"data.format: preference", has_preference, OPTIMIZER | FULL,
-     "ranks with and without a cached reference would run different programs; use parallel.shard none"},
     {"an adapter", has_adapter, EXPERTS, "give parallel.expert: 1"},
     {"precision.recipe", has_recipe, EXPERTS, "ranks would have different scales; give parallel.expert: 1"},
     {"optimizer.state_dtype: u8", has_moments8, EXPERTS, "a rank's part would have other blocks; give bf16 or f32"},
     {"optimizer.name: muon", has_muon, OPTIMIZER | FULL | EXPERTS,
      "a rank needs complete matrices; give parallel.shard: none and parallel.expert: 1"},
+    {"optimizer.ema with parallel.shard", has_sharded_ema, EXPERTS,
+     "the averages of a rank's experts have no gather; give parallel.shard: none"},
 };
 
 /* `with`: what the bit stands for, before "over N ranks". */

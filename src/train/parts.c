@@ -46,6 +46,10 @@ bool rfi_is_here(const rfr_run *run, int i) {
   return s->parallel.pipeline <= 1 || rfi_pipeline_owns(&s->spec, s->spec.pipeline.rank, i);
 }
 
+bool rfi_is_average(const rfr_tensor *x) {
+  return x->role == RFR_ROLE_TRAINABLE && rfi_ends_in(x->name, RFI_SUFFIX_EMA);
+}
+
 bool rfi_of_parameter(const rfr_tensor *x) {
   static const char *const states[] = {RFI_SUFFIX_M, RFI_SUFFIX_V, RFI_SUFFIX_MOMENTUM, RFI_SUFFIX_MASTER};
   for (size_t i = 0; x->role == RFR_ROLE_STATE && i < sizeof states / sizeof *states; i++)

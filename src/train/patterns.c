@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Matches patterns with names. The nearest name needs the fewest insertions, deletions and replacements of characters
- * to match the pattern; characters that * matches cost nothing.
+ * Matches patterns with names.
  */
 #include "train/patterns.h"
 
@@ -9,6 +8,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "base/base.h"
 #include "model/hf.h"
 
 static rfr_type type_of(const rfr_parameter *p) {
@@ -29,27 +29,6 @@ bool rfi_pattern_matches(const rfr_model_config *c, const char *glob, const rfr_
   return true;
 }
 
-static int least(int a, int b) { return a < b ? a : b; }
-
-/* cost[j]: edit distance of the pattern up to here to the first j characters of the name. */
-static int distance(const char *glob, const char *name) {
-  enum { NAME = sizeof((rfi_hf_tensor *)0)->name };
-  const int n = least((int)strlen(name), NAME - 1);
-  int cost[NAME];
-  for (int j = 0; j <= n; j++) cost[j] = j;
-  for (; *glob; glob++) {
-    int before = cost[0]; /* distance without the last character of both */
-    cost[0] += *glob != '*';
-    for (int j = 1; j <= n; j++) {
-      const int was = cost[j];
-      if (*glob == '*') cost[j] = least(was, cost[j - 1]);
-      else cost[j] = least(before + (*glob != '?' && *glob != name[j - 1]), 1 + least(was, cost[j - 1]));
-      before = was;
-    }
-  }
-  return cost[n];
-}
-
 void rfi_pattern_miss(const rfr_model_config *c, const char *glob, char *out, size_t size) {
   int nearest = INT_MAX;
   rfr_parameter p;
@@ -59,7 +38,7 @@ void rfi_pattern_miss(const rfr_model_config *c, const char *glob, char *out, si
     for (int k = -1; k < rfi_hf_pieces(p.name, &type); k++) {
       if (k >= 0) rfi_hf_piece(c, p.name, &type, k, &piece);
       const char *name = k < 0 ? p.name : piece.name;
-      const int d = distance(glob, name);
+      const int d = rfi_glob_distance(glob, name);
       if (d >= nearest) continue;
       nearest = d;
       if (d > 0) snprintf(out, size, "the nearest is %s", name);

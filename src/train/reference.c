@@ -5,7 +5,7 @@
  * A new adapter changes nothing, so with one the reference is the base model. The weights of step 0 can be loaded at
  * any time, so the numbers are a cache: a file beside the cached tokens, named by a hash of the model, the rows, the
  * precision, the machine and the batch. A resumed run reads it, or computes the same numbers before it loads its
- * checkpoint. No second model is in memory.
+ * checkpoint. No second model is in memory. If a rank has no cache, all ranks compute the numbers together.
  */
 #include "train/reference.h"
 
@@ -14,6 +14,8 @@
 #include "base/base.h"
 #include "base/json.h"
 #include "data/file.h"
+#include "dist/comm.h"
+#include "dist/watch.h"
 #include "model/hf.h"
 #include "model/peft.h"
 #include "nn/adapter.h"
@@ -31,6 +33,7 @@ static void hash_text(rfi_hasher *h, const char *text) { rfi_hasher_add(h, text,
 
 /* First values of an adapter do not change the model. */
 static bool is_in_key(const rfr_run *run, const rfr_tensor *x) {
+  if (rfi_is_average(x)) return false; /* it begins as the weight */
   if (x->role != RFR_ROLE_TRAINABLE && x->role != RFR_ROLE_FROZEN) return false;
   return !run->settings->adapter || run->settings->adapter_from || !rfi_adapter_has_name(x->name);
 }
@@ -164,12 +167,27 @@ static rfr_status write_cache(rfr_run *run, const char *folder, const char *path
 
 /* ---- the numbers ---- */
 
+/* Ranks run the programs of an evaluation together, so all compute the numbers or none, and all stop. */
+static rfr_status any_rank(rfr_run *run, bool mine, bool *any) {
+  const int ranks = run->settings->parallel.ranks;
+  const int64_t own = mine;
+  int64_t *all;
+  *any = mine;
+  if (ranks == 1) return RFR_OK;
+  RFI_TRY(rfi_comm_collect(run->ctx, run->options.comm, &own, sizeof own, (void **)&all));
+  for (int r = 0; r < ranks; r++) *any = *any || all[r] != 0;
+  rfi_free(run->ctx, all);
+  return RFR_OK;
+}
+
 static rfr_status compute_split(rfr_run *run, rfi_split split, int32_t *pairs, float *losses) {
   const rfi_settings *settings = run->settings;
   int64_t windows, predicted = 0;
   RFI_TRY(rfi_row_dataset_windows_once(run->data, split, &windows));
   for (int64_t w = 0; w < windows; w += settings->eval_rows) {
-    if (rfi_stop_requested(run)) return rfi_fail(RFI_E_STOPPED, "stopped before the first step");
+    bool stops;
+    RFI_TRY(any_rank(run, rfi_stop_requested_here(run), &stops));
+    if (stops) return rfi_fail(RFI_E_STOPPED, "stopped before the first step");
     RFI_TRY(rfi_evaluate_pairs(run, split, w, pairs, losses, &predicted));
     for (int64_t p = 0; p < rfi_most_pairs(settings->spec.eval_tokens); p++)
       if (pairs[p] >= 0) run->reference[split][pairs[p]] = losses[2 * p + 1] - losses[2 * p];
@@ -196,9 +214,18 @@ fail:
   return s;
 }
 
+/* No program with collectives runs while the ranks are watched (dist/watch.h). */
+static rfr_status compute_together(rfr_run *run) {
+  rfr_comm *comm = run->options.comm;
+  const bool watched = comm && comm->watch;
+  RFI_TRY(rfi_comm_unwatch(comm));
+  RFI_TRY(compute(run));
+  return watched ? rfi_comm_watch(run->ctx, comm) : RFR_OK;
+}
+
 rfr_status rfi_reference_prepare(rfr_run *run) {
   char *folder = NULL, *path = NULL;
-  bool found = false;
+  bool found = false, computes;
   rfi_hash key;
   rfr_status s;
   if (!run->settings->spec.preference || !run->data || run->reference[RFI_TRAIN]) return RFR_OK;
@@ -210,7 +237,8 @@ rfr_status rfi_reference_prepare(rfr_run *run) {
   RFI_TRY(find_key(run, &key));
   RFI_GOTO(cache_path(run, key, &folder, &path));
   if (path) RFI_GOTO(read_cache(run, path, &all, &found));
-  if (!found) RFI_GOTO(compute(run));
+  RFI_GOTO(any_rank(run, !found, &computes));
+  if (computes) RFI_GOTO(compute_together(run));
   if (!found && path) RFI_GOTO(write_cache(run, folder, path, &all));
 fail:
   rfi_free(run->ctx, folder);

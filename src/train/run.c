@@ -27,6 +27,7 @@
 #include "train/events.h"
 #include "train/handshake.h"
 #include "train/host.h"
+#include "train/ramp.h"
 #include "train/reference.h"
 #include "train/run_programs.h"
 #include "train/samples.h"
@@ -44,6 +45,8 @@ static rfr_status check_options(const rfr_run_options *o, const char *config_tex
   if (o->programs & ~RFR_RUN_ALL) return rfi_fail(RFI_E_ARGUMENT, "rfr_run_options.programs is %d", o->programs);
   if (o->n_overrides < 0 || (o->n_overrides > 0 && !o->overrides))
     return rfi_fail(RFI_E_ARGUMENT, "rfr_run_options: %d overrides, but no list", o->n_overrides);
+  if (o->ema && (o->programs & RFR_RUN_TRAIN))
+    return rfi_fail(RFI_E_ARGUMENT, "rfr_run_options.ema is for reading; training goes on with the trained weights");
   if (!config_text && !folder) return rfi_fail(RFI_E_ARGUMENT, "neither a configuration nor a folder is given");
   return RFR_OK;
 }
@@ -94,11 +97,10 @@ static void warn_line(void *run, const char *line) { rfi_run_warn(run, "%s", lin
 /* The steps of a run with run.epochs. */
 static rfr_status count_steps(rfr_run *run) {
   rfi_settings *s = run->settings;
-  const int64_t each = rfi_step_windows(s);
   RFI_TRY(rfi_dataset_windows(run->data, s->seed, s->epochs, &run->windows));
   if (run->windows == 0)
     return rfi_fail(RFI_E_DATA_EMPTY, "run.epochs: %g epochs of the data have no window", s->epochs);
-  RFI_TRY(rfi_settings_set_steps(s, (run->windows + each - 1) / each));
+  RFI_TRY(rfi_settings_set_steps(s, rfi_ramp_steps(s, run->windows, true)));
   run->steps = s->steps;
   return RFR_OK;
 }
@@ -125,7 +127,7 @@ static rfr_status open_source(rfr_run *run) {
 /* A mixture whose sources have a limit must last for all steps, as far as they are known. */
 static rfr_status check_mixture(rfr_run *run) {
   const rfi_settings *s = run->settings;
-  const int64_t each = rfi_step_windows(s), wanted = s->steps * each;
+  const int64_t wanted = rfi_ramp_windows(s, s->steps);
   const rfi_config_source *at = &s->config->source[RFI_CFG_data_shares];
   const int n = rfi_mixture_sources(run->data);
   int64_t *counts, total = 0;
@@ -136,7 +138,8 @@ static rfr_status check_mixture(rfr_run *run) {
     status = rfi_fail_at(RFI_E_DATA_EMPTY, at->line ? at->from : s->config->file, at->line,
                          "data.max_epochs: all sources are used up in step %lld of %lld; raise data.max_epochs of a "
                          "source, or set run.steps to %lld",
-                         (long long)(total / each + 1), (long long)s->steps, (long long)(total / each));
+                         (long long)rfi_ramp_steps(s, total, false) + 1, (long long)s->steps,
+                         (long long)rfi_ramp_steps(s, total, false));
   for (int i = 0; status == RFR_OK && i < n; i++)
     if (counts[i] == 0)
       status = rfi_fail_at(RFI_E_DATA_EMPTY, at->line ? at->from : s->config->file, at->line,
@@ -159,12 +162,25 @@ static rfr_status open_files(rfr_run *run, bool evaluates) {
                   d->documents[RFI_TRAIN]);
 }
 
+/* A phase with shorter sequences cuts windows, and a row or a window of the program has its own documents. */
+static rfr_status check_sequences(const rfr_run *run) {
+  const rfi_settings *s = run->settings;
+  const rfi_config_source *at = &s->config->source[RFI_CFG_batch_ramp];
+  bool shorter = false;
+  for (int i = 0; i < s->n_ramp; i++) shorter |= s->ramp[i].sequence < s->sequence;
+  if (!shorter || (!run->own_data && !rfi_dataset_get_stats(run->data)->rows)) return RFR_OK;
+  return rfi_fail_at(RFI_E_UNSUPPORTED, at->line ? at->from : s->config->file, at->line,
+                     "batch.ramp: sequence: %s would be cut; give phases `tokens` alone",
+                     run->own_data ? "windows of the program" : "rows");
+}
+
 static rfr_status open_data(rfr_run *run) {
   const int programs = run->options.programs; /* 0: the data alone */
   if (run->options.no_data || (programs && !(programs & (RFR_RUN_TRAIN | RFR_RUN_EVALUATE)))) return RFR_OK;
   const bool evaluates = programs && !(programs & RFR_RUN_TRAIN);
   if (run->options.data || run->settings->config->data_train.n == 0) RFI_TRY(open_source(run));
   else RFI_TRY(open_files(run, evaluates));
+  RFI_TRY(check_sequences(run));
   rfi_hash_format(run->hash, rfi_dataset_get_stats(run->data)->hash);
   return run->settings->epochs > 0 && !evaluates ? count_steps(run) : RFR_OK;
 }
@@ -370,6 +386,8 @@ static rfr_status open_reader(rfr_run *run, const char *text, const char *folder
   const bool from_model = !folder && run->settings->weights; /* the weights of the configuration's model */
   if (!from && !from_model)
     return rfi_fail(RFI_E_CHECKPOINT, "%s: there is no checkpoint to read", folder ? folder : "no folder");
+  if (!from && run->options.ema)
+    RFI_GOTO(rfi_fail(RFI_E_RUN_EMA, "%s is a model: only a checkpoint has averaged weights", run->settings->weights));
   RFI_GOTO(open_data(run));
   RFI_GOTO(compile(run));
   RFI_GOTO(rfi_handshake(run, from ? from->step : -1, RFR_OK));
@@ -427,7 +445,7 @@ rfr_status rfr_run_open(rfr_ctx *ctx, const char *config_text, const char *folde
   RFI_TRY(RFI_ALLOC(ctx, sizeof *run, &run));
   run->ctx = ctx;
   run->options = o;
-  run->log = run->event_file = -1;
+  run->log = run->event_file = run->watched = -1;
   run->tokens_per_byte = 1.0;
   atomic_init(&run->stop, 0);
   if (folder) RFI_GOTO(rfi_path_join(ctx, folder, "config.yaml", &config_path));

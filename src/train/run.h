@@ -42,9 +42,14 @@ struct rfr_run {
   int64_t *positions;     /* of own data: before step k, at k % (slots + 1) */
   rfr_programs *programs;
   double *stage_seconds, update_start; /* of rfr_run_stage_costs; NULL: not running */
-  rfi_stages *stages;                                  /* NULL: the training program has the whole step */
-  int n_programs, bits[6];                             /* RFR_RUN_... of each program; a pipeline's rank may have two
-                                                        * evaluations, of its first and its second stage */
+  rfi_stages *stages;                  /* NULL: the training program has the whole step */
+  int n_programs;
+  int bits[7 + RFI_RAMP_MOST]; /* RFR_RUN_... of each program; a pipeline's rank may have two evaluations, of its first
+                                    and its second stage; each phase of a ramp has a training program, that of the last
+                                    one is the first of them; 0: watched */
+  int phases[RFI_RAMP_MOST + 1];                       /* the training program of each phase */
+  int watched;                                         /* the training program that watches values; -1: none */
+  bool watch_failed;                                   /* watch.jsonl cannot be written */
   rfr_tensor block, tokens, targets, offsets, metrics; /* of training */
   rfr_tensor pairs, reference_ring;                    /* of training on preferences */
   rfr_tensor lr_steps;                                 /* of training for a given time */
@@ -59,7 +64,7 @@ struct rfr_run {
   double tokens_per_byte; /* of the targets in training: 1 if tokens are bytes */
   int64_t windows;        /* of a run with run.epochs; later windows are padding. 0: there is no end */
   int skipped_in_row;
-  bool skipped_for_routing; /* the last one of them */
+  bool skipped_for_routing;            /* the last one of them */
   double step_seconds, window_seconds; /* means: recent, of a step; of the last evaluation */
   rfi_run_clock clock;                 /* of a run that is given in time */
   bool ready;                          /* the state has values */

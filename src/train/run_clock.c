@@ -7,14 +7,15 @@
 
 #include <math.h>
 
-enum { WARMUP_SAMPLES = 10 }; /* steps from which the warmup is estimated */
+enum { WARMUP_SAMPLES = 10 }; /* the warmup is estimated from as many steps after the first, at least */
+#define WARMUP_TIME 0.01      /* and from this share of the run's time */
+#define WARMUP_TOLERANCE 0.05 /* smaller changes of the estimate are left out */
 #define WINDOW 0.12           /* of the run's time, that the mean speed covers */
 #define LONGEST (INT64_C(1) << 50)
 
 void rfi_run_clock_init(rfi_run_clock *c) {
-  c->used = c->other = c->recent_steps = c->recent_seconds = c->left = c->steps_left = 0.0;
+  c->used = c->other = c->recent_steps = c->recent_seconds = c->left = c->steps_left = c->early = 0.0;
   c->steps = 0;
-  c->fastest = INFINITY;
   c->decided = false;
   c->lr_steps[RFI_LR_WARMUP] = c->warmup.share ? (c->warmup.value > 0.0 ? 1000 : 0) : (int64_t)c->warmup.value;
   c->lr_steps[RFI_LR_DECAY] = c->lr_steps[RFI_LR_END] = RFI_LR_LATER;
@@ -41,10 +42,17 @@ static void move_end(rfi_run_clock *c, int64_t n, int64_t end) {
   c->lr_steps[RFI_LR_END] = end;
 }
 
-/* From the fastest of the first steps: the very first ones touch memory for the first time. */
-static rfi_clock_change set_warmup(rfi_run_clock *c, int64_t n) {
-  const int64_t warmup = (int64_t)(c->warmup.value * ((double)n + c->left / fmax(c->fastest, 1e-9)));
-  if (!c->warmup.share || c->steps > WARMUP_SAMPLES || warmup == c->lr_steps[RFI_LR_WARMUP]) return RFI_CLOCK_SAME;
+/* From the mean of the early steps, without the first one, which touches its memory. A single step does not show the
+ * speed: on a device, steps are launched ahead, and the metrics of several are there at once. */
+static rfi_clock_change set_warmup(rfi_run_clock *c, int64_t n, double seconds) {
+  const int64_t samples = c->steps - 1, old = c->lr_steps[RFI_LR_WARMUP];
+  const bool enough = samples > WARMUP_SAMPLES, long_enough = c->early >= WARMUP_TIME * c->time;
+  if (!c->warmup.share || samples < 1 || (enough && long_enough)) return RFI_CLOCK_SAME;
+  c->early += seconds;
+  if (!enough && c->early < WARMUP_TIME * c->time) return RFI_CLOCK_SAME;
+  const double each = fmax(c->early / (double)samples, 1e-9);
+  const int64_t warmup = rounded(c->warmup.value * ((double)n + c->left / each));
+  if (fabs((double)(warmup - old)) <= WARMUP_TOLERANCE * (double)old) return RFI_CLOCK_SAME;
   c->lr_steps[RFI_LR_WARMUP] = warmup;
   return RFI_CLOCK_WARMUP;
 }
@@ -55,7 +63,6 @@ rfi_clock_change rfi_run_clock_step(rfi_run_clock *c, int64_t n, double seconds)
   c->recent_steps = c->recent_steps * keep + 1.0;
   c->recent_seconds = c->recent_seconds * keep + seconds;
   c->steps++;
-  c->fastest = fmin(c->fastest, seconds);
   const double total = c->time - c->reserve, each = fmax(seconds_per_step(c), 1e-9);
   const double left = fmax(total - c->used, 0.0), steps_left = left / each;
   int64_t *const s = c->lr_steps;
@@ -63,7 +70,7 @@ rfi_clock_change rfi_run_clock_step(rfi_run_clock *c, int64_t n, double seconds)
   if (s[RFI_LR_END] == RFI_LR_LATER) {
     c->left = left;
     c->steps_left = steps_left;
-    change = set_warmup(c, n);
+    change = set_warmup(c, n, seconds);
     if (c->decays && (c->decay.share ? left <= c->decay.value * total : steps_left <= c->decay.value)) {
       s[RFI_LR_DECAY] = n;
       s[RFI_LR_END] = n + rounded(steps_left);

@@ -35,7 +35,7 @@ typedef struct rfi_run_clock {
   bool decided;   /* no more decisions */
   int64_t lr_steps[RFI_LR_STEPS_N];
   double left, steps_left; /* estimates: seconds and steps until the last step is done */
-  double other, recent_steps, recent_seconds, fastest;
+  double other, recent_steps, recent_seconds, early;
   int64_t steps;
 } rfi_run_clock;
 

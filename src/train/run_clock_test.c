@@ -127,6 +127,21 @@ static void warmup(void **state) {
   assert_in_range(c.lr_steps[RFI_LR_WARMUP], steps * 2 / 100, steps * 6 / 100);
 }
 
+/* A device whose steps take 1 ms runs ahead by up to `slots` of them, so the metrics of several are read at once. */
+static void warmup_of_launched_ahead(void **state) {
+  (void)state;
+  for (int slots = 2; slots <= 64; slots *= 2) {
+    rfi_run_clock c = clock_of(120);
+    int64_t n = 0;
+    for (; c.lr_steps[RFI_LR_END] == RFI_LR_LATER; n++)
+      rfi_run_clock_step(&c, n + slots, n == 0 ? 0.5 : n % slots == 0 ? 1e-3 * slots - 1e-5 * (slots - 1) : 1e-5);
+    const int64_t steps = n * 10 / 7; /* the decay has 30 % */
+    if (c.lr_steps[RFI_LR_WARMUP] < steps * 3 / 100 || c.lr_steps[RFI_LR_WARMUP] > steps * 5 / 100)
+      fail_msg("%d slots: a warmup of %lld of %lld steps", slots, (long long)c.lr_steps[RFI_LR_WARMUP],
+               (long long)steps);
+  }
+}
+
 static void resumed_in_the_decay(void **state) {
   (void)state;
   rfi_run_clock c = clock_of(120);
@@ -151,8 +166,12 @@ static void too_little_time(void **state) {
 }
 
 int main(void) {
-  const struct CMUnitTest tests[] = {cmocka_unit_test(ends_on_time),         cmocka_unit_test(decay_as_planned),
-                                     cmocka_unit_test(decay_in_steps),       cmocka_unit_test(warmup),
-                                     cmocka_unit_test(resumed_in_the_decay), cmocka_unit_test(too_little_time)};
+  const struct CMUnitTest tests[] = {cmocka_unit_test(ends_on_time),
+                                     cmocka_unit_test(decay_as_planned),
+                                     cmocka_unit_test(decay_in_steps),
+                                     cmocka_unit_test(warmup),
+                                     cmocka_unit_test(warmup_of_launched_ahead),
+                                     cmocka_unit_test(resumed_in_the_decay),
+                                     cmocka_unit_test(too_little_time)};
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -9,6 +9,7 @@
 #include "nn/adapter.h"
 #include "nn/nn.h"
 #include "text/row_dataset.h"
+#include "train/ramp.h"
 #include "train/state.h"
 #include "train/state_json.h"
 
@@ -27,6 +28,19 @@ static double step_flops(const rfr_model_config *c, int64_t sequence, int64_t to
     weights += p.rank > 2 ? each * (double)c->experts_per_token : each;
   }
   return (double)tokens * (6.0 * weights + 6.0 * (double)(c->layers * c->heads * c->head_dim * sequence));
+}
+
+rfr_status rfr_run_phase_at(const rfr_run *run, int i, rfr_run_phase *out) {
+  RFI_TRY(rfi_check_handle(run, "rfr_run"));
+  RFI_TRY(rfi_check_handle(out, "rfr_run_phase"));
+  const rfi_settings *s = run->settings;
+  *out = (rfr_run_phase){.size = sizeof *out, .program = -1};
+  if (i < 0 || i > s->n_ramp) return rfi_fail(RFI_E_ARGUMENT, "phase %d of %d", i, s->n_ramp + 1);
+  out->until = i < s->n_ramp ? s->ramp[i].until : 0;
+  out->tokens = rfi_ramp_tokens(s, i);
+  out->sequence = rfi_ramp_sequence(s, i);
+  if (rfr_run_program_index(run, RFR_RUN_TRAIN) >= 0) out->program = run->phases[i];
+  return RFR_OK;
 }
 
 void rfr_run_get_info(const rfr_run *run, rfr_run_info *out) {
@@ -82,9 +96,9 @@ void rfr_run_get_info(const rfr_run *run, rfr_run_info *out) {
     out->byte_tokens = !s->spec.preference && !run->own_data && !d->token_files && (!s->tokenizer || !d->rows);
     if (s->epochs > 0) out->epochs = s->epochs;
     else if (d->rows && d->windows[RFI_TRAIN] > 0)
-      out->epochs = (double)out->steps * (double)rfi_step_windows(s) / (double)d->windows[RFI_TRAIN];
+      out->epochs = (double)rfi_ramp_windows(s, out->steps) / (double)d->windows[RFI_TRAIN];
     else if (out->train_tokens > 0)
-      out->epochs = (double)out->steps * (double)out->tokens_per_step / (double)out->train_tokens;
+      out->epochs = (double)rfi_ramp_windows(s, out->steps) * (double)s->sequence / (double)out->train_tokens;
   }
   for (int i = 0; i < rfr_model_parameter_count(&s->spec.model); i++) {
     rfr_parameter p;
@@ -111,7 +125,7 @@ void rfr_run_get_pipeline(const rfr_run *run, rfr_run_pipeline *out) {
                             .stages = rfi_pipeline_stages(p),
                             .schedule = p->schedule,
                             .microbatches = run->settings->spec.microbatches,
-                            .planned_bytes = m.planned_bytes,
+                            .planned_bytes = m.planned_bytes - m.step_memory_bytes,
                             .slot_bytes = m.slot_bytes,
                             .slots = m.slots,
                             .shared_bytes = m.shared_bytes,

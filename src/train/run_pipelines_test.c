@@ -140,6 +140,10 @@ static const struct {
      "refrain: 1\nmodel: {model_type: llama, hidden_size: 72, num_hidden_layers: 4, num_attention_heads: 3}\n" DATA
          BATCH "optimizer: {name: adamw, lr: 3e-3, state_dtype: u8}\nmemory: {recompute: all}\n" SINGLE STEPS_RUN,
      1e-5}, /* the codes of a moment change with the last bits of a gradient */
+    {"fp8_delayed",
+     "refrain: 1\nmodel: {model_type: llama, hidden_size: 48, num_hidden_layers: 4, num_attention_heads: 3}\n" DATA
+         BATCH ADAM "precision: {dtype: f32, recipe: fp8_delayed, history: 2}\n" STEPS_RUN,
+     2e-2},
 };
 enum { ROWS = sizeof rows / sizeof *rows };
 static const char *const schedules[] = {"gpipe", "1f1b", "interleaved", "zb-h1", "zb-v"};

@@ -12,6 +12,7 @@
 #include "train/events.h"
 #include "train/host.h"
 #include "train/parts.h"
+#include "train/ramp.h"
 
 int rfr_run_program_index(const rfr_run *run, int program) {
   for (int i = 0; run && i < run->n_programs; i++)
@@ -50,9 +51,12 @@ rfr_status rfi_launch_at(rfr_run *run, int i) {
   return rfr_program_replay(run->programs, i, NULL, 0);
 }
 
+int rfi_training_program(const rfr_run *run, int64_t step) { return run->phases[rfi_ramp_phase(run->settings, step)]; }
+
 rfr_status rfi_launch(rfr_run *run, int program) {
   RFI_TRY(rfi_run_check(run, program));
-  const int i = rfr_run_program_index(run, program);
+  int i = program == RFR_RUN_TRAIN ? rfi_training_program(run, run->launched) : rfr_run_program_index(run, program);
+  if (program == RFR_RUN_TRAIN && rfi_watches(run, run->launched)) i = run->watched;
   if (run->stages && program == RFR_RUN_TRAIN) RFI_TRY(run_pipeline(run));
   return rfi_launch_at(run, i);
 }
@@ -166,7 +170,8 @@ static rfr_status check_recipe(rfr_run *run) {
   return RFR_OK;
 }
 
-static rfr_status make_pipeline(rfr_run *run) {
+/* The programs use `step` too: the update and the evaluation run between the steps of the callables. */
+static rfr_status make_pipeline(rfr_run *run, rfr_step_memory *step) {
   const rfi_settings *s = run->settings;
   rfr_plan_summary plan;
   RFI_TRY(rfr_program_plan(run->programs, 0, &plan));
@@ -176,10 +181,14 @@ static rfr_status make_pipeline(rfr_run *run) {
                                 .debug = run->options.debug,
                                 .plan_only = run->options.plan_only,
                                 .recompute = s->recompute,
-                                .budget = s->budget > 0 && s->budget <= plan.planned_bytes
+                                .step_memory = step,
+                                .budget = s->budget > 0 && s->budget <= plan.persistent_bytes
                                               ? 1
-                                              : s->budget - (s->budget > 0 ? plan.planned_bytes : 0)};
-  return rfi_stages_create(run->ctx, &s->spec, run->programs, &o, &run->stages);
+                                              : s->budget - (s->budget > 0 ? plan.persistent_bytes : 0)};
+  const rfr_status status = rfi_stages_create(run->ctx, &s->spec, run->programs, &o, &run->stages);
+  if (status == RFR_NO_FIT)
+    rfi_fail_prefix("memory.budget less the %lld persistent bytes of the programs: ", (long long)plan.persistent_bytes);
+  return status;
 }
 
 /* The evaluation of each stage of this rank of a pipeline. */
@@ -196,6 +205,60 @@ static rfr_status record_stages(rfr_run *run, rfr_trace **traces, const char **n
   return RFR_OK;
 }
 
+/* The name of a phase's program. */
+static const char *const phase_names[] = {"train.1", "train.2", "train.3", "train.4",
+                                          "train.5", "train.6", "train.7", "train.8"};
+_Static_assert(sizeof phase_names / sizeof *phase_names == RFI_RAMP_MOST, "a name for each phase before the last");
+
+/* The training programs of the phases before the last. They follow all others. */
+static rfr_status record_phases(rfr_run *run, rfr_trace **traces, const char **names) {
+  const rfi_settings *s = run->settings;
+  run->phases[s->n_ramp] = rfr_run_program_index(run, RFR_RUN_TRAIN);
+  for (int p = 0; p < s->n_ramp && run->phases[s->n_ramp] >= 0; p++) {
+    const rfi_step_spec spec = rfi_ramp_spec(s, p);
+    run->phases[p] = run->n_programs;
+    names[run->n_programs] = phase_names[p];
+    run->bits[run->n_programs] = RFR_RUN_TRAIN;
+    RFI_TRY(rfi_trace_train(run->ctx, &spec, &traces[run->n_programs]));
+    run->n_programs++;
+  }
+  return RFR_OK;
+}
+
+/* A second program for the steps in which values are watched; the others do not pay for it. */
+static rfr_status record_watched(rfr_run *run, rfr_trace **traces, const char **names, rfr_watch_options *watch,
+                                 rfr_compile_options *o) {
+  const rfi_settings *s = run->settings;
+  const rfi_config_list *patterns = &s->config->run_watch;
+  const rfi_config_source *at = &s->config->source[RFI_CFG_run_watch];
+  run->watched = -1;
+  if (patterns->n == 0 || !(run->options.programs & RFR_RUN_TRAIN)) return RFR_OK;
+  if (s->parallel.pipeline > 1)
+    return rfi_fail_at(RFI_E_UNSUPPORTED, at->line ? at->from : s->config->file, at->line,
+                       "run.watch: a pipeline has no program of the whole step; set parallel.pipeline to 1");
+  run->watched = run->n_programs++;
+  names[run->watched] = "watched";
+  run->bits[run->watched] = 0;
+  *watch = rfr_watch_options_default();
+  watch->patterns = (const char *const *)patterns->items;
+  watch->n = patterns->n;
+  watch->program = run->watched;
+  watch->slots = s->spec.slots;
+  o->watch = watch;
+  return rfi_trace_train(run->ctx, &s->spec, &traces[run->watched]);
+}
+
+/* The error of a compile, with the place of a pattern that matches nothing. */
+static rfr_status name_pattern(const rfr_run *run, rfr_status s) {
+  const rfi_config *c = run->settings->config;
+  const rfi_config_source *at = &c->source[RFI_CFG_run_watch];
+  char message[1024];
+  if (s == RFR_OK || strcmp(rfr_last_error()->slug, "watch.name") != 0) return s;
+  snprintf(message, sizeof message, "%s", rfr_last_error()->message);
+  const char *text = strstr(message, "the pattern");
+  return rfi_fail_at(RFI_E_WATCH_NAME, at->line ? at->from : c->file, at->line, "run.watch: %s", text ? text : message);
+}
+
 rfr_status rfi_run_compile(rfr_run *run) {
   rfr_status s = RFR_OK;
   rfr_choice *choices = NULL;
@@ -205,7 +268,9 @@ rfr_status rfi_run_compile(rfr_run *run) {
   run->n_programs = 0;
   run->settings->spec.texts = run->options.texts;
   const bool pipeline = run->settings->parallel.pipeline > 1;
+  rfr_compile_options o = rfr_compile_options_default();
   if (pipeline) RFI_TRY(rfi_pipeline_check(&run->settings->spec));
+  if (pipeline) RFI_TRY(rfr_step_memory_create(run->ctx, 0, &o.step_memory));
   for (int i = 0; i < N_KINDS; i++) {
     if (!(run->options.programs >> i & 1)) continue;
     if (pipeline && 1 << i == RFR_RUN_EVALUATE) {
@@ -217,7 +282,9 @@ rfr_status rfi_run_compile(rfr_run *run) {
     RFI_GOTO(kinds[i].record(run->ctx, &run->settings->spec, &traces[run->n_programs]));
     run->n_programs++;
   }
-  rfr_compile_options o = rfr_compile_options_default();
+  RFI_GOTO(record_phases(run, traces, names));
+  rfr_watch_options watch;
+  RFI_GOTO(record_watched(run, traces, names, &watch, &o));
   o.budget = run->settings->budget;
   o.recompute = run->settings->recompute;
   o.debug = run->options.debug;
@@ -228,16 +295,18 @@ rfr_status rfi_run_compile(rfr_run *run) {
   o.tune = run->settings->tune && (run->options.programs & RFR_RUN_TRAIN);
   RFI_GOTO(list_choices(run, &o, &choices));
   const double start = rfi_now();
-  RFI_GOTO(rfr_compile(run->ctx, run->n_programs, (const rfr_trace *const *)traces, names, &o, &run->programs));
+  s = rfr_compile(run->ctx, run->n_programs, (const rfr_trace *const *)traces, names, &o, &run->programs);
+  RFI_GOTO(name_pattern(run, s));
   RFI_GOTO(rfi_parts_keep(run, run->n_programs, (const rfr_trace *const *)traces));
   if (o.tune && !o.plan_only) RFI_GOTO(keep_choices(run, rfi_now() - start));
   snprintf(message, sizeof message, "compiled %d program%s", run->n_programs, run->n_programs == 1 ? "" : "s");
   rfi_run_emit(run, &(rfr_event){.kind = RFR_EVENT_COMPILE, .message = message, .seconds = rfi_now() - start});
   RFI_GOTO(check_recipe(run));
-  if (pipeline) RFI_GOTO(make_pipeline(run));
+  if (pipeline) RFI_GOTO(make_pipeline(run, o.step_memory));
   s = find_tensors(run);
 fail:
   rfi_free(run->ctx, choices);
+  rfr_step_memory_destroy(o.step_memory); /* the programs and the callables keep it */
   for (int i = 0; i < MOST_PROGRAMS; i++) rfr_trace_destroy(traces[i]);
   return s;
 }
@@ -264,9 +333,14 @@ static rfr_status write_trace(rfr_run *run, int program, const char *pass, const
   printed out = {.text.ctx = run->ctx};
   const rfr_trace *t = rfr_program_trace(run->programs, program, pass);
   if (!t) return RFR_OK;
-  int which = 0;
-  while (run->bits[program] >> which != 1) which++;
-  snprintf(name, sizeof name, "%s-%s.txt", kinds[which].name, pass);
+  const char *kind = "watched";
+  if (program != run->watched) {
+    int which = 0, phase = 0;
+    while (run->bits[program] >> which != 1) which++;
+    while (phase < run->settings->n_ramp && run->phases[phase] != program) phase++;
+    kind = phase < run->settings->n_ramp ? phase_names[phase] : kinds[which].name;
+  }
+  snprintf(name, sizeof name, "%s-%s.txt", kind, pass);
   RFI_GOTO(rfi_path_join(run->ctx, folder, name, &path));
   const rfr_print_options o = rfr_print_options_default();
   RFI_GOTO(rfr_trace_print(t, &o, print_to_string, &out));

@@ -240,7 +240,6 @@ static void refused(void **state) {
       {"parallel.expert=3", "config.value", "parallel.expert: 3, but there are 2 ranks"},
       {"run.time=5s", "unsupported", "run.time over 2 ranks"},
       {"run.tune=true", "unsupported", "run.tune over 2 ranks"},
-      {"data.format=preference", "unsupported", "data.format: preference over 2 ranks"},
   };
   rfr_comm *comm[2];
   rfr_run *run;

@@ -105,19 +105,11 @@ static rfr_status print_line(const sample *s, rfi_string *out) {
   return status;
 }
 
-static rfr_status append_line(rfr_run *run, const rfi_string *line) {
-  char *path;
-  int fd = -1;
-  bool taken = false;
-  RFI_TRY(rfi_path_join(run->ctx, run->folder, "samples.jsonl", &path));
-  const char *wrong = rfi_journal_open(path, &fd, &taken) != RFR_OK ? rfr_last_error()->message : NULL;
-  rfi_free(run->ctx, path);
-  if (!wrong) wrong = taken ? "another process has it open" : rfi_journal_append(fd, line->data, line->n);
-  rfi_journal_close(fd);
-  if (!wrong) return RFR_OK;
+static void append_line(rfr_run *run, const rfi_string *line) {
+  char wrong[256];
+  if (rfi_run_append(run, "samples.jsonl", line->data, line->n, wrong)) return;
   run->settings->sample_every = 0;
   rfi_run_warn(run, "samples.jsonl cannot be written (%s); the run goes on without samples", wrong);
-  return RFR_OK;
 }
 
 rfr_status rfi_samples_take(rfr_run *run) {
@@ -126,7 +118,7 @@ rfr_status rfi_samples_take(rfr_run *run) {
   rfr_status status = generate(&s);
   if (status == RFR_OK && !rfi_stop_requested_here(run)) { /* a stop request cuts a text */
     status = print_line(&s, &line);
-    if (status == RFR_OK) status = append_line(run, &line);
+    if (status == RFR_OK) append_line(run, &line);
   }
   rfi_string_deinit(&line);
   rfi_string_deinit(&s.text);

@@ -18,10 +18,12 @@
 #include "model/peft.h"
 #include "nn/adapter.h"
 #include "text/chat.h"
+#include "text/model_file.h"
 #include "text/row_dataset.h"
 #include "text/text_documents.h"
 #include "train/machine.h"
 #include "train/patterns.h"
+#include "train/ramp.h"
 #include "train/stage_trace.h"
 
 enum { RING_SLOTS = 4, PROVISIONAL_STEPS = 1000, MOST_MICROBATCHES = 4096 };
@@ -82,6 +84,19 @@ static void resolve_dtype(rfi_settings *s, rfr_dtype dtype, const char *from) {
   s->config->source[RFI_CFG_precision_dtype].from = from;
 }
 
+/* Sets model.vocab_size if it is auto: the tokenizer that is given has it. */
+static rfr_status resolve_vocab(rfi_settings *s) {
+  rfi_config *c = s->config;
+  rfr_tokenizer *tokenizer;
+  if (c->source[RFI_CFG_model_vocab_size].from) return RFR_OK;
+  RFI_TRY(rfr_tokenizer_open(s->ctx, c->data_tokenizer, &tokenizer));
+  const int64_t n = rfr_tokenizer_vocab_size(tokenizer);
+  c->model_vocab_size = n < 256 ? 256 : n;
+  c->source[RFI_CFG_model_vocab_size] = (rfi_config_source){"data.tokenizer", 0};
+  rfr_tokenizer_destroy(tokenizer);
+  return RFR_OK;
+}
+
 static rfr_status read_model(rfi_settings *s, bool bf16_fast) {
   const rfi_config *c = s->config;
   const rfr_model_type type = c->model_model_type == RFI_MODEL_TYPE_gpt2 ? RFR_MODEL_GPT2 : RFR_MODEL_LLAMA;
@@ -102,6 +117,7 @@ static rfr_status read_model(rfi_settings *s, bool bf16_fast) {
     resolve_losses(s);
     return rfr_model_config_check(&s->spec.model);
   }
+  RFI_TRY(resolve_vocab(s));
   m.vocab_size = c->model_vocab_size;
   m.hidden_size = c->model_hidden_size;
   m.intermediate_size = c->model_intermediate_size;
@@ -241,6 +257,11 @@ static rfr_status read_batch(rfi_settings *s) {
                    "batch.tokens: %lld in %lld microbatches is too much for one program; raise batch.microbatch or "
                    "lower batch.tokens",
                    (long long)c->batch_tokens, (long long)p->microbatches);
+  RFI_TRY(rfi_ramp_read(s));
+  if (p->ring_microbatches > MOST_MICROBATCHES || p->ring_microbatches * p->ranks > MOST_NUMBERS)
+    return FAIL_AT(s, RFI_CFG_batch_ramp,
+                   "batch.ramp: %lld microbatches are too many for one program; lower the tokens",
+                   (long long)p->ring_microbatches);
   return RFR_OK;
 }
 
@@ -288,6 +309,34 @@ static rfr_status read_rules(rfi_settings *s) {
   return RFR_OK;
 }
 
+static rfr_status read_rounding(rfi_settings *s) {
+  rfi_step_spec *p = &s->spec;
+  p->stochastic = s->config->optimizer_rounding == RFI_ROUNDING_stochastic;
+  if (!p->stochastic) return RFR_OK;
+  if (p->model.dtype != RFR_BF16)
+    return FAIL_AT(s, RFI_CFG_optimizer_rounding,
+                   "optimizer.rounding: stochastic is for weights in bf16, and these are %s; give nearest",
+                   rfr_dtype_name(p->model.dtype));
+  if (p->master)
+    return FAIL_AT(
+        s, RFI_CFG_optimizer_rounding,
+        "optimizer.rounding: stochastic, but a weight with a master copy in f32 loses nothing by rounding; give "
+        "optimizer.master_weights: false, or nearest");
+  return RFR_OK;
+}
+
+static rfr_status read_ema(rfi_settings *s, bool trains) {
+  const rfi_config *c = s->config;
+  const rfi_config_id ids[2] = {RFI_CFG_optimizer_ema_start, RFI_CFG_optimizer_ema_warmup};
+  const bool given[2] = {c->optimizer_ema_start > 0, c->optimizer_ema_warmup};
+  for (int i = 0; i < 2 && c->optimizer_ema == 0; i++)
+    if (given[i])
+      return FAIL_AT(s, ids[i], "%s: it applies only with optimizer.ema; give a decay, or remove the key",
+                     rfi_config_path(ids[i]));
+  if (trains) s->spec.ema = (rfi_ema){c->optimizer_ema, c->optimizer_ema_start, c->optimizer_ema_warmup};
+  return RFR_OK;
+}
+
 static rfr_status read_optimizer(rfi_settings *s) {
   const rfi_config *c = s->config;
   rfi_step_spec *p = &s->spec;
@@ -313,7 +362,7 @@ static rfr_status read_optimizer(rfi_settings *s) {
                    "optimizer.name: muon updates matrices of the model, which are frozen with an adapter; give adamw");
   p->gradient_dtype = c->optimizer_gradient_dtype == RFI_WIDTH_model ? p->model.dtype : RFR_F32;
   p->master = c->optimizer_master_weights && p->model.dtype != RFR_F32;
-  return RFR_OK;
+  return read_rounding(s);
 }
 
 static rfr_status read_schedule(rfi_settings *s) {
@@ -381,6 +430,7 @@ rfr_status rfi_settings_read(rfr_ctx *ctx, const char *text, const rfr_run_optio
   if (status == RFR_OK) status = read_batch(s);
   if (status == RFR_OK) status = rfi_settings_recipe(s);
   if (status == RFR_OK) status = read_optimizer(s);
+  if (status == RFR_OK) status = read_ema(s, (options->programs & RFR_RUN_TRAIN) != 0);
   if (status == RFR_OK) status = read_schedule(s);
   if (status != RFR_OK) goto fail;
   *out = s;
@@ -458,10 +508,15 @@ rfr_status rfi_settings_open_text(rfi_settings *s) {
     return rfi_fail_at(RFI_E_DATA_TOKENIZER, c->file, c->source[RFI_CFG_data_tokenizer].line,
                        "data.tokenizer: %s has %lld tokens, the model's vocab_size is %lld", path,
                        (long long)rfr_tokenizer_vocab_size(s->tokenizer), (long long)s->spec.model.vocab_size);
+  if (path && !s->weights) RFI_TRY(rfi_hf_notes_read_tokenizer(s->ctx, path, s->tokenizer, &s->notes));
   if (strcmp(c->data_template, "model") != 0) return rfr_chat_template_open(s->ctx, c->data_template, NULL, &s->chat);
+  const char *folder = s->weights;
   bool exists = false;
-  if (s->weights) RFI_TRY(rfi_chat_template_exists(s->ctx, s->weights, &exists));
-  return exists ? rfr_chat_template_open(s->ctx, s->weights, NULL, &s->chat) : RFR_OK;
+  if (path && !folder) RFI_TRY(rfi_model_has_files(s->ctx, path, &exists));
+  if (exists) folder = path;
+  exists = false;
+  if (folder) RFI_TRY(rfi_chat_template_exists(s->ctx, folder, &exists));
+  return exists ? rfr_chat_template_open(s->ctx, folder, NULL, &s->chat) : RFR_OK;
 }
 
 /* ---- data ---- */

@@ -18,6 +18,11 @@
 #include "train/parallel.h"
 #include "train/step_trace.h"
 
+/* A phase of batch.ramp: the steps before step `until`, counted from 0; see ramp.h. */
+typedef struct rfi_ramp_size {
+  int64_t until, microbatches, sequence; /* microbatches: of this rank */
+} rfi_ramp_size;
+
 typedef struct rfi_settings {
   rfr_ctx *ctx;
   rfi_config *config;
@@ -30,6 +35,8 @@ typedef struct rfi_settings {
   int64_t sequence;         /* S, tokens of a window */
   int64_t rows;             /* windows per microbatch */
   int64_t eval_rows;
+  rfi_ramp_size ramp[RFI_RAMP_MOST]; /* phases before the last, whose sizes are those above and of spec */
+  int n_ramp;
   int64_t steps;                            /* 0: `time` decides, or `epochs` and the data */
   double time;                              /* seconds of training, or 0 */
   double epochs;                            /* passes over the data, or 0: rfi_settings_set_steps */
@@ -74,9 +81,7 @@ rfr_status rfi_settings_print(const rfi_settings *s, bool sources, rfi_string *o
 /* The configuration that a checkpoint must agree with: a flat object of keys and values as text. */
 rfr_status rfi_settings_signature(const rfi_settings *s, json_t **out);
 
-/* Windows of a step, over all ranks. */
-static inline int64_t rfi_step_windows(const rfi_settings *s) {
-  return s->spec.microbatches * s->spec.ranks * s->rows;
-}
+/* Windows of a step, over all ranks; in a ramp of the last phase. */
+static inline int64_t rfi_step_windows(const rfi_settings *s) { return s->spec.microbatches * s->spec.ranks * s->rows; }
 
 #endif

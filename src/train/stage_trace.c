@@ -11,6 +11,8 @@
 
 #include "base/base.h"
 #include "nn/nn.h"
+#include "pass/pass.h"
+#include "pass/recipe_rules.h"
 
 /* ---- who has what ---- */
 
@@ -135,18 +137,37 @@ bool rfi_stage_receives(const rfi_pipeline_part *p, int stage, bool gradient) {
   return other >= 0 && other < rfi_pipeline_stages(p) && rfi_pipeline_rank(p, other) != rfi_pipeline_rank(p, stage);
 }
 
+/* The slots of fp8_delayed as one rank numbers them: those of a layer follow those of the layers before. */
+static rfr_status count_scales(rfr_ctx *ctx, const rfi_step_spec *s, int *out) {
+  int64_t linears = 0;
+  *out = 0;
+  if (s->recipe.kind != RFR_RECIPE_FP8_DELAYED) return RFR_OK;
+  for (int64_t layer = 0; layer < s->model.layers; layer++) {
+    rfi_recipe_use use;
+    rfr_trace *t;
+    RFI_TRY(rfi_trace_layer(ctx, s, layer, &t));
+    const rfr_status status = rfi_recipe_use_of(t, &use);
+    if (status == RFR_OK && use.slots > 0) *out = (int)(RFI_OPERANDS * linears) + use.slots;
+    linears += rfr_trace_linears(t);
+    rfr_trace_destroy(t);
+    RFI_TRY(status);
+  }
+  return RFR_OK;
+}
+
 rfr_status rfi_pipeline_count_slots(rfr_ctx *ctx, rfi_step_spec *s) {
   rfi_pipeline_part *p = &s->pipeline;
   rfr_schedule *schedule;
   RFI_TRY(rfi_pipeline_schedule(ctx, s, &schedule));
   p->activations = p->gradients = 0;
+  const rfr_status counted = count_scales(ctx, s, &p->scales);
   for (int stage = 0; stage < rfi_pipeline_stages(p); stage++) {
     if (rfi_pipeline_rank(p, stage) != p->rank) continue;
     if (rfi_stage_receives(p, stage, false)) p->activations += rfr_schedule_slots(schedule, stage);
     if (rfi_stage_receives(p, stage, true)) p->gradients += rfr_schedule_slots(schedule, stage);
   }
   rfr_schedule_destroy(schedule);
-  return RFR_OK;
+  return counted;
 }
 
 /* ---- the trace ---- */

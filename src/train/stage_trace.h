@@ -28,7 +28,7 @@ int64_t rfi_stage_layers(const rfi_step_spec *s, int stage, int64_t *first);
 
 /* The schedule of a step, with communication. */
 rfr_status rfi_pipeline_schedule(rfr_ctx *ctx, const rfi_step_spec *s, rfr_schedule **out);
-/* Sets s->pipeline.activations and gradients. */
+/* Sets s->pipeline.activations, gradients and scales. */
 rfr_status rfi_pipeline_count_slots(rfr_ctx *ctx, rfi_step_spec *s);
 /* Whether a stage receives its input, or the gradient of its output, from another rank. */
 bool rfi_stage_receives(const rfi_pipeline_part *p, int stage, bool gradient);

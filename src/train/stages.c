@@ -24,9 +24,10 @@
 #include "dist/group.h"
 #include "exec/exec.h"
 #include "ops/optim/loss_scale.h"
+#include "pass/pass.h"
 #include "schedule/schedule.h"
 
-enum { MOST_PORTS = 4 };
+enum { MOST_PORTS = 4, STATES = 4 };
 
 struct rfi_stages {
   rfr_ctx *ctx;
@@ -52,18 +53,14 @@ struct rfi_stages {
     int to;
     int64_t number; /* of the last message from a copy, among those to that rank; 0: none */
   } sent[RFI_SENT_COPIES];
-  rfr_tensor *gradients; /* of this rank */
-  int n_gradients;
+  rfi_collective *sums; /* of this rank's gradients, over the ranks of data with the same stages */
+  int n_sums;
 };
 
 void rfi_stages_memory(const rfi_stages *p, rfr_graphs_memory *out) { *out = p->memory; }
 
 rfr_status rfi_pipeline_check(const rfi_step_spec *s) {
-  const bool delayed = s->recipe.kind == RFR_RECIPE_FP8_DELAYED;
-  const char *what = s->model.experts > 0 ? "experts"
-                     : s->preference      ? "preferences"
-                     : delayed            ? "fp8_delayed, whose scales are of one rank; give fp8_current or fp8_block"
-                                          : NULL;
+  const char *what = s->model.experts > 0 ? "experts" : s->preference ? "preferences" : NULL;
   const int stages = rfi_pipeline_stages(&s->pipeline);
   if (what) return rfi_fail(RFI_E_UNSUPPORTED, "a pipeline cannot train with %s", what);
   if (s->model.layers < stages)
@@ -99,6 +96,7 @@ typedef struct bindings {
   rfr_callable_fixed (*fixed)[2]; /* of each callable, */
   rfr_callable_link *links;       /* and its link */
   int n, n_gradients;
+  bool scales;    /* a callable reads those of fp8_delayed */
   int64_t unused; /* the first unused address of a plan */
 } bindings;
 
@@ -169,6 +167,9 @@ static rfr_status make_stage(rfi_stages *p, int stage, rfr_callable *c, rfr_trac
     c[*n].first_site = before->sites;
     c[*n].first_linear = before->linears;
     add_drawn(before, traces[*n]);
+    rfi_recipe_use use;
+    RFI_TRY(rfi_recipe_use_of(traces[*n], &use));
+    b->scales = b->scales || use.slots > 0;
     if (layer > first) {
       b->links[*n] = (rfr_callable_link){"x", *n - 1, "y"};
       c[*n].links = &b->links[*n];
@@ -181,16 +182,29 @@ static rfr_status make_stage(rfi_stages *p, int stage, rfr_callable *c, rfr_trac
   return place_received(p, stage, true, &at[1], b, &c[*n - 1], b->fixed[*n - 1]);
 }
 
+/* Whether a layer needs the numbers of the sites or linears before it. */
+static bool counts_drawn(const rfi_step_spec *s) {
+  return rfi_pipeline_draws(s) || s->recipe.kind == RFR_RECIPE_FP8_DELAYED;
+}
+
 /* The draws of a stage on another rank. */
 static rfr_status count_drawn(const rfi_stages *p, int stage, drawn *d) {
   int64_t first;
   const int64_t layers = rfi_stage_layers(&p->spec, stage, &first);
-  for (int64_t layer = first; layer < first + layers && rfi_pipeline_draws(&p->spec); layer++) {
+  for (int64_t layer = first; layer < first + layers && counts_drawn(&p->spec); layer++) {
     rfr_trace *t;
     RFI_TRY(rfi_trace_layer(p->ctx, &p->spec, layer, &t));
     add_drawn(d, t);
     rfr_trace_destroy(t);
   }
+  return RFR_OK;
+}
+
+/* A state that the update advances when the step has ended. */
+static rfr_status bind_state(const rfi_stages *p, const char *name, bindings *b) {
+  rfr_tensor x;
+  RFI_TRY(rfr_programs_tensor(p->update, name, &x));
+  b->tensors[b->n++] = (rfr_binding){x.name, x.type, address_of(&x, &b->unused)};
   return RFR_OK;
 }
 
@@ -204,10 +218,9 @@ static rfr_status make_callables(rfi_stages *p, rfr_callable *c, rfr_trace **tra
     if (here) RFI_TRY(make_stage(p, stage, c, traces, b, &before, at, n));
     else RFI_TRY(count_drawn(p, stage, &before));
   }
-  rfr_tensor block;
-  if (!rfi_pipeline_draws(&p->spec)) return RFR_OK;
-  RFI_TRY(rfr_programs_tensor(p->update, "step", &block));
-  b->tensors[b->n++] = (rfr_binding){"step", block.type, address_of(&block, &b->unused)};
+  if (rfi_pipeline_draws(&p->spec)) RFI_TRY(bind_state(p, "step", b));
+  static const char *const scaling[] = {RFR_RECIPE_HISTORY, RFR_RECIPE_SCALE, RFR_RECIPE_AMAX};
+  for (int i = 0; i < STATES - 1 && b->scales; i++) RFI_TRY(bind_state(p, scaling[i], b));
   return RFR_OK;
 }
 
@@ -218,7 +231,8 @@ static rfr_status make_graphs(rfi_stages *p, const rfi_stages_options *options) 
   rfr_callable *c = NULL;
   rfr_trace **traces = NULL;
   int n = 0;
-  const size_t most = 2 * (size_t)rfr_model_parameter_count(&p->spec.model) + 2, layers = (size_t)p->spec.model.layers;
+  const size_t most = 2 * (size_t)rfr_model_parameter_count(&p->spec.model) + STATES,
+               layers = (size_t)p->spec.model.layers;
   RFI_GOTO(RFI_ALLOC(p->ctx, sizeof *b.tensors * most, &b.tensors));
   RFI_GOTO(RFI_ALLOC(p->ctx, sizeof *b.gradients * most, &b.gradients));
   RFI_GOTO(RFI_ALLOC(p->ctx, sizeof *b.names * most, &b.names));
@@ -235,6 +249,7 @@ static rfr_status make_graphs(rfi_stages *p, const rfi_stages_options *options) 
   o.debug = options->debug;
   o.recompute = options->recompute;
   o.budget = options->budget;
+  o.step_memory = options->step_memory;
   o.tensors = b.tensors;
   o.n_tensors = b.n;
   o.gradients = b.gradients;
@@ -258,15 +273,16 @@ fail:
   return s;
 }
 
-/* The gradients that ranks of data sum. */
-static rfr_status find_gradients(rfi_stages *p) {
+static rfr_status find_sums(rfi_stages *p) {
   rfr_tensor x;
   int n = 0;
   while (rfr_programs_tensor_at(p->update, n, &x) == RFR_OK) n++;
-  RFI_TRY(RFI_ALLOC(p->ctx, sizeof *p->gradients * (size_t)(n + 1), &p->gradients));
+  RFI_TRY(RFI_ALLOC(p->ctx, sizeof *p->sums * (size_t)(n + 1), &p->sums));
   for (int i = 0; i < n; i++) {
     RFI_TRY(rfr_programs_tensor_at(p->update, i, &x));
-    if (x.role == RFR_ROLE_INPUT && rfi_ends_in(x.name, RFI_SUFFIX_GRADIENT)) p->gradients[p->n_gradients++] = x;
+    if (x.role != RFR_ROLE_INPUT || !rfi_ends_in(x.name, RFI_SUFFIX_GRADIENT)) continue;
+    p->sums[p->n_sums++] = (rfi_collective){
+        .kind = RFI_ALL_REDUCE, .dtype = x.type.dtype, .n = rfi_count(&x.type), .from = x.data, .to = x.data};
   }
   return RFR_OK;
 }
@@ -286,7 +302,7 @@ static rfr_status find_tensors(rfi_stages *p) {
   RFI_TRY(rfr_programs_tensor(p->update, RFI_NAME_LOSSES, &p->losses));
   if (p->spec.model.dtype == RFR_F16) RFI_TRY(rfr_programs_tensor(p->update, RFI_NAME_LOSS_SCALE, &p->scale));
   if (sends_gradients(p)) RFI_TRY(rfr_programs_tensor(p->update, RFI_NAME_SENT_GRADIENTS, &p->copies));
-  RFI_TRY(find_gradients(p));
+  RFI_TRY(find_sums(p));
   if (tied < 0 || !rfi_pipeline_owns(&p->spec, p->spec.pipeline.rank, tied)) return RFR_OK;
   RFI_TRY(rfr_model_parameter(&p->spec.model, tied, &parameter));
   RFI_TRY(find_parameter(p, parameter.name, false, true, &p->tied_first));
@@ -306,6 +322,9 @@ static int list_peers(const rfi_stages *p, int peers[RFI_MOST_PEERS + 2]) {
   return n;
 }
 
+/* The ranks of data with the same stages are adjacent. */
+static int first_of_group(const rfi_stages *p) { return p->spec.pipeline.rank * p->spec.ranks; }
+
 /* Callables and messages of a GPU follow the work of the update's program. */
 static rfr_status prepare_messages(rfi_stages *p) {
   int peers[RFI_MOST_PEERS + 2];
@@ -313,7 +332,8 @@ static rfr_status prepare_messages(rfi_stages *p) {
   if (!p->stream) return RFR_OK;
   RFI_TRY(rfi_schedule_check_waits(p->schedule, RFI_SENT_COPIES));
   RFI_TRY(rfr_graphs_set_stream(p->graphs, p->stream));
-  return rfi_comm_connect(p->comm, peers, list_peers(p, peers));
+  RFI_TRY(rfi_comm_connect(p->comm, peers, list_peers(p, peers)));
+  return p->spec.ranks > 1 ? rfi_group_connect(p->comm, first_of_group(p), p->spec.ranks) : RFR_OK;
 }
 
 rfr_status rfi_stages_create(rfr_ctx *ctx, const rfi_step_spec *spec, rfr_programs *update,
@@ -326,10 +346,6 @@ rfr_status rfi_stages_create(rfr_ctx *ctx, const rfi_step_spec *spec, rfr_progra
   if (rfr_comm_size(options->comm) != ranks || rfr_comm_rank(options->comm) != rank)
     return rfi_fail(RFI_E_DIST_COMM, "a pipeline's rank %d of %d with the communicator's rank %d of %d", rank, ranks,
                     rfr_comm_rank(options->comm), rfr_comm_size(options->comm));
-  if (!options->plan_only && !options->comm->table->host && spec->ranks > 1)
-    return rfi_fail(RFI_E_UNSUPPORTED,
-                    "%d pipelines of %d GPUs; give as many ranks as parallel.pipeline, or train on CPUs over MPI",
-                    spec->ranks, spec->pipeline.ranks);
   RFI_TRY(RFI_ALLOC(ctx, sizeof *p, &p));
   *p = (rfi_stages){.ctx = ctx, .spec = *spec, .update = update, .comm = options->comm};
   p->stages = rfi_pipeline_stages(&spec->pipeline);
@@ -355,7 +371,7 @@ void rfi_stages_destroy(rfi_stages *p) {
   if (!p) return;
   rfr_graphs_destroy(p->graphs);
   rfr_schedule_destroy(p->schedule);
-  rfi_free(p->ctx, p->gradients);
+  rfi_free(p->ctx, p->sums);
   rfi_free(p->ctx, p->dx);
   rfi_free(p->ctx, p->y);
   for (int i = 0; i < 2; i++) {
@@ -376,7 +392,7 @@ void rfi_stages_messages(const rfi_stages *p, int64_t *bytes, int64_t *n) {
 
 /* ---- a step ---- */
 
-/* 1 / the number of targets of the step, with the loss scale. */
+/* 1 / the number of targets of the step, with the loss scale. With ranks of data all ranks wait for each other here. */
 static rfr_status inverse_count(const rfi_stages *p, const int32_t *targets, float *inv) {
   int64_t count = 0, *all;
   int32_t scale[2];
@@ -507,16 +523,12 @@ static rfr_status exchange_tied(const rfi_stages *p) {
   return rfi_comm_wait_sent(p->comm, peer, rfi_comm_sent(p->comm, peer), p->stream); /* the next step clears it */
 }
 
-/* The ranks of data with the same stages; of a tied embedding each sums the gradient of its own stage. */
+/* The ranks of data with the same stages; of a tied embedding each sums the gradient of its own stage. On a GPU the
+ * stream of the callables has all actions of the step before the sums, and no action waits for a sum, so the ranks of
+ * two pipelines cannot wait for each other. */
 static rfr_status reduce_gradients(const rfi_stages *p) {
-  const rfi_step_spec *s = &p->spec;
-  if (s->ranks <= 1) return RFR_OK;
-  for (int i = 0; i < p->n_gradients; i++) {
-    const rfr_tensor *g = &p->gradients[i];
-    RFI_TRY(rfi_group_all_reduce(p->ctx, p->comm, s->pipeline.rank * s->ranks, s->ranks, g->type.dtype, g->data,
-                                 rfi_count(&g->type)));
-  }
-  return RFR_OK;
+  if (p->spec.ranks <= 1) return RFR_OK;
+  return rfi_group_all_reduce(p->ctx, p->comm, first_of_group(p), p->spec.ranks, p->sums, p->n_sums, p->stream);
 }
 
 const rfr_action *rfi_stages_actions(const rfi_stages *p, int *n) {

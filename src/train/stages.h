@@ -17,7 +17,8 @@ typedef struct rfi_stages_options {
   rfr_comm *comm;
   bool fuse, eager, debug, plan_only; /* plan_only: no step can run */
   rfr_recompute recompute;
-  int64_t budget; /* of the callables; 0: no limit */
+  int64_t budget;               /* of the callables with all of the step memory; 0: no limit */
+  rfr_step_memory *step_memory; /* that of `update`, whose programs run between steps; NULL: its own */
 } rfi_stages_options;
 
 /* `update`: has the tensors of rfi_trace_train, and outlives the pipeline. The schedule has communication, and belongs

@@ -10,16 +10,21 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/base.h"
 #include "nn/nn.h"
+#include "refrain/recipe.h"
 #include "support/context.h"
 #include "support/ranks.h"
 #include "support/thin.h"
 #include "trace/trace.h"
 
-enum { T = 24, SLOTS = 2, MICROBATCHES = 5, STEPS = 3, MOST_RANKS = 4, TENSORS = 400, COLUMNS = 6 };
+enum { SLOTS = 2, MICROBATCHES = 5, STEPS = 3, MOST_RANKS = 4, TENSORS = 400, COLUMNS = 6 };
+
+static int64_t T = 24; /* tokens of a microbatch */
 
 typedef struct setting {
   rfr_model_type type;
+  rfr_recipe_kind recipe;
   bool tied, frozen_first, bf16, fuse, sgd;
   double dropout;
   rfr_recompute recompute;
@@ -49,6 +54,8 @@ static rfi_step_spec spec_of(const setting *s, int ranks, int rank, rfr_schedule
   spec.adamw.decay = 0.1;
   spec.lr = rfr_lr_options_default();
   spec.lr.base = 0.01;
+  if (s->recipe) spec.recipe = rfr_recipe_default(s->recipe);
+  if (s->recipe == RFR_RECIPE_FP8_DELAYED) spec.recipe.history = 2;
   for (int i = 0; i < rfr_model_parameter_count(c); i++)
     rules[i] = (rfi_param_rule){s->frozen_first && rfi_parameter_layer(c, i) < 1, 1.0, spec.adamw.decay};
   spec.rules = rules;
@@ -103,6 +110,8 @@ static void init(rfr_programs *p, const rfi_step_spec *spec) {
   }
   OK(rfr_programs_tensor(p, "step", &x));
   ((int64_t *)x.data)[2] = 77;
+  if (rfr_programs_tensor(p, RFR_RECIPE_SCALE, &x) != RFR_OK) return;
+  for (int64_t i = 0; i < rfi_count(&x.type); i++) ((float *)x.data)[i] = 1;
 }
 
 static void keep(rank *r, rfr_programs *p) {
@@ -226,6 +235,14 @@ static void test_models(void **state) {
   check(&(setting){.type = RFR_MODEL_LLAMA, .frozen_first = true}, 0);
 }
 
+/* The history and the scales of fp8_delayed are those of one rank, on every rank. */
+static void test_delayed(void **state) {
+  (void)state;
+  T = 80; /* rows of a quantized GEMM are a multiple of 16 */
+  check(&(setting){.type = RFR_MODEL_LLAMA, .recipe = RFR_RECIPE_FP8_DELAYED}, 0);
+  T = 24;
+}
+
 /* The sums of a fused loss head, and those of a tied embedding, have another order. */
 static void test_other_order(void **state) {
   (void)state;
@@ -235,6 +252,6 @@ static void test_other_order(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {rft_context_test(test_schedules), rft_context_test(test_models),
-                                     rft_context_test(test_other_order)};
+                                     rft_context_test(test_delayed), rft_context_test(test_other_order)};
   return cmocka_run_group_tests_name("stages", tests, NULL, NULL);
 }

@@ -24,6 +24,7 @@
 #include "data/hash.h"
 #include "data/json_file.h"
 #include "data/safetensors.h"
+#include "exec/exec.h"
 #include "model/hf.h"
 #include "nn/adapter.h"
 #include "ops/quant/formats.h"
@@ -71,6 +72,39 @@ static rfr_status start_masters(rfr_run *run, bool loaded) {
   return RFR_OK;
 }
 
+/* Averages begin as the weights, unrounded where there are master weights. */
+static rfr_status start_average(rfr_run *run, const rfr_tensor *w) {
+  rfr_tensor from = *w, average;
+  char name[128];
+  void *weight, *to;
+  snprintf(name, sizeof name, "%s" RFI_SUFFIX_EMA, w->name);
+  RFI_TRY(rfi_run_tensor(run, name, &average));
+  if (run->settings->spec.master) {
+    snprintf(name, sizeof name, "%s" RFI_SUFFIX_MASTER, w->name);
+    RFI_TRY(rfi_run_tensor(run, name, &from));
+  }
+  if (from.type.dtype != RFR_F32) return widen(run, &from, &average);
+  RFI_TRY(rfi_host_open(run, &from, RFI_HOST_READ, &weight));
+  rfr_status s = rfi_host_open(run, &average, RFI_HOST_WRITE, &to);
+  if (s == RFR_OK) memcpy(to, weight, (size_t)average.bytes);
+  if (s == RFR_OK) s = rfi_host_close(run, &average, RFI_HOST_WRITE, to, s);
+  return rfi_host_close(run, &from, RFI_HOST_READ, weight, s);
+}
+
+static rfr_status start_averages(rfr_run *run) {
+  const rfi_step_spec *spec = &run->settings->spec;
+  rfr_parameter p;
+  rfr_tensor w;
+  if (spec->ema.decay == 0.0 || rfr_run_program_index(run, RFR_RUN_TRAIN) < 0) return RFR_OK;
+  for (int i = 0; i < rfr_model_parameter_count(&spec->model); i++) {
+    if (!rfi_is_here(run, i) || rfi_step_rule(spec, i).frozen) continue;
+    RFI_TRY(rfr_model_parameter(&spec->model, i, &p));
+    RFI_TRY(rfi_run_tensor(run, p.name, &w));
+    RFI_TRY(start_average(run, &w));
+  }
+  return RFR_OK;
+}
+
 /* ---- the optimizer ---- */
 
 /* Only the bytes of this rank's part are read. */
@@ -104,8 +138,9 @@ static rfr_status load_full(rfr_run *run, rfi_safetensors *st, const rfi_stored 
   return rfi_host_close(run, x, RFI_HOST_WRITE, host, s);
 }
 
-static rfr_status load_tensor(rfr_run *run, rfi_safetensors *st, const char *path, const rfr_tensor *x) {
-  const rfi_stored *stored = rfi_safetensors_find(st, x->name);
+/* `stored` NULL: missing. */
+static rfr_status load_tensor(rfr_run *run, rfi_safetensors *st, const rfi_stored *stored, const char *path,
+                              const rfr_tensor *x) {
   const char *wrong = NULL;
   bool same = stored && stored->rank == x->type.rank;
   for (int d = 0; same && d < x->type.rank; d++) same = stored->shape[d] == x->type.shape[d];
@@ -130,11 +165,25 @@ static rfr_status load_optimizer(rfr_run *run, const rfi_checkpoint *checkpoint)
   }
   for (int i = 0; rfi_run_tensor_at(run, i, &x) == RFR_OK; i++)
     if (rfi_kind_of(run, &x) == RFI_KIND_OPTIMIZER)
-      RFI_GOTO(load_tensor(run, st, path ? path : checkpoint->folder, &x));
+      RFI_GOTO(load_tensor(run, st, rfi_safetensors_find(st, x.name), path ? path : checkpoint->folder, &x));
   s = RFR_OK;
 fail:
   rfi_safetensors_close(st);
   rfi_free(run->ctx, path);
+  return s;
+}
+
+/* Replaces the weights by their averages, for reading. A weight without one was not trained. */
+static rfr_status load_averages(rfr_run *run, const char *folder) {
+  rfr_status s = RFR_OK;
+  rfi_safetensors *st;
+  rfr_tensor x;
+  RFI_TRY(rfi_averages_open(run->ctx, folder, &st));
+  for (int i = 0; s == RFR_OK && rfi_run_tensor_at(run, i, &x) == RFR_OK; i++) {
+    const rfi_stored *stored = x.role == RFR_ROLE_TRAINABLE ? rfi_averages_find(st, x.name) : NULL;
+    if (stored) s = load_tensor(run, st, stored, folder, &x);
+  }
+  rfi_safetensors_close(st);
   return s;
 }
 
@@ -162,6 +211,7 @@ static rfr_status init_state(rfr_run *run, bool resumes) {
   if (resumes) return RFR_OK;
   if (run->settings->adapter) RFI_TRY(rfi_adapter_state_start(run, run->settings->adapter_from, false));
   else RFI_TRY(start_masters(run, run->settings->weights != NULL));
+  RFI_TRY(start_averages(run));
   const int64_t block[RFI_STEP_N] = {[RFI_STEP_SEED] = (int64_t)run->settings->seed};
   if (run->block.data) RFI_TRY(rfr_programs_write(run->programs, &run->block, block));
   rfi_run_clock_init(&run->clock);
@@ -179,6 +229,7 @@ rfr_status rfi_state_prepare(rfr_run *run, bool resumes) {
   RFI_TRY(rfr_programs_load(run->programs));
   if (!run->options.eager && !run->options.debug)
     for (int i = 0; i < run->n_programs; i++) RFI_TRY(rfr_program_capture(run->programs, i));
+  RFI_TRY(rfi_programs_agree(run->programs));
   run->ready = true;
   return RFR_OK;
 }
@@ -340,9 +391,10 @@ rfr_status rfi_state_load(rfr_run *run, const rfi_checkpoint *checkpoint, bool t
   /* rfi_state_prepare has loaded the base of an adapter. */
   if (!training) {
     run->step = checkpoint->step;
-    if (!run->settings->adapter) return rfi_load_weights(run, checkpoint->folder);
-    RFI_TRY(check_adapter(run, checkpoint));
-    return rfi_adapter_state_start(run, checkpoint->folder, false);
+    if (run->settings->adapter) RFI_TRY(check_adapter(run, checkpoint));
+    RFI_TRY(run->settings->adapter ? rfi_adapter_state_start(run, checkpoint->folder, false)
+                                   : rfi_load_weights(run, checkpoint->folder));
+    return run->options.ema ? load_averages(run, checkpoint->folder) : RFR_OK;
   }
   /* The configuration first: its message names a key, those of tensors only a shape. */
   RFI_TRY(rfi_checkpoint_path(checkpoint, "state.json", &path));

@@ -313,6 +313,21 @@ static void records(void **state) {
   assert_int_equal(lines, 2); /* the disk of rank 2 is full */
   rfi_free(ctx, text);
   for (int r = 0; r < 3; r++) assert_int_equal(all[r].status, RFR_IO);
+  /* A launcher's line: no step, no checkpoint. */
+  rfr_failure f = rfr_failure_default();
+  f.rank = 2, f.ranks = 3;
+  f.error = "launcher", f.message = "rank 2 was \"ended\"";
+  OK(rfr_failure_append(ctx, rft_run_folder("records"), &f));
+  OK(rfi_file_read(ctx, path, &text, &n));
+  const char *last = strstr(text, "\"rank\":2,\"ranks\":3,\"error\":\"launcher\",");
+  assert_non_null(last);
+  assert_string_equal(strstr(last, "\"message\""), "\"message\":\"rank 2 was \\\"ended\\\"\"}\n");
+  rfi_free(ctx, text);
+  assert_int_equal(rfr_failure_append(ctx, "/no/such/folder", &f), RFR_IO);
+  f.message = NULL;
+  assert_int_equal(rfr_failure_append(ctx, rft_run_folder("records"), &f), RFR_INVALID);
+  f.size = 4;
+  assert_int_equal(rfr_failure_append(ctx, rft_run_folder("records"), &f), RFR_INVALID);
 }
 
 int main(void) {

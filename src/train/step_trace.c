@@ -18,6 +18,7 @@
 #include "base/base.h"
 #include "nn/nn.h"
 #include "ops/decode/cursor.h"
+#include "ops/op_index.h"
 #include "trace/trace.h"
 #include "train/muon.h"
 #include "train/stage_trace.h"
@@ -25,11 +26,12 @@
 enum { SCALE_GROWS = 2000 }; /* steps without overflow until the loss scale doubles */
 enum { LEAST_8BIT = 4096 };  /* elements, as in bitsandbytes */
 
-/* The step's slot of a ring, attempted mod R: (k, width). */
+/* The step's slot of a ring, attempted mod R: (k, width), the first k rows of the slot. */
 static rfr_value ring(rfr_trace *t, const rfi_step_spec *s, const char *name, rfr_dtype dtype, int64_t width,
                       rfr_value step) {
-  const int64_t shape[3] = {s->slots, s->microbatches, width};
-  return rfr_ring_read(t, rfr_input(t, name, RFR_ROLE_INPUT, dtype, 3, shape), step);
+  const int64_t shape[3] = {s->slots, rfi_ring_microbatches(s), width};
+  const rfr_value slot = rfr_ring_read(t, rfr_input(t, name, RFR_ROLE_INPUT, dtype, 3, shape), step);
+  return shape[1] == s->microbatches ? slot : rfr_slice(t, slot, 0, 0, s->microbatches);
 }
 
 static int all_ranks(const rfi_step_spec *s) { return s->ranks > 1 ? s->ranks : 1; }
@@ -80,6 +82,22 @@ static void declare_parameters(rfr_trace *t, const rfi_step_spec *s, rfr_value *
   for (int i = 0; i < rfr_model_parameter_count(&s->model); i++) out[i] = declare_parameter(t, s, i);
 }
 
+static rfr_value declare_average(rfr_trace *t, const rfr_parameter *p) {
+  char full[128];
+  snprintf(full, sizeof full, "%s" RFI_SUFFIX_EMA, p->name);
+  return rfr_input(t, full, RFR_ROLE_TRAINABLE, RFR_F32, p->rank, p->shape);
+}
+
+/* Parameter i as an evaluation reads it: the average of one that is trained, if there are averages. */
+static rfr_value declare_evaluated(rfr_trace *t, const rfi_step_spec *s, int i) {
+  rfr_parameter p;
+  if (s->ema.decay == 0.0 || rfi_step_rule(s, i).frozen || rfr_model_parameter(&s->model, i, &p) != RFR_OK)
+    return declare_parameter(t, s, i);
+  const rfr_value average = declare_average(t, &p);
+  const rfi_attr to = rfi_i(s->model.dtype);
+  return s->model.dtype == RFR_F32 ? average : rfi_record(t, RFR_HERE, RFI_OP_ema_weight, 1, &average, &to, NULL);
+}
+
 typedef struct update {
   rfr_value lr, clip, skip, step;
 } update;
@@ -120,34 +138,56 @@ static rfr_value unscaled(rfr_trace *t, const scaling *scaling, rfr_value x) {
   return scaling->inverse == RFR_NONE ? x : rfr_mul(t, x, scaling->inverse);
 }
 
+/* The updated weight, or its master copy: result `w1` of an update and the last one. */
+static rfr_value unrounded(const rfr_trace *t, rfr_value w1) {
+  const rfi_opr *op = w1 >= 0 ? &t->ops[t->values[w1].op] : NULL;
+  return op && op->out[op->n_out - 1] >= 0 ? op->out[op->n_out - 1] : w1;
+}
+
+/* Of a weight without momentum, or one whose direction is computed elsewhere. */
+static rfr_value update_by_sgd(rfr_trace *t, const rfi_step_spec *s, const update *u, const rfi_param_rule *rule, int i,
+                               rfr_value w, rfr_value g, rfr_value momentum, rfr_value master, rfr_value clip) {
+  const double factor = s->sgd ? s->momentum : 0.0;
+  if (s->stochastic)
+    return rfr_sgd_stochastic(t, w, g, momentum, u->lr, clip, u->skip, u->step, factor, rule->weight_decay,
+                              rule->lr_scale, i + 1);
+  return rfr_sgd(t, w, g, momentum, master, u->lr, clip, u->skip, factor, rule->weight_decay, rule->lr_scale);
+}
+
 /* Products are in bf16 unless the model is f32. Its direction is the gradient of SGD without momentum. */
-static void update_by_muon(rfr_trace *t, const rfi_step_spec *s, const update *u, const rfi_param_rule *rule, int i,
-                           const char *name, rfr_value w, rfr_value g, rfr_value master) {
+static rfr_value update_by_muon(rfr_trace *t, const rfi_step_spec *s, const update *u, const rfi_param_rule *rule,
+                                int i, const char *name, rfr_value w, rfr_value g, rfr_value master) {
   const rfr_value in[4] = {g, declare_like(t, name, RFI_SUFFIX_MOMENTUM, s->state_dtype, w), u->clip, u->skip};
   const rfi_attr attr[2] = {rfi_f(s->muon_momentum), rfi_i(s->model.dtype == RFR_F32 ? RFR_F32 : RFR_BF16)};
   const rfr_value momentum = rfi_record(t, RFR_HERE, RFI_OP_muon_momentum, 4, in, attr, NULL);
-  rfr_sgd(t, w, rfi_muon_direction(t, s, i, momentum), RFR_NONE, master, u->lr, RFR_NONE, u->skip, 0.0,
-          rule->weight_decay, rule->lr_scale);
+  return update_by_sgd(t, s, u, rule, i, w, rfi_muon_direction(t, s, i, momentum), RFR_NONE, master, RFR_NONE);
 }
 
-static void update_parameter(rfr_trace *t, const rfi_step_spec *s, const update *u, const rfi_param_rule *rule, int i,
-                             const char *name, rfr_value w, rfr_value g) {
+/* Returns the updated weight. */
+static rfr_value update_parameter(rfr_trace *t, const rfi_step_spec *s, const update *u, const rfi_param_rule *rule,
+                                  int i, const char *name, rfr_value w, rfr_value g) {
   rfr_value master = s->master ? declare_like(t, name, RFI_SUFFIX_MASTER, RFR_F32, w) : RFR_NONE;
   if (s->sgd) {
     rfr_value momentum = s->momentum > 0.0 ? declare_like(t, name, RFI_SUFFIX_MOMENTUM, s->state_dtype, w) : RFR_NONE;
-    rfr_sgd(t, w, g, momentum, master, u->lr, u->clip, u->skip, s->momentum, rule->weight_decay, rule->lr_scale);
-    return;
+    return update_by_sgd(t, s, u, rule, i, w, g, momentum, master, u->clip);
   }
-  if (rfi_is_muon(s, i)) {
-    update_by_muon(t, s, u, rule, i, name, w, g, master);
-    return;
-  }
+  if (rfi_is_muon(s, i)) return update_by_muon(t, s, u, rule, i, name, w, g, master);
   rfr_adamw_options o = s->adamw;
   o.lr_scale = rule->lr_scale;
   o.decay = rule->weight_decay;
+  o.draws = s->stochastic ? i + 1 : 0;
   rfr_value m = declare_moment(t, s, name, RFI_SUFFIX_M, RFR_QUANT_DYNAMIC8, w);
   rfr_value v = declare_moment(t, s, name, RFI_SUFFIX_V, RFR_QUANT_DYNAMIC8U, w);
-  rfr_adamw(t, w, g, m, v, master, u->lr, u->clip, u->skip, u->step, &o);
+  return rfr_adamw(t, w, g, m, v, master, u->lr, u->clip, u->skip, u->step, &o);
+}
+
+/* Updates the averages after all weights, so that each kind is one launch. w[i]: updated, or RFR_NONE. */
+static void update_averages(rfr_trace *t, const rfi_step_spec *s, const update *u, const rfr_value *w) {
+  rfr_parameter p;
+  for (int i = 0; i < rfr_model_parameter_count(&s->model) && s->ema.decay > 0.0; i++) {
+    if (w[i] == RFR_NONE || rfr_model_parameter(&s->model, i, &p) != RFR_OK) continue;
+    rfr_ema(t, declare_average(t, &p), unrounded(t, w[i]), u->skip, u->step, s->ema.decay, s->ema.start, s->ema.warmup);
+  }
 }
 
 /* For each layer of each microbatch: rows of each expert, and a flag for invalid splits. */
@@ -208,8 +248,9 @@ static rfr_value gradient_norm(rfr_trace *t, const rfi_step_spec *s, int n, cons
   return norm_over_ranks(t, n, g, s->ranks, zeros, skip);
 }
 
-/* Everything after the loss. `reported`: without the loss scale. `g` has an element per parameter. */
-static void optimize(rfr_trace *t, const rfi_step_spec *s, const rfr_value *w, int n, rfr_value *g, rfr_value loss,
+/* Everything after the loss. `reported`: without the loss scale. `g` has an element per parameter. Replaces w by the
+ * updated weights. */
+static void optimize(rfr_trace *t, const rfi_step_spec *s, rfr_value *w, int n, rfr_value *g, rfr_value loss,
                      const scaling *scaling, const rfr_value reported[REPORTS], rfr_value count, rfr_value stop,
                      const routing *routing, rfr_value step) {
   int trainable = 0;
@@ -234,9 +275,12 @@ static void optimize(rfr_trace *t, const rfi_step_spec *s, const rfr_value *w, i
   for (int i = 0; i < n; i++) {
     const rfi_param_rule rule = rfi_step_rule(s, i);
     rfr_parameter p;
+    const rfr_value old = w[i];
+    w[i] = RFR_NONE;
     if (rule.frozen || rfr_model_parameter(&s->model, i, &p) != RFR_OK) continue;
-    update_parameter(t, s, &u, &rule, i, p.name, w[i], g[trainable++]);
+    w[i] = update_parameter(t, s, &u, &rule, i, p.name, old, g[trainable++]);
   }
+  update_averages(t, s, &u, w);
   rfr_value metrics[RFI_METRIC_N] = {[RFI_METRIC_LOSS] = reported[LOSS],
                                      [RFI_METRIC_NORM] = norm,
                                      [RFI_METRIC_LR] = u.lr,
@@ -376,6 +420,22 @@ static rfr_value pipeline_loss(rfr_trace *t, const rfi_step_spec *s, rfr_value s
   return sum;
 }
 
+/* History and scales of fp8_delayed, from the amaxes that the stages of all ranks have collected. */
+static void update_scales(rfr_trace *t, const rfi_step_spec *s, rfr_value skip) {
+  const rfr_recipe *r = &s->recipe;
+  const int64_t S = s->pipeline.scales, history[2] = {r->history, S}, both[2] = {2, S};
+  const rfi_attr attr[] = {rfi_i(r->margin), rfi_i(r->rule == RFR_AMAX_MOST_RECENT)};
+  rfr_value in[4], out[2];
+  if (S == 0) return;
+  rfr_scope(t, "recipe");
+  in[RFI_IN_scale_update_history] = rfr_input(t, RFR_RECIPE_HISTORY, RFR_ROLE_STATE, RFR_F32, 2, history);
+  in[RFI_IN_scale_update_scale] = rfr_input(t, RFR_RECIPE_SCALE, RFR_ROLE_STATE, RFR_F32, 1, &S);
+  in[RFI_IN_scale_update_skip] = skip;
+  in[RFI_IN_scale_update_amax] =
+      rfr_all_gather(t, rfr_input(t, RFR_RECIPE_AMAX, RFR_ROLE_INPUT, RFR_F32, 2, both), step_ranks(s));
+  rfi_record(t, RFR_HERE, RFI_OP_scale_update, 4, in, attr, out);
+}
+
 static void record_update(rfr_trace *t, const rfi_step_spec *s, rfr_value *values) {
   const int n = rfr_model_parameter_count(&s->model), tied = rfi_pipeline_tied(s);
   const bool counts = s->rank == 0, counts_tied = rfi_pipeline_rank(&s->pipeline, 0) == s->pipeline.rank;
@@ -415,14 +475,18 @@ static void record_update(rfr_trace *t, const rfi_step_spec *s, rfr_value *value
   if (s->clip > 0.0) u.clip = unscaled(t, &scaling, rfr_clip_scale(t, norm, s->clip));
   for (int i = 0; i < n; i++) {
     const rfi_param_rule rule = rfi_step_rule(s, i);
+    const rfr_value old = w[i];
+    w[i] = RFR_NONE;
     if (!rfi_pipeline_owns(s, s->pipeline.rank, i) || rule.frozen) continue;
     if (rfr_model_parameter(&s->model, i, &p) != RFR_OK) continue;
-    update_parameter(t, s, &u, &rule, i, p.name, w[i], g[i]);
+    w[i] = update_parameter(t, s, &u, &rule, i, p.name, old, g[i]);
   }
+  update_averages(t, s, &u, w);
   rfr_value stop, loss = unscaled(t, &scaling, pipeline_loss(t, s, step, &stop, &count));
   rfr_value metrics[RFI_METRIC_N] = {[RFI_METRIC_LOSS] = loss,   [RFI_METRIC_NORM] = norm,   [RFI_METRIC_LR] = u.lr,
                                      [RFI_METRIC_COUNT] = count, [RFI_METRIC_SKIP] = u.skip, [RFI_METRIC_STOP] = stop};
   write_metrics(t, s, step, metrics, RFR_NONE);
+  update_scales(t, s, u.skip);
   if (scaling.state != RFR_NONE) rfr_loss_scale_end(t, scaling.state, u.skip, SCALE_GROWS);
   rfr_step_end(t, step, u.skip);
   rfr_output(t, "loss", loss);
@@ -450,7 +514,7 @@ static void output_losses(rfr_trace *t, const rfi_step_spec *s, const rfr_value 
 }
 
 static void record_evaluate(rfr_trace *t, const rfi_step_spec *s, rfr_value *w) {
-  declare_parameters(t, s, w);
+  for (int i = 0; i < rfr_model_parameter_count(&s->model); i++) w[i] = declare_evaluated(t, s, i);
   const windows x = declare_windows(t, s);
   output_losses(t, s, w, rfr_model_forward(t, &s->model, w, x.tokens, x.offsets, RFR_NONE), &x);
 }
@@ -460,7 +524,7 @@ static void record_stage_evaluate(rfr_trace *t, const rfi_step_spec *s, int stag
   int64_t first;
   const int64_t layers = rfi_stage_layers(s, stage, &first);
   for (int i = 0; i < rfr_model_parameter_count(&s->model); i++)
-    w[i] = rfi_stage_reads(s, stage, i) ? declare_parameter(t, s, i) : RFR_NONE;
+    w[i] = rfi_stage_reads(s, stage, i) ? declare_evaluated(t, s, i) : RFR_NONE;
   const windows x = declare_windows(t, s);
   const rfr_value in = stage > 0 ? rfr_input(t, RFI_NAME_EVAL_X, RFR_ROLE_INPUT, s->model.dtype, 2, shape) : x.tokens;
   const rfr_value h = rfi_model_layers(t, &s->model, w, in, x.offsets, RFR_NONE, first, first + layers);

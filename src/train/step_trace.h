@@ -7,6 +7,7 @@
 
 #include <stdbool.h>
 
+#include "model/averages.h"
 #include "nn/adapter.h"
 #include "refrain/recipe.h"
 #include "refrain/schedule.h"
@@ -33,6 +34,13 @@ typedef struct rfi_param_rule {
   double lr_scale, weight_decay;
 } rfi_param_rule;
 
+/* The moving average of the trained weights: rfr_ema_at. Evaluations read the averages. */
+typedef struct rfi_ema {
+  double decay; /* 0: there is none */
+  int64_t start;
+  bool warmup;
+} rfi_ema;
+
 /* A pipeline and this rank of it; see stage_trace.h. With several ranks of data each of them has a pipeline, and
  * neighbouring ranks have the same stages. */
 typedef struct rfi_pipeline_part {
@@ -40,6 +48,7 @@ typedef struct rfi_pipeline_part {
   rfr_schedule_kind schedule;
   int64_t last_layers;        /* of the last stage; 0: rfi_stage_layers computes it at each call */
   int activations, gradients; /* slots of received tensors, set by rfi_trace_train */
+  int scales;                 /* slots of fp8_delayed on all ranks, set by rfi_trace_train; 0: none */
 } rfi_pipeline_part;
 
 typedef struct rfi_step_spec {
@@ -47,9 +56,10 @@ typedef struct rfi_step_spec {
   const rfi_param_rule
       *rules;    /* one for each parameter; NULL: all are trained, or all of an adapter, with adamw.decay and scale 1 */
   int64_t slots; /* R, steps that the rings hold */
-  int64_t microbatches; /* k, of this rank */
-  int rank, ranks;      /* microbatches [rank k, (rank + 1) k) of the step are this rank's; 0 ranks are 1 */
-  int64_t tokens;       /* T, per microbatch; also the limit of its documents */
+  int64_t microbatches;      /* k, of this rank */
+  int64_t ring_microbatches; /* of a slot of the rings, K: k, or in a ramp the most of a phase; 0: k */
+  int rank, ranks;           /* microbatches [rank k, (rank + 1) k) of the step are this rank's; 0 ranks are 1 */
+  int64_t tokens;            /* T, per microbatch; also the limit of its documents */
   int64_t eval_tokens;
   int64_t window; /* rows of the caches of generation: the tokens that it attends to */
   int64_t texts;  /* that generation continues at once; 0 counts as 1 */
@@ -62,7 +72,9 @@ typedef struct rfi_step_spec {
   rfr_dtype gradient_dtype; /* RFR_F32, or the weights' */
   rfr_dtype state_dtype;    /* of the moments; RFR_U8: 8 bits in blocks, AdamW only */
   bool master;              /* f32 master weights, for 16-bit weights */
-  double clip;              /* global norm, 0: none */
+  bool stochastic;          /* bf16 weights are rounded stochastically; their draws have the parameter's number + 1 */
+  rfi_ema ema;
+  double clip; /* global norm, 0: none */
   rfr_lr_options lr;
   bool preference; /* DPO: documents 2p and 2p + 1 of a microbatch are the chosen and the rejected answer of pair p */
   double beta, smoothing;
@@ -73,6 +85,10 @@ typedef struct rfi_step_spec {
   int64_t expert_capacity; /* of a training step; evaluation and generation have room for all rows */
   bool checkpoint;         /* blocks are recomputed from their inputs, whatever the plan */
 } rfi_step_spec;
+
+static inline int64_t rfi_ring_microbatches(const rfi_step_spec *s) {
+  return s->ring_microbatches > s->microbatches ? s->ring_microbatches : s->microbatches;
+}
 
 static inline rfi_param_rule rfi_step_rule(const rfi_step_spec *s, int parameter) {
   return s->rules ? s->rules[parameter]
@@ -106,11 +122,11 @@ enum { RFI_PAIR_TOKENS = 4 };
 static inline int64_t rfi_most_pairs(int64_t tokens) { return tokens / RFI_PAIR_TOKENS; }
 
 /* Names of the tensors that the host writes and reads. */
-#define RFI_NAME_TOKENS "tokens"             /* i32 (R,k,T) */
-#define RFI_NAME_TARGETS "targets"           /* i32 (R,k,T) */
-#define RFI_NAME_OFFSETS "offsets"           /* i32 (R,k,T+1) */
-#define RFI_NAME_PAIRS "pairs"               /* i32 (R,k,P) row of each pair, RFI_IGNORE: none */
-#define RFI_NAME_REFERENCE "reference"       /* f32 (R,k,P), see rfr_dpo_loss_at */
+#define RFI_NAME_TOKENS "tokens"             /* i32 (R,K,T) */
+#define RFI_NAME_TARGETS "targets"           /* i32 (R,K,T) */
+#define RFI_NAME_OFFSETS "offsets"           /* i32 (R,K,T+1) */
+#define RFI_NAME_PAIRS "pairs"               /* i32 (R,K,P) row of each pair, RFI_IGNORE: none */
+#define RFI_NAME_REFERENCE "reference"       /* f32 (R,K,P), see rfr_dpo_loss_at */
 #define RFI_NAME_STOP "stop"                 /* f32 (R,1), over several ranks: 1 asks for the end of the run */
 #define RFI_NAME_METRICS "metrics"           /* f64 (R,rfi_metric_width) */
 #define RFI_NAME_ZERO_STEPS "zero_steps"     /* i32 (trainable), see rfr_grad_norm_zeros */
@@ -139,6 +155,8 @@ static inline int64_t rfi_prefill_rows(const rfi_step_spec *s) {
 #define RFI_SUFFIX_V ".exp_avg_sq"
 #define RFI_SUFFIX_MOMENTUM ".momentum"
 #define RFI_SUFFIX_MASTER ".master"
+/* RFI_SUFFIX_EMA: the average of a trained parameter, f32, with the role of a weight: the ranks share it out as they do
+ * weights. */
 /* Of a rank of a pipeline. A tied head has gradients of its own: the ranks of the first and the last stage have
  * both. */
 #define RFI_SUFFIX_GRADIENT ".gradient"

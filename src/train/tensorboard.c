@@ -71,9 +71,27 @@ static void put_evaluation(rfr_run *run, const rfr_event *e, double time) {
   append(run, record, rfi_event_scalars(time, e->step, scalars, sizeof scalars / sizeof scalars[0], record));
 }
 
+/* "watch_rms/NAME" and so on: a group for each statistic. */
+static void put_watched(rfr_run *run, const rfr_event *e, double time) {
+  for (int64_t i = 0; i < e->values && run->event_file >= 0; i++) {
+    const rfr_watched *w = &e->watched[i];
+    char tag[4][RFI_EVENT_TAG + 1];
+    const char *const groups[] = {"mean", "rms", "largest", "zeros"};
+    const double values[] = {w->mean, w->rms, w->largest, w->zeros};
+    rfi_scalar scalars[4];
+    for (int k = 0; k < 4; k++) {
+      snprintf(tag[k], sizeof tag[k], "watch_%s/%s", groups[k], w->name);
+      scalars[k] = (rfi_scalar){tag[k], values[k]};
+    }
+    uint8_t record[RFI_EVENT_BYTES];
+    append(run, record, rfi_event_scalars(time, e->step, scalars, 4, record));
+  }
+}
+
 void rfi_tensorboard_event(rfr_run *run, const rfr_event *e, double time) {
   if (e->kind == RFR_EVENT_START && run->settings->tensorboard) open_file(run, e, time);
   if (run->event_file < 0) return;
   if (e->kind == RFR_EVENT_METRICS) put_metrics(run, e, time);
   if (e->kind == RFR_EVENT_EVALUATION) put_evaluation(run, e, time);
+  if (e->kind == RFR_EVENT_WATCH) put_watched(run, e, time);
 }

@@ -40,6 +40,20 @@ static void plan_large(void **state) {
 #undef LARGE
 }
 
+/* The demo for a GPU fits into 12 GB, below which tools/demo does not use it; in bf16, as there. */
+static void plan_demo_gpu(void **state) {
+  (void)state;
+  assert_int_equal(RUN("plan", RFT_SOURCE_DIR "/examples/demo-gpu.yaml", "--set", "precision.dtype=bf16", "--set",
+                       "memory.budget=9GB", "--json"),
+                   0);
+  json_t *v = rft_parsed();
+  assert_true(rft_number(v, "planned_bytes") > 1000000000);
+  json_decref(v);
+  assert_int_equal(RUN("plan", RFT_SOURCE_DIR "/examples/demo-gpu.yaml", "--set", "precision.dtype=bf16", "--set",
+                       "memory.budget=1GB"),
+                   3);
+}
+
 /* memory.recompute=auto keeps each budget of the frontier. */
 static void plan_frontier(void **state) {
   (void)state;
@@ -338,9 +352,9 @@ static void plan_ranks(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(plan_large),     cmocka_unit_test(plan_frontier),  cmocka_unit_test(plan_picture),
-      cmocka_unit_test(large_pictures), cmocka_unit_test(plan_and_trace), cmocka_unit_test(bench),
-      cmocka_unit_test(profile),        cmocka_unit_test(plan_ranks),
+      cmocka_unit_test(plan_large),   cmocka_unit_test(plan_demo_gpu),  cmocka_unit_test(plan_frontier),
+      cmocka_unit_test(plan_picture), cmocka_unit_test(large_pictures), cmocka_unit_test(plan_and_trace),
+      cmocka_unit_test(bench),        cmocka_unit_test(profile),        cmocka_unit_test(plan_ranks),
   };
   return cmocka_run_group_tests(tests, rft_program_set_up, rft_program_tear_down);
 }

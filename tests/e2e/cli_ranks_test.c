@@ -157,6 +157,29 @@ static void errors(void **state) {
   unsetenv("RANK");
 }
 
+/* In JSON an error names the rank that printed it, and is still printed once. */
+static void json_of_ranks(void **state) {
+  (void)state;
+  assert_int_equal(RUN("train", "small.yaml", "--ranks", "4", "--out", "refused", "--json", "--set",
+                       "batch.microbatch=1", "--set", "data.train=none/*"),
+                   2);
+  json_t *v = rft_parsed_error();
+  assert_string_equal(json_string_value(json_object_get(v, "slug")), "data.empty");
+  assert_in_range(rft_number(v, "rank"), 0, 3);
+  json_decref(v);
+  assert_int_equal(RUN("train", "small.yaml", "--out", "refused", "--json", "--set", "data.train=none/*"), 2);
+  v = rft_parsed_error();
+  assert_null(json_object_get(v, "rank"));
+  json_decref(v);
+  assert_int_equal(RUN("train", "small.yaml", "--ranks", "2", "--out", "warned", "--json", "--set", "run.steps=1",
+                       "--set", "run.evaluate_every=0", "--set", "batch.microbatch=1", "--set", "data.sequence=16"),
+                   0);
+  v = rft_parsed();
+  assert_int_equal(rft_number(v, "rank"), 0);
+  assert_int_equal(rft_number(v, "ranks"), 2);
+  json_decref(v);
+}
+
 static bool exists(const char *path) { return access(path, R_OK) == 0; }
 
 /* SIGINT stops all ranks after the same step, with a checkpoint. */
@@ -183,8 +206,9 @@ static void stop(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(layouts), cmocka_unit_test(pipelines), cmocka_unit_test(profile),
-      cmocka_unit_test(experts), cmocka_unit_test(errors),    cmocka_unit_test(stop),
+      cmocka_unit_test(layouts),       cmocka_unit_test(pipelines), cmocka_unit_test(profile),
+      cmocka_unit_test(experts),       cmocka_unit_test(errors),    cmocka_unit_test(stop),
+      cmocka_unit_test(json_of_ranks),
   };
   if (system("mpirun --version >/dev/null 2>&1") != 0) {
     puts("skipped: mpirun is missing (Debian: openmpi-bin)");

@@ -109,6 +109,11 @@ static void mistakes(void **state) {
   assert_int_equal(RUN("report", "a", "--out", "no/such/folder/x.html"), 4);
   rft_assert_says(rft_err, "no/such/folder/x.html cannot be written");
   assert_int_equal(RUN("report", "a", "--follow", "--out", "x"), 2);
+  assert_int_equal(RUN("report", "a", "--wandb", "w", "--out", "x"), 2);
+  assert_int_equal(RUN("report", "a", "--wandb", "w"), 0);
+  rft_assert_says(rft_err, "upload: wandb sync w/offline-run-*");
+  assert_int_equal(RUN("report", "a", "--wandb", "w"), 2);
+  rft_assert_says(rft_err, "exists; nothing was written");
   assert_int_equal(RUN("report", "a", "--port", "80"), 2);
   assert_int_equal(RUN("report", "a", "--follow", "--port", "65536"), 2);
   rft_write_file("report.html", "old");

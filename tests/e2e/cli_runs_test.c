@@ -3,6 +3,7 @@
  * Runs as a user starts, stops, resumes and reads them; terminals, signals, closed streams.
  */
 #include <fcntl.h>
+#include <math.h>
 #include <pty.h>
 #include <signal.h>
 #include <sys/wait.h>
@@ -94,6 +95,40 @@ static void experts(void **state) {
 #undef SETS
 }
 
+/* A ramp in the plan and in training, and averaged weights in everything that reads a run. */
+static void ramp_and_averages(void **state) {
+  (void)state;
+  static const char *const sets[] = {"optimizer.ema=0.9", "batch.ramp=[{until: 2, sequence: 4}]", "run.steps=6",
+                                     "optimizer.lr=0.05"};
+#define SETS "--set", sets[0], "--set", sets[1], "--set", sets[2], "--set", sets[3]
+  assert_int_equal(RUN("plan", "small.yaml", SETS), 0);
+  rft_assert_says(rft_out, "phases of batch.ramp, which share the arena:\n  until step 2 ");
+  rft_assert_says(rft_out, "tokens a step, sequences of 4, ");
+  assert_int_equal(RUN("plan", "small.yaml", SETS, "--json"), 0);
+  json_t *v = rft_parsed();
+  const json_t *phases = json_object_get(v, "phases");
+  assert_int_equal(json_array_size(phases), 2);
+  assert_int_equal(rft_number(json_array_get(phases, 0), "until"), 2);
+  assert_int_equal(rft_number(json_array_get(phases, 0), "sequence"), 4);
+  json_decref(v);
+  assert_int_equal(RUN("train", "small.yaml", "--out", "averaged", SETS), 0);
+  rft_assert_says(rft_err, "; ramp: ");
+  rft_assert_says(rft_err, "from step 3 on: ");
+  double loss[2];
+  for (int i = 0; i < 2; i++) {
+    assert_int_equal(i ? RUN("eval", "averaged", "--json", "--ema") : RUN("eval", "averaged", "--json"), 0);
+    v = rft_parsed();
+    loss[i] = json_number_value(json_object_get(v, "loss"));
+    json_decref(v);
+  }
+  assert_true(loss[0] != loss[1]);
+  assert_int_equal(RUN("generate", "averaged", "--prompt", "1 and", "--tokens", "5", "--ema"), 0);
+  assert_int_equal(RUN("export", "averaged", "--to", "hf", "--out", "averages", "--ema"), 0);
+  assert_int_equal(RUN("generate", "averages", "--prompt", "1 and", "--tokens", "5", "--ema"), 2);
+  rft_assert_says(rft_err, "[run.ema]");
+#undef SETS
+}
+
 static void train_and_use(void **state) {
   (void)state;
   assert_int_equal(RUN("train", "small.yaml", "--json", "--quiet"), 0);
@@ -103,6 +138,11 @@ static void train_and_use(void **state) {
   /* a library's scratch may have bytes that it leaves alone */
   assert_true(rft_number(v, "touched_bytes") <= rft_number(v, "planned_bytes"));
   assert_true((double)rft_number(v, "touched_bytes") > 0.99 * (double)rft_number(v, "planned_bytes"));
+  /* small.yaml: q, k, v, o of 16 x 16; gate, up, down of 32 x 16; head of 256 x 16; attention over half of 16 tokens */
+  const double each = 6.0 * (4 * 16 * 16 + 3 * 32 * 16 + 256 * 16) + 6.0 * 16 * 16;
+  const double tokens = json_number_value(json_object_get(v, "tokens_per_second"));
+  assert_true(tokens > 0.0);
+  assert_true(fabs(json_number_value(json_object_get(v, "flops_per_second")) / tokens - each) < 1e-6 * each);
   const double bits = json_number_value(json_object_get(v, "validation_bits_per_byte"));
   json_decref(v);
   assert_string_equal(rft_err, "");
@@ -242,8 +282,9 @@ static void resume_by_folder(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(progress_fits), cmocka_unit_test(closed_streams), cmocka_unit_test(resume_by_folder),
-      cmocka_unit_test(experts),       cmocka_unit_test(train_and_use),  cmocka_unit_test(interrupted),
+      cmocka_unit_test(progress_fits), cmocka_unit_test(closed_streams),    cmocka_unit_test(resume_by_folder),
+      cmocka_unit_test(experts),       cmocka_unit_test(ramp_and_averages), cmocka_unit_test(train_and_use),
+      cmocka_unit_test(interrupted),
   };
   return cmocka_run_group_tests(tests, rft_program_set_up, rft_program_tear_down);
 }

@@ -222,6 +222,56 @@ static void token_mistakes(void **state) {
   }
 }
 
+/* A trained tokenizer, a model trained from scratch with it, and what its checkpoint can do without the folder. */
+static void trained_tokenizer(void **state) {
+  (void)state;
+  static const char *const special[] = {"--special", "<|end|>", "--special", "<|im_start|>", "--special", "<|im_end|>"};
+  char text[4096];
+  assert_int_equal(RUN("tokenizer-train", "corpus", "--vocab", "300", "--out", "tok", "--template", "chatml",
+                       special[0], special[1], special[2], special[3], special[4], special[5], "--json"),
+                   0);
+  json_t *v = rft_parsed();
+  const json_int_t vocab = rft_number(v, "vocab_size");
+  assert_int_equal(vocab, 259 + rft_number(v, "merges"));
+  assert_int_equal(rft_number(v, "files"), 6);
+  json_decref(v);
+  rft_write_file(
+      "scratch.yaml",
+      "refrain: 1\nmodel: {model_type: llama, hidden_size: 32, intermediate_size: 64, num_hidden_layers: 1, "
+      "num_attention_heads: 2}\ndata: {train: [corpus/a], validation: [corpus/b], tokenizer: tok, sequence: 32}\n"
+      "batch: {tokens: 64, microbatch: 2}\noptimizer: {lr: 1e-3}\nprecision: {dtype: f32}\n"
+      "run: {steps: 2}\n");
+  assert_int_equal(RUN("check", "scratch.yaml"), 0);
+  snprintf(text, sizeof text, "vocab_size: %lld", (long long)vocab);
+  rft_assert_says(rft_out, text);
+  assert_int_equal(RUN("plan", "scratch.yaml"), 0);
+  assert_int_equal(RUN("train", "scratch.yaml", "--out", "runs/scratch"), 0);
+  assert_int_equal(RUN("generate", "runs/scratch", "--prompt", "1a ", "--tokens", "4", "--temperature", "0"), 0);
+  snprintf(text, sizeof text, "%s", rft_out);
+  assert_int_equal(RUN("train", "scratch.yaml", "--out", "runs/w", "--set", "model.vocab_size=258"), 3);
+  rft_assert_says(rft_err, "the model's vocab_size is 258");
+  assert_int_equal(rename("tok", "tok-gone"), 0);
+  assert_int_equal(
+      RUN("generate", "runs/scratch/step-000002", "--prompt", "1a ", "--tokens", "4", "--temperature", "0"), 0);
+  assert_string_equal(rft_out, text);
+  assert_int_equal(RUN_WITH("1a\n", "chat", "runs/scratch/step-000002", "--tokens", "2"), 0);
+  rft_slurp("runs/scratch/step-000002/config.json", text, sizeof text);
+  rft_assert_says(text, "\"eos_token_id\": 0");
+  assert_int_equal(RUN("export", "runs/scratch", "--to", "gguf", "--out", "scratch.gguf"), 0);
+  assert_int_equal(RUN("tokenize", "scratch.gguf", "corpus/b/5.txt"), 0);
+  snprintf(text, sizeof text, "%s", rft_out);
+  assert_int_equal(RUN("tokenize", "tok-gone", "corpus/b/5.txt"), 0);
+  assert_string_equal(rft_out, text);
+  assert_int_equal(RUN("tokenizer-train", "corpus", "--vocab", "300"), 2);
+  rft_assert_says(rft_err, "--out is missing");
+  assert_int_equal(RUN("tokenizer-train", "corpus", "--vocab", "300", "--out", "tok-gone"), 2);
+  rft_assert_says(rft_err, "tok-gone exists");
+  assert_int_equal(RUN("tokenizer-train", "corpus", "--vocab", "30000", "--out", "tok2.json"), 0);
+  rft_assert_says(rft_err, "no other pair occurs 2 times");
+  assert_int_equal(RUN("tokenizer-train", "corpus", "--vocab", "100", "--out", "tok3"), 2);
+  rft_assert_says(rft_err, "refrain tokenizer-train --help");
+}
+
 /* Messages for the first mistakes of new users, and the last lines of finetune. */
 static void first_mistakes(void **state) {
   (void)state;
@@ -404,13 +454,10 @@ static void generate(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(check_data),
-      cmocka_unit_test(finetune),
-      cmocka_unit_test(token_files),
-      cmocka_unit_test(token_mistakes),
-      cmocka_unit_test(first_mistakes),
-      cmocka_unit_test(talk),
-      cmocka_unit_test(checkpoint_and_adapter),
+      cmocka_unit_test(check_data),     cmocka_unit_test(finetune),
+      cmocka_unit_test(token_files),    cmocka_unit_test(trained_tokenizer),
+      cmocka_unit_test(token_mistakes), cmocka_unit_test(first_mistakes),
+      cmocka_unit_test(talk),           cmocka_unit_test(checkpoint_and_adapter),
       cmocka_unit_test(generate),
   };
   return cmocka_run_group_tests(tests, set_up, rft_program_tear_down);

@@ -34,6 +34,9 @@ typedef struct set {
   rfr_recompute recompute;
   int warmups;
   rfr_comm *comm;
+  int64_t first_linear; /* of the first callable; 0: not given */
+  const rfr_binding *tensors;
+  int n_tensors;
 } set;
 
 static const struct parameter {
@@ -164,6 +167,8 @@ static rfr_status create(rfr_ctx *own, const set *s, const rfr_recipe *second, r
   if (!t[0] || !t[1]) return RFR_INTERNAL;
   for (int i = 0; i < 2; i++) c[i].trace = t[i];
   c[1].links = &link, c[1].n_links = 1;
+  if (s->first_linear > 0) c[0].first_linear = s->first_linear;
+  o.tensors = s->tensors, o.n_tensors = s->n_tensors;
   if (s->schedule) {
     RFI_TRY(rfr_schedule_parse(own, "test", s->schedule, strlen(s->schedule), &schedule));
     RFI_TRY(rfr_schedule_set_layers(schedule, (int[]){2}, 1));
@@ -299,6 +304,43 @@ static void only_steps_count(void **state) {
   rfr_graphs_destroy(g);
 }
 
+/* Slots follow the linears before, up to those of the caller's scales. Amaxes in the caller's memory are the caller's
+ * to use: history and scales stay as they are. */
+static void callers_states(void **state) {
+  enum { BEFORE = 3, MINE = 3 * BEFORE, ALL = MINE + SLOTS + 3 };
+  _Alignas(64) static float history[HISTORY * ALL], scale[ALL], amax[2 * ALL];
+  const rfr_binding tensors[] = {{RFR_RECIPE_HISTORY, {.dtype = RFR_F32, .rank = 2, .shape = {HISTORY, ALL}}, history},
+                                 {RFR_RECIPE_SCALE, {.dtype = RFR_F32, .rank = 1, .shape = {ALL}}, scale},
+                                 {RFR_RECIPE_AMAX, {.dtype = RFR_F32, .rank = 2, .shape = {2, ALL}}, amax}};
+  set s = {.recipe = recipe_of(RFR_RECIPE_FP8_DELAYED), .first_linear = BEFORE};
+  rfr_graphs *g;
+  rfr_tensor x;
+  result want[STEPS];
+  (void)state;
+  run_program(&s.recipe, want);
+  OK(create(ctx, &s, &s.recipe, &g));
+  OK(rfr_graphs_tensor(g, RFR_RECIPE_SCALE, &x));
+  assert_int_equal(x.type.shape[0], MINE + SLOTS);
+  rfr_graphs_destroy(g);
+  for (int i = 0; i < ALL; i++) scale[i] = 1;
+  s.tensors = tensors, s.n_tensors = 3;
+  OK(create(ctx, &s, &s.recipe, &g));
+  OK(start(g));
+  OK(rfr_graphs_begin_step(g, NULL, 0));
+  OK(run_calls(g, 0, 0, MICROBATCHES, 1000));
+  OK(rfr_graphs_end_step(g));
+  for (int i = 0; i < ALL; i++) {
+    const float most = amax[i] > amax[ALL + i] ? amax[i] : amax[ALL + i];
+    const bool mine = i >= MINE && i < MINE + SLOTS;
+    assert_true(most == (mine ? want[0].history[i - MINE] : 0)); /* the newest row */
+    assert_true(scale[i] == 1 && history[i] == 0);
+  }
+  rfr_graphs_destroy(g);
+  s.first_linear = INT64_MAX;
+  assert_int_equal(create(ctx, &s, &s.recipe, &g), RFR_INVALID);
+  assert_non_null(strstr(rfr_last_error()->message, "first_linear is 9223372036854775807"));
+}
+
 typedef struct rank_job {
   set s;
   result got[STEPS];
@@ -343,6 +385,7 @@ static void refused(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {rft_context_test(like_one_program), rft_context_test(only_steps_count),
-                                     rft_context_test(over_ranks), rft_context_test(refused)};
+                                     rft_context_test(callers_states), rft_context_test(over_ranks),
+                                     rft_context_test(refused)};
   return cmocka_run_group_tests_name("recipe_graphs", tests, NULL, NULL);
 }

@@ -37,6 +37,7 @@ static void count_free(void *memory, size_t bytes, void *user) {
 typedef struct objects {
   rfr_ctx *ctx;
   rfr_trace *trace, *layer;
+  rfr_step_memory *step_memory; /* of both, or NULL */
   rfr_programs *programs;
   rfr_graphs *graphs;
   rfr_schedule *schedule;
@@ -48,6 +49,7 @@ static void destroy_ctx(objects *o) { rfr_ctx_destroy(o->ctx); }
 static void destroy_trace(objects *o) { rfr_trace_destroy(o->trace); }
 static void destroy_layer(objects *o) { rfr_trace_destroy(o->layer); }
 static void destroy_programs(objects *o) { rfr_programs_destroy(o->programs); }
+static void destroy_step_memory(objects *o) { rfr_step_memory_destroy(o->step_memory); }
 static void destroy_graphs(objects *o) { rfr_graphs_destroy(o->graphs); }
 static void destroy_schedule(objects *o) { rfr_schedule_destroy(o->schedule); }
 static void destroy_comm(objects *o) {
@@ -56,8 +58,9 @@ static void destroy_comm(objects *o) {
 }
 static void destroy_tensor(objects *o) { o->tensor->deleter(o->tensor); }
 
-static void (*const destroy[])(objects *) = {destroy_ctx,    destroy_trace,    destroy_layer, destroy_programs,
-                                             destroy_graphs, destroy_schedule, destroy_comm,  destroy_tensor};
+static void (*const destroy[])(objects *) = {destroy_ctx,      destroy_trace,  destroy_layer,
+                                             destroy_programs, destroy_graphs, destroy_schedule,
+                                             destroy_comm,     destroy_tensor, destroy_step_memory};
 enum { N = sizeof destroy / sizeof *destroy };
 
 static void ok(rfr_status s) {
@@ -81,7 +84,7 @@ static rfr_value linear(rfr_trace *t, const rfr_op *twice) {
   return y;
 }
 
-static void make(objects *o) {
+static void make(objects *o, bool shared) {
   rfr_ctx_options options = rfr_ctx_options_default();
   options.alloc = count_alloc;
   options.free = count_free;
@@ -102,7 +105,10 @@ static void make(objects *o) {
   ok(rfr_trace_create(o->ctx, &o->layer));
   rfr_output(o->layer, "y", linear(o->layer, twice));
   ok(rfr_trace_finish(o->layer));
-  ok(rfr_compile(o->ctx, 1, (const rfr_trace *const *)&o->trace, NULL, NULL, &o->programs));
+  if (shared) ok(rfr_step_memory_create(o->ctx, 1 << 16, &o->step_memory));
+  rfr_compile_options p = rfr_compile_options_default();
+  p.step_memory = o->step_memory;
+  ok(rfr_compile(o->ctx, 1, (const rfr_trace *const *)&o->trace, NULL, &p, &o->programs));
   ok(rfr_program_capture(o->programs, 0));
   ok(rfr_program_replay(o->programs, 0, NULL, 0));
   static const char text[] = "0F0 0B0 0F1 0B1\n";
@@ -111,6 +117,7 @@ static void make(objects *o) {
   callable.trace = o->layer;
   rfr_graphs_options g = rfr_graphs_options_default();
   g.schedule = o->schedule;
+  g.step_memory = o->step_memory;
   ok(rfr_graphs_create(o->ctx, &callable, 1, &g, &o->graphs));
   ok(rfr_comm_threads_create(o->ctx, 2, 0, o->comm));
   rfr_tensor w;
@@ -124,7 +131,7 @@ static void test_orders(void **state) {
   for (int round = 0; round < 300; round++) {
     objects o = {0};
     int order[N];
-    make(&o);
+    make(&o, round % 2 || round < N);
     for (int i = 0; i < N; i++)
       order[i] = (i + round) % N; /* the first rounds: each object is the first and the last */
     for (int i = N - 1; round >= N && i > 0; i--) {
@@ -143,7 +150,7 @@ static void test_use_after_context(void **state) {
   (void)state;
   objects o = {0};
   rfr_tensor loss;
-  make(&o);
+  make(&o, true);
   rfr_ctx_destroy(o.ctx);
   assert_true(blocks > 0);
   ok(rfr_program_replay(o.programs, 0, NULL, 0));

@@ -133,8 +133,20 @@ static void reports(void) {
   STATUS(rfr_report_data, NULL, ignore, NULL);
   STATUS(rfr_report_screen, NULL, 0, 80, 0, 0, ignore, NULL);
   STATUS(rfr_report_diff, NULL, "a", "b", 0, 9, ignore, NULL, &(int){0});
+  STATUS(rfr_report_wandb, NULL, 0, "a");
   GIVES(0, rfr_report_bytes, NULL);
   QUIET(rfr_report_close, NULL);
+}
+
+static void sweeps(void) {
+  rfr_sweep *s;
+  STATUS(rfr_sweep_open, NULL, "a", "b", NULL, &s);
+  STATUS(rfr_sweep_get, NULL, 0, &(rfr_sweep_run){0});
+  STATUS(rfr_sweep_set, NULL, 0, RFR_SWEEP_DONE, NULL);
+  GIVES(0, rfr_sweep_count, NULL);
+  GIVES(0, rfr_sweep_rank, NULL, &(int){0});
+  GIVES(NULL, rfr_sweep_config, NULL);
+  QUIET(rfr_sweep_close, NULL);
 }
 
 static void chats(void) {
@@ -261,6 +273,8 @@ static void ops(void) {
   VALUE(rfr_clip_scale_at, NULL, NOWHERE, 0, 1);
   VALUE(rfr_adamw_at, NULL, NOWHERE, 0, 0, 0, 0, 0, 0, 0, 0, 0, NULL);
   VALUE(rfr_sgd_at, NULL, NOWHERE, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1);
+  VALUE(rfr_sgd_stochastic_at, NULL, NOWHERE, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 1);
+  VALUE(rfr_ema_at, NULL, NOWHERE, 0, 0, 0, 0, 0.9, 0, 0);
   VALUE(rfr_loss_scale_at, NULL, NOWHERE, 0, NULL);
   VALUE(rfr_loss_scale_end_at, NULL, NOWHERE, 0, 0, 2000);
   VALUE(rfr_skip_bad_at, NULL, NOWHERE, 0, 0, NULL, NULL, NULL);
@@ -284,6 +298,10 @@ static void programs(void) {
   rfr_memory memory;
   int n;
   rfr_rng rng = {0};
+  rfr_step_memory *shared;
+  QUIET(rfr_step_memory_destroy, NULL);
+  STATUS(rfr_step_memory_create, NULL, 0, &shared);
+  GIVES(-1, rfr_step_memory_bytes, NULL);
   QUIET(rfr_programs_destroy, NULL);
   STATUS(rfr_programs_tensor, NULL, "x", &x);
   STATUS(rfr_programs_tensor_at, NULL, 0, &x);
@@ -311,6 +329,9 @@ static void programs(void) {
   STATUS(rfr_programs_memory, NULL, &memory);
   GIVES(NULL, rfr_program_trace, NULL, 0, "record");
   GIVES(NULL, rfr_program_report, NULL, 0, "prune");
+  GIVES(NULL, rfr_programs_watched_name, NULL, 0);
+  STATUS(rfr_failure_append, NULL, "x", &(rfr_failure){0});
+  STATUS(rfr_programs_watched, NULL, 0, 0, &(rfr_watched){0});
   GIVES(0, rfr_program_flops, NULL, 0);
   GIVES(0, rfr_program_recomputed_flops, NULL, 0);
   STATUS(rfr_program_frontier, NULL, 0, points, 2, &n);
@@ -331,6 +352,7 @@ static void runs(void) {
   STATUS(rfr_inspect, NULL, "a", 0, ignore, NULL);
   STATUS(rfr_tokenizer_open, NULL, "a", &(rfr_tokenizer *){NULL});
   STATUS(rfr_tokenizer_write_files, NULL, (const char *const[]){"a"}, 1, RFR_TOKENS_LLMC, "a.bin", NULL, NULL);
+  STATUS(rfr_tokenizer_train, NULL, (const char *const[]){"a"}, 1, NULL, "b", NULL);
   STATUS(rfr_run_generate_batch, NULL, &(rfr_prompt){0}, 1, NULL);
   STATUS(rfr_run_generate_tokens, NULL, &(int32_t){0}, 1, NULL, take_token, NULL);
   STATUS(rfr_run_score, NULL, &(int32_t){0}, 1, &(float){0});
@@ -347,6 +369,8 @@ static void runs(void) {
   GIVES(NULL, rfr_run_template, NULL);
   GIVES(NULL, rfr_run_programs, NULL);
   GIVES(-1, rfr_run_program_index, NULL, RFR_RUN_TRAIN);
+  rfr_run_phase phase;
+  STATUS(rfr_run_phase_at, NULL, 0, &phase);
 }
 
 static void graphs(void) {
@@ -472,6 +496,7 @@ static void test_null_handles(void **state) {
   int headers = 0, missed = 0;
   contexts();
   chats();
+  sweeps();
   reports();
   traces();
   ops();

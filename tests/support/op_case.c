@@ -82,6 +82,7 @@ static bool operand(reader *r, rft_operand *o) {
       r->c->varies = true;
       break;
     case 'F': o->type.dtype = RFR_F32; break;
+    case 'h': o->type.dtype = RFR_BF16; break;
     case 'e': o->type.dtype = RFR_E4M3; break;
     case 'g': o->type.dtype = RFR_E5M2; break;
     case 'p': o->type.dtype = RFR_E8M0; break;
@@ -89,10 +90,10 @@ static bool operand(reader *r, rft_operand *o) {
     case 'D': o->type.dtype = RFR_F64; break;
     case 'i': o->type.dtype = RFR_I32; break;
     case 'I': o->type.dtype = RFR_I64; break;
-    default: return fail(r, "an operand starts with one of f F e g p D i I b _");
+    default: return fail(r, "an operand starts with one of f F h e g p D i I b _");
   }
   if (!dims(r, &o->type.rank, o->type.shape)) return false;
-  bool is_float = strchr("fFegpD", o->kind);
+  bool is_float = strchr("fFhegpD", o->kind);
   for (;;) {
     if (*r->s == '<') {
       r->s++;

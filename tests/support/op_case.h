@@ -13,8 +13,8 @@
  *                                  forward's results that a backward reads)
  *
  * A case is one op in text. Operands: f[..] a float of the type under test (f32, bf16), F[..] always f32 (statistics,
- * master weights, scalars of the step: not differentiated), e[..] always e4m3, g[..] e5m2, p[..] e8m0,
- * D[..] always f64,
+ * master weights, scalars of the step: not differentiated), h[..] always bf16, e[..] always e4m3, g[..] e5m2,
+ * p[..] e8m0, D[..] always f64,
  * i[..]<50 int32 below 50, i[..]=0,3,7 given int32 (one value is repeated), I[..]=... and
  * D[..]=... given int64 and f64, b[..]<256 bytes,
  * _ absent. After a float shape: ">0"
@@ -59,7 +59,7 @@ typedef enum rft_layout {
 } rft_layout;
 
 typedef struct rft_operand {
-  char kind;     /* f F e g p D i I b _ */
+  char kind;     /* f F h e g p D i I b _ */
   rfr_type type; /* rank -1: absent */
   rft_layout layout;
   bool positive, constant;

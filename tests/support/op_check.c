@@ -67,6 +67,7 @@ static bool moves_values(rfi_opcode code) {
     case RFI_OP_scale_update: /* tolerance 0: the formula determines every bit */
     case RFI_OP_dequantize:
     case RFI_OP_transposed:
+    case RFI_OP_permute_codes:
     case RFI_OP_cast:
     case RFI_OP_copy:
     case RFI_OP_fill:

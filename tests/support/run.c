@@ -10,6 +10,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "pass/watch_values.h"
 #include "support/ranks.h"
 #include "train/host.h"
 #include "train/parts.h"
@@ -121,7 +122,8 @@ rfr_status rft_hash_state(rfr_run *run, rfi_hash *out) {
   rfr_status s = rfi_hasher_create(run->ctx, &h);
   for (int i = 0; s == RFR_OK && rfi_run_tensor_at(run, i, &x) == RFR_OK; i++) {
     void *host;
-    if (x.role == RFR_ROLE_INPUT || strcmp(x.name, RFI_NAME_METRICS) == 0) continue;
+    if (x.role == RFR_ROLE_INPUT || strcmp(x.name, RFI_NAME_METRICS) == 0 || strcmp(x.name, RFI_WATCH_NAME) == 0)
+      continue;
     s = rfi_host_open(run, &x, RFI_HOST_READ, &host);
     if (s != RFR_OK) break;
     rfi_hasher_add(h, x.name, strlen(x.name));
@@ -137,7 +139,8 @@ void rft_assert_same_state(rfr_run *a, rfr_run *b) {
   rfr_tensor x, y;
   int n = 0;
   for (int i = 0; rfr_programs_tensor_at(rfr_run_programs(a), i, &x) == RFR_OK; i++) {
-    if (x.role == RFR_ROLE_INPUT || strcmp(x.name, RFI_NAME_METRICS) == 0) continue;
+    if (x.role == RFR_ROLE_INPUT || strcmp(x.name, RFI_NAME_METRICS) == 0 || strcmp(x.name, RFI_WATCH_NAME) == 0)
+      continue;
     assert_int_equal(rfr_programs_tensor(rfr_run_programs(b), x.name, &y), RFR_OK);
     assert_int_equal(x.bytes, y.bytes);
     if (memcmp(x.data, y.data, (size_t)x.bytes) != 0) fail_msg("%s differs", x.name);

@@ -171,8 +171,8 @@ static rfr_status memory_alloc(rfi_device *d, rfi_memory kind, size_t bytes, voi
   cudaError_t e = kind == RFI_MEMORY_RING ? cudaHostAlloc(out, bytes, cudaHostAllocMapped | cudaHostAllocPortable)
                                           : cudaMalloc(out, bytes);
   if (kind == RFI_MEMORY_ARENA) {
-    d->use.libraries = d->free_at_open - had; /* before the arena, only kernels were selected */
-    d->use.arena = had - free_bytes();
+    if (d->use.arena == 0) d->use.libraries = d->free_at_open - had; /* before, only kernels were selected */
+    d->use.arena += had - free_bytes();                              /* step memory is an allocation of its own */
   }
   if (e == cudaSuccess && kind == RFI_MEMORY_RING) memset(*out, 0, bytes);
   rfr_status s = RFR_OK;

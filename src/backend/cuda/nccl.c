@@ -90,23 +90,23 @@ rfr_status rfi_nccl_aborted(const gpu_comm *c) {
 }
 
 /* One launch for all parts. A group that was started is ended, also after an error. */
-static int all_to_all(const gpu_comm *c, const rfi_collective *w, void *stream) {
+static int all_to_all(const gpu_comm *c, void *nccl, const rfi_collective *w, void *stream) {
   const size_t bytes = (size_t)w->n * (size_t)rfi_collective_element(w->dtype);
   int e = c->f.GroupStart();
   if (e != 0) return e;
   for (int r = 0; r < c->comm.size && e == 0; r++) {
-    e = c->f.Send((const char *)w->from + (size_t)r * bytes, bytes, NCCL_UINT8, r, c->nccl, stream);
-    if (e == 0) e = c->f.Recv((char *)w->to + (size_t)r * bytes, bytes, NCCL_UINT8, r, c->nccl, stream);
+    e = c->f.Send((const char *)w->from + (size_t)r * bytes, bytes, NCCL_UINT8, r, nccl, stream);
+    if (e == 0) e = c->f.Recv((char *)w->to + (size_t)r * bytes, bytes, NCCL_UINT8, r, nccl, stream);
   }
   const int ended = c->f.GroupEnd();
   return e != 0 ? e : ended;
 }
 
-static rfr_status enqueue_locked(const gpu_comm *c, const rfi_collective *w, void *stream) {
-  void *nccl = c->nccl;
+/* `nccl`: c's communicator or that of its group. */
+static rfr_status enqueue_locked(const gpu_comm *c, void *nccl, const rfi_collective *w, void *stream) {
   const char *name = rfi_collective_name(w->kind);
   const size_t n = (size_t)w->n;
-  if (!nccl) return rfi_nccl_aborted(c);
+  if (!c->nccl) return rfi_nccl_aborted(c);
   if (n == 0) return RFR_OK;
   switch (w->kind) {
     case RFI_ALL_GATHER:
@@ -115,7 +115,7 @@ static rfr_status enqueue_locked(const gpu_comm *c, const rfi_collective *w, voi
           name);
     case RFI_REDUCE_SCATTER:
       return rfi_nccl_check(c, c->f.ReduceScatter(w->from, w->to, n, type_of(w->dtype), NCCL_SUM, nccl, stream), name);
-    case RFI_ALL_TO_ALL: return rfi_nccl_check(c, all_to_all(c, w, stream), name);
+    case RFI_ALL_TO_ALL: return rfi_nccl_check(c, all_to_all(c, nccl, w, stream), name);
     default:
       return rfi_nccl_check(c, c->f.AllReduce(w->from, w->to, n, type_of(w->dtype), NCCL_SUM, nccl, stream), name);
   }
@@ -123,7 +123,7 @@ static rfr_status enqueue_locked(const gpu_comm *c, const rfi_collective *w, voi
 
 static rfr_status enqueue(gpu_comm *c, const rfi_collective *w, void *stream) {
   pthread_mutex_lock(&c->mutex);
-  const rfr_status s = enqueue_locked(c, w, stream);
+  const rfr_status s = enqueue_locked(c, c->nccl, w, stream);
   pthread_mutex_unlock(&c->mutex);
   return s;
 }
@@ -229,17 +229,20 @@ rfr_status rfi_nccl_poll(rfr_comm *comm, bool idle, double *since) {
   return look(c, "asking the device", now() - *since);
 }
 
-/* One launch for all. A group that was started is ended, also after an error. */
-static rfr_status run_all(rfr_comm *comm, const rfi_collective *what, int n, void *stream) {
-  gpu_comm *c = (gpu_comm *)comm;
+/* A group that was started is ended, also after an error. */
+rfr_status rfi_nccl_launch(gpu_comm *c, const rfi_link *group, const rfi_collective *what, int n, void *stream) {
   pthread_mutex_lock(&c->mutex);
   rfr_status s = c->nccl ? rfi_nccl_check(c, c->f.GroupStart(), "a group") : rfi_nccl_aborted(c);
   const bool started = s == RFR_OK;
-  for (int i = 0; i < n && s == RFR_OK; i++) s = enqueue_locked(c, &what[i], stream);
+  for (int i = 0; i < n && s == RFR_OK; i++) s = enqueue_locked(c, group ? group->nccl : c->nccl, &what[i], stream);
   const int ended = started ? c->f.GroupEnd() : 0;
   if (s == RFR_OK) s = rfi_nccl_check(c, ended, "a group");
   pthread_mutex_unlock(&c->mutex);
   return s;
+}
+
+static rfr_status run_all(rfr_comm *comm, const rfi_collective *what, int n, void *stream) {
+  return rfi_nccl_launch((gpu_comm *)comm, NULL, what, n, stream);
 }
 
 static rfr_status run(rfr_comm *comm, const rfi_collective *what, void *stream) {
@@ -306,7 +309,9 @@ static const rfi_comm_table table = {.name = "NCCL",
                                      .receive = rfi_links_receive,
                                      .connect = rfi_links_connect,
                                      .sent = rfi_links_sent,
-                                     .wait_sent = rfi_links_wait_sent};
+                                     .wait_sent = rfi_links_wait_sent,
+                                     .connect_group = rfi_links_connect_group,
+                                     .reduce_group = rfi_links_reduce_group};
 
 static rfr_status connect_ranks(gpu_comm *c) {
   enum { N = 64 };

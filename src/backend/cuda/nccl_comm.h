@@ -41,11 +41,12 @@ typedef struct rfi_nccl_functions {
 } rfi_nccl_functions;
 
 /* The messages from one rank to another: a communicator and a stream of their own, so that no message waits for one of
- * another link. */
+ * another link. Or the sums of a group of ranks (RFI_LINK_GROUP), which have no stream of their own. */
+enum { RFI_LINK_GROUP = -1 };
 typedef struct rfi_link {
-  int peer;
+  int peer; /* RFI_LINK_GROUP: there is none */
   bool outgoing;
-  void *nccl; /* of two ranks: 0 sends, 1 receives */
+  void *nccl; /* of two ranks: 0 sends, 1 receives; of the group */
   cudaStream_t stream;
   cudaEvent_t ready;                /* the work that the next message waits for */
   cudaEvent_t done[RFI_LINK_MARKS]; /* after message n: element n % RFI_LINK_MARKS */
@@ -73,6 +74,8 @@ rfr_status rfi_nccl_check(const gpu_comm *c, int e, const char *what);
 rfr_status rfi_nccl_aborted(const gpu_comm *c);
 /* Joins a communicator of `size` ranks, within the timeout. */
 rfr_status rfi_nccl_join(gpu_comm *c, const nccl_unique_id *id, int size, int rank, void **out);
+/* n collectives of all ranks, or of a group, by one launch; none reads another's result. */
+rfr_status rfi_nccl_launch(gpu_comm *c, const rfi_link *group, const rfi_collective *what, int n, void *stream);
 
 /* nccl_links.c: functions of the table, see rfi_comm_send. */
 rfr_status rfi_links_connect(rfr_comm *comm, const int *peers, int n);
@@ -80,6 +83,8 @@ rfr_status rfi_links_send(rfr_comm *comm, int to, const void *data, int64_t byte
 rfr_status rfi_links_receive(rfr_comm *comm, int from, void *data, int64_t bytes, void *stream);
 int64_t rfi_links_sent(const rfr_comm *comm, int to);
 rfr_status rfi_links_wait_sent(rfr_comm *comm, int to, int64_t number, void *stream);
+rfr_status rfi_links_connect_group(rfr_comm *comm, int first, int size);
+rfr_status rfi_links_reduce_group(rfr_comm *comm, const rfi_collective *what, int n, void *stream);
 void rfi_links_destroy(gpu_comm *c); /* without their communicators of NCCL */
 
 #endif

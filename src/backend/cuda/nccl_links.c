@@ -7,6 +7,8 @@
  * again. rfi_schedule_check_waits shows that no ranks of a schedule wait for each other in a cycle under these rules.
  *
  * NCCL connects two ranks at their first message, and both calls wait for that; so each link sends one when it is made.
+ *
+ * The sums of a group of ranks have a communicator of their own, and are enqueued on the caller's stream.
  */
 #include <string.h>
 
@@ -158,7 +160,7 @@ static rfr_status connect(gpu_comm *c, const int *peers, int n, invitation *all)
   }
   RFI_TRY(c->comm.table->exchange(&c->comm, &own, sizeof own, all));
   RFI_TRY(check_pairs(c, all));
-  RFI_TRY(c->core->alloc(c->ctx, sizeof *c->link * 2 * ((size_t)n + 1), (void **)&c->link)); /* not 0 bytes */
+  RFI_TRY(c->core->alloc(c->ctx, sizeof *c->link * (2 * (size_t)n + 1), (void **)&c->link)); /* and a group */
   CUDA(cudaMalloc(&memory, 16), "allocating memory");
   const rfr_status s = open_links(c, all, memory);
   cudaFree(memory);
@@ -175,6 +177,58 @@ rfr_status rfi_links_connect(rfr_comm *comm, const int *peers, int n) {
   if (s == RFR_OK) s = rfi_cuda_check(cudaSetDevice(c->ordinal), "choosing the device");
   if (s == RFR_OK) {
     s = connect(c, peers, n, all);
+    cudaSetDevice(before);
+  }
+  c->core->free(c->ctx, all);
+  return s;
+}
+
+/* ---- the sums of a group ---- */
+
+rfr_status rfi_links_reduce_group(rfr_comm *comm, const rfi_collective *what, int n, void *stream) {
+  gpu_comm *c = (gpu_comm *)comm;
+  const rfi_link *group = find(c, RFI_LINK_GROUP, true);
+  if (!group) return c->core->fail(RFI_E_INTERNAL, "rank %d has no group", comm->rank);
+  return rfi_nccl_launch(c, group, what, n, stream);
+}
+
+/* A sum connects its ranks, so that no step waits for that. */
+static rfr_status try_group(gpu_comm *c, const rfi_link *group) {
+  void *memory;
+  CUDA(cudaMalloc(&memory, sizeof(float)), "allocating memory");
+  const rfi_collective one = {.kind = RFI_ALL_REDUCE, .dtype = RFR_F32, .n = 1, .from = memory, .to = memory};
+  rfr_status s = rfi_cuda_check(cudaMemsetAsync(memory, 0, sizeof(float), c->stream), "filling memory");
+  if (s == RFR_OK) s = rfi_nccl_launch(c, group, &one, 1, c->stream);
+  if (s == RFR_OK) s = rfi_nccl_wait(&c->comm, c->stream, "connecting a group");
+  cudaFree(memory);
+  return s;
+}
+
+/* The links have room for it (connect). The id is that of the group's first rank. */
+static rfr_status join_group(gpu_comm *c, int first, int size, nccl_unique_id *all) {
+  rfi_link *l = &c->link[c->n_links];
+  nccl_unique_id own;
+  RFI_TRY(rfi_nccl_check(c, c->f.GetUniqueId(&own), "making an id"));
+  RFI_TRY(c->comm.table->exchange(&c->comm, &own, sizeof own, all));
+  *l = (rfi_link){.peer = RFI_LINK_GROUP, .outgoing = true};
+  RFI_TRY(rfi_nccl_join(c, &all[first], size, c->comm.rank - first, &l->nccl));
+  pthread_mutex_lock(&c->mutex);
+  c->n_links++;
+  pthread_mutex_unlock(&c->mutex);
+  return try_group(c, l);
+}
+
+rfr_status rfi_links_connect_group(rfr_comm *comm, int first, int size) {
+  gpu_comm *c = (gpu_comm *)comm;
+  nccl_unique_id *all;
+  int before;
+  if (!c->link) return c->core->fail(RFI_E_INTERNAL, "a group of rank %d before its links", comm->rank);
+  if (find(c, RFI_LINK_GROUP, true)) return RFR_OK;
+  RFI_TRY(c->core->alloc(c->ctx, sizeof *all * (size_t)comm->size, (void **)&all));
+  rfr_status s = rfi_cuda_check(cudaGetDevice(&before), "asking for the current device");
+  if (s == RFR_OK) s = rfi_cuda_check(cudaSetDevice(c->ordinal), "choosing the device");
+  if (s == RFR_OK) {
+    s = join_group(c, first, size, all);
     cudaSetDevice(before);
   }
   c->core->free(c->ctx, all);

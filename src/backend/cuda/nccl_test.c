@@ -15,6 +15,7 @@ static void *stand_in_symbol(const char *name);
 #undef CUDA
 #include "backend/cuda/nccl_links.c"
 
+#include "dist/group.h"
 #include "support/context.h"
 
 /* ---- fakes ---- */
@@ -36,6 +37,10 @@ static struct {
 } recorded, awaited;    /* by the last call */
 static char urgent;     /* the stream of each link */
 static atomic_int sent; /* messages of NCCL, received ones too */
+static struct {
+  void *comm, *stream;
+  int n, depth; /* sums so far; open groups at the last one */
+} reduced;
 static void (*on_gather)(const void *from, void *to, size_t n);
 static atomic_int busy; /* the stream, until an abort begins */
 
@@ -161,7 +166,8 @@ static int gather(const void *from, void *to, size_t n, int type, void *comm, vo
   return use(comm);
 }
 static int reduce(const void *from, void *to, size_t n, int type, int op, void *comm, void *stream) {
-  (void)from, (void)to, (void)n, (void)type, (void)op, (void)stream;
+  (void)from, (void)to, (void)n, (void)type, (void)op;
+  reduced.comm = comm, reduced.stream = stream, reduced.depth = depth, reduced.n++;
   return use(comm);
 }
 
@@ -356,6 +362,48 @@ static void test_messages(void **state) {
   on_gather = NULL;
 }
 
+static void same_bytes(const void *from, void *to, size_t n) {
+  for (int r = 0; r < 2; r++) memcpy((char *)to + (size_t)r * n, from, n);
+}
+
+/* The sums of a group are one launch on the caller's stream, with a communicator of their own. */
+static void test_sums_of_group(void **state) {
+  int peer = 1;
+  rfr_comm *c;
+  float x[4], y[2];
+  const rfi_collective two[] = {{.kind = RFI_ALL_REDUCE, .dtype = RFR_F32, .n = 4, .from = x, .to = x},
+                                {.kind = RFI_ALL_REDUCE, .dtype = RFR_BF16, .n = 4, .from = y, .to = y}};
+  (void)state;
+  OK(make(0, &c));
+  assert_int_equal(rfi_group_connect(c, 0, 2), RFR_INTERNAL); /* before the links */
+  assert_int_equal(rfi_group_all_reduce(ctx, c, 0, 2, two, 2, &busy), RFR_INTERNAL);
+  on_gather = other_rank;
+  peers_of_other = 1;
+  OK(rfi_comm_connect(c, &peer, 1));
+  on_gather = same_bytes;
+  const int before = made;
+  OK(rfi_group_connect(c, 0, 2));
+  OK(rfi_group_connect(c, 0, 2));
+  assert_int_equal(made - before, 1);
+  void *group = reduced.comm; /* of the sum that connects the ranks */
+  assert_ptr_equal(group, &comms[before]);
+  reduced.n = 0;
+  OK(rfi_group_all_reduce(ctx, c, 0, 2, two, 2, &urgent));
+  assert_int_equal(reduced.n, 2);
+  assert_int_equal(reduced.depth, 1);
+  assert_int_equal(depth, 0);
+  assert_ptr_equal(reduced.comm, group);
+  assert_ptr_equal(reduced.stream, &urgent);
+  OK(call(c, &busy));
+  assert_ptr_not_equal(reduced.comm, group);
+  OK(rfi_comm_send(c, 1, x, sizeof x, &busy)); /* links are found as before */
+  rfr_comm_abort(c);
+  is_peer(rfi_group_all_reduce(ctx, c, 0, 2, two, 2, &busy), "aborted");
+  rfr_comm_destroy(c);
+  assert_int_equal(ended, 4); /* all ranks, two links, the group */
+  on_gather = NULL;
+}
+
 static void *calls(void *arg) {
   double since = 0;
   while (call(arg, &busy) == RFR_OK && rfi_nccl_poll(arg, false, &since) == RFR_OK) continue;
@@ -394,9 +442,9 @@ static void test_nobody_joins(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      rft_context_test(test_good),     rft_context_test(test_group),  rft_context_test(test_late_with_graphs),
-      rft_context_test(test_poll),     rft_context_test(test_aborts), rft_context_test(test_nobody_joins),
-      rft_context_test(test_messages),
+      rft_context_test(test_good),     rft_context_test(test_group),         rft_context_test(test_late_with_graphs),
+      rft_context_test(test_poll),     rft_context_test(test_aborts),        rft_context_test(test_nobody_joins),
+      rft_context_test(test_messages), rft_context_test(test_sums_of_group),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -99,6 +99,17 @@ static rfr_status check_update(const rfr_type *w, const rfr_type *g, int n, cons
   return RFR_OK;
 }
 
+/* Stochastic rounding is for weights that are the only copy. */
+static rfr_status check_draws(const rfr_type *w, const rfr_type *master, bool has_step, const rfi_attr *draws) {
+  if (draws[0].i < 0 || draws[0].i >= 1 << 24 || draws[1].i < 0)
+    return rfi_fail(RFI_E_TRACE_SHAPE, "draws must be a number below 2^24, and first at least 0");
+  if (draws[0].i == 0) return RFR_OK;
+  if (w->dtype != RFR_BF16 || !absent(master))
+    return rfi_fail(RFI_E_TRACE_SHAPE, "w is %s%s; stochastic rounding is for bf16 without a master copy",
+                    rfr_dtype_name(w->dtype), absent(master) ? "" : " with a master copy");
+  return has_step ? RFR_OK : rfi_fail(RFI_E_TRACE_SHAPE, "stochastic rounding needs the operand step");
+}
+
 /* A moment of 8 bits; both formats have the same size. */
 static bool is_8bit(const rfr_type *x, const rfr_type *w) {
   return x->dtype == RFR_U8 && x->rank == 1 && x->shape[0] == rfr_quant_bytes(RFR_QUANT_DYNAMIC8, w->rank, w->shape);
@@ -109,6 +120,7 @@ rfr_status rfi_infer_adamw(const rfi_infer *c) {
   const int moments = is_8bit(&in[2], &in[0]) && is_8bit(&in[3], &in[0]) ? 0 : 2; /* of the checks for wide ones */
   RFI_TRY(check_update(&in[0], &in[1], moments, &in[2], &in[4], &in[5], &in[6], &in[7]));
   if (!is_step_block(&in[8])) return rfi_fail(RFI_E_TRACE_SHAPE, "step must be the step block, i64 (4)");
+  RFI_TRY(check_draws(&in[0], &in[4], true, &c->attr[5]));
   c->out[0] = in[0];
   c->out[1] = in[2];
   c->out[2] = in[3];
@@ -119,6 +131,9 @@ rfr_status rfi_infer_adamw(const rfi_infer *c) {
 rfr_status rfi_infer_sgd(const rfi_infer *c) {
   const rfr_type *in = c->in;
   RFI_TRY(check_update(&in[0], &in[1], 1, &in[2], &in[3], &in[4], &in[5], &in[6]));
+  const bool has_step = c->n_in > 7 && !absent(&in[7]);
+  if (has_step && !is_step_block(&in[7])) return rfi_fail(RFI_E_TRACE_SHAPE, "step must be the step block, i64 (4)");
+  RFI_TRY(check_draws(&in[0], &in[3], has_step, &c->attr[3]));
   c->out[0] = in[0];
   c->out[1] = in[2];
   c->out[2] = in[3];
@@ -147,6 +162,24 @@ rfr_status rfi_infer_muon_polynomial(const rfi_infer *c) {
   if ((r != 2 && r != 3) || g->shape[r - 1] != g->shape[r - 2])
     return rfi_fail(RFI_E_TRACE_SHAPE, "g must be a square matrix, or have rank 3 and square matrices");
   c->out[0] = *g;
+  return RFR_OK;
+}
+
+rfr_status rfi_infer_ema(const rfi_infer *c) {
+  const rfr_type *average = &c->in[0], *w = &c->in[1], *skip = &c->in[2];
+  if (average->dtype != RFR_F32 || !is_narrow(w->dtype) || !same_shape(average, w))
+    return rfi_fail(RFI_E_TRACE_SHAPE, "w must be f32, bf16 or f16, and average must have its shape, in f32");
+  if (!absent(skip) && !is_scalar(skip, RFR_I32)) return rfi_fail(RFI_E_TRACE_SHAPE, "skip must be i32 (1)");
+  if (!is_step_block(&c->in[3])) return rfi_fail(RFI_E_TRACE_SHAPE, "step must be the step block, i64 (4)");
+  c->out[0] = *average;
+  return RFR_OK;
+}
+
+rfr_status rfi_infer_ema_weight(const rfi_infer *c) {
+  if (c->in[0].dtype != RFR_F32) return rfi_fail(RFI_E_TRACE_SHAPE, "average must be f32");
+  if (!is_narrow((rfr_dtype)c->attr[0].i)) return rfi_fail(RFI_E_TRACE_SHAPE, "to must be f32, bf16 or f16");
+  c->out[0] = c->in[0];
+  c->out[0].dtype = (rfr_dtype)c->attr[0].i;
   return RFR_OK;
 }
 
@@ -292,19 +325,42 @@ rfr_value rfr_adamw_at(rfr_trace *t, rfr_source at, rfr_value w, rfr_value g, rf
     o = *options;
   }
   rfr_value in[] = {w, g, m, v, master, lr, clip, skip, step};
-  rfi_attr attr[] = {rfi_f(o.beta1), rfi_f(o.beta2), rfi_f(o.eps), rfi_f(o.decay), rfi_f(o.lr_scale)};
+  rfi_attr attr[] = {rfi_f(o.beta1),    rfi_f(o.beta2), rfi_f(o.eps), rfi_f(o.decay),
+                     rfi_f(o.lr_scale), rfi_i(o.draws), rfi_i(0)};
   return rfi_record(t, at, RFI_OP_adamw, 9, in, attr, NULL);
+}
+
+/* `step` RFR_NONE: an op without this operand. */
+static rfr_value record_sgd(rfr_trace *t, rfr_source at, const rfr_value in[8], double momentum_factor, double decay,
+                            double lr_scale, int64_t draws) {
+  if (!(momentum_factor >= 0 && momentum_factor < 1 && decay >= 0 && isfinite(decay) && isfinite(lr_scale)))
+    return rfi_trace_fail(t, at, "sgd", RFI_E_ARGUMENT,
+                          "the momentum factor must be in [0, 1), decay at least 0, lr_scale finite");
+  const rfi_attr attr[] = {rfi_f(momentum_factor), rfi_f(decay), rfi_f(lr_scale), rfi_i(draws), rfi_i(0)};
+  return rfi_record(t, at, RFI_OP_sgd, in[7] == RFR_NONE ? 7 : 8, in, attr, NULL);
 }
 
 rfr_value rfr_sgd_at(rfr_trace *t, rfr_source at, rfr_value w, rfr_value g, rfr_value momentum, rfr_value master,
                      rfr_value lr, rfr_value clip, rfr_value skip, double momentum_factor, double decay,
                      double lr_scale) {
-  if (!(momentum_factor >= 0 && momentum_factor < 1 && decay >= 0 && isfinite(decay) && isfinite(lr_scale)))
-    return rfi_trace_fail(t, at, "sgd", RFI_E_ARGUMENT,
-                          "the momentum factor must be in [0, 1), decay at least 0, lr_scale finite");
-  rfr_value in[] = {w, g, momentum, master, lr, clip, skip};
-  rfi_attr attr[] = {rfi_f(momentum_factor), rfi_f(decay), rfi_f(lr_scale)};
-  return rfi_record(t, at, RFI_OP_sgd, 7, in, attr, NULL);
+  const rfr_value in[8] = {w, g, momentum, master, lr, clip, skip, RFR_NONE};
+  return record_sgd(t, at, in, momentum_factor, decay, lr_scale, 0);
+}
+
+rfr_value rfr_sgd_stochastic_at(rfr_trace *t, rfr_source at, rfr_value w, rfr_value g, rfr_value momentum, rfr_value lr,
+                                rfr_value clip, rfr_value skip, rfr_value step, double momentum_factor, double decay,
+                                double lr_scale, int64_t draws) {
+  const rfr_value in[8] = {w, g, momentum, RFR_NONE, lr, clip, skip, step};
+  return record_sgd(t, at, in, momentum_factor, decay, lr_scale, draws);
+}
+
+rfr_value rfr_ema_at(rfr_trace *t, rfr_source at, rfr_value average, rfr_value w, rfr_value skip, rfr_value step,
+                     double decay, int64_t start, int warmup) {
+  if (!(decay >= 0 && decay < 1 && start >= 0))
+    return rfi_trace_fail(t, at, "ema", RFI_E_ARGUMENT, "decay must be in [0, 1), start at least 0");
+  const rfr_value in[4] = {average, w, skip, step};
+  const rfi_attr attr[3] = {rfi_f(decay), rfi_i(start), rfi_i(warmup != 0)};
+  return rfi_record(t, at, RFI_OP_ema, 4, in, attr, NULL);
 }
 
 rfr_value rfr_loss_scale_at(rfr_trace *t, rfr_source at, rfr_value state, rfr_value *inverse) {

@@ -3,7 +3,9 @@
  * Reference kernels and cases of the optimizer.
  */
 #include <math.h>
+#include <string.h>
 
+#include "core/rng.h"
 #include "support/op_case.h"
 
 RFT_REF(lr_schedule) {
@@ -120,6 +122,19 @@ RFT_CASES(clip_scale) = {
     NULL,
 };
 
+/* x as bf16 by the draw of element i; x itself without draws. */
+static double drawn(double x, const rfi_attr *draws, const int64_t *step, int64_t i) {
+  const float f = (float)x;
+  uint32_t bits;
+  if (draws[0].i == 0) return x;
+  const uint64_t at = (uint64_t)(draws[1].i + i);
+  const uint64_t key = rfi_stream_key((uint64_t)step[2], 0x726F756E64696E67u);
+  const uint32_t word = rfi_draw4(key, at / 8, (uint32_t)draws[0].i, 0, (uint64_t)step[0]).v[at % 8 / 2];
+  memcpy(&bits, &f, sizeof bits);
+  bits += at % 2 ? word >> 16 : word & 0xFFFFu;
+  return (double)rfr_float_from_bits(RFR_BF16, (uint16_t)(bits >> 16));
+}
+
 RFT_REF(adamw) {
   double *w = call->in[0].data, *m = call->in[2].data, *v = call->in[3].data, *master = call->in[4].data;
   const double *g = call->in[1].data, *clip = call->in[6].data;
@@ -133,6 +148,7 @@ RFT_REF(adamw) {
     double mean = m[i] / (1 - pow(beta1, t)), square = v[i] / (1 - pow(beta2, t));
     w[i] = old - lr * (mean / (sqrt(square) + eps) + decay * old);
     if (master) master[i] = w[i];
+    w[i] = drawn(w[i], &call->attr[5], call->in[8].data, i);
   }
 }
 RFT_CASES(adamw) = {
@@ -146,6 +162,10 @@ RFT_CASES(adamw) = {
     "beta2=0.95 eps=1e-08 decay=0.1 lr_scale=1",
     "adamw(f[67,521], f[67,521], F[67,521], F[67,521]>0, F[67,521], F[1]=0.01, F[1]=0.7, i[1]=0, I[4]=1000,998,1,2) "
     "beta1=0.9 beta2=0.95 eps=1e-08 decay=0.1 lr_scale=2",
+    "adamw(h[67,521], f[67,521], f[67,521], f[67,521]>0, _, F[1]=0.01, F[1]=0.7, i[1]=0, I[4]=1000,998,77,2) "
+    "beta1=0.9 beta2=0.95 eps=1e-08 decay=0.1 lr_scale=2 draws=9",
+    "adamw(h[13,31], F[13,31], F[13,31], F[13,31]>0, _, F[1]=0.01, _, _, I[4]=7,6,3,1) beta1=0.9 beta2=0.95 eps=1e-08 "
+    "decay=0.1 lr_scale=1 draws=16777215 first=1027",
     "adamw(f[0,4], f[0,4], F[0,4], F[0,4], _, F[1]=0.01, _, i[1]=0, I[4]=0,0,1,0) beta1=0.9 beta2=0.95 eps=1e-08 "
     "decay=0.1 lr_scale=1",
     NULL,
@@ -161,6 +181,7 @@ RFT_REF(sgd) {
     if (b) x = b[i] = momentum * b[i] + x;
     w[i] = old - lr * (x + decay * old);
     if (master) master[i] = w[i];
+    w[i] = drawn(w[i], &call->attr[3], call->n_in > 7 ? call->in[7].data : NULL, i);
   }
 }
 RFT_CASES(sgd) = {
@@ -169,6 +190,9 @@ RFT_CASES(sgd) = {
     "sgd(f[1], f[1], f[1], _, F[1]=0.1, F[1]=1, i[1]=0) momentum=0.9 decay=0 lr_scale=1",
     "sgd(f[67,521], f[67,521], f[67,521], F[67,521], F[1]=0.1, F[1]=0.5, i[1]=0) momentum=0.5 decay=0.1 lr_scale=3",
     "sgd(f[3,5,11], f[3,5,11], f[3,5,11], F[3,5,11], F[1]=0.1, _, i[1]=1) momentum=0.9 decay=0.1 lr_scale=1",
+    "sgd(h[67,521], f[67,521], f[67,521], _, F[1]=0.1, F[1]=0.5, i[1]=0, I[4]=31,30,5,1) momentum=0.5 decay=0.1 "
+    "lr_scale=3 draws=1 first=256",
+    "sgd(h[7,13], f[7,13], _, _, F[1]=0.1, _, _, I[4]=0,0,1,0) momentum=0 decay=0 lr_scale=1 draws=2 first=5",
     "sgd(f[0], f[0], F[0], _, F[1]=0.1, _, i[1]=0) momentum=0.9 decay=0.1 lr_scale=1",
     NULL,
 };
@@ -217,6 +241,36 @@ RFT_CASES(muon_polynomial) = {
     NULL,
 };
 
+RFT_REF(ema) {
+  double *a = call->in[0].data;
+  const double *w = call->in[1].data, n = (double)((int64_t *)call->in[3].data)[1] + 1 - (double)call->attr[1].i;
+  double d = call->attr[0].f;
+  if (call->attr[2].i) d = fmin(d, (1 + n) / (10 + n));
+  if (call->in[2].data && *(int32_t *)call->in[2].data) return;
+  for (int64_t i = 0; i < rfi_count(&call->in[0].type); i++) a[i] = n < 1 ? w[i] : d * a[i] + (1 - d) * w[i];
+}
+RFT_CASES(ema) = {
+    "ema(F[7,13], f[7,13], i[1]=0, I[4]=5,4,1,1) decay=0.9 start=0 warmup=0",
+    "ema(F[67,521], f[67,521], _, I[4]=5,4,1,1) decay=0.999 start=3 warmup=1",
+    "ema(F[3,5,11], f[3,5,11], i[1]=1, I[4]=9,7,1,2) decay=0.99 start=0 warmup=0",
+    "ema(F[1031], F[1031], i[1]=0, I[4]=9,7,1,2) decay=0.99 start=8 warmup=1",
+    "ema(F[1,3], f[1,3], i[1]=0, I[4]=0,0,1,0) decay=0.5 start=0 warmup=1",
+    "ema(F[0,4], f[0,4], i[1]=0, I[4]=0,0,1,0) decay=0.5 start=0 warmup=0",
+    NULL,
+};
+
+RFT_REF(ema_weight) {
+  for (int64_t i = 0; i < rfi_count(&call->in[0].type); i++)
+    ((double *)call->out[0].data)[i] = ((double *)call->in[0].data)[i];
+}
+RFT_CASES(ema_weight) = {
+    "ema_weight(F[7,13]) to=f",
+    "ema_weight(F[67,1031]) to=bf16",
+    "ema_weight(F[1,3]) to=f16",
+    "ema_weight(F[0,5]) to=f",
+    NULL,
+};
+
 static double scale_of(int32_t shift) { return pow(2, fmin(24, fmax(0, 16.0 + shift))); }
 
 RFT_REF(loss_scale) {
@@ -258,10 +312,14 @@ RFT_REF(skip_bad) {
   if (call->out[1].data) *(int32_t *)call->out[1].data = first;
   if (call->out[2].data) *(int32_t *)call->out[2].data = value - 1;
 }
-RFT_CASES(skip_bad) = {
-    "skip_bad(i[1]=0)",         "skip_bad(i[1]=1, i[1]=0)",         "skip_bad(i[1]=0, i[1]=0, i[1]=5, i[1]=2)",
-    "skip_bad(i[1]=1, i[1]=3)", "skip_bad(i[1]=0, i[1]=0, i[1]=0)", "skip_bad(i[1]=0, i[3]=0,0,4, i[2]=0,9)",
-    "skip_bad(i[1]=0, i[40]<1, i[0]<3, i[2]=0,2)", NULL};
+RFT_CASES(skip_bad) = {"skip_bad(i[1]=0)",
+                       "skip_bad(i[1]=1, i[1]=0)",
+                       "skip_bad(i[1]=0, i[1]=0, i[1]=5, i[1]=2)",
+                       "skip_bad(i[1]=1, i[1]=3)",
+                       "skip_bad(i[1]=0, i[1]=0, i[1]=0)",
+                       "skip_bad(i[1]=0, i[3]=0,0,4, i[2]=0,9)",
+                       "skip_bad(i[1]=0, i[40]<1, i[0]<3, i[2]=0,2)",
+                       NULL};
 
 RFT_REF(step_end) {
   int64_t *step = call->out[0].data;

@@ -14,6 +14,8 @@
 #include <cmocka.h>
 
 #include "backend/cpu/cpu.h"
+#include "core/rng.h"
+#include "ops/optim/rounding.h"
 #include "ops/quant/formats.h"
 #include "support/op_check.h"
 
@@ -208,6 +210,80 @@ static void test_8bit(void **state) {
   }
 }
 
+/* ---- stochastic rounding ---- */
+
+enum { N_DRAWN = 1031, FIRST = 259 };
+
+/* One update of SGD whose f32 arithmetic is exact: w - 2^-12 g, with w in bf16 and g a whole number. Returns the
+ * weights' bits; *value: the unrounded result. */
+static void update_exactly(int64_t step, int threads, uint16_t *bits, double *value) {
+  rft_case c;
+  rft_run run;
+  char text[200];
+  snprintf(text, sizeof text,
+           "sgd(h[%d], F[%d], _, _, F[1]=0.000244140625, _, i[1]=0, I[4]=%lld,%lld,123456789,0) momentum=0 decay=0 "
+           "lr_scale=1 draws=7 first=%d",
+           N_DRAWN, N_DRAWN, (long long)step, (long long)step, FIRST);
+  parse(text, RFR_F32, &c);
+  rft_run_init(&run, &c, RFT_DENSE, 0xFF, 0);
+  for (int64_t i = 0; i < N_DRAWN; i++) {
+    rft_set(&run.in_arg[0], i, (i % 2 ? -1.0 : 1.0) * (1 + (double)(i % 128) / 128)); /* neighbours differ by 2^-7 */
+    rft_set(&run.in_arg[1], i, (double)(i % 61) - 30);
+    value[i] = rft_get(&run.in_arg[0], i) - 0x1p-12 * rft_get(&run.in_arg[1], i);
+  }
+  assert_null(rft_run_kernel(&run, kernel_of(&c), threads));
+  memcpy(bits, run.out_arg[0].data, N_DRAWN * sizeof *bits);
+  rft_run_deinit(&run);
+}
+
+/* Each weight is one of its value's two neighbours, the one that the addressed draw chooses; the mean over steps is the
+ * value. Threads change no bit. */
+static void test_stochastic(void **state) {
+  enum { DRAWS = 3000 };
+  static double value[N_DRAWN], sum[N_DRAWN];
+  uint16_t bits[N_DRAWN], more[N_DRAWN];
+  const uint64_t key = rfi_stream_key(123456789, 0x726F756E64696E67u);
+  double worst = 0, all = 0;
+  (void)state;
+  memset(sum, 0, sizeof sum);
+  for (int64_t step = 0; step < DRAWS; step++) {
+    update_exactly(step, 1, bits, value);
+    for (int64_t i = 0; i < N_DRAWN; i++) {
+      const uint64_t at = (uint64_t)(FIRST + i);
+      const uint32_t word = rfi_draw4(key, at / 8, 7, 0, (uint64_t)step).v[at % 8 / 2] >> 16 * (at % 2) & 0xFFFFu;
+      const double size = fabs(value[i]), unit = size < 1 ? 0x1p-8 : size < 2 ? 0x1p-7 : 0x1p-6;
+      const double low = floor(size / unit) * unit, share = (size - low) / unit; /* of the draws go away from zero */
+      const double want = copysign(low + (word + share * 65536 >= 65536 ? unit : 0), value[i]);
+      const double x = (double)rfr_float_from_bits(RFR_BF16, bits[i]);
+      if (x != want) fail_msg("step %lld, element %lld: %.9g, want %.9g", (long long)step, (long long)i, x, want);
+      sum[i] += x;
+    }
+  }
+  for (int64_t i = 0; i < N_DRAWN; i++) {
+    const double error = (sum[i] / DRAWS - value[i]) / 0x1p-7;
+    worst = fmax(worst, fabs(error)), all += error / N_DRAWN;
+  }
+  assert_true(worst < 5 * 0.5 / sqrt(DRAWS)); /* 5 standard deviations of the mean of draws between neighbours */
+  assert_true(fabs(all) < 5 * 0.5 / sqrt((double)DRAWS * N_DRAWN));
+  update_exactly(11, 1, bits, value);
+  for (int threads = 2; threads < 5; threads++) {
+    update_exactly(11, threads, more, value);
+    assert_memory_equal(bits, more, sizeof bits);
+  }
+}
+
+/* NaN stays NaN, and infinities stay, whatever the draw. */
+static void test_stochastic_special(void **state) {
+  (void)state;
+  for (uint32_t draw = 0; draw < 0x10000; draw += 0xFFF) {
+    assert_int_equal(rfi_round_bf16(0x7F800000u, draw), 0x7F80);
+    assert_int_equal(rfi_round_bf16(0xFF800000u, draw), 0xFF80);
+    assert_true((rfi_round_bf16(0x7F800001u, draw) & 0x7FFF) > 0x7F80);
+    assert_true((rfi_round_bf16(0xFFFFFFFFu, draw) & 0x7FFF) > 0x7F80);
+    assert_int_equal(rfi_round_bf16(0x3F800000u, draw), 0x3F80); /* a number of bf16 is itself */
+  }
+}
+
 static void test_norm_not_finite(void **state) {
   static const double bad[] = {NAN, INFINITY, -INFINITY};
   (void)state;
@@ -270,6 +346,34 @@ static void other_shape(rfr_trace *t, rfr_value step) {
   rfr_adamw(t, w, w, m, v, RFR_NONE, rfr_lr_schedule(t, step, NULL), RFR_NONE, RFR_NONE, step, NULL);
 }
 
+static void masters_and_draws(rfr_trace *t, rfr_value step) {
+  rfr_adamw_options o = rfr_adamw_options_default();
+  rfr_value w = rfr_input(t, "w", RFR_ROLE_TRAINABLE, RFR_BF16, 1, (int64_t[]){3});
+  rfr_value m = rfr_input(t, "m", RFR_ROLE_STATE, RFR_F32, 1, (int64_t[]){3});
+  rfr_value v = rfr_input(t, "v", RFR_ROLE_STATE, RFR_F32, 1, (int64_t[]){3});
+  rfr_value master = rfr_input(t, "master", RFR_ROLE_STATE, RFR_F32, 1, (int64_t[]){3});
+  o.draws = 1;
+  rfr_adamw(t, w, w, m, v, master, rfr_lr_schedule(t, step, NULL), RFR_NONE, RFR_NONE, step, &o);
+}
+static void draws_without_step(rfr_trace *t, rfr_value step) {
+  rfr_value w = rfr_input(t, "w", RFR_ROLE_TRAINABLE, RFR_BF16, 1, (int64_t[]){3});
+  rfr_sgd_stochastic(t, w, w, RFR_NONE, rfr_lr_schedule(t, step, NULL), RFR_NONE, RFR_NONE, RFR_NONE, 0, 0, 1, 1);
+}
+static void draws_of_f32(rfr_trace *t, rfr_value step) {
+  rfr_value w = rfr_input(t, "w", RFR_ROLE_TRAINABLE, RFR_F32, 1, (int64_t[]){3});
+  rfr_sgd_stochastic(t, w, w, RFR_NONE, rfr_lr_schedule(t, step, NULL), RFR_NONE, RFR_NONE, step, 0, 0, 1, 1);
+}
+static void narrow_average(rfr_trace *t, rfr_value step) {
+  rfr_value w = rfr_input(t, "w", RFR_ROLE_TRAINABLE, RFR_BF16, 1, (int64_t[]){3});
+  rfr_value average = rfr_input(t, "average", RFR_ROLE_STATE, RFR_BF16, 1, (int64_t[]){3});
+  rfr_ema(t, average, w, RFR_NONE, step, 0.9, 0, 0);
+}
+static void decay_of_one(rfr_trace *t, rfr_value step) {
+  rfr_value w = rfr_input(t, "w", RFR_ROLE_TRAINABLE, RFR_F32, 1, (int64_t[]){3});
+  rfr_value average = rfr_input(t, "average", RFR_ROLE_STATE, RFR_F32, 1, (int64_t[]){3});
+  rfr_ema(t, average, w, RFR_NONE, step, 1, 0, 0);
+}
+
 static void one_8bit(rfr_trace *t, rfr_value step) {
   const int64_t bytes = 16 + 4;
   rfr_value w = rfr_input(t, "w", RFR_ROLE_TRAINABLE, RFR_F32, 1, (int64_t[]){3});
@@ -290,13 +394,23 @@ static void test_refused(void **state) {
   refused(ctx, beta_of_one, "beta");
   refused(ctx, other_shape, "moments");
   refused(ctx, one_8bit, "both must be u8");
+  refused(ctx, masters_and_draws, "bf16 without a master copy");
+  refused(ctx, draws_without_step, "needs the operand step");
+  refused(ctx, draws_of_f32, "bf16 without a master copy");
+  refused(ctx, narrow_average, "average must have its shape, in f32");
+  refused(ctx, decay_of_one, "decay must be in [0, 1)");
   rfr_ctx_destroy(ctx);
 }
 
 int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_schedule), cmocka_unit_test(test_threads),         cmocka_unit_test(test_skip),
-      cmocka_unit_test(test_master),   cmocka_unit_test(test_norm_not_finite), cmocka_unit_test(test_refused),
-      cmocka_unit_test(test_8bit)};
+  const struct CMUnitTest tests[] = {cmocka_unit_test(test_schedule),
+                                     cmocka_unit_test(test_threads),
+                                     cmocka_unit_test(test_skip),
+                                     cmocka_unit_test(test_master),
+                                     cmocka_unit_test(test_norm_not_finite),
+                                     cmocka_unit_test(test_refused),
+                                     cmocka_unit_test(test_8bit),
+                                     cmocka_unit_test(test_stochastic),
+                                     cmocka_unit_test(test_stochastic_special)};
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -12,12 +12,16 @@
  * Moments of 8 bits have a kernel of their own: a warp holds the 256 elements of a scale in registers, from the old
  * codes to the new ones. The nearest code is one read of a table in shared memory; a binary search, eight dependent
  * reads, took twice the time that the memory needs.
+ *
+ * Weights that are rounded stochastically (rounding.h) have kernels of their own, so that the others need no registers
+ * for the generator. They are bf16 without a master copy.
  */
 #include "backend/cuda/kernels.cuh"
+#include "ops/optim/rounding.h"
 #include "ops/quant/dynamic8.h"
 
 enum { THREADS = 256, CHUNK = 4096 };
-enum { MOST = 256 }; /* tensors per launch: arguments have at most 32,764 bytes */
+enum { MOST = 255 }; /* tensors per launch: arguments have at most 32,764 bytes */
 
 typedef struct tensor {
   void *data; /* NULL: none */
@@ -33,13 +37,15 @@ typedef struct update {
   tensor w, g, m, v, master;
   double decay, lr_scale;
   int64_t n, first; /* elements; first chunk, among all tensors' */
+  int64_t element;  /* with draws: of the weight, that w begins with */
+  int32_t draws;    /* 0: w is rounded to nearest */
   bool wide;        /* its types and addresses allow 4 elements at a time */
 } update;
 
 typedef struct updates {
   const float *lr, *clip; /* clip NULL: 1 */
   const int32_t *skip;    /* NULL: 0 */
-  const int64_t *step;    /* ADAMW only */
+  const int64_t *step;    /* NULL: neither ADAMW nor draws */
   double beta1, beta2, eps;
   int64_t chunks;
   int n;
@@ -101,6 +107,31 @@ static __device__ __forceinline__ void update_one(const factors &f, float *w, fl
   }
 }
 
+/* ---- stochastic rounding ---- */
+
+static __device__ __forceinline__ rfi_weight_draws draws_of(const updates &all, const update &u) {
+  return rfi_weight_draws_of(all.step, u.draws);
+}
+
+static __device__ __forceinline__ uint16_t round_one(const rfi_weight_draws &d, int64_t element, float w) {
+  const int k = (int)(element % RFI_DRAWS_PER_BLOCK);
+  const rfi_u32x4 draw = rfi_weight_draw8(&d, (uint64_t)element / RFI_DRAWS_PER_BLOCK);
+  const uint32_t word = k < 2 ? draw.v[0] : k < 4 ? draw.v[1] : k < 6 ? draw.v[2] : draw.v[3];
+  return rfi_round_bf16(__float_as_uint(w), word >> 16 * (k % 2) & 0xFFFFu);
+}
+
+/* Of 4 adjacent elements, the first of which is a multiple of 4. */
+static __device__ __forceinline__ void put_rounded(const rfi_weight_draws &d, int64_t element, rfi_bf16 *to,
+                                                   const float (&w)[4]) {
+  const rfi_u32x4 draw = rfi_weight_draw8(&d, (uint64_t)element / RFI_DRAWS_PER_BLOCK);
+  const bool upper = element % RFI_DRAWS_PER_BLOCK != 0;
+  const uint32_t word[2] = {upper ? draw.v[2] : draw.v[0], upper ? draw.v[3] : draw.v[1]};
+  uint32_t y[4];
+#pragma unroll
+  for (int k = 0; k < 4; k++) y[k] = rfi_round_bf16(__float_as_uint(w[k]), word[k / 2] >> 16 * (k % 2) & 0xFFFFu);
+  *(uint2 *)to = make_uint2(y[0] | y[1] << 16, y[2] | y[3] << 16);
+}
+
 /* ---- one by one, of any types ---- */
 
 static __device__ float fetch(const tensor &x, int64_t i) {
@@ -115,15 +146,24 @@ static __device__ void store(const tensor &x, int64_t i, float y) {
   else ((rfi_f16 *)x.data)[i] = rfi_narrow<rfi_f16>(y);
 }
 
-template <kind KIND>
-static __device__ void update_singly(const update &u, const factors &f, int64_t begin, int64_t end) {
+/* D: rfi_weight_draws, or nothing to round to nearest. */
+struct nothing {};
+
+template <typename D>
+static __device__ __forceinline__ void store_weight(const update &u, const D &d, int64_t i, float w) {
+  if constexpr (sizeof(D) > sizeof(nothing)) ((uint16_t *)u.w.data)[i] = round_one(d, u.element + i, w);
+  else store(u.w, i, w);
+}
+
+template <kind KIND, typename D>
+static __device__ void update_singly(const update &u, const factors &f, const D &d, int64_t begin, int64_t end) {
   for (int64_t i = begin + threadIdx.x; i < end; i += THREADS) {
     float w = fetch(u.master.data ? u.master : u.w, i), m = KIND == SGD ? 0 : fetch(u.m, i);
     float v = KIND == ADAMW ? fetch(u.v, i) : 0;
     update_one<KIND>(f, &w, fetch(u.g, i), &m, &v);
     if (KIND == ADAMW) store(u.v, i, v);
     if (KIND != SGD) store(u.m, i, m);
-    store(u.w, i, w);
+    store_weight(u, d, i, w);
     store(u.master, i, w);
   }
 }
@@ -138,8 +178,16 @@ template <typename T> static __device__ __forceinline__ void put(T *to, const fl
 }
 
 /* W: type of the updated weights, the master if there is one; M: of the moments. */
-template <kind KIND, typename W, typename G, typename M>
-static __device__ __forceinline__ void update_fours(const update &u, const factors &f, int64_t begin, int64_t end) {
+/* Four weights from element i; those of W are in bf16 if there are draws. */
+template <typename W, typename D>
+static __device__ __forceinline__ void put_weights(const update &u, const D &d, W *to, int64_t i, const float (&w)[4]) {
+  if constexpr (sizeof(D) > sizeof(nothing)) put_rounded(d, u.element + i, to, w);
+  else put(to, w);
+}
+
+template <kind KIND, typename W, typename G, typename M, typename D>
+static __device__ __forceinline__ void update_fours(const update &u, const factors &f, const D &d, int64_t begin,
+                                                    int64_t end) {
   W *const w = (W *)(u.master.data ? u.master.data : u.w.data) + begin;
   const tensor copy = u.master.data ? u.w : tensor{};
   const G *const g = (const G *)u.g.data + begin;
@@ -161,7 +209,7 @@ static __device__ __forceinline__ void update_fours(const update &u, const facto
     }
     if (KIND == ADAMW) put(v + i, v4);
     if (KIND != SGD) put(m + i, m4);
-    put(w + i, x);
+    put_weights(u, d, w + i, begin + i, x);
     if (!copy.data) continue;
     if (copy.dtype == RFR_F32) put((float *)copy.data + begin + i, x);
     else if (copy.dtype == RFR_BF16) put((rfi_bf16 *)copy.data + begin + i, x);
@@ -169,23 +217,25 @@ static __device__ __forceinline__ void update_fours(const update &u, const facto
   }
 }
 
-template <kind KIND, typename W, typename G>
-static __device__ void update_by_moments(const update &u, const factors &f, int64_t begin, int64_t end) {
-  if (u.m.dtype == RFR_BF16) update_fours<KIND, W, G, rfi_bf16>(u, f, begin, end);
-  else update_fours<KIND, W, G, float>(u, f, begin, end);
+template <kind KIND, typename W, typename G, typename D>
+static __device__ void update_by_moments(const update &u, const factors &f, const D &d, int64_t begin, int64_t end) {
+  if (u.m.dtype == RFR_BF16) update_fours<KIND, W, G, rfi_bf16>(u, f, d, begin, end);
+  else update_fours<KIND, W, G, float>(u, f, d, begin, end);
 }
-template <kind KIND, typename W>
-static __device__ void update_by_gradient(const update &u, const factors &f, int64_t begin, int64_t end) {
-  if (u.g.dtype == RFR_BF16) update_by_moments<KIND, W, rfi_bf16>(u, f, begin, end);
-  else update_by_moments<KIND, W, float>(u, f, begin, end);
+template <kind KIND, typename W, typename D>
+static __device__ void update_by_gradient(const update &u, const factors &f, const D &d, int64_t begin, int64_t end) {
+  if (u.g.dtype == RFR_BF16) update_by_moments<KIND, W, rfi_bf16>(u, f, d, begin, end);
+  else update_by_moments<KIND, W, float>(u, f, d, begin, end);
 }
 
-template <kind KIND>
-static __device__ void update_range(const update &u, const factors &f, int64_t begin, int64_t end) {
+template <kind KIND, typename D>
+static __device__ void update_range(const update &u, const factors &f, const D &d, int64_t begin, int64_t end) {
+  constexpr bool draws = sizeof(D) > sizeof(nothing);
   const int64_t fours = u.wide ? begin + (end - begin) / 4 * 4 : begin;
-  if ((u.master.data ? u.master : u.w).dtype == RFR_BF16) update_by_gradient<KIND, rfi_bf16>(u, f, begin, fours);
-  else update_by_gradient<KIND, float>(u, f, begin, fours);
-  update_singly<KIND>(u, f, fours, end);
+  if (draws || (u.master.data ? u.master : u.w).dtype == RFR_BF16)
+    update_by_gradient<KIND, rfi_bf16>(u, f, d, begin, fours);
+  else if constexpr (!draws) update_by_gradient<KIND, float>(u, f, d, begin, fours);
+  update_singly<KIND>(u, f, d, fours, end);
 }
 
 /* ---- moments of 8 bits ---- */
@@ -253,7 +303,8 @@ static __device__ void encode_singly(const moment &m, const tables &t, int64_t n
     if (begin + j * 32 + lane < n) m.codes[begin + j * 32 + lane] = (uint8_t)nearest<S>(t, x[j] * inverse);
 }
 
-static __device__ void update_block(const update &u, const factors &f, const tables &t, int64_t begin) {
+template <typename D>
+static __device__ void update_block(const update &u, const factors &f, const D &d, const tables &t, int64_t begin) {
   const moment m = moment_of(u.m, u.n), v = moment_of(u.v, u.n);
   const float m_scale = m.scales[begin / BLOCK], v_scale = v.scales[begin / BLOCK];
   float m8[PER_LANE], v8[PER_LANE];
@@ -266,7 +317,7 @@ static __device__ void update_block(const update &u, const factors &f, const tab
     m8[j] = t.map[M][m.codes[i]] * m_scale;
     v8[j] = t.map[V][v.codes[i]] * v_scale;
     update_one<ADAMW>(f, &w, fetch(u.g, i), &m8[j], &v8[j]);
-    store(u.w, i, w);
+    store_weight(u, d, i, w);
     store(u.master, i, w);
   }
   encode_singly<M>(m, t, u.n, begin, m8);
@@ -289,9 +340,9 @@ static __device__ __forceinline__ void encode_fours(const moment &m, const table
   }
 }
 
-template <typename W, typename G>
-static __device__ __forceinline__ void update_block_by_fours(const update &u, const factors &f, const tables &t,
-                                                             int64_t begin) {
+template <typename W, typename G, typename D>
+static __device__ __forceinline__ void update_block_by_fours(const update &u, const factors &f, const D &d,
+                                                             const tables &t, int64_t begin) {
   const int lane = (int)threadIdx.x % 32;
   const tensor copy = u.master.data ? u.w : tensor{};
   W *const w = (W *)(u.master.data ? u.master.data : u.w.data) + begin + lane * 4;
@@ -320,8 +371,8 @@ static __device__ __forceinline__ void update_block_by_fours(const update &u, co
       v8[j] = t.map[V][v_codes[h] >> 8 * k & 255] * v_scale;
       update_one<ADAMW>(f, &x[k], rfi_widen(gp[h].x[k]), &m8[j], &v8[j]);
     }
-    put(w + h * 128, x);
     const int64_t i = begin + h * 128 + lane * 4;
+    put_weights(u, d, w + h * 128, i, x);
     if (!copy.data) continue;
     if (copy.dtype == RFR_F32) put((float *)copy.data + i, x);
     else if (copy.dtype == RFR_BF16) put((rfi_bf16 *)copy.data + i, x);
@@ -331,22 +382,32 @@ static __device__ __forceinline__ void update_block_by_fours(const update &u, co
   encode_fours<V>(v, t, begin, v8);
 }
 
-template <typename W>
-static __device__ void update_block_of(const update &u, const factors &f, const tables &t, int64_t begin) {
-  if (u.g.dtype == RFR_BF16) update_block_by_fours<W, rfi_bf16>(u, f, t, begin);
-  else update_block_by_fours<W, float>(u, f, t, begin);
+template <typename W, typename D>
+static __device__ void update_block_of(const update &u, const factors &f, const D &d, const tables &t, int64_t begin) {
+  if (u.g.dtype == RFR_BF16) update_block_by_fours<W, rfi_bf16>(u, f, d, t, begin);
+  else update_block_by_fours<W, float>(u, f, d, t, begin);
 }
 
-static __device__ void update_blocks(const update &u, const factors &f, const tables &t, int64_t begin, int64_t end) {
+template <typename D>
+static __device__ void update_blocks(const update &u, const factors &f, const D &d, const tables &t, int64_t begin,
+                                     int64_t end) {
+  constexpr bool draws = sizeof(D) > sizeof(nothing);
   const bool is_bf16 = (u.master.data ? u.master : u.w).dtype == RFR_BF16;
   for (int64_t b = begin + threadIdx.x / 32 * BLOCK; b < end; b += THREADS / 32 * BLOCK) {
-    if (!u.wide || b + BLOCK > end) update_block(u, f, t, b);
-    else if (is_bf16) update_block_of<rfi_bf16>(u, f, t, b);
-    else update_block_of<float>(u, f, t, b);
+    if (!u.wide || b + BLOCK > end) update_block(u, f, d, t, b);
+    else if (draws || is_bf16) update_block_of<rfi_bf16>(u, f, d, t, b);
+    else if constexpr (!draws) update_block_of<float>(u, f, d, t, b);
   }
 }
 
-template <kind KIND>
+template <kind KIND, typename D>
+static __device__ __forceinline__ void update_chunk(const update &u, const factors &f, const D &d, const tables &t,
+                                                    int64_t begin, int64_t end) {
+  if constexpr (KIND == ADAMW8) update_blocks(u, f, d, t, begin, end);
+  else update_range<KIND>(u, f, d, begin, end);
+}
+
+template <kind KIND, bool DRAWS>
 static __global__ void __launch_bounds__(THREADS, per_sm(KIND)) update_all(const __grid_constant__ updates all) {
   __shared__ corrections step;
   __shared__ tables t;
@@ -364,8 +425,8 @@ static __global__ void __launch_bounds__(THREADS, per_sm(KIND)) update_all(const
     }
     const update &u = all.of[i];
     const int64_t begin = (chunk - u.first) * CHUNK, end = min(u.n, begin + CHUNK);
-    if constexpr (KIND == ADAMW8) update_blocks(u, f, t, begin, end);
-    else update_range<KIND>(u, f, begin, end);
+    if constexpr (DRAWS) update_chunk<KIND>(u, f, draws_of(all, u), t, begin, end);
+    else update_chunk<KIND>(u, f, nothing{}, t, begin, end);
   }
 }
 
@@ -375,7 +436,8 @@ static bool aligned(const tensor &x) { return (uintptr_t)x.data % (x.dtype == RF
 static bool by_fours(const update &u) {
   const bool typed = (u.master.data ? u.master : u.w).dtype != RFR_F16 && u.g.dtype != RFR_F16 &&
                      u.m.dtype != RFR_F16 && (!u.v.data || u.v.dtype == u.m.dtype);
-  return typed && aligned(u.w) && aligned(u.g) && aligned(u.m) && aligned(u.v) && aligned(u.master);
+  return typed && u.element % 4 == 0 && aligned(u.w) && aligned(u.g) && aligned(u.m) && aligned(u.v) &&
+         aligned(u.master);
 }
 
 /* One op's tensors, and the fields that it shares with other ops of the launch. */
@@ -388,6 +450,8 @@ static update adamw_of(const rfr_call *c, updates *shared) {
   u.master = tensor_of(&c->in[4]);
   u.decay = c->attr[3].f;
   u.lr_scale = c->attr[4].f;
+  u.draws = (int32_t)c->attr[5].i;
+  u.element = c->attr[6].i;
   shared->lr = (const float *)c->in[5].data;
   shared->clip = (const float *)c->in[6].data;
   shared->skip = (const int32_t *)c->in[7].data;
@@ -406,9 +470,12 @@ static update sgd_of(const rfr_call *c, updates *shared) {
   u.master = tensor_of(&c->in[3]);
   u.decay = c->attr[1].f;
   u.lr_scale = c->attr[2].f;
+  u.draws = (int32_t)c->attr[3].i;
+  u.element = c->attr[4].i;
   shared->lr = (const float *)c->in[4].data;
   shared->clip = (const float *)c->in[5].data;
   shared->skip = (const int32_t *)c->in[6].data;
+  shared->step = c->n_in > 7 ? (const int64_t *)c->in[7].data : NULL;
   shared->beta1 = c->attr[0].f;
   return u;
 }
@@ -418,14 +485,14 @@ static bool share(const updates &a, const updates &b) {
          a.beta2 == b.beta2 && a.eps == b.eps;
 }
 
-static void launch(const rfr_call *c, kind k, const updates &all) {
+template <bool DRAWS> static void launch(const rfr_call *c, kind k, const updates &all) {
   const int64_t most = (int64_t)rfi_cuda_info_of(c)->sms * per_sm(k);
   const unsigned grid = (unsigned)(all.chunks < most ? all.chunks : most);
   if (grid == 0) return;
-  if (k == ADAMW) update_all<ADAMW><<<grid, THREADS, 0, rfi_stream(c)>>>(all);
-  else if (k == ADAMW8) update_all<ADAMW8><<<grid, THREADS, 0, rfi_stream(c)>>>(all);
-  else if (k == MOMENTUM) update_all<MOMENTUM><<<grid, THREADS, 0, rfi_stream(c)>>>(all);
-  else update_all<SGD><<<grid, THREADS, 0, rfi_stream(c)>>>(all);
+  if (k == ADAMW) update_all<ADAMW, DRAWS><<<grid, THREADS, 0, rfi_stream(c)>>>(all);
+  else if (k == ADAMW8) update_all<ADAMW8, DRAWS><<<grid, THREADS, 0, rfi_stream(c)>>>(all);
+  else if (k == MOMENTUM) update_all<MOMENTUM, DRAWS><<<grid, THREADS, 0, rfi_stream(c)>>>(all);
+  else update_all<SGD, DRAWS><<<grid, THREADS, 0, rfi_stream(c)>>>(all);
 }
 
 /* Launches the first of n calls, as many as fit into one launch; returns their number. */
@@ -440,7 +507,7 @@ static int launch_some(const rfr_call *const *calls, int n, update (*of)(const r
     if (all.n == 0) {
       all = own;
       first = k;
-    } else if (k != first || !share(all, own)) {
+    } else if (k != first || !share(all, own) || (u.draws == 0) != (all.of[0].draws == 0)) {
       break;
     }
     u.n = rfi_elements(&calls[all.n]->in[0]);
@@ -449,7 +516,8 @@ static int launch_some(const rfr_call *const *calls, int n, update (*of)(const r
     all.of[all.n] = u;
     all.chunks += rfi_blocks(u.n, CHUNK);
   }
-  launch(calls[0], first, all);
+  if (all.of[0].draws == 0) launch<false>(calls[0], first, all);
+  else launch<true>(calls[0], first, all);
   return all.n;
 }
 

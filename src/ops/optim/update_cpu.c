@@ -11,12 +11,13 @@
  * update is computed on it and w is its rounding. Constants of the tensor are computed in double first; elements are
  * f32. Strips are widened to f32 in the L1 cache, so one loop serves every mixture of types. Moments of 8 bits are
  * widened block by block, and the update reads the new moments before they are rounded. If skip is set nothing is
- * written. The op is memory-bound, so the next strips are prefetched, and bf16 weights are written with non-temporal
- * stores.
+ * written. With draws the weights are rounded stochastically (rounding.h). The op is memory-bound, so the next strips
+ * are prefetched, and bf16 weights are written with non-temporal stores.
  */
 #include <math.h>
 
 #include "backend/cpu/cpu.h"
+#include "ops/optim/rounding.h"
 #include "ops/quant/dynamic8.h"
 #include "ops/stream.h"
 
@@ -57,17 +58,45 @@ typedef struct update {
   rfi_call call;
   factors f;
   const rfi_arg *w, *g, *m, *v, *master;
+  bool stochastic; /* w is bf16, and there is no master */
+  rfi_weight_draws draws;
+  int64_t first; /* element of the weight that w begins with */
 } update;
+
+enum { M, V, BLOCK = RFI_DYNAMIC_BLOCK };
 
 /* A block to be changed in place: the state's own memory, or a widened copy. */
 static float *open_block(float *buffer, const rfi_arg *a, int64_t i, int64_t n) {
   return (float *)rfi_read(buffer, a, i, 1, n);
 }
 
+/* Rounds n <= BLOCK weights from element i with their draws. */
+static void round_block(const update *u, uint16_t *restrict to, const float *restrict w, int64_t i, int64_t n) {
+  enum { EACH = RFI_DRAWS_PER_BLOCK };
+  uint32_t word[(BLOCK / EACH + 1) * 4], bits[BLOCK];
+  const uint64_t at = (uint64_t)(u->first + i), skip = at % EACH, blocks = (skip + (uint64_t)n + EACH - 1) / EACH;
+  for (uint64_t b = 0; b < blocks; b++) {
+    const rfi_u32x4 draw = rfi_weight_draw8(&u->draws, at / EACH + b);
+    for (int k = 0; k < 4; k++) word[4 * b + (uint64_t)k] = draw.v[k];
+  }
+  memcpy(bits, w, (size_t)n * sizeof *bits);
+  for (int64_t j = 0; j < n; j++) {
+    const uint64_t k = skip + (uint64_t)j;
+    to[j] = rfi_round_bf16(bits[j], word[k / 2] >> 16 * (k % 2) & 0xFFFFu);
+  }
+}
+
+/* Stores n updated weights from element i, rounded to their type. */
+static void store_weights(const update *u, const float *w, int64_t i, int64_t n) {
+  if (u->stochastic) round_block(u, (uint16_t *)u->w->data + i, w, i, n);
+  else rfi_flush(w, u->w, i, n);
+}
+
 /* Stores the rounding of a strip, which is not read again before the next step. */
-static void stream_bf16(uint16_t *to, const float *w) {
-  uint16_t rounded[STRIP] __attribute__((aligned(RFI_LINE)));
-  rfi_narrow_bf16(rounded, w, STRIP);
+static void stream_bf16(const update *u, const float *w, int64_t i) {
+  uint16_t rounded[STRIP] __attribute__((aligned(RFI_LINE))), *to = (uint16_t *)u->w->data + i;
+  if (u->stochastic) round_block(u, rounded, w, i, STRIP);
+  else rfi_narrow_bf16(rounded, w, STRIP);
   if ((uintptr_t)to % RFI_LINE == 0) rfi_stream(to, rounded, sizeof rounded);
   else memcpy(to, rounded, sizeof rounded);
 }
@@ -92,16 +121,14 @@ static void update_part(const rfi_call *call, int64_t begin, int64_t end, int pa
     else sgd_block(&u->f, w, g, n);
     if (v) rfi_flush(v, u->v, i, n);
     if (m) rfi_flush(m, u->m, i, n);
-    if (streams && n == STRIP) stream_bf16((uint16_t *)u->w->data + i, w);
-    else rfi_flush(w, u->w, i, n);
+    if (streams && n == STRIP) stream_bf16(u, w, i);
+    else store_weights(u, w, i, n);
     if (target != u->w && u->w->type.dtype == RFR_F32) memcpy((float *)u->w->data + i, w, (size_t)n * sizeof *w);
   }
   if (streams) rfi_stream_end();
 }
 
 /* ---- moments of 8 bits ---- */
-
-enum { M, V, BLOCK = RFI_DYNAMIC_BLOCK };
 
 static const float numbers[2][256] = {{
 #include "ops/quant/dynamic_signed.def"
@@ -143,9 +170,15 @@ static void update_blocks(const rfi_call *call, int64_t begin, int64_t end, int 
     }
     adamw_block(&u->f, w, rfi_read(gb, u->g, i, 1, n), x[M], x[V], n);
     for (int s = M; s <= V; s++) *scale[s] = encode_block(codes[s], middle[s], x[s], n);
-    rfi_flush(w, u->w, i, n);
+    store_weights(u, w, i, n);
     if (target != u->w && u->w->type.dtype == RFR_F32) memcpy((float *)u->w->data + i, w, (size_t)n * sizeof *w);
   }
+}
+
+static void set_draws(update *u, const int64_t *step, const rfi_attr *draws) {
+  u->stochastic = draws[0].i > 0;
+  u->first = draws[1].i;
+  if (u->stochastic) u->draws = rfi_weight_draws_of(step, draws[0].i);
 }
 
 static rfr_status adamw_run(const rfi_call *c) {
@@ -162,6 +195,7 @@ static rfr_status adamw_run(const rfi_call *c) {
                   .eps = (float)c->attr[2].f,
                   .decay = (float)(lr * c->attr[3].f),
                   .clip = c->in[6].data ? *(const float *)c->in[6].data : 1.0f};
+  set_draws(&u, c->in[8].data, &c->attr[5]);
   const int64_t n = rfi_count(&c->in[0].type);
   if (u.m->type.dtype == RFR_U8) rfi_parallel(&u.call, (n + BLOCK - 1) / BLOCK, 16 * BLOCK, update_blocks);
   else rfi_parallel(&u.call, n, 4, update_part);
@@ -176,6 +210,7 @@ static rfr_status sgd_run(const rfi_call *c) {
                   .step = (float)lr,
                   .decay = (float)(lr * c->attr[1].f),
                   .clip = c->in[5].data ? *(const float *)c->in[5].data : 1.0f};
+  set_draws(&u, c->n_in > 7 ? c->in[7].data : NULL, &c->attr[3]);
   rfi_parallel(&u.call, rfi_count(&c->in[0].type), 3, update_part);
   return RFR_OK;
 }

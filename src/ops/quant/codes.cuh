@@ -182,6 +182,7 @@ struct rfi_codes_groups {
  *   S::column                    what a thread keeps of its eight columns; column at(int64_t j)
  *   S::raw                       eight elements of each of its operands; raw fetch(slice, i, j)
  *   give(raw, column, y)         y[PARTS][8], as f32
+ *   S::STORED                    y has values of T: rounding them again would only lose the sign of a NaN
  *   S::FLIGHT                    rows that a thread has in flight
  * CODES: encodes; else only finds the largest magnitude. */
 template <typename T, class S, bool CODES, bool LARGEST, class LAYOUT>
@@ -239,11 +240,13 @@ static __global__ void __launch_bounds__(RFI_CODES_THREADS)
         rfi_pack<T, EACH> narrow;
 #pragma unroll
         for (int k = 0; k < EACH; k++) {
-          narrow.x[k] = rfi_narrow<T>(v[p][k]);
-          v[p][k] = rfi_widen(narrow.x[k]);
+          if constexpr (!S::STORED) {
+            narrow.x[k] = rfi_narrow<T>(v[p][k]);
+            v[p][k] = rfi_widen(narrow.x[k]);
+          }
           if (LARGEST) most[p] = max(most[p], rfi_magnitude(v[p][k]));
         }
-        if (CODES && c.wide && present) {
+        if (!S::STORED && CODES && c.wide && present) {
           const rfi_pack<T, rfi_pack_width<T>> *half = (const rfi_pack<T, rfi_pack_width<T>> *)&narrow;
 #pragma unroll
           for (int k = 0; k < EACH / rfi_pack_width<T>; k++)
@@ -271,7 +274,7 @@ struct rfi_no_column {};
 
 /* A tensor as it is. */
 template <typename T> struct rfi_source_tensor {
-  enum { PARTS = 1, FLIGHT = 4 };
+  enum { PARTS = 1, FLIGHT = 4, STORED = true };
   const T *x;
   int64_t batch, down; /* strides */
   typedef rfi_no_column column;

@@ -10,7 +10,7 @@
 #include "ops/quant/codes.cuh"
 
 template <typename T> struct rfi_source_swiglu {
-  enum { PARTS = 1, FLIGHT = 2 };
+  enum { PARTS = 1, FLIGHT = 2, STORED = false };
   const T *gate, *up;
   int64_t gate_down, up_down; /* strides */
   typedef rfi_no_column column;
@@ -29,7 +29,7 @@ template <typename T> struct rfi_source_swiglu {
 
 /* The gradients of gate and up. */
 template <typename T> struct rfi_source_swiglu_bwd {
-  enum { PARTS = 2, FLIGHT = 2 };
+  enum { PARTS = 2, FLIGHT = 2, STORED = false };
   const T *dy, *gate, *up;
   int64_t dy_down, gate_down, up_down;
   typedef rfi_no_column column;
@@ -49,7 +49,7 @@ template <typename T> struct rfi_source_swiglu_bwd {
 
 /* A norm whose statistics are known. */
 template <typename T, bool MEAN> struct rfi_source_norm {
-  enum { PARTS = 1, FLIGHT = 4 };
+  enum { PARTS = 1, FLIGHT = 4, STORED = false };
   const T *x;
   const void *w, *b; /* b NULL: none */
   const float *mean, *rstd;
