@@ -21,7 +21,12 @@
 #include "support/fault_backend.h"
 #include "support/folder.h"
 
-enum { SHOWN = 2, LAST = 4, DENSE = 12, STRIDE = 9 };
+#ifdef RFT_SANITIZED
+enum { STRIDE = 31 };
+#else
+enum { STRIDE = 9 };
+#endif
+enum { SHOWN = 2, LAST = 4, DENSE = 12 };
 
 static const char config[] =
     "refrain: 1\n"
