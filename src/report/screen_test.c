@@ -72,7 +72,7 @@ static void test_numbers(void **state) {
   says("speed    100 tokens/s, mean of the last lines 100"); /* by the times of the lines */
   says("held out 3.5000 at step 100, best 3.2500 at step 50");
   says("fullest 2.50, emptiest 0.00 of the mean  by layer \xe2\x96\x81\xe2\x96\x85\xe2\x96\x88");
-  says("1.0 GiB of the host");
+  says("1.0 GiB of the host\n");
   write_log(f, 100, "{\"event\": \"end\", \"step\": 100, \"message\": \"run.diverged\"}\n");
   draw(f, "run", 80, 0, 0);
   says("run  run.diverged");
