@@ -78,6 +78,13 @@ static void test_numbers(void **state) {
   says("run  run.diverged");
   assert_null(strstr(screen, " left"));
   assert_null(strchr(screen, '\033'));
+  write_log(f, 100, /* a resume that was refused after it compiled */
+            "{\"event\": \"end\", \"step\": 100, \"time\": 1100, \"message\": \"done\"}\n"
+            "{\"event\": \"compile\", \"step\": 0, \"time\": 5000, \"message\": \"compiled 2 programs\"}\n");
+  draw(f, "run", 80, 0, 0);
+  says("run  done");
+  says("100 of 400, 25.0%");
+  says("time     1m40s\n");
 }
 
 /* Every width, few and many rows. */
