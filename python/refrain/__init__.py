@@ -12,11 +12,12 @@ from ._core import (ClosedError, Context, FileError, InternalError, InvalidError
 from .graphs import NONE, Callable, Gradient, Graphs, GraphsMemory, Schedule, Trace
 from .tensor import Tensor
 from .text import ChatTemplate, Decoder, Tokenizer
-from .train import NO_TARGET, Data, Evaluation, Event, Model, RunInfo, Trainer, Window, export, finetune, generate
+from .train import (NO_TARGET, Data, Evaluation, Event, Model, RunInfo, Trainer, Watched, Window, export, finetune,
+                    generate)
 
 __version__ = version()
 __all__ = ["Callable", "ChatTemplate", "ClosedError", "Context", "Data", "Decoder", "Evaluation", "Event", "FileError",
            "Gradient", "Graphs", "GraphsMemory", "InternalError", "InvalidError", "MismatchError", "Model", "NONE",
            "NO_TARGET", "NoFitError", "NoMemoryError", "NumericError", "ReentryError", "RefrainError", "RunInfo",
-           "Schedule", "Stopped", "Tensor", "Tokenizer", "Trace", "Trainer", "UnsupportedError", "Window", "export",
-           "finetune", "generate"]
+           "Schedule", "Stopped", "Tensor", "Tokenizer", "Trace", "Trainer", "UnsupportedError", "Watched", "Window",
+           "export", "finetune", "generate"]

@@ -157,8 +157,9 @@ rfr_status rfi_infer_muon_momentum(const rfi_infer *c) {
 rfr_status rfi_infer_muon_polynomial(const rfi_infer *c) {
   const rfr_type *g = &c->in[0], *p = &c->in[1];
   const int r = g->rank;
-  if (!is_narrow(g->dtype) || p->dtype != g->dtype || !same_shape(g, p))
-    return rfi_fail(RFI_E_TRACE_SHAPE, "g and p must have the same type: f32, bf16 or f16");
+  /* f16 cannot hold the factor of a matrix of zeros, and infinity times zero is NaN. */
+  if (!is_state(g->dtype) || p->dtype != g->dtype || !same_shape(g, p))
+    return rfi_fail(RFI_E_TRACE_SHAPE, "g and p must have the same type: f32 or bf16");
   if ((r != 2 && r != 3) || g->shape[r - 1] != g->shape[r - 2])
     return rfi_fail(RFI_E_TRACE_SHAPE, "g must be a square matrix, or have rank 3 and square matrices");
   c->out[0] = *g;

@@ -231,13 +231,18 @@ RFT_REF(muon_polynomial) {
   }
 }
 RFT_CASES(muon_polynomial) = {
-    "muon_polynomial(f[7,7], f[7,7]) a=3.4445 b=-4.775 c=2.0315 unit=0",
-    "muon_polynomial(f[7,7]>0, f[7,7]>0) a=3.4445 b=-4.775 c=2.0315 unit=1",
-    "muon_polynomial(f[5,33,33]>0, f[5,33,33]) a=1.5 b=0.5 c=-0.25 unit=1",
-    "muon_polynomial(f[129,129]>0, f[129,129]) a=3.4445 b=-4.775 c=2.0315 unit=1",
-    "muon_polynomial(f[2,1,1]>0, f[2,1,1]) a=1 b=1 c=1 unit=0",
-    "muon_polynomial(f[3,3]=0, f[3,3]=0) a=1 b=1 c=1 unit=1",
-    "muon_polynomial(f[0,5,5], f[0,5,5]) a=1 b=1 c=1 unit=1",
+    "muon_polynomial(F[7,7], F[7,7]) a=3.4445 b=-4.775 c=2.0315 unit=0",
+    "muon_polynomial(h[7,7], h[7,7]) a=3.4445 b=-4.775 c=2.0315 unit=0",
+    "muon_polynomial(F[9,9]>0, F[9,9]>0) a=3.4445 b=-4.775 c=2.0315 unit=1",
+    "muon_polynomial(h[9,9]>0, h[9,9]>0) a=3.4445 b=-4.775 c=2.0315 unit=1",
+    "muon_polynomial(F[5,33,33]>0, F[5,33,33]) a=1.5 b=0.5 c=-0.25 unit=1",
+    "muon_polynomial(h[5,33,33]>0, h[5,33,33]) a=1.5 b=0.5 c=-0.25 unit=1",
+    "muon_polynomial(F[129,129]>0, F[129,129]) a=3.4445 b=-4.775 c=2.0315 unit=1",
+    "muon_polynomial(h[129,129]>0, h[129,129]) a=3.4445 b=-4.775 c=2.0315 unit=1",
+    "muon_polynomial(F[2,1,1]>0, F[2,1,1]) a=1 b=1 c=1 unit=0",
+    "muon_polynomial(F[3,3]=0, F[3,3]=0) a=1 b=1 c=1 unit=1",
+    "muon_polynomial(h[3,3]=0, h[3,3]=0) a=1 b=1 c=1 unit=1",
+    "muon_polynomial(F[0,5,5], F[0,5,5]) a=1 b=1 c=1 unit=1",
     NULL,
 };
 
