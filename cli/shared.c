@@ -166,7 +166,7 @@ rfr_status cli_find_weights(cli *c, char **config) {
   const cli_operand kind = cli_operand_kind(c);
   *config = NULL;
   if (kind == CLI_MODEL) return cli_read_config(c, config);
-  if (kind == CLI_OTHER)
+  if (kind == CLI_OTHER && !has_file(c->operand, "MANIFEST.json")) /* of a checkpoint, the run opens it */
     return cli_fail(RFR_IO, help, "%s is a folder without config.yaml and without config.json", c->operand);
   if (kind == CLI_CONFIG && stat(c->operand, &st) != 0)
     return cli_fail(RFR_IO, help, "%s: %s", c->operand, strerror(errno));
