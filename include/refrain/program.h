@@ -279,7 +279,8 @@ typedef struct rfr_memory_use {
   int64_t arena;
   int64_t kernels; /* code and its static memory, loaded when programs first ran or were captured */
   int64_t graphs;
-  int64_t taken; /* since the device was opened: the rows above and all else */
+  int64_t taken;     /* since the device was opened: the rows above and all else */
+  int64_t available; /* free bytes of the device now; 0: unknown */
 } rfr_memory_use;
 RFR_API rfr_status rfr_programs_memory_use(const rfr_programs *p, rfr_memory_use *out);
 
