@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Ranks that work at their own speeds until the next call of a communicator. A thread of each rank meets the others
+ * Ranks that work at different speeds until the next call of a communicator. A thread of each rank meets the others
  * once a period while the rank makes progress (rfi_ctx_progress). A call first meets them until all ranks are in a
- * call. So every wait of a rank is for a meeting, whose deadline is the communicator's. A rank that works is never
- * late, and one that is stopped or stuck is named.
+ * call. So a rank waits for meetings only, with the timeout of the communicator. A rank that makes progress is never
+ * late, and the error names a rank that is stopped or stuck.
  *
  * A meeting is an exchange of one byte: whether the rank is in a call. All ranks see the same bytes, so they leave the
  * meetings before a call after the same one.
