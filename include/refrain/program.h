@@ -121,7 +121,7 @@ typedef struct rfr_compile_options {
                      NULL; calls that run, read or write fail with program.plan_only. A plan over `budget` is not an
                      error: compare planned_bytes. `tune` measures nothing */
   rfr_shard shard; /* over the ranks of `comm`; default: none. Errors: dist.shard, naming the tensor */
-  rfr_step_memory *step_memory; /* for the step-scoped bytes, which others use too. NULL: they are in the arena */
+  rfr_step_memory *step_memory;   /* for the step-scoped bytes, which others use too. NULL: they are in the arena */
   const rfr_watch_options *watch; /* NULL: nothing is watched. Errors: watch.name, with near names */
 } rfr_compile_options;
 RFR_API rfr_compile_options rfr_compile_options_default(void);
