@@ -138,7 +138,7 @@ static rfr_status check_width(const char *path, const token_source *f, const sca
       f->of.tokens < 2 * LEAST_PAIRS)
     return RFR_OK;
   return rfi_fail_at(RFI_E_DATA_TOKENS, path, 0,
-                     "every second id of 2 bytes is 0: the file has no header, and likely ids of 4 bytes; set "
+                     "every second id of 2 bytes is 0: the file has no header, and probably ids of 4 bytes; set "
                      "data.token_dtype: uint32, or uint16 if the zeros are right");
 }
 

@@ -100,7 +100,7 @@ rfr_status rfi_comm_watch(rfr_ctx *ctx, rfr_comm *c) {
   if (pthread_create(&w->thread, NULL, watch, w) == 0) return RFR_OK;
   w->ended = true; /* there is no thread to end */
   rfi_comm_unwatch(c);
-  return rfi_fail(RFI_E_NO_MEMORY, "no thread can be made that watches the other ranks");
+  return rfi_fail(RFI_E_NO_MEMORY, "cannot create the thread that watches the other ranks");
 }
 
 rfr_status rfi_comm_unwatch(rfr_comm *c) {
