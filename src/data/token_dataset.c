@@ -167,7 +167,7 @@ static bool is_duplicate(const token_dataset *ds, const token_source *f) {
   return false;
 }
 
-/* Adds a file to the data set, unless it is empty or a duplicate; then what its ids had added is taken back. */
+/* Adds a file to the data set, unless it is empty or a duplicate, whose ids are removed from the splits. */
 static rfr_status add_file(token_dataset *ds, const char *name, rfi_split split, int raw_width) {
   token_source *f = &ds->sources[ds->n_sources];
   const rfi_dataset_stats before = ds->base.stats;
