@@ -297,7 +297,7 @@ static rfr_status write_report(const sweep *s, const int *best, int n_best) {
   return status;
 }
 
-/* What continues the sweep, from malloc; NULL: no memory. The other options are not part of a run. */
+/* The command that continues the sweep, from malloc; NULL: no memory. The other options are not part of a run. */
 static char *resume_help(const sweep *s) {
   char *text = NULL;
   size_t n = 0;
