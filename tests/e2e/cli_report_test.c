@@ -113,7 +113,7 @@ static void mistakes(void **state) {
   assert_int_equal(RUN("report", "a", "--wandb", "w"), 0);
   rft_assert_says(rft_err, "upload: wandb sync w/offline-run-*");
   assert_int_equal(RUN("report", "a", "--wandb", "w"), 2);
-  rft_assert_says(rft_err, "exists; nothing was written");
+  rft_assert_says(rft_err, ".wandb exists [export.exists]");
   assert_int_equal(RUN("report", "a", "--port", "80"), 2);
   assert_int_equal(RUN("report", "a", "--follow", "--port", "65536"), 2);
   rft_write_file("report.html", "old");
