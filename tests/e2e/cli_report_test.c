@@ -131,6 +131,7 @@ static void compared(void **state) {
   assert_int_equal(RUN("train", "small.yaml", "--out", "p", "--quiet"), 0);
   assert_int_equal(RUN("train", "small.yaml", "--out", "q", "--quiet"), 0);
   assert_int_equal(RUN("diff", "p", "q"), 0);
+  assert_int_equal(RUN("diff", "p/config.yaml", "q/config.yaml"), 0);
   rft_assert_says(rft_out, "configuration: equal");
   rft_assert_says(rft_out, "the runs are equal");
   assert_int_equal(RUN("train", "small.yaml", "--out", "r", "--quiet", "--set", "optimizer.lr=0.002"), 0);
