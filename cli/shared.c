@@ -182,7 +182,7 @@ rfr_status cli_find_weights(cli *c, char **config) {
   const cli_operand kind = cli_operand_kind(c);
   *config = NULL;
   if (kind == CLI_MODEL) return cli_read_config(c, config);
-  const bool checkpoint = has_file(c->operand, "adapter_config.json") || has_file(c->operand, "state.json");
+  const bool checkpoint = has_file(c->operand, "MANIFEST.json") || has_file(c->operand, "adapter_config.json");
   if (kind == CLI_OTHER && !checkpoint)
     return cli_fail(RFR_IO, help, "%s is a folder without config.yaml and without config.json", c->operand);
   if (kind == CLI_CONFIG && stat(c->operand, &st) != 0)

@@ -257,6 +257,8 @@ static void trained_tokenizer(void **state) {
   assert_int_equal(RUN_WITH("1a\n", "chat", "runs/scratch/step-000002", "--tokens", "2"), 0);
   rft_slurp("runs/scratch/step-000002/config.json", text, sizeof text);
   rft_assert_says(text, "\"eos_token_id\": 0");
+  assert_int_equal(RUN("tokenize", "runs/scratch", "corpus/b/5.txt"), 2);
+  rft_assert_says(rft_err, "help: give one of its checkpoints");
   assert_int_equal(RUN("export", "runs/scratch", "--to", "gguf", "--out", "scratch.gguf"), 0);
   assert_int_equal(RUN("tokenize", "scratch.gguf", "corpus/b/5.txt"), 0);
   snprintf(text, sizeof text, "%s", rft_out);
