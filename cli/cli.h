@@ -81,6 +81,7 @@ typedef struct cli {
   const char **operands; /* in order */
   int n_operands;
   const char *operand; /* the first one; NULL: none */
+  char **run_folders;  /* of cli_run_folders */
   bool help, version, json, quiet;
   cli_list sets; /* --set, in order */
   const char *out;
@@ -179,6 +180,8 @@ typedef enum cli_operand {
 } cli_operand;
 /* Also stores the run's folder in c->folder, else "". */
 cli_operand cli_operand_kind(cli *c);
+/* The operands as folders: the config.yaml of a run becomes its folder. For commands that take runs alone. */
+rfr_status cli_run_folders(cli *c);
 /* An operand like org/name, where no such path exists, is a name on the Hugging Face Hub: models are not fetched. */
 rfr_status cli_refuse_hub_name(const cli *c);
 /* An operand that is the folder of an adapter becomes its base, with adapter.from in the configuration. */

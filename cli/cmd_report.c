@@ -28,7 +28,8 @@ static rfr_status write_page(rfr_report *r, const char *path) {
 static rfr_status open_runs(cli *c, rfr_report **out) {
   if (c->n_operands > RFR_REPORT_RUNS)
     return cli_usage("give fewer runs", "%d runs; a report has at most %d", c->n_operands, RFR_REPORT_RUNS);
-  return rfr_report_open(c->ctx, c->operands, c->n_operands, out);
+  const rfr_status s = cli_run_folders(c);
+  return s == RFR_OK ? rfr_report_open(c->ctx, c->operands, c->n_operands, out) : s;
 }
 
 rfr_status cli_report(cli *c) {

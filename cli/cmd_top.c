@@ -64,7 +64,8 @@ rfr_status cli_top(cli *c) {
   rfr_report *r = NULL;
   const char *term = getenv("TERM");
   const bool terminal = isatty(STDOUT_FILENO) && term && strcmp(term, "dumb") != 0;
-  rfr_status s = rfr_report_open(c->ctx, c->operands, 1, &r);
+  rfr_status s = cli_run_folders(c);
+  if (s == RFR_OK) s = rfr_report_open(c->ctx, c->operands, 1, &r);
   if (s == RFR_OK) s = c->once || !terminal ? rfr_report_screen(r, 0, 80, 0, 0, cli_write, NULL) : watch(r);
   rfr_report_close(r);
   return s;

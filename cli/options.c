@@ -294,5 +294,7 @@ void cli_deinit(cli *c) {
   free(c->sets.items);
   free(c->stops.items);
   free(c->specials.items);
+  for (int i = 0; c->run_folders && i < c->n_operands; i++) free(c->run_folders[i]);
+  free(c->run_folders);
   free(c->operands);
 }

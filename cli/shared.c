@@ -108,6 +108,22 @@ cli_operand cli_operand_kind(cli *c) {
   return CLI_CONFIG;
 }
 
+rfr_status cli_run_folders(cli *c) {
+  static const char name[] = "config.yaml";
+  struct stat st;
+  c->run_folders = calloc((size_t)c->n_operands, sizeof *c->run_folders);
+  if (!c->run_folders) return cli_fail(RFR_NO_MEMORY, "free some memory", "out of memory");
+  for (int i = 0; i < c->n_operands; i++) {
+    const char *path = c->operands[i], *slash = strrchr(path, '/');
+    if (strcmp(slash ? slash + 1 : path, name) != 0 || stat(path, &st) != 0 || !S_ISREG(st.st_mode)) continue;
+    char *folder = c->run_folders[i] = strdup(slash ? path : ".");
+    if (!folder) return cli_fail(RFR_NO_MEMORY, "free some memory", "out of memory");
+    if (slash) folder[slash == path ? 1 : slash - path] = '\0';
+    c->operands[i] = folder;
+  }
+  return RFR_OK;
+}
+
 rfr_status cli_refuse_hub_name(const cli *c) {
   static const char plain[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_.-";
   static const char *const files[] = {".yaml", ".yml", ".json", ".jsonl", ".gguf", ".safetensors", ".txt"};
@@ -166,7 +182,8 @@ rfr_status cli_find_weights(cli *c, char **config) {
   const cli_operand kind = cli_operand_kind(c);
   *config = NULL;
   if (kind == CLI_MODEL) return cli_read_config(c, config);
-  if (kind == CLI_OTHER && !has_file(c->operand, "MANIFEST.json")) /* of a checkpoint, the run opens it */
+  const bool checkpoint = has_file(c->operand, "MANIFEST.json") || has_file(c->operand, "adapter_config.json");
+  if (kind == CLI_OTHER && !checkpoint)
     return cli_fail(RFR_IO, help, "%s is a folder without config.yaml and without config.json", c->operand);
   if (kind == CLI_CONFIG && stat(c->operand, &st) != 0)
     return cli_fail(RFR_IO, help, "%s: %s", c->operand, strerror(errno));

@@ -474,8 +474,8 @@ rfr_status rfi_dataset_count_windows(rfi_dataset *ds, const char *what) {
   rfi_dataset_stats *stats = &ds->stats;
   int64_t S = ds->sequence, N = stats->tokens[RFI_TRAIN], M = stats->tokens[RFI_VALIDATION];
   if (what && N == 0 && stats->files[RFI_VALIDATION] > 0)
-    return rfi_fail(RFI_E_DATA_EMPTY, "all %d files are held out, none is left to train on",
-                    stats->files[RFI_VALIDATION]);
+    return rfi_fail(RFI_E_DATA_EMPTY, "%d files are held out, and none that has %s is left to train on",
+                    stats->files[RFI_VALIDATION], what);
   if (what && N <= S)
     return rfi_fail(RFI_E_DATA_EMPTY, "there are %lld %s to train on; a window of sequence %lld needs %lld",
                     (long long)N, what, (long long)S, (long long)S + 1);

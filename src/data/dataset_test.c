@@ -435,6 +435,10 @@ static void test_nothing_there(void **state) {
   assert_int_equal(open_it(f, "*.md", 0, 4, &ds), RFR_OK);
   rfi_dataset_close(ds);
   assert_int_equal(open_it(f, "*.md", 1, 4, &ds), RFR_INVALID);
+  const char *train = "empty.txt", *held = "short.md"; /* the empty file is not held out */
+  rfi_dataset_options o = {.root = f->path, .validation_patterns = &held, .n_validation_patterns = 1, .sequence = 4};
+  assert_int_equal(rfi_dataset_open(f->ctx, &train, 1, &o, &ds), RFR_INVALID);
+  assert_non_null(strstr(rfr_last_error()->message, "none that has bytes is left to train on"));
 }
 
 /* Two tokens per byte; a file that begins with byte 255 is refused. */

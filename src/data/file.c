@@ -363,6 +363,17 @@ rfr_status rfi_path_kind(const char *path, char *kind) {
   return RFR_OK;
 }
 
+rfr_status rfi_path_dangles(const char *path, bool *dangles) {
+  struct stat link;
+  char kind;
+  *dangles = false;
+  RFI_TRY(rfi_path_kind(path, &kind));
+  if (kind) return RFR_OK;
+  if (sys_lstat(path, &link) == 0) *dangles = S_ISLNK(link.st_mode);
+  else if (errno != ENOENT && errno != ENOTDIR) return fail_errno(RFI_E_FILE_OPEN, path, "see what it is");
+  return RFR_OK;
+}
+
 /* ---- journals ---- */
 
 rfr_status rfi_journal_open(const char *path, int *fd, bool *taken) {

@@ -62,6 +62,8 @@ rfr_status rfi_file_hash(rfr_ctx *ctx, const char *path, int64_t *size, rfi_hash
 /* The kind of `path`: 'f' a regular file, 'd' a folder, 'l' a link to a folder, '?' another kind, 0 no such path. If
  * the kind cannot be determined, the call fails. */
 rfr_status rfi_path_kind(const char *path, char *kind);
+/* Whether `path` is a symbolic link that leads to nothing; its kind is 0. */
+rfr_status rfi_path_dangles(const char *path, bool *dangles);
 
 /* A journal is a file of lines with one writer at a time: the open descriptor is a lock. */
 /* *taken, and no descriptor (-1), if another process has it open; a file system without locks is accepted. */

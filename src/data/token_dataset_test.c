@@ -8,6 +8,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "data/token_file.h"
 #include "support/folder.h"
@@ -300,6 +301,9 @@ static void refused(void **state) {
   expect(f, "*.txt", 0, 0, "data.empty", "*.txt");
   expect(f, "one.bin", 0.00005, 0, "data.held_out", "of 2 documents or blocks of tokens leave");
   expect(f, "one.idx", 0, 0, "data.tokens", "is the index of a Megatron file; name its .bin file");
+  write_raw(f, "torn.bin", 100, 1);
+  assert_int_equal(symlink("gone.idx", rft_path(f, "torn.idx")), 0);
+  expect(f, "torn.bin", 0, 0, "data.tokens", "the link leads to no file");
   rfi_dataset *ds;
   rfi_dataset_options o = {.root = f->path, .sequence = 8};
   OK(rfi_token_dataset_open(f->ctx, &(const char *){"wide.bin"}, 1, &o, VOCAB, 4, &ds));

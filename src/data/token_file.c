@@ -199,6 +199,13 @@ static rfr_status inspect_file(const char *path, rfi_file *file, int raw_width, 
              f->size - f->size % raw_width, raw_width);
 }
 
+/* A link to an index that is gone: without it, the ids would be read without their documents. */
+static rfr_status check_link(const char *path, const char *index) {
+  bool dangles;
+  RFI_TRY(rfi_path_dangles(index, &dangles));
+  return dangles ? BAD(index, "the link leads to no file; %s needs its index, or no link", path) : RFR_OK;
+}
+
 rfr_status rfi_token_file_inspect(rfr_ctx *ctx, const char *path, int raw_width, rfi_token_file *out) {
   rfi_file *file;
   char *index, kind;
@@ -209,6 +216,7 @@ rfr_status rfi_token_file_inspect(rfr_ctx *ctx, const char *path, int raw_width,
   if (s == RFR_OK) {
     out->size = rfi_file_size(file);
     s = rfi_path_kind(index, &kind);
+    if (s == RFR_OK && !kind) s = check_link(path, index);
     if (s == RFR_OK) s = kind ? inspect_megatron(ctx, index, out) : inspect_file(path, file, raw_width, out);
     rfi_file_close(file);
   }

@@ -30,6 +30,8 @@ static const char log_b[] = "{\"event\": \"start\", \"step\": 0}\n"
                             "\"tokens\": 10, \"seconds\": 2, \"time\": 200}\n"
                             "{\"event\": \"metrics\", \"step\": 2, \"loss\": 3.5, \"lr\": 0.25, \"grad_norm\": 1}\n"
                             "{\"event\": \"metrics\", \"step\": 3, \"loss\": 2, \"lr\": 0.125, \"grad_norm\": null}\n"
+                            "{\"event\": \"evaluation\", \"step\": 3, \"loss\": 3.25}\n"
+                            "{\"event\": \"start\", \"step\": 3}\n" /* a resume of the finished run */
                             "{\"event\": \"evaluation\", \"step\": 3, \"loss\": 3.25}\n";
 static const char config_a[] = "refrain: 1\noptimizer:\n  lr: 0.5\n  betas: [0.9, 0.95]\nrun:\n  steps: 3\n";
 static const char run_a[] =

@@ -140,7 +140,11 @@ static rfr_status take_line(rfi_run_log *log, const json_t *o) {
   if (steps > 0) log->steps = (int64_t)steps;
   if (strcmp(kind, "metrics") == 0) return add_row(log, &log->rows, o, step);
   log->paced_time = 0.0; /* the time of this event is not that of steps */
-  if (strcmp(kind, "evaluation") == 0) return add_row(log, &log->evaluations, o, step);
+  if (strcmp(kind, "evaluation") == 0) {
+    rfi_log_rows *e = &log->evaluations; /* a resume of a finished run evaluates its last step again */
+    if (e->n > 0 && e->items[e->n - 1].step == step) e->n--;
+    return add_row(log, e, o, step);
+  }
   return add_event(log, kind, text(o, "message"), step);
 }
 

@@ -147,7 +147,7 @@ static rfr_status write_file(rfr_ctx *ctx, const char *folder, const char *id, c
   rfr_status s = rfi_path_join(ctx, folder, inner, &path);
   if (s == RFR_OK) s = rfi_path_join(ctx, path, name, &file);
   if (s == RFR_OK) s = rfi_path_kind(file, &kind);
-  if (s == RFR_OK && kind) s = rfi_fail(RFI_E_EXPORT_EXISTS, "%s exists; nothing was written", file);
+  if (s == RFR_OK && kind) s = rfi_fail(RFI_E_EXPORT_EXISTS, "%s exists", file);
   if (s == RFR_OK) s = rfi_dir_create(path);
   if (s == RFR_OK) s = rfi_file_write(ctx, file, w->text.data, w->text.n);
   rfi_free(ctx, path);

@@ -335,6 +335,16 @@ static void test_refused(void **state) {
   o.resume = 1; /* the averages of a run cannot begin in its middle */
   assert_int_not_equal(rfr_run_open(ctx, WITH(LLAMA, EMA, SINGLE), folder, &o, &run), RFR_OK);
   assert_string_equal(rfr_last_error()->slug, "resume.mismatch");
+  o.resume = 0;
+  run = rft_run_open(ctx, WITH(LLAMA, EMA, SINGLE), "with", &o);
+  rft_run_steps(run, 1);
+  OK(rfr_run_save(run));
+  rfr_run_close(run);
+  o.resume = 1; /* nor are they dropped in its middle */
+  assert_int_not_equal(rfr_run_open(ctx, WITH(LLAMA, OPTIMIZER("ema: 0"), SINGLE), rft_run_folder("with"), &o, &run),
+                       RFR_OK);
+  assert_string_equal(rfr_last_error()->slug, "resume.mismatch");
+  assert_non_null(strstr(rfr_last_error()->message, "and \"0\" in the configuration"));
 }
 
 int main(void) {

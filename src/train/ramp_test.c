@@ -281,6 +281,15 @@ static void test_mismatch(void **state) {
   o.resume = 1;
   assert_int_not_equal(rfr_run_open(ctx, WITH(LLAMA, RAMP, SINGLE), rft_run_folder("plain"), &o, &run), RFR_OK);
   assert_string_equal(rfr_last_error()->slug, "resume.mismatch");
+  o.resume = 0;
+  run = rft_run_open(ctx, WITH(LLAMA, RAMP, SINGLE), "ramped", &o);
+  rft_run_steps(run, 1);
+  OK(rfr_run_save(run));
+  rfr_run_close(run);
+  o.resume = 1;
+  assert_int_not_equal(rfr_run_open(ctx, WITH(LLAMA, TWO_BATCHES, SINGLE), rft_run_folder("ramped"), &o, &run), RFR_OK);
+  assert_string_equal(rfr_last_error()->slug, "resume.mismatch");
+  assert_non_null(strstr(rfr_last_error()->message, "batch.ramp is"));
 }
 
 int main(void) {

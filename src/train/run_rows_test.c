@@ -191,17 +191,21 @@ static void kinds(void **state) {
   (void)state;
   write_rows("a.jsonl", 0, 60);
   rft_write_text("plain.text", "{\"prompt\": \"a\", \"completion\": \"bc\"}\n");
+  rft_write_text("tiny.text", "ab");
   rfr_ctx *ctx = rft_run_ctx(1);
   rft_record r = {0};
   rfr_run_options o = rft_run_options(&r);
   rfr_run *run;
   static const struct {
-    const char *sets[2], *slug, *message;
+    const char *sets[4], *slug, *message;
   } cases[] = {
       {{"data.train=[a.jsonl, plain.text]"}, "config.value", "a.jsonl has rows and plain.text is text"},
       {{"data.weights=[1, 2]"}, "config.value", "data.weights: 2 numbers for 1 patterns"},
       {{"data.weights=[0]"}, "config.value", "data.weights: 0 is not a number over 0"},
       {{"data.train=*.txt", "data.weights=[1]"}, "config.value", "only files of rows have weights"},
+      {{"data.train=[\"*.txt\", tiny.text]", "data.shares=[1, 1]", "run.epochs=0", "run.steps=1"},
+       "data.empty",
+       "data.shares: tiny.text: there are 2 bytes to train on"},
       {{"data.format=chat"}, "data.row", "messages: the key is missing"},
       {{"data.format=preference"}, "data.row", "chosen"},
       {{"data.loss=assistant", "data.truncate=refuse"}, NULL, NULL},
@@ -209,7 +213,7 @@ static void kinds(void **state) {
   };
   for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
     o.overrides = cases[i].sets;
-    o.n_overrides = cases[i].sets[1] ? 2 : 1;
+    for (o.n_overrides = 1; o.n_overrides < 4 && cases[i].sets[o.n_overrides];) o.n_overrides++;
     const rfr_status s = rfr_run_open(ctx, CONFIG, NULL, &o, &run);
     if (s == RFR_OK) rfr_run_close(run);
     if (!cases[i].slug) {

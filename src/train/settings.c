@@ -669,6 +669,8 @@ static rfr_status open_mixture(const rfi_settings *s, const rfi_row_encoder *enc
     if (c->data_max_epochs.n > 0 && strcmp(c->data_max_epochs.items[n], "inf") != 0)
       source->epochs = rfi_strtod(c->data_max_epochs.items[n], &(char *){NULL});
     status = open(s, encoder, cache, &one, validation, &source->data);
+    if (status != RFR_OK && strcmp(rfr_last_error()->slug, "data.empty") == 0)
+      rfi_fail_prefix("data.shares: %.200s: ", train->items[n]);
     if (status == RFR_OK && rfi_dataset_get_stats(source->data)->trained[RFI_TRAIN] == 0)
       status = FAIL_AT(s, RFI_CFG_data_shares, "data.shares: %.200s has no token to train", train->items[n]);
   }

@@ -317,6 +317,26 @@ static rfr_status compare(rfr_run *run, const char *file, const json_t *theirs, 
   return s;
 }
 
+/* Keys of the checkpoint that do not count here, such as optimizer.ema when it is 0 now. A model folder has the keys of
+ * model.* itself. */
+static rfr_status compare_unused(rfr_run *run, const char *file, const json_t *theirs, const json_t *mine) {
+  rfr_status s = RFR_OK;
+  for (int id = 0; s == RFR_OK && id < RFI_CFG_COUNT; id++) {
+    const char *key = rfi_config_path((rfi_config_id)id);
+    const json_t *other = json_object_get(theirs, key);
+    char a[160];
+    if (!rfi_config_resume_compares((rfi_config_id)id) || !other || json_object_get(mine, key)) continue;
+    if (strncmp(key, "model.", 6) == 0) continue;
+    rfi_string text = {.ctx = run->ctx};
+    s = rfi_config_print_value(run->settings->config, (rfi_config_id)id, &text);
+    if (s == RFR_OK)
+      s = rfi_fail_at(RFI_E_RESUME_MISMATCH, file, 0, "%s is %s in the checkpoint and \"%.160s\" in the configuration",
+                      key, rfi_json_brief(other, a, sizeof a), text.data);
+    rfi_string_deinit(&text);
+  }
+  return s;
+}
+
 static rfr_status read_state(const rfr_run *run, const char *path, rfi_state_json *out) {
   char *text;
   size_t n;
@@ -344,6 +364,7 @@ static rfr_status load_state_json(rfr_run *run, const char *path, int64_t step) 
   if (was && !run->settings->spec.preference)
     RFI_GOTO(
         rfi_fail_at(RFI_E_RESUME_MISMATCH, path, 0, "data.format was preference in the checkpoint and is not now"));
+  RFI_GOTO(compare_unused(run, path, theirs.configuration, mine.configuration));
   if (!json_object_get(theirs.environment, "layout"))
     RFI_GOTO(rfi_json_set(theirs.environment, "layout", json_string(ONE_RANK)));
   RFI_GOTO(compare(run, path, theirs.environment, mine.environment, other_environment));

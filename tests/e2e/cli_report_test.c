@@ -113,7 +113,7 @@ static void mistakes(void **state) {
   assert_int_equal(RUN("report", "a", "--wandb", "w"), 0);
   rft_assert_says(rft_err, "upload: wandb sync w/offline-run-*");
   assert_int_equal(RUN("report", "a", "--wandb", "w"), 2);
-  rft_assert_says(rft_err, "exists; nothing was written");
+  rft_assert_says(rft_err, ".wandb exists [export.exists]");
   assert_int_equal(RUN("report", "a", "--port", "80"), 2);
   assert_int_equal(RUN("report", "a", "--follow", "--port", "65536"), 2);
   rft_write_file("report.html", "old");
@@ -131,6 +131,7 @@ static void compared(void **state) {
   assert_int_equal(RUN("train", "small.yaml", "--out", "p", "--quiet"), 0);
   assert_int_equal(RUN("train", "small.yaml", "--out", "q", "--quiet"), 0);
   assert_int_equal(RUN("diff", "p", "q"), 0);
+  assert_int_equal(RUN("diff", "p/config.yaml", "q/config.yaml"), 0);
   rft_assert_says(rft_out, "configuration: equal");
   rft_assert_says(rft_out, "the runs are equal");
   assert_int_equal(RUN("train", "small.yaml", "--out", "r", "--quiet", "--set", "optimizer.lr=0.002"), 0);
