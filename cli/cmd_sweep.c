@@ -297,6 +297,24 @@ static rfr_status write_report(const sweep *s, const int *best, int n_best) {
   return status;
 }
 
+/* The command that continues the sweep, from malloc; NULL: no memory. The other options are not part of a run. */
+static char *resume_help(const sweep *s) {
+  char *text = NULL;
+  size_t n = 0;
+  FILE *f = open_memstream(&text, &n);
+  if (!f) return NULL;
+  fputs("to continue: refrain sweep ", f);
+  cli_put_word(f, s->c->operand);
+  fputs(" --out ", f);
+  cli_put_word(f, s->folder);
+  fputs(" --resume", f);
+  for (int i = 0; i < s->c->sets.n; i++) fputs(" --set ", f), cli_put_word(f, s->c->sets.items[i]);
+  if (s->c->device) fputs(" --device ", f), cli_put_word(f, s->c->device);
+  if (fclose(f) == 0) return text;
+  free(text);
+  return NULL;
+}
+
 static rfr_status print_result(sweep *s) {
   int *best = calloc((size_t)rfr_sweep_count(s->sweep) + 1, sizeof *best);
   if (!best) return cli_fail(RFR_NO_MEMORY, "free some memory", "out of memory");
@@ -306,10 +324,10 @@ static rfr_status print_result(sweep *s) {
   else if (!s->c->quiet) print_table(s, best, n);
   rfr_status status = RFR_OK;
   if (asked > 0) {
-    char help[PATH_MAX + 64];
-    snprintf(help, sizeof help, "to continue: refrain sweep %s --out %s --resume", s->c->operand, s->folder);
-    status = cli_fail(RFR_STOPPED, help, "stopped: %d of %d runs are done", all.of[RFR_SWEEP_DONE],
-                      rfr_sweep_count(s->sweep));
+    char *help = resume_help(s);
+    status = cli_fail(RFR_STOPPED, help ? help : "add --resume", "stopped: %d of %d runs are done",
+                      all.of[RFR_SWEEP_DONE], rfr_sweep_count(s->sweep));
+    free(help);
   } else if (s->c->report) {
     status = write_report(s, best, n);
   }

@@ -140,6 +140,8 @@ rfr_status cli_tokenize(cli *c) {
   size_t n;
   rfr_status s = check_options(c);
   if (s == RFR_OK) s = rfr_tokenizer_open(c->ctx, c->operand, &tokenizer);
+  if (s == RFR_IO && cli_operand_kind(c) == CLI_RUN)
+    return cli_usage("give one of its checkpoints: RUN/step-N", "%s is a run and has no tokenizer", c->operand);
   if (s == RFR_OK && c->out) {
     s = write_file(c, tokenizer);
     rfr_tokenizer_destroy(tokenizer);

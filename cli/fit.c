@@ -28,11 +28,13 @@ static int64_t memory_available(void) {
   return most > 0 && (available == 0 || most < available) ? most : available;
 }
 
-static void find_limit(const cli *c, cli_fit *f) {
+static void find_limit(const cli *c, rfr_run *run, cli_fit *f) {
   rfr_machine m;
+  rfr_memory_use use;
   f->is_budget = f->plan.budget > 0;
   if (f->is_budget) f->limit = f->plan.budget;
   else if (rfr_machine_describe(c->ctx, &m) == RFR_OK && strcmp(m.device, "cpu") == 0) f->limit = memory_available();
+  else if (rfr_programs_memory_use(rfr_run_programs(run), &use) == RFR_OK) f->limit = use.available; /* fails: no GPU */
   f->fits = f->limit == 0 || f->plan.planned_bytes <= f->limit;
 }
 
@@ -126,7 +128,7 @@ rfr_status cli_fit_make(cli *c, const char *text, rfr_run *run, int which, cli_f
   rfr_status s = rfr_program_plan(rfr_run_programs(run), rfr_run_program_index(run, which), &out->plan);
   if (s == RFR_OK) s = rfr_programs_memory(rfr_run_programs(run), &out->memory);
   if (s != RFR_OK) return s;
-  find_limit(c, out);
+  find_limit(c, run, out);
   if (!out->fits) find_settings(c, text, which, out);
   return RFR_OK;
 }

@@ -126,8 +126,9 @@ static void metrics(progress *p, const rfr_event *e) {
   if (p->preference) put_part(&l, 5, "margin %.3f", e->margin);
   if (p->preference) put_part(&l, 5, "accuracy %.0f%%", 100.0 * e->accuracy);
   if (p->rate > 0.0) put_part(&l, 6, "%.0f tok/s", (double)p->tokens / p->rate);
-  if (p->peak > 0.0 && p->flops > 0.0 && p->rate > 0.0)
-    put_part(&l, 2, "%.0f%% of peak", 100.0 * p->flops / p->rate / p->peak);
+  /* Over 100: other programs took the cores while the peak was measured, so the share says nothing. */
+  const double share = p->peak > 0.0 && p->rate > 0.0 ? 100.0 * p->flops / p->rate / p->peak : 0.0;
+  if (share > 0.0 && share <= 100.0) put_part(&l, 2, share < 1.0 ? "%.1f%% of peak" : "%.0f%% of peak", share);
   if (e->most_load > 0.0) put_part(&l, 3, "experts %.2f-%.2f", e->least_load, e->most_load);
   const double seconds = e->seconds_left > 0.0 ? e->seconds_left : p->rate * (double)(e->steps - e->step);
   if (e->steps > e->step) put_part(&l, 7, "%s left", duration(left, seconds));

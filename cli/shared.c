@@ -177,8 +177,16 @@ rfr_status cli_read_config(cli *c, char **out) {
 }
 
 rfr_status cli_find_weights(cli *c, char **config) {
+  static const char help[] = "give the folder of a run, a Hugging Face folder or a GGUF file";
+  struct stat st;
+  const cli_operand kind = cli_operand_kind(c);
   *config = NULL;
-  if (cli_operand_kind(c) == CLI_MODEL) return cli_read_config(c, config);
+  if (kind == CLI_MODEL) return cli_read_config(c, config);
+  const bool checkpoint = has_file(c->operand, "MANIFEST.json") || has_file(c->operand, "adapter_config.json");
+  if (kind == CLI_OTHER && !checkpoint)
+    return cli_fail(RFR_IO, help, "%s is a folder without config.yaml and without config.json", c->operand);
+  if (kind == CLI_CONFIG && stat(c->operand, &st) != 0)
+    return cli_fail(RFR_IO, help, "%s: %s", c->operand, strerror(errno));
   if (c->folder[0]) c->operand = c->folder; /* the run of a config.yaml */
   return RFR_OK;
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // An op of your own, in one file: y = cap tanh(x / cap), a soft limit on logits. Registered, it is an op
 // like the library's: it prints, differentiates, is planned, captured and replayed. Build with
-//   cc custom_op.c $(pkg-config --cflags --libs refrain) -lm
+//   cc custom_op.c $(pkg-config --cflags --libs refrain) -lm -Wl,-rpath,$(pkg-config --variable=libdir refrain)
 #include <math.h>
 #include <refrain/refrain.h>
 #include <stdio.h>

@@ -3,7 +3,8 @@
 // An op of your own with a CUDA launcher: y = cap tanh(x / cap), a soft limit on logits. The op is recorded,
 // differentiated, planned, captured and replayed like the library's own. custom_op.c has the same op for the CPU.
 // Build and run on a machine with a GPU:
-//   nvcc -std=c++17 custom_op_cuda.cu $(pkg-config --cflags --libs refrain) -o custom_op_cuda && ./custom_op_cuda
+//   nvcc -std=c++17 custom_op_cuda.cu $(pkg-config --cflags --libs refrain)
+//   LD_LIBRARY_PATH=$(pkg-config --variable=libdir refrain) ./a.out
 #include <cmath>
 #include <cstdio>
 #include <cuda_runtime.h>

@@ -3,7 +3,7 @@
 // half of every weight, gathered by hooks around capture and by the loop around replay; gathered inside the graphs, by
 // each call; and inside as actions of a schedule. The weights that come out are the same to the bit, the bytes are not.
 // Build with
-//   cc fsdp.c -pthread $(pkg-config --cflags --libs refrain)
+//   cc fsdp.c -pthread $(pkg-config --cflags --libs refrain) -Wl,-rpath,$(pkg-config --variable=libdir refrain)
 #include <pthread.h>
 #include <refrain/refrain.h>
 #include <stdio.h>
@@ -182,8 +182,8 @@ int main(void) {
     if (r->failed || ranks[way][1].failed) return 1;
     const long long ours =
         way == AROUND ? (long long)sizeof r->weight * 2 + (long long)sizeof(float) * LAYERS * PART : 0;
-    printf("%-20s loss %.6f, planned %lld bytes (%lld stay, %lld whole for a while), %lld of the caller's\n", ways[way],
-           (double)r->loss, (long long)r->memory.planned_bytes - (long long)r->memory.scratch_bytes,
+    printf("%-20s loss %.6f, planned %lld bytes (%lld resident, %lld gathered for a time), %lld of the caller's\n",
+           ways[way], (double)r->loss, (long long)r->memory.planned_bytes - (long long)r->memory.scratch_bytes,
            (long long)r->memory.persistent_bytes, (long long)r->memory.window_bytes, ours);
     for (int i = 0; i < RANKS && way > WHOLE; i++) // the same bits as where every rank has everything
       for (int k = 0; k < LAYERS; k++)

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Complete training of a GPT-2 on bytes: the file to read first. Build and run with
-//   cc train_gpt2.c $(pkg-config --cflags --libs refrain) -lm -o train_gpt2
-//   ./train_gpt2                                            on a built-in text, two seconds
-//   ./train_gpt2 FILE [steps [hidden_size [layers [sequence]]]]
+//   cc train_gpt2.c $(pkg-config --cflags --libs refrain) -lm -Wl,-rpath,$(pkg-config --variable=libdir refrain)
+//   ./a.out                                            on a built-in text, two seconds
+//   ./a.out FILE [steps [hidden_size [layers [sequence]]]]
 //
 // A step is recorded once, as a program (a trace): forward, backward, clipping, optimizer, learning rate.
 // Compiling it plans all memory to the byte; capturing it fixes the list of kernels; after that training is

@@ -245,8 +245,8 @@ typedef struct rfr_graphs_options {
   /* This rank's communicator for collective ops; outlives the graphs. It may belong to another context, as those of
    * ranks that are threads do. NULL: no collectives, or a single rank. */
   rfr_comm *comm;
-  /* Memory that others use too, between the steps of these graphs (rfr_step_memory): slots, shared bytes, gathered
-   * parameters and scratch are in it. NULL: they are in the arena. */
+  /* Step memory (rfr_step_memory) for slots, shared bytes, gathered parameters and scratch. Other users may have it
+   * between the steps of these graphs. NULL: they are in the arena. */
   rfr_step_memory *step_memory;
 } rfr_graphs_options;
 RFR_API rfr_graphs_options rfr_graphs_options_default(void);
@@ -382,7 +382,7 @@ typedef struct rfr_graphs_memory {
   int64_t saved_bytes;       /* reduction of slot and shared bytes by recompute */
   int recomputed;            /* recomputed ops per microbatch, over all callables, */
   double recomputed_flops;   /* and their work */
-  int64_t step_memory_bytes; /* of planned_bytes: those of rfr_graphs_options.step_memory, which others use too */
+  int64_t step_memory_bytes; /* of planned_bytes: those of rfr_graphs_options.step_memory, shared with others */
 } rfr_graphs_memory;
 RFR_API rfr_status rfr_graphs_get_memory(const rfr_graphs *g, rfr_graphs_memory *out);
 /* The compiled ops of a callable in the order load, setup, F, I, W (phases load, setup, forward, dgrad, wgrad).

@@ -400,9 +400,9 @@ typedef struct rfr_adamw_options {
   size_t size;
   double beta1, beta2, eps, decay; /* decoupled decay */
   double lr_scale;                 /* of this parameter's group */
-  /* 0: w is rounded to nearest. Otherwise w, bf16 without a master copy, is rounded stochastically: to either of its
-   * neighbours, with the update as the mean. The number, 1 to 2^24 - 1, selects the draws; give each weight its own.
-   * They are a function of it, of the element, and of seed and attempted count of the step block. */
+  /* 0: w is rounded to nearest. 1 to 2^24 - 1, for bf16 without a master copy: w is rounded stochastically, to one of
+   * the two neighbours, so that the mean is exact. Give each weight its own number: a draw is a function of the number,
+   * the element, and the seed and attempted count of the step block. */
   int64_t draws;
 } rfr_adamw_options;
 RFR_API rfr_adamw_options rfr_adamw_options_default(void); /* 0.9, 0.95, 1e-8, decay 0.1, lr_scale 1 */
@@ -423,7 +423,7 @@ RFR_API rfr_value rfr_sgd_stochastic_at(rfr_trace *t, rfr_source at, rfr_value w
                                         rfr_value lr, rfr_value clip, rfr_value skip, rfr_value step,
                                         double momentum_factor, double decay, double lr_scale, int64_t draws);
 /* The exponential moving average of a weight: average += (1 - d) (w - average), after the update of w, unless skip (may
- * be RFR_NONE) is 1. `average` is an input, f32 of w's shape, that begins as w; w is the updated weight or its master
+ * be RFR_NONE) is 1. `average` is an input, f32, initially a copy of w; w is the updated weight or its master
  * copy. With n = applied + 1 - start the average is w itself while n < 1; then d = decay, in [0, 1), with `warmup` 1 at
  * most (1 + n) / (10 + n). Returns the next version of average. */
 RFR_API rfr_value rfr_ema_at(rfr_trace *t, rfr_source at, rfr_value average, rfr_value w, rfr_value skip,

@@ -29,21 +29,21 @@ extern "C" {
 
 typedef struct rfr_programs rfr_programs;
 
-/* Memory for the step-scoped bytes of programs and graphs of one context that never run at the same time: their steps
- * use it in turn, so it has the bytes of the largest one, and the plan is the maximum instead of the sum. Name it in
- * rfr_compile_options and rfr_graphs_options.
+/* Memory for the step-scoped bytes of programs and graphs of one context that never run at the same time. Their steps
+ * use it in turn, so the plan is the maximum of their bytes instead of the sum. Set it in rfr_compile_options and
+ * rfr_graphs_options.
  *
  *   rfr_step_memory_create(ctx, 0, &m);
  *   options.step_memory = m;                          // of rfr_compile: the optimizer, an evaluation
  *   graphs_options.step_memory = m;                   // of rfr_graphs_create: the callables of a training step
  *
  * It is allocated by rfr_graphs_create or, if that comes first, when one of the programs is loaded, run or captured.
- * Later users must fit (plan.over_budget), so create first what needs most, or give `bytes` at creation. Compiling
+ * Later users must fit (plan.over_budget), so create the largest user first, or give `bytes` at creation. Compiling
  * alone does not allocate it. Outputs of programs have no data before it is allocated.
  *
  * One user has the memory at a time. Outputs of a program, and outputs and input gradients of graphs, are valid only
- * until another user runs; reading them later is an error (tensor, argument). While a step of graphs has begun,
- * programs do not run and other graphs do not begin one: memory.in_use, and nothing was executed. On a GPU the same
+ * until another user runs; reading them later is an error (tensor, argument). From the begin to the end of a step of
+ * graphs other users are refused: memory.in_use, and nothing was executed. On a GPU the same
  * holds while work of the last user still runs, unless both work in one stream (rfr_graphs_set_stream). */
 typedef struct rfr_step_memory rfr_step_memory;
 /* `bytes`: the least to allocate, 0 or more. */
@@ -121,7 +121,7 @@ typedef struct rfr_compile_options {
                      NULL; calls that run, read or write fail with program.plan_only. A plan over `budget` is not an
                      error: compare planned_bytes. `tune` measures nothing */
   rfr_shard shard; /* over the ranks of `comm`; default: none. Errors: dist.shard, naming the tensor */
-  rfr_step_memory *step_memory; /* for the step-scoped bytes, which others use too. NULL: they are in the arena */
+  rfr_step_memory *step_memory;   /* for the step-scoped bytes, which others use too. NULL: they are in the arena */
   const rfr_watch_options *watch; /* NULL: nothing is watched. Errors: watch.name, with near names */
 } rfr_compile_options;
 RFR_API rfr_compile_options rfr_compile_options_default(void);
@@ -279,7 +279,8 @@ typedef struct rfr_memory_use {
   int64_t arena;
   int64_t kernels; /* code and its static memory, loaded when programs first ran or were captured */
   int64_t graphs;
-  int64_t taken; /* since the device was opened: the rows above and all else */
+  int64_t taken;     /* since the device was opened: the rows above and all else */
+  int64_t available; /* free bytes of the device now; 0: unknown */
 } rfr_memory_use;
 RFR_API rfr_status rfr_programs_memory_use(const rfr_programs *p, rfr_memory_use *out);
 
@@ -292,7 +293,7 @@ typedef struct rfr_memory {
   int64_t inputs;    /* all other inputs, rings included */
   int64_t loaded;    /* results of phase load */
   int64_t activations, gradients, workspaces, outputs; /* live at the peak of the step */
-  int64_t unused;                                      /* step-scoped bytes that hold nothing at the peak, and those of
+  int64_t unused;                                      /* step-scoped bytes that are free at the peak, and those of
                                                           `step_memory` that only its other users need */
   int64_t total;                                       /* planned_bytes of rfr_plan_summary */
   int peak_program, peak_op;                           /* where the peak is */

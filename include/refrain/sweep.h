@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Sweeps: a configuration and a grid of values in, a list of runs out, with a record of each. The caller trains the
- * runs, in its own process or in others; a sweep trains nothing itself. `refrain sweep` starts `refrain train` for
- * each.
+ * A sweep makes a list of runs from a configuration and a grid of values, and records the state of each. The caller
+ * trains the runs, in its own process or in others: `refrain sweep` starts `refrain train` for each. The library
+ * itself trains none.
  *
  *   rfr_sweep *sweep;
  *   rfr_sweep_run run;
@@ -72,10 +72,10 @@ typedef struct rfr_sweep_run {
 } rfr_sweep_run;
 RFR_API rfr_status rfr_sweep_get(const rfr_sweep *sweep, int run, rfr_sweep_run *out);
 /* Records a state and what the run has logged, and writes sweep.json. `error` may be NULL. Errors: argument;
- * sweep.changed: a run is to start, and the configuration was changed meanwhile; file.*. */
+ * sweep.changed: a run is to start, but its configuration has changed; file.*. */
 RFR_API rfr_status rfr_sweep_set(rfr_sweep *sweep, int run, rfr_sweep_state state, const char *error);
 /* The runs that are done and were evaluated, the best first, by bits per byte if all of them have those, else by loss.
- * `out`: room for rfr_sweep_count; returns their number. */
+ * `out` has rfr_sweep_count elements; returns the number of these runs. */
 RFR_API int rfr_sweep_rank(const rfr_sweep *sweep, int *out);
 
 #ifdef __cplusplus

@@ -113,7 +113,7 @@ RFR_API rfr_status rfr_tokenizer_write_files(const rfr_tokenizer *tokenizer, con
                                              rfr_token_format format, const char *out, int64_t *documents,
                                              int64_t *tokens);
 
-/* How a text is split into words, of which no token has more than one. The patterns are those of the models. */
+/* How a text is split into words. No token is longer than a word. The patterns are those of the models. */
 typedef enum rfr_word_pattern {
   RFR_WORDS_GPT2,   /* all digits of a number in one word */
   RFR_WORDS_LLAMA3, /* Llama 3 and cl100k: up to three digits in a word */
@@ -128,7 +128,7 @@ typedef struct rfr_tokenizer_train_options {
                                  "<|endoftext|>" (NULL) */
   int64_t n_special;
   int64_t min_frequency; /* a pair that is less frequent is not merged, at least 1 (2) */
-  int64_t max_bytes; /* of text to train on: of each file its first part, in proportion to its size; 0: all text (0) */
+  int64_t max_bytes; /* bytes to train on: the first part of each file, in proportion to its size; 0: all text (0) */
   const char *chat_template; /* "chatml", or the path of a chat template that is written into the folder; NULL: none
                                 (NULL) */
 } rfr_tokenizer_train_options;
@@ -148,7 +148,7 @@ typedef struct rfr_tokenizer_training {
  * tokenizer.json alone. Other libraries that read these files give the same ids.
  *
  * `paths` are n files or patterns of files, as data.train has them, relative to the working folder: texts, and rows of
- * JSONL (.jsonl, .jsonl.gz, .jsonl.zst) in any form of docs/data.md, of which all texts count. Invalid UTF-8 is read as
+ * JSONL (.jsonl, .jsonl.gz, .jsonl.zst) in any form of docs/data.md. All texts of a row count. Invalid UTF-8 is read as
  * by rfr_tokenizer_encode. The pair with the largest count is merged; of equal counts, the one with the smaller left
  * id, then the smaller right id. So the result depends on the texts and options, not on threads or the order of files.
  *

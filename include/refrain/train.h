@@ -252,7 +252,7 @@ RFR_API rfr_status rfr_run_score(rfr_run *run, const int32_t *tokens, int64_t n,
  * Errors: file.write: older checkpoints still load; run.diverged: weights are not finite, nothing is written. */
 RFR_API rfr_status rfr_run_save(rfr_run *run);
 
-/* The end of a training with an error, as a line of failures.jsonl in the run's folder. rfr_run_train writes it itself;
+/* A line of failures.jsonl in the run's folder: a training that ended with an error. rfr_run_train writes it itself;
  * a launcher writes it for a rank that a signal has ended. */
 typedef struct rfr_failure {
   size_t size;

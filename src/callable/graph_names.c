@@ -27,7 +27,7 @@ const char *rfi_graphs_address_defect(const rfr_graphs *g, const void *data) {
   return !data                                            ? "data is NULL"
          : (uintptr_t)data % ALIGNMENT                    ? "its address is not a multiple of 16 bytes"
          : !g->m.backend->reaches(g->m.device, data)      ? "it is not memory of the device"
-         : rfi_step_memory_has(g->m.layout.step, data, 1) ? "it is in the step memory, where others write"
+         : rfi_step_memory_has(g->m.layout.step, data, 1) ? "it is in the step memory, which other users overwrite"
                                                           : NULL;
 }
 

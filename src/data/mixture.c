@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * There are two cursors: that of the windows, which runs ahead of the steps, and that of the counts. A cursor that is
- * past its place begins again at 0.
+ * There are two cursors: that of the windows, which runs ahead of the steps, and that of the counts. A cursor that has
+ * to go back starts again at 0.
  */
 #include "data/mixture.h"
 

@@ -138,7 +138,7 @@ static rfr_status check_width(const char *path, const token_source *f, const sca
       f->of.tokens < 2 * LEAST_PAIRS)
     return RFR_OK;
   return rfi_fail_at(RFI_E_DATA_TOKENS, path, 0,
-                     "every second id of 2 bytes is 0: the file has no header, and likely ids of 4 bytes; set "
+                     "every second id of 2 bytes is 0: the file has no header, and probably ids of 4 bytes; set "
                      "data.token_dtype: uint32, or uint16 if the zeros are right");
 }
 
@@ -167,7 +167,7 @@ static bool is_duplicate(const token_dataset *ds, const token_source *f) {
   return false;
 }
 
-/* Adds a file to the data set, unless it is empty or a duplicate; then what its ids had added is taken back. */
+/* Adds a file to the data set, unless it is empty or a duplicate, whose ids are removed from the splits. */
 static rfr_status add_file(token_dataset *ds, const char *name, rfi_split split, int raw_width) {
   token_source *f = &ds->sources[ds->n_sources];
   const rfi_dataset_stats before = ds->base.stats;

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Ranks that work at their own speeds until the next call of a communicator. A thread of each rank meets the others
+ * Ranks that work at different speeds until the next call of a communicator. A thread of each rank meets the others
  * once a period while the rank makes progress (rfi_ctx_progress). A call first meets them until all ranks are in a
- * call. So every wait of a rank is for a meeting, whose deadline is the communicator's. A rank that works is never
- * late, and one that is stopped or stuck is named.
+ * call. So a rank waits for meetings only, with the timeout of the communicator. A rank that makes progress is never
+ * late, and the error names a rank that is stopped or stuck.
  *
  * A meeting is an exchange of one byte: whether the rank is in a call. All ranks see the same bytes, so they leave the
  * meetings before a call after the same one.
@@ -100,7 +100,7 @@ rfr_status rfi_comm_watch(rfr_ctx *ctx, rfr_comm *c) {
   if (pthread_create(&w->thread, NULL, watch, w) == 0) return RFR_OK;
   w->ended = true; /* there is no thread to end */
   rfi_comm_unwatch(c);
-  return rfi_fail(RFI_E_NO_MEMORY, "no thread can be made that watches the other ranks");
+  return rfi_fail(RFI_E_NO_MEMORY, "cannot create the thread that watches the other ranks");
 }
 
 rfr_status rfi_comm_unwatch(rfr_comm *c) {

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Statistics of watched values, from the sums in the watch ring. The sequence number of an entry is read with acquire
- * order before the sums and once more after them, so that sums of a later step are never taken for those of this one.
+ * Statistics of watched values, from the sums in the watch ring. The sequence number of an entry is read before the
+ * sums and once more after them, all in acquire order, so that sums of a later step are never taken for those of this
+ * one.
  */
 #include <math.h>
 
@@ -33,8 +34,10 @@ rfr_status rfr_programs_watched(const rfr_programs *p, int64_t step, int i, rfr_
   const rfi_named *ring = rfi_storage_find(&p->m.store, RFI_WATCH_NAME);
   const int64_t rows = ring->tensor.type.shape[1];
   const double *entry = (const double *)ring->tensor.data + step % p->watched.slots * rows * RFI_WATCH_SUMS;
-  const double *row = entry + (1 + i) * RFI_WATCH_SUMS;
   const bool before = has_step(entry, step);
+  double row[RFI_WATCH_SUMS];
+  for (int k = 0; k < RFI_WATCH_SUMS; k++)
+    __atomic_load(entry + (1 + i) * RFI_WATCH_SUMS + k, &row[k], __ATOMIC_ACQUIRE);
   const double n = row[RFI_WATCH_COUNT], counted = n - row[RFI_WATCH_NANS] - row[RFI_WATCH_INFS];
   out->elements = (int64_t)n;
   out->nans = (int64_t)row[RFI_WATCH_NANS];
@@ -44,7 +47,6 @@ rfr_status rfr_programs_watched(const rfr_programs *p, int64_t step, int i, rfr_
   out->largest = row[RFI_WATCH_MAX];
   out->smallest = row[RFI_WATCH_LEAST];
   out->zeros = n > 0 ? row[RFI_WATCH_ZEROS] / n : 0;
-  __atomic_thread_fence(__ATOMIC_ACQUIRE);
   if (before && has_step(entry, step)) return RFR_OK;
   return rfi_fail(RFI_E_PROGRAM_ORDER,
                   "step %lld: the watched program has not ended it, or a later step has replaced it", (long long)step);

@@ -340,6 +340,12 @@ static void inspects(void **state) {
     rfi_string_deinit(&text);
   }
   assert_int_not_equal(rfr_inspect(f->ctx, MODELS "missing", 1, collect, NULL), RFR_OK);
+  rft_write(f, "step-000007/x", "", 0); /* the folder of a run is not described as a model without tensors */
+  rfi_string text = {.ctx = f->ctx};
+  assert_int_equal(rfr_inspect(f->ctx, f->path, 0, collect, &text), RFR_INVALID);
+  assert_string_equal(rfr_last_error()->slug, "run.folder");
+  assert_non_null(strstr(rfr_last_error()->message, "/step-000007"));
+  rfi_string_deinit(&text);
 }
 
 int main(void) {

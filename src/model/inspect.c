@@ -47,12 +47,14 @@ static rfr_status put_safetensors(report *r, const char *path) {
   return s;
 }
 
-/* The model's description, or why it cannot be loaded. Errors of the file system and of memory are returned. */
+/* The model's description, or why it cannot be loaded. Errors of the file system and of memory are returned; so is that
+ * the folder is a run's. */
 static rfr_status put_model(report *r, const char *path) {
   rfr_model_config c = rfr_model_config_default(RFR_MODEL_LLAMA);
   rfi_hf_notes notes = {0};
   rfr_status s = rfi_hf_read(r->ctx, path, false, &c);
   if (s == RFR_OK) s = rfi_hf_notes_read(r->ctx, path, &notes);
+  if (s != RFR_OK && strcmp(rfr_last_error()->slug, "run.folder") == 0) return s; /* no model, and it names one */
   if (s == RFR_INVALID || s == RFR_UNSUPPORTED || s == RFR_MISMATCH)
     return put(r->root, "not_supported", json_string(rfr_last_error()->message));
   if (s == RFR_OK) {

@@ -150,7 +150,8 @@ function watchedMap(run) {
   filter.value = state.watchedFilter;
   draw();
   return h('div', {}, h('p', {class: 'muted'}, 'Rows are values, columns are steps; stronger colours are larger, ' +
-    'magnitudes on a log scale.'), h('div', {class: 'controls'}, statistic, filter, count), plot,
+    'magnitudes on a log scale. Point at a cell to read its name and value.'),
+    h('div', {class: 'controls'}, statistic, filter, count), plot,
     h('div', {class: 'head muted'}, h('span', {}, `step ${w.steps[0]}`), h('span', {}, `step ${w.steps[columns - 1]}`)),
     folded('Table', () => table([`step ${w.steps[columns - 1]}`, ...Object.values(STATISTICS)], rows.slice(0, 200)
       .map((r) => [r.name, ...Object.keys(STATISTICS).map((k) => short(w[k][r.i][columns - 1]))]), (i) => i > 0)));

@@ -110,7 +110,7 @@ function logTicks(low, high, most) {
       const x = m * Math.pow(10, k);
       if (x >= low * 0.999 && x <= high * 1.001) list.push(x);
     }
-  return list;
+  return list.length > 1 || high >= 10 * low ? list : ticks(low, high, most);
 }
 
 // ---- curves of the runs ----

@@ -131,9 +131,12 @@ static rfr_status take_line(rfi_run_log *log, const json_t *o) {
   RFI_TRY(rfi_json_get_string(o, log->path, "event", true, &kind));
   RFI_TRY(rfi_json_get_int(o, log->path, "step", true, 0, INT64_MAX, &step));
   const double time = number(o, "time"), steps = number(o, "steps");
-  if (strcmp(kind, "start") == 0) begin_session(log, step, time > 0.0 ? time : 0.0);
-  pass_time(log, time);
-  log->step = step;
+  const bool starts = strcmp(kind, "start") == 0;
+  if (starts) begin_session(log, step, time > 0.0 ? time : 0.0);
+  /* Lines before a start have no step. If the session is then refused, the run stays where it was. */
+  if (strcmp(kind, "compile") != 0) pass_time(log, time);
+  else if (time > 0.0) log->written = time;
+  if (starts || step > log->step) log->step = step;
   if (steps > 0) log->steps = (int64_t)steps;
   if (strcmp(kind, "metrics") == 0) return add_row(log, &log->rows, o, step);
   log->paced_time = 0.0; /* the time of this event is not that of steps */

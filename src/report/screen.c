@@ -231,8 +231,8 @@ static void put_memory(screen *s, const rfi_run_log *log) {
   char text[32];
   if (isnan(host) && isnan(device)) return;
   put_label(s, "memory");
-  if (!isnan(host)) put(s, PLAIN, "%s of the host  ", format_bytes(text, host));
-  if (!isnan(device)) put(s, PLAIN, "%s of the device", format_bytes(text, device));
+  if (!isnan(host)) put(s, PLAIN, "%s of the host", format_bytes(text, host));
+  if (!isnan(device)) put(s, PLAIN, "%s%s of the device", isnan(host) ? "" : "  ", format_bytes(text, device));
   end_line(s);
 }
 

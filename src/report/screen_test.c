@@ -72,12 +72,19 @@ static void test_numbers(void **state) {
   says("speed    100 tokens/s, mean of the last lines 100"); /* by the times of the lines */
   says("held out 3.5000 at step 100, best 3.2500 at step 50");
   says("fullest 2.50, emptiest 0.00 of the mean  by layer \xe2\x96\x81\xe2\x96\x85\xe2\x96\x88");
-  says("1.0 GiB of the host");
+  says("1.0 GiB of the host\n");
   write_log(f, 100, "{\"event\": \"end\", \"step\": 100, \"message\": \"run.diverged\"}\n");
   draw(f, "run", 80, 0, 0);
   says("run  run.diverged");
   assert_null(strstr(screen, " left"));
   assert_null(strchr(screen, '\033'));
+  write_log(f, 100, /* a resume that was refused after it compiled */
+            "{\"event\": \"end\", \"step\": 100, \"time\": 1100, \"message\": \"done\"}\n"
+            "{\"event\": \"compile\", \"step\": 0, \"time\": 5000, \"message\": \"compiled 2 programs\"}\n");
+  draw(f, "run", 80, 0, 0);
+  says("run  done");
+  says("100 of 400, 25.0%");
+  says("time     1m40s\n");
 }
 
 /* Every width, few and many rows. */

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The points of a grid are counted like a number whose last digit is the last key, and the seeds vary fastest.
+ * In the list of points the seeds vary fastest, then the last key of the grid.
  */
 #include "sweep/grid.h"
 

@@ -2,8 +2,8 @@
  *
  * A sweep: the points of a grid as runs, and sweep.json, which is written anew with each change of a state.
  *
- * A run is what its folder says: after a crash, a run that was training is done if its log ends so, and else it is
- * continued. Only the order of the runs, their overrides and the hash of the configuration must be those of sweep.json.
+ * The folder of a run decides its state: after a crash, a run that was training is done if its log says so, otherwise
+ * it is continued. The order of the runs, their overrides and the hash of the configuration must equal sweep.json's.
  */
 #include "refrain/sweep.h"
 

@@ -142,6 +142,7 @@ static rfr_status choose_sequence(draft *d, int64_t *out) {
   if (*out > 0) return look(d, *out, &info);
   rfr_status s = look_at(d, SHORTEST, false, &info);
   const int64_t most = info.max_positions < MOST ? info.max_positions : MOST;
+  if (s == RFR_OK && most <= LEAST) s = look(d, most, &info); /* no choice, but the rows decide more than the length */
   for (*out = LEAST; s == RFR_OK && *out < most; *out *= 2) {
     s = look(d, *out, &info);
     if (s == RFR_OK && (info.truncated_rows + info.dropped_rows) * SHARE <= info.train_rows + info.dropped_rows) break;

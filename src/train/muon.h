@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Muon: the matrices of linear layers and experts are updated by their momentum, made orthogonal; all else by AdamW.
+ * Muon updates matrices of linear layers and experts with their orthogonalized momentum; AdamW updates the rest.
  */
 #ifndef RFI_MUON_H
 #define RFI_MUON_H

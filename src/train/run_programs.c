@@ -225,7 +225,7 @@ static rfr_status record_phases(rfr_run *run, rfr_trace **traces, const char **n
   return RFR_OK;
 }
 
-/* A second program for the steps in which values are watched; the others do not pay for it. */
+/* A second program for the steps in which values are watched; other steps run without its ops. */
 static rfr_status record_watched(rfr_run *run, rfr_trace **traces, const char **names, rfr_watch_options *watch,
                                  rfr_compile_options *o) {
   const rfi_settings *s = run->settings;

@@ -53,7 +53,8 @@ static void sweeps(void **state) {
 /* A stop asks the run for a checkpoint, and --resume continues it to the bits of a run without a stop. */
 static void stops(void **state) {
   (void)state;
-  static const char *const arguments[] = {"sweep", "long.yaml", "--out", "l", "--threads", "1", NULL};
+  static const char *const arguments[] = {"sweep", "long.yaml", "--out",           "l", "--threads",
+                                          "1",     "--set",     "run.log_every=7", NULL};
   struct stat st;
   static char a[65536], b[65536];
   rft_write_file("long.yaml", "refrain: 1\nconfig: small.yaml\ngrid: {data.validation: [20%], run.steps: [300], "
@@ -66,9 +67,10 @@ static void stops(void **state) {
   kill(child, SIGTERM);
   assert_int_equal(rft_finish(child), 5);
   rft_assert_says(rft_err, "run-001  stopped");
-  rft_assert_says(rft_err, "refrain sweep long.yaml --out l --resume");
+  rft_assert_says(rft_err, "refrain sweep long.yaml --out l --resume --set run.log_every=7\n");
   assert_int_not_equal(stat("l/run-002", &st), 0);
-  assert_int_equal(RUN("sweep", "long.yaml", "--out", "l", "--resume", "--threads", "1"), 0);
+  assert_int_equal(RUN("sweep", "long.yaml", "--out", "l", "--resume", "--threads", "1", "--set", "run.log_every=7"),
+                   0);
   rft_assert_says(rft_err, "run-001  continues");
   rft_assert_says(rft_err, "run-002  starts  data.validation=20%  run.steps=300  optimizer.lr=2e-3");
   assert_int_equal(RUN("train", "small.yaml", "--out", "alone", "--threads", "1", "--set", "data.validation=20%",
@@ -80,7 +82,7 @@ static void stops(void **state) {
   assert_memory_equal(a, b, sizeof a);
   rft_write_file("long.yaml", "refrain: 1\nconfig: small.yaml\ngrid: {data.validation: [20%], run.steps: [300], "
                               "optimizer.lr: [1e-3, 4e-3]}\n");
-  assert_int_equal(RUN("sweep", "long.yaml", "--out", "l", "--resume"), 2);
+  assert_int_equal(RUN("sweep", "long.yaml", "--out", "l", "--resume", "--set", "run.log_every=7"), 2);
   rft_assert_says(rft_err, "run-002: the list of values");
 }
 

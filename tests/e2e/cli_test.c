@@ -99,7 +99,8 @@ static void json_errors(void **state) {
       {{"train", "small.yaml", "--resum", "--json"}, "invalid", "usage", "refrain train has no option --resum", 2},
       {{"train", "missing.yaml", "--json"}, "input or output", "usage", "missing.yaml: No such file or directory", 4},
       {{"check", "small.yaml", "--set", "optimizer.lrr=1", "--json"}, "invalid", "config.key", "optimizer.lrr", 2},
-      {{"generate", "none", "--json"}, "input or output", "file", "none", 4},
+      {{"generate", "none", "--json"}, "input or output", "usage", "none: No such file or directory", 4},
+      {{"report", "none", "--json"}, "input or output", "file.open", "none: no such folder", 4},
       {{"plan", "small.yaml", "--svg", "none/x.svg"}, NULL, NULL, NULL, 4},
   };
   for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
@@ -192,9 +193,12 @@ static void bad_input(void **state) {
   json_decref(v);
   assert_int_equal(RUN("check", "small.yaml", "--set", "model.vocab_size=100"), 2);
   assert_int_equal(RUN("eval", "no-such-run"), 4);
+  rft_assert_says(rft_err, "error: no-such-run: No such file or directory\nhelp: give the folder of a run");
   assert_int_equal(RUN("train", "text"), 4);
   rft_assert_says(rft_err, "text is a folder without config.yaml");
   assert_int_equal(RUN("plan", "text"), 4);
+  rft_assert_says(rft_err, "text is a folder without config.yaml and without config.json");
+  assert_int_equal(RUN("generate", "text"), 4);
   rft_assert_says(rft_err, "text is a folder without config.yaml and without config.json");
   assert_int_equal(RUN("generate", "no-such-run", "--top-p", "2"), 2);
   rft_assert_says(rft_err, "error: --top-p 2 is not a probability\nhelp: give more than 0 and at most 1");

@@ -257,6 +257,8 @@ static void trained_tokenizer(void **state) {
   assert_int_equal(RUN_WITH("1a\n", "chat", "runs/scratch/step-000002", "--tokens", "2"), 0);
   rft_slurp("runs/scratch/step-000002/config.json", text, sizeof text);
   rft_assert_says(text, "\"eos_token_id\": 0");
+  assert_int_equal(RUN("tokenize", "runs/scratch", "corpus/b/5.txt"), 2);
+  rft_assert_says(rft_err, "help: give one of its checkpoints");
   assert_int_equal(RUN("export", "runs/scratch", "--to", "gguf", "--out", "scratch.gguf"), 0);
   assert_int_equal(RUN("tokenize", "scratch.gguf", "corpus/b/5.txt"), 0);
   snprintf(text, sizeof text, "%s", rft_out);
@@ -304,6 +306,9 @@ static void first_mistakes(void **state) {
   assert_int_equal(RUN("finetune", "model", "one.jsonl", "pairs.jsonl", TEMPLATE, SMALL, "--out", "runs/mixed"), 2);
   rft_assert_says(rft_err, "pairs.jsonl:1: the rows have chosen and rejected answers; ");
   rft_assert_says(rft_err, "one.jsonl:1:1: chosen: the key is missing");
+  /* a model whose longest sequence, 64, leaves no choice of data.sequence */
+  assert_int_equal(RUN("check", "model", "pairs.jsonl", TEMPLATE, "--set", "precision.dtype=f32"), 0);
+  rft_assert_says(rft_err, "too few or too equal to hold some out");
   for (size_t i = 0; i < sizeof with_model / sizeof with_model[0]; i++) {
     assert_int_equal(RUN(with_model[i], "meta-llama/Llama-3.2-1B"), 4);
     rft_assert_says(rft_err, "`hf download meta-llama/Llama-3.2-1B --local-dir Llama-3.2-1B`");

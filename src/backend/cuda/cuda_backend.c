@@ -258,7 +258,8 @@ static rfr_status memory_use(rfi_device *d, rfr_memory_use *out) {
   int before;
   RFI_TRY(enter(d, &before));
   *out = d->use;
-  out->taken = d->free_at_open - free_bytes();
+  out->available = free_bytes();
+  out->taken = d->free_at_open - out->available;
   return leave(d, before, RFR_OK);
 }
 

@@ -103,7 +103,7 @@ struct same_op : rfi_map_op {
 
 static rfr_status weight_run(const rfr_call *c) {
   rfr_status s = RFR_OK;
-  RFI_WITH_FLOAT(c->out[0].type.dtype, T, s = rfi_map<T, float, 1, 1>(c, "ema_weight", same_op()));
+  RFI_WITH_FLOAT(c->out[0].type.dtype, T, s = rfi_map<float, T, 1, 1>(c, "ema_weight", same_op()));
   return s;
 }
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * permute_codes: rows of tokens that are quantized already, sorted by expert. A token has k rows, so to quantize first
- * and to move codes costs a fraction of moving 16 bits and quantizing each row. The lower pass makes it
+ * permute_codes: rows of quantized tokens, sorted by expert. A token has k rows: quantizing it once and moving 8-bit
+ * codes costs a fraction of moving 16 bits and quantizing each row. The lower pass inserts the op
  * (pass/fuse_permute.c), so it has neither a gradient nor a recording call.
  */
 #include "base/base.h"
