@@ -83,10 +83,12 @@ rfr_status cli_open_timed(cli *c, const cli_builtin *b, rfr_run **out) {
   o.no_data = 1;
   o.programs = RFR_RUN_TRAIN;
   if (cli_has_ranks(c)) o.on_event = warn, o.event_user = c;
+  /* The step after a ramp: programs of phases have other ops. Both entries fit: there is one for each argument, and
+   * the program, the command, its operand and --dtype are arguments too. */
+  c->sets.items[o.n_overrides++] = "batch.ramp=[]";
   if (c->dtype) {
     snprintf(dtype, sizeof dtype, "precision.dtype=%s", c->dtype);
-    c->sets.items[c->sets.n] = dtype; /* fits: there is an entry for each argument, and --dtype takes two */
-    o.n_overrides++;
+    c->sets.items[o.n_overrides++] = dtype;
   }
   return rfr_run_open(c->ctx, b->config, NULL, &o, out);
 }

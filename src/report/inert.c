@@ -9,8 +9,7 @@ static void put(rfi_inert *j, const char *text, size_t n) {
   if (j->status == RFR_OK) j->status = rfi_string_append(&j->text, text, n);
 }
 
-/* Length of the UTF-8 sequence at s, 0 if there is none (RFC 3629: shortest form, no surrogates). */
-static int utf8_length(const unsigned char *s) {
+int rfi_inert_utf8(const unsigned char *s) {
   const int n = s[0] < 0x80 ? 1 : s[0] < 0xC2 ? 0 : s[0] < 0xE0 ? 2 : s[0] < 0xF0 ? 3 : s[0] < 0xF5 ? 4 : 0;
   for (int i = 1; i < n; i++)
     if ((s[i] & 0xC0) != 0x80) return 0;
@@ -29,7 +28,7 @@ static void put_quoted(rfi_inert *j, const char *value) {
     put(j, (const char *)s, n);
     s += n;
     if (!*s) break;
-    const int length = utf8_length(s);
+    const int length = rfi_inert_utf8(s);
     if (length > 1) put(j, (const char *)s, (size_t)length);
     else put(j, escape, (size_t)snprintf(escape, sizeof escape, "\\u%04x", length ? *s : 0xfffd));
     s += length ? length : 1;

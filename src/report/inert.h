@@ -25,4 +25,7 @@ void rfi_inert_integer(rfi_inert *j, const char *key, int64_t value);
 /* A scalar of a parsed file; null for lists and objects. */
 void rfi_inert_value(rfi_inert *j, const char *key, const json_t *value);
 
+/* Length of the UTF-8 sequence at s, 0 if there is none (RFC 3629: shortest form, no surrogates). */
+int rfi_inert_utf8(const unsigned char *s);
+
 #endif

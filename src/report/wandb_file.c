@@ -3,6 +3,8 @@
 
 #include <string.h>
 
+#include "report/inert.h"
+
 /* Fields of Record, and of the messages in it. */
 enum { NUMBER = 1, HISTORY = 2, SUMMARY = 3, RUN = 17, EXIT = 18, HEADER = 21 };
 enum { VERSION_INFO = 1, PRODUCER = 1, MIN_CONSUMER = 2 };
@@ -52,8 +54,18 @@ static void put_bytes(rfi_wandb *w, rfi_string *out, int field, const void *data
   put(w, out, data, n);
 }
 
+/* Readers refuse a file with text that is no UTF-8; a name of a folder may be that. */
 static void put_text(rfi_wandb *w, rfi_string *out, int field, const char *text) {
-  put_bytes(w, out, field, text, strlen(text));
+  const size_t n = strlen(text);
+  rfi_string valid = {.ctx = w->text.ctx};
+  for (size_t i = 0; i < n;) {
+    const int length = rfi_inert_utf8((const unsigned char *)text + i);
+    if (length > 0) put(w, &valid, text + i, (size_t)length);
+    else put(w, &valid, "\xef\xbf\xbd", 3); /* U+FFFD */
+    i += length > 0 ? (size_t)length : 1;
+  }
+  put_bytes(w, out, field, valid.data, valid.n);
+  rfi_string_deinit(&valid);
 }
 
 /* Items of a key and a JSON text. */

@@ -176,8 +176,19 @@ static void test_run(void **state) {
   rfi_paths_deinit(&names);
 }
 
+/* Readers refuse text that is no UTF-8. */
+static void test_name(void **state) {
+  rft_folder *f = *state;
+  rfi_wandb w = {.text = {.ctx = f->ctx}};
+  rfi_wandb_begin(&w, "id", "project", "run\xffname", 1.0, NULL, 0);
+  expect(w.status, "begin");
+  assert_null(memmem(w.text.data, w.text.n, "run\xffname", 8));
+  assert_non_null(memmem(w.text.data, w.text.n, "run\xef\xbf\xbdname", 10));
+  rfi_wandb_deinit(&w);
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {rft_folder_test(test_golden), rft_folder_test(test_blocks),
-                                     rft_folder_test(test_ends), rft_folder_test(test_run)};
+                                     rft_folder_test(test_ends), rft_folder_test(test_run), rft_folder_test(test_name)};
   return cmocka_run_group_tests_name("wandb", tests, NULL, NULL);
 }

@@ -21,6 +21,7 @@
 #include "base/base.h"
 #include "data/file.h"
 #include "data/mixture.h"
+#include "text/unicode.h"
 #include "train/ramp.h"
 #include "train/tensorboard.h"
 #include "train/watched_log.h"
@@ -44,16 +45,22 @@ static void put(line *l, const char *s) {
   for (; *s && l->n < sizeof l->text - 8; s++) l->text[l->n++] = *s;
 }
 
+/* A path may have any bytes; those that are no UTF-8 become U+FFFD, so that the line can be read. */
 static void put_string(line *l, const char *key, const char *value) {
   char escape[8];
   put(l, ", \"");
   put(l, key);
   put(l, "\": \"");
-  for (const unsigned char *s = (const unsigned char *)value; *s && l->n < sizeof l->text - 32; s++) {
-    if (*s == '"' || *s == '\\') snprintf(escape, sizeof escape, "\\%c", *s);
-    else if (*s < 0x20) snprintf(escape, sizeof escape, "\\u%04x", *s);
-    else snprintf(escape, sizeof escape, "%c", *s);
+  const size_t n = strlen(value);
+  for (size_t i = 0; i < n && l->n < sizeof l->text - 32;) {
+    const char *s = value + i;
+    const int length = rfi_utf8_length(s, n - i);
+    if (length < 0) snprintf(escape, sizeof escape, "\\ufffd");
+    else if (*s == '"' || *s == '\\') snprintf(escape, sizeof escape, "\\%c", *s);
+    else if ((unsigned char)*s < 0x20) snprintf(escape, sizeof escape, "\\u%04x", (unsigned)*s);
+    else snprintf(escape, sizeof escape, "%.*s", length, s);
     put(l, escape);
+    i += (size_t)abs(length);
   }
   put(l, "\"");
 }

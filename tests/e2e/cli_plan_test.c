@@ -287,6 +287,8 @@ static void profile(void **state) {
   assert_int_equal(seen, ops);
   assert_true(flops > 0 && sum > 0 && sum <= step + 0.002 * (double)ops && end <= step + 0.002);
   assert_int_equal(RUN("profile", "small.yaml", "--steps", "1"), 0);
+  /* The step after a ramp. */
+  assert_int_equal(RUN("profile", "small.yaml", "--steps", "2", "--set", "batch.ramp=[{until: 1, tokens: 32}]"), 0);
   rft_assert_says(rft_out, "roofline");
   assert_int_equal(RUN("profile", "small.yaml", "--steps", "1", "--trace", "none/trace.json"), 4);
   rft_assert_says(rft_err, "none/trace.json");

@@ -132,6 +132,8 @@ static void compared(void **state) {
   assert_int_equal(RUN("train", "small.yaml", "--out", "q", "--quiet"), 0);
   assert_int_equal(RUN("diff", "p", "q"), 0);
   assert_int_equal(RUN("diff", "p/config.yaml", "q/config.yaml"), 0);
+  assert_int_equal(RUN("train", "small.yaml", "--out", "n\xff", "--quiet"), 0); /* a name that is no UTF-8 */
+  assert_int_equal(RUN("diff", "p", "n\xff"), 0);
   rft_assert_says(rft_out, "configuration: equal");
   rft_assert_says(rft_out, "the runs are equal");
   assert_int_equal(RUN("train", "small.yaml", "--out", "r", "--quiet", "--set", "optimizer.lr=0.002"), 0);
