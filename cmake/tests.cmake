@@ -28,7 +28,7 @@ if(RFR_TEST_REFERENCES)
   list(APPEND RFR_TEST_PARTS $<TARGET_OBJECTS:refrain_test_plain>)
 endif()
 # Timeout of a test in seconds. It is generous, for busy machines: only a test that hangs reaches it.
-set(patience 300)
+set(patience 900)
 if(RFR_SANITIZE OR CMAKE_CROSSCOMPILING)
   set(patience 1200)
 endif()
