@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Evaluation: held-out windows in order, each once, in batches of the evaluation program's shape. Windows past the end
- * are padding without targets. Each batch gives a sum in nats, with preferences one for each answer; the sums are added
- * in double, in a fixed order.
+ * Evaluation: held-out windows in order, each once, in batches of the evaluation program's shape. An evaluation of
+ * fewer windows takes batches at equal distances, because files are in the order of their names, and the first ones may
+ * be unlike the others. Windows past the end are padding without targets. Each batch gives a sum in nats, with
+ * preferences one for each answer; the sums are added in double, in a fixed order.
  *
  * Ranks of data take turns: batch b is of rank b % ranks. All ranks get the sums of all batches and add them in the
  * order of the batches, so the result does not depend on the number of ranks. The same exchange carries the request to
@@ -115,17 +116,33 @@ typedef struct report {
 } report;
 _Static_assert(sizeof(report) <= RFI_EXCHANGE_BYTES, "one exchange");
 
-/* A group is `each` batches of every rank, from batch `first` of `batches` on. Adds their sums. */
-static rfr_status evaluate_group(rfr_run *run, int64_t first, int each, int64_t batches, totals *sum) {
+/* The batches that an evaluation takes, of `all` that the held-out windows fill. */
+typedef struct selection {
+  int64_t batches, all, rows, held_out;
+} selection;
+
+/* The first window of batch i; past the end for a batch that is not there. */
+static int64_t window_of(const selection *x, int64_t i) {
+  return (i < x->batches ? i * x->all / x->batches : x->all) * x->rows;
+}
+
+static int64_t windows_in(const selection *x, int64_t i) {
+  const int64_t left = x->held_out - window_of(x, i);
+  return left < x->rows ? left : x->rows;
+}
+
+/* A group is `each` batches of every rank, from batch `first` on. Adds their sums. */
+static rfr_status evaluate_group(rfr_run *run, int64_t first, int each, const selection *x, totals *sum) {
   const rfi_parallel *p = &run->settings->parallel;
   const rfi_pipeline_part *pipeline = &run->settings->spec.pipeline;
   const int last = run->stages ? rfi_pipeline_rank(pipeline, rfi_pipeline_stages(pipeline) - 1) * p->data : 0;
   report mine = {0}, *all = &mine;
   for (int i = 0; i < each; i++)
-    RFI_TRY(evaluate_batch(run, (first + i * p->data + p->rank % p->data) * run->settings->eval_rows, &mine.batch[i]));
+    RFI_TRY(evaluate_batch(run, window_of(x, first + i * p->data + p->rank % p->data), &mine.batch[i]));
   mine.stops = rfi_stop_requested_here(run);
   if (p->ranks > 1) RFI_TRY(rfi_comm_collect(run->ctx, run->options.comm, &mine, sizeof mine, (void **)&all));
-  for (int i = 0; i < each * p->data && first + i < batches; i++) add(sum, &all[last + i % p->data].batch[i / p->data]);
+  for (int i = 0; i < each * p->data && first + i < x->batches; i++)
+    add(sum, &all[last + i % p->data].batch[i / p->data]);
   for (int r = 0; r < p->ranks; r++) run->stop_agreed |= p->ranks > 1 && all[r].stops;
   if (p->ranks > 1) rfi_free(run->ctx, all);
   return RFR_OK;
@@ -149,14 +166,15 @@ rfr_status rfi_evaluate(rfr_run *run, int64_t windows, rfr_evaluation *out) {
   totals sum = {0};
   double reported = start;
   const int64_t rows = run->settings->eval_rows, batches = (windows + rows - 1) / rows;
+  const selection x = {batches, (held_out + rows - 1) / rows, rows, held_out};
   const int ranks = run->settings->parallel.data, most = run->stages ? GROUP_BATCHES : 1;
   for (int64_t done = 0, each; done < batches; done += each * ranks) {
     if (rfi_stop_requested(run))
       return rfi_fail(RFI_E_STOPPED, "the evaluation was stopped after %lld of %lld windows", (long long)out->windows,
                       (long long)windows);
     each = least(most, (batches - done + ranks - 1) / ranks);
-    RFI_TRY(evaluate_group(run, done, (int)each, batches, &sum));
-    out->windows = least(least(done + each * ranks, batches) * rows, held_out);
+    RFI_TRY(evaluate_group(run, done, (int)each, &x, &sum));
+    for (int64_t i = done; i < least(done + each * ranks, batches); i++) out->windows += windows_in(&x, i);
     const double now = rfi_now();
     if (now - reported < PROGRESS_SECONDS || out->windows >= windows) continue;
     reported = now;
@@ -176,7 +194,9 @@ rfr_status rfi_evaluate(rfr_run *run, int64_t windows, rfr_evaluation *out) {
     out->margin = sum.margin / (double)sum.pairs;
     out->accuracy = sum.accuracy / (double)sum.pairs;
   } else {
-    for (int64_t w = 0; w < out->windows; w++) out->bytes += rfi_dataset_window_bytes(run->data, w);
+    for (int64_t i = 0; i < batches; i++)
+      for (int64_t k = 0; k < windows_in(&x, i); k++)
+        out->bytes += rfi_dataset_window_bytes(run->data, window_of(&x, i) + k);
     out->loss = sum.nats / (double)out->tokens;
     out->bits_per_byte = out->bytes > 0 ? sum.nats / log(2.0) / (double)out->bytes : 0.0;
   }

@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "support/run.h"
+#include "train/evaluate.h"
 
 #define OWN "data: {train: [], sequence: 16}\n"
 #define CONFIG(data) "refrain: 1\n" LLAMA SINGLE data TWO_BATCHES ADAM RUN
@@ -49,6 +50,53 @@ static void same_bits(void **state) {
   assert_int_equal(info.byte_tokens, 0);
   rfr_run_close(b);
   rfr_run_close(a);
+  rfr_ctx_destroy(ctx);
+}
+
+/* ---- the windows of an evaluation ---- */
+
+enum { HELD_OUT = 23 };
+
+typedef struct asked {
+  int64_t index[HELD_OUT];
+  int n;
+} asked;
+
+static int record_held_out(rfr_window *w, void *user) {
+  asked *a = user;
+  if (w->validation && a->n < HELD_OUT) a->index[a->n++] = w->index;
+  for (int64_t i = 0; i < w->sequence; i++) w->tokens[i] = (int32_t)(i + w->index) % 256;
+  for (int64_t i = 1; i < w->sequence; i++) w->targets[i - 1] = w->tokens[i];
+  return 0;
+}
+
+/* Three batches of `all` are at equal distances, and all windows are in order; the last batch has one window less. */
+static void spreads(void **state) {
+  (void)state;
+  rfr_ctx *ctx = rft_run_ctx(1);
+  rft_record r = {0};
+  asked a = {0};
+  rfr_data_source source = rfr_data_source_default();
+  rfr_run_options o = rft_run_options(&r);
+  rfr_evaluation e;
+  source.fill = record_held_out;
+  source.user = &a;
+  source.validation_windows = HELD_OUT;
+  o.data = &source;
+  rfr_run *run = rft_run_open(ctx, CONFIG(OWN), NULL, &o);
+  const int64_t rows = run->settings->eval_rows, all = (HELD_OUT + rows - 1) / rows;
+  assert_true(rows > 1 && all > 4 && HELD_OUT % rows == rows - 1);
+  a.n = 0;
+  assert_int_equal(rfi_evaluate(run, 2 * rows + 1, &e), RFR_OK);
+  assert_int_equal(e.windows, a.n);
+  assert_int_equal(a.n, 3 * rows);
+  for (int i = 0; i < a.n; i++) assert_int_equal(a.index[i], i / rows * all / 3 * rows + i % rows);
+  a.n = 0;
+  assert_int_equal(rfi_evaluate(run, 0, &e), RFR_OK);
+  assert_int_equal(e.windows, HELD_OUT);
+  assert_int_equal(a.n, HELD_OUT);
+  for (int i = 0; i < a.n; i++) assert_int_equal(a.index[i], i);
+  rfr_run_close(run);
   rfr_ctx_destroy(ctx);
 }
 
@@ -289,9 +337,9 @@ static void no_tokenizer(void **state) {
 }
 
 int main(void) {
-  const struct CMUnitTest tests[] = {cmocka_unit_test(same_bits),   cmocka_unit_test(resumes),
-                                     cmocka_unit_test(repeats),     cmocka_unit_test(wrong_windows),
-                                     cmocka_unit_test(refused),     cmocka_unit_test(no_memory),
-                                     cmocka_unit_test(no_tokenizer)};
+  const struct CMUnitTest tests[] = {cmocka_unit_test(same_bits),     cmocka_unit_test(spreads),
+                                     cmocka_unit_test(resumes),       cmocka_unit_test(repeats),
+                                     cmocka_unit_test(wrong_windows), cmocka_unit_test(refused),
+                                     cmocka_unit_test(no_memory),     cmocka_unit_test(no_tokenizer)};
   return cmocka_run_group_tests_name("data of the program", tests, rft_run_setup, rft_run_teardown);
 }
