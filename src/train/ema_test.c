@@ -105,21 +105,10 @@ static void test_average(void **state) {
 
 /* ---- bits ---- */
 
-static void same_bits(const char *config, const char *name) {
-  rfr_ctx *own = rft_run_ctx(2);
-  rft_record r = {0};
-  const rfr_run_options o = rft_run_options(&r);
-  rfr_run *run = rft_run_open(own, config, NULL, &o);
-  rft_run_steps(run, STEPS);
-  rft_assert_eager_and_resumed(run, config, name, STEPS);
-  rfr_run_close(run);
-  rfr_ctx_destroy(own);
-}
-
 static void test_resume(void **state) {
   (void)state;
-  same_bits(WITH(LLAMA, RAMPED, BF16), "bf16");
-  same_bits(WITH(LLAMA, EMA, LORA BF16), "lora");
+  rft_assert_same_bits(WITH(LLAMA, RAMPED, BF16), "bf16", STEPS);
+  rft_assert_same_bits(WITH(LLAMA, EMA, LORA BF16), "lora", STEPS);
 }
 
 /* The averages change no bit of the training, and a skipped step changes no average. */

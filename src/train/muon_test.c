@@ -162,16 +162,9 @@ static void test_states(void **state) {
 }
 
 static void same_bits(const char *config, const char *name) {
-  rfr_ctx *ctx = rft_run_ctx(2);
-  rft_record r = {0};
-  const rfr_run_options o = rft_run_options(&r);
-  rfr_run *run = rft_run_open(ctx, config, NULL, &o);
-  rft_run_steps(run, STEPS);
-  rft_assert_eager_and_resumed(run, config, name, STEPS);
+  const rft_record r = rft_assert_same_bits(config, name, STEPS);
   assert_true(r.loss[STEPS] < 0.95 * r.loss[1]);
   assert_int_equal(r.skipped, 0);
-  rfr_run_close(run);
-  rfr_ctx_destroy(ctx);
 }
 
 static void test_runs(void **state) {

@@ -134,15 +134,8 @@ static void test_programs(void **state) {
 }
 
 static void same_bits(const char *config, const char *name) {
-  rfr_ctx *own = rft_run_ctx(2);
-  rft_record r = {0};
-  const rfr_run_options o = rft_run_options(&r);
-  rfr_run *run = rft_run_open(own, config, NULL, &o);
-  rft_run_steps(run, STEPS);
-  rft_assert_eager_and_resumed(run, config, name, STEPS); /* saved at step 6, and lost after the eighth */
-  assert_int_equal(r.skipped, 0);
-  rfr_run_close(run);
-  rfr_ctx_destroy(own);
+  /* saved at step 6, and lost after the eighth */
+  assert_int_equal(rft_assert_same_bits(config, name, STEPS).skipped, 0);
 }
 
 static void test_bits(void **state) {

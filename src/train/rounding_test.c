@@ -23,23 +23,13 @@ enum { STEPS = 10 };
 
 /* ---- bits ---- */
 
-static void same_bits(const char *config, const char *name) {
-  rfr_ctx *own = rft_run_ctx(2);
-  rft_record r = {0};
-  const rfr_run_options o = rft_run_options(&r);
-  rfr_run *run = rft_run_open(own, config, NULL, &o);
-  rft_run_steps(run, STEPS);
-  rft_assert_eager_and_resumed(run, config, name, STEPS);
-  rfr_run_close(run);
-  rfr_ctx_destroy(own);
-}
-
 static void test_bits(void **state) {
   (void)state;
-  same_bits(WITH(LLAMA, STOCHASTIC("name: adamw"), BF16), "adamw");
-  same_bits(WITH(LARGE, STOCHASTIC("name: adamw, state_dtype: u8, gradient_dtype: model"), BF16), "adamw8");
-  same_bits(WITH(LLAMA, STOCHASTIC("name: sgd, momentum: 0.9, state_dtype: bf16"), BF16), "sgd");
-  same_bits(WITH(EXPERTS, STOCHASTIC("name: muon"), BF16), "muon");
+  rft_assert_same_bits(WITH(LLAMA, STOCHASTIC("name: adamw"), BF16), "adamw", STEPS);
+  rft_assert_same_bits(WITH(LARGE, STOCHASTIC("name: adamw, state_dtype: u8, gradient_dtype: model"), BF16), "adamw8",
+                       STEPS);
+  rft_assert_same_bits(WITH(LLAMA, STOCHASTIC("name: sgd, momentum: 0.9, state_dtype: bf16"), BF16), "sgd", STEPS);
+  rft_assert_same_bits(WITH(EXPERTS, STOCHASTIC("name: muon"), BF16), "muon", STEPS);
 }
 
 /* ---- small updates ---- */

@@ -172,6 +172,18 @@ void rft_assert_eager_and_resumed(rfr_run *a, const char *config, const char *na
   rfr_run_close(b);
 }
 
+rft_record rft_assert_same_bits(const char *config, const char *name, int steps) {
+  rfr_ctx *ctx = rft_run_ctx(2);
+  rft_record r = {0};
+  const rfr_run_options o = rft_run_options(&r);
+  rfr_run *run = rft_run_open(ctx, config, NULL, &o);
+  rft_run_steps(run, steps);
+  rft_assert_eager_and_resumed(run, config, name, steps);
+  rfr_run_close(run);
+  rfr_ctx_destroy(ctx);
+  return r;
+}
+
 void rft_assert_same_losses(const rft_record *a, const rft_record *b) {
   for (int i = 1; i <= RFT_STEPS; i++) {
     if (a->loss[i] != b->loss[i]) fail_msg("step %d: %.17g and %.17g", i, a->loss[i], b->loss[i]);

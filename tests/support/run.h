@@ -73,6 +73,8 @@ void rft_assert_same_state(rfr_run *a, rfr_run *b); /* every tensor that outlive
 /* An eager run, and one in folder `name` that is saved at step 6 and resumed there, end in the state of `a` after
  * `steps` steps. */
 void rft_assert_eager_and_resumed(rfr_run *a, const char *config, const char *name, int steps);
+/* The same, with `a` a new run of `config`; returns its record. */
+rft_record rft_assert_same_bits(const char *config, const char *name, int steps);
 void rft_assert_same_losses(const rft_record *a, const rft_record *b);
 
 bool rft_run_has(const char *folder, const char *name); /* file or folder `name` in a run's folder */
