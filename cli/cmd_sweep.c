@@ -75,9 +75,9 @@ static void find_error(const rfr_sweep_run *r, int status, char *out, size_t siz
   text[n] = 0;
   static const char key[] = "\"message\": \"";
   char *found = NULL;
-  for (char *at = text; (at = strstr(at, key)); at++)
-    if (strstr(at, "\"slug\"") || strstr(text, "\"slug\"")) found = at + sizeof key - 1;
-  if (!found || WIFSIGNALED(status)) return;
+  if (WIFSIGNALED(status) || !strstr(text, "\"slug\"")) return;
+  for (char *at = text; (at = strstr(at, key)); at++) found = at + sizeof key - 1;
+  if (!found) return;
   size_t k = 0;
   for (; *found && *found != '"' && k + 1 < size; found++) {
     if (*found == '\\' && found[1]) found++;

@@ -23,8 +23,6 @@ bool rfi_ranks_save(const rfr_run *run);
 /* Whether this rank saves a tensor that is no part: one of the ranks that have it. */
 bool rfi_saves(const rfr_run *run, const rfr_tensor *x);
 /* Whether a tensor is of a parameter: its values, its moments, its master copy. */
-/* Whether a tensor is the average of a parameter (RFI_SUFFIX_EMA). */
-bool rfi_is_average(const rfr_tensor *x);
 bool rfi_of_parameter(const rfr_tensor *x);
 /* Whether a tensor is the average of a parameter, RFI_SUFFIX_EMA. */
 bool rfi_is_average(const rfr_tensor *x);
