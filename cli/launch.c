@@ -4,6 +4,7 @@
  * and passes SIGINT and SIGTERM on: the first asks the ranks to stop after a step with a checkpoint, the second ends
  * them. Under a launcher (mpirun, srun, torchrun) the process is a rank itself.
  */
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
@@ -17,7 +18,7 @@
 
 #include "rank_death.h"
 
-enum { MOST_LOCAL = 1024, GRACE_SECONDS = 15 };
+enum { MOST_LOCAL = 1024, GRACE_SECONDS = 15, PERIOD_SECONDS = 1 };
 #define JOIN_SECONDS 60
 
 /* ---- children ---- */
@@ -38,9 +39,63 @@ static void send(const child *children, int n, int number) {
     if (children[i].pid > 0) kill(children[i].pid, number);
 }
 
+/* ---- ranks that are stopped when the others have ended ---- */
+
+typedef struct lookout {
+  pid_t parent; /* of the ranks: this process or mpirun */
+  int ranks;
+  bool have_started;     /* all of them */
+  double next, moved_at; /* when to look again; when the ranks were last seen not to be all stopped */
+} lookout;
+
+/* The state of a process as one letter of /proc/PID/stat, and its parent. */
+static bool read_stat(const char *pid, char *state, int *parent) {
+  char path[300], text[512];
+  snprintf(path, sizeof path, "/proc/%s/stat", pid);
+  const int fd = open(path, O_RDONLY | O_CLOEXEC);
+  if (fd < 0) return false;
+  const ssize_t n = read(fd, text, sizeof text - 1);
+  close(fd);
+  text[n > 0 ? n : 0] = 0;
+  const char *end = strrchr(text, ')'); /* the name of the program may have any characters */
+  return end && sscanf(end + 1, " %c %d", state, parent) == 2;
+}
+
+/* The ranks that run or are stopped, at most `most`; *stopped: how many SIGSTOP has stopped. */
+static int find_ranks(pid_t parent, pid_t *pids, int most, int *stopped) {
+  int n = 0;
+  *stopped = 0;
+  DIR *d = opendir("/proc");
+  for (struct dirent *e; d && n < most && (e = readdir(d));) {
+    char state;
+    int of;
+    if (e->d_name[0] < '1' || e->d_name[0] > '9' || !read_stat(e->d_name, &state, &of) || of != parent || state == 'Z')
+      continue;
+    *stopped += state == 'T';
+    pids[n++] = (pid_t)strtol(e->d_name, NULL, 10);
+  }
+  if (d) closedir(d);
+  return n;
+}
+
+/* Ranks that work name one that is stopped. When they have ended, only the launcher sees it. */
+static bool kill_stopped(lookout *l) {
+  static pid_t pids[MOST_LOCAL];
+  int stopped;
+  if (cli_now() < l->next) return false;
+  l->next = cli_now() + PERIOD_SECONDS;
+  const int n = find_ranks(l->parent, pids, l->ranks, &stopped);
+  l->have_started = l->have_started || n == l->ranks;
+  const bool stuck = l->have_started && n > 0 && n < l->ranks && stopped == n;
+  if (!stuck) l->moved_at = cli_now();
+  if (!stuck || cli_now() - l->moved_at < GRACE_SECONDS) return false;
+  for (int i = 0; i < n; i++) kill(pids[i], SIGKILL);
+  return true;
+}
+
 /* Until all have ended; returns the first exit code that is not 0. After a failure the others have GRACE_SECONDS to end
  * by themselves, since they report what they saw. */
-static int wait_for(child *children, int n, rank_death *death) {
+static int wait_for(child *children, int n, lookout *l, rank_death *death) {
   int left = n, code = 0, passed = 0, sent = 0;
   double failed_at = 0;
   while (left > 0) {
@@ -51,6 +106,7 @@ static int wait_for(child *children, int n, rank_death *death) {
       send(children, n, sent++ == 0 ? SIGTERM : SIGKILL);
     rank_death_read(death);
     if (pid <= 0) {
+      if (kill_stopped(l)) death->was_stopped = true;
       usleep(20000);
       continue;
     }
@@ -192,7 +248,8 @@ rfr_status cli_start_ranks(cli *c, const char *device, char **argv, bool *done, 
   s = gpu ? start_ranks(c, self, argv, children) : start_mpirun(c, self, argv, children, &death);
   if (s != RFR_OK) return s;
   *done = true;
-  *code = wait_for(children, gpu ? (int)c->ranks : 1, &death);
+  lookout l = {.parent = gpu ? getpid() : children[0].pid, .ranks = (int)c->ranks};
+  *code = wait_for(children, gpu ? (int)c->ranks : 1, &l, &death);
   rank_death_report(c, &death);
   return RFR_OK;
 }

@@ -36,13 +36,15 @@ static size_t length_without_rank(const char *text) {
 
 /* A line of a rank. Lines of several ranks may be interleaved. */
 static void pass_on(rank_death *d) {
-  static const char *const heads[REPORT_LINES] = {"error: ", "help: ", "{\"status\": "};
-  for (int i = 0; i < REPORT_LINES; i++) {
-    if (strncmp(d->text, heads[i], strlen(heads[i])) != 0) continue;
-    const size_t n = length_without_rank(d->text);
-    if (n == length_without_rank(d->report[i]) && memcmp(d->report[i], d->text, n) == 0) return;
-    memcpy(d->report[i], d->text, d->n + 1);
-  }
+  static const char *const heads[] = {"error: ", "help: ", "{\"status\": "};
+  bool is_report = false;
+  for (size_t i = 0; i < sizeof heads / sizeof *heads; i++)
+    is_report = is_report || strncmp(d->text, heads[i], strlen(heads[i])) == 0;
+  const size_t n = length_without_rank(d->text);
+  for (int i = 0; is_report && i < d->n_reports; i++)
+    if (n == length_without_rank(d->reports[i]) && memcmp(d->reports[i], d->text, n) == 0) return;
+  char *copy = is_report && d->n_reports < MOST_REPORTS ? strdup(d->text) : NULL;
+  if (copy) d->reports[d->n_reports++] = copy;
   fputs(d->text, stderr);
 }
 
@@ -91,9 +93,12 @@ void rank_death_report(const cli *c, const rank_death *d) {
   rfr_failure failure = rfr_failure_default();
   rfr_ctx *ctx;
   if (d->rank < 0) return;
-  snprintf(what, sizeof what, "rank %d was ended by signal %d (%s)", d->rank, d->signal, strsignal(d->signal));
+  snprintf(what, sizeof what, "rank %d was ended by signal %d (%s)%s", d->rank, d->signal, strsignal(d->signal),
+           d->was_stopped ? ": it was stopped (SIGSTOP) when other ranks had ended" : "");
   cli_fail(RFR_IO,
-           "the kernel's log names a process that ran out of memory; --resume continues from the newest checkpoint",
+           d->was_stopped
+             ? "--resume continues from the newest checkpoint"
+             : "the kernel's log names a process that ran out of memory; --resume continues from the newest checkpoint",
            "%s", what);
   find_folder(c, folder, sizeof folder);
   if (access(folder, W_OK) != 0 || rfr_ctx_create(NULL, &ctx) != RFR_OK) return;

@@ -7,15 +7,17 @@
 
 #include "cli.h"
 
-enum { REPORT_LINES = 3 }; /* error, help, and an error as JSON */
+enum { MOST_REPORTS = 64 };
 
 typedef struct rank_death {
   int rank, signal; /* of the first one; rank -1: none */
+  bool was_stopped; /* the launcher has killed it */
   int from;         /* what mpirun and the ranks write to stderr; -1: nothing */
   char text[4096];  /* a line, or a message of mpirun that has not ended */
   size_t n;
   bool in_message;
-  char report[REPORT_LINES][4096]; /* the last line of each kind that was passed on */
+  char *reports[MOST_REPORTS]; /* lines of errors that were passed on; until the process ends */
+  int n_reports;
 } rank_death;
 
 /* Passes on what has come from mpirun, without its messages about the end of a rank, which it takes, and

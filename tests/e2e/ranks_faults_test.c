@@ -35,6 +35,7 @@ enum { MODES = sizeof modes / sizeof *modes };
 #define PROGRAM RFT_BINARY_DIR "/refrain"
 static char root[64];
 static uint64_t state;
+static double fastest = 1e9; /* seconds of an undisturbed run, with its start */
 
 static uint32_t draw(uint32_t below) {
   state = state * 6364136223846793005u + 1442695040888963407u;
@@ -176,9 +177,9 @@ static bool repeats_an_error(const char *folder) {
   return found;
 }
 
-static bool has_checkpoint(const char *folder) {
+static bool has_checkpoint(const char *folder, int step) {
   char path[160];
-  snprintf(path, sizeof path, "%s/%s/step-%06d/MANIFEST.json", root, folder, EVERY);
+  snprintf(path, sizeof path, "%s/%s/step-%06d/MANIFEST.json", root, folder, step);
   return access(path, F_OK) == 0;
 }
 
@@ -196,10 +197,13 @@ static void one(int i) {
   const int mode = (i + i / KINDS) % MODES; /* three faults have each kind and each mode, nine each pair of them */
   /* Without parts rank 0 alone writes; of a stage the first rank writes. */
   const int rank = kind != FULL || mode == 0 ? (int)draw(RANKS) : mode == 1 ? 0 : 2 * (int)draw(2);
+  /* A rank that is stopped while it ends: the others have ended, and only the launcher can name it. */
+  const bool late = kind == STOP && mode == 1;
   snprintf(folder, sizeof folder, "fault-%d", i);
   const pid_t launcher = start(folder, modes[mode], false);
-  for (double end = now() + PATIENCE_SECONDS; !has_checkpoint(folder) && now() < end;) usleep(5000);
-  usleep(draw(400000));
+  const int step = late ? LAST : EVERY;
+  for (double end = now() + PATIENCE_SECONDS; !has_checkpoint(folder, step) && now() < end;) usleep(5000);
+  if (!late) usleep(draw((uint32_t)(2e5 * fastest))); /* the steps take about a fifth of a run */
   const pid_t victim = find_rank(folder, rank);
   if (victim) strike(kind, victim);
   const double struck = now();
@@ -207,7 +211,7 @@ static void one(int i) {
   const double seconds = now() - struck;
   snprintf(what, sizeof what, "fault %d, %s, rank %d %s", i, modes[mode], rank, kind_names[kind]);
   if (code < 0) give_up(what, folder);
-  usleep(200000); /* orphans of mpirun end with it */
+  for (int n = 0; n < 100 && find_rank(folder, -1); n++) usleep(100000); /* orphans of mpirun end with it */
   if (find_rank(folder, -1)) fprintf(stderr, "a process is left\n"), give_up(what, folder);
   if (code == 0) printf("%s: too late\n", what);
   else if (!names_rank(folder, rank)) fprintf(stderr, "the rank is not named\n"), give_up(what, folder);
@@ -244,8 +248,11 @@ int main(int argc, char **argv) {
   if (!mkdtemp(root)) abort();
   write_configuration();
   setenv("REFRAIN_THREADS", "1", 1);
-  for (int m = 0; m < MODES; m++)
+  for (int m = 0; m < MODES; m++) {
+    const double begun = now();
     if (wait_for(start(modes[m], modes[m], false), PATIENCE_SECONDS) != 0) give_up("the undisturbed run", root);
+    if (now() - begun < fastest) fastest = now() - begun;
+  }
   for (int i = 0; i < faults; i++) one(i);
   snprintf(command, sizeof command, "rm -rf %s", root);
   return system(command) == 0 ? 0 : 1;
