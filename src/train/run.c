@@ -73,6 +73,7 @@ static rfr_status read_settings(rfr_run *run, const char *text, const char *conf
   rfi_free(run->ctx, own);
   RFI_TRY(s);
   const rfi_settings *settings = run->settings;
+  if (run->options.programs & RFR_RUN_TRAIN) RFI_TRY(rfi_ramp_check_steps(settings));
   if (rfr_comm_size(run->options.comm) > 1)
     RFI_TRY(rfr_comm_set_timeout(run->options.comm, settings->parallel.timeout));
   if (settings->spec.preference && (run->options.programs & RFR_RUN_TRAIN))
@@ -102,7 +103,7 @@ static rfr_status count_steps(rfr_run *run) {
     return rfi_fail(RFI_E_DATA_EMPTY, "run.epochs: %g epochs of the data have no window", s->epochs);
   RFI_TRY(rfi_settings_set_steps(s, rfi_ramp_steps(s, run->windows, true)));
   run->steps = s->steps;
-  return RFR_OK;
+  return rfi_ramp_check_steps(s);
 }
 
 /* Data of the program: rfr_run_options.data. */
@@ -124,6 +125,23 @@ static rfr_status open_source(rfr_run *run) {
   return rfi_source_dataset_open(run->ctx, source, s->sequence, s->spec.model.vocab_size, &run->data);
 }
 
+/* `windows` are all that the sources of a mixture have, and fewer than the steps of the run need. */
+static rfr_status fail_used_up(const rfr_run *run, int64_t windows) {
+  const rfi_settings *s = run->settings;
+  const rfi_config_source *at = &s->config->source[RFI_CFG_data_max_epochs];
+  const char *file = at->line ? at->from : s->config->file;
+  const int64_t most = rfi_ramp_steps(s, windows, false);
+  if (most == 0)
+    return rfi_fail_at(RFI_E_DATA_EMPTY, file, at->line,
+                       "data.max_epochs: the sources have %lld windows, and the first step takes %lld; raise "
+                       "data.max_epochs of a source, or lower batch.tokens",
+                       (long long)windows, (long long)rfi_ramp_windows(s, 1));
+  return rfi_fail_at(RFI_E_DATA_EMPTY, file, at->line,
+                     "data.max_epochs: all sources are used up in step %lld of %lld; raise data.max_epochs of a "
+                     "source, or set run.steps to %lld or less",
+                     (long long)most + 1, (long long)s->steps, (long long)most);
+}
+
 /* A mixture whose sources have a limit must last for all steps, as far as they are known. */
 static rfr_status check_mixture(rfr_run *run) {
   const rfi_settings *s = run->settings;
@@ -134,12 +152,7 @@ static rfr_status check_mixture(rfr_run *run) {
   if (n == 0 || s->steps < 1) return RFR_OK;
   RFI_TRY(RFI_ALLOC(run->ctx, (size_t)n * sizeof *counts, &counts));
   rfr_status status = rfi_mixture_counts(run->data, s->seed, wanted, counts, &total);
-  if (status == RFR_OK && total < wanted)
-    status = rfi_fail_at(RFI_E_DATA_EMPTY, at->line ? at->from : s->config->file, at->line,
-                         "data.max_epochs: all sources are used up in step %lld of %lld; raise data.max_epochs of a "
-                         "source, or set run.steps to %lld",
-                         (long long)rfi_ramp_steps(s, total, false) + 1, (long long)s->steps,
-                         (long long)rfi_ramp_steps(s, total, false));
+  if (status == RFR_OK && total < wanted) status = fail_used_up(run, total);
   for (int i = 0; status == RFR_OK && i < n; i++)
     if (counts[i] == 0)
       status = rfi_fail_at(RFI_E_DATA_EMPTY, at->line ? at->from : s->config->file, at->line,
