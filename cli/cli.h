@@ -261,8 +261,8 @@ void cli_frontier_table(const rfr_programs *p, int program, const rfr_frontier_p
  * line. */
 void cli_put_wrapped(FILE *f, const char *text, int at, int indent);
 
-/* The one of n names nearest to a word, at most two edits away; NULL: none. */
-const char *cli_nearest(const char *word, const char *(*name)(int i), int n);
+/* Replaces `help` by the names nearest to a word: those that share its beginning, otherwise at most two edits away. */
+void cli_suggest(const char *word, const char *(*name)(int i), int n, char *help, size_t size);
 
 /* A simulated schedule. */
 typedef struct schedule_run {

@@ -52,9 +52,8 @@ rfr_status cli_keys(cli *c) {
   int n = 0, found = 0;
   for (; rfr_config_key_at(n, &key) == RFR_OK; n++) found += is_wanted(&key, c->operand);
   if (found == 0) {
-    char help[96] = "refrain keys lists them all";
-    const char *near = cli_nearest(c->operand, last_name, n);
-    if (near) snprintf(help, sizeof help, "did you mean %s?", near);
+    char help[160] = "refrain keys lists them all";
+    cli_suggest(c->operand, last_name, n, help, sizeof help);
     return cli_usage(help, "no configuration key contains \"%s\"", c->operand);
   }
   if (c->json) json_begin(&j, NULL, '{'), json_begin(&j, "keys", '[');

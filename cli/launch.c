@@ -247,10 +247,12 @@ rfr_status cli_start_ranks(cli *c, const char *device, char **argv, bool *done, 
   if (c->ranks == 0) return RFR_OK;
   if (c->ranks < 1 || c->ranks > MOST_LOCAL)
     return cli_usage("give the number of processes", "--ranks %lld; it is 1 to %d", (long long)c->ranks, MOST_LOCAL);
-  if (*c->launch.launcher && c->launch.ranks != c->ranks)
+  /* A shell in a step of one task, as that of `srun --pty`, starts ranks of its own. */
+  const bool is_step = c->launch.ranks == 1 && strcmp(c->launch.launcher, "Slurm") == 0;
+  if (*c->launch.launcher && !is_step && c->launch.ranks != c->ranks)
     return cli_usage("omit --ranks under a launcher", "--ranks %lld, but %s has started %d ranks", (long long)c->ranks,
                      c->launch.launcher, c->launch.ranks);
-  if (*c->launch.launcher || c->ranks == 1) return RFR_OK;
+  if ((*c->launch.launcher && !is_step) || c->ranks == 1) return RFR_OK;
   if (access(c->operand, R_OK) != 0) /* said once */
     return cli_fail(RFR_IO, "check the path", "%s: %s", c->operand, strerror(errno));
   const ssize_t n = readlink("/proc/self/exe", self, sizeof self - 1);

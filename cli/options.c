@@ -110,25 +110,45 @@ static int distance(const char *a, const char *b) {
   return row[m];
 }
 
-const char *cli_nearest(const char *word, const char *(*name)(int i), int n) {
-  const char *best = NULL;
-  int least = 3;
-  for (int i = 0; i < n; i++) {
-    const char *other = name(i);
-    int d = other ? distance(word, other) : least;
-    if (d < least) least = d, best = other;
-  }
-  return best;
+/* The names nearest to a word. A name that begins with the word, or that the word begins with, is nearer than any
+ * other; otherwise edits count, at most two, and fewer than the word has letters. */
+typedef struct nearest {
+  const char *word, *names[5]; /* n of them, or too many */
+  int n, least;
+} nearest;
+
+enum { MOST_EDITS = 2 };
+
+static int score(const char *word, const char *name) {
+  const size_t n = strlen(word), m = strlen(name), both = n < m ? n : m;
+  if (both >= 2 && strncmp(word, name, both) == 0) return 0;
+  const int edits = distance(word, name);
+  return edits < (int)n ? edits : MOST_EDITS + 1;
 }
 
-static const char *nearest_option(const char *word, const cli_command *cmd) {
-  const char *best = NULL;
-  int least = 3;
-  for (const cli_option *o = cmd->options; o->name; o++) {
-    int d = distance(word, o->name);
-    if (d < least) least = d, best = o->name;
+static void consider(nearest *x, const char *name) {
+  const int MOST = sizeof x->names / sizeof *x->names, d = name ? score(x->word, name) : x->least + 1;
+  if (d > x->least) return;
+  if (d < x->least) x->n = 0, x->least = d;
+  for (int i = 0; i < x->n; i++)
+    if (strcmp(x->names[i], name) == 0) return;
+  if (x->n < MOST) x->names[x->n++] = name;
+}
+
+/* Leaves `help` as it is if there is no name, or if there are too many. */
+static void suggest(const nearest *x, const char *dashes, char *help, size_t size) {
+  size_t at = 0;
+  if (x->n == 0 || x->n == sizeof x->names / sizeof *x->names) return;
+  for (int i = 0; i < x->n && at < size; i++) {
+    const char *before = i == 0 ? "did you mean " : i + 1 == x->n ? " or " : ", ";
+    at += (size_t)snprintf(help + at, size - at, "%s%s%s%s", before, dashes, x->names[i], i + 1 == x->n ? "?" : "");
   }
-  return best;
+}
+
+void cli_suggest(const char *word, const char *(*name)(int i), int n, char *help, size_t size) {
+  nearest x = {.word = word, .least = MOST_EDITS};
+  for (int i = 0; i < n; i++) consider(&x, name(i));
+  suggest(&x, "", help, size);
 }
 
 /* ---- parsing ---- */
@@ -142,15 +162,12 @@ static bool is_choice(const cli_option *o, const char *value) {
 }
 
 static rfr_status refuse_choice(const cli_option *o, const char *value) {
-  char help[256], word[32], near[32] = "";
-  int least = 3;
+  char help[256], words[256], *rest = words, *save;
+  nearest x = {.word = value, .least = MOST_EDITS};
   snprintf(help, sizeof help, "choose from: %s", o->choices + strspn(o->choices, " "));
-  for (const char *c = o->choices + strspn(o->choices, " "); *c; c += strcspn(c, " "), c += strspn(c, " ")) {
-    snprintf(word, sizeof word, "%.*s", (int)strcspn(c, " "), c);
-    const int d = distance(value, word);
-    if (d < least) least = d, memcpy(near, word, sizeof near);
-  }
-  if (*near) snprintf(help, sizeof help, "did you mean %s?", near);
+  snprintf(words, sizeof words, "%s", o->choices);
+  for (const char *c; (c = strtok_r(rest, " ", &save)); rest = NULL) consider(&x, c);
+  suggest(&x, "", help, sizeof help);
   return cli_usage(help, "--%s: unknown value \"%s\"", o->name, value);
 }
 
@@ -190,7 +207,7 @@ static rfr_status take_option(int argc, char **argv, int *i, cli *c) {
   char name[40];
   const char *word = argv[*i] + 2, *equals = strchr(word, '=');
   const cli_command *cmd = cli_command_at(c->command);
-  char help[96];
+  char help[160];
   snprintf(help, sizeof help, "refrain %s --help lists the options", cmd->name);
   snprintf(name, sizeof name, "%.*s", equals ? (int)(equals - word) : (int)strlen(word), word);
   for (const cli_option *o = cmd->options; o->name; o++) {
@@ -203,17 +220,17 @@ static rfr_status take_option(int argc, char **argv, int *i, cli *c) {
     }
     return store(c, o, value);
   }
-  const char *near = nearest_option(name, cmd);
-  if (near) snprintf(help, sizeof help, "did you mean --%s?", near);
+  nearest x = {.word = name, .least = MOST_EDITS};
+  for (const cli_option *o = cmd->options; o->name; o++) consider(&x, o->name);
+  suggest(&x, "--", help, sizeof help);
   return cli_usage(help, "refrain %s has no option --%s", cmd->name, name);
 }
 
 static rfr_status find_command(const char *word, int *out) {
   for (*out = 0; *out < CLI_COMMAND_COUNT; ++*out)
     if (strcmp(word, cli_command_name(*out)) == 0) return RFR_OK;
-  char help[64] = "refrain --help lists the commands";
-  const char *near = cli_nearest(word, cli_command_name, CLI_COMMAND_COUNT);
-  if (near) snprintf(help, sizeof help, "did you mean %s?", near);
+  char help[128] = "refrain --help lists the commands";
+  cli_suggest(word, cli_command_name, CLI_COMMAND_COUNT, help, sizeof help);
   *out = -1;
   return cli_usage(help, "there is no command %s", word);
 }

@@ -49,7 +49,7 @@ RFR_API rfr_status rfr_comm_nccl_create(rfr_ctx *ctx, const void *id, int size, 
  * program has. Sums have the bits of rfr_comm_threads_create. Every rank calls this at the same time. `timeout`:
  * seconds that a call waits for another rank, 0: no limit; the error names the ranks that did not come. All ranks
  * destroy their ends at the same time, which ends MPI if this function has started it; MPI cannot start again in the
- * same process. Errors: argument, backend.missing, dist.peer. */
+ * same process. Errors: argument, backend.missing, dist.launch (MPI cannot start). */
 RFR_API rfr_status rfr_comm_mpi_create(rfr_ctx *ctx, double timeout, rfr_comm **out);
 /* Destroys an end; accepts NULL. Call it after everything that uses the end. Between threads, later calls on the other
  * ends fail with dist.peer. */

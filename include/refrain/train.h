@@ -219,7 +219,8 @@ RFR_API rfr_generate_options rfr_generate_options_default(void);
 /* Called with each token as soon as it is sampled, on the caller's thread; a result other than 0 ends the text. */
 typedef int (*rfr_token_fn)(int32_t token, void *user);
 /* Continues the `n` tokens of `prompt`, at least one. A stop token ends the text and is not passed to `take`. The same
- * seed, weights and machine give the same text. A stop request ends it.
+ * seed, weights and machine give the same text. A run that trains with optimizer.ema continues texts with the averages,
+ * which it also evaluates. A stop request ends it.
  * The caches hold data.sequence tokens. A longer text or prompt continues from its last data.sequence / 2 tokens, read
  * again from position 0: the model does not see the text before them.
  * Errors: argument, also when the run was opened without RFR_RUN_GENERATE, or for a token that is not in the

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * Checks of rfr_graphs_create: traces of another context or unfinished ones, NULL out parameters, default random sites
- * in a pipeline, unused parameters, hook lists that cannot run; and the fields of hook events.
+ * in a pipeline, unused parameters, samples, hook lists that are malformed or cannot run; and the fields of hook
+ * events.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -336,6 +337,103 @@ static void test_hooks_that_never_run(void **state) {
   }
 }
 
+/* ---- samples ---- */
+
+static rfr_status look_at_sample(const rfr_hook_event *e, void *user) {
+  int *looked = user;
+  const float first = ((const float *)e->inputs[0].data)[0];
+  if (e->capture) return RFR_OK;
+  looked[e->callable]++;
+  return first == (e->callable == 0 && e->point < RFR_HOOK_PRE_BACKWARD ? 0.75f : 0) ? RFR_OK : RFR_NUMERIC;
+}
+
+/* Warm-up reads samples, otherwise zeros, in every iteration. */
+static void test_samples(void **state) {
+  (void)state;
+  const rft_scene s = {.block = rft_block_linear, .blocks = 2, .dtype = RFR_F32};
+  static float x[RFT_T * RFT_C];
+  const rfr_type type = rft_activation(&s), other = {.dtype = RFR_F32, .rank = 1, .shape = {RFT_T * RFT_C}};
+  const rfr_binding good = {"x", type, x};
+  const struct {
+    rfr_binding sample;
+    const char *text;
+  } bad[] = {{{"y", type, x}, "there is no such input"},
+             {{NULL, type, x}, "there is no such"},
+             {{"x", other, x}, "its type is f32[768], needed is f32[24,32]"},
+             {{"x", {.dtype = (rfr_dtype)99, .rank = 2}, x}, "its type is no type, needed is f32[24,32]"},
+             {{"x", {.dtype = RFR_F32, .rank = 1000}, x}, "its type is no type"},
+             {{"x", {.dtype = RFR_F32, .rank = -1}, x}, "its type is no type"},
+             {{"x", type, NULL}, "no data"}};
+  rfr_trace *t[2] = {rft_block_trace(&s, 0), rft_block_trace(&s, 1)};
+  rfr_callable c[2] = {rfr_callable_default(), rfr_callable_default()};
+  rfr_graphs_options o = rfr_graphs_options_default();
+  int looked[2] = {0, 0};
+  const rfr_hook hook = {look_at_sample, looked};
+  rfr_hooks hooks[2] = {rfr_hooks_default(), rfr_hooks_default()};
+  rfr_graphs *g;
+  for (int i = 0; i < RFT_T * RFT_C; i++) x[i] = 0.75f;
+  for (int i = 0; i < 2; i++) {
+    c[i].trace = t[i];
+    hooks[i].pre_forward = hooks[i].post_forward = hooks[i].pre_backward = (rfr_hook_list){&hook, 1};
+  }
+  c[0].samples = &good, c[0].n_samples = 1;
+  o.hooks = hooks, o.n_hooks = 2;
+  o.warmup_iterations = 3;
+  OK(rfr_graphs_create(ctx, c, 2, &o, &g));
+  rfr_graphs_destroy(g);
+  assert_true(looked[0] == 9 && looked[1] == 9);
+  for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+    c[0].samples = &bad[i].sample;
+    rft_refused(rfr_graphs_create(ctx, c, 2, &o, &g), "graphs.callable", bad[i].text);
+  }
+  for (int i = 0; i < 2; i++) rfr_trace_destroy(t[i]);
+}
+
+/* ---- malformed hooks ---- */
+
+static rfr_status no_hook(const rfr_hook_event *e, void *user) {
+  (void)e, (void)user;
+  fail_msg("a hook was called");
+  return RFR_OK;
+}
+
+/* Every misuse is refused before anything runs. */
+static void test_hook_misuse(void **state) {
+  (void)state;
+  const rft_scene s = {.block = rft_block_linear, .blocks = 2, .dtype = RFR_F32};
+  rfr_trace *t[2] = {rft_block_trace(&s, 0), rft_block_trace(&s, 1)};
+  rfr_callable c[2] = {rfr_callable_default(), rfr_callable_default()};
+  const rfr_hook good = {no_hook, NULL}, without = {NULL, NULL};
+  enum { NONE, FEWER, MORE, NEGATIVE, NO_LIST, SIZE, NO_FUNCTION, NO_HOOKS, COUNT, WARMUP, ITERATIONS, TAIL, CASES };
+  static const char *const texts[CASES] = {"hooks has 0 entries",  "hooks has 1 entries",   "hooks has 3 entries",
+                                           "hooks has -1 entries", "hooks has 2 entries",   "hooks 1: size",
+                                           "without a function",   "a hook list is NULL",   "a hook list is NULL",
+                                           "without a function",   "-1 warm-up iterations", "rfr_graphs_options"};
+  for (int i = 0; i < 2; i++) c[i].trace = t[i];
+  for (int k = 0; k < CASES; k++) {
+    struct {
+      rfr_graphs_options o;
+      int64_t tail;
+    } longer = {rfr_graphs_options_default(), 0};
+    rfr_graphs_options *o = &longer.o;
+    rfr_hooks hooks[3] = {rfr_hooks_default(), rfr_hooks_default(), rfr_hooks_default()};
+    rfr_graphs *g;
+    for (int i = 0; i < 3; i++) hooks[i].pre_forward = (rfr_hook_list){&good, 1};
+    o->hooks = k == NO_LIST ? NULL : hooks;
+    o->n_hooks = k == NONE ? 0 : k == FEWER ? 1 : k == MORE ? 3 : k == NEGATIVE ? -1 : 2;
+    o->warmup_iterations = k == ITERATIONS ? -1 : 1;
+    o->pre_warmup = (rfr_hook_list){k == WARMUP ? &without : &good, 1};
+    if (k == SIZE) hooks[1].size += 8;
+    if (k == NO_FUNCTION) hooks[1].post_wgrad = (rfr_hook_list){&without, 1};
+    if (k == NO_HOOKS) hooks[0].post_backward = (rfr_hook_list){NULL, 1};
+    if (k == COUNT) hooks[0].pre_wgrad.n = -1;
+    if (k == TAIL) longer.o.size = sizeof longer, longer.tail = 1;
+    rft_refused(rfr_graphs_create(ctx, c, 2, o, &g), "argument", texts[k]);
+    assert_null(g);
+  }
+  for (int i = 0; i < 2; i++) rfr_trace_destroy(t[i]);
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
       rft_context_test(test_other_context),
@@ -347,6 +445,8 @@ int main(void) {
       rft_context_test(test_events),
       rft_context_test(test_wgrad_reads),
       rft_context_test(test_hooks_that_never_run),
+      rft_context_test(test_samples),
+      rft_context_test(test_hook_misuse),
   };
   return cmocka_run_group_tests_name("graphs_create", tests, NULL, NULL);
 }

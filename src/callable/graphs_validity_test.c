@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * A result may be passed in place to later calls while it is valid: until another microbatch or another call uses its
- * memory. The bits are those of a copy; invalid tensors are refused.
+ * memory. The bits are those of a copy; invalid tensors are refused. Gathered parameters are valid within calls.
  */
 #include <string.h>
 
@@ -207,9 +207,126 @@ static void test_linked_from_slot(void **state) {
   for (int i = 0; i < 3; i++) rfr_trace_destroy((rfr_trace *)c[i].trace);
 }
 
+/* ---- casts of parameters, gathered around the calls ---- */
+
+/* y = x bf16(w)'. If w is resident, its cast is computed once per step. */
+static rfr_trace *cast_trace(const char *name, bool frozen) {
+  rfr_trace *t;
+  OK(rfr_trace_create(ctx, &t));
+  rfr_value x = rfr_input(t, "x", RFR_ROLE_INPUT_GRAD, RFR_BF16, 2, ((int64_t[]){T, C}));
+  rfr_value w = rfr_input(t, name, frozen ? RFR_ROLE_FROZEN : RFR_ROLE_TRAINABLE, RFR_F32, 2, ((int64_t[]){C, C}));
+  rfr_output(t, "y", rfr_gelu(t, rfr_linear(t, x, rfr_cast(t, w, RFR_BF16), RFR_NONE), 1));
+  OK(rfr_trace_finish(t));
+  return t;
+}
+
+typedef struct buffer { /* of both layers, whose weights are in `weight` */
+  _Alignas(16) float shared[C * C];
+  float weight[2][C * C];
+} buffer;
+
+static void gather_layer(buffer *b, int layer) { memcpy(b->shared, b->weight[layer], sizeof b->shared); }
+static void drop_layer(buffer *b) { memset(b->shared, 0xff, sizeof b->shared); }
+static rfr_status gather_hook(const rfr_hook_event *e, void *user) {
+  gather_layer(user, e->callable);
+  return RFR_OK;
+}
+static rfr_status drop_hook(const rfr_hook_event *e, void *user) {
+  (void)e;
+  drop_layer(user);
+  return RFR_OK;
+}
+
+typedef struct cast_results {
+  uint16_t y[2][2][2][T * C], dx[2][2][2][T * C]; /* step, microbatch, layer */
+  float dw[2][2][C * C];
+} cast_results;
+
+/* How parameters are gathered: 'h' resident, 'g' rfr_callable.gathered, 'w' by warm-up hooks. */
+static void run_cast(char how, const char *text, bool frozen, cast_results *r) {
+  static const rfr_type square = {RFR_F32, 2, {C, C}}, half = {RFR_BF16, 2, {T, C}};
+  static const char *const names[2] = {"w0", "w1"};
+  buffer b;
+  rfr_graphs *g;
+  rfr_schedule *schedule;
+  rfr_callable c[2] = {rfr_callable_default(), rfr_callable_default()};
+  rfr_hooks hooks[2] = {rfr_hooks_default(), rfr_hooks_default()};
+  rfr_graphs_options o = rfr_graphs_options_default();
+  const rfr_hook gather = {gather_hook, &b}, drop = {drop_hook, &b};
+  const rfr_binding tensors[2] = {{names[0], square, b.shared}, {names[1], square, b.shared}};
+  memset(r, 0, sizeof *r);
+  drop_layer(&b);
+  for (int i = 0; i < 2; i++) {
+    rft_fill_by(&(rfr_tensor){.type = square, .data = b.weight[i]}, (uint64_t)(60 + i), 0.3f);
+    c[i].trace = cast_trace(names[i], frozen);
+    c[i].gathered = how == 'g';
+    hooks[i].pre_forward = hooks[i].pre_backward = (rfr_hook_list){&gather, 1};
+    hooks[i].post_forward = hooks[i].post_backward = (rfr_hook_list){&drop, 1};
+  }
+  OK(rfr_schedule_parse(ctx, "test", text, strlen(text), &schedule));
+  OK(rfr_schedule_set_layers(schedule, &(int){2}, 1));
+  o.schedule = schedule;
+  o.recompute = RFR_RECOMPUTE_ALL;
+  if (how != 'h') o.tensors = tensors, o.n_tensors = 2;
+  if (how == 'w') o.hooks = hooks, o.n_hooks = 2, o.warmup_iterations = 1;
+  OK(rfr_graphs_create(ctx, c, 2, &o, &g));
+  for (int i = 0; i < 2; i++) {
+    rfr_tensor w;
+    OK(rfr_graphs_tensor(g, names[i], &w));
+    if (how == 'h') OK(rfr_graphs_write(g, &w, b.weight[i]));
+    int ahead = 0;
+    for (int k = 0; k < rfr_graphs_trace(g, i)->n_ops; k++)
+      ahead += rfr_graphs_trace(g, i)->ops[k].phase < RFR_PHASE_FORWARD;
+    assert_int_equal(ahead > 0, how == 'h');
+  }
+  int n;
+  const rfr_action *a = rfr_schedule_actions(schedule, 0, &n);
+  for (int step = 0; step < 2; step++) {
+    OK(rfr_graphs_begin_step(g, NULL, 0));
+    for (int i = 0; i < 2 * n; i++) {
+      const int op = a[i / 2].op, m = a[i / 2].microbatch, layer = op == RFR_ACTION_F ? i % 2 : 1 - i % 2;
+      uint16_t in[T * C];
+      rfr_tensor out;
+      const rfr_binding given = {NULL, half, in};
+      for (int k = 0; k < T * C; k++) in[k] = (uint16_t)(0x3f00 + (step * 31 + m * 7 + op + k * 5) % 200);
+      if (op == RFR_ACTION_W && frozen) continue;
+      if (op != RFR_ACTION_W) gather_layer(&b, layer);
+      if (op == RFR_ACTION_F) OK(rfr_graphs_forward(g, layer, m, &given, 1, &out, 1));
+      else if (op == RFR_ACTION_W) OK(rfr_graphs_wgrad(g, layer, m));
+      else OK(rfr_graphs_backward(g, layer, m, &given, 1, &out, 1));
+      if (op != RFR_ACTION_W) OK(rfr_graphs_read(g, &out, (op == RFR_ACTION_F ? r->y : r->dx)[step][m][layer]));
+      drop_layer(&b);
+    }
+    OK(rfr_graphs_end_step(g));
+    for (int i = 0; i < 2 && !frozen; i++) {
+      rfr_tensor dw;
+      OK(rfr_graphs_gradient(g, names[i], &dw));
+      OK(rfr_graphs_read(g, &dw, r->dw[step][i]));
+    }
+  }
+  rfr_graphs_destroy(g);
+  rfr_schedule_destroy(schedule);
+  for (int i = 0; i < 2; i++) rfr_trace_destroy((rfr_trace *)c[i].trace);
+}
+
+/* Gathered parameters are valid only within calls: their casts are computed there, with the same bits. */
+static void test_made_of_gathered(void **state) {
+  static const char *const schedules[] = {"0F0 0F1 0B0 0B1", "0F0 0F1 0I0 0I1 0W0 0W1"};
+  static cast_results held, got;
+  (void)state;
+  for (int i = 0; i < 2; i++)
+    for (int frozen = 0; frozen < 2; frozen++) {
+      run_cast('h', schedules[i], frozen, &held);
+      for (const char *how = "gw"; *how; how++) {
+        run_cast(*how, schedules[i], frozen, &got);
+        assert_memory_equal(&held, &got, sizeof got);
+      }
+    }
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {rft_context_test(test_given_from_slot), rft_context_test(test_given_between),
-                                     rft_context_test(test_given_in_inference),
-                                     rft_context_test(test_linked_from_slot)};
+                                     rft_context_test(test_given_in_inference), rft_context_test(test_linked_from_slot),
+                                     rft_context_test(test_made_of_gathered)};
   return cmocka_run_group_tests_name("slots' memory given to graphs", tests, NULL, NULL);
 }

@@ -10,7 +10,10 @@
  */
 #include "data/checkpoint.h"
 
+#include <errno.h>
+#include <signal.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -318,19 +321,48 @@ static rfr_status check_file(rfr_ctx *ctx, const char *path, const json_t *entry
   return RFR_OK;
 }
 
-static rfr_status check_files(rfr_ctx *ctx, const char *folder, const json_t *files, bool deep, rfi_paths *names) {
-  for (void *at = json_object_iter((json_t *)files); at; at = json_object_iter_next((json_t *)files, at)) {
-    const char *name = json_object_iter_key(at);
-    char *path;
+static rfr_status check_named(rfr_ctx *ctx, const char *folder, const char *name, const json_t *entry, bool deep) {
+  char *path;
+  RFI_TRY(rfi_path_join(ctx, folder, name, &path));
+  const rfr_status s = check_file(ctx, path, entry, deep);
+  rfi_free(ctx, path);
+  return s;
+}
+
+/* The sizes alone. */
+static rfr_status check_sizes(rfr_ctx *ctx, const char *folder, json_t *files) {
+  const char *name;
+  json_t *entry;
+  json_object_foreach(files, name, entry) {
     if (!plain_name(name)) return BAD(folder, "the manifest names a file \"%.200s\"", name);
-    RFI_TRY(rfi_path_join(ctx, folder, name, &path));
-    rfr_status s = check_file(ctx, path, json_object_iter_value(at), deep);
-    rfi_free(ctx, path);
-    RFI_TRY(s);
-    if (names) RFI_TRY(rfi_paths_add(names, name, strlen(name)));
+    RFI_TRY(check_named(ctx, folder, name, entry, false));
   }
-  if (names) rfi_paths_sort(names);
   return RFR_OK;
+}
+
+/* Names all files and compares this rank's share with the manifest: a file is checked by the rank that has the fewest
+ * bytes so far. */
+static rfr_status check_share(rfr_ctx *ctx, rfr_comm *comm, const char *folder, json_t *files, rfi_paths *names) {
+  const int ranks = rfr_comm_size(comm) > 1 ? rfr_comm_size(comm) : 1, own = ranks > 1 ? rfr_comm_rank(comm) : 0;
+  const char *name;
+  json_t *entry;
+  rfr_status s = RFR_OK;
+  int64_t *bytes;
+  RFI_TRY(RFI_ALLOC(ctx, (size_t)ranks * sizeof *bytes, &bytes));
+  json_object_foreach(files, name, entry) {
+    int least = 0;
+    for (int r = 1; r < ranks; r++)
+      if (bytes[r] < bytes[least]) least = r;
+    const json_int_t size = json_integer_value(json_object_get(entry, "size"));
+    if (size > 0 && size <= INT64_MAX - bytes[least]) bytes[least] += size;
+    if (!plain_name(name)) s = BAD(folder, "the manifest names a file \"%.200s\"", name);
+    else if (least == own) s = check_named(ctx, folder, name, entry, true);
+    if (s == RFR_OK) s = rfi_paths_add(names, name, strlen(name));
+    if (s != RFR_OK) break;
+  }
+  rfi_free(ctx, bytes);
+  rfi_paths_sort(names);
+  return s;
 }
 
 /* Whether loading reads a file, besides any safetensors file. */
@@ -355,7 +387,7 @@ static rfr_status check_listed(rfr_ctx *ctx, const char *folder, const json_t *f
   return s;
 }
 
-rfr_status rfi_checkpoint_open(rfr_ctx *ctx, const char *folder, rfi_checkpoint **out) {
+static rfr_status open_share(rfr_ctx *ctx, rfr_comm *comm, const char *folder, rfi_checkpoint **out) {
   rfr_status s;
   rfi_checkpoint *c;
   json_t *manifest = NULL;
@@ -366,7 +398,7 @@ rfr_status rfi_checkpoint_open(rfr_ctx *ctx, const char *folder, rfi_checkpoint 
   RFI_GOTO(load_manifest(ctx, folder, &manifest));
   c->step = json_integer_value(json_object_get(manifest, "step"));
   RFI_GOTO(check_listed(ctx, folder, json_object_get(manifest, "files")));
-  RFI_GOTO(check_files(ctx, folder, json_object_get(manifest, "files"), true, &c->files));
+  RFI_GOTO(check_share(ctx, comm, folder, json_object_get(manifest, "files"), &c->files));
   json_decref(manifest);
   *out = c;
   return RFR_OK;
@@ -374,6 +406,21 @@ fail:
   json_decref(manifest);
   rfi_checkpoint_close(c);
   return s;
+}
+
+/* All ranks have an open checkpoint, or none. `s`: of this rank's share. */
+static rfr_status agree_on(rfr_ctx *ctx, rfr_comm *comm, rfr_status s, rfi_checkpoint **out) {
+  s = rfi_comm_agree(ctx, comm, s);
+  if (s == RFR_OK) return RFR_OK;
+  rfi_checkpoint_close(*out);
+  *out = NULL;
+  return s;
+}
+
+rfr_status rfi_checkpoint_open(rfr_ctx *ctx, rfr_comm *comm, const char *folder, rfi_checkpoint **out) {
+  *out = NULL;
+  RFI_TRY(rfi_comm_agree(ctx, comm, RFR_OK));
+  return agree_on(ctx, comm, open_share(ctx, comm, folder, out), out);
 }
 
 void rfi_checkpoint_close(rfi_checkpoint *c) {
@@ -403,101 +450,157 @@ static int64_t parse_name(const char *name, bool *temporary) {
   return p == name + 5 || (*p && !*temporary) ? -1 : step;
 }
 
-/* Calls `visit` on the checkpoints of a run, newest first, until it returns stop. */
-typedef struct visitor {
-  rfr_status (*visit)(struct visitor *v, const char *folder, bool *stop);
-  rfr_ctx *ctx;
-  rfi_checkpoint *found; /* latest */
-  int skipped;
-  int keep, seen; /* retain */
-} visitor;
-
-static rfr_status visit_run(const char *run, visitor *v) {
+/* The names in a run's folder; none for a run that has not started. */
+static rfr_status list_run(rfr_ctx *ctx, const char *run, rfi_paths *names) {
   char kind;
+  *names = (rfi_paths){.ctx = ctx};
   RFI_TRY(rfi_path_kind(run, &kind));
-  if (!kind) return RFR_OK; /* a run that has not started */
-  rfi_paths names = {.ctx = v->ctx};
-  rfr_status s = rfi_dir_list(run, &names);
-  bool stop = false;
-  for (int64_t below = INT64_MAX; s == RFR_OK && !stop;) {
-    /* By number, not by name: a step of more than six digits sorts before smaller ones. */
-    int newest = -1;
-    int64_t step = -1;
-    for (int i = 0; i < names.n; i++) {
-      bool temporary;
-      int64_t n = parse_name(names.items[i], &temporary);
-      if (n > step && n < below && !temporary) step = n, newest = i;
-    }
-    if (newest < 0) break;
-    below = step;
-    char *folder;
-    s = rfi_path_join(v->ctx, run, names.items[newest], &folder);
-    if (s == RFR_OK) s = v->visit(v, folder, &stop);
-    rfi_free(v->ctx, folder);
+  return kind ? rfi_dir_list(run, names) : RFR_OK;
+}
+
+/* The newest checkpoint before step `below`, by number: a step of more than six digits sorts before smaller ones. -1:
+ * there is none. */
+static int64_t newest_below(const rfi_paths *names, int64_t below, const char **name) {
+  int64_t step = -1;
+  for (int i = 0; i < names->n; i++) {
+    bool temporary;
+    const int64_t n = parse_name(names->items[i], &temporary);
+    if (n > step && n < below && !temporary) step = n, *name = names->items[i];
   }
-  rfi_paths_deinit(&names);
+  return step;
+}
+
+/* All ranks must look at the same checkpoint. */
+static rfr_status check_same_step(rfr_ctx *ctx, rfr_comm *comm, int64_t step) {
+  void *all;
+  rfr_status s = RFR_OK;
+  if (rfr_comm_size(comm) < 2) return RFR_OK;
+  RFI_TRY(rfi_comm_collect(ctx, comm, &step, sizeof step, &all));
+  const int64_t *steps = all;
+  for (int r = 1; r < rfr_comm_size(comm) && s == RFR_OK; r++)
+    if (steps[r] != steps[0])
+      s = rfi_fail(RFI_E_DIST_RUN,
+                   "the newest checkpoint is step %lld for rank 0, and step %lld for rank %d (-1: none)",
+                   (long long)steps[0], (long long)steps[r], r);
+  rfi_free(ctx, all);
   return s;
 }
 
-static rfr_status take_first_valid(visitor *v, const char *folder, bool *stop) {
-  rfr_status s = rfi_checkpoint_open(v->ctx, folder, &v->found);
-  if (s == RFR_NO_MEMORY) return s;
-  *stop = s == RFR_OK;
-  if (s == RFR_OK) return s;
-  v->skipped++;
-  rfi_log(v->ctx, RFR_LOG_WARNING, "skipping a damaged checkpoint: %s", rfr_last_error()->message);
-  return RFR_OK;
-}
-
-rfr_status rfi_checkpoint_latest(rfr_ctx *ctx, const char *run, rfi_checkpoint **out, int *skipped) {
-  visitor v = {.visit = take_first_valid, .ctx = ctx};
+static rfr_status open_named(rfr_ctx *ctx, rfr_comm *comm, const char *run, const char *name, rfi_checkpoint **out) {
+  char *folder = NULL;
   *out = NULL;
-  rfr_status s = visit_run(run, &v);
-  if (skipped) *skipped = v.skipped;
-  RFI_TRY(s);
-  if (!v.found && v.skipped > 0) return rfi_fail_prefix("%d checkpoints, none is complete; the oldest: ", v.skipped);
-  *out = v.found;
-  return RFR_OK;
+  rfr_status s = rfi_path_join(ctx, run, name, &folder);
+  if (s == RFR_OK) s = open_share(ctx, comm, folder, out);
+  rfi_free(ctx, folder);
+  return agree_on(ctx, comm, s, out);
 }
 
-static rfr_status delete_beyond(visitor *v, const char *folder, bool *stop) {
-  (void)stop;
+rfr_status rfi_checkpoint_latest(rfr_ctx *ctx, rfr_comm *comm, const char *run, rfi_checkpoint **out, int *skipped) {
+  rfi_paths names;
+  const char *name = NULL;
+  int damaged = 0;
+  *out = NULL;
+  rfr_status s = rfi_comm_agree(ctx, comm, list_run(ctx, run, &names));
+  for (int64_t step = INT64_MAX; s == RFR_OK && !*out;) {
+    step = newest_below(&names, step, &name);
+    s = check_same_step(ctx, comm, step);
+    if (s != RFR_OK || step < 0) break;
+    s = open_named(ctx, comm, run, name, out);
+    if (s == RFR_OK || s == RFR_NO_MEMORY || strncmp(rfr_last_error()->slug, "dist.", 5) == 0) break;
+    damaged++;
+    if (rfr_comm_rank(comm) <= 0)
+      rfi_log(ctx, RFR_LOG_WARNING, "skipping a damaged checkpoint: %s", rfr_last_error()->message);
+    s = RFR_OK;
+  }
+  rfi_paths_deinit(&names);
+  if (skipped) *skipped = damaged;
+  if (s == RFR_OK && !*out && damaged > 0)
+    return rfi_fail_prefix("%d checkpoints, none is complete; the oldest: ", damaged);
+  return s;
+}
+
+/* Deletes a checkpoint, unless it is damaged or among the newest `keep`, which are counted. */
+static rfr_status delete_beyond(rfr_ctx *ctx, const char *folder, int keep, int *seen) {
   json_t *manifest;
-  rfr_status s = load_manifest(v->ctx, folder, &manifest);
-  if (s == RFR_OK) s = check_files(v->ctx, folder, json_object_get(manifest, "files"), false, NULL);
+  rfr_status s = load_manifest(ctx, folder, &manifest);
+  if (s == RFR_OK) s = check_sizes(ctx, folder, json_object_get(manifest, "files"));
   json_decref(manifest);
   if (s == RFR_NO_MEMORY) return s;
-  if (s != RFR_OK || v->seen++ < v->keep) return RFR_OK;
-  rfi_string rubbish = {.ctx = v->ctx};
+  if (s != RFR_OK || (*seen)++ < keep) return RFR_OK;
+  rfi_string rubbish = {.ctx = ctx};
   bool exchanged;
   s = rfi_string_printf(&rubbish, "%s.tmp-%ld", folder, (long)getpid());
-  if (s == RFR_OK) s = rfi_tree_remove(v->ctx, rubbish.data);
+  if (s == RFR_OK) s = rfi_tree_remove(ctx, rubbish.data);
   if (s == RFR_OK) s = rfi_dir_replace(folder, rubbish.data, &exchanged);
-  if (s == RFR_OK) s = rfi_tree_remove(v->ctx, rubbish.data);
+  if (s == RFR_OK) s = rfi_tree_remove(ctx, rubbish.data);
   rfi_string_deinit(&rubbish);
   return s;
 }
 
-static rfr_status remove_leftovers(rfr_ctx *ctx, const char *run) {
+/* ---- what a killed process has left ---- */
+
+/* Whether the name's process has ended, as far as this machine knows. Our own has no writer open. */
+static bool has_ended(const char *name) {
+  const char *number = strstr(name, ".tmp-") + 5;
+  char *end;
+  const long process = strtol(number, &end, 10);
+  if (end == number || *end || process < 1) return false;
+  return process == getpid() || (kill((pid_t)process, 0) != 0 && errno == ESRCH);
+}
+
+static rfr_status count_bytes(rfr_ctx *ctx, const char *folder, int64_t *bytes) {
   rfi_paths names = {.ctx = ctx};
-  rfr_status s = rfi_dir_list(run, &names);
+  rfr_status s = rfi_dir_list(folder, &names);
   for (int i = 0; i < names.n && s == RFR_OK; i++) {
-    bool temporary;
     char *path;
-    if (parse_name(names.items[i], &temporary) < 0 || !temporary) continue;
-    s = rfi_path_join(ctx, run, names.items[i], &path);
-    if (s == RFR_OK) s = rfi_tree_remove(ctx, path);
+    rfi_file *file;
+    s = rfi_path_join(ctx, folder, names.items[i], &path);
+    if (s == RFR_OK && rfi_file_open(ctx, path, &file) == RFR_OK) {
+      *bytes += rfi_file_size(file);
+      rfi_file_close(file);
+    }
     rfi_free(ctx, path);
   }
   rfi_paths_deinit(&names);
   return s;
 }
 
+/* `out` NULL: of all processes, without counting. */
+static rfr_status visit_leftovers(rfr_ctx *ctx, const char *run, bool remove, rfi_leftovers *out) {
+  rfi_paths names;
+  rfr_status s = list_run(ctx, run, &names);
+  for (int i = 0; i < names.n && s == RFR_OK; i++) {
+    bool temporary;
+    char *path;
+    const char *name = names.items[i];
+    if (parse_name(name, &temporary) < 0 || !temporary || (out && !has_ended(name))) continue;
+    s = rfi_path_join(ctx, run, name, &path);
+    if (s == RFR_OK && out) s = count_bytes(ctx, path, &out->bytes);
+    if (s == RFR_OK && remove) s = rfi_tree_remove(ctx, path);
+    if (s == RFR_OK && out && out->n++ == 0) rfi_snprintf(out->first, sizeof out->first, "%s", name);
+    rfi_free(ctx, path);
+  }
+  rfi_paths_deinit(&names);
+  return s;
+}
+
+rfr_status rfi_checkpoint_leftovers(rfr_ctx *ctx, const char *run, bool remove, rfi_leftovers *out) {
+  *out = (rfi_leftovers){0};
+  return visit_leftovers(ctx, run, remove, out);
+}
+
 rfr_status rfi_checkpoint_retain(rfr_ctx *ctx, const char *run, int keep) {
+  rfi_paths names;
+  const char *name = NULL;
+  int seen = 0;
   if (keep < 1) return rfi_fail(RFI_E_ARGUMENT, "keep %d checkpoints, at least 1 must stay", keep);
-  visitor v = {.visit = delete_beyond, .ctx = ctx, .keep = keep};
-  char kind;
-  RFI_TRY(visit_run(run, &v));
-  RFI_TRY(rfi_path_kind(run, &kind));
-  return kind ? remove_leftovers(ctx, run) : RFR_OK;
+  rfr_status s = list_run(ctx, run, &names);
+  for (int64_t step = INT64_MAX; s == RFR_OK && (step = newest_below(&names, step, &name)) >= 0;) {
+    char *folder;
+    s = rfi_path_join(ctx, run, name, &folder);
+    if (s == RFR_OK) s = delete_beyond(ctx, folder, keep, &seen);
+    rfi_free(ctx, folder);
+  }
+  rfi_paths_deinit(&names);
+  return s == RFR_OK ? visit_leftovers(ctx, run, true, NULL) : s;
 }

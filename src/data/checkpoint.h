@@ -50,19 +50,29 @@ typedef struct rfi_checkpoint {
 
 /* Opens a checkpoint's folder after comparing every file with the manifest. A file that loading reads (config.json,
  * adapter_config.json, state.json, *.safetensors and their index) must have an entry; other files without one are
- * ignored. Error "checkpoint" names the file that is missing, damaged or not listed. */
-rfr_status rfi_checkpoint_open(rfr_ctx *ctx, const char *folder, rfi_checkpoint **out);
+ * ignored. Error "checkpoint" names the file that is missing, damaged or not listed.
+ *
+ * Over several ranks all of them call it, here and below: each hashes its share of the files, and all have the result
+ * of all. A rank that has failed before calls rfi_comm_agree with its error instead. `comm` NULL: one rank. */
+rfr_status rfi_checkpoint_open(rfr_ctx *ctx, rfr_comm *comm, const char *folder, rfi_checkpoint **out);
 void rfi_checkpoint_close(rfi_checkpoint *checkpoint); /* accepts NULL */
 /* folder/name of a file of the checkpoint; free with rfi_free. */
 rfr_status rfi_checkpoint_path(const rfi_checkpoint *checkpoint, const char *name, char **out);
 
-/* The newest complete checkpoint of a run. Damaged newer ones are skipped, each with a warning in the context's log,
- * and counted in *skipped (may be NULL). If the run has no checkpoint, *out is NULL with RFR_OK; if it has only damaged
- * ones, that is an error. */
-rfr_status rfi_checkpoint_latest(rfr_ctx *ctx, const char *run, rfi_checkpoint **out, int *skipped);
-
+/* The newest complete checkpoint of a run. Damaged newer ones are skipped, each with a warning in the context's log (of
+ * rank 0), and counted in *skipped (may be NULL). If the run has no checkpoint, *out is NULL with RFR_OK; if it has
+ * only damaged ones, that is an error. Error dist.run: ranks see different checkpoints. */
+rfr_status rfi_checkpoint_latest(rfr_ctx *ctx, rfr_comm *comm, const char *run, rfi_checkpoint **out, int *skipped);
 /* Deletes the oldest complete checkpoints beyond the newest `keep` (>= 1), and temporary folders left by earlier runs.
  * Damaged ones are kept for the user to inspect. */
 rfr_status rfi_checkpoint_retain(rfr_ctx *ctx, const char *run, int keep);
+/* Unfinished checkpoints of processes that were killed: those of processes that run on this machine are left out. */
+typedef struct rfi_leftovers {
+  int n;
+  int64_t bytes;
+  char first[64]; /* a name; "": none */
+} rfi_leftovers;
+/* Counts them, and with `remove` removes them; the caller has the lock of the run. */
+rfr_status rfi_checkpoint_leftovers(rfr_ctx *ctx, const char *run, bool remove, rfi_leftovers *out);
 
 #endif

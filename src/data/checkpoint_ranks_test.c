@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * Checkpoints that several ranks write together: the files of all ranks in one manifest, and the failure of every
- * system call of every rank, which all ranks report and which costs the new checkpoint alone.
+ * system call of every rank, which all ranks report and which costs the new checkpoint alone. Checkpoints that they
+ * open together: the share of each rank, damage that one of them finds.
  */
 #include <errno.h>
 #include <stdio.h>
@@ -61,7 +62,7 @@ static void start(job *jobs, rft_folder *f, int step) {
 static int newest(rft_folder *f) {
   rfi_checkpoint *c;
   int skipped;
-  assert_int_equal(rfi_checkpoint_latest(f->ctx, rft_path(f, "run"), &c, &skipped), RFR_OK);
+  assert_int_equal(rfi_checkpoint_latest(f->ctx, NULL, rft_path(f, "run"), &c, &skipped), RFR_OK);
   assert_int_equal(skipped, 0);
   const int step = c ? (int)c->step : -1;
   if (c) assert_int_equal(c->files.n, RANKS + 1);
@@ -139,11 +140,113 @@ static void refused(void **state) {
   }
 }
 
+/* ---- reading ---- */
+
+typedef struct reader {
+  char run[256];
+  /* results */
+  rfr_status status;
+  int step, skipped, files;
+  char slug[64], message[512];
+  int64_t calls; /* reads of one byte, and some others */
+} reader;
+
+static rfr_status read_latest(void *rank, int number, rfr_comm *comm, rfr_ctx *own) {
+  reader *j = rank;
+  rfi_checkpoint *c;
+  rfi_io_fault fault = {.max_transfer = 1};
+  (void)number;
+  rfi_io_set_fault(&fault);
+  j->status = rfi_checkpoint_latest(own, comm, j->run, &c, &j->skipped);
+  rfi_io_set_fault(NULL);
+  j->calls = fault.calls;
+  j->step = c ? (int)c->step : -1;
+  j->files = c ? c->files.n : 0;
+  snprintf(j->slug, sizeof j->slug, "%s", rfr_last_error()->slug);
+  snprintf(j->message, sizeof j->message, "%s", rfr_last_error()->message);
+  rfi_checkpoint_close(c);
+  return RFR_OK; /* the reader has the status */
+}
+
+static void read_all(int ranks, reader *readers, rft_folder *f, const char *run) {
+  memset(readers, 0, (size_t)ranks * sizeof *readers);
+  for (int r = 0; r < ranks; r++) snprintf(readers[r].run, sizeof readers[r].run, "%s", rft_path(f, run));
+  rft_run_ranks(ranks, readers, sizeof *readers, read_latest);
+}
+
+static void save_step(rft_folder *f, int step) {
+  enum { BYTES = 3000 };
+  static char zeros[BYTES];
+  char name[64];
+  rfi_checkpoint_writer *w;
+  assert_int_equal(rfi_checkpoint_begin(f->ctx, NULL, rft_path(f, "run"), step, &w), RFR_OK);
+  rfr_status s = rfi_checkpoint_add(w, "state.json", "{}", 2);
+  for (int i = 0; i < 2 * RANKS && s == RFR_OK; i++) {
+    snprintf(name, sizeof name, "part-%d.safetensors", i);
+    s = rfi_checkpoint_add(w, name, zeros, BYTES);
+  }
+  assert_int_equal(rfi_checkpoint_finish(w, s), RFR_OK);
+}
+
+/* Each rank reads its share of the bytes. If one finds damage, all take the same older checkpoint, or fail alike. */
+static void shares(void **state) {
+  rft_folder *f = *state;
+  reader all[RANKS], one;
+  char name[64];
+  save_step(f, 1);
+  save_step(f, 2);
+  read_all(1, &one, f, "run");
+  read_all(RANKS, all, f, "run");
+  assert_int_equal(one.step, 2);
+  assert_in_range(one.calls, 18000, 20000);
+  for (int r = 0; r < RANKS; r++) {
+    assert_int_equal(all[r].status, RFR_OK);
+    assert_int_equal(all[r].step, 2);
+    assert_int_equal(all[r].skipped, 0);
+    assert_int_equal(all[r].files, 2 * RANKS + 1);
+    assert_in_range(all[r].calls, 6000, 8000); /* a third, and all of the manifest */
+  }
+  for (int i = 0; i < 2 * RANKS; i++) {
+    snprintf(name, sizeof name, "run/step-000002/part-%d.safetensors", i);
+    rft_write(f, name, i % 2 ? "shorter" : "", i % 2 ? 7 : 0);
+    read_all(RANKS, all, f, "run");
+    for (int r = 0; r < RANKS; r++) {
+      assert_int_equal(all[r].step, 1);
+      assert_int_equal(all[r].skipped, 1);
+      assert_string_equal(all[r].message, all[0].message);
+      if (!strstr(all[r].message, name)) fail_msg("%s: %s", name, all[r].message);
+    }
+    save_step(f, 2);
+  }
+  rft_write(f, "run/step-000001/part-1.safetensors", "x", 1);
+  rft_write(f, "run/step-000002/part-4.safetensors", "x", 1);
+  read_all(RANKS, all, f, "run");
+  for (int r = 0; r < RANKS; r++) {
+    assert_int_equal(all[r].status, RFR_INVALID);
+    assert_string_equal(all[r].slug, "checkpoint");
+    assert_string_equal(all[r].message, all[0].message);
+    assert_non_null(strstr(all[r].message, "2 checkpoints, none is complete; the oldest: rank "));
+  }
+}
+
+/* A rank that sees another folder. */
+static void other_folder(void **state) {
+  rft_folder *f = *state;
+  reader all[RANKS];
+  save_step(f, 1);
+  memset(all, 0, sizeof all);
+  for (int r = 0; r < RANKS; r++) snprintf(all[r].run, sizeof all[r].run, "%s", rft_path(f, r == 2 ? "none" : "run"));
+  rft_run_ranks(RANKS, all, sizeof *all, read_latest);
+  for (int r = 0; r < RANKS; r++) {
+    assert_string_equal(all[r].slug, "dist.run");
+    assert_non_null(strstr(all[r].message, "is step 1 for rank 0, and step -1 for rank 2 (-1: none)"));
+  }
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
-      rft_folder_test(cycle),
-      rft_folder_test(every_fault),
-      rft_folder_test(refused),
+      rft_folder_test(cycle),  rft_folder_test(every_fault),  rft_folder_test(refused),
+      rft_folder_test(shares), rft_folder_test(other_folder),
   };
   return cmocka_run_group_tests(tests, rft_context_setup, rft_context_teardown);
 }

@@ -46,7 +46,7 @@ static const char *listing(rft_folder *f, const char *name) {
 /* Step of the newest complete checkpoint, -1 for none, -2 for an error. */
 static int latest(rft_folder *f, int *skipped) {
   rfi_checkpoint *c;
-  if (rfi_checkpoint_latest(f->ctx, rft_path(f, "run"), &c, skipped) != RFR_OK) return -2;
+  if (rfi_checkpoint_latest(f->ctx, NULL, rft_path(f, "run"), &c, skipped) != RFR_OK) return -2;
   int step = c ? (int)c->step : -1;
   rfi_checkpoint_close(c);
   return step;
@@ -67,7 +67,7 @@ static void test_cycle(void **state) {
   rfi_checkpoint *c;
   char *path, *text;
   size_t n;
-  assert_int_equal(rfi_checkpoint_latest(f->ctx, rft_path(f, "run"), &c, NULL), RFR_OK);
+  assert_int_equal(rfi_checkpoint_latest(f->ctx, NULL, rft_path(f, "run"), &c, NULL), RFR_OK);
   assert_int_equal(c->files.n, 3);
   assert_int_equal(rfi_checkpoint_path(c, "state.json", &path), RFR_OK);
   assert_int_equal(rfi_file_read(f->ctx, path, &text, &n), RFR_OK);
@@ -109,7 +109,7 @@ static void test_writer(void **state) {
 
 static void expect_damaged(rft_folder *f, const char *named) {
   rfi_checkpoint *c;
-  assert_int_equal(rfi_checkpoint_open(f->ctx, rft_path(f, "run/step-000002"), &c), RFR_INVALID);
+  assert_int_equal(rfi_checkpoint_open(f->ctx, NULL, rft_path(f, "run/step-000002"), &c), RFR_INVALID);
   assert_null(c);
   assert_string_equal(rfr_last_error()->slug, "checkpoint");
   if (!strstr(rfr_last_error()->message, named)) fail_msg("\"%s\" does not name %s", rfr_last_error()->message, named);
@@ -225,7 +225,7 @@ static void test_out_of_memory(void **state) {
   for (int k = 1;; k++) { /* reading: a failed read is not reported as damage */
     rfi_checkpoint *c;
     rfr_ctx_fail_alloc(f->ctx, k);
-    rfr_status s = rfi_checkpoint_latest(f->ctx, rft_path(f, "run"), &c, NULL);
+    rfr_status s = rfi_checkpoint_latest(f->ctx, NULL, rft_path(f, "run"), &c, NULL);
     rfr_ctx_fail_alloc(f->ctx, 0);
     rfi_checkpoint_close(c);
     if (s == RFR_OK) break;
@@ -271,7 +271,7 @@ static void test_retain_faults(void **state) {
         assert_true(step < 3);
         continue;
       }
-      assert_int_equal(rfi_checkpoint_open(f->ctx, rft_path(f, name), &c), RFR_OK);
+      assert_int_equal(rfi_checkpoint_open(f->ctx, NULL, rft_path(f, name), &c), RFR_OK);
       rfi_checkpoint_close(c);
     }
   }
@@ -289,7 +289,7 @@ static void test_unlisted(void **state) {
     assert_int_equal(save(f, 2, "first"), RFR_OK);
     snprintf(name, sizeof name, "run/step-000002/%s", names[i]);
     rft_write(f, name, "{}", 2);
-    assert_int_equal(rfi_checkpoint_open(f->ctx, rft_path(f, "run/step-000002"), &c), RFR_INVALID);
+    assert_int_equal(rfi_checkpoint_open(f->ctx, NULL, rft_path(f, "run/step-000002"), &c), RFR_INVALID);
     assert_string_equal(rfr_last_error()->slug, "checkpoint");
     assert_non_null(strstr(rfr_last_error()->message, names[i]));
     assert_int_equal(latest(f, &skipped), 1);
@@ -297,7 +297,7 @@ static void test_unlisted(void **state) {
   }
   assert_int_equal(save(f, 2, "first"), RFR_OK);
   rft_write(f, "run/step-000002/notes.txt", "mine", 4);
-  assert_int_equal(rfi_checkpoint_open(f->ctx, rft_path(f, "run/step-000002"), &c), RFR_OK);
+  assert_int_equal(rfi_checkpoint_open(f->ctx, NULL, rft_path(f, "run/step-000002"), &c), RFR_OK);
   rfi_checkpoint_close(c);
 }
 

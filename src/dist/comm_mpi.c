@@ -454,7 +454,7 @@ rfr_status rfr_comm_mpi_create(rfr_ctx *ctx, double timeout, rfr_comm **out) {
   RFI_TRY(RFI_ALLOC(ctx, sizeof *c, &c));
   *c = (mpi_comm){.comm = {.table = &table}, .ctx = ctx, .mpi = mpi, .timeout = timeout};
   const char *wrong = mpi->open(&c->link, &c->comm.rank, &c->comm.size);
-  if (wrong) RFI_GOTO(rfi_fail(RFI_E_DIST_PEER, "MPI cannot start: %s", wrong));
+  if (wrong) RFI_GOTO(rfi_fail(RFI_E_DIST_LAUNCH, "MPI cannot start: %s", wrong));
   const size_t size = (size_t)c->comm.size;
   RFI_GOTO(RFI_ALLOC(ctx, size * sizeof *c->headers, &c->headers));
   RFI_GOTO(RFI_ALLOC(ctx, size * sizeof *c->waits, &c->waits));

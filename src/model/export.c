@@ -59,7 +59,7 @@ static rfr_status find_model(exporter *e, const char *model) {
   rfi_free(e->ctx, path);
   path = NULL;
   if (s == RFR_OK && kind) {
-    s = rfi_checkpoint_latest(e->ctx, model, &checkpoint, NULL);
+    s = rfi_checkpoint_latest(e->ctx, NULL, model, &checkpoint, NULL);
     if (s == RFR_OK && !checkpoint) s = rfi_fail(RFI_E_RUN_FOLDER, "%s: the run has no checkpoint yet", model);
   }
   if (s == RFR_OK) s = rfi_path_join(e->ctx, "", checkpoint ? checkpoint->folder : model, &e->base);

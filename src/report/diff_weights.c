@@ -41,7 +41,7 @@ static rfr_status open_kind(rfr_ctx *ctx, const rfi_checkpoint *c, const char *k
 static rfr_status open_tensors(rfr_ctx *ctx, const char *folder, tensors *out) {
   rfi_checkpoint *c;
   *out = (tensors){.step = -1};
-  RFI_TRY(rfi_checkpoint_latest(ctx, folder, &c, NULL));
+  RFI_TRY(rfi_checkpoint_latest(ctx, NULL, folder, &c, NULL));
   if (!c) return RFR_OK;
   out->step = c->step;
   rfr_status s = open_kind(ctx, c, "model", &out->files[0]);

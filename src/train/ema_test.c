@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * Runs with optimizer.ema: the averages against f64 after every step; the same bits eager, replayed, resumed and over
- * ranks; evaluation, reading and export of the averages; what is refused.
+ * ranks; evaluation, texts, reading and export of the averages; what is refused.
  */
 #include <math.h>
 #include <stdio.h>
@@ -168,6 +168,64 @@ static double train_and_read(rfr_ctx *own, const char *config, const char *name)
   assert_true(loss_of(own, NULL, rft_run_folder(name), 1) == e.loss);
   assert_true(fabs(loss_of(own, NULL, rft_run_folder(name), 0) - e.loss) > 1e-3);
   return e.loss;
+}
+
+/* The logits of a prompt, and the most probable tokens after it, from a run's programs of generation. */
+typedef struct text {
+  float logits[20][256];
+  int32_t tokens[12];
+  int n;
+} text;
+
+static int take_token(int32_t token, void *user) {
+  text *t = user;
+  t->tokens[t->n++] = token;
+  return 0;
+}
+
+static void write_text(rfr_run *run, text *out) {
+  int32_t prompt[20];
+  rfr_generate_options o = rfr_generate_options_default();
+  memset(out, 0, sizeof *out);
+  for (int i = 0; i < 20; i++) prompt[i] = (unsigned char)"the averaged weights"[i];
+  o.temperature = 0, o.tokens = 12;
+  OK(rfr_run_score(run, prompt, 16, out->logits[0]));
+  OK(rfr_run_generate_tokens(run, prompt, 20, &o, take_token, out));
+  assert_int_equal(out->n, 12);
+}
+
+/* A run that trains writes texts with the averages, as a reader of them does; a reader of the weights does not. */
+static void check_text(rfr_ctx *own, const char *config, const char *name) {
+  static text x[3];
+  rft_record r = {0};
+  rfr_run_options o = rft_run_options(&r);
+  o.programs |= RFR_RUN_GENERATE;
+  rfr_run *run = rft_run_open(own, config, name, &o);
+  rft_run_steps(run, STEPS);
+  write_text(run, &x[0]);
+  rft_run_steps(run, 1); /* the text changed no state */
+  write_text(run, &x[0]);
+  OK(rfr_run_save(run));
+  rfr_run_close(run);
+  for (int ema = 0; ema < 2; ema++) {
+    rfr_run_options reads = rfr_run_options_default();
+    reads.programs = RFR_RUN_GENERATE;
+    reads.ema = ema;
+    OK(rfr_run_open(own, NULL, rft_run_folder(name), &reads, &run));
+    write_text(run, &x[1 + ema]);
+    rfr_run_close(run);
+  }
+  assert_memory_equal(&x[0], &x[2], sizeof x[0]);
+  assert_memory_not_equal(x[0].logits, x[1].logits, sizeof x[0].logits);
+}
+
+static void test_texts(void **state) {
+  rfr_ctx *own = rft_run_ctx(2);
+  (void)state;
+  check_text(own, WITH(LLAMA, EMA, SINGLE), "text-f32");
+  check_text(own, WITH(LLAMA, RAMPED, BF16), "text-bf16");
+  check_text(own, WITH(EXPERTS, EMA, LORA BF16), "text-lora");
+  rfr_ctx_destroy(own);
 }
 
 static void export_averages(rfr_ctx *own, const char *name, const char *format, const char *dtype, const char *out) {
@@ -339,6 +397,7 @@ static void test_refused(void **state) {
 int main(void) {
   const struct CMUnitTest tests[] = {cmocka_unit_test(test_average),  cmocka_unit_test(test_resume),
                                      cmocka_unit_test(test_training), cmocka_unit_test(test_reading),
+                                     cmocka_unit_test(test_texts),
                                      rft_context_test(test_ranks),    rft_context_test(test_refused)};
   return cmocka_run_group_tests(tests, rft_run_setup, rft_run_teardown);
 }

@@ -129,6 +129,27 @@ static void put_sources(line *l, rfr_run *run, int64_t step) {
   rfi_free(run->ctx, counts);
 }
 
+/* A line that finds no memory while the run opens is an error of rfi_run_log_opened. */
+static void write_lines(rfr_run *run, const char *lines, size_t n) {
+  if (run->opening) {
+    run->pending_lost |= rfi_string_append(&run->pending, lines, n) != RFR_OK;
+    return;
+  }
+  const char *wrong = rfi_journal_append(run->log, lines, n);
+  if (!wrong) return;
+  rfi_journal_close(run->log);
+  run->log = -1;
+  rfi_run_warn(run, "log.jsonl cannot be written (%s); the run goes on without a log", wrong);
+}
+
+rfr_status rfi_run_log_opened(rfr_run *run) {
+  run->opening = false;
+  if (run->pending_lost) return rfi_fail(RFI_E_NO_MEMORY, "the first lines of log.jsonl");
+  if (run->pending.n > 0) write_lines(run, run->pending.data, run->pending.n);
+  rfi_string_deinit(&run->pending);
+  return RFR_OK;
+}
+
 static void append_log(rfr_run *run, const rfr_event *e, double time) {
   line l = {.n = 0};
   put(&l, "{\"event\": \"");
@@ -167,11 +188,7 @@ static void append_log(rfr_run *run, const rfr_event *e, double time) {
   if (e->seconds > 0.0) put_number(&l, "seconds", e->seconds);
   put(&l, "}");
   l.text[l.n++] = '\n';
-  const char *wrong = rfi_journal_append(run->log, l.text, l.n);
-  if (!wrong) return;
-  rfi_journal_close(run->log);
-  run->log = -1;
-  rfi_run_warn(run, "log.jsonl cannot be written (%s); the run goes on without a log", wrong);
+  write_lines(run, l.text, l.n);
 }
 
 void rfi_run_emit(rfr_run *run, rfr_event *e) {

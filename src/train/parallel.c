@@ -7,6 +7,7 @@
 
 #include "refrain/dist.h"
 #include "train/settings.h"
+#include "train/stage_trace.h"
 
 #define FAIL_AT(s, id, ...) \
   rfi_fail_at(RFI_E_CONFIG_VALUE, (s)->config->file, (s)->config->source[id].line, __VA_ARGS__)
@@ -119,7 +120,22 @@ static rfr_status check_expert(const rfi_settings *s, const rfr_run_options *o) 
   return check_rows(s, o, EXPERTS, "with experts ");
 }
 
+/* Each stage of a pipeline has at least one layer. */
+static rfr_status check_layers(const rfi_settings *s) {
+  const rfi_pipeline_part part = {.ranks = s->parallel.pipeline, .schedule = s->parallel.schedule};
+  const int stages = rfi_pipeline_stages(&part), each = rfi_pipeline_chunks(&part);
+  const int64_t layers = s->spec.model.layers;
+  if (part.ranks <= 1 || layers >= stages) return RFR_OK;
+  return FAIL_AT(s, RFI_CFG_parallel_pipeline,
+                 "parallel.pipeline: %d with parallel.schedule: %s has %d stages, but model.num_hidden_layers is %lld; "
+                 "give parallel.pipeline: %lld or less%s",
+                 part.ranks, rfr_schedule_kind_name(part.schedule), stages, (long long)layers,
+                 (long long)(layers >= each ? layers / each : 1),
+                 each > 1 && layers >= part.ranks ? ", or parallel.schedule: 1f1b" : "");
+}
+
 rfr_status rfi_parallel_check_model(const rfi_settings *s) {
+  RFI_TRY(check_layers(s));
   const int N = s->parallel.expert;
   const int64_t experts = s->spec.model.experts;
   if (N <= 1 || (experts > 0 && experts % N == 0)) return RFR_OK;

@@ -25,7 +25,7 @@ typedef struct rfi_parallel {
  * combination that does not work. */
 rfr_status rfi_parallel_read(struct rfi_settings *s, const rfr_run_options *options);
 
-/* The same, for what depends on the model. */
+/* The same, for what depends on the model: experts on every rank, and layers in every stage. */
 rfr_status rfi_parallel_check_model(const struct rfi_settings *s);
 
 #endif

@@ -41,6 +41,15 @@ rfr_status rfi_ramp_read(rfi_settings *s) {
   return RFR_OK;
 }
 
+rfr_status rfi_ramp_check_steps(const rfi_settings *s) {
+  const char *key = s->epochs > 0 ? "run.epochs" : "run.steps";
+  for (int i = 0; i < s->n_ramp && s->steps > 0; i++)
+    if (s->ramp[i].until > s->steps)
+      return FAIL_AT(s, "batch.ramp: until %lld is after the last step, %lld of %s; lower until, or raise %s",
+                     (long long)s->ramp[i].until, (long long)s->steps, key, key);
+  return RFR_OK;
+}
+
 int rfi_ramp_phase(const rfi_settings *s, int64_t step) {
   int phase = 0;
   while (phase < s->n_ramp && step >= s->ramp[phase].until) phase++;

@@ -16,6 +16,8 @@
 /* The phases of a configuration, after the sizes of the last one. Errors: config.value; unsupported for what a ramp
  * cannot be combined with. */
 rfr_status rfi_ramp_read(rfi_settings *s);
+/* A phase that ends after the last step of the run would never end. Errors: config.value, once the steps are known. */
+rfr_status rfi_ramp_check_steps(const rfi_settings *s);
 /* The phase of step `step`, counted from 0; s->n_ramp: the last one, which is spec's. */
 int rfi_ramp_phase(const rfi_settings *s, int64_t step);
 /* Microbatches of a rank, and tokens of a sequence, in a phase. */

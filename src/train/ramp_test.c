@@ -254,6 +254,8 @@ static void test_refused(void **state) {
   refuse("batch.ramp=[{until: 4, token: 64}]", "config.key", "did you mean \"tokens\"");
   refuse("batch.ramp=[{until: 0, tokens: 64}]", "config.value", "batch.ramp");
   refuse("batch.ramp=4", "config.value", "batch.ramp");
+  refuse("run.steps=8", "config.value", "batch.ramp: until 9 is after the last step, 8 of run.steps; lower until, or");
+  refuse("run.epochs=0.01", "config.value", "of run.epochs; lower until, or raise run.epochs");
   refuse("run.time=5s", "unsupported", "batch.ramp with run.time");
   refuse("run.watch=[\"*\"]", "unsupported", "batch.ramp with run.watch");
   rft_write_text("rows.jsonl", "{\"text\": \"a first row of text\"}\n{\"text\": \"a second row of some more text\"}\n");

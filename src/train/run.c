@@ -9,7 +9,7 @@
  * first.
  *
  * Of several ranks only rank 0 writes the folder, and changes it only after all ranks have looked at it, compiled, and
- * agreed (handshake.h).
+ * agreed (handshake.h). The events until then are kept, so that a refused start logs nothing.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -73,6 +73,7 @@ static rfr_status read_settings(rfr_run *run, const char *text, const char *conf
   rfi_free(run->ctx, own);
   RFI_TRY(s);
   const rfi_settings *settings = run->settings;
+  if (run->options.programs & RFR_RUN_TRAIN) RFI_TRY(rfi_ramp_check_steps(settings));
   if (rfr_comm_size(run->options.comm) > 1)
     RFI_TRY(rfr_comm_set_timeout(run->options.comm, settings->parallel.timeout));
   if (settings->spec.preference && (run->options.programs & RFR_RUN_TRAIN))
@@ -102,7 +103,7 @@ static rfr_status count_steps(rfr_run *run) {
     return rfi_fail(RFI_E_DATA_EMPTY, "run.epochs: %g epochs of the data have no window", s->epochs);
   RFI_TRY(rfi_settings_set_steps(s, rfi_ramp_steps(s, run->windows, true)));
   run->steps = s->steps;
-  return RFR_OK;
+  return rfi_ramp_check_steps(s);
 }
 
 /* Data of the program: rfr_run_options.data. */
@@ -124,6 +125,23 @@ static rfr_status open_source(rfr_run *run) {
   return rfi_source_dataset_open(run->ctx, source, s->sequence, s->spec.model.vocab_size, &run->data);
 }
 
+/* `windows` are all that the sources of a mixture have, and fewer than the steps of the run need. */
+static rfr_status fail_used_up(const rfr_run *run, int64_t windows) {
+  const rfi_settings *s = run->settings;
+  const rfi_config_source *at = &s->config->source[RFI_CFG_data_max_epochs];
+  const char *file = at->line ? at->from : s->config->file;
+  const int64_t most = rfi_ramp_steps(s, windows, false);
+  if (most == 0)
+    return rfi_fail_at(RFI_E_DATA_EMPTY, file, at->line,
+                       "data.max_epochs: the sources have %lld windows, and the first step takes %lld; raise "
+                       "data.max_epochs of a source, or lower batch.tokens",
+                       (long long)windows, (long long)rfi_ramp_windows(s, 1));
+  return rfi_fail_at(RFI_E_DATA_EMPTY, file, at->line,
+                     "data.max_epochs: all sources are used up in step %lld of %lld; raise data.max_epochs of a "
+                     "source, or set run.steps to %lld or less",
+                     (long long)most + 1, (long long)s->steps, (long long)most);
+}
+
 /* A mixture whose sources have a limit must last for all steps, as far as they are known. */
 static rfr_status check_mixture(rfr_run *run) {
   const rfi_settings *s = run->settings;
@@ -134,12 +152,7 @@ static rfr_status check_mixture(rfr_run *run) {
   if (n == 0 || s->steps < 1) return RFR_OK;
   RFI_TRY(RFI_ALLOC(run->ctx, (size_t)n * sizeof *counts, &counts));
   rfr_status status = rfi_mixture_counts(run->data, s->seed, wanted, counts, &total);
-  if (status == RFR_OK && total < wanted)
-    status = rfi_fail_at(RFI_E_DATA_EMPTY, at->line ? at->from : s->config->file, at->line,
-                         "data.max_epochs: all sources are used up in step %lld of %lld; raise data.max_epochs of a "
-                         "source, or set run.steps to %lld",
-                         (long long)rfi_ramp_steps(s, total, false) + 1, (long long)s->steps,
-                         (long long)rfi_ramp_steps(s, total, false));
+  if (status == RFR_OK && total < wanted) status = fail_used_up(run, total);
   for (int i = 0; status == RFR_OK && i < n; i++)
     if (counts[i] == 0)
       status = rfi_fail_at(RFI_E_DATA_EMPTY, at->line ? at->from : s->config->file, at->line,
@@ -198,17 +211,23 @@ static rfr_status prepare(rfr_run *run, bool resumes) {
   return rfi_reference_prepare(run);
 }
 
-/* The newest checkpoint, NULL if there is none. *reason: why newer ones were not taken, or "". */
-static rfr_status find_checkpoint(rfr_ctx *ctx, const char *folder, rfi_checkpoint **from, char reason[512]) {
+/* The newest checkpoint of a run's folder, the same on all ranks; NULL: there is none. *reason: why newer ones were not
+ * taken, or "". `is_checkpoint`: the folder is that of one checkpoint. */
+static rfr_status find_checkpoint(rfr_run *run, const char *folder, bool is_checkpoint, rfi_checkpoint **from,
+                                  char reason[512]) {
+  rfr_comm *comm = run->options.comm;
   int skipped = 0;
   reason[0] = 0;
-  RFI_TRY(rfi_checkpoint_latest(ctx, folder, from, &skipped));
-  if (skipped > 0 && *from) snprintf(reason, 512, "%s", rfr_last_error()->message);
-  return RFR_OK;
+  const rfr_status s = is_checkpoint ? rfi_checkpoint_open(run->ctx, comm, folder, from)
+                                     : rfi_checkpoint_latest(run->ctx, comm, folder, from, &skipped);
+  if (s != RFR_OK && rfr_comm_size(comm) > 1) run->met = run->refused = true; /* no rank goes on to the handshake */
+  if (s == RFR_OK && skipped > 0 && *from) snprintf(reason, 512, "%s", rfr_last_error()->message);
+  return s;
 }
 
 static rfr_status load(rfr_run *run, const rfi_checkpoint *from, const char *reason) {
-  if (*reason) rfi_run_warn(run, "%s; using the older checkpoint %s", reason, from->folder);
+  if (*reason && rfr_comm_rank(run->options.comm) <= 0)
+    rfi_run_warn(run, "%s; using the older checkpoint %s", reason, from->folder);
   RFI_TRY(prepare(run, true));
   RFI_TRY(rfi_state_load(run, from, (run->options.programs & RFR_RUN_TRAIN) != 0));
   if (run->clock.time > 0.0) run->steps = run->step + (int64_t)run->clock.steps_left;
@@ -293,7 +312,7 @@ fail:
 }
 
 /* Room for the checkpoints that the run will hold at one time, less those that are there: run.keep of them, and one
- * more, since a checkpoint is complete before an older one is deleted. */
+ * more, since a checkpoint is complete before an older one is deleted. The bytes that remove_leftovers frees count. */
 static rfr_status check_space(const rfr_run *run, const char *config_path) {
   const rfi_settings *settings = run->settings;
   const int64_t every = settings->checkpoint_every, steps = settings->steps;
@@ -304,10 +323,22 @@ static rfr_status check_space(const rfr_run *run, const char *config_path) {
   if (every > 0 && steps > 0 && (steps - 1) / every + 1 < most) most = (steps - 1) / every + 1;
   const int64_t need = run->checkpoint_bytes * (most > existing ? most - existing : 1);
   int64_t there;
+  rfi_leftovers left;
   RFI_TRY(rfi_dir_space(run->folder, &there));
-  if (there >= need) return RFR_OK;
+  RFI_TRY(rfi_checkpoint_leftovers(run->ctx, run->folder, false, &left));
+  if (there >= need - left.bytes) return RFR_OK;
   return rfi_fail_at(RFI_E_FILE_SPACE, run->folder, 0, "checkpoints need %lld bytes, but %lld are free",
                      (long long)need, (long long)there);
+}
+
+/* Under the lock of the run. */
+static rfr_status remove_leftovers(rfr_run *run) {
+  rfi_leftovers left;
+  RFI_TRY(rfi_checkpoint_leftovers(run->ctx, run->folder, true, &left));
+  if (left.n > 0)
+    rfi_run_warn(run, "removed %d unfinished checkpoint%s of a process that was killed, %lld bytes: %s%s", left.n,
+                 left.n == 1 ? "" : "s", (long long)left.bytes, left.first, left.n == 1 ? "" : ", ...");
+  return RFR_OK;
 }
 
 static rfr_status lock_folder(rfr_run *run) {
@@ -327,12 +358,16 @@ static rfr_status set_folder(rfr_run *run, const char *folder) {
 /* ---- the three ways ---- */
 
 static rfr_status open_new(rfr_run *run, const char *text, const char *folder, const char *config_path) {
+  rfi_checkpoint *from = NULL;
+  char reason[512];
   if (folder) {
     RFI_TRY(check_fresh(run->ctx, folder, config_path));
     if (!text) RFI_TRY(check_folder(run->ctx, folder));
     RFI_TRY(set_folder(run, folder));
   }
   RFI_TRY(read_settings(run, text, config_path));
+  if (folder && run->options.resume) RFI_TRY(find_checkpoint(run, folder, false, &from, reason)); /* nor has any rank */
+  rfi_checkpoint_close(from);
   RFI_TRY(open_data(run));
   if (folder) RFI_TRY(rfi_samples_check(run));
   if (run->options.programs) RFI_TRY(compile(run));
@@ -357,7 +392,7 @@ static rfr_status open_resumed(rfr_run *run, const char *text, const char *folde
   RFI_TRY(set_folder(run, folder));
   if (writes(run)) RFI_TRY(rfi_log_open(run, folder)); /* before anything is read that another process could change */
   RFI_TRY(read_settings(run, text, config_path));
-  RFI_TRY(find_checkpoint(run->ctx, folder, &from, reason));
+  RFI_TRY(find_checkpoint(run, folder, false, &from, reason));
   if (from && run->settings->tune) RFI_GOTO(rfi_state_load_tuned(run, from));
   RFI_GOTO(open_data(run));
   RFI_GOTO(rfi_samples_check(run));
@@ -366,6 +401,7 @@ static rfr_status open_resumed(rfr_run *run, const char *text, const char *folde
   RFI_GOTO(rfi_handshake(run, from ? from->step : -1, RFR_OK));
   rfi_settings_warn(run->settings, warn_line, run);
   RFI_GOTO(from ? load(run, from, reason) : prepare(run, false));
+  if (writes(run)) RFI_GOTO(remove_leftovers(run));
   if (writes(run)) RFI_GOTO(write_config(run, config_path));
   if (writes(run)) RFI_GOTO(rfi_run_write_description(run, config_path));
   if (writes(run)) RFI_GOTO(rfi_run_write_traces(run));
@@ -381,8 +417,7 @@ static rfr_status open_reader(rfr_run *run, const char *text, const char *folder
   char reason[512] = "";
   rfr_status s;
   RFI_TRY(read_settings(run, text, config_path));
-  if (is_checkpoint) RFI_TRY(rfi_checkpoint_open(run->ctx, folder, &from));
-  else if (folder) RFI_TRY(find_checkpoint(run->ctx, folder, &from, reason));
+  if (folder) RFI_TRY(find_checkpoint(run, folder, is_checkpoint, &from, reason));
   const bool from_model = !folder && run->settings->weights; /* the weights of the configuration's model */
   if (!from && !from_model)
     return rfi_fail(RFI_E_CHECKPOINT, "%s: there is no checkpoint to read", folder ? folder : "no folder");
@@ -449,6 +484,8 @@ rfr_status rfr_run_open(rfr_ctx *ctx, const char *config_text, const char *folde
   run->tokens_per_byte = 1.0;
   atomic_init(&run->stop, 0);
   if (folder) RFI_GOTO(rfi_path_join(ctx, folder, "config.yaml", &config_path));
+  run->pending = (rfi_string){.ctx = ctx};
+  run->opening = true;
   if (!o.plan_only) RFI_GOTO(rfi_comm_watch(ctx, o.comm));
   s = open_run(run, config_text, folder, config_path);
   if (o.plan_only) {                                   /* a plan of one rank has no peers */
@@ -456,6 +493,7 @@ rfr_status rfr_run_open(rfr_ctx *ctx, const char *config_text, const char *folde
   else if (!run->refused) s = rfi_comm_agree(ctx, o.comm, s);
   if (s != RFR_OK) goto fail;
   RFI_GOTO(rfi_comm_unwatch(o.comm));
+  RFI_GOTO(rfi_run_log_opened(run));
   rfi_run_emit(run, &(rfr_event){.kind = RFR_EVENT_START, .step = run->step, .message = run->checkpoint});
   *out = run;
   run = NULL;
@@ -470,6 +508,7 @@ void rfr_run_close(rfr_run *run) {
   if (!run) return;
   rfi_journal_close(run->log);
   rfi_journal_close(run->event_file);
+  rfi_string_deinit(&run->pending);
   rfi_stages_destroy(run->stages);
   rfr_programs_destroy(run->programs);
   rfi_host_forget(run);

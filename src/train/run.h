@@ -36,6 +36,9 @@ struct rfr_run {
   rfi_settings *settings; /* resolved */
   char *folder;           /* NULL: nothing is written */
   int log;                /* descriptor of log.jsonl, which is the folder's lock; -1: not open */
+  bool opening;           /* rfr_run_open has not returned, and may still refuse: */
+  rfi_string pending;     /* lines of the log until then */
+  bool pending_lost;      /* there was no memory for one */
   int event_file;         /* descriptor of the session's event file; -1: not open */
   rfi_dataset *data;      /* NULL with no_data */
   bool own_data;          /* that the program gives */

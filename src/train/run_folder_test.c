@@ -1,12 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The folder of a run: two starts in one folder, folders without a configuration or checkpoints, logs, free space.
+ * The folder of a run: two starts in one folder, folders without a configuration or checkpoints, logs, free space, what
+ * a killed run has left.
  */
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include "base/base.h"
@@ -227,6 +229,111 @@ static void file_size_limit(void **state) {
   rfr_ctx_destroy(ctx);
 }
 
+/* ---- a refused start, and what a killed run has left ---- */
+
+static void write_file(const char *name, const char *text) {
+  char folder[200], path[260];
+  snprintf(folder, sizeof folder, "%s/%s", rft_run_folder("killed"), name);
+  assert_int_equal(rfi_dir_create(folder), RFR_OK);
+  snprintf(path, sizeof path, "%s/model.safetensors", folder);
+  FILE *f = fopen(path, "w");
+  assert_non_null(f);
+  fputs(text, f);
+  fclose(f);
+}
+
+static void read_log(char *out, size_t size) {
+  char path[200];
+  snprintf(path, sizeof path, "%s/log.jsonl", rft_run_folder("killed"));
+  FILE *f = fopen(path, "r");
+  assert_non_null(f);
+  out[fread(out, 1, size - 1, f)] = 0;
+  fclose(f);
+}
+
+/* A process that has ended, and one that runs until its pipe is closed. */
+static pid_t start_process(int ends[2]) {
+  assert_int_equal(pipe(ends), 0);
+  const pid_t pid = fork();
+  if (pid == 0) {
+    char x;
+    close(ends[1]);
+    _exit(read(ends[0], &x, 1) < 0);
+  }
+  close(ends[0]);
+  return pid;
+}
+
+static void end_process(pid_t pid, int end) {
+  int status;
+  close(end);
+  assert_int_equal(waitpid(pid, &status, 0), pid);
+}
+
+/* A refused resume logs and removes nothing. An accepted one removes what ended processes have left, and says so. */
+static void leftovers(void **state) {
+  static const char *const refused[][2] = {{"optimizer.lr=1e-4", "resume.mismatch"},
+                                           {"memory.budget=4KiB", "plan.over_budget"},
+                                           {"data.train=none/*", "data.empty"}};
+  static char before[1 << 14], after[1 << 14];
+  char dead[40], live[40], own[40];
+  int ends[2];
+  (void)state;
+  rfr_ctx *ctx = rft_run_ctx(1);
+  rft_record r = {0};
+  rfr_run_options o = rft_run_options(&r);
+  rfr_run *run = rft_run_open(ctx, CONFIG, "killed", &o);
+  rfr_run_info info;
+  rft_run_steps(run, 3);
+  assert_int_equal(rfr_run_save(run), RFR_OK);
+  rfr_run_get_info(run, &info);
+  rfr_run_close(run);
+  const pid_t killed = start_process(ends);
+  end_process(killed, ends[1]);
+  const pid_t works = start_process(ends);
+  snprintf(dead, sizeof dead, "step-000004.tmp-%d", (int)killed);
+  snprintf(live, sizeof live, "step-000005.tmp-%d", (int)works);
+  snprintf(own, sizeof own, "step-000006.tmp-%d", (int)getpid()); /* of a process with our number */
+  write_file(dead, "half");
+  write_file(live, "of another process");
+  write_file(own, "almost");
+  write_file("step-000007.tmp-notes", "of the user");
+  read_log(before, sizeof before);
+  o.resume = 1;
+  r.warnings = 0;
+  for (size_t i = 0; i < sizeof refused / sizeof *refused; i++) {
+    o.overrides = refused[i], o.n_overrides = 1;
+    assert_int_not_equal(rfr_run_open(ctx, NULL, rft_run_folder("killed"), &o, &run), RFR_OK);
+    assert_string_equal(rfr_last_error()->slug, refused[i][1]);
+    read_log(after, sizeof after);
+    assert_string_equal(after, before);
+    assert_true(rft_run_has("killed", dead) && rft_run_has("killed", own));
+  }
+  o.overrides = NULL, o.n_overrides = 0;
+  rfi_io_fault full = {.space = info.checkpoint_bytes - 11}; /* what will be removed is free */
+  for (int more = 0; more < 2; more++) {
+    rfi_io_set_fault(&full);
+    const rfr_status s = rfr_run_open(ctx, NULL, rft_run_folder("killed"), &o, &run);
+    rfi_io_set_fault(NULL);
+    assert_int_equal(s, more ? RFR_OK : RFR_IO);
+    full.space++;
+  }
+  rfr_run_close(run);
+  end_process(works, ends[1]);
+  assert_int_equal(r.warnings, 1);
+  assert_true(!rft_run_has("killed", dead) && !rft_run_has("killed", own));
+  assert_true(rft_run_has("killed", live) && rft_run_has("killed", "step-000007.tmp-notes"));
+  read_log(after, sizeof after);
+  assert_memory_equal(after, before, strlen(before));
+  char says[160];
+  snprintf(says, sizeof says, "removed 2 unfinished checkpoints of a process that was killed, 10 bytes: %s, ...", dead);
+  if (!strstr(after + strlen(before), says)) fail_msg("%s", after + strlen(before));
+  const char *compile = strstr(after + strlen(before), "\"event\": \"compile\"");
+  const char *started = strstr(after + strlen(before), "\"event\": \"start\"");
+  assert_true(compile && started && compile < started);
+  rfr_ctx_destroy(ctx);
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(two_starts_in_one_folder),
@@ -236,6 +343,7 @@ int main(void) {
       cmocka_unit_test(odd_logs),
       cmocka_unit_test(no_space),
       cmocka_unit_test(file_size_limit),
+      cmocka_unit_test(leftovers),
   };
   return cmocka_run_group_tests(tests, rft_run_setup, rft_run_teardown);
 }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Runs on rows: epochs and their last step, packed and unpacked losses, resume in the middle of an epoch, the kinds of
- * files.
+ * Runs on rows: epochs and their last step, packed and unpacked losses, resume in the middle of an epoch, the limits of
+ * mixtures, the kinds of files.
  */
 #include <math.h>
 #include <stdio.h>
@@ -228,11 +228,47 @@ static void kinds(void **state) {
   rfr_ctx_destroy(ctx);
 }
 
+/* The largest number of steps that a mixture with limits has: the advice of the error is right. */
+static void used_up(void **state) {
+  static const char shares[] = "data.shares=[1, 1]", files[] = "data.train=[a.jsonl, c.jsonl]";
+  char steps[32] = "run.steps=900";
+  const char *sets[] = {files, shares, "data.max_epochs=[2, 1]", "run.epochs=0", steps, "batch.tokens=128"};
+  (void)state;
+  write_rows("a.jsonl", 0, 60);
+  write_rows("c.jsonl", 60, 40);
+  rfr_ctx *ctx = rft_run_ctx(1);
+  rft_record r = {0};
+  rfr_run_options o = rft_run_options(&r);
+  rfr_run *run;
+  long long in = 0, most = 0;
+  o.overrides = sets, o.n_overrides = 6;
+  assert_int_equal(rfr_run_open(ctx, CONFIG, NULL, &o, &run), RFR_INVALID);
+  const char *says = strstr(rfr_last_error()->message, "data.max_epochs: ");
+  if (!says || sscanf(says,
+                      "data.max_epochs: all sources are used up in step %lld of 900; raise data.max_epochs of a "
+                      "source, or set run.steps to %lld or less",
+                      &in, &most) != 2)
+    fail_msg("%s", rfr_last_error()->message);
+  assert_true(most > 1 && in == most + 1);
+  for (int more = 0; more < 2; more++) {
+    snprintf(steps, sizeof steps, "run.steps=%lld", most + more);
+    const rfr_status s = rfr_run_open(ctx, CONFIG, NULL, &o, &run);
+    assert_int_equal(s, more ? RFR_INVALID : RFR_OK);
+    rfr_run_close(run);
+  }
+  sets[5] = "batch.tokens=12800"; /* more than there are in all */
+  assert_int_equal(rfr_run_open(ctx, CONFIG, NULL, &o, &run), RFR_INVALID);
+  says = strstr(rfr_last_error()->message, "and the first step takes 400; raise data.max_epochs of a source, or lower");
+  if (!says) fail_msg("%s", rfr_last_error()->message);
+  rfr_ctx_destroy(ctx);
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(epochs),
       cmocka_unit_test(packed_losses),
       cmocka_unit_test(resumed),
+      cmocka_unit_test(used_up),
       cmocka_unit_test(kinds),
   };
   return cmocka_run_group_tests(tests, rft_run_setup, rft_run_teardown);

@@ -130,7 +130,9 @@ static void refused(void **state) {
       {"parallel.pipeline=3", "config.value", "parallel.pipeline: 3 does not divide the 2 ranks"},
       {"parallel.shard=full", "config.value", "parallel.shard: full with a pipeline"},
       {"parallel.data=2", "config.value", "parallel.data: 2, but 2 ranks in pipelines of 2 are 1"},
-      {"model.num_hidden_layers=3", "argument", "3 layers in 4 stages of a pipeline (interleaved over 2 ranks)"},
+      {"model.num_hidden_layers=3", "config.value",
+       "parallel.pipeline: 2 with parallel.schedule: interleaved has 4 stages, but model.num_hidden_layers is 3; give "
+       "parallel.pipeline: 1 or less, or parallel.schedule: 1f1b"},
       {"run.time=5s", "unsupported", "run.time over 2 ranks"},
   };
   rfr_comm *comm[2];

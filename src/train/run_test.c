@@ -615,6 +615,35 @@ static void ends_in_skipped_steps(void **state) {
   rfr_ctx_destroy(ctx);
 }
 
+/* The checkpoint of the last step has finite weights: a resume of it is not done either, nor one with more steps. */
+static void ends_in_skipped_steps_again(void **state) {
+  static const char more[] = "run.steps=7", *const sets[] = {more};
+  (void)state;
+  rfr_ctx *ctx = rft_run_ctx(1);
+  rft_record r = {0};
+  rfr_run_options o = rft_run_options(&r);
+  rfr_run *run =
+      rft_run_open(ctx, "refrain: 1\n" LLAMA DATA TWO_BATCHES ADAM "run: {steps: 5, log_every: 1}\n", "skips", &o);
+  rfr_tensor x;
+  rft_run_steps(run, 2);
+  assert_int_equal(rfr_programs_tensor(rfr_run_programs(run), "model.norm.weight", &x), RFR_OK);
+  ((float *)x.data)[3] = 3e38f; /* finite, but logits are not */
+  for (int k = 0; k < 3; k++) {
+    assert_int_equal(rfr_run_train(run), RFR_NUMERIC);
+    assert_string_equal(rfr_last_error()->slug, "run.diverged");
+    const char *says = k == 2 ? "the last 5 of 7 steps were skipped: their gradients were not finite"
+                              : "the last 3 of 5 steps were skipped: their gradients were not finite";
+    if (!strstr(rfr_last_error()->message, says)) fail_msg("%s", rfr_last_error()->message);
+    rfr_run_close(run);
+    o.resume = 1;
+    o.overrides = k == 1 ? sets : NULL, o.n_overrides = k == 1;
+    run = rft_run_open(ctx, NULL, "skips", &o);
+  }
+  assert_int_equal(r.evaluations, 0);
+  rfr_run_close(run);
+  rfr_ctx_destroy(ctx);
+}
+
 /* A NaN in a folder's weights, with a manifest that agrees. */
 static void bad_weights_are_not_loaded(void **state) {
   (void)state;
@@ -749,6 +778,7 @@ int main(void) {
       cmocka_unit_test(bad_weights_are_not_saved),
       cmocka_unit_test(bad_weights_in_16_bits),
       cmocka_unit_test(ends_in_skipped_steps),
+      cmocka_unit_test(ends_in_skipped_steps_again),
       cmocka_unit_test(bad_weights_are_not_loaded),
       cmocka_unit_test(nothing_to_predict),
       cmocka_unit_test(damaged_checkpoint),

@@ -250,7 +250,7 @@ static rfr_status read_batch(rfi_settings *s) {
     return FAIL_AT(s, RFI_CFG_data_sequence, "data.sequence: %lld tokens are too few for a pair of answers",
                    (long long)s->sequence);
   p->model.longest = s->sequence;
-  if (s->parallel.pipeline > 1 && p->model.layers >= rfi_pipeline_stages(&p->pipeline))
+  if (s->parallel.pipeline > 1)
     p->pipeline.last_layers = rfi_stage_layers(p, rfi_pipeline_stages(&p->pipeline) - 1, NULL);
   if (p->tokens > INT32_MAX || p->microbatches > MOST_MICROBATCHES || p->microbatches * p->ranks > MOST_NUMBERS)
     return FAIL_AT(s, RFI_CFG_batch_tokens,

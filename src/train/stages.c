@@ -61,13 +61,7 @@ void rfi_stages_memory(const rfi_stages *p, rfr_graphs_memory *out) { *out = p->
 
 rfr_status rfi_pipeline_check(const rfi_step_spec *s) {
   const char *what = s->model.experts > 0 ? "experts" : s->preference ? "preferences" : NULL;
-  const int stages = rfi_pipeline_stages(&s->pipeline);
-  if (what) return rfi_fail(RFI_E_UNSUPPORTED, "a pipeline cannot train with %s", what);
-  if (s->model.layers < stages)
-    return rfi_fail(RFI_E_ARGUMENT, "%lld layers in %d stages of a pipeline (%s over %d ranks)",
-                    (long long)s->model.layers, stages, rfr_schedule_kind_name(s->pipeline.schedule),
-                    s->pipeline.ranks);
-  return RFR_OK;
+  return what ? rfi_fail(RFI_E_UNSUPPORTED, "a pipeline cannot train with %s", what) : RFR_OK;
 }
 
 static int data_ranks(const rfi_step_spec *s) { return s->ranks > 1 ? s->ranks : 1; }

@@ -22,7 +22,7 @@ typedef struct rfi_stages_options {
 } rfi_stages_options;
 
 /* `update`: has the tensors of rfi_trace_train, and outlives the pipeline. The schedule has communication, and belongs
- * to `ctx`. Errors: argument (fewer layers than stages); unsupported, for what pipelines cannot train; those of
+ * to `ctx`; each stage has a layer (parallel.h). Errors: unsupported, for what pipelines cannot train; those of
  * rfr_graphs_create. */
 rfr_status rfi_stages_create(rfr_ctx *ctx, const rfi_step_spec *spec, rfr_programs *update,
                              const rfi_stages_options *options, rfi_stages **out);

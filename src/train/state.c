@@ -257,6 +257,8 @@ rfr_status rfi_state_describe(rfr_run *run, rfi_state_json *out) {
       json_pack("{s:s, s:s, s:s, s:i, s:s, s:s, s:s}", "refrain", rfr_version(), "backend", rfi_ctx_backend(run->ctx),
                 "isa", rfi_ctx_isa(run->ctx), "threads", rfi_ctx_threads(run->ctx), "matmul", run->machine.matmul,
                 "data", run->hash, "layout", layout);
+  out->skipped_in_row = run->skipped_in_row;
+  out->skipped_for_routing = run->skipped_in_row > 0 && run->skipped_for_routing;
   if (run->own_data) out->position = run->positions[run->step % (run->settings->spec.slots + 1)];
   out->tuned = json_incref(run->tuned);
   if (run->settings->adapter) {
@@ -371,6 +373,8 @@ static rfr_status load_state_json(rfr_run *run, const char *path, int64_t step) 
   RFI_GOTO(rfr_programs_write(run->programs, &run->block, theirs.block));
   run->step = run->launched = run->filled = step;
   if (run->own_data) run->positions[step % (run->settings->spec.slots + 1)] = theirs.position;
+  run->skipped_in_row = (int)theirs.skipped_in_row;
+  run->skipped_for_routing = theirs.skipped_for_routing;
   run->clock.used = theirs.seconds;
   s = RFR_OK;
 fail:

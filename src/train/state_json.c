@@ -45,6 +45,8 @@ static rfr_status read_root(const char *file, const json_t *root, rfi_state_json
   RFI_TRY(rfi_json_get_real(root, file, "seconds", false, &out->seconds));
   if (!(out->seconds >= 0.0)) return BAD("\"seconds\" is %g", out->seconds);
   RFI_TRY(rfi_json_get_int(root, file, "position", false, INT64_MIN, INT64_MAX, &out->position));
+  RFI_TRY(rfi_json_get_int(root, file, "skipped_in_row", false, 0, out->block[RFI_STEP_SKIPPED], &out->skipped_in_row));
+  RFI_TRY(rfi_json_get_int(root, file, "skipped_for_routing", false, 0, 1, &out->skipped_for_routing));
   RFI_TRY(read_names(file, root, "configuration", &out->configuration));
   RFI_TRY(read_names(file, root, "environment", &out->environment));
   if (json_object_get(root, "base")) RFI_TRY(read_names(file, root, "base", &out->base));
@@ -61,14 +63,17 @@ rfr_status rfi_state_json_parse(const char *file, const char *text, size_t n, rf
   return s;
 }
 
+static json_t *unless_zero(int64_t x) { return x != 0 ? json_integer(x) : NULL; }
+
 rfr_status rfi_state_json_print(const rfi_state_json *state, rfi_string *out) {
   const int64_t *block = state->block;
   json_t *seconds = state->seconds > 0.0 ? json_real(state->seconds) : NULL;
-  json_t *position = state->position != 0 ? json_integer(state->position) : NULL;
-  json_t *root = json_pack("{s:i, s:[I,I,I,I], s:O, s:O, s:o*, s:o*, s:O*, s:O*}", "format", FORMAT, "step_block",
-                           (json_int_t)block[0], (json_int_t)block[1], (json_int_t)block[2], (json_int_t)block[3],
-                           "configuration", state->configuration, "environment", state->environment, "seconds", seconds,
-                           "position", position, "tuned", state->tuned, "base", state->base);
+  json_t *root = json_pack("{s:i, s:[I,I,I,I], s:O, s:O, s:o*, s:o*, s:o*, s:o*, s:O*, s:O*}", "format", FORMAT,
+                           "step_block", (json_int_t)block[0], (json_int_t)block[1], (json_int_t)block[2],
+                           (json_int_t)block[3], "configuration", state->configuration, "environment",
+                           state->environment, "seconds", seconds, "position", unless_zero(state->position),
+                           "skipped_in_row", unless_zero(state->skipped_in_row), "skipped_for_routing",
+                           unless_zero(state->skipped_for_routing), "tuned", state->tuned, "base", state->base);
   if (!root) return rfi_fail(RFI_E_NO_MEMORY, "building state.json");
   rfr_status s = rfi_json_print(root, out);
   json_decref(root);

@@ -4,12 +4,13 @@
  *
  *   {"format": 1, "step_block": [attempted, applied, seed, skipped],
  *    "configuration": {NAME: VALUE, ...}, "environment": {NAME: VALUE, ...},
- *    "seconds": SECONDS, "position": POSITION, "tuned": {NAME: VALUE, ...},
- *    "base": {"model": FOLDER, "hash": HASH}}
+ *    "seconds": SECONDS, "position": POSITION, "skipped_in_row": COUNT, "skipped_for_routing": 1,
+ *    "tuned": {NAME: VALUE, ...}, "base": {"model": FOLDER, "hash": HASH}}
  *
  * A resume needs the same configuration; the bits also depend on the environment. "seconds" is the time
- * that a run given in time has used, "position" that of rfr_window, "tuned" the algorithms of a run with run.tune. The
- * reader accepts counts that steps can lead to, and flat objects of texts and integers. Printed text reads back equal.
+ * that a run given in time has used, "position" that of rfr_window, "skipped_in_row" how many of the last steps were
+ * skipped, "tuned" the algorithms of a run with run.tune. The reader accepts counts that steps can lead to, and flat
+ * objects of texts and integers. Printed text reads back equal.
  */
 #ifndef RFI_STATE_JSON_H
 #define RFI_STATE_JSON_H
@@ -23,8 +24,9 @@ enum { RFI_STEP_ATTEMPTED, RFI_STEP_APPLIED, RFI_STEP_SEED, RFI_STEP_SKIPPED, RF
 
 typedef struct rfi_state_json {
   int64_t block[RFI_STEP_N];
-  double seconds;   /* 0: the run is given in steps */
-  int64_t position; /* of the program's own data */
+  double seconds;                              /* 0: the run is given in steps */
+  int64_t position;                            /* of the program's own data */
+  int64_t skipped_in_row, skipped_for_routing; /* the last steps; whether the last one had an invalid routing */
   json_t *configuration, *environment;
   json_t *tuned; /* NULL for a run that was not */
   json_t *base;  /* NULL for a run without an adapter */

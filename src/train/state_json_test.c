@@ -22,12 +22,15 @@ static void round_trip_of(bool tuned, double seconds) {
                                        [RFI_STEP_SEED] = INT64_MIN,
                                        [RFI_STEP_SKIPPED] = 3},
                              .seconds = seconds,
+                             .skipped_in_row = tuned ? 3 : 0,
+                             .skipped_for_routing = tuned,
                              .configuration = json_pack("{s:s}", "optimizer.lr", "3e-3"),
                              .environment = json_pack("{s:s, s:i}", "isa", "v4", "threads", 2),
                              .tuned = tuned ? json_pack("{s:s, s:s}", "device", "a GPU", "f32[2,3:3]", "0 1") : NULL};
   assert_int_equal(rfi_state_json_print(&s, &text), RFR_OK);
   assert_int_equal(rfi_state_json_parse("state.json", text.data, text.n, &again), RFR_OK);
   assert_true(again.seconds == seconds);
+  assert_true(again.skipped_in_row == s.skipped_in_row && again.skipped_for_routing == s.skipped_for_routing);
   assert_memory_equal(again.block, s.block, sizeof s.block);
   assert_true(json_equal(again.configuration, s.configuration) && json_equal(again.environment, s.environment));
   assert_true(tuned ? json_equal(again.tuned, s.tuned) : again.tuned == NULL);
@@ -64,6 +67,8 @@ static void refused(void **state) {
        "\"tuned\" is not an object"},
       {"\"format\": 1, \"step_block\": [3, 2, 1, 1], \"seconds\": -1.5", "\"seconds\" is -1.5"},
       {"\"format\": 1, \"step_block\": [3, 2, 1, 1], \"seconds\": \"1\"", "\"seconds\""},
+      {"\"format\": 1, \"step_block\": [3, 2, 1, 1], \"skipped_in_row\": 2", "\"skipped_in_row\""},
+      {"\"format\": 1, \"step_block\": [3, 2, 1, 1], \"skipped_for_routing\": 2", "\"skipped_for_routing\""},
   };
   for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
     char text[256];

@@ -19,13 +19,17 @@ typedef struct job {
   int resume, steps; /* 0: the state is only loaded */
   int expert;        /* parallel.expert; 0: 1 */
   rfi_hash state;
-  int layout_warnings, checkpoints;
+  int layout_warnings, checkpoints, fallbacks;
+  char fallback[512]; /* the warning */
 } job;
 
 static void on_event(const rfr_event *e, void *user) {
   job *j = user;
   j->layout_warnings += e->kind == RFR_EVENT_WARNING && strstr(e->message, "another layout") != NULL;
   j->checkpoints += e->kind == RFR_EVENT_CHECKPOINT;
+  if (e->kind != RFR_EVENT_WARNING || !strstr(e->message, "using the older checkpoint")) return;
+  j->fallbacks++;
+  snprintf(j->fallback, sizeof j->fallback, "%s", e->message);
 }
 
 static rfr_status work(void *rank, int number, rfr_comm *comm, rfr_ctx *own) {
@@ -59,6 +63,7 @@ static job run_job(int ranks, job j) {
   for (int r = 1; r < ranks; r++) {
     assert_true(rfi_hash_equal(all[r].state, all[0].state));
     assert_int_equal(all[r].checkpoints, 0);
+    assert_int_equal(all[r].fallbacks, 0); /* rank 0 says it */
   }
   return all[0];
 }
@@ -242,6 +247,33 @@ static void evaluate(void **state) {
 
 /* ---- failures ---- */
 
+/* A file of the newest checkpoint that one rank finds damaged: all ranks continue from the same older one. */
+static void damaged(void **state) {
+  static const char *const files[] = {"model-rank-0000", "model-rank-0002", "optimizer-rank-0001"};
+  (void)state;
+  const job first = run_job(3, (job){rows[0].config, "damaged", "full", 0, 2});
+  for (size_t i = 0; i < sizeof files / sizeof *files; i++) {
+    char path[300], file[64];
+    size_t n;
+    char *data;
+    const job last = run_job(3, (job){rows[0].config, "damaged", "full", 1, 4});
+    assert_int_equal(last.fallbacks, 0);
+    assert_false(rfi_hash_equal(last.state, first.state));
+    snprintf(file, sizeof file, "step-000004/%s-of-0003.safetensors", files[i]);
+    snprintf(path, sizeof path, "%s/%s", rft_run_folder("damaged"), file);
+    OK(rfi_file_read(ctx, path, &data, &n));
+    data[n - 1] ^= 1;
+    OK(rfi_file_write(ctx, path, data, n));
+    rfi_free(ctx, data);
+    const job j = run_job(3, (job){rows[0].config, "damaged", "full", 1, 0});
+    assert_true(rfi_hash_equal(j.state, first.state));
+    assert_int_equal(j.fallbacks, 1);
+    if (!strstr(j.fallback, file) || !strstr(j.fallback, "step-000002")) fail_msg("%s", j.fallback);
+    snprintf(path, sizeof path, "%s/step-000004", rft_run_folder("damaged"));
+    OK(rfi_tree_remove(ctx, path));
+  }
+}
+
 static void diverged(void **state) {
   const rft_flip cases[] = {
       {rows[0].config, "parallel.shard=none", "model.norm.weight", 3, 1, 2,
@@ -332,9 +364,9 @@ static void records(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      rft_context_test(layouts), rft_context_test(spread_experts), rft_context_test(resume),
-      rft_context_test(folders), rft_context_test(evaluate),       rft_context_test(diverged),
-      rft_context_test(records),
+      rft_context_test(layouts),  rft_context_test(spread_experts), rft_context_test(resume),
+      rft_context_test(folders),  rft_context_test(evaluate),       rft_context_test(damaged),
+      rft_context_test(diverged), rft_context_test(records),
   };
   return cmocka_run_group_tests(tests, rft_run_setup, rft_run_teardown);
 }

@@ -78,17 +78,13 @@ static rfr_value declare_parameter(rfr_trace *t, const rfi_step_spec *s, int i) 
   return rfi_declare_parameter(t, &s->model, i, rfi_step_rule(s, i).frozen ? RFR_ROLE_FROZEN : RFR_ROLE_TRAINABLE);
 }
 
-static void declare_parameters(rfr_trace *t, const rfi_step_spec *s, rfr_value *out) {
-  for (int i = 0; i < rfr_model_parameter_count(&s->model); i++) out[i] = declare_parameter(t, s, i);
-}
-
 static rfr_value declare_average(rfr_trace *t, const rfr_parameter *p) {
   char full[128];
   snprintf(full, sizeof full, "%s" RFI_SUFFIX_EMA, p->name);
   return rfr_input(t, full, RFR_ROLE_TRAINABLE, RFR_F32, p->rank, p->shape);
 }
 
-/* Parameter i as an evaluation reads it: the average of one that is trained, if there are averages. */
+/* Parameter i as evaluations and samples read it: the average of one that is trained, if there are averages. */
 static rfr_value declare_evaluated(rfr_trace *t, const rfi_step_spec *s, int i) {
   rfr_parameter p;
   if (s->ema.decay == 0.0 || rfi_step_rule(s, i).frozen || rfr_model_parameter(&s->model, i, &p) != RFR_OK)
@@ -96,6 +92,10 @@ static rfr_value declare_evaluated(rfr_trace *t, const rfi_step_spec *s, int i) 
   const rfr_value average = declare_average(t, &p);
   const rfi_attr to = rfi_i(s->model.dtype);
   return s->model.dtype == RFR_F32 ? average : rfi_record(t, RFR_HERE, RFI_OP_ema_weight, 1, &average, &to, NULL);
+}
+
+static void declare_all_evaluated(rfr_trace *t, const rfi_step_spec *s, rfr_value *out) {
+  for (int i = 0; i < rfr_model_parameter_count(&s->model); i++) out[i] = declare_evaluated(t, s, i);
 }
 
 typedef struct update {
@@ -331,7 +331,7 @@ static void record_train(rfr_trace *t, const rfi_step_spec *s, rfr_value *values
   rfr_value *pairs = targets + s->microbatches, *splits = pairs + s->microbatches;
   routing routing = {splits, splits + routings, (int)routings};
   rfr_microbatch(t, -1);
-  declare_parameters(t, s, w);
+  for (int i = 0; i < n; i++) w[i] = declare_parameter(t, s, i);
   rfr_value step = rfr_step_block(t);
   rfr_scope(t, "inputs");
   rfr_value all_tokens = ring(t, s, RFI_NAME_TOKENS, RFR_I32, s->tokens, step);       /* (k,T) */
@@ -514,7 +514,7 @@ static void output_losses(rfr_trace *t, const rfi_step_spec *s, const rfr_value 
 }
 
 static void record_evaluate(rfr_trace *t, const rfi_step_spec *s, rfr_value *w) {
-  for (int i = 0; i < rfr_model_parameter_count(&s->model); i++) w[i] = declare_evaluated(t, s, i);
+  declare_all_evaluated(t, s, w);
   const windows x = declare_windows(t, s);
   output_losses(t, s, w, rfr_model_forward(t, &s->model, w, x.tokens, x.offsets, RFR_NONE), &x);
 }
@@ -538,7 +538,7 @@ static void record_generate(rfr_trace *t, const rfi_step_spec *s, rfr_value *w, 
   const int64_t text_shape[2] = {texts, s->window + 1}, cursor_shape[2] = {texts, RFI_CURSOR_N};
   const int one = texts == 1;
   rfr_value positions, last;
-  declare_parameters(t, s, w);
+  declare_all_evaluated(t, s, w);
   rfr_value text = rfr_input(t, RFI_NAME_TEXT, RFR_ROLE_STATE, RFR_I32, 2 - one, text_shape + one);
   rfr_value cursor = rfr_input(t, RFI_NAME_CURSOR, RFR_ROLE_STATE, RFR_I64, 2 - one, cursor_shape + one);
   rfr_value sampling = rfr_input(t, RFI_NAME_SAMPLING, RFR_ROLE_INPUT, RFR_F64, 1, &five);

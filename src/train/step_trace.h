@@ -34,7 +34,7 @@ typedef struct rfi_param_rule {
   double lr_scale, weight_decay;
 } rfi_param_rule;
 
-/* The moving average of the trained weights: rfr_ema_at. Evaluations read the averages. */
+/* The moving average of the trained weights: rfr_ema_at. Evaluations and samples read the averages. */
 typedef struct rfi_ema {
   double decay; /* 0: there is none */
   int64_t start;

@@ -157,6 +157,20 @@ static void errors(void **state) {
   unsetenv("RANK");
 }
 
+/* Processes as srun starts them: without MPI's part, and a shell in a step of one task. */
+static void steps_of_slurm(void **state) {
+  (void)state;
+  setenv("SLURM_STEP_NUM_TASKS", "2", 1);
+  setenv("SLURM_PROCID", "0", 1);
+  assert_int_equal(RUN("train", "small.yaml", "--out", "slurm"), 2);
+  rft_assert_says(rft_err, "MPI cannot start: srun has started this process without PMIx; give srun --mpi=pmix");
+  setenv("SLURM_STEP_NUM_TASKS", "1", 1);
+  assert_int_equal(RUN("train", "small.yaml", "--ranks", "2", "--out", "slurm", "--json", "--set", "run.steps=2"), 0);
+  rft_assert_says(rft_out, "\"ranks\": 2");
+  unsetenv("SLURM_STEP_NUM_TASKS");
+  unsetenv("SLURM_PROCID");
+}
+
 /* In JSON an error names the rank that printed it, and is still printed once. */
 static void json_of_ranks(void **state) {
   (void)state;
@@ -206,9 +220,9 @@ static void stop(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(layouts),       cmocka_unit_test(pipelines), cmocka_unit_test(profile),
-      cmocka_unit_test(experts),       cmocka_unit_test(errors),    cmocka_unit_test(stop),
-      cmocka_unit_test(json_of_ranks),
+      cmocka_unit_test(layouts),       cmocka_unit_test(pipelines),      cmocka_unit_test(profile),
+      cmocka_unit_test(experts),       cmocka_unit_test(errors),         cmocka_unit_test(stop),
+      cmocka_unit_test(json_of_ranks), cmocka_unit_test(steps_of_slurm),
   };
   if (system("mpirun --version >/dev/null 2>&1") != 0) {
     puts("skipped: mpirun is missing (Debian: openmpi-bin)");

@@ -20,10 +20,18 @@ static void usage(void **state) {
   assert_int_equal(RUN("trian", "small.yaml"), 2);
   rft_assert_says(rft_err, "error: there is no command trian");
   rft_assert_says(rft_err, "help: did you mean train?");
+  assert_int_equal(RUN("tokenizer", "notes"), 2);
+  rft_assert_says(rft_err, "help: did you mean tokenize or tokenizer-train?");
+  assert_int_equal(RUN("tokeniser-train", "notes"), 2);
+  rft_assert_says(rft_err, "help: did you mean tokenizer-train?");
+  assert_int_equal(RUN("t"), 2);
+  rft_assert_says(rft_err, "help: refrain --help lists the commands");
   assert_int_equal(RUN("train"), 2);
   rft_assert_says(rft_err, "error: refrain train needs CONFIG|RUN");
   assert_int_equal(RUN("train", "small.yaml", "--resum"), 2);
   rft_assert_says(rft_err, "help: did you mean --resume?");
+  assert_int_equal(RUN("train", "small.yaml", "--data", "x"), 2);
+  rft_assert_says(rft_err, "help: refrain train --help lists the options");
   assert_int_equal(RUN("train", "small.yaml", "--top-k", "3"), 2);
   rft_assert_says(rft_err, "has no option --top-k");
   assert_int_equal(RUN("generate", "runs/x", "--tokens", "many"), 2);

@@ -171,7 +171,7 @@ static void assert_checkpoint(scene *c, int step) {
   rfi_checkpoint *checkpoint;
   rfi_hash hash;
   snprintf(name, sizeof name, "run/step-%06d", step);
-  if (rfi_checkpoint_open(c->f->ctx, rft_path(c->f, name), &checkpoint) != RFR_OK)
+  if (rfi_checkpoint_open(c->f->ctx, NULL, rft_path(c->f, name), &checkpoint) != RFR_OK)
     fail_msg("%s", rfr_last_error()->message);
   rfi_checkpoint_close(checkpoint);
   weights(c, "run", step, &hash);

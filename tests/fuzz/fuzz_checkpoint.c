@@ -12,7 +12,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n) {
   rfi_checkpoint *c;
   rft_fuzz_put("a", "hello", 5);
   rft_fuzz_put("MANIFEST.json", data, n);
-  rfr_status s = rfi_checkpoint_open(rft_fuzz_ctx(), rft_fuzz_folder(), &c);
+  rfr_status s = rfi_checkpoint_open(rft_fuzz_ctx(), NULL, rft_fuzz_folder(), &c);
   rft_fuzz_status(s);
   if (s == RFR_OK) {
     rft_fuzz_expect(c->step >= 0, "a negative step");

@@ -27,12 +27,26 @@ static const char *reason(int error) {
   return why;
 }
 
+/* Open MPI ends a process that srun has started without PMIx, or without the PMI that it was built for. */
+static bool lacks_pmi(void) {
+#ifdef OPEN_MPI
+  static const char *const names[] = {"PMIX_RANK", "PMI_RANK", "OMPI_COMM_WORLD_SIZE"};
+  if (!getenv("SLURM_STEP_NUM_TASKS")) return false;
+  for (size_t i = 0; i < sizeof names / sizeof *names; i++)
+    if (getenv(names[i])) return false;
+  return true;
+#else
+  return false;
+#endif
+}
+
 static const char *start_mpi(bool *started) {
   int is = 0, was = 0, level;
   MPI_Finalized(&was);
   if (was) return "MPI has ended in this process and cannot start again";
   MPI_Initialized(&is);
   *started = !is;
+  if (!is && lacks_pmi()) return "srun has started this process without PMIx; give srun --mpi=pmix";
   return is ? NULL : reason(MPI_Init_thread(NULL, NULL, MPI_THREAD_SERIALIZED, &level));
 }
 
