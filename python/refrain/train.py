@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import array
 import codecs
+import contextlib
 import ctypes
 import json
-import os
 import threading
 from dataclasses import dataclass, fields
 from typing import Any, Callable, List, Mapping, Optional, Sequence, Tuple, Type, TypeVar, Union
 
 from . import _abi
 from ._core import (Context, Handle, InvalidError, Overrides, Path, RefrainError, collect, copy_fields, create, lib,
-                    override_list, path_bytes, text)
+                    override_list, path_bytes, path_list, text)
 from .text import ChatTemplate, Decoder, Messages, Tokenizer, ids_array, text_bytes
 
 Config = Union[str, Mapping[str, Any]]
@@ -97,6 +97,15 @@ class RunInfo:
 
 
 @dataclass(frozen=True)
+class Phase:
+    """Steps of one size (batch.ramp); the fields are those of rfr_run_phase."""
+
+    until: int  # the last step; 0: the last phase
+    tokens: int  # of a step, over all ranks
+    sequence: int  # tokens of a sequence
+
+
+@dataclass(frozen=True)
 class Evaluation:
     """The loss over all held-out data; the fields are those of rfr_evaluation."""
 
@@ -139,7 +148,7 @@ class Data:
 
 
 EventFn = Callable[[Event], object]
-Record = TypeVar("Record", Event, RunInfo, Evaluation)
+Record = TypeVar("Record", Event, RunInfo, Evaluation, Phase, Watched)
 
 
 def _record(cls: Type[Record], struct: ctypes.Structure, **given: object) -> Record:
@@ -324,6 +333,27 @@ class Trainer(_Run):
         self._call(lib.rfr_run_evaluate, ctypes.byref(out))
         return _record(Evaluation, out)
 
+    @property
+    def phases(self) -> List[Phase]:
+        """The phases of the run in the order of their steps; without batch.ramp there is one."""
+        found: List[Phase] = []
+        phase = _abi.rfr_run_phase()
+        phase.size = ctypes.sizeof(phase)
+        while not found or found[-1].until > 0:
+            self._call(lib.rfr_run_phase_at, len(found), ctypes.byref(phase))
+            found.append(_record(Phase, phase))
+        return found
+
+    def row(self, row: int) -> List[Tuple[str, bool]]:
+        """The text of a training row, from 0 to info.train_rows - 1, in pieces: each with True if its tokens have a
+        loss. Special tokens are included, as in `refrain check`. Raises InvalidError without such a row, and for data
+        that is text."""
+        pieces: List[Tuple[bytes, bool]] = []
+        take = self.context.callback(_abi.SampleFn, lambda data, n, trained, _: pieces.append((data[:n], trained != 0)),
+                                     None)
+        self._call(lib.rfr_run_data_row, row, take, None)
+        return [(text(piece), trained) for piece, trained in pieces]
+
     def save(self) -> str:
         """Writes a checkpoint now and returns its folder."""
         self._call(lib.rfr_run_save)
@@ -345,8 +375,7 @@ def finetune(model: Path, data: Union[Path, Sequence[Path]], folder: Path, *, ov
     folder     of the run; pass it to Model, export, or Trainer(None, folder, resume=True)
     overrides  {"run.epochs": 1, "adapter.rank": 8}
     """
-    paths = [data] if isinstance(data, (str, os.PathLike)) else list(data)
-    raw = [path_bytes(p) for p in paths]
+    raw = path_list(data)
     with Context(device, threads=threads) as context:
         options = _Options(context, _TRAIN | _EVALUATE, overrides, on_event, lambda: None)
         config = collect(context, lib.rfr_finetune_config, path_bytes(model), (ctypes.c_char_p * len(raw))(*raw),
@@ -360,7 +389,9 @@ def finetune(model: Path, data: Union[Path, Sequence[Path]], folder: Path, *, ov
 class Model(_Run):
     """A model that writes text: `path` is a run, a checkpoint, a Hugging Face folder or a GGUF file.
 
-    `sequence` limits the context in tokens; None: 2048, or less if the model has less.
+    sequence  limits the context in tokens; None: 2048, or less if the model has less
+    ema       the averaged weights of a checkpoint (optimizer.ema) instead of the trained ones
+    texts     that generate_batch continues at once, 1 to 64; each has its own caches
 
         with refrain.Model("runs/chat") as model:
             print(model.generate([{"role": "user", "content": "Hello"}]))
@@ -368,13 +399,13 @@ class Model(_Run):
 
     def __init__(self, path: Path, *, sequence: Optional[int] = None, overrides: Overrides = (),
                  on_event: Optional[EventFn] = None, device: Optional[str] = None, threads: int = 0,
-                 context: Optional[Context] = None, ema: bool = False) -> None:
+                 context: Optional[Context] = None, ema: bool = False, texts: int = 1) -> None:
         super().__init__(context, device, threads)
         settings = [s.decode() for s in override_list(overrides)]
         if sequence is not None:
             settings += [f"data.sequence={sequence}", f"batch.tokens={sequence}", "batch.microbatch=1"]
         options = _Options(self.context, _GENERATE, settings, on_event, self.stop)
-        options.value.ema = int(ema)
+        options.value.ema, options.value.texts = int(ema), texts
         raw = path_bytes(path)
         try:
             self._start_run(raw, options)
@@ -408,21 +439,46 @@ class Model(_Run):
         stop     token ids that end the text; None: those of the model
         on_text  called with each piece of text as soon as it is complete; True ends the text
         """
-        messages = not isinstance(prompt, str) and len(prompt) > 0 and isinstance(prompt[0], Mapping)
+        messages = _is_messages(prompt)
         ids = self._ids(prompt, messages)
-        tokenizer = self.tokenizer
-        if stop is None:
-            stop = tokenizer.stops(self.template if messages else None) if tokenizer else []
-        options = lib.rfr_generate_options_default()
-        options.tokens, options.temperature, options.top_k, options.top_p = tokens, temperature, top_k, top_p
-        options.min_p, options.repetition_penalty, options.seed = min_p, repetition_penalty, seed
-        stops = ids_array(stop)
-        options.stop, options.n_stop = stops, len(stops)
-        writer = _Writer(tokenizer, on_text)
-        take = self.context.callback(_abi.TokenFn, lambda token, _: writer.take(token), 1)
-        with writer:
+        options = self._draws(messages, tokens, temperature, top_k, top_p, min_p, repetition_penalty, stop)
+        options.seed = seed
+        with _Writer(self.tokenizer, on_text) as writer:
+            take = self.context.callback(_abi.TokenFn, lambda token, _: writer.take(token), 1)
             self._call(lib.rfr_run_generate_tokens, ids_array(ids), len(ids), ctypes.byref(options), take, None)
             return writer.end()
+
+    def generate_batch(self, prompts: Sequence[Union[str, Sequence[int], Messages]], *, tokens: int = 256,
+                       temperature: float = 0.8, top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0,
+                       repetition_penalty: float = 1.0, seed: int = 0, stop: Optional[Sequence[int]] = None
+                       ) -> List[str]:
+        """Continues many prompts, `texts` of the Model at a time, and returns their texts in order. Prompt i draws with
+        the seed `seed` + i, so that its text is that of generate with this seed, within rounding."""
+        if not prompts:
+            return []
+        ids = [ids_array(self._ids(p, _is_messages(p))) for p in prompts]
+        options = self._draws(any(map(_is_messages, prompts)), tokens, temperature, top_k, top_p, min_p,
+                              repetition_penalty, stop)
+        batch = (_abi.rfr_prompt * len(ids))()
+        with contextlib.ExitStack() as stack:
+            writers = [stack.enter_context(_Writer(self.tokenizer, None)) for _ in ids]
+            take = self.context.callback(_abi.TokenFn, lambda token, i: writers[i or 0].take(token), 1)
+            for i, prompt in enumerate(batch):
+                prompt.tokens, prompt.n, prompt.seed, prompt.user = ids[i], len(ids[i]), seed + i, i
+                prompt.take = ctypes.cast(take, ctypes.c_void_p)
+            self._call(lib.rfr_run_generate_batch, batch, len(ids), ctypes.byref(options))
+            return [writer.end() for writer in writers]
+
+    def _draws(self, messages: bool, tokens: int, temperature: float, top_k: int, top_p: float, min_p: float,
+               repetition_penalty: float, stop: Optional[Sequence[int]]) -> Any:
+        if stop is None:
+            stop = self.tokenizer.stops(self.template if messages else None) if self.tokenizer else []
+        options = lib.rfr_generate_options_default()
+        options.tokens, options.temperature, options.top_k, options.top_p = tokens, temperature, top_k, top_p
+        options.min_p, options.repetition_penalty = min_p, repetition_penalty
+        stops = ids_array(stop)
+        options.stop, options.n_stop = stops, len(stops)
+        return options
 
     def _ids(self, prompt: Any, messages: bool) -> List[int]:
         tokenizer = self.tokenizer
@@ -443,6 +499,10 @@ class Model(_Run):
         memory = (ctypes.c_float * len(logits)).from_buffer(logits) if logits else None
         self._call(lib.rfr_run_score, ids_array(ids), len(ids), memory)
         return logits
+
+
+def _is_messages(prompt: Any) -> bool:
+    return not isinstance(prompt, str) and len(prompt) > 0 and isinstance(prompt[0], Mapping)
 
 
 class _Bytes:
