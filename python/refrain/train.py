@@ -26,74 +26,81 @@ _CONTEXT = 2048  # tokens of text that a model's folder is opened for
 class Watched:
     """Statistics of one value of run.watch in one step; the fields are those of rfr_watched."""
 
-    name: str
+    name: str  # as `refrain plan --values` prints it
     elements: int
     nans: int
     infs: int
-    mean: float
+    mean: float  # of the finite elements, as those below
     rms: float
-    largest: float
-    smallest: float
-    zeros: float
+    largest: float  # magnitude
+    smallest: float  # magnitude of those that are not 0
+    zeros: float  # share of the elements
 
 
 @dataclass(frozen=True)
 class Event:
     """What a run reports; numbers that the kind does not have are 0. The fields are those of rfr_event."""
 
-    kind: str  # "start", "metrics", "evaluation", "checkpoint", "warning", "end", ...
+    kind: str  # "start", "metrics", "evaluation", "checkpoint", "watch", "warning", "end", ...
     message: str
-    step: int
-    steps: int
-    loss: float
+    step: int  # attempted so far; metrics: the step's own number, from 1
+    steps: int  # of the run
+    loss: float  # nats per token; with preferences per pair
     bits_per_byte: float
-    grad_norm: float
+    grad_norm: float  # before clipping
     lr: float
-    tokens: int
-    skipped: int
-    seconds: float
-    most_load: float
+    tokens: int  # of the step or the evaluation that have a loss
+    skipped: int  # 1: no weight was updated
+    seconds: float  # of the step, the evaluation or the checkpoint
+    most_load: float  # tokens of the fullest expert, over the mean
     least_load: float
     seconds_left: float
-    windows: int
+    windows: int  # evaluated
     windows_planned: int
     windows_held_out: int
-    margin: float
-    accuracy: float
-    layer_loads: Tuple[float, ...]
+    margin: float  # mean reward margin of the pairs
+    accuracy: float  # share of the pairs with a margin over 0
+    layer_loads: Tuple[float, ...]  # most_load of each layer with experts
     rank: int
     watched: Tuple[Watched, ...]
+
+    def __str__(self) -> str:
+        """One line with the numbers that are not 0."""
+        numbers = [f"{f.name} {value:.6g}" for f in fields(self)
+                   if isinstance(value := getattr(self, f.name), (int, float)) and value != 0]
+        return " ".join([self.kind] + [self.message] * bool(self.message) + numbers + [
+            f"{w.name} rms {w.rms:.4g}" for w in self.watched])
 
 
 @dataclass(frozen=True)
 class RunInfo:
     """Sizes and counts of a run; the fields are those of rfr_run_info."""
 
-    step: int
+    step: int  # attempted so far
     steps: int
-    skipped: int
+    skipped: int  # attempted steps that updated no weight
     tokens_per_step: int
-    parameters: int
+    parameters: int  # elements of the model, without those of an adapter
     adapter_parameters: int
-    trainable_parameters: int
-    experts: int
-    flops_per_step: float
-    dtype: str
+    trainable_parameters: int  # of both
+    experts: int  # of a layer; 0: none
+    flops_per_step: float  # a multiply-add counts as two
+    dtype: str  # of weights and activations: "f32", "bf16"
     train_tokens: int
     validation_tokens: int
-    train_rows: int
+    train_rows: int  # 0: the data is text
     validation_rows: int
-    trained_tokens: int
-    train_windows: int
+    trained_tokens: int  # of train_tokens: those that get a loss
+    train_windows: int  # of an epoch
     epochs: float
-    window: int
+    window: int  # data.sequence, tokens
     vocab_size: int
-    max_positions: int
+    max_positions: int  # longest sequence of the model, tokens
     layers: int
     ranks: int
-    model: str
+    model: str  # the configuration's, or ""
     data_hash: str
-    checkpoint: str
+    checkpoint: str  # folder last written or loaded, or ""
 
 
 @dataclass(frozen=True)
@@ -109,12 +116,12 @@ class Phase:
 class Evaluation:
     """The loss over all held-out data; the fields are those of rfr_evaluation."""
 
-    loss: float
+    loss: float  # nats per token; with preferences per pair
     bits_per_byte: float
-    tokens: int
-    bytes: int
+    tokens: int  # that have a loss
+    bytes: int  # of their text
     seconds: float
-    windows: int
+    windows: int  # evaluated, of windows_held_out
     windows_held_out: int
     pairs: int
     margin: float
@@ -290,15 +297,23 @@ Borrowed = TypeVar("Borrowed", Tokenizer, ChatTemplate)
 class Trainer(_Run):
     """A training run: a configuration and a folder in, events and checkpoints out.
 
-    config     text in YAML, or a mapping with the same keys; None with resume: that of the folder
-    folder     of the run, created; None: nothing is written
-    overrides  {"optimizer.lr": 1e-3} or ["optimizer.lr=1e-3"]
-    resume     continue from the folder's newest checkpoint
-    on_event   called with each Event, on the thread that trains; its exception ends the run's call
-    data       a program's own windows instead of files
-    device     "cpu", "cuda", ...; or a `context`
+    config         text in YAML, or a mapping with the same keys; None with resume: that of the folder
+    folder         of the run, created; None: nothing is written
+    overrides      {"optimizer.lr": 1e-3} or ["optimizer.lr=1e-3"]
+    resume         continue from the folder's newest checkpoint, or start
+    strict         a resume on another machine, library or number of threads is an error
+    eager          launch op by op instead of replay; the same bits
+    debug          check every op for NaN and for writes past its buffers; slow
+    on_event       called with each Event, on the thread that trains; its exception ends the run's call
+    data           a program's own windows instead of files
+    config_folder  where relative paths of `config` start; None: the working folder
+    config_name    of the configuration in errors
+    device         "cpu", "cuda", ...; None: REFRAIN_DEVICE, else the CPU; or a `context`
+    threads        of a parallel op; 0: the cores that this process may use
 
-    Relative paths in `config` start at `config_folder`, by default the working folder.
+    Opening reads the data, plans and compiles. Raises InvalidError for the configuration or the data, with file and
+    line; NoFitError if the plan exceeds memory.budget; RefrainError with the slugs "run.exists" and "run.busy" for a
+    folder that has a run, or that another process trains in. One thread at a time uses a run, except stop.
 
         with refrain.Trainer(open("small.yaml").read(), "runs/first", on_event=print) as run:
             run.train()
@@ -328,7 +343,7 @@ class Trainer(_Run):
         self._call(lib.rfr_run_train)
 
     def evaluate(self) -> Evaluation:
-        """The loss over all held-out data."""
+        """The loss over all held-out data. Raises RefrainError with the slug "data.held_out" if there are none."""
         out = _abi.rfr_evaluation()
         self._call(lib.rfr_run_evaluate, ctypes.byref(out))
         return _record(Evaluation, out)
@@ -374,6 +389,9 @@ def finetune(model: Path, data: Union[Path, Sequence[Path]], folder: Path, *, ov
     data       JSONL files or patterns of them
     folder     of the run; pass it to Model, export, or Trainer(None, folder, resume=True)
     overrides  {"run.epochs": 1, "adapter.rank": 8}
+    on_event   print prints a line for each step, evaluation and checkpoint
+
+    Raises the errors of Trainer.
     """
     raw = path_list(data)
     with Context(device, threads=threads) as context:
@@ -435,9 +453,19 @@ class Model(_Run):
                  stop: Optional[Sequence[int]] = None, on_text: Optional[Callable[[str], object]] = None) -> str:
         """Continues a text, or answers a conversation, and returns the new text.
 
-        prompt   text, token ids, or messages, which go through the model's chat template
-        stop     token ids that end the text; None: those of the model
-        on_text  called with each piece of text as soon as it is complete; True ends the text
+        prompt       text, token ids, or messages, which go through the model's chat template
+        tokens       at most
+        temperature  0 takes the most probable token
+        top_k        sample from the k most probable tokens; 0: all
+        top_p        sample from the smallest set of most probable tokens that sums to top_p; 1: all
+        min_p        sample from tokens with at least min_p times the probability of the most probable one
+        repetition_penalty  divides the positive logits of tokens in the text, multiplies the negative ones; 1: none
+        seed         of the draws: the same seed, weights and machine give the same text
+        stop         token ids that end the text; None: those of the model
+        on_text      called with each piece of text as soon as it is complete; True ends the text
+
+        A text longer than the context continues from its second half. Raises InvalidError for an empty prompt or a
+        token that is not in the vocabulary.
         """
         messages = _is_messages(prompt)
         ids = self._ids(prompt, messages)
