@@ -259,6 +259,11 @@ class Sweeps(LabTest):
         with self.assertRaises(refrain.InvalidError) as caught:
             refrain.Sweep(grid, self.folder / "s")
         self.assertIn(f"{grid}:3: run-002", caught.exception.message)
+        self.assertEqual((caught.exception.file, caught.exception.line), (str(grid), 3))
+        (self.folder / "c.yaml").write_text("refrain: 1\nmodle: x\n")  # not a value of the grid
+        with self.assertRaises(refrain.InvalidError) as caught:
+            refrain.Sweep(grid, self.folder / "s")
+        self.assertEqual((caught.exception.file, caught.exception.line), (str(self.folder / "c.yaml"), 2))
         with self.assertRaises(refrain.FileError):
             refrain.Sweep("/nowhere.yaml", self.folder / "s")
         self.assertFalse((self.folder / "s").exists())
