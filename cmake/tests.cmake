@@ -206,6 +206,13 @@ if(TARGET refrain_cli AND Python3_FOUND AND NOT RFR_SANITIZE)
   set_tests_properties(report_browser PROPERTIES TIMEOUT 300 SKIP_RETURN_CODE 77 ENVIRONMENT OMP_WAIT_POLICY=passive)
 endif()
 
+# The commands, configurations and C of README.md and docs/*.md.
+if(TARGET refrain_cli AND Python3_FOUND AND NOT RFR_SANITIZE AND NOT CMAKE_CROSSCOMPILING)
+  add_test(NAME page_blocks COMMAND ${Python3_EXECUTABLE} ${PROJECT_SOURCE_DIR}/tests/e2e/page_blocks
+                                    ${PROJECT_BINARY_DIR})
+  set_tests_properties(page_blocks PROPERTIES TIMEOUT ${patience} COST 1000)
+endif()
+
 # A few kills of the campaign that `make check-kills` runs in full.
 if(TARGET refrain_cli AND NOT RFR_SANITIZE)
   add_test(NAME kill_campaign COMMAND ${PROJECT_SOURCE_DIR}/tools/kill-campaign $<TARGET_FILE:refrain_cli> 5)

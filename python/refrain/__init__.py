@@ -10,14 +10,17 @@ message, next step, file and line.
 from ._core import (ClosedError, Context, FileError, InternalError, InvalidError, MismatchError, NoFitError,
                     NoMemoryError, NumericError, ReentryError, RefrainError, Stopped, UnsupportedError, version)
 from .graphs import NONE, Callable, Gradient, Graphs, GraphsMemory, Schedule, Trace
+from .report import Report, diff, diff_text, inspect
+from .sweep import Sweep, SweepRun
 from .tensor import Tensor
-from .text import ChatTemplate, Decoder, Tokenizer
-from .train import (NO_TARGET, Data, Evaluation, Event, Model, RunInfo, Trainer, Watched, Window, export, finetune,
-                    generate)
+from .text import ChatTemplate, Decoder, Tokenizer, TokenizerTraining, train_tokenizer
+from .train import (NO_TARGET, Data, Evaluation, Event, Model, Phase, RunInfo, Trainer, Watched, Window, export,
+                    finetune, generate)
 
 __version__ = version()
 __all__ = ["Callable", "ChatTemplate", "ClosedError", "Context", "Data", "Decoder", "Evaluation", "Event", "FileError",
            "Gradient", "Graphs", "GraphsMemory", "InternalError", "InvalidError", "MismatchError", "Model", "NONE",
-           "NO_TARGET", "NoFitError", "NoMemoryError", "NumericError", "ReentryError", "RefrainError", "RunInfo",
-           "Schedule", "Stopped", "Tensor", "Tokenizer", "Trace", "Trainer", "UnsupportedError", "Watched", "Window",
-           "export", "finetune", "generate"]
+           "NO_TARGET", "NoFitError", "NoMemoryError", "NumericError", "Phase", "ReentryError", "RefrainError",
+           "Report", "RunInfo", "Schedule", "Stopped", "Sweep", "SweepRun", "Tensor", "Tokenizer", "TokenizerTraining",
+           "Trace", "Trainer", "UnsupportedError", "Watched", "Window", "diff", "diff_text", "export", "finetune",
+           "generate", "inspect", "train_tokenizer"]

@@ -62,6 +62,7 @@ ReleaseFn = CFUNCTYPE(None, c_void_p)
 EventFn = CFUNCTYPE(None, c_void_p, c_void_p)
 WindowFn = CFUNCTYPE(c_int, c_void_p, c_void_p)
 TokenFn = CFUNCTYPE(c_int, c_int32, c_void_p)
+SampleFn = CFUNCTYPE(None, POINTER(c_char), c_size_t, c_int, c_void_p)
 CapsuleFn = ctypes.PYFUNCTYPE(None, c_void_p)
 DeleterFn = CFUNCTYPE(None, c_void_p)
 
@@ -343,6 +344,28 @@ class rfr_rendered(Record):
     ctx: Pointer
 
 
+@struct
+class rfr_tokenizer_train_options(Record):
+    size: Size
+    vocab_size: Int64
+    pattern: Int
+    special: Texts
+    n_special: Int64
+    min_frequency: Int64
+    max_bytes: Int64
+    chat_template: Text
+
+
+@struct
+class rfr_tokenizer_training(Record):
+    vocab_size: Int64
+    merges: Int64
+    least: Int64
+    files: Int64
+    bytes: Int64
+    words: Int64
+
+
 # ---- train.h, model.h ----
 
 
@@ -515,11 +538,56 @@ class rfr_generate_options(Record):
 
 
 @struct
+class rfr_prompt(Record):
+    tokens: Ids
+    n: Int64
+    seed: UInt64
+    take: Function
+    user: Pointer
+
+
+@struct
+class rfr_run_phase(Record):
+    size: Size
+    until: Int64
+    tokens: Int64
+    sequence: Int64
+    program: Int
+
+
+@struct
 class rfr_export_options(Record):
     size: Size
     format: Text
     dtype: Text
     ema: Int
+
+
+# ---- sweep.h ----
+
+
+@struct
+class rfr_sweep_options(Record):
+    size: Size
+    overrides: Texts
+    n_overrides: Int
+    resume: Int
+
+
+@struct
+class rfr_sweep_run(Record):
+    name: Text
+    folder: Text
+    overrides: Texts
+    n_overrides: Int
+    n_common: Int
+    state: Int
+    started: Int
+    loss: Real
+    bits_per_byte: Real
+    step: Int64
+    seconds: Real
+    error: Text
 
 
 # ---- functions ----
@@ -563,6 +631,7 @@ FUNCTIONS: Dict[str, Tuple[Any, ...]] = {  # name: result, arguments
     "rfr_tokenizer_encode": (Status, P, c_char_p, c_size_t, POINTER(rfr_encode_options), POINTER(rfr_tokens)),
     "rfr_tokenizer_vocab_size": (c_int64, P),
     "rfr_tokenizer_token": (P, P, c_int32, POINTER(c_size_t)),
+    "rfr_tokenizer_id": (c_int32, P, c_char_p, c_size_t),
     "rfr_tokenizer_is_special": (c_int, P, c_int32),
     "rfr_tokenizer_bos": (c_int32, P),
     "rfr_tokenizer_eos": (c_int32, P),
@@ -571,6 +640,11 @@ FUNCTIONS: Dict[str, Tuple[Any, ...]] = {  # name: result, arguments
     "rfr_decoder_destroy": (None, P),
     "rfr_decoder_add": (Status, P, c_int32, WriteFn, P),
     "rfr_decoder_end": (Status, P, WriteFn, P),
+    "rfr_tokenizer_write_files": (Status, P, POINTER(c_char_p), c_int64, c_int, c_char_p, POINTER(c_int64),
+                                  POINTER(c_int64)),
+    "rfr_tokenizer_train_options_default": (rfr_tokenizer_train_options,),
+    "rfr_tokenizer_train": (Status, P, POINTER(c_char_p), c_int64, POINTER(rfr_tokenizer_train_options), c_char_p,
+                            POINTER(rfr_tokenizer_training)),
     "rfr_chat_template_open": (Status, P, c_char_p, c_char_p, OUT),
     "rfr_chat_template_destroy": (None, P),
     "rfr_chat_options_default": (rfr_chat_options,),
@@ -593,11 +667,32 @@ FUNCTIONS: Dict[str, Tuple[Any, ...]] = {  # name: result, arguments
     "rfr_run_template": (P, P),
     "rfr_generate_options_default": (rfr_generate_options,),
     "rfr_run_generate_tokens": (Status, P, POINTER(c_int32), c_int64, POINTER(rfr_generate_options), TokenFn, P),
+    "rfr_run_generate_batch": (Status, P, POINTER(rfr_prompt), c_int64, POINTER(rfr_generate_options)),
+    "rfr_run_phase_at": (Status, P, c_int, POINTER(rfr_run_phase)),
+    "rfr_run_data_row": (Status, P, c_int64, SampleFn, P),
     "rfr_run_score": (Status, P, POINTER(c_int32), c_int64, POINTER(c_float)),
     "rfr_finetune_config": (Status, P, c_char_p, POINTER(c_char_p), c_int, POINTER(rfr_run_options), WriteFn, P),
     "rfr_model_run_config": (Status, P, c_char_p, c_int64, POINTER(rfr_run_options), WriteFn, P),
     "rfr_export_options_default": (rfr_export_options,),
     "rfr_export": (Status, P, c_char_p, c_char_p, POINTER(rfr_export_options)),
+    "rfr_inspect": (Status, P, c_char_p, c_int, WriteFn, P),
+    "rfr_report_open": (Status, P, POINTER(c_char_p), c_int, OUT),
+    "rfr_report_read": (Status, P, POINTER(c_int)),
+    "rfr_report_bytes": (c_int64, P),
+    "rfr_report_close": (None, P),
+    "rfr_report_page": (Status, P, c_int, WriteFn, P),
+    "rfr_report_data": (Status, P, WriteFn, P),
+    "rfr_report_screen": (Status, P, c_int, c_int, c_int, c_double, WriteFn, P),
+    "rfr_report_wandb": (Status, P, c_int, c_char_p),
+    "rfr_report_diff": (Status, P, c_char_p, c_char_p, c_int, c_int64, WriteFn, P, POINTER(c_int)),
+    "rfr_sweep_options_default": (rfr_sweep_options,),
+    "rfr_sweep_open": (Status, P, c_char_p, c_char_p, POINTER(rfr_sweep_options), OUT),
+    "rfr_sweep_close": (None, P),
+    "rfr_sweep_count": (c_int, P),
+    "rfr_sweep_config": (c_char_p, P),
+    "rfr_sweep_get": (Status, P, c_int, POINTER(rfr_sweep_run)),
+    "rfr_sweep_set": (Status, P, c_int, c_int, c_char_p),
+    "rfr_sweep_rank": (c_int, P, POINTER(c_int)),
     "rfr_tensor_to_dlpack": (Status, P, POINTER(rfr_tensor), ReleaseFn, P, OUT),
     "rfr_tensor_from_dlpack": (Status, P, POINTER(rfr_tensor)),
     "rfr_trace_create": (Status, P, OUT),

@@ -8,6 +8,7 @@ raised from the call that ran it.
 from __future__ import annotations
 
 import ctypes
+import json
 import os
 import sys
 import threading
@@ -325,14 +326,23 @@ def path_bytes(path: Path) -> bytes:
     return raw
 
 
-def _setting(value: object) -> str:
+def path_list(paths: Union[Path, Sequence[Path]]) -> List[bytes]:
+    """One path or several."""
+    return [path_bytes(p) for p in ([paths] if isinstance(paths, (str, os.PathLike)) else paths)]
+
+
+def _setting(value: object, inside: bool = False) -> str:
+    """A value as YAML. A text stays as it is, as with --set; `inside` a list or a map it is quoted: "*" starts no text
+    in YAML."""
     if value is None:
         return "null"
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, (list, tuple)):
-        return "[" + ", ".join(_setting(v) for v in value) + "]"
-    return str(value)
+        return "[" + ", ".join(_setting(v, True) for v in value) + "]"
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{_setting(k, True)}: {_setting(v, True)}" for k, v in value.items()) + "}"
+    return json.dumps(value, ensure_ascii=False) if inside and isinstance(value, str) else str(value)
 
 
 def override_list(overrides: Overrides) -> List[bytes]:

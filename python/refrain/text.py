@@ -5,10 +5,12 @@ from __future__ import annotations
 import array
 import ctypes
 import json
-from typing import Any, Callable, List, Mapping, Optional, Sequence
+from dataclasses import dataclass
+from typing import Any, Callable, List, Mapping, Optional, Sequence, Tuple, Union
 
 from . import _abi
-from ._core import Context, Handle, InvalidError, Path, create, lib, path_bytes, text
+from ._core import (Context, Handle, InvalidError, Path, copy_fields, create, lib, path_bytes, path_list,
+                    text)
 
 Messages = Sequence[Mapping[str, Any]]  # {"role": "user", "content": "Hello"}, ...
 
@@ -34,6 +36,10 @@ def messages_bytes(messages: Messages) -> bytes:
         return json.dumps(list(messages), ensure_ascii=False, allow_nan=False).encode("utf-8")
     except (TypeError, ValueError) as error:
         raise InvalidError("invalid", "argument", f"the messages are not JSON: {error}") from None
+
+
+_FORMATS = ["nanogpt", "llmc", "megatron"]  # in the order of rfr_token_format
+_PATTERNS = ["gpt2", "llama3", "qwen2"]  # in the order of rfr_word_pattern
 
 
 class Tokenizer(Handle):
@@ -85,6 +91,24 @@ class Tokenizer(Handle):
         found: Optional[bytes] = self._call(read)
         return found
 
+    def id(self, token: Union[str, bytes]) -> Optional[int]:
+        """The id of a token as the vocabulary has it, or of an added token; None: there is none."""
+        raw = text_bytes(token) if isinstance(token, str) else token
+        return _id(self._call(lib.rfr_tokenizer_id, raw, len(raw)))
+
+    def write_files(self, files: Union[Path, Sequence[Path]], out: Path, *, format: str = "nanogpt") -> Tuple[int, int]:
+        """Tokenizes text files and rows of text (.jsonl, .jsonl.gz, .jsonl.zst) and writes their ids into the new file
+        `out`, X.bin, as `refrain tokenize --out` does. Returns the numbers of documents and of tokens.
+
+        format  "nanogpt": ids alone; "llmc": after a header; "megatron": with an index X.idx
+        Raises ValueError for an unknown format, RefrainError with the slug "export.exists" if `out` is there, and
+        InvalidError for a file that is no text or a damaged row, with its line. On an error nothing is written."""
+        paths, kind = path_list(files), _FORMATS.index(format)
+        documents, tokens = ctypes.c_int64(), ctypes.c_int64()
+        self._call(lib.rfr_tokenizer_write_files, (ctypes.c_char_p * len(paths))(*paths), len(paths), kind,
+                   path_bytes(out), ctypes.byref(documents), ctypes.byref(tokens))
+        return documents.value, tokens.value
+
     def is_special(self, id: int) -> bool:
         return bool(self._call(lib.rfr_tokenizer_is_special, id))
 
@@ -108,6 +132,54 @@ class Tokenizer(Handle):
 
 def _id(value: int) -> Optional[int]:
     return None if value < 0 else value
+
+
+@dataclass(frozen=True)
+class TokenizerTraining:
+    """Counts of a training of a tokenizer; the fields are those of rfr_tokenizer_training."""
+
+    vocab_size: int  # less than asked for, if no pair has min_frequency any more
+    merges: int
+    least: int  # how often the pair of the last merge occurred
+    files: int
+    bytes: int  # of text
+    words: int  # distinct ones
+
+
+def train_tokenizer(files: Union[Path, Sequence[Path]], out: Path, *, vocab_size: int = 32768, pattern: str = "gpt2",
+                    special: Optional[Sequence[str]] = None, min_frequency: int = 2, max_bytes: int = 0,
+                    chat_template: Optional[Path] = None, threads: int = 0) -> TokenizerTraining:
+    """Trains a tokenizer with byte-level BPE and writes it into the new folder `out`, for Tokenizer, for data.tokenizer
+    of a run, and for other libraries. `refrain tokenizer-train` writes the same files.
+
+    files          or patterns of files: texts, and rows of JSONL (.jsonl, .jsonl.gz, .jsonl.zst)
+    out            a folder; with the ending .json the file tokenizer.json alone
+    vocab_size     ids: 256 bytes, the special tokens, and the merges
+    pattern        how a text is split into words: "gpt2", "llama3" or "qwen2"
+    special        tokens that get the first ids; the first one ends a text. None: "<|endoftext|>"
+    min_frequency  a pair that is less frequent is not merged
+    max_bytes      of text to train on; 0: all
+    chat_template  "chatml", or the path of a template that is written into the folder
+
+    The result depends on the texts and these options, not on `threads` or the order of the files. Raises ValueError
+    for an unknown pattern, RefrainError with the slug "export.exists" if `out` is there, and InvalidError for a file
+    that is no text or a damaged row, with its line. On an error nothing is written.
+
+        refrain.train_tokenizer("notes/**/*.txt", "tokenizer", vocab_size=8192)
+        refrain.Tokenizer("tokenizer").encode("Hello")
+    """
+    options, counts, paths = lib.rfr_tokenizer_train_options_default(), _abi.rfr_tokenizer_training(), path_list(files)
+    options.vocab_size, options.pattern = vocab_size, _PATTERNS.index(pattern)
+    options.min_frequency, options.max_bytes = min_frequency, max_bytes
+    if special is not None:
+        tokens = [text_bytes(t) for t in special]
+        options.special, options.n_special = (ctypes.c_char_p * len(tokens))(*tokens), len(tokens)
+    options.chat_template = path_bytes(chat_template) if chat_template is not None else None
+    with Context("cpu", threads=threads) as context:
+        context.call(lambda: lib.rfr_tokenizer_train(
+            context.pointer, (ctypes.c_char_p * len(paths))(*paths), len(paths), ctypes.byref(options),
+            path_bytes(out), ctypes.byref(counts)))
+    return TokenizerTraining(**copy_fields(counts))
 
 
 class Decoder(Handle):

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import array
 import codecs
+import contextlib
 import ctypes
 import json
-import os
 import threading
 from dataclasses import dataclass, fields
 from typing import Any, Callable, List, Mapping, Optional, Sequence, Tuple, Type, TypeVar, Union
 
 from . import _abi
 from ._core import (Context, Handle, InvalidError, Overrides, Path, RefrainError, collect, copy_fields, create, lib,
-                    override_list, path_bytes, text)
+                    override_list, path_bytes, path_list, text)
 from .text import ChatTemplate, Decoder, Messages, Tokenizer, ids_array, text_bytes
 
 Config = Union[str, Mapping[str, Any]]
@@ -26,86 +26,102 @@ _CONTEXT = 2048  # tokens of text that a model's folder is opened for
 class Watched:
     """Statistics of one value of run.watch in one step; the fields are those of rfr_watched."""
 
-    name: str
+    name: str  # as `refrain plan --values` prints it
     elements: int
     nans: int
     infs: int
-    mean: float
+    mean: float  # of the finite elements, as those below
     rms: float
-    largest: float
-    smallest: float
-    zeros: float
+    largest: float  # magnitude
+    smallest: float  # magnitude of those that are not 0
+    zeros: float  # share of the elements
 
 
 @dataclass(frozen=True)
 class Event:
     """What a run reports; numbers that the kind does not have are 0. The fields are those of rfr_event."""
 
-    kind: str  # "start", "metrics", "evaluation", "checkpoint", "warning", "end", ...
+    kind: str  # "start", "metrics", "evaluation", "checkpoint", "watch", "warning", "end", ...
     message: str
-    step: int
-    steps: int
-    loss: float
+    step: int  # attempted so far; metrics: the step's own number, from 1
+    steps: int  # of the run
+    loss: float  # nats per token; with preferences per pair
     bits_per_byte: float
-    grad_norm: float
+    grad_norm: float  # before clipping
     lr: float
-    tokens: int
-    skipped: int
-    seconds: float
-    most_load: float
+    tokens: int  # of the step or the evaluation that have a loss
+    skipped: int  # 1: no weight was updated
+    seconds: float  # of the step, the evaluation or the checkpoint
+    most_load: float  # tokens of the fullest expert, over the mean
     least_load: float
     seconds_left: float
-    windows: int
+    windows: int  # evaluated
     windows_planned: int
     windows_held_out: int
-    margin: float
-    accuracy: float
-    layer_loads: Tuple[float, ...]
+    margin: float  # mean reward margin of the pairs
+    accuracy: float  # share of the pairs with a margin over 0
+    layer_loads: Tuple[float, ...]  # most_load of each layer with experts
     rank: int
     watched: Tuple[Watched, ...]
+
+    def __str__(self) -> str:
+        """One line with the numbers that are not 0."""
+        numbers = [f"{f.name} {value:.6g}" for f in fields(self)
+                   if isinstance(value := getattr(self, f.name), (int, float)) and value != 0]
+        return " ".join([self.kind] + [self.message] * bool(self.message) + numbers + [
+            f"{w.name} rms {w.rms:.4g}" for w in self.watched])
 
 
 @dataclass(frozen=True)
 class RunInfo:
     """Sizes and counts of a run; the fields are those of rfr_run_info."""
 
-    step: int
+    step: int  # attempted so far
     steps: int
-    skipped: int
+    skipped: int  # attempted steps that updated no weight
     tokens_per_step: int
-    parameters: int
+    parameters: int  # elements of the model, without those of an adapter
     adapter_parameters: int
-    trainable_parameters: int
-    experts: int
-    flops_per_step: float
-    dtype: str
+    trainable_parameters: int  # of both
+    experts: int  # of a layer; 0: none
+    flops_per_step: float  # a multiply-add counts as two
+    dtype: str  # of weights and activations: "f32", "bf16"
     train_tokens: int
     validation_tokens: int
-    train_rows: int
+    train_rows: int  # 0: the data is text
     validation_rows: int
-    trained_tokens: int
-    train_windows: int
+    trained_tokens: int  # of train_tokens: those that get a loss
+    train_windows: int  # of an epoch
     epochs: float
-    window: int
+    window: int  # data.sequence, tokens
     vocab_size: int
-    max_positions: int
+    max_positions: int  # longest sequence of the model, tokens
     layers: int
     ranks: int
-    model: str
+    model: str  # the configuration's, or ""
     data_hash: str
-    checkpoint: str
+    checkpoint: str  # folder last written or loaded, or ""
+
+
+@dataclass(frozen=True)
+class Phase:
+    """Steps of one size (batch.ramp); the fields are those of rfr_run_phase."""
+
+    until: int  # the last step; 0: the last phase
+    tokens: int  # of a step, over all ranks
+    sequence: int  # tokens of a sequence
 
 
 @dataclass(frozen=True)
 class Evaluation:
     """The loss over all held-out data; the fields are those of rfr_evaluation."""
 
-    loss: float
+    loss: float  # nats per token; with preferences per pair
     bits_per_byte: float
-    tokens: int
-    bytes: int
+    tokens: int  # that have a loss
+    bytes: int  # of their text
     seconds: float
-    windows: int
+    windows: int  # evaluated, of windows_held_out
     windows_held_out: int
     pairs: int
     margin: float
@@ -139,7 +155,7 @@ class Data:
 
 
 EventFn = Callable[[Event], object]
-Record = TypeVar("Record", Event, RunInfo, Evaluation)
+Record = TypeVar("Record", Event, RunInfo, Evaluation, Phase, Watched)
 
 
 def _record(cls: Type[Record], struct: ctypes.Structure, **given: object) -> Record:
@@ -281,15 +297,23 @@ Borrowed = TypeVar("Borrowed", Tokenizer, ChatTemplate)
 class Trainer(_Run):
     """A training run: a configuration and a folder in, events and checkpoints out.
 
-    config     text in YAML, or a mapping with the same keys; None with resume: that of the folder
-    folder     of the run, created; None: nothing is written
-    overrides  {"optimizer.lr": 1e-3} or ["optimizer.lr=1e-3"]
-    resume     continue from the folder's newest checkpoint
-    on_event   called with each Event, on the thread that trains; its exception ends the run's call
-    data       a program's own windows instead of files
-    device     "cpu", "cuda", ...; or a `context`
+    config         text in YAML, or a mapping with the same keys; None with resume: that of the folder
+    folder         of the run, created; None: nothing is written
+    overrides      {"optimizer.lr": 1e-3} or ["optimizer.lr=1e-3"]
+    resume         continue from the folder's newest checkpoint, or start
+    strict         a resume on another machine, library or number of threads is an error
+    eager          launch op by op instead of replay; the same bits
+    debug          check every op for NaN and for writes past its buffers; slow
+    on_event       called with each Event, on the thread that trains; its exception ends the run's call
+    data           a program's own windows instead of files
+    config_folder  where relative paths of `config` start; None: the working folder
+    config_name    of the configuration in errors
+    device         "cpu", "cuda", ...; None: REFRAIN_DEVICE, else the CPU; or a `context`
+    threads        of a parallel op; 0: the cores that this process may use
 
-    Relative paths in `config` start at `config_folder`, by default the working folder.
+    Opening reads the data, plans and compiles. Raises InvalidError for the configuration or the data, with file and
+    line; NoFitError if the plan exceeds memory.budget; RefrainError with the slugs "run.exists" and "run.busy" for a
+    folder that has a run, or that another process trains in. One thread at a time uses a run, except stop.
 
         with refrain.Trainer(open("small.yaml").read(), "runs/first", on_event=print) as run:
             run.train()
@@ -319,10 +343,31 @@ class Trainer(_Run):
         self._call(lib.rfr_run_train)
 
     def evaluate(self) -> Evaluation:
-        """The loss over all held-out data."""
+        """The loss over all held-out data. Raises RefrainError with the slug "data.held_out" if there are none."""
         out = _abi.rfr_evaluation()
         self._call(lib.rfr_run_evaluate, ctypes.byref(out))
         return _record(Evaluation, out)
+
+    @property
+    def phases(self) -> List[Phase]:
+        """The phases of the run in the order of their steps; without batch.ramp there is one."""
+        found: List[Phase] = []
+        phase = _abi.rfr_run_phase()
+        phase.size = ctypes.sizeof(phase)
+        while not found or found[-1].until > 0:
+            self._call(lib.rfr_run_phase_at, len(found), ctypes.byref(phase))
+            found.append(_record(Phase, phase))
+        return found
+
+    def row(self, row: int) -> List[Tuple[str, bool]]:
+        """The text of a training row, from 0 to info.train_rows - 1, in pieces: each with True if its tokens have a
+        loss. Special tokens are included, as in `refrain check`. Raises InvalidError without such a row, and for data
+        that is text."""
+        pieces: List[Tuple[bytes, bool]] = []
+        take = self.context.callback(_abi.SampleFn, lambda data, n, trained, _: pieces.append((data[:n], trained != 0)),
+                                     None)
+        self._call(lib.rfr_run_data_row, row, take, None)
+        return [(text(piece), trained) for piece, trained in pieces]
 
     def save(self) -> str:
         """Writes a checkpoint now and returns its folder."""
@@ -344,9 +389,11 @@ def finetune(model: Path, data: Union[Path, Sequence[Path]], folder: Path, *, ov
     data       JSONL files or patterns of them
     folder     of the run; pass it to Model, export, or Trainer(None, folder, resume=True)
     overrides  {"run.epochs": 1, "adapter.rank": 8}
+    on_event   print prints a line for each step, evaluation and checkpoint
+
+    Raises the errors of Trainer.
     """
-    paths = [data] if isinstance(data, (str, os.PathLike)) else list(data)
-    raw = [path_bytes(p) for p in paths]
+    raw = path_list(data)
     with Context(device, threads=threads) as context:
         options = _Options(context, _TRAIN | _EVALUATE, overrides, on_event, lambda: None)
         config = collect(context, lib.rfr_finetune_config, path_bytes(model), (ctypes.c_char_p * len(raw))(*raw),
@@ -360,7 +407,9 @@ def finetune(model: Path, data: Union[Path, Sequence[Path]], folder: Path, *, ov
 class Model(_Run):
     """A model that writes text: `path` is a run, a checkpoint, a Hugging Face folder or a GGUF file.
 
-    `sequence` limits the context in tokens; None: 2048, or less if the model has less.
+    sequence  limits the context in tokens; None: 2048, or less if the model has less
+    ema       the averaged weights of a checkpoint (optimizer.ema) instead of the trained ones
+    texts     that generate_batch continues at once, 1 to 64; each has its own caches
 
         with refrain.Model("runs/chat") as model:
             print(model.generate([{"role": "user", "content": "Hello"}]))
@@ -368,13 +417,13 @@ class Model(_Run):
 
     def __init__(self, path: Path, *, sequence: Optional[int] = None, overrides: Overrides = (),
                  on_event: Optional[EventFn] = None, device: Optional[str] = None, threads: int = 0,
-                 context: Optional[Context] = None, ema: bool = False) -> None:
+                 context: Optional[Context] = None, ema: bool = False, texts: int = 1) -> None:
         super().__init__(context, device, threads)
         settings = [s.decode() for s in override_list(overrides)]
         if sequence is not None:
             settings += [f"data.sequence={sequence}", f"batch.tokens={sequence}", "batch.microbatch=1"]
         options = _Options(self.context, _GENERATE, settings, on_event, self.stop)
-        options.value.ema = int(ema)
+        options.value.ema, options.value.texts = int(ema), texts
         raw = path_bytes(path)
         try:
             self._start_run(raw, options)
@@ -404,25 +453,60 @@ class Model(_Run):
                  stop: Optional[Sequence[int]] = None, on_text: Optional[Callable[[str], object]] = None) -> str:
         """Continues a text, or answers a conversation, and returns the new text.
 
-        prompt   text, token ids, or messages, which go through the model's chat template
-        stop     token ids that end the text; None: those of the model
-        on_text  called with each piece of text as soon as it is complete; True ends the text
+        prompt       text, token ids, or messages, which go through the model's chat template
+        tokens       at most
+        temperature  0 takes the most probable token
+        top_k        sample from the k most probable tokens; 0: all
+        top_p        sample from the smallest set of most probable tokens that sums to top_p; 1: all
+        min_p        sample from tokens with at least min_p times the probability of the most probable one
+        repetition_penalty  divides the positive logits of tokens in the text, multiplies the negative ones; 1: none
+        seed         of the draws: the same seed, weights and machine give the same text
+        stop         token ids that end the text; None: those of the model
+        on_text      called with each piece of text as soon as it is complete; True ends the text
+
+        A text longer than the context continues from its second half. Raises InvalidError for an empty prompt or a
+        token that is not in the vocabulary.
         """
-        messages = not isinstance(prompt, str) and len(prompt) > 0 and isinstance(prompt[0], Mapping)
+        messages = _is_messages(prompt)
         ids = self._ids(prompt, messages)
-        tokenizer = self.tokenizer
-        if stop is None:
-            stop = tokenizer.stops(self.template if messages else None) if tokenizer else []
-        options = lib.rfr_generate_options_default()
-        options.tokens, options.temperature, options.top_k, options.top_p = tokens, temperature, top_k, top_p
-        options.min_p, options.repetition_penalty, options.seed = min_p, repetition_penalty, seed
-        stops = ids_array(stop)
-        options.stop, options.n_stop = stops, len(stops)
-        writer = _Writer(tokenizer, on_text)
-        take = self.context.callback(_abi.TokenFn, lambda token, _: writer.take(token), 1)
-        with writer:
+        options = self._draws(messages, tokens, temperature, top_k, top_p, min_p, repetition_penalty, stop)
+        options.seed = seed
+        with _Writer(self.tokenizer, on_text) as writer:
+            take = self.context.callback(_abi.TokenFn, lambda token, _: writer.take(token), 1)
             self._call(lib.rfr_run_generate_tokens, ids_array(ids), len(ids), ctypes.byref(options), take, None)
             return writer.end()
+
+    def generate_batch(self, prompts: Sequence[Union[str, Sequence[int], Messages]], *, tokens: int = 256,
+                       temperature: float = 0.8, top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0,
+                       repetition_penalty: float = 1.0, seed: int = 0, stop: Optional[Sequence[int]] = None
+                       ) -> List[str]:
+        """Continues many prompts, `texts` of the Model at a time, and returns their texts in order. Prompt i draws with
+        the seed `seed` + i, so that its text is that of generate with this seed, within rounding."""
+        if not prompts:
+            return []
+        ids = [ids_array(self._ids(p, _is_messages(p))) for p in prompts]
+        options = self._draws(any(map(_is_messages, prompts)), tokens, temperature, top_k, top_p, min_p,
+                              repetition_penalty, stop)
+        batch = (_abi.rfr_prompt * len(ids))()
+        with contextlib.ExitStack() as stack:
+            writers = [stack.enter_context(_Writer(self.tokenizer, None)) for _ in ids]
+            take = self.context.callback(_abi.TokenFn, lambda token, i: writers[i or 0].take(token), 1)
+            for i, prompt in enumerate(batch):
+                prompt.tokens, prompt.n, prompt.seed, prompt.user = ids[i], len(ids[i]), seed + i, i
+                prompt.take = ctypes.cast(take, ctypes.c_void_p)
+            self._call(lib.rfr_run_generate_batch, batch, len(ids), ctypes.byref(options))
+            return [writer.end() for writer in writers]
+
+    def _draws(self, messages: bool, tokens: int, temperature: float, top_k: int, top_p: float, min_p: float,
+               repetition_penalty: float, stop: Optional[Sequence[int]]) -> Any:
+        if stop is None:
+            stop = self.tokenizer.stops(self.template if messages else None) if self.tokenizer else []
+        options = lib.rfr_generate_options_default()
+        options.tokens, options.temperature, options.top_k, options.top_p = tokens, temperature, top_k, top_p
+        options.min_p, options.repetition_penalty = min_p, repetition_penalty
+        stops = ids_array(stop)
+        options.stop, options.n_stop = stops, len(stops)
+        return options
 
     def _ids(self, prompt: Any, messages: bool) -> List[int]:
         tokenizer = self.tokenizer
@@ -443,6 +527,10 @@ class Model(_Run):
         memory = (ctypes.c_float * len(logits)).from_buffer(logits) if logits else None
         self._call(lib.rfr_run_score, ids_array(ids), len(ids), memory)
         return logits
+
+
+def _is_messages(prompt: Any) -> bool:
+    return not isinstance(prompt, str) and len(prompt) > 0 and isinstance(prompt[0], Mapping)
 
 
 class _Bytes:

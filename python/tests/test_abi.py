@@ -91,7 +91,7 @@ class Functions(unittest.TestCase):
 
     def test_numbers(self):
         """Enumerators that the package has by number, in the order of their tables."""
-        from refrain import graphs
+        from refrain import graphs, sweep, text
         header = {h.name: h.read_text() for h in (INCLUDE / "refrain").glob("*.h")}
         roles = re.findall(r"X\(RFR_ROLE_\w+, +\"(\w+)\"\)", header["trace.h"])
         self.assertEqual([roles[i] for i in graphs._ROLES.values()], list(graphs._ROLES))
@@ -104,6 +104,10 @@ class Functions(unittest.TestCase):
         self.assertEqual([o.lower() for o in order], list(graphs._RECOMPUTE))
         scores = re.search(r"enum rfr_moe_score \{(.*?)\}", header["ops.h"]).group(1)
         self.assertEqual([s.strip()[8:].lower() for s in scores.split(",")], list(graphs._SCORES))
+        for names, prefix, file in ((text._FORMATS, "RFR_TOKENS_", "text.h"), (text._PATTERNS, "RFR_WORDS_", "text.h"),
+                                    (sweep._STATES, "RFR_SWEEP_", "sweep.h")):
+            found = re.findall(rf"^  {prefix}(\w+),?(?: +/\*.*)?$", header[file], re.M)
+            self.assertEqual([n.lower() for n in found], names)
 
 
 if __name__ == "__main__":

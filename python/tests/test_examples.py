@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The examples, and the commands of docs/python.md, which shows their code."""
-import pathlib
-import re
+"""The examples, whose code docs/python.md shows; tests/e2e/page_blocks runs the commands of the page."""
 import subprocess
 import sys
 import unittest
@@ -31,19 +29,6 @@ class Examples(FolderTest):
             self.skipTest("PyTorch is not installed")
         done = run(ROOT / "examples" / "torch_layer.py")
         self.assertEqual((done.returncode, done.stderr), (0, ""))
-
-
-class Page(FolderTest):
-    def test_commands(self):
-        """Each block of docs/python.md that is a Python session runs and prints what the page says."""
-        page = (ROOT / "docs" / "python.md").read_text()
-        sessions = re.findall(r"```\n(\$ python3 -c '(.*?)'\n(.*?))```", page, re.S)
-        self.assertGreaterEqual(len(sessions), 2)
-        for name in ("model", "rows.jsonl"):
-            (self.folder / name).symlink_to(self.model.parent / name)
-        for _, code, printed in sessions:
-            done = run("-c", code, cwd=self.folder)
-            self.assertEqual(done.stdout + done.stderr, printed)
 
 
 class Doctests(unittest.TestCase):

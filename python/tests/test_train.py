@@ -100,6 +100,8 @@ class Finetune(FolderTest):
         self.assertEqual(info.train_rows + info.validation_rows, 60)
         self.assertIn("evaluation", [e.kind for e in events])
         metrics = [e for e in events if e.kind == "metrics"]
+        self.assertRegex(str(metrics[0]), r"^metrics step 1 steps \d+ loss \d.* lr \S+ ")
+        self.assertRegex(str(events[-1]), r"^end done step \d+ steps \d+$")
         self.assertLess(metrics[-1].loss, metrics[0].loss)
 
         pieces = []

@@ -146,6 +146,13 @@ rfr_status rfi_fail_prefix(const char *format, ...) {
   return last.error.status;
 }
 
+rfr_status rfi_fail_place(const char *file, int64_t line) {
+  rfi_snprintf(last.file, sizeof last.file, "%s", file);
+  last.error.file = last.file;
+  last.error.line = line;
+  return last.error.status;
+}
+
 rfr_status rfi_check_handle(const void *handle, const char *type) {
   return handle ? RFR_OK : rfi_fail(RFI_E_ARGUMENT, "the %s is NULL", type);
 }

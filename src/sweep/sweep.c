@@ -76,9 +76,11 @@ static rfr_status hash_config(rfr_sweep *s, const rfi_config *config, run *r) {
 static rfr_status check_config(rfr_sweep *s, run *r, const char *text, size_t n) {
   rfi_config *config;
   rfr_status status = rfi_config_read(s->ctx, s->config, text, n, s->config_folder, r->sets, r->n_sets, &config);
-  if (status != RFR_OK)
-    return status == RFR_NO_MEMORY ? status
-                                   : rfi_fail_prefix("%s:%lld: %s: ", s->file, (long long)r->point->line, r->name);
+  if (status == RFR_NO_MEMORY) return status;
+  if (status != RFR_OK) {
+    rfi_fail_prefix("%s:%lld: %s: ", s->file, (long long)r->point->line, r->name);
+    return rfr_last_error()->line > 0 ? status : rfi_fail_place(s->file, r->point->line); /* a value of the grid */
+  }
   if (config->data_validation.percent <= 0 && config->data_validation.patterns.n == 0 && config->data_train.n > 0)
     status = rfi_fail_at(
         RFI_E_SWEEP_GRID, s->file, r->point->line,

@@ -42,6 +42,10 @@ static void assert_refused(rfr_status s, const char *slug, const char *says) {
   const rfr_error *e = rfr_last_error();
   if (strcmp(e->slug, slug) != 0 || !strstr(e->message, says))
     fail_msg("\"%s\" [%s], not \"%s\" [%s]", e->message, e->slug, says, slug);
+  if (strncmp(says, "grid.yaml:", 10) == 0 && says[10] >= '1' && says[10] <= '9') {
+    assert_int_equal(e->line, atoi(says + 10));
+    assert_non_null(strstr(e->file, "grid.yaml"));
+  }
 }
 
 /* ---- points ---- */
