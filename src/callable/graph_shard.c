@@ -34,7 +34,7 @@ static bool any_wgrad_reads(const rfr_graphs *g, const rfi_stage_plan *s) {
   return any_sharded(g, s->first, s->end, reads_parameters);
 }
 
-static bool adds(int op) { return op == RFR_ACTION_W || op == RFR_ACTION_B; }
+static bool adds(int op) { return rfi_parts_of(op) & 1 << RFI_PART_W; }
 
 /* ---- windows of a schedule ---- */
 

@@ -20,8 +20,14 @@ typedef struct walk {
   bool *done; /* per callable, slot and part */
 } walk;
 
-static const char *const point_names[] = {"pre_warmup",   "post_warmup",   "pre_forward", "post_forward",
-                                          "pre_backward", "post_backward", "pre_wgrad",   "post_wgrad"};
+const char *const RFI_HOOK_NAMES[] = {"pre_warmup",   "post_warmup",   "pre_forward", "post_forward",
+                                      "pre_backward", "post_backward", "pre_wgrad",   "post_wgrad"};
+
+const rfr_hook_list *rfi_hooks_at(const rfr_hooks *h, int point) {
+  const rfr_hook_list *const lists[] = {&h->pre_forward,   &h->post_forward, &h->pre_backward,
+                                        &h->post_backward, &h->pre_wgrad,    &h->post_wgrad};
+  return lists[point - RFR_HOOK_PRE_FORWARD];
+}
 
 /* If a hook returns the status of a failed library call, that call's error becomes part of the message. */
 static rfr_status run_hook(const rfr_hook_list *list, int i, const rfr_hook_event *event) {
@@ -30,8 +36,8 @@ static rfr_status run_hook(const rfr_hook_list *list, int i, const rfr_hook_even
   const rfr_error *e = rfr_last_error();
   const bool own = e->status == s;
   if (s == RFR_OK) return RFR_OK;
-  rfi_fail(RFI_E_GRAPHS_HOOK, "%s hook %d of callable %d, microbatch %d, in %s%s%s%s%s", point_names[event->point], i,
-           event->callable, event->microbatch, event->capture ? "capture" : "warm-up", own ? ": " : "",
+  rfi_fail(RFI_E_GRAPHS_HOOK, "%s hook %d of callable %d, microbatch %d, in %s%s%s%s%s", RFI_HOOK_NAMES[event->point],
+           i, event->callable, event->microbatch, event->capture ? "capture" : "warm-up", own ? ": " : "",
            own ? e->slug : "", own ? ": " : "", own ? e->message : "");
   return rfi_fail_status(s);
 }
@@ -85,9 +91,9 @@ static rfr_status run_with_hooks(const rfr_hook_list *pre, const rfr_hook_list *
 
 /* ---- one part ---- */
 
-static void describe_ports(const walk *w, const rfi_step_call *call, const rfi_port *port, int n, bool grad,
-                           rfr_tensor *to) {
-  for (int i = 0; i < n; i++) to[i] = rfi_port_tensor(w->g, call->callable, call->slot, &port[i], grad);
+static int describe_ports(const walk *w, const rfi_step_call *call, const rfi_ports *x, rfr_tensor *to) {
+  for (int i = 0; i < x->n; i++) to[i] = rfi_port_tensor(w->g, call->callable, call->slot, &x->port[i], x->grad);
+  return x->n;
 }
 
 static void describe_named(const rfr_graphs *g, const int *index, int n, rfr_tensor *to) {
@@ -99,43 +105,34 @@ static void describe_named(const rfr_graphs *g, const int *index, int n, rfr_ten
 
 static void describe(const walk *w, const rfi_step_call *call, rfi_part part, rfr_hook_event *event) {
   const rfi_callable *c = &w->g->callable[call->callable];
+  const rfi_ports taken = rfi_ports_taken(c, part), returned = rfi_ports_returned(c, part);
   rfr_tensor *room = w->g->event_tensors;
-  const bool grad = part == RFI_PART_I;
   event->name = c->u.name;
   event->has_wgrad = rfi_has(&c->u, RFI_PART_W);
   event->wgrad_reads = c->wgrad_reads;
   event->parameters = room;
   event->n_parameters = c->n_parameters;
   describe_named(w->g, c->parameters, c->n_parameters, room);
-  room += c->n_parameters;
-  event->inputs = room;
-  if (part == RFI_PART_W) {
-    event->outputs = room;
-    event->n_outputs = c->n_gradients;
-    describe_named(w->g, c->gradients, c->n_gradients, room);
-    return;
-  }
-  event->n_inputs = grad ? c->n_out : c->n_in;
-  event->n_outputs = grad ? c->n_in : c->n_out;
-  event->outputs = room + event->n_inputs;
-  describe_ports(w, call, grad ? c->out : c->in, event->n_inputs, grad, room);
-  describe_ports(w, call, grad ? c->in : c->out, event->n_outputs, grad, room + event->n_inputs);
+  event->inputs = room += c->n_parameters;
+  event->n_inputs = describe_ports(w, call, &taken, room);
+  event->outputs = room += event->n_inputs;
+  event->n_outputs = part == RFI_PART_W ? c->n_gradients : describe_ports(w, call, &returned, room);
+  if (part == RFI_PART_W) describe_named(w->g, c->gradients, c->n_gradients, room);
 }
 
 /* Inputs of a part in warm-up: samples or zeros. Scratch main gradients are zeroed too, because callables share them.
  */
 static rfr_status set_inputs(rfr_graphs *g, const rfi_step_call *call, rfi_part part) {
   const rfi_callable *c = &g->callable[call->callable];
-  const bool grad = part == RFI_PART_I;
+  const rfi_ports x = rfi_ports_taken(c, part);
   for (int i = 0; part == RFI_PART_W && i < c->n_gradients; i++) {
     const rfi_named *x = &g->m.store.named[c->gradients[i]];
     if (x->written) RFI_TRY(g->m.backend->fill(g->m.device, rfi_graphs_named_data(g, x), 0, (size_t)x->tensor.bytes));
   }
-  for (int i = 0; part != RFI_PART_W && i < (grad ? c->n_out : c->n_in); i++) {
-    const rfi_port *p = grad ? &c->out[i] : &c->in[i];
-    const rfr_tensor t = rfi_port_tensor(g, call->callable, call->slot, p, grad);
+  for (const rfi_port *p = x.port; p < x.port + x.n; p++) {
+    const rfr_tensor t = rfi_port_tensor(g, call->callable, call->slot, p, x.grad);
     if (p->callable >= 0 || !t.data) continue;
-    if (p->sample && !grad) RFI_TRY(g->m.backend->move(g->m.device, t.data, p->sample, (size_t)t.bytes));
+    if (p->sample && !x.grad) RFI_TRY(g->m.backend->move(g->m.device, t.data, p->sample, (size_t)t.bytes));
     else RFI_TRY(g->m.backend->fill(g->m.device, t.data, 0, (size_t)t.bytes));
   }
   return g->m.backend->wait(g->m.device); /* a hook may read them */
@@ -162,27 +159,25 @@ static rfr_status work_on_part(walk *w, const rfi_step_call *call, rfi_part part
 
 static rfr_status walk_part(walk *w, const rfi_step_call *call, rfi_part part) {
   static const rfr_hooks none;
-  static const rfr_hook_point points[RFI_PARTS] = {
-      [RFI_PART_F] = RFR_HOOK_PRE_FORWARD, [RFI_PART_I] = RFR_HOOK_PRE_BACKWARD, [RFI_PART_W] = RFR_HOOK_PRE_WGRAD};
+  const rfr_hook_point point = part == RFI_PART_F   ? RFR_HOOK_PRE_FORWARD
+                               : part == RFI_PART_I ? RFR_HOOK_PRE_BACKWARD
+                                                    : RFR_HOOK_PRE_WGRAD;
   const rfr_graphs_options *o = &w->g->options;
   const rfr_hooks *h = o->n_hooks > 0 ? &o->hooks[call->callable] : &none;
-  const rfr_hook_list *const lists[RFI_PARTS][2] = {[RFI_PART_F] = {&h->pre_forward, &h->post_forward},
-                                                    [RFI_PART_I] = {&h->pre_backward, &h->post_backward},
-                                                    [RFI_PART_W] = {&h->pre_wgrad, &h->post_wgrad}};
   int before = 0;
   for (int i = 0; i < call->callable; i++) before += w->g->stage[w->g->callable[i].stage].slots;
   bool *done = &w->done[(before + call->slot) * RFI_PARTS + (int)part];
   if (*done) return RFR_OK;
   *done = true;
   rfr_hook_event event = {.size = sizeof event,
-                          .point = points[part],
+                          .point = point,
                           .callable = call->callable,
                           .microbatch = call->microbatch,
                           .capture = w->capture,
                           .iteration = w->iteration};
   if (!w->capture) RFI_TRY(set_inputs(w->g, call, part));
   describe(w, call, part, &event);
-  return run_with_hooks(lists[part][0], lists[part][1], &event, work_on_part, w, call, part);
+  return run_with_hooks(rfi_hooks_at(h, point), rfi_hooks_at(h, point + 1), &event, work_on_part, w, call, part);
 }
 
 /* ---- the walk ---- */
@@ -197,11 +192,8 @@ static rfr_status walk_calls(walk *w) {
   for (int i = 0; i < g->calls.n && s == RFR_OK; i++) {
     const rfi_step_call *call = &g->calls.call[i];
     if (!w->capture && (s = rfi_graphs_run_shard_actions(g, i, &action, true)) != RFR_OK) break;
-    const bool both = call->op == RFR_ACTION_B;
-    if (call->op == RFR_ACTION_F) s = walk_part(w, call, RFI_PART_F);
-    if (both || call->op == RFR_ACTION_I) s = walk_part(w, call, RFI_PART_I);
-    if (s == RFR_OK && (call->op == RFR_ACTION_W || (both && rfi_has(&g->callable[call->callable].u, RFI_PART_W))))
-      s = walk_part(w, call, RFI_PART_W);
+    for (int part = RFI_PART_F; part <= RFI_PART_W && s == RFR_OK; part++)
+      if (rfi_call_runs(g, call, (rfi_part)part)) s = walk_part(w, call, (rfi_part)part);
   }
   if (s == RFR_OK && !w->capture) s = rfi_graphs_run_shard_actions(g, g->calls.n, &action, true);
   rfi_free(g->m.ctx, w->done);

@@ -45,6 +45,12 @@ typedef struct rfi_port { /* an input or output of a callable */
   rfr_tensor tensor, grad_tensor; /* without data, which depends on the slot */
 } rfi_port;
 
+typedef struct rfi_ports { /* that a part takes data for, or returns data of */
+  const rfi_port *port;
+  int n;
+  bool grad; /* the ports' gradients, not their values */
+} rfi_ports;
+
 typedef struct rfi_value_storage { /* of a value that owns storage */
   rfi_region region;               /* or RFI_NAMED, RFI_FIXED */
   bool in_block;                   /* of a slot: in its block */
@@ -131,6 +137,17 @@ typedef struct rfi_stage_plan {
   int64_t window[2], window_bytes[2]; /* of gathered parameters; of unreduced gradients */
 } rfi_stage_plan;
 
+/* A bit for each part that an action runs; 0: it computes nothing. */
+static inline uint8_t rfi_parts_of(int op) {
+  switch (op) {
+    case RFR_ACTION_F: return 1 << RFI_PART_F;
+    case RFR_ACTION_I: return 1 << RFI_PART_I;
+    case RFR_ACTION_W: return 1 << RFI_PART_W;
+    case RFR_ACTION_B: return 1 << RFI_PART_I | 1 << RFI_PART_W;
+    default: return 0;
+  }
+}
+
 typedef struct rfi_step_call {
   rfr_action_op op; /* F, I, W or B */
   int callable, microbatch, slot;
@@ -201,6 +218,9 @@ extern const char RFI_GRAD_PREFIX[];      /* of the names of main gradients and 
 extern const char RFI_UNREDUCED_PREFIX[]; /* before RFI_GRAD_PREFIX: a sharded parameter's unreduced gradient */
 
 /* ---- graph_ports.c ---- */
+/* F takes inputs and returns outputs, I takes output gradients and returns input gradients, W neither. */
+rfi_ports rfi_ports_taken(const rfi_callable *c, rfi_part part);
+rfi_ports rfi_ports_returned(const rfi_callable *c, rfi_part part);
 /* A port's tensor in a slot. */
 rfr_tensor rfi_port_tensor(const rfr_graphs *g, int callable, int slot, const rfi_port *port, bool grad);
 /* Reads links, fixed memory and samples of a callable's description. */
@@ -289,6 +309,9 @@ rfr_status rfi_graphs_clear_amaxes(rfr_graphs *g);
 rfr_status rfi_graphs_count(rfr_graphs *g, bool skipped);
 
 /* ---- graph_walk.c ---- */
+extern const char *const RFI_HOOK_NAMES[]; /* by point */
+/* The hooks of a callable at a point from RFR_HOOK_PRE_FORWARD on. */
+const rfr_hook_list *rfi_hooks_at(const rfr_hooks *h, int point);
 rfr_status rfi_graphs_warm_up(rfr_graphs *g);
 rfr_status rfi_graphs_capture(rfr_graphs *g);
 
@@ -306,6 +329,8 @@ void rfi_graphs_count_live(rfr_graphs *g);
 bool rfi_graphs_next_call(const rfr_graphs *g, rfi_step_call *out);
 bool rfi_graphs_is_complete(const rfr_graphs *g);
 const char *rfi_call_text(int op); /* for messages */
+/* Whether a call runs a part. */
+bool rfi_call_runs(const rfr_graphs *g, const rfi_step_call *call, rfi_part part);
 /* graphs.order if a later call of the current step adds to the main gradient with this index. */
 rfr_status rfi_graphs_check_gradient(const rfr_graphs *g, int gradient);
 /* Why a call of a microbatch cannot be the next one, as ", ..." or "". */

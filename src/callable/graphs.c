@@ -41,8 +41,7 @@ static rfr_status check_hooks(const rfr_graphs_options *o, int n) {
     const rfr_hooks *h = &o->hooks[i];
     if (h->size != sizeof *h)
       return rfi_fail(RFI_E_ARGUMENT, "hooks %d: size %zu, rfr_hooks_default sets %zu", i, h->size, sizeof *h);
-    good = good && is_list(&h->pre_forward) && is_list(&h->post_forward) && is_list(&h->pre_backward) &&
-           is_list(&h->post_backward) && is_list(&h->pre_wgrad) && is_list(&h->post_wgrad);
+    for (int at = RFR_HOOK_PRE_FORWARD; at <= RFR_HOOK_POST_WGRAD; at++) good = good && is_list(rfi_hooks_at(h, at));
   }
   return good ? RFR_OK : rfi_fail(RFI_E_ARGUMENT, "a hook list is NULL with n > 0, or has a hook without a function");
 }
@@ -111,20 +110,16 @@ static rfr_status make_stages(rfr_graphs *g) {
 
 /* ---- hooks ---- */
 
-static rfr_status check_hook_lists(const rfr_graphs *g, int callable, const rfr_hook_list *pre,
-                                   const rfr_hook_list *post, const char *part, bool has_part) {
-  if (has_part || pre->n + post->n == 0) return RFR_OK;
-  return rfi_fail(RFI_E_GRAPHS_CALLABLE, "callable \"%s\" has %s_%s hooks, which never run: it has no %s",
-                  g->callable[callable].u.name, pre->n > 0 ? "pre" : "post", part, part);
-}
-
+/* Hooks of a part that a callable lacks would never run. */
 static rfr_status check_hook_parts(const rfr_graphs *g) {
-  for (int i = 0; i < g->options.n_hooks; i++) {
-    const rfr_hooks *h = &g->options.hooks[i];
-    const rfi_callable *c = &g->callable[i];
-    RFI_TRY(check_hook_lists(g, i, &h->pre_backward, &h->post_backward, "backward", rfi_has_backward(c)));
-    RFI_TRY(check_hook_lists(g, i, &h->pre_wgrad, &h->post_wgrad, "wgrad", rfi_has(&c->u, RFI_PART_W)));
-  }
+  for (int i = 0; i < g->options.n_hooks; i++)
+    for (int at = RFR_HOOK_PRE_BACKWARD; at <= RFR_HOOK_POST_WGRAD; at++) {
+      const rfi_callable *c = &g->callable[i];
+      const bool wgrad = at >= RFR_HOOK_PRE_WGRAD, has_part = wgrad ? rfi_has(&c->u, RFI_PART_W) : rfi_has_backward(c);
+      if (!has_part && rfi_hooks_at(&g->options.hooks[i], at)->n > 0)
+        return rfi_fail(RFI_E_GRAPHS_CALLABLE, "callable \"%s\" has %s hooks, which never run: it has no %s", c->u.name,
+                        RFI_HOOK_NAMES[at], wgrad ? "wgrad" : "backward");
+    }
   return RFR_OK;
 }
 
