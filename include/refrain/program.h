@@ -21,6 +21,7 @@
 #define REFRAIN_PROGRAM_H
 
 #include "refrain/dist.h"
+#include "refrain/hooks.h"
 #include "refrain/tensor.h"
 
 #ifdef __cplusplus

@@ -9,85 +9,17 @@
 
 #include "base/base.h"
 #include "callable/graphed.h"
+#include "exec/hook_lists.h"
 #include "exec/step_memory.h"
-
-/* ---- hooks ---- */
 
 typedef struct walk {
   rfr_graphs *g;
   bool capture;
   int iteration;
-  bool *done; /* per callable, slot and part */
+  bool *done;                /* per callable, slot and part */
+  const rfi_step_call *call; /* now */
+  rfi_part part;
 } walk;
-
-const char *const RFI_HOOK_NAMES[] = {"pre_warmup",   "post_warmup",   "pre_forward", "post_forward",
-                                      "pre_backward", "post_backward", "pre_wgrad",   "post_wgrad"};
-
-const rfr_hook_list *rfi_hooks_at(const rfr_hooks *h, int point) {
-  const rfr_hook_list *const lists[] = {&h->pre_forward,   &h->post_forward, &h->pre_backward,
-                                        &h->post_backward, &h->pre_wgrad,    &h->post_wgrad};
-  return lists[point - RFR_HOOK_PRE_FORWARD];
-}
-
-/* If a hook returns the status of a failed library call, that call's error becomes part of the message. */
-static rfr_status run_hook(const rfr_hook_list *list, int i, const rfr_hook_event *event) {
-  rfi_fail_status(RFR_OK); /* clears earlier errors */
-  const rfr_status s = list->hooks[i].fn(event, list->hooks[i].user);
-  const rfr_error *e = rfr_last_error();
-  const bool own = e->status == s;
-  if (s == RFR_OK) return RFR_OK;
-  rfi_fail(RFI_E_GRAPHS_HOOK, "%s hook %d of callable %d, microbatch %d, in %s%s%s%s%s", RFI_HOOK_NAMES[event->point],
-           i, event->callable, event->microbatch, event->capture ? "capture" : "warm-up", own ? ": " : "",
-           own ? e->slug : "", own ? ": " : "", own ? e->message : "");
-  return rfi_fail_status(s);
-}
-
-/* Runs a pre list up to the first failure; *done: the number of hooks that succeeded. */
-static rfr_status run_pre(const rfr_hook_list *list, const rfr_hook_event *event, int *done) {
-  rfr_status s = RFR_OK;
-  for (*done = 0; *done < list->n && s == RFR_OK; *done += s == RFR_OK) s = run_hook(list, *done, event);
-  return s;
-}
-
-/* After a failure: runs a post list from hook i on and keeps the first error. */
-static void run_failed(const rfr_hook_list *post, int i, rfr_hook_event *event) {
-  const rfr_error e = *rfr_last_error();
-  char text[2048];
-  rfr_error row;
-  rfi_snprintf(text, sizeof text, "%s", e.message);
-  event->failed = 1;
-  for (; i < post->n; i++) run_hook(post, i, event);
-  for (int k = 0; rfr_error_row(k, &row); k++)
-    if (strcmp(row.slug, e.slug) == 0) rfi_fail((rfi_error)k, "%s", text);
-  rfi_fail_status(e.status);
-}
-
-/* Runs all of a post list, also after a hook of it failed, because each hook undoes something of its own. */
-static rfr_status run_post(const rfr_hook_list *list, rfr_hook_event *event) {
-  for (int i = 0; i < list->n; i++) {
-    const rfr_status s = run_hook(list, i, event);
-    if (s == RFR_OK) continue;
-    run_failed(list, i + 1, event);
-    return s;
-  }
-  return RFR_OK;
-}
-
-typedef rfr_status (*work_fn)(walk *w, const rfi_step_call *call, rfi_part part);
-
-/* `work` between its pre and post hooks. */
-static rfr_status run_with_hooks(const rfr_hook_list *pre, const rfr_hook_list *post, rfr_hook_event *event,
-                                 work_fn work, walk *w, const rfi_step_call *call, rfi_part part) {
-  int done;
-  const rfr_hook_point point = event->point;
-  rfr_status s = run_pre(pre, event, &done);
-  const bool begun = done > 0 || pre->n == 0;
-  if (s == RFR_OK) s = work(w, call, part);
-  event->point = (rfr_hook_point)(point + 1);
-  if (s == RFR_OK) return run_post(post, event);
-  if (begun) run_failed(post, 0, event);
-  return s;
-}
 
 /* ---- one part ---- */
 
@@ -147,14 +79,17 @@ static rfr_status run_and_wait(rfr_graphs *g, const rfi_step_call *call, rfi_par
   return s == RFR_OK ? waited : s;
 }
 
-static rfr_status work_on_part(walk *w, const rfi_step_call *call, rfi_part part) {
-  rfr_graphs *g = w->g;
+static rfr_status capture(rfr_graphs *g, const rfi_step_call *call, rfi_part part) {
   const rfi_callable *c = &g->callable[call->callable];
-  if (!w->capture) return run_and_wait(g, call, part);
   if (!rfi_has(&c->u, part)) return RFR_OK;
   RFI_TRY(rfi_graphs_capture_part(g, call->callable, call->slot, part, &c->u.instance[call->slot].graph[part]));
   g->memory.graphs++;
   return RFR_OK;
+}
+
+static rfr_status work_on_part(void *user) {
+  const walk *w = user;
+  return (w->capture ? capture : run_and_wait)(w->g, w->call, w->part);
 }
 
 static rfr_status walk_part(walk *w, const rfi_step_call *call, rfi_part part) {
@@ -177,7 +112,9 @@ static rfr_status walk_part(walk *w, const rfi_step_call *call, rfi_part part) {
                           .iteration = w->iteration};
   if (!w->capture) RFI_TRY(set_inputs(w->g, call, part));
   describe(w, call, part, &event);
-  return run_with_hooks(rfi_hooks_at(h, point), rfi_hooks_at(h, point + 1), &event, work_on_part, w, call, part);
+  w->call = call, w->part = part;
+  const rfi_hooked x = {rfi_hooks_at(h, point), rfi_hooks_at(h, point + 1), work_on_part, w, "callable", "warm-up"};
+  return rfi_run_hooked(&x, &event);
 }
 
 /* ---- the walk ---- */
@@ -211,9 +148,9 @@ static rfr_status copy_states(rfr_graphs *g) {
   return RFR_OK;
 }
 
-static rfr_status warm_up(walk *w, const rfi_step_call *call, rfi_part part) {
+static rfr_status warm_up(void *user) {
+  walk *w = user;
   rfr_graphs *g = w->g;
-  (void)call, (void)part;
   RFI_TRY(copy_states(g));
   for (int early = RFI_PART_LOAD; early <= RFI_PART_SETUP; early++)
     for (int c = 0; c < g->n; c++)
@@ -228,8 +165,8 @@ rfr_status rfi_graphs_warm_up(rfr_graphs *g) {
   RFI_TRY(rfi_step_memory_take(&g->m, true));
   g->in_warmup = true;
   rfi_graphs_set_addresses(g);
-  rfr_status s =
-      run_with_hooks(&g->options.pre_warmup, &g->options.post_warmup, &event, warm_up, &w, NULL, RFI_PART_LOAD);
+  const rfi_hooked x = {&g->options.pre_warmup, &g->options.post_warmup, warm_up, &w, "callable", "warm-up"};
+  const rfr_status s = rfi_run_hooked(&x, &event);
   g->in_warmup = false;
   rfi_step_memory_release(&g->m);
   rfi_graphs_set_addresses(g);
@@ -239,8 +176,8 @@ rfr_status rfi_graphs_warm_up(rfr_graphs *g) {
 rfr_status rfi_graphs_capture(rfr_graphs *g) {
   walk w = {.g = g, .capture = true};
   for (int c = 0; c < g->n; c++) { /* once for all slots, without hooks */
-    RFI_TRY(work_on_part(&w, &(rfi_step_call){.callable = c}, RFI_PART_SETUP));
-    RFI_TRY(work_on_part(&w, &(rfi_step_call){.callable = c}, RFI_PART_REDUCE));
+    RFI_TRY(capture(g, &(rfi_step_call){.callable = c}, RFI_PART_SETUP));
+    RFI_TRY(capture(g, &(rfi_step_call){.callable = c}, RFI_PART_REDUCE));
   }
   return walk_calls(&w);
 }

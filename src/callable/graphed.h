@@ -309,9 +309,6 @@ rfr_status rfi_graphs_clear_amaxes(rfr_graphs *g);
 rfr_status rfi_graphs_count(rfr_graphs *g, bool skipped);
 
 /* ---- graph_walk.c ---- */
-extern const char *const RFI_HOOK_NAMES[]; /* by point */
-/* The hooks of a callable at a point from RFR_HOOK_PRE_FORWARD on. */
-const rfr_hook_list *rfi_hooks_at(const rfr_hooks *h, int point);
 rfr_status rfi_graphs_warm_up(rfr_graphs *g);
 rfr_status rfi_graphs_capture(rfr_graphs *g);
 
