@@ -283,8 +283,10 @@ static rfr_status plan_programs(rfr_programs *p) {
   bool demand = p->options.recompute == RFR_RECOMPUTE_AUTO && p->options.budget > 0;
   if (demand) RFI_TRY(meet_budget(p));
   RFI_TRY(place_persistent(p));
-  /* debugging runs one op at a time */
-  for (int i = 0; i < p->n && p->m.backend->branches && !p->options.debug; i++) RFI_TRY(plan_branch(p, &p->program[i]));
+  /* debugging runs one op at a time; hooks stop between ops */
+  const bool branches = p->m.backend->branches && !p->options.debug;
+  for (int i = 0; i < p->n && branches; i++)
+    if (!rfi_program_has_hooks(p, &p->program[i])) RFI_TRY(plan_branch(p, &p->program[i]));
   share_step(p, false);
   if (!p->options.plan_only)
     RFI_TRY(rfi_layout_check_budget(&p->m.layout, p->options.budget, p->options.recompute, false));
@@ -379,6 +381,7 @@ static rfr_status check_arguments(rfr_ctx *ctx, int n, const rfr_trace *const *t
     return rfi_fail(RFI_E_ARGUMENT, "rfr_compile_options: budget %lld, loss_chunk %lld, recompute %d, shard %d",
                     (long long)o->budget, (long long)o->loss_chunk, (int)o->recompute, (int)o->shard);
   RFI_TRY(check_watch(o->watch, n));
+  RFI_TRY(rfi_check_hooks(o->hooks, o->n_hooks, n, "rfr_compile_options", "programs"));
   if (o->choices && !o->tune) return rfi_fail(RFI_E_ARGUMENT, "rfr_compile_options: choices, but tune is off");
   for (int i = 0; o->choices && i < o->n_choices; i++)
     if (!o->choices[i].name || !o->choices[i].value)
@@ -408,6 +411,7 @@ rfr_status rfr_compile(rfr_ctx *ctx, int n, const rfr_trace *const *traces, cons
   RFI_GOTO(rfi_executor_open(&p->m, ctx, p->options.comm, p->options.step_memory));
   RFI_GOTO(RFI_ALLOC(ctx, sizeof *p->program * (size_t)n, &p->program));
   p->n = n;
+  RFI_GOTO(rfi_programs_copy_hooks(p, p->options.hooks));
   for (int i = 0; i < n; i++) {
     p->program[i].u.name = rfi_arena_strdup(p->m.strings, names && names[i] ? names[i] : "program");
     if (!p->program[i].u.name) {
@@ -421,10 +425,12 @@ rfr_status rfr_compile(rfr_ctx *ctx, int n, const rfr_trace *const *traces, cons
     }
   }
   RFI_GOTO(plan_programs(p));
+  for (int i = 0; i < n; i++) RFI_GOTO(rfi_program_place_hooks(p, &p->program[i]));
   if (!p->options.plan_only) RFI_GOTO(allocate(p));
   RFI_GOTO(report_branches(p));
   p->options.choices = NULL; /* owned by the caller */
   p->options.watch = NULL;
+  p->options.hooks = NULL;
   p->watched.patterns = NULL;
   if (!p->options.keep_traces)
     for (int i = 0; i < n; i++)
