@@ -61,11 +61,8 @@ static bool is_parameter(const rfr_graphs *g, const rfi_value_storage *x) {
 }
 
 static bool reads_in_wgrad(const rfr_graphs *g, const rfi_callable *c) {
-  for (int i = c->u.start[RFI_PART_W]; i < c->u.start[RFI_PART_W + 1]; i++)
-    for (int k = 0; k < c->u.trace->ops[i].n_in; k++) {
-      const rfr_value v = c->u.trace->ops[i].in[k];
-      if (v >= 0 && is_parameter(g, &c->place[c->u.trace->values[v].base])) return true;
-    }
+  for (rfi_use u = {0}; rfi_next_use(c, &u);)
+    if (u.part == RFI_PART_W && !u.result && is_parameter(g, &c->place[u.owner])) return true;
   return false;
 }
 

@@ -210,6 +210,14 @@ rfr_status rfi_callable_compile(rfr_graphs *g, int index, const rfr_callable *de
 rfi_pass_options rfi_callable_options(rfr_graphs *g, const rfi_callable *c);
 /* Sets `trace`, `start` and ports from the result of the passes. */
 rfr_status rfi_callable_order(rfr_graphs *g, rfi_callable *c);
+typedef struct rfi_use { /* of a value by an op that is no view: an operand or a result */
+  int op, next;          /* next: of the op's operands, then results */
+  rfi_part part;
+  rfr_value owner; /* of the value's storage */
+  bool result;
+} rfi_use;
+/* The uses of an ordered callable one after the other, from {0} on; false: no more. */
+bool rfi_next_use(const rfi_callable *c, rfi_use *u);
 /* Some output has a gradient, so a backward is called. */
 bool rfi_has_backward(const rfi_callable *c);
 /* The port of a name; -1: none, or name is NULL. */
