@@ -476,7 +476,8 @@ static bool has_gather_hook(const rfr_graphs *g, int index) {
   return o->n_tensors > 0 && o->n_hooks > 0 && o->hooks[index].pre_forward.n > 0;
 }
 
-/* Other ranks' layers are not known here, so a default would give two ranks the same draws. */
+/* Other ranks' layers are not known here, so a default would give two ranks the same draws. The stage's descriptions
+ * precede `desc`. */
 static rfr_status check_first(const rfr_graphs *g, int index, const rfr_callable *desc) {
   const rfi_callable *c = &g->callable[index];
   rfr_schedule_info info;
@@ -485,8 +486,8 @@ static rfr_status check_first(const rfr_graphs *g, int index, const rfr_callable
   RFI_TRY(rfr_schedule_get_info(g->options.schedule, &info));
   if (info.ranks == 1) return RFR_OK;
   for (int i = index; i >= g->stage[c->stage].first; i--) {
-    sites = sites && !g->callable[i].has_first_site;
-    linears = linears && !g->callable[i].has_first_linear;
+    sites = sites && desc[i - index].first_site < 0;
+    linears = linears && desc[i - index].first_linear < 0;
   }
   if (!sites && !linears) return RFR_OK;
   return rfi_fail(RFI_E_GRAPHS_CALLABLE,
@@ -520,8 +521,6 @@ rfr_status rfi_callable_compile(rfr_graphs *g, int index, const rfr_callable *de
   c->gathered = c->sharded || desc->gathered || has_gather_hook(g, index);
   c->u.name = desc->name ? rfi_arena_strdup(g->m.strings, desc->name) : rfi_arena_printf(g->m.strings, "%d", index);
   if (!c->u.name) return RFR_NO_MEMORY;
-  c->has_first_site = desc->first_site >= 0;
-  c->has_first_linear = desc->first_linear >= 0;
   c->first_linear = next->linear;
   RFI_TRY(check_trace(g, c, desc->trace));
   RFI_TRY(check_first(g, index, desc));

@@ -109,8 +109,6 @@ typedef struct rfi_callable {
   int stage;
   bool sharded;
   bool wgrad_reads;      /* W reads parameters */
-  bool has_first_site;   /* the caller gave rfr_callable.first_site */
-  bool has_first_linear; /* and first_linear */
   rfi_recipe_use recipe; /* of its linears, without `delayed` */
   int first_slot;        /* of delayed scaling */
   int64_t first_linear;
@@ -204,7 +202,7 @@ struct rfr_graphs {
 /* ---- callable.c ---- */
 /* The options' entry for a parameter's main gradient; NULL: none. */
 const rfr_main_gradient *rfi_main_gradient_of(const rfr_graphs *g, const char *parameter);
-/* Fills in everything up to `trace`, `start` and ports from a description. */
+/* Fills in everything up to `trace`, `start` and ports from a description, the index-th of a list. */
 rfr_status rfi_callable_compile(rfr_graphs *g, int index, const rfr_callable *desc, rfi_next *next);
 /* The passes' options, without recompute. */
 rfi_pass_options rfi_callable_options(rfr_graphs *g, const rfi_callable *c);

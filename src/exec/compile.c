@@ -44,7 +44,8 @@ static rfr_status add_inputs(rfr_programs *p, const rfi_program *g, const rfr_tr
 
 /* ---- one program ---- */
 
-rfi_pass_options rfi_program_pass_options(rfr_programs *p, const rfi_program *g) {
+/* From the options of the compile. */
+static rfi_pass_options pass_options(rfr_programs *p, const rfi_program *g) {
   rfi_pass_options o = rfi_executor_pass_options(&p->m);
   o.fuse = p->options.fuse;
   o.prune = p->options.prune;
@@ -72,7 +73,7 @@ static rfr_status select_and_plan(rfr_programs *p, rfi_program *g) {
 }
 
 static rfr_status compile_one(rfr_programs *p, rfi_program *g, const rfr_trace *recorded) {
-  rfi_pass_options o = rfi_program_pass_options(p, g);
+  rfi_pass_options o = pass_options(p, g);
   const double start = rfi_now();
   RFI_TRY(rfi_pipeline_run(recorded, &o, &g->u.pipeline));
   g->u.trace = g->u.pipeline.stage[RFI_STAGES - 1].trace;
@@ -140,13 +141,13 @@ rfi_levels rfi_frontier_levels(rfi_frontier *l) {
 }
 
 rfr_status rfi_program_frontier(rfr_programs *p, const rfi_program *g, rfi_frontier **out) {
-  const rfi_pass_options o = rfi_program_pass_options(p, g);
+  const rfi_pass_options o = pass_options(p, g);
   return rfi_frontier_create(rfi_unit_stage(&g->u, "fuse")->trace, &o, false, out);
 }
 
 /* Plans a program again with the first recompute level that fits in `room`, or with its smallest plan. */
 static rfr_status recompute(rfr_programs *p, rfi_program *g, int64_t room) {
-  rfi_pass_options o = rfi_program_pass_options(p, g);
+  rfi_pass_options o = pass_options(p, g);
   RFI_TRY(rfi_program_frontier(p, g, &o.frontier));
   const rfi_levels levels = rfi_frontier_levels(o.frontier);
   rfr_status s = rfi_find_level(&levels, rfi_frontier_first(o.frontier, room), room, &o.level);

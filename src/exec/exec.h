@@ -79,8 +79,6 @@ void *rfi_programs_stream(const rfr_programs *p);
 /* ---- compile.c ---- */
 /* Sets the addresses, before programs run or are captured for the first time. */
 rfr_status rfi_programs_attach(rfr_programs *p);
-/* Options of the passes over a program, from those of the compile. */
-rfi_pass_options rfi_program_pass_options(rfr_programs *p, const rfi_program *g);
 
 /* The recompute frontier of a program whose traces are kept, and its levels. */
 rfr_status rfi_program_frontier(rfr_programs *p, const rfi_program *g, rfi_frontier **out);
@@ -89,8 +87,6 @@ rfi_levels rfi_frontier_levels(rfi_frontier *l);
 /* ---- program_info.c ---- */
 /* The k-th output of a program; false: it is a strided view, which has no dense tensor. */
 bool rfi_program_output_at(const rfr_programs *p, int program, int k, rfr_tensor *out);
-/* Planned bytes by kind, as rfr_programs_memory; needs plans and placed inputs alone. */
-rfr_status rfi_count_memory(const rfr_programs *p, rfr_memory *out);
 
 /* ---- select.c ---- */
 /* Selects a kernel for every op: fills bound[] (n_ops entries) with shapes, workspace sizes and placeholder addresses.
