@@ -357,11 +357,36 @@ static void test_refused(void **state) {
   for (int i = 0; i < 2; i++) rfr_trace_destroy(t[i]);
 }
 
+/* Each allocation of a compile with hooks fails once; the context's teardown finds leaks. */
+static void test_no_memory(void **state) {
+  (void)state;
+  notes n = {.fails = -1};
+  const rfr_hook hook = {note, &n};
+  const rfr_hooks h = hooks_at(&hook, MICROBATCHES);
+  rfr_trace *t = record(MICROBATCHES);
+  rfr_compile_options o = rfr_compile_options_default();
+  rfr_programs *p = NULL;
+  int64_t k = 0;
+  o.hooks = &h, o.n_hooks = 1;
+  for (rfr_status s = RFR_NO_MEMORY; s != RFR_OK;) {
+    rfr_ctx_fail_alloc(ctx, ++k);
+    s = rfr_compile(ctx, 1, (const rfr_trace *const *)&t, (const char *const[]){"step"}, &o, &p);
+    rfr_ctx_fail_alloc(ctx, 0);
+    if (s != RFR_OK) assert_int_equal(s, RFR_NO_MEMORY);
+  }
+  assert_true(k > 10);
+  rft_fill_inputs(p);
+  OK(rfr_program_run(p, 0));
+  assert_int_equal(n.calls, 4 * MICROBATCHES);
+  rfr_programs_destroy(p);
+  rfr_trace_destroy(t);
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
       rft_context_test(test_order_and_bits), rft_context_test(test_gather),  rft_context_test(test_failures),
       rft_context_test(test_failing_op),     rft_context_test(test_capture), rft_context_test(test_one_of_two),
-      rft_context_test(test_reentry),        rft_context_test(test_refused),
+      rft_context_test(test_reentry),        rft_context_test(test_refused), rft_context_test(test_no_memory),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
