@@ -153,7 +153,7 @@ static rfr_status check_tied(const rfr_graphs *g, const rfi_callable *c, const c
   return RFR_OK;
 }
 
-/* What an owner of storage is by name; NULL: it has none. */
+/* The entry of an owner of storage; NULL: it has no name. */
 static rfi_named *named_of(const rfr_graphs *g, const rfr_trace *t, rfr_value owner) {
   const rfi_value *x = &t->values[owner];
   return x->op < 0 && rfi_is_shared(x->role) ? rfi_storage_find(&g->m.store, x->name) : NULL;
