@@ -21,6 +21,7 @@
 #define REFRAIN_PROGRAM_H
 
 #include "refrain/dist.h"
+#include "refrain/hooks.h"
 #include "refrain/tensor.h"
 
 #ifdef __cplusplus
@@ -123,6 +124,12 @@ typedef struct rfr_compile_options {
   rfr_shard shard; /* over the ranks of `comm`; default: none. Errors: dist.shard, naming the tensor */
   rfr_step_memory *step_memory;   /* for the step-scoped bytes, which others use too. NULL: they are in the arena */
   const rfr_watch_options *watch; /* NULL: nothing is watched. Errors: watch.name, with near names */
+  /* Hooks, an entry per program, or NULL and n_hooks 0. They run in rfr_program_run, before and after the forward and
+   * the backward of each microbatch (hooks.h). Borrowed until the compile returns. Without a side stream then. Errors:
+   * argument, for hooks of a part that the program does not have; wgrad hooks, as weight gradients are part of the
+   * backward. */
+  const rfr_hooks *hooks;
+  int n_hooks;
 } rfr_compile_options;
 RFR_API rfr_compile_options rfr_compile_options_default(void);
 
@@ -192,11 +199,13 @@ RFR_API rfr_rng rfr_rng_fork(rfr_rng rng, uint64_t number);
 /* Runs the ops of phase load, which depend on frozen inputs and constants alone. Call it after weights were written
  * and before the first run. */
 RFR_API rfr_status rfr_programs_load(rfr_programs *p);
-/* Runs a program kernel by kernel (eager). The first run or replay of a program with collectives compares them with
- * those of the other ranks. Errors then: dist.mismatch on all ranks, naming the first that differs; dist.peer. Nothing
- * has run. With `step_memory` all calls that run programs may return memory.in_use. */
+/* Runs a program kernel by kernel (eager), with its hooks. The first run or replay of a program with collectives
+ * compares them with those of the other ranks. Errors then: dist.mismatch on all ranks, naming the first that differs;
+ * dist.peer. Nothing has run. With `step_memory` all calls that run programs may return memory.in_use. With hooks:
+ * graphs.hook, and the rest of the program has not run. */
 RFR_API rfr_status rfr_program_run(rfr_programs *p, int program);
-/* Captures the same calls as a graph; executes nothing. */
+/* Captures the same calls as a graph; executes nothing. A program with hooks can be captured only if all of it is one
+ * forward, so that they run before and after the capture; otherwise argument, and nothing was captured. */
 RFR_API rfr_status rfr_program_capture(rfr_programs *p, int program);
 /* An input as the caller sees it; a replay compares it with the captured one. */
 typedef struct rfr_binding {
@@ -222,8 +231,8 @@ typedef struct rfr_op_time {
   rfr_dtype dtype;       /* of its first floating-point operand, for a comparison of its FLOPs with a peak */
 } rfr_op_time;
 /* Runs a program as rfr_program_run does, with a clock around each op, and fills one entry per op that has a kernel, in
- * order. *n gets their number; with times NULL nothing runs. Errors: argument, when `max` is less than that or the
- * program was compiled for debugging (nothing has run), and those of the kernels. */
+ * order. *n gets their number; with times NULL nothing runs. Errors: argument, when `max` is less than that, the
+ * program was compiled for debugging or it has hooks (nothing has run), and those of the kernels. */
 RFR_API rfr_status rfr_program_profile(rfr_programs *p, int program, rfr_op_time *times, int max, int *n);
 
 /* One buffer of the plan. `first` and `last` are op indices; persistent buffers are live from the first op to the

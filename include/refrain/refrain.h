@@ -10,6 +10,7 @@
 #include "refrain/dist.h"
 #include "refrain/dtype.h"
 #include "refrain/graphs.h"
+#include "refrain/hooks.h"
 #include "refrain/model.h"
 #include "refrain/nn.h"
 #include "refrain/op.h"

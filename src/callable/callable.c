@@ -68,15 +68,16 @@ static void propagate(const rfr_trace *t, bool *reached) {
   }
 }
 
-static rfr_status reaches_output(const rfi_callable *c, const rfr_trace *t, rfr_value x, bool *does) {
-  bool *reached;
-  RFI_TRY(RFI_ALLOC(t->ctx, (size_t)t->n_values + 1, &reached));
-  reached[x] = true;
-  propagate(t, reached);
-  *does = false;
-  for (int k = 0; k < c->n_out; k++) *does = *does || (c->out[k].value >= 0 && reached[c->out[k].value]);
-  rfi_free(t->ctx, reached);
-  return RFR_OK;
+/* Extends `reaches` from outputs to all values that they depend on by a path of gradients. */
+static void propagate_back(const rfr_trace *t, bool *reaches) {
+  for (int i = t->n_ops - 1; i >= 0; i--) {
+    const rfi_opr *op = &t->ops[i];
+    bool any = false;
+    for (int j = 0; j < op->n_out; j++)
+      any = any || (op->out[j] >= 0 && reaches[op->out[j]] && rfr_dtype_is_float(t->values[op->out[j]].type.dtype));
+    for (int k = 0; k < op->n_in; k++)
+      if (op->in[k] >= 0 && !(op->def->flags & RFI_STOP)) reaches[op->in[k]] = reaches[op->in[k]] || any;
+  }
 }
 
 static char *grad_name(rfr_trace *t, const char *name) {
@@ -156,14 +157,13 @@ static rfr_status record_unused(rfr_trace *t, const char *name, const rfr_main_g
   return rfr_trace_status(t);
 }
 
-static rfr_status record_gradient(const rfr_graphs *g, const rfi_callable *c, rfr_trace *t, rfr_value loss,
-                                  rfr_value v) {
+/* `used`: some output depends on the value. */
+static rfr_status record_gradient(const rfr_graphs *g, const rfi_callable *c, rfr_trace *t, rfr_value loss, rfr_value v,
+                                  bool used) {
   const rfr_source nowhere = {NULL, 0};
   const rfi_value x = t->values[v];
   const bool trained = x.role == RFR_ROLE_TRAINABLE;
-  bool used = false;
   if (!trained && x.role != RFR_ROLE_INPUT_GRAD) return RFR_OK;
-  if (loss >= 0) RFI_TRY(reaches_output(c, t, v, &used));
   if (!used && !g->options.allow_unused_input)
     return rfi_fail(RFI_E_GRAPHS_CALLABLE,
                     "callable \"%s\": %s \"%s\" needs a gradient, but no output depends on it: make it %s, or set "
@@ -185,18 +185,23 @@ static rfr_status record_gradient(const rfr_graphs *g, const rfi_callable *c, rf
 }
 
 static rfr_status record_backward(const rfr_graphs *g, rfi_callable *c, rfr_trace *t) {
-  bool *reached;
+  bool *reached; /* by a gradient; followed by `reaches`: an output */
   rfr_value loss;
-  const int n = t->n_inputs;
-  RFI_TRY(RFI_ALLOC(t->ctx, (size_t)t->n_values + 1, &reached));
+  const int n = t->n_inputs, n_values = t->n_values;
+  RFI_TRY(RFI_ALLOC(t->ctx, 2 * ((size_t)n_values + 1), &reached));
+  bool *reaches = reached + n_values + 1;
   for (int i = 0; i < n; i++) {
     const int role = t->values[t->inputs[i]].role;
     reached[t->inputs[i]] = role == RFR_ROLE_TRAINABLE || role == RFR_ROLE_INPUT_GRAD;
   }
+  for (int k = 0; k < c->n_out; k++)
+    if (c->out[k].value >= 0) reaches[c->out[k].value] = true;
   propagate(t, reached);
+  propagate_back(t, reaches);
   rfr_status s = record_loss(c, t, reached, &loss);
+  for (int i = 0; i < n && s == RFR_OK; i++)
+    s = record_gradient(g, c, t, loss, t->inputs[i], loss >= 0 && reaches[t->inputs[i]]);
   rfi_free(t->ctx, reached);
-  for (int i = 0; i < n && s == RFR_OK; i++) s = record_gradient(g, c, t, loss, t->inputs[i]);
   return s;
 }
 
@@ -300,6 +305,24 @@ static void find_parts(rfi_callable *c) {
     while (part > 0 && i < c->u.trace->n_ops && c->u.trace->ops[i].phase == phase_of[part - 1]) i++;
     c->u.start[part] = i;
   }
+}
+
+bool rfi_next_use(const rfi_callable *c, rfi_use *u) {
+  const rfr_trace *t = c->u.trace;
+  for (; u->op < t->n_ops; u->op++, u->next = 0) {
+    const rfi_opr *op = &t->ops[u->op];
+    const int n = op->def->flags & RFI_VIEW ? 0 : op->n_in + op->n_out;
+    while (u->op >= c->u.start[u->part + 1]) u->part++;
+    while (u->next < n) {
+      const int k = u->next++;
+      const rfr_value v = k < op->n_in ? op->in[k] : op->out[k - op->n_in];
+      if (v < 0) continue;
+      u->owner = t->values[v].base;
+      u->result = k >= op->n_in;
+      return true;
+    }
+  }
+  return false;
 }
 
 /* ---- compilation ---- */
@@ -453,7 +476,8 @@ static bool has_gather_hook(const rfr_graphs *g, int index) {
   return o->n_tensors > 0 && o->n_hooks > 0 && o->hooks[index].pre_forward.n > 0;
 }
 
-/* Other ranks' layers are not known here, so a default would give two ranks the same draws. */
+/* Other ranks' layers are not known here, so a default would give two ranks the same draws. The stage's descriptions
+ * precede `desc`. */
 static rfr_status check_first(const rfr_graphs *g, int index, const rfr_callable *desc) {
   const rfi_callable *c = &g->callable[index];
   rfr_schedule_info info;
@@ -462,8 +486,8 @@ static rfr_status check_first(const rfr_graphs *g, int index, const rfr_callable
   RFI_TRY(rfr_schedule_get_info(g->options.schedule, &info));
   if (info.ranks == 1) return RFR_OK;
   for (int i = index; i >= g->stage[c->stage].first; i--) {
-    sites = sites && !g->callable[i].has_first_site;
-    linears = linears && !g->callable[i].has_first_linear;
+    sites = sites && desc[i - index].first_site < 0;
+    linears = linears && desc[i - index].first_linear < 0;
   }
   if (!sites && !linears) return RFR_OK;
   return rfi_fail(RFI_E_GRAPHS_CALLABLE,
@@ -497,8 +521,6 @@ rfr_status rfi_callable_compile(rfr_graphs *g, int index, const rfr_callable *de
   c->gathered = c->sharded || desc->gathered || has_gather_hook(g, index);
   c->u.name = desc->name ? rfi_arena_strdup(g->m.strings, desc->name) : rfi_arena_printf(g->m.strings, "%d", index);
   if (!c->u.name) return RFR_NO_MEMORY;
-  c->has_first_site = desc->first_site >= 0;
-  c->has_first_linear = desc->first_linear >= 0;
   c->first_linear = next->linear;
   RFI_TRY(check_trace(g, c, desc->trace));
   RFI_TRY(check_first(g, index, desc));

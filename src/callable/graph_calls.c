@@ -33,12 +33,8 @@ static rfr_status add_calls(const rfr_graphs *g, const rfi_stage_plan *s, int op
       return RFR_NO_MEMORY;
     to->call[to->n++] = (rfi_step_call){(rfr_action_op)op, c, microbatch, slot};
   }
-  if (to->n > before && (op == RFR_ACTION_I || op == RFR_ACTION_B)) to->call[to->n - 1].frees_block = true;
+  if (to->n > before && rfi_parts_of(op) & 1 << RFI_PART_I) to->call[to->n - 1].frees_block = true;
   return RFR_OK;
-}
-
-static bool is_compute(int op) {
-  return op == RFR_ACTION_F || op == RFR_ACTION_I || op == RFR_ACTION_W || op == RFR_ACTION_B;
 }
 
 static const rfi_stage_plan *stage_of(const rfr_graphs *g, int number) {
@@ -56,7 +52,7 @@ static rfr_status list(const rfr_graphs *g, const rfr_schedule *schedule, bool e
     const rfi_stage_plan *s = stage_of(g, a[i].stage);
     if (!s) continue;
     RFI_TRY(rfi_graphs_add_shard_actions(g, s, a, i, c));
-    if (is_compute(a[i].op))
+    if (rfi_parts_of(a[i].op))
       RFI_TRY(add_calls(g, s, a[i].op, a[i].microbatch, rfr_schedule_slot(schedule, a[i].stage, a[i].microbatch), c));
   }
   return RFR_OK;
@@ -121,8 +117,8 @@ void rfi_graphs_explain_order(const rfr_graphs *g, int callable, int microbatch,
 
 /* ---- completed gradients ---- */
 
-static bool runs_wgrad(const rfr_graphs *g, const rfi_step_call *call) {
-  return call->op == RFR_ACTION_W || (call->op == RFR_ACTION_B && rfi_has(&g->callable[call->callable].u, RFI_PART_W));
+bool rfi_call_runs(const rfr_graphs *g, const rfi_step_call *call, rfi_part part) {
+  return rfi_parts_of(call->op) & 1 << part && (part != RFI_PART_W || rfi_has(&g->callable[call->callable].u, part));
 }
 
 /* The last call that adds to each main gradient; without one it is complete when a step begins. */
@@ -132,7 +128,7 @@ static rfr_status find_last_calls(const rfr_graphs *g, rfi_calls *c) {
   for (int i = 0; i < g->m.store.n; i++) last[i] = -1;
   for (int i = 0; i < c->n; i++) {
     const rfi_callable *of = &g->callable[c->call[i].callable];
-    for (int k = 0; runs_wgrad(g, &c->call[i]) && k < of->n_gradients; k++) last[of->gradients[k]] = i;
+    for (int k = 0; rfi_call_runs(g, &c->call[i], RFI_PART_W) && k < of->n_gradients; k++) last[of->gradients[k]] = i;
   }
   for (int i = 0; i < c->n_shard_actions; i++) { /* sharded: the call before the last REDUCE */
     const rfi_callable *of = &g->callable[c->shard_action[i].callable];
@@ -266,10 +262,10 @@ static bool meet_before_wgrad(const rfr_graphs *g, const rfr_schedule *s, int st
   int n, live = 0;
   const rfr_action *a = rfr_schedule_actions(s, g->options.rank, &n);
   for (int i = 0; i < n && live < 2; i++) {
-    if (a[i].stage != stage || !is_compute(a[i].op)) continue;
+    const uint8_t parts = rfi_parts_of(a[i].op);
+    if (a[i].stage != stage || parts == 0) continue;
     const int slot = rfr_schedule_slot(s, stage, a[i].microbatch);
-    if (slot == one || slot == other)
-      live += (a[i].op == RFR_ACTION_F) - (a[i].op == RFR_ACTION_I || a[i].op == RFR_ACTION_B);
+    if (slot == one || slot == other) live += (a[i].op == RFR_ACTION_F) - ((parts & 1 << RFI_PART_I) != 0);
   }
   return live == 2;
 }

@@ -58,15 +58,7 @@ static rfr_status assign_result_storage(const rfr_graphs *g, rfi_callable *c) {
   const rfr_trace *t = c->u.trace;
   uint8_t *parts; /* per value: a bit for each part that uses it */
   RFI_TRY(RFI_ALLOC(g->m.ctx, (size_t)t->n_values + 1, &parts));
-  for (int i = 0; i < t->n_ops; i++) {
-    const rfi_opr *op = &t->ops[i];
-    const uint8_t bit = (uint8_t)(1 << part_at(c, i));
-    if (op->def->flags & RFI_VIEW) continue;
-    for (int k = 0; k < op->n_in + op->n_out; k++) {
-      const rfr_value v = k < op->n_in ? op->in[k] : op->out[k - op->n_in];
-      if (v >= 0) parts[t->values[v].base] |= bit;
-    }
-  }
+  for (rfi_use u = {0}; rfi_next_use(c, &u);) parts[u.owner] |= (uint8_t)(1 << u.part);
   for (int i = 0; i < t->n_outputs; i++) parts[t->values[t->outputs[i].value].base] |= 0x80; /* used after all parts */
   for (rfr_value v = 0; v < t->n_values; v++) {
     if (t->values[v].base != v || t->values[v].op < 0 || parts[v] == 0) continue;
@@ -170,21 +162,11 @@ static void lay_axis(axis *x) {
 
 static void touch_ops(const axis *x, int callable) {
   const rfi_callable *c = &x->g->callable[callable];
-  const rfr_trace *t = c->u.trace;
   const int late_w = x->late_w[callable - x->stage->first];
-  for (int i = 0; i < t->n_ops; i++) {
-    const rfi_opr *op = &t->ops[i];
-    const rfi_part part = part_at(c, i);
-    const int tick = tick_of(x, callable, part, i);
-    if (op->def->flags & RFI_VIEW) continue;
-    for (int k = 0; k < op->n_in + op->n_out; k++) {
-      const rfr_value v = k < op->n_in ? op->in[k] : op->out[k - op->n_in];
-      if (v < 0) continue;
-      const rfr_value owner = t->values[v].base;
-      touch(x, callable, owner, tick);
-      if (part == RFI_PART_W && late_w >= 0 && c->place[owner].region != RFI_REGION_SHARED)
-        touch(x, callable, owner, late_w + 1 + i - c->u.start[part]);
-    }
+  for (rfi_use u = {0}; rfi_next_use(c, &u);) {
+    touch(x, callable, u.owner, tick_of(x, callable, u.part, u.op));
+    if (u.part == RFI_PART_W && late_w >= 0 && c->place[u.owner].region != RFI_REGION_SHARED)
+      touch(x, callable, u.owner, late_w + 1 + u.op - c->u.start[u.part]);
   }
 }
 

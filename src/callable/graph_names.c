@@ -153,6 +153,12 @@ static rfr_status check_tied(const rfr_graphs *g, const rfi_callable *c, const c
   return RFR_OK;
 }
 
+/* The entry of an owner of storage; NULL: it has no name. */
+static rfi_named *named_of(const rfr_graphs *g, const rfr_trace *t, rfr_value owner) {
+  const rfi_value *x = &t->values[owner];
+  return x->op < 0 && rfi_is_shared(x->role) ? rfi_storage_find(&g->m.store, x->name) : NULL;
+}
+
 rfr_status rfi_graphs_names(rfr_graphs *g, rfi_callable *c) {
   const rfr_trace *t = c->u.trace;
   c->gradients = rfi_arena_alloc(g->m.strings, sizeof *c->gradients * (size_t)(t->n_inputs + 1));
@@ -170,15 +176,10 @@ rfr_status rfi_graphs_names(rfr_graphs *g, rfi_callable *c) {
     RFI_TRY(check_tied(g, c, x->name));
     c->gradients[c->n_gradients++] = id;
   }
-  for (int i = 0; i < t->n_ops; i++)
-    for (int j = 0; j < t->ops[i].n_out; j++) {
-      const rfr_value v = t->ops[i].out[j];
-      if (v < 0 || (t->ops[i].def->flags & RFI_VIEW)) continue;
-      const rfi_value *owner = &t->values[t->values[v].base];
-      rfi_named *named =
-          owner->op < 0 && rfi_is_shared(owner->role) ? rfi_storage_find(&g->m.store, owner->name) : NULL;
-      if (named && named->region != RFI_REGION_WINDOW) named->written = true;
-    }
+  for (rfi_use u = {0}; rfi_next_use(c, &u);) {
+    rfi_named *named = u.result ? named_of(g, t, u.owner) : NULL;
+    if (named && named->region != RFI_REGION_WINDOW) named->written = true;
+  }
   return RFR_OK;
 }
 
@@ -187,9 +188,7 @@ rfr_status rfi_graphs_names(rfr_graphs *g, rfi_callable *c) {
 /* The parameter, state or constant that a value aliases; NULL: none, a main gradient, or the amaxes of the step, which
  * every part may write in any order: they are maxima. */
 static rfi_named *state_of(const rfr_graphs *g, const rfr_trace *t, rfr_value v) {
-  const rfi_value *owner = v < 0 ? NULL : &t->values[t->values[v].base];
-  rfi_named *x =
-      owner && owner->op < 0 && rfi_is_shared(owner->role) ? rfi_storage_find(&g->m.store, owner->name) : NULL;
+  rfi_named *x = v < 0 ? NULL : named_of(g, t, t->values[v].base);
   return x && x->parameter < 0 && strcmp(x->tensor.name, RFR_RECIPE_AMAX) != 0 ? x : NULL;
 }
 
@@ -209,19 +208,13 @@ static rfr_status check_access(const rfr_graphs *g, int callable, rfi_part part,
 
 static rfr_status check_states(rfr_graphs *g) {
   for (int write = 1; write >= 0; write--) /* find all writers, then check readers */
-    for (int i = 0; i < g->n; i++) {
-      const rfr_trace *t = g->callable[i].u.trace;
-      for (int part = RFI_PART_F; part <= RFI_PART_W; part++)
-        for (int k = g->callable[i].u.start[part]; k < g->callable[i].u.start[part + 1]; k++) {
-          const rfi_opr *op = &t->ops[k];
-          if (op->def->flags & RFI_VIEW) continue;
-          for (int j = 0; j < (write ? op->n_out : op->n_in); j++) {
-            rfi_named *x = state_of(g, t, write ? op->out[j] : op->in[j]);
-            RFI_TRY(check_access(g, i, (rfi_part)part, x));
-            if (write && x) x->writer = i, x->writer_part = (rfi_part)part;
-          }
-        }
-    }
+    for (int i = 0; i < g->n; i++)
+      for (rfi_use u = {0}; rfi_next_use(&g->callable[i], &u);) {
+        if (u.part < RFI_PART_F || u.part > RFI_PART_W || u.result != write) continue;
+        rfi_named *x = state_of(g, g->callable[i].u.trace, u.owner);
+        RFI_TRY(check_access(g, i, u.part, x));
+        if (write && x) x->writer = i, x->writer_part = u.part;
+      }
   return RFR_OK;
 }
 

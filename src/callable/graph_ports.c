@@ -129,6 +129,18 @@ rfr_status rfi_graphs_links(rfr_graphs *g, int index, const rfr_callable *desc) 
   return RFR_OK;
 }
 
+rfi_ports rfi_ports_taken(const rfi_callable *c, rfi_part part) {
+  return part == RFI_PART_F   ? (rfi_ports){c->in, c->n_in, false}
+         : part == RFI_PART_I ? (rfi_ports){c->out, c->n_out, true}
+                              : (rfi_ports){0};
+}
+
+rfi_ports rfi_ports_returned(const rfi_callable *c, rfi_part part) {
+  return part == RFI_PART_F   ? (rfi_ports){c->out, c->n_out, false}
+         : part == RFI_PART_I ? (rfi_ports){c->in, c->n_in, true}
+                              : (rfi_ports){0};
+}
+
 rfr_tensor rfi_port_tensor(const rfr_graphs *g, int callable, int slot, const rfi_port *port, bool grad) {
   const rfr_value v = grad ? port->grad : port->value;
   rfr_tensor t = grad ? port->grad_tensor : port->tensor;

@@ -34,20 +34,16 @@ static bool any_wgrad_reads(const rfr_graphs *g, const rfi_stage_plan *s) {
   return any_sharded(g, s->first, s->end, reads_parameters);
 }
 
-static bool adds(int op) { return op == RFR_ACTION_W || op == RFR_ACTION_B; }
+static bool adds(int op) { return rfi_parts_of(op) & 1 << RFI_PART_W; }
 
 /* ---- windows of a schedule ---- */
 
-typedef struct window {
-  int block, first, last; /* block: 2 * stage + kind; first, last: positions in the rank's list */
-} window;
-
-typedef struct windows {
+typedef struct windows { /* of blocks, which are numbered 2 * stage + kind */
   rfr_graphs *g;
-  window *at;
-  int n;
-  int *since;         /* per block: the start of its open window; -1: none */
-  int64_t live, most; /* bytes of open windows; their peak */
+  int n;        /* actions in the rank's list */
+  bool *open;   /* per block */
+  bool *live;   /* per block and action: the action lies in one of the block's windows, or begins or ends one */
+  int64_t most; /* bytes that are live at one action, at most */
 } windows;
 
 static rfr_status wrong(const rfr_graphs *g, const rfr_action *a, int i, const char *what) {
@@ -59,67 +55,53 @@ static rfr_status wrong(const rfr_graphs *g, const rfr_action *a, int i, const c
 static int64_t *offset_of(rfr_graphs *g, int block) { return &g->stage[block / KINDS].window[block % KINDS]; }
 static int64_t bytes_of(const rfr_graphs *g, int block) { return g->stage[block / KINDS].window_bytes[block % KINDS]; }
 
-static void open_window(windows *w, int block, int i) {
-  w->since[block] = i;
-  w->live += bytes_of(w->g, block);
-  if (w->live > w->most) w->most = w->live;
-}
-
-static void close_window(windows *w, int block, int i) {
-  w->at[w->n++] = (window){block, w->since[block], i};
-  w->since[block] = -1;
-  w->live -= bytes_of(w->g, block);
-}
-
 static bool is_parameter(const rfr_graphs *g, const rfi_value_storage *x) {
   return x->region == RFI_NAMED ? rfi_is_parameter(g->m.store.named[x->offset].tensor.role)
                                 : x->region == RFI_REGION_WINDOW;
 }
 
 static bool reads_in_wgrad(const rfr_graphs *g, const rfi_callable *c) {
-  for (int i = c->u.start[RFI_PART_W]; i < c->u.start[RFI_PART_W + 1]; i++)
-    for (int k = 0; k < c->u.trace->ops[i].n_in; k++) {
-      const rfr_value v = c->u.trace->ops[i].in[k];
-      if (v >= 0 && is_parameter(g, &c->place[c->u.trace->values[v].base])) return true;
-    }
+  for (rfi_use u = {0}; rfi_next_use(c, &u);)
+    if (u.part == RFI_PART_W && !u.result && is_parameter(g, &c->place[u.owner])) return true;
   return false;
 }
 
 /* rfr_schedule has checked that UNSHARD and RESHARD alternate. */
 static rfr_status read_action(windows *w, int stage, const rfr_action *a, int i) {
   const rfi_stage_plan *s = &w->g->stage[stage];
-  const int gathered = stage * KINDS + GATHERED, gradients = stage * KINDS + UNREDUCED;
-  const bool is_gathered = w->since[gathered] >= 0, summing = w->since[gradients] >= 0;
-  switch (a->op) {
-    case RFR_ACTION_UNSHARD: open_window(w, gathered, i); return RFR_OK;
-    case RFR_ACTION_RESHARD: close_window(w, gathered, i); return RFR_OK;
-    case RFR_ACTION_REDUCE:
-      if (!has_wgrad(w->g, s)) return RFR_OK;
-      if (!summing) return wrong(w->g, a, i, "REDUCE without a weight gradient since the last REDUCE of the stage");
-      close_window(w, gradients, i);
-      return RFR_OK;
-    case RFR_ACTION_F:
-    case RFR_ACTION_I:
-    case RFR_ACTION_W:
-    case RFR_ACTION_B:
-      if (!is_gathered && (a->op != RFR_ACTION_W || any_wgrad_reads(w->g, s)))
-        return wrong(w->g, a, i,
-                     "it reads parameters of sharded callables, which are not gathered: add UNSHARD before it");
-      if (adds(a->op) && !summing && has_wgrad(w->g, s)) open_window(w, gradients, i);
-      return RFR_OK;
-    default: return RFR_OK;
-  }
+  bool *gathered = &w->open[stage * KINDS + GATHERED], *unreduced = &w->open[stage * KINDS + UNREDUCED];
+  const bool reads = rfi_parts_of(a->op) != 0 && (a->op != RFR_ACTION_W || any_wgrad_reads(w->g, s));
+  if (reads && !*gathered)
+    return wrong(w->g, a, i, "it reads parameters of sharded callables, which are not gathered: add UNSHARD before it");
+  if (a->op == RFR_ACTION_REDUCE && has_wgrad(w->g, s) && !*unreduced)
+    return wrong(w->g, a, i, "REDUCE without a weight gradient since the last REDUCE of the stage");
+  if (a->op == RFR_ACTION_UNSHARD || a->op == RFR_ACTION_RESHARD) *gathered = a->op == RFR_ACTION_UNSHARD;
+  if (a->op == RFR_ACTION_REDUCE || adds(a->op)) *unreduced = adds(a->op) && has_wgrad(w->g, s);
+  return RFR_OK;
 }
 
-static rfr_status read_windows(windows *w, const rfr_action *a, int n) {
+/* Marks the blocks that are open before or after action i. */
+static void mark_live(windows *w, int i) {
+  int64_t bytes = 0;
+  for (int b = 0; b < w->g->n_stages * KINDS; b++) {
+    bool *live = &w->live[b * w->n + i];
+    *live = *live || w->open[b];
+    bytes += *live ? bytes_of(w->g, b) : 0;
+  }
+  if (bytes > w->most) w->most = bytes;
+}
+
+static rfr_status read_windows(windows *w, const rfr_action *a) {
   const rfr_graphs *g = w->g;
-  for (int b = 0; b < g->n_stages * KINDS; b++) w->since[b] = -1;
-  for (int i = 0; i < n; i++)
+  for (int i = 0; i < w->n; i++) {
+    mark_live(w, i);
     for (int k = 0; k < g->n_stages; k++)
       if (g->stage[k].number == a[i].stage && rfi_graphs_has_windows(g, &g->stage[k]))
         RFI_TRY(read_action(w, k, &a[i], i));
+    mark_live(w, i);
+  }
   for (int b = 0; b < g->n_stages * KINDS; b++)
-    if (w->since[b] >= 0)
+    if (w->open[b])
       return rfi_fail(RFI_E_GRAPHS_CALLABLE, "at the end of the schedule stage %d is %s", g->stage[b / KINDS].number,
                       b % KINDS == GATHERED ? "still gathered: add RESHARD" : "not reduced: add REDUCE");
   return RFR_OK;
@@ -159,19 +141,9 @@ static void size_blocks(rfr_graphs *g, rfi_stage_plan *s) {
   for (int c = s->first; c < s->end && s->fsdp_actions; c++) append(g, &g->callable[c], s->window_bytes);
 }
 
-/* The next window of a block after window i; windows of a block are in order. */
-static int next_window(const windows *w, int block, int i) {
-  for (i++; i < w->n && w->at[i].block != block; i++) {}
-  return i;
-}
-
 static bool overlap(const windows *w, int a, int b) {
-  int i = next_window(w, a, -1), k = next_window(w, b, -1);
-  while (i < w->n && k < w->n) {
-    if (w->at[i].first <= w->at[k].last && w->at[k].first <= w->at[i].last) return true;
-    if (w->at[i].last < w->at[k].last) i = next_window(w, a, i);
-    else k = next_window(w, b, k);
-  }
+  for (int i = 0; i < w->n; i++)
+    if (w->live[a * w->n + i] && w->live[b * w->n + i]) return true;
   return false;
 }
 
@@ -217,16 +189,15 @@ static int64_t place_for_calls(rfr_graphs *g, const rfi_stage_plan *s, int64_t f
 
 static rfr_status place(rfr_graphs *g, rfi_arena *arena) {
   windows w = {.g = g};
-  int n = 0;
   const rfr_schedule *schedule = g->options.schedule;
-  const rfr_action *a = schedule ? rfr_schedule_actions(schedule, g->options.rank, &n) : NULL;
+  const rfr_action *a = schedule ? rfr_schedule_actions(schedule, g->options.rank, &w.n) : NULL;
   const size_t blocks = (size_t)(g->n_stages * KINDS);
   bool *placed = rfi_arena_alloc(arena, blocks);
-  w.at = rfi_arena_alloc(arena, sizeof *w.at * (size_t)(n + 1));
-  w.since = rfi_arena_alloc(arena, sizeof *w.since * blocks);
-  if (!w.at || !w.since || !placed) return RFR_NO_MEMORY;
+  w.open = rfi_arena_alloc(arena, blocks);
+  w.live = rfi_arena_alloc(arena, blocks * (size_t)(w.n + 1));
+  if (!placed || !w.open || !w.live) return RFR_NO_MEMORY;
   for (int i = 0; i < g->n_stages; i++) size_blocks(g, &g->stage[i]);
-  RFI_TRY(read_windows(&w, a, n));
+  RFI_TRY(read_windows(&w, a));
   place_blocks(&w, placed);
   const int64_t end = g->m.layout.bytes[RFI_REGION_WINDOW];
   int64_t most = 0;

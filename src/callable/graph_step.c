@@ -19,9 +19,11 @@ static const char *why_closed(const rfr_graphs *g) {
                                      : "a call of this step has failed: abort it";
 }
 
-static rfr_status check_order(const rfr_graphs *g, int wgrad, int backward, int callable, int microbatch,
-                              rfi_step_call *call) {
-  const char *asked = wgrad ? "wgrad" : backward ? "backward" : "forward";
+/* The call for a part must be the next one. A B is called as its I. */
+static rfr_status check_order(const rfr_graphs *g, rfi_part part, int callable, int microbatch, rfi_step_call *call) {
+  static const char *const names[RFI_PARTS] = {
+      [RFI_PART_F] = "forward", [RFI_PART_I] = "backward", [RFI_PART_W] = "wgrad"};
+  const char *asked = names[part];
   RFI_TRY(rfi_check_handle(g, "rfr_graphs"));
   if (callable < 0 || callable >= g->n) return rfi_fail(RFI_E_ARGUMENT, "callable %d of %d", callable, g->n);
   if (g->state != RFI_STEP_OPEN)
@@ -31,12 +33,10 @@ static rfr_status check_order(const rfr_graphs *g, int wgrad, int backward, int 
     return rfi_fail(RFI_E_GRAPHS_ORDER,
                     "%s of callable \"%s\", microbatch %d: the schedule has no more calls, end the step", asked,
                     g->callable[callable].u.name, microbatch);
-  const bool right = wgrad      ? call->op == RFR_ACTION_W
-                     : backward ? call->op == RFR_ACTION_I || call->op == RFR_ACTION_B
-                                : call->op == RFR_ACTION_F;
+  const bool right = part == RFI_PART_W ? call->op == RFR_ACTION_W : rfi_parts_of(call->op) & 1 << part;
   if (right && call->callable == callable && call->microbatch == microbatch) return RFR_OK;
   char why[96];
-  rfi_graphs_explain_order(g, callable, microbatch, !wgrad && !backward, why);
+  rfi_graphs_explain_order(g, callable, microbatch, part == RFI_PART_F, why);
   return rfi_fail(RFI_E_GRAPHS_ORDER,
                   "%s of callable \"%s\", microbatch %d%s: the %s expects %s of callable \"%s\", microbatch %d", asked,
                   g->callable[callable].u.name, microbatch, why, g->evaluating ? "evaluation" : "schedule",
@@ -64,10 +64,10 @@ static bool is_expected(const rfi_port *p, bool grad) { return p->callable < 0 &
 static const rfr_tensor *expected(const rfi_port *p, bool grad) { return grad ? &p->grad_tensor : &p->tensor; }
 
 /* The expected port with this name, or the i-th one if name is NULL; NULL: none. */
-static const rfi_port *find_expected(const rfi_port *port, int n, bool grad, const char *name, int i) {
-  for (int k = 0; k < n; k++) {
-    if (!is_expected(&port[k], grad)) continue;
-    if (name ? port[k].name && strcmp(port[k].name, name) == 0 : i-- == 0) return &port[k];
+static const rfi_port *find_expected(const rfi_ports *x, const char *name, int i) {
+  for (const rfi_port *p = x->port; p < x->port + x->n; p++) {
+    if (!is_expected(p, x->grad)) continue;
+    if (name ? p->name && strcmp(p->name, name) == 0 : i-- == 0) return p;
   }
   return NULL;
 }
@@ -137,48 +137,40 @@ static rfr_status check_data(const rfr_graphs *g, const rfi_step_call *call, con
   return fixed ? RFR_OK : check_slot_data(g, call, p->name, b->data, want->bytes, &is_slot);
 }
 
-static rfr_status check_bindings(const rfr_graphs *g, const rfi_step_call *call, const rfi_callable *c, bool grad,
+static rfr_status check_bindings(const rfr_graphs *g, const rfi_step_call *call, const rfi_ports *x,
                                  const rfr_binding *b, int n_b) {
-  const rfi_port *port = grad ? c->out : c->in;
-  const int n = grad ? c->n_out : c->n_in;
+  const char *name = g->callable[call->callable].u.name;
   int wanted = 0;
-  for (int k = 0; k < n; k++) wanted += is_expected(&port[k], grad);
+  for (int k = 0; k < x->n; k++) wanted += is_expected(&x->port[k], x->grad);
   if (n_b != wanted || (n_b > 0 && !b))
-    return rfi_fail(RFI_E_REPLAY_SIGNATURE, "callable \"%s\" takes %d %s, not %d", c->u.name, wanted,
-                    grad ? "output gradients" : "inputs", n_b);
+    return rfi_fail(RFI_E_REPLAY_SIGNATURE, "callable \"%s\" takes %d %s, not %d", name, wanted,
+                    x->grad ? "output gradients" : "inputs", n_b);
   for (int i = 0; i < n_b; i++) {
-    const rfi_port *p = find_expected(port, n, grad, b[i].name, i);
+    const rfi_port *p = find_expected(x, b[i].name, i);
     if (!p)
-      return rfi_fail(RFI_E_REPLAY_SIGNATURE, "callable \"%s\" takes no %s \"%s\"", c->u.name,
-                      grad ? "gradient of an output" : "input", b[i].name);
+      return rfi_fail(RFI_E_REPLAY_SIGNATURE, "callable \"%s\" takes no %s \"%s\"", name,
+                      x->grad ? "gradient of an output" : "input", b[i].name);
     for (int k = 0; k < i; k++)
-      if (find_expected(port, n, grad, b[k].name, k) == p)
-        return rfi_fail(RFI_E_REPLAY_SIGNATURE, "callable \"%s\": \"%s\" is passed twice", c->u.name,
+      if (find_expected(x, b[k].name, k) == p)
+        return rfi_fail(RFI_E_REPLAY_SIGNATURE, "callable \"%s\": \"%s\" is passed twice", name,
                         p->name ? p->name : "an absent input");
-    if (check_data(g, call, p, grad, &b[i]) != RFR_OK) return rfi_fail_prefix("callable \"%s\", ", c->u.name);
+    if (check_data(g, call, p, x->grad, &b[i]) != RFR_OK) return rfi_fail_prefix("callable \"%s\", ", name);
   }
   return RFR_OK;
 }
 
-static rfr_status check_room(const rfi_callable *c, const char *what, int wanted, const void *room, int n) {
+/* All outputs are returned, but only gradients of inputs that are not linked. */
+static bool is_returned(const rfi_ports *x, int i) { return !x->grad || x->port[i].callable < 0; }
+
+static rfr_status check_room(const rfi_callable *c, const rfi_ports *x, const rfr_tensor *room, int n) {
+  int wanted = 0;
+  for (int i = 0; i < x->n; i++) wanted += is_returned(x, i);
   if (n == wanted && (n == 0 || room)) return RFR_OK;
   return rfi_fail(RFI_E_REPLAY_SIGNATURE, "callable \"%s\" returns %d %s, there is room for %d", c->u.name, wanted,
-                  what, room ? n : 0);
+                  x->grad ? "input gradients" : "outputs", room ? n : 0);
 }
 
 /* ---- running ---- */
-
-typedef struct ports { /* that a call of a part passes data for */
-  const rfi_port *port;
-  int n;
-  bool grad;
-} ports;
-
-static ports ports_of(const rfi_callable *c, rfi_part part) {
-  return part == RFI_PART_F   ? (ports){c->in, c->n_in, false}
-         : part == RFI_PART_I ? (ports){c->out, c->n_out, true}
-                              : (ports){0};
-}
 
 static bool is_copied(const rfi_port *p, bool grad) {
   return p->name && is_expected(p, grad) && !(grad ? p->fixed_grad : p->fixed) && expected(p, grad)->bytes > 0;
@@ -186,7 +178,7 @@ static bool is_copied(const rfi_port *p, bool grad) {
 
 /* Lists the ports that are copied into the slot; returns their number. */
 static int list_copies(const rfr_graphs *g, int callable, int slot, rfi_part part, rfi_copy *to) {
-  const ports x = ports_of(&g->callable[callable], part);
+  const rfi_ports x = rfi_ports_taken(&g->callable[callable], part);
   int n = 0;
   for (int i = 0; i < x.n; i++) {
     if (!is_copied(&x.port[i], x.grad)) continue;
@@ -207,26 +199,24 @@ rfr_status rfi_graphs_capture_part(rfr_graphs *g, int callable, int slot, rfi_pa
 }
 
 /* The index of a port among the copies. */
-static int copy_index(const ports *x, const rfi_port *p) {
+static int copy_index(const rfi_ports *x, const rfi_port *p) {
   int index = 0;
   for (const rfi_port *k = x->port; k < p; k++) index += is_copied(k, x->grad);
   return index;
 }
 
 /* A graph includes its copies; without one they are enqueued first. */
-static rfr_status run_with_inputs(rfr_graphs *g, const rfi_step_call *call, rfi_part part, const rfr_binding *b,
-                                  int n) {
-  const rfi_callable *c = &g->callable[call->callable];
-  const ports x = ports_of(c, part);
-  const bool captured = c->u.instance[call->slot].graph[part] != NULL;
+static rfr_status run_with_inputs(rfr_graphs *g, const rfi_step_call *call, rfi_part part, const rfi_ports *x,
+                                  const rfr_binding *b, int n) {
+  const bool captured = g->callable[call->callable].u.instance[call->slot].graph[part] != NULL;
   for (int i = 0; i < n; i++) {
-    const rfi_port *p = find_expected(x.port, x.n, x.grad, b[i].name, i);
-    if (!is_copied(p, x.grad)) continue;
+    const rfi_port *p = find_expected(x, b[i].name, i);
+    if (!is_copied(p, x->grad)) continue;
     if (captured) {
-      g->from[copy_index(&x, p)] = b[i].data;
+      g->from[copy_index(x, p)] = b[i].data;
       continue;
     }
-    const rfr_tensor to = rfi_port_tensor(g, call->callable, call->slot, p, x.grad);
+    const rfr_tensor to = rfi_port_tensor(g, call->callable, call->slot, p, x->grad);
     if (to.data != b[i].data) RFI_TRY(g->m.backend->move(g->m.device, to.data, b[i].data, (size_t)to.bytes));
   }
   return rfi_graphs_run(g, call->callable, call->slot, part, false);
@@ -248,17 +238,6 @@ rfr_status rfi_graphs_set_microbatch(rfr_graphs *g, int callable, int slot, int 
     if (!known || now[k] != was[k]) RFI_TRY(g->m.backend->fill(g->m.device, at + k, now[k], 1));
   x->microbatch = microbatch;
   return RFR_OK;
-}
-
-static rfr_status run_forward(rfr_graphs *g, const rfi_step_call *call, const rfr_binding *inputs, int n) {
-  RFI_TRY(rfi_graphs_set_microbatch(g, call->callable, call->slot, call->microbatch));
-  RFI_TRY(run_with_inputs(g, call, RFI_PART_F, inputs, n));
-  return rfi_graphs_splits_launched(g, call);
-}
-
-static rfr_status run_backward(rfr_graphs *g, const rfi_step_call *call, const rfr_binding *grads, int n) {
-  RFI_TRY(run_with_inputs(g, call, RFI_PART_I, grads, n));
-  return call->op == RFR_ACTION_B ? rfi_graphs_run(g, call->callable, call->slot, RFI_PART_W, false) : RFR_OK;
 }
 
 void rfi_graphs_invalidate(rfi_stage_plan *s, int slot) { s->valid[slot] = (rfi_validity){s->first, s->end}; }
@@ -298,45 +277,37 @@ static rfr_status end_call(rfr_graphs *g, const rfi_step_call *call) {
 
 /* ---- the public calls ---- */
 
-rfr_status rfr_graphs_forward(rfr_graphs *g, int callable, int microbatch, const rfr_binding *inputs, int n_inputs,
-                              rfr_tensor *outputs, int n_outputs) {
+static rfr_status make_call(rfr_graphs *g, rfi_part part, int callable, int microbatch, const rfr_binding *b, int n_b,
+                            rfr_tensor *results, int n_results) {
   rfi_step_call call;
-  RFI_TRY(check_order(g, 0, 0, callable, microbatch, &call));
+  RFI_TRY(check_order(g, part, callable, microbatch, &call));
   const rfi_callable *c = &g->callable[callable];
-  RFI_TRY(check_bindings(g, &call, c, false, inputs, n_inputs));
-  RFI_TRY(check_room(c, "outputs", c->n_out, outputs, n_outputs));
+  const rfi_ports taken = rfi_ports_taken(c, part), returned = rfi_ports_returned(c, part);
+  RFI_TRY(check_bindings(g, &call, &taken, b, n_b));
+  RFI_TRY(check_room(c, &returned, results, n_results));
   RFI_TRY(begin_call(g, &call));
-  RFI_TRY(run_forward(g, &call, inputs, n_inputs));
-  for (int k = 0; k < c->n_out; k++) outputs[k] = rfi_port_tensor(g, callable, call.slot, &c->out[k], false);
+  if (part == RFI_PART_F) RFI_TRY(rfi_graphs_set_microbatch(g, callable, call.slot, call.microbatch));
+  RFI_TRY(run_with_inputs(g, &call, part, &taken, b, n_b));
+  if (part == RFI_PART_F) RFI_TRY(rfi_graphs_splits_launched(g, &call));
+  if (call.op == RFR_ACTION_B) RFI_TRY(rfi_graphs_run(g, callable, call.slot, RFI_PART_W, false));
+  for (int i = 0, k = 0; i < returned.n; i++)
+    if (is_returned(&returned, i))
+      results[k++] = rfi_port_tensor(g, callable, call.slot, &returned.port[i], returned.grad);
   return end_call(g, &call);
 }
 
-static int unlinked(const rfi_callable *c) {
-  int n = 0;
-  for (int i = 0; i < c->n_in; i++) n += c->in[i].callable < 0;
-  return n;
+rfr_status rfr_graphs_forward(rfr_graphs *g, int callable, int microbatch, const rfr_binding *inputs, int n_inputs,
+                              rfr_tensor *outputs, int n_outputs) {
+  return make_call(g, RFI_PART_F, callable, microbatch, inputs, n_inputs, outputs, n_outputs);
 }
 
 rfr_status rfr_graphs_backward(rfr_graphs *g, int callable, int microbatch, const rfr_binding *output_grads,
                                int n_output_grads, rfr_tensor *input_grads, int n_input_grads) {
-  rfi_step_call call;
-  RFI_TRY(check_order(g, 0, 1, callable, microbatch, &call));
-  const rfi_callable *c = &g->callable[callable];
-  RFI_TRY(check_bindings(g, &call, c, true, output_grads, n_output_grads));
-  RFI_TRY(check_room(c, "input gradients", unlinked(c), input_grads, n_input_grads));
-  RFI_TRY(begin_call(g, &call));
-  RFI_TRY(run_backward(g, &call, output_grads, n_output_grads));
-  for (int i = 0, k = 0; i < c->n_in; i++)
-    if (c->in[i].callable < 0) input_grads[k++] = rfi_port_tensor(g, callable, call.slot, &c->in[i], true);
-  return end_call(g, &call);
+  return make_call(g, RFI_PART_I, callable, microbatch, output_grads, n_output_grads, input_grads, n_input_grads);
 }
 
 rfr_status rfr_graphs_wgrad(rfr_graphs *g, int callable, int microbatch) {
-  rfi_step_call call;
-  RFI_TRY(check_order(g, 1, 0, callable, microbatch, &call));
-  RFI_TRY(begin_call(g, &call));
-  RFI_TRY(rfi_graphs_run(g, callable, call.slot, RFI_PART_W, false));
-  return end_call(g, &call);
+  return make_call(g, RFI_PART_W, callable, microbatch, NULL, 0, NULL, 0);
 }
 
 /* ---- beginning and end ---- */

@@ -9,85 +9,23 @@
 
 #include "base/base.h"
 #include "callable/graphed.h"
+#include "exec/hook_lists.h"
 #include "exec/step_memory.h"
-
-/* ---- hooks ---- */
 
 typedef struct walk {
   rfr_graphs *g;
   bool capture;
   int iteration;
-  bool *done; /* per callable, slot and part */
+  bool *done;                /* per callable, slot and part */
+  const rfi_step_call *call; /* now */
+  rfi_part part;
 } walk;
-
-static const char *const point_names[] = {"pre_warmup",   "post_warmup",   "pre_forward", "post_forward",
-                                          "pre_backward", "post_backward", "pre_wgrad",   "post_wgrad"};
-
-/* If a hook returns the status of a failed library call, that call's error becomes part of the message. */
-static rfr_status run_hook(const rfr_hook_list *list, int i, const rfr_hook_event *event) {
-  rfi_fail_status(RFR_OK); /* clears earlier errors */
-  const rfr_status s = list->hooks[i].fn(event, list->hooks[i].user);
-  const rfr_error *e = rfr_last_error();
-  const bool own = e->status == s;
-  if (s == RFR_OK) return RFR_OK;
-  rfi_fail(RFI_E_GRAPHS_HOOK, "%s hook %d of callable %d, microbatch %d, in %s%s%s%s%s", point_names[event->point], i,
-           event->callable, event->microbatch, event->capture ? "capture" : "warm-up", own ? ": " : "",
-           own ? e->slug : "", own ? ": " : "", own ? e->message : "");
-  return rfi_fail_status(s);
-}
-
-/* Runs a pre list up to the first failure; *done: the number of hooks that succeeded. */
-static rfr_status run_pre(const rfr_hook_list *list, const rfr_hook_event *event, int *done) {
-  rfr_status s = RFR_OK;
-  for (*done = 0; *done < list->n && s == RFR_OK; *done += s == RFR_OK) s = run_hook(list, *done, event);
-  return s;
-}
-
-/* After a failure: runs a post list from hook i on and keeps the first error. */
-static void run_failed(const rfr_hook_list *post, int i, rfr_hook_event *event) {
-  const rfr_error e = *rfr_last_error();
-  char text[2048];
-  rfr_error row;
-  rfi_snprintf(text, sizeof text, "%s", e.message);
-  event->failed = 1;
-  for (; i < post->n; i++) run_hook(post, i, event);
-  for (int k = 0; rfr_error_row(k, &row); k++)
-    if (strcmp(row.slug, e.slug) == 0) rfi_fail((rfi_error)k, "%s", text);
-  rfi_fail_status(e.status);
-}
-
-/* Runs all of a post list, also after a hook of it failed, because each hook undoes something of its own. */
-static rfr_status run_post(const rfr_hook_list *list, rfr_hook_event *event) {
-  for (int i = 0; i < list->n; i++) {
-    const rfr_status s = run_hook(list, i, event);
-    if (s == RFR_OK) continue;
-    run_failed(list, i + 1, event);
-    return s;
-  }
-  return RFR_OK;
-}
-
-typedef rfr_status (*work_fn)(walk *w, const rfi_step_call *call, rfi_part part);
-
-/* `work` between its pre and post hooks. */
-static rfr_status run_with_hooks(const rfr_hook_list *pre, const rfr_hook_list *post, rfr_hook_event *event,
-                                 work_fn work, walk *w, const rfi_step_call *call, rfi_part part) {
-  int done;
-  const rfr_hook_point point = event->point;
-  rfr_status s = run_pre(pre, event, &done);
-  const bool begun = done > 0 || pre->n == 0;
-  if (s == RFR_OK) s = work(w, call, part);
-  event->point = (rfr_hook_point)(point + 1);
-  if (s == RFR_OK) return run_post(post, event);
-  if (begun) run_failed(post, 0, event);
-  return s;
-}
 
 /* ---- one part ---- */
 
-static void describe_ports(const walk *w, const rfi_step_call *call, const rfi_port *port, int n, bool grad,
-                           rfr_tensor *to) {
-  for (int i = 0; i < n; i++) to[i] = rfi_port_tensor(w->g, call->callable, call->slot, &port[i], grad);
+static int describe_ports(const walk *w, const rfi_step_call *call, const rfi_ports *x, rfr_tensor *to) {
+  for (int i = 0; i < x->n; i++) to[i] = rfi_port_tensor(w->g, call->callable, call->slot, &x->port[i], x->grad);
+  return x->n;
 }
 
 static void describe_named(const rfr_graphs *g, const int *index, int n, rfr_tensor *to) {
@@ -99,43 +37,34 @@ static void describe_named(const rfr_graphs *g, const int *index, int n, rfr_ten
 
 static void describe(const walk *w, const rfi_step_call *call, rfi_part part, rfr_hook_event *event) {
   const rfi_callable *c = &w->g->callable[call->callable];
+  const rfi_ports taken = rfi_ports_taken(c, part), returned = rfi_ports_returned(c, part);
   rfr_tensor *room = w->g->event_tensors;
-  const bool grad = part == RFI_PART_I;
   event->name = c->u.name;
   event->has_wgrad = rfi_has(&c->u, RFI_PART_W);
   event->wgrad_reads = c->wgrad_reads;
   event->parameters = room;
   event->n_parameters = c->n_parameters;
   describe_named(w->g, c->parameters, c->n_parameters, room);
-  room += c->n_parameters;
-  event->inputs = room;
-  if (part == RFI_PART_W) {
-    event->outputs = room;
-    event->n_outputs = c->n_gradients;
-    describe_named(w->g, c->gradients, c->n_gradients, room);
-    return;
-  }
-  event->n_inputs = grad ? c->n_out : c->n_in;
-  event->n_outputs = grad ? c->n_in : c->n_out;
-  event->outputs = room + event->n_inputs;
-  describe_ports(w, call, grad ? c->out : c->in, event->n_inputs, grad, room);
-  describe_ports(w, call, grad ? c->in : c->out, event->n_outputs, grad, room + event->n_inputs);
+  event->inputs = room += c->n_parameters;
+  event->n_inputs = describe_ports(w, call, &taken, room);
+  event->outputs = room += event->n_inputs;
+  event->n_outputs = part == RFI_PART_W ? c->n_gradients : describe_ports(w, call, &returned, room);
+  if (part == RFI_PART_W) describe_named(w->g, c->gradients, c->n_gradients, room);
 }
 
 /* Inputs of a part in warm-up: samples or zeros. Scratch main gradients are zeroed too, because callables share them.
  */
 static rfr_status set_inputs(rfr_graphs *g, const rfi_step_call *call, rfi_part part) {
   const rfi_callable *c = &g->callable[call->callable];
-  const bool grad = part == RFI_PART_I;
+  const rfi_ports x = rfi_ports_taken(c, part);
   for (int i = 0; part == RFI_PART_W && i < c->n_gradients; i++) {
     const rfi_named *x = &g->m.store.named[c->gradients[i]];
     if (x->written) RFI_TRY(g->m.backend->fill(g->m.device, rfi_graphs_named_data(g, x), 0, (size_t)x->tensor.bytes));
   }
-  for (int i = 0; part != RFI_PART_W && i < (grad ? c->n_out : c->n_in); i++) {
-    const rfi_port *p = grad ? &c->out[i] : &c->in[i];
-    const rfr_tensor t = rfi_port_tensor(g, call->callable, call->slot, p, grad);
+  for (const rfi_port *p = x.port; p < x.port + x.n; p++) {
+    const rfr_tensor t = rfi_port_tensor(g, call->callable, call->slot, p, x.grad);
     if (p->callable >= 0 || !t.data) continue;
-    if (p->sample && !grad) RFI_TRY(g->m.backend->move(g->m.device, t.data, p->sample, (size_t)t.bytes));
+    if (p->sample && !x.grad) RFI_TRY(g->m.backend->move(g->m.device, t.data, p->sample, (size_t)t.bytes));
     else RFI_TRY(g->m.backend->fill(g->m.device, t.data, 0, (size_t)t.bytes));
   }
   return g->m.backend->wait(g->m.device); /* a hook may read them */
@@ -150,39 +79,42 @@ static rfr_status run_and_wait(rfr_graphs *g, const rfi_step_call *call, rfi_par
   return s == RFR_OK ? waited : s;
 }
 
-static rfr_status work_on_part(walk *w, const rfi_step_call *call, rfi_part part) {
-  rfr_graphs *g = w->g;
+static rfr_status capture(rfr_graphs *g, const rfi_step_call *call, rfi_part part) {
   const rfi_callable *c = &g->callable[call->callable];
-  if (!w->capture) return run_and_wait(g, call, part);
   if (!rfi_has(&c->u, part)) return RFR_OK;
   RFI_TRY(rfi_graphs_capture_part(g, call->callable, call->slot, part, &c->u.instance[call->slot].graph[part]));
   g->memory.graphs++;
   return RFR_OK;
 }
 
+static rfr_status work_on_part(void *user) {
+  const walk *w = user;
+  return (w->capture ? capture : run_and_wait)(w->g, w->call, w->part);
+}
+
 static rfr_status walk_part(walk *w, const rfi_step_call *call, rfi_part part) {
   static const rfr_hooks none;
-  static const rfr_hook_point points[RFI_PARTS] = {
-      [RFI_PART_F] = RFR_HOOK_PRE_FORWARD, [RFI_PART_I] = RFR_HOOK_PRE_BACKWARD, [RFI_PART_W] = RFR_HOOK_PRE_WGRAD};
+  const rfr_hook_point point = part == RFI_PART_F   ? RFR_HOOK_PRE_FORWARD
+                               : part == RFI_PART_I ? RFR_HOOK_PRE_BACKWARD
+                                                    : RFR_HOOK_PRE_WGRAD;
   const rfr_graphs_options *o = &w->g->options;
   const rfr_hooks *h = o->n_hooks > 0 ? &o->hooks[call->callable] : &none;
-  const rfr_hook_list *const lists[RFI_PARTS][2] = {[RFI_PART_F] = {&h->pre_forward, &h->post_forward},
-                                                    [RFI_PART_I] = {&h->pre_backward, &h->post_backward},
-                                                    [RFI_PART_W] = {&h->pre_wgrad, &h->post_wgrad}};
   int before = 0;
   for (int i = 0; i < call->callable; i++) before += w->g->stage[w->g->callable[i].stage].slots;
   bool *done = &w->done[(before + call->slot) * RFI_PARTS + (int)part];
   if (*done) return RFR_OK;
   *done = true;
   rfr_hook_event event = {.size = sizeof event,
-                          .point = points[part],
+                          .point = point,
                           .callable = call->callable,
                           .microbatch = call->microbatch,
                           .capture = w->capture,
                           .iteration = w->iteration};
   if (!w->capture) RFI_TRY(set_inputs(w->g, call, part));
   describe(w, call, part, &event);
-  return run_with_hooks(lists[part][0], lists[part][1], &event, work_on_part, w, call, part);
+  w->call = call, w->part = part;
+  const rfi_hooked x = {rfi_hooks_at(h, point), rfi_hooks_at(h, point + 1), work_on_part, w, "callable", "warm-up"};
+  return rfi_run_hooked(&x, &event);
 }
 
 /* ---- the walk ---- */
@@ -197,11 +129,8 @@ static rfr_status walk_calls(walk *w) {
   for (int i = 0; i < g->calls.n && s == RFR_OK; i++) {
     const rfi_step_call *call = &g->calls.call[i];
     if (!w->capture && (s = rfi_graphs_run_shard_actions(g, i, &action, true)) != RFR_OK) break;
-    const bool both = call->op == RFR_ACTION_B;
-    if (call->op == RFR_ACTION_F) s = walk_part(w, call, RFI_PART_F);
-    if (both || call->op == RFR_ACTION_I) s = walk_part(w, call, RFI_PART_I);
-    if (s == RFR_OK && (call->op == RFR_ACTION_W || (both && rfi_has(&g->callable[call->callable].u, RFI_PART_W))))
-      s = walk_part(w, call, RFI_PART_W);
+    for (int part = RFI_PART_F; part <= RFI_PART_W && s == RFR_OK; part++)
+      if (rfi_call_runs(g, call, (rfi_part)part)) s = walk_part(w, call, (rfi_part)part);
   }
   if (s == RFR_OK && !w->capture) s = rfi_graphs_run_shard_actions(g, g->calls.n, &action, true);
   rfi_free(g->m.ctx, w->done);
@@ -219,9 +148,9 @@ static rfr_status copy_states(rfr_graphs *g) {
   return RFR_OK;
 }
 
-static rfr_status warm_up(walk *w, const rfi_step_call *call, rfi_part part) {
+static rfr_status warm_up(void *user) {
+  walk *w = user;
   rfr_graphs *g = w->g;
-  (void)call, (void)part;
   RFI_TRY(copy_states(g));
   for (int early = RFI_PART_LOAD; early <= RFI_PART_SETUP; early++)
     for (int c = 0; c < g->n; c++)
@@ -236,8 +165,8 @@ rfr_status rfi_graphs_warm_up(rfr_graphs *g) {
   RFI_TRY(rfi_step_memory_take(&g->m, true));
   g->in_warmup = true;
   rfi_graphs_set_addresses(g);
-  rfr_status s =
-      run_with_hooks(&g->options.pre_warmup, &g->options.post_warmup, &event, warm_up, &w, NULL, RFI_PART_LOAD);
+  const rfi_hooked x = {&g->options.pre_warmup, &g->options.post_warmup, warm_up, &w, "callable", "warm-up"};
+  const rfr_status s = rfi_run_hooked(&x, &event);
   g->in_warmup = false;
   rfi_step_memory_release(&g->m);
   rfi_graphs_set_addresses(g);
@@ -247,8 +176,8 @@ rfr_status rfi_graphs_warm_up(rfr_graphs *g) {
 rfr_status rfi_graphs_capture(rfr_graphs *g) {
   walk w = {.g = g, .capture = true};
   for (int c = 0; c < g->n; c++) { /* once for all slots, without hooks */
-    RFI_TRY(work_on_part(&w, &(rfi_step_call){.callable = c}, RFI_PART_SETUP));
-    RFI_TRY(work_on_part(&w, &(rfi_step_call){.callable = c}, RFI_PART_REDUCE));
+    RFI_TRY(capture(g, &(rfi_step_call){.callable = c}, RFI_PART_SETUP));
+    RFI_TRY(capture(g, &(rfi_step_call){.callable = c}, RFI_PART_REDUCE));
   }
   return walk_calls(&w);
 }

@@ -45,6 +45,12 @@ typedef struct rfi_port { /* an input or output of a callable */
   rfr_tensor tensor, grad_tensor; /* without data, which depends on the slot */
 } rfi_port;
 
+typedef struct rfi_ports { /* that a part takes data for, or returns data of */
+  const rfi_port *port;
+  int n;
+  bool grad; /* the ports' gradients, not their values */
+} rfi_ports;
+
 typedef struct rfi_value_storage { /* of a value that owns storage */
   rfi_region region;               /* or RFI_NAMED, RFI_FIXED */
   bool in_block;                   /* of a slot: in its block */
@@ -103,8 +109,6 @@ typedef struct rfi_callable {
   int stage;
   bool sharded;
   bool wgrad_reads;      /* W reads parameters */
-  bool has_first_site;   /* the caller gave rfr_callable.first_site */
-  bool has_first_linear; /* and first_linear */
   rfi_recipe_use recipe; /* of its linears, without `delayed` */
   int first_slot;        /* of delayed scaling */
   int64_t first_linear;
@@ -130,6 +134,17 @@ typedef struct rfi_stage_plan {
   int64_t block_bytes;                /* of each; 0: not used */
   int64_t window[2], window_bytes[2]; /* of gathered parameters; of unreduced gradients */
 } rfi_stage_plan;
+
+/* A bit for each part that an action runs; 0: it computes nothing. */
+static inline uint8_t rfi_parts_of(int op) {
+  switch (op) {
+    case RFR_ACTION_F: return 1 << RFI_PART_F;
+    case RFR_ACTION_I: return 1 << RFI_PART_I;
+    case RFR_ACTION_W: return 1 << RFI_PART_W;
+    case RFR_ACTION_B: return 1 << RFI_PART_I | 1 << RFI_PART_W;
+    default: return 0;
+  }
+}
 
 typedef struct rfi_step_call {
   rfr_action_op op; /* F, I, W or B */
@@ -187,12 +202,20 @@ struct rfr_graphs {
 /* ---- callable.c ---- */
 /* The options' entry for a parameter's main gradient; NULL: none. */
 const rfr_main_gradient *rfi_main_gradient_of(const rfr_graphs *g, const char *parameter);
-/* Fills in everything up to `trace`, `start` and ports from a description. */
+/* Fills in everything up to `trace`, `start` and ports from a description, the index-th of a list. */
 rfr_status rfi_callable_compile(rfr_graphs *g, int index, const rfr_callable *desc, rfi_next *next);
 /* The passes' options, without recompute. */
 rfi_pass_options rfi_callable_options(rfr_graphs *g, const rfi_callable *c);
 /* Sets `trace`, `start` and ports from the result of the passes. */
 rfr_status rfi_callable_order(rfr_graphs *g, rfi_callable *c);
+typedef struct rfi_use { /* of a value by an op that is no view: an operand or a result */
+  int op, next;          /* next: of the op's operands, then results */
+  rfi_part part;
+  rfr_value owner; /* of the value's storage */
+  bool result;
+} rfi_use;
+/* The uses of an ordered callable one after the other, from {0} on; false: no more. */
+bool rfi_next_use(const rfi_callable *c, rfi_use *u);
 /* Some output has a gradient, so a backward is called. */
 bool rfi_has_backward(const rfi_callable *c);
 /* The port of a name; -1: none, or name is NULL. */
@@ -201,6 +224,9 @@ extern const char RFI_GRAD_PREFIX[];      /* of the names of main gradients and 
 extern const char RFI_UNREDUCED_PREFIX[]; /* before RFI_GRAD_PREFIX: a sharded parameter's unreduced gradient */
 
 /* ---- graph_ports.c ---- */
+/* F takes inputs and returns outputs, I takes output gradients and returns input gradients, W neither. */
+rfi_ports rfi_ports_taken(const rfi_callable *c, rfi_part part);
+rfi_ports rfi_ports_returned(const rfi_callable *c, rfi_part part);
 /* A port's tensor in a slot. */
 rfr_tensor rfi_port_tensor(const rfr_graphs *g, int callable, int slot, const rfi_port *port, bool grad);
 /* Reads links, fixed memory and samples of a callable's description. */
@@ -306,6 +332,8 @@ void rfi_graphs_count_live(rfr_graphs *g);
 bool rfi_graphs_next_call(const rfr_graphs *g, rfi_step_call *out);
 bool rfi_graphs_is_complete(const rfr_graphs *g);
 const char *rfi_call_text(int op); /* for messages */
+/* Whether a call runs a part. */
+bool rfi_call_runs(const rfr_graphs *g, const rfi_step_call *call, rfi_part part);
 /* graphs.order if a later call of the current step adds to the main gradient with this index. */
 rfr_status rfi_graphs_check_gradient(const rfr_graphs *g, int gradient);
 /* Why a call of a microbatch cannot be the next one, as ", ..." or "". */

@@ -8,6 +8,7 @@
 
 #include "base/base.h"
 #include "callable/graphed.h"
+#include "exec/hook_lists.h"
 #include "exec/step_memory.h"
 #include "schedule/schedule.h"
 
@@ -19,32 +20,15 @@ rfr_graphs_options rfr_graphs_options_default(void) {
   return (rfr_graphs_options){.size = sizeof(rfr_graphs_options), .fuse = 1};
 }
 
-rfr_hooks rfr_hooks_default(void) { return (rfr_hooks){.size = sizeof(rfr_hooks)}; }
-
 rfr_main_gradient rfr_main_gradient_default(void) { return (rfr_main_gradient){.size = sizeof(rfr_main_gradient)}; }
 
 /* ---- arguments ---- */
 
-static bool is_list(const rfr_hook_list *l) {
-  bool good = l->n >= 0 && (l->n == 0 || l->hooks);
-  for (int i = 0; good && i < l->n; i++) good = l->hooks[i].fn != NULL;
-  return good;
-}
-
 static rfr_status check_hooks(const rfr_graphs_options *o, int n) {
   if (o->warmup_iterations < 0) return rfi_fail(RFI_E_ARGUMENT, "%d warm-up iterations", o->warmup_iterations);
-  if (o->hooks ? o->n_hooks != n : o->n_hooks != 0)
-    return rfi_fail(RFI_E_ARGUMENT, "rfr_graphs_options.hooks has %d entries for %d callables: one for each, or none",
-                    o->n_hooks, n);
-  bool good = is_list(&o->pre_warmup) && is_list(&o->post_warmup);
-  for (int i = 0; i < o->n_hooks; i++) {
-    const rfr_hooks *h = &o->hooks[i];
-    if (h->size != sizeof *h)
-      return rfi_fail(RFI_E_ARGUMENT, "hooks %d: size %zu, rfr_hooks_default sets %zu", i, h->size, sizeof *h);
-    good = good && is_list(&h->pre_forward) && is_list(&h->post_forward) && is_list(&h->pre_backward) &&
-           is_list(&h->post_backward) && is_list(&h->pre_wgrad) && is_list(&h->post_wgrad);
-  }
-  return good ? RFR_OK : rfi_fail(RFI_E_ARGUMENT, "a hook list is NULL with n > 0, or has a hook without a function");
+  RFI_TRY(rfi_check_hooks(o->hooks, o->n_hooks, n, "rfr_graphs_options", "callables"));
+  RFI_TRY(rfi_check_hook_list(&o->pre_warmup));
+  return rfi_check_hook_list(&o->post_warmup);
 }
 
 static rfr_status check_lists(const rfr_graphs_options *o) {
@@ -111,20 +95,16 @@ static rfr_status make_stages(rfr_graphs *g) {
 
 /* ---- hooks ---- */
 
-static rfr_status check_hook_lists(const rfr_graphs *g, int callable, const rfr_hook_list *pre,
-                                   const rfr_hook_list *post, const char *part, bool has_part) {
-  if (has_part || pre->n + post->n == 0) return RFR_OK;
-  return rfi_fail(RFI_E_GRAPHS_CALLABLE, "callable \"%s\" has %s_%s hooks, which never run: it has no %s",
-                  g->callable[callable].u.name, pre->n > 0 ? "pre" : "post", part, part);
-}
-
+/* Hooks of a part that a callable lacks would never run. */
 static rfr_status check_hook_parts(const rfr_graphs *g) {
-  for (int i = 0; i < g->options.n_hooks; i++) {
-    const rfr_hooks *h = &g->options.hooks[i];
-    const rfi_callable *c = &g->callable[i];
-    RFI_TRY(check_hook_lists(g, i, &h->pre_backward, &h->post_backward, "backward", rfi_has_backward(c)));
-    RFI_TRY(check_hook_lists(g, i, &h->pre_wgrad, &h->post_wgrad, "wgrad", rfi_has(&c->u, RFI_PART_W)));
-  }
+  for (int i = 0; i < g->options.n_hooks; i++)
+    for (int at = RFR_HOOK_PRE_BACKWARD; at <= RFR_HOOK_POST_WGRAD; at++) {
+      const rfi_callable *c = &g->callable[i];
+      const bool wgrad = at >= RFR_HOOK_PRE_WGRAD, has_part = wgrad ? rfi_has(&c->u, RFI_PART_W) : rfi_has_backward(c);
+      if (!has_part && rfi_hooks_at(&g->options.hooks[i], at)->n > 0)
+        return rfi_fail(RFI_E_GRAPHS_CALLABLE, "callable \"%s\" has %s hooks, which never run: it has no %s", c->u.name,
+                        RFI_HOOK_NAMES[at], wgrad ? "wgrad" : "backward");
+    }
   return RFR_OK;
 }
 

@@ -10,37 +10,36 @@
 
 enum { ATTEMPTED = 0, SEED = 2, BLOCK = 4 };
 
-/* The state of a stream among the inputs of programs or callables. */
-static rfr_status find(const rfi_executor *m, const char *stream, const rfr_tensor **out) {
+/* Reads the state of a stream among the inputs of programs or callables. */
+static rfr_status read_block(const rfi_executor *m, const char *stream, int64_t block[BLOCK], void **at) {
   char name[sizeof RFI_STREAM_PREFIX + RFI_STREAM_NAME];
   if (stream && strlen(stream) > RFI_STREAM_NAME) return rfi_fail(RFI_E_PROGRAM_NAME, "no stream \"%s\"", stream);
   rfi_snprintf(name, sizeof name, "%s%s", stream ? RFI_STREAM_PREFIX : "", stream ? stream : "step");
   const rfi_named *state = rfi_storage_find(&m->store, name);
   if (!state) return rfi_fail(RFI_E_PROGRAM_NAME, "there is no state \"%s\"", name);
-  const rfr_tensor *x = *out = &state->tensor;
-  if (x->role == RFR_ROLE_STATE && x->type.dtype == RFR_I64 && x->type.rank == 1 && x->type.shape[0] == BLOCK)
-    return RFR_OK;
-  return rfi_fail(RFI_E_PROGRAM_NAME, "\"%s\" is not the state of a stream of random numbers", name);
+  const rfr_tensor *x = &state->tensor;
+  if (x->role != RFR_ROLE_STATE || x->type.dtype != RFR_I64 || x->type.rank != 1 || x->type.shape[0] != BLOCK)
+    return rfi_fail(RFI_E_PROGRAM_NAME, "\"%s\" is not the state of a stream of random numbers", name);
+  *at = x->data;
+  return m->backend->copy(m->device, block, x->data, sizeof *block * BLOCK);
 }
 
-static rfr_status read_block(const rfi_executor *m, const char *stream, rfr_rng *out) {
-  int64_t block[BLOCK] = {0};
-  const rfr_tensor *x;
-  RFI_TRY(find(m, stream, &x));
-  RFI_TRY(m->backend->copy(m->device, block, x->data, sizeof block));
+static rfr_status get(const rfi_executor *m, const char *stream, rfr_rng *out) {
+  int64_t block[BLOCK];
+  void *at;
+  RFI_TRY(read_block(m, stream, block, &at));
   *out = (rfr_rng){(uint64_t)block[SEED], block[ATTEMPTED]};
   return RFR_OK;
 }
 
 /* Keeps the other counts of the block. */
-static rfr_status write_block(const rfi_executor *m, const char *stream, const rfr_rng *rng) {
+static rfr_status set(const rfi_executor *m, const char *stream, const rfr_rng *rng) {
   int64_t block[BLOCK];
-  const rfr_tensor *x;
-  RFI_TRY(find(m, stream, &x));
-  RFI_TRY(m->backend->copy(m->device, block, x->data, sizeof block));
+  void *at;
+  RFI_TRY(read_block(m, stream, block, &at));
   block[SEED] = (int64_t)rng->seed;
   block[ATTEMPTED] = rng->step;
-  return m->backend->copy(m->device, x->data, block, sizeof block);
+  return m->backend->copy(m->device, at, block, sizeof block);
 }
 
 rfr_rng rfr_rng_fork(rfr_rng rng, uint64_t number) {
@@ -51,20 +50,20 @@ rfr_status rfr_programs_get_rng(rfr_programs *p, const char *stream, rfr_rng *ou
   RFI_TRY(rfi_check_handle(out, "rfr_rng"));
   *out = (rfr_rng){0};
   RFI_TRY(rfi_check_allocated(p, "rfr_programs_get_rng"));
-  return read_block(&p->m, stream, out);
+  return get(&p->m, stream, out);
 }
 
 rfr_status rfr_programs_set_rng(rfr_programs *p, const char *stream, const rfr_rng *rng) {
   RFI_TRY(rfi_check_handle(rng, "rfr_rng"));
   RFI_TRY(rfi_check_allocated(p, "rfr_programs_set_rng"));
-  return write_block(&p->m, stream, rng);
+  return set(&p->m, stream, rng);
 }
 
 rfr_status rfr_graphs_get_rng(rfr_graphs *g, const char *stream, rfr_rng *out) {
   RFI_TRY(rfi_check_handle(out, "rfr_rng"));
   *out = (rfr_rng){0};
   RFI_TRY(rfi_check_handle(g, "rfr_graphs"));
-  return read_block(&g->m, stream, out);
+  return get(&g->m, stream, out);
 }
 
 rfr_status rfr_graphs_set_rng(rfr_graphs *g, const char *stream, const rfr_rng *rng) {
@@ -73,5 +72,5 @@ rfr_status rfr_graphs_set_rng(rfr_graphs *g, const char *stream, const rfr_rng *
   if (g->state != RFI_STEP_NONE)
     return rfi_fail(RFI_E_GRAPHS_ORDER, "the stream \"%s\" is in use by the current step: end or abort the step first",
                     stream ? stream : "step");
-  return write_block(&g->m, stream, rng);
+  return set(&g->m, stream, rng);
 }

@@ -44,7 +44,8 @@ static rfr_status add_inputs(rfr_programs *p, const rfi_program *g, const rfr_tr
 
 /* ---- one program ---- */
 
-rfi_pass_options rfi_program_pass_options(rfr_programs *p, const rfi_program *g) {
+/* From the options of the compile. */
+static rfi_pass_options pass_options(rfr_programs *p, const rfi_program *g) {
   rfi_pass_options o = rfi_executor_pass_options(&p->m);
   o.fuse = p->options.fuse;
   o.prune = p->options.prune;
@@ -72,7 +73,7 @@ static rfr_status select_and_plan(rfr_programs *p, rfi_program *g) {
 }
 
 static rfr_status compile_one(rfr_programs *p, rfi_program *g, const rfr_trace *recorded) {
-  rfi_pass_options o = rfi_program_pass_options(p, g);
+  rfi_pass_options o = pass_options(p, g);
   const double start = rfi_now();
   RFI_TRY(rfi_pipeline_run(recorded, &o, &g->u.pipeline));
   g->u.trace = g->u.pipeline.stage[RFI_STAGES - 1].trace;
@@ -140,13 +141,13 @@ rfi_levels rfi_frontier_levels(rfi_frontier *l) {
 }
 
 rfr_status rfi_program_frontier(rfr_programs *p, const rfi_program *g, rfi_frontier **out) {
-  const rfi_pass_options o = rfi_program_pass_options(p, g);
+  const rfi_pass_options o = pass_options(p, g);
   return rfi_frontier_create(rfi_unit_stage(&g->u, "fuse")->trace, &o, false, out);
 }
 
 /* Plans a program again with the first recompute level that fits in `room`, or with its smallest plan. */
 static rfr_status recompute(rfr_programs *p, rfi_program *g, int64_t room) {
-  rfi_pass_options o = rfi_program_pass_options(p, g);
+  rfi_pass_options o = pass_options(p, g);
   RFI_TRY(rfi_program_frontier(p, g, &o.frontier));
   const rfi_levels levels = rfi_frontier_levels(o.frontier);
   rfr_status s = rfi_find_level(&levels, rfi_frontier_first(o.frontier, room), room, &o.level);
@@ -283,8 +284,10 @@ static rfr_status plan_programs(rfr_programs *p) {
   bool demand = p->options.recompute == RFR_RECOMPUTE_AUTO && p->options.budget > 0;
   if (demand) RFI_TRY(meet_budget(p));
   RFI_TRY(place_persistent(p));
-  /* debugging runs one op at a time */
-  for (int i = 0; i < p->n && p->m.backend->branches && !p->options.debug; i++) RFI_TRY(plan_branch(p, &p->program[i]));
+  /* debugging runs one op at a time; hooks stop between ops */
+  const bool branches = p->m.backend->branches && !p->options.debug;
+  for (int i = 0; i < p->n && branches; i++)
+    if (!rfi_program_has_hooks(p, &p->program[i])) RFI_TRY(plan_branch(p, &p->program[i]));
   share_step(p, false);
   if (!p->options.plan_only)
     RFI_TRY(rfi_layout_check_budget(&p->m.layout, p->options.budget, p->options.recompute, false));
@@ -379,6 +382,7 @@ static rfr_status check_arguments(rfr_ctx *ctx, int n, const rfr_trace *const *t
     return rfi_fail(RFI_E_ARGUMENT, "rfr_compile_options: budget %lld, loss_chunk %lld, recompute %d, shard %d",
                     (long long)o->budget, (long long)o->loss_chunk, (int)o->recompute, (int)o->shard);
   RFI_TRY(check_watch(o->watch, n));
+  RFI_TRY(rfi_check_hooks(o->hooks, o->n_hooks, n, "rfr_compile_options", "programs"));
   if (o->choices && !o->tune) return rfi_fail(RFI_E_ARGUMENT, "rfr_compile_options: choices, but tune is off");
   for (int i = 0; o->choices && i < o->n_choices; i++)
     if (!o->choices[i].name || !o->choices[i].value)
@@ -408,6 +412,7 @@ rfr_status rfr_compile(rfr_ctx *ctx, int n, const rfr_trace *const *traces, cons
   RFI_GOTO(rfi_executor_open(&p->m, ctx, p->options.comm, p->options.step_memory));
   RFI_GOTO(RFI_ALLOC(ctx, sizeof *p->program * (size_t)n, &p->program));
   p->n = n;
+  RFI_GOTO(rfi_programs_copy_hooks(p, p->options.hooks));
   for (int i = 0; i < n; i++) {
     p->program[i].u.name = rfi_arena_strdup(p->m.strings, names && names[i] ? names[i] : "program");
     if (!p->program[i].u.name) {
@@ -421,10 +426,12 @@ rfr_status rfr_compile(rfr_ctx *ctx, int n, const rfr_trace *const *traces, cons
     }
   }
   RFI_GOTO(plan_programs(p));
+  for (int i = 0; i < n; i++) RFI_GOTO(rfi_program_place_hooks(p, &p->program[i]));
   if (!p->options.plan_only) RFI_GOTO(allocate(p));
   RFI_GOTO(report_branches(p));
   p->options.choices = NULL; /* owned by the caller */
   p->options.watch = NULL;
+  p->options.hooks = NULL;
   p->watched.patterns = NULL;
   if (!p->options.keep_traces)
     for (int i = 0; i < n; i++)

@@ -147,13 +147,19 @@ static rfr_status check_memory(rfr_programs *p, rfi_program *g, int op) {
                  name[0] ? name : "an unnamed value");
 }
 
-rfr_status rfi_debug_run(rfr_programs *p, rfi_program *g, rfi_part part) {
+rfr_status rfi_debug_begin(rfr_programs *p, const rfi_program *g) {
   const rfi_backend *device = p->m.backend;
   unsigned char *step = rfi_address(&p->m.layout, RFI_REGION_SLOT, 0);
   RFI_TRY(device->fill(p->m.device, step, RFI_PATTERN, (size_t)p->m.layout.bytes[RFI_REGION_SLOT] + RFI_GUARD));
   for (int i = 0; i < g->plan.n; i++)
     RFI_TRY(device->fill(p->m.device, step + g->plan.buffer[i].offset, RFI_POISON, (size_t)g->plan.buffer[i].bytes));
-  for (int i = g->u.first[part]; i < g->u.first[part + 1]; i++) {
+  return RFR_OK;
+}
+
+rfr_status rfi_debug_run(rfr_programs *p, rfi_program *g, int from, int end) {
+  const rfi_backend *device = p->m.backend;
+  unsigned char *step = rfi_address(&p->m.layout, RFI_REGION_SLOT, 0);
+  for (int i = from; i < end; i++) {
     rfi_bound *b = &g->u.bound[i];
     RFI_TRY(rfi_name_op(device->run(p->m.device, b, 1), g->u.trace, g->u.name, b->op));
     RFI_TRY(check_results(p, g, b));

@@ -12,6 +12,8 @@
  * select.c    a kernel for every op, and its workspace
  * run.c       run, capture, replay, profile, copies to and from the host
  * debug.c     the checked runner
+ * hook_lists.c    lists of hooks, of programs and of callables
+ * program_hooks.c where hooks of programs run
  * tune.c      choices made by measuring
  * watched.c   statistics of watched values
  * program_info.c  answers about the result
@@ -19,12 +21,19 @@
 #ifndef RFI_EXEC_H
 #define RFI_EXEC_H
 
+#include "exec/hook_lists.h"
 #include "exec/unit.h"
 #include "pass/plan.h"
 #include "pass/watch_values.h"
 #include "refrain/program.h"
 
 enum { RFI_GUARD = 256, RFI_PATTERN = 0xA5, RFI_POISON = 0xFF, RFI_WINDOW = 1 << 20 };
+
+typedef struct rfi_hook_span { /* the forward or the backward of a microbatch, between its hooks */
+  rfr_hook_point point;        /* before it */
+  int microbatch;              /* -1: the program has none */
+  int first, end;              /* bound ops */
+} rfi_hook_span;
 
 typedef struct rfi_program {
   rfi_exec_unit u;
@@ -35,6 +44,9 @@ typedef struct rfi_program {
   rfi_location *place;            /* per value: its storage */
   double flops, recomputed_flops; /* the first includes the second */
   double compile_seconds;
+  rfi_hook_span *span; /* in order; none without hooks */
+  int n_spans;
+  rfr_tensor *event_tensors; /* room for those of a hook event */
 } rfi_program;
 
 struct rfr_programs {
@@ -42,7 +54,9 @@ struct rfr_programs {
   rfr_compile_options options;
   rfi_program *program;
   int n;
-  bool attached; /* addresses are set */
+  rfr_hooks *hooks;  /* per program; NULL: none */
+  bool in_hooked;    /* a program runs, or is captured, between its hooks */
+  bool attached;     /* addresses are set */
   rfi_watch watched; /* n 0: nothing. `patterns` are valid during the compile */
   int watched_program;
   rfr_choice *choice; /* made by tuning */
@@ -65,8 +79,6 @@ void *rfi_programs_stream(const rfr_programs *p);
 /* ---- compile.c ---- */
 /* Sets the addresses, before programs run or are captured for the first time. */
 rfr_status rfi_programs_attach(rfr_programs *p);
-/* Options of the passes over a program, from those of the compile. */
-rfi_pass_options rfi_program_pass_options(rfr_programs *p, const rfi_program *g);
 
 /* The recompute frontier of a program whose traces are kept, and its levels. */
 rfr_status rfi_program_frontier(rfr_programs *p, const rfi_program *g, rfi_frontier **out);
@@ -75,8 +87,6 @@ rfi_levels rfi_frontier_levels(rfi_frontier *l);
 /* ---- program_info.c ---- */
 /* The k-th output of a program; false: it is a strided view, which has no dense tensor. */
 bool rfi_program_output_at(const rfr_programs *p, int program, int k, rfr_tensor *out);
-/* Planned bytes by kind, as rfr_programs_memory; needs plans and placed inputs alone. */
-rfr_status rfi_count_memory(const rfr_programs *p, rfr_memory *out);
 
 /* ---- select.c ---- */
 /* Selects a kernel for every op: fills bound[] (n_ops entries) with shapes, workspace sizes and placeholder addresses.
@@ -100,13 +110,24 @@ rfr_status rfi_programs_agree(rfr_programs *p);
 rfr_status rfi_programs_stage(rfr_programs *p, size_t bytes, void **out);
 void rfi_programs_unstage(rfr_programs *p, void *memory); /* accepts NULL */
 
+/* ---- program_hooks.c ---- */
+bool rfi_program_has_hooks(const rfr_programs *p, const rfi_program *g);
+rfr_status rfi_programs_copy_hooks(rfr_programs *p, const rfr_hooks *from); /* accepts NULL */
+/* Finds the spans between hooks, after all plans are made. Errors: argument, for hooks that would never run. */
+rfr_status rfi_program_place_hooks(rfr_programs *p, rfi_program *g);
+/* The step, eagerly; the capture of the step. Both between their hooks. */
+rfr_status rfi_program_run_hooked(rfr_programs *p, rfi_program *g);
+rfr_status rfi_program_capture_hooked(rfr_programs *p, rfi_program *g);
+
 /* ---- tune.c ---- */
 /* Makes the backend's choices for the bound ops: those of the options, or by measuring. */
 rfr_status rfi_tune(rfr_programs *p);
 
 /* ---- debug.c ---- */
-/* Runs a part with a check after each op: finite results, guards, poison. */
-rfr_status rfi_debug_run(rfr_programs *p, rfi_program *program, rfi_part part);
+/* Fills guards and dead buffers, before the first op of a part. */
+rfr_status rfi_debug_begin(rfr_programs *p, const rfi_program *program);
+/* Runs bound ops with a check after each: finite results, guards, poison. */
+rfr_status rfi_debug_run(rfr_programs *p, rfi_program *program, int from, int end);
 /* Puts the name and the layer of op `op` in front of the current error, of a program or callable; RFR_OK stays. */
 rfr_status rfi_name_op(rfr_status s, const rfr_trace *t, const char *name, int op);
 /* Lays out values that never share a byte, each followed by a guard; all workspaces share one place at the start.

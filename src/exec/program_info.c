@@ -188,9 +188,12 @@ static rfr_status find_peak(const rfi_program *g, int *op) {
   return RFR_OK;
 }
 
-rfr_status rfi_count_memory(const rfr_programs *p, rfr_memory *out) {
+rfr_status rfr_programs_memory(const rfr_programs *p, rfr_memory *out) {
+  RFI_TRY(rfi_check_handle(out, "rfr_memory"));
+  memset(out, 0, sizeof *out);
+  RFI_TRY(rfi_check_handle(p, "rfr_programs"));
   int64_t *const kinds[N_MEMORY_KINDS] = {&out->outputs, &out->activations, &out->gradients, &out->workspaces};
-  *out = (rfr_memory){.total = rfi_layout_at(&p->m.layout, RFI_REGIONS)};
+  out->total = rfi_layout_at(&p->m.layout, RFI_REGIONS);
   out->unused = out->total - rfi_layout_at(&p->m.layout, RFI_REGION_SLOT);
   for (int i = 1; i < p->n; i++)
     if (p->program[i].plan.bytes > p->program[out->peak_program].plan.bytes) out->peak_program = i;
@@ -204,13 +207,6 @@ rfr_status rfi_count_memory(const rfr_programs *p, rfr_memory *out) {
     out->unused -= b->bytes;
   }
   return RFR_OK;
-}
-
-rfr_status rfr_programs_memory(const rfr_programs *p, rfr_memory *out) {
-  RFI_TRY(rfi_check_handle(out, "rfr_memory"));
-  memset(out, 0, sizeof *out);
-  RFI_TRY(rfi_check_handle(p, "rfr_programs"));
-  return rfi_count_memory(p, out);
 }
 
 /* In a ring of N ranks every rank passes on N - 1 parts; an all_reduce reduces and gathers parts of 1 / N. */

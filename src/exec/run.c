@@ -12,17 +12,25 @@
 #include "exec/exec.h"
 #include "exec/step_memory.h"
 
+static rfr_status check_hook(const rfr_programs *p) {
+  if (!p->in_hooked) return RFR_OK;
+  return rfi_fail(RFI_E_PROGRAM_ORDER, "a hook of these programs cannot run or capture them");
+}
+
 /* Before ops run. */
 static rfr_status begin(rfr_programs *p) {
+  RFI_TRY(check_hook(p));
   RFI_TRY(rfi_programs_attach(p));
   return rfi_step_memory_take(&p->m, false);
 }
 
 static rfr_status run_part(rfr_programs *p, rfi_program *g, rfi_part part, bool eager) {
   RFI_TRY(begin(p));
-  if (!p->options.debug) return rfi_unit_run(&p->m, &g->u, 0, part, eager, NULL);
+  const bool hooked = part == RFI_PART_F && eager && rfi_program_has_hooks(p, g);
+  if (!p->options.debug && !hooked) return rfi_unit_run(&p->m, &g->u, 0, part, eager, NULL);
   RFI_TRY(rfi_unit_agree(&p->m, &g->u, part));
-  return rfi_debug_run(p, g, part);
+  if (p->options.debug) RFI_TRY(rfi_debug_begin(p, g));
+  return hooked ? rfi_program_run_hooked(p, g) : rfi_debug_run(p, g, g->u.first[part], g->u.first[part + 1]);
 }
 
 rfr_status rfi_programs_agree(rfr_programs *p) {
@@ -99,6 +107,8 @@ rfr_status rfr_program_profile(rfr_programs *p, int program, rfr_op_time *times,
   RFI_TRY(rfi_check_allocated(p, "rfr_program_profile"));
   if (max < *n) return rfi_fail(RFI_E_ARGUMENT, "room for %d times, program \"%s\" has %d ops", max, g->u.name, *n);
   if (p->options.debug) return rfi_fail(RFI_E_ARGUMENT, "program \"%s\" was compiled for debugging", g->u.name);
+  if (rfi_program_has_hooks(p, g))
+    return rfi_fail(RFI_E_ARGUMENT, "program \"%s\" has hooks, which a profile does not run", g->u.name);
   RFI_TRY(begin(p));
   return run_timed(p, g, g->u.bound + g->u.first[RFI_PART_F], *n, times);
 }
@@ -106,10 +116,12 @@ rfr_status rfr_program_profile(rfr_programs *p, int program, rfr_op_time *times,
 rfr_status rfr_program_capture(rfr_programs *p, int program) {
   rfi_program *g;
   RFI_TRY(rfi_program_get_allocated(p, program, "rfr_program_capture", &g));
+  RFI_TRY(check_hook(p));
   rfi_graph **graph = &g->u.instance->graph[RFI_PART_F];
   p->m.backend->graph_destroy(p->m.device, *graph);
   *graph = NULL;
   RFI_TRY(rfi_programs_attach(p));
+  if (rfi_program_has_hooks(p, g)) return rfi_program_capture_hooked(p, g);
   return rfi_unit_capture(&p->m, &g->u, 0, RFI_PART_F, NULL, 0, graph);
 }
 

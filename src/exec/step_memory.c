@@ -70,8 +70,8 @@ static rfr_status check_idle(const rfr_step_memory *s, const rfi_executor *m) {
   bool idle = true;
   if (!holder || holder == m) return RFR_OK;
   if (s->busy)
-    return rfi_fail(RFI_E_STEP_MEMORY, "step memory is in use: a step of graphs that share it has begun; end or abort "
-                                       "that step first");
+    return rfi_fail(RFI_E_STEP_MEMORY, "step memory is in use: a step of graphs that share it has begun, or a program "
+                                       "runs between its hooks; end or abort that step first");
   if (stream_of(holder) != stream_of(m)) RFI_TRY(holder->backend->poll(holder->device, &idle));
   if (idle) return RFR_OK;
   return rfi_fail(RFI_E_STEP_MEMORY, "step memory is in use: work of its last user may still run in another stream; "

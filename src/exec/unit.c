@@ -107,16 +107,18 @@ static rfr_status name_failed(rfr_status s, const rfi_executor *m, const rfi_exe
   return i < 0 ? s : rfi_name_op(s, u->trace, u->name, bound[i].op);
 }
 
+rfr_status rfi_unit_run_ops(const rfi_executor *m, const rfi_exec_unit *u, int slot, int from, int end) {
+  const rfi_bound *bound = u->instance[slot].bound + from;
+  return name_failed(m->backend->run(m->device, bound, end - from), m, u, bound);
+}
+
 rfr_status rfi_unit_run(const rfi_executor *m, const rfi_exec_unit *u, int slot, rfi_part part, bool eager,
                         const void **from) {
   const rfi_instance *x = &u->instance[slot];
   if (!rfi_has(u, part)) return RFR_OK;
   RFI_TRY(rfi_unit_agree(m, u, part));
-  const rfi_bound *bound = x->bound + u->first[part];
-  const rfr_status s = !eager && x->graph[part]
-                           ? m->backend->launch(m->device, x->graph[part], from)
-                           : m->backend->run(m->device, bound, u->first[part + 1] - u->first[part]);
-  return name_failed(s, m, u, bound);
+  if (eager || !x->graph[part]) return rfi_unit_run_ops(m, u, slot, u->first[part], u->first[part + 1]);
+  return name_failed(m->backend->launch(m->device, x->graph[part], from), m, u, x->bound + u->first[part]);
 }
 
 rfr_status rfi_unit_capture(const rfi_executor *m, const rfi_exec_unit *u, int slot, rfi_part part,

@@ -61,6 +61,8 @@ rfr_status rfi_unit_instantiate(const rfi_executor *m, rfi_exec_unit *u, int slo
 /* Writes addresses into the kernels of a slot; `address` gives that of an owner of storage. */
 void rfi_unit_set_addresses(rfi_exec_unit *u, int slot, unsigned char *(*address)(const void *user, rfr_value owner),
                             const void *user, unsigned char *workspaces);
+/* Runs bound ops of a slot kernel by kernel. Errors name the op. */
+rfr_status rfi_unit_run_ops(const rfi_executor *m, const rfi_exec_unit *u, int slot, int from, int end);
 /* Runs a part: its graph, unless `eager`, or kernel by kernel. `from`: the sources of the graph's copies. Errors name
  * the op. */
 rfr_status rfi_unit_run(const rfi_executor *m, const rfi_exec_unit *u, int slot, rfi_part part, bool eager,
