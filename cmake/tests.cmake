@@ -197,6 +197,11 @@ if(TARGET refrain_cli AND Python3_FOUND AND NOT RFR_SANITIZE)
   set_tests_properties(report_browser PROPERTIES TIMEOUT 300 SKIP_RETURN_CODE 77 ENVIRONMENT OMP_WAIT_POLICY=passive)
 endif()
 
+if(Python3_FOUND)
+  add_test(NAME sbom COMMAND ${Python3_EXECUTABLE} ${PROJECT_SOURCE_DIR}/tests/e2e/sbom_check
+                             ${PROJECT_SOURCE_DIR}/tools)
+endif()
+
 # A few kills of the campaign that `make check-kills` runs in full.
 if(TARGET refrain_cli AND NOT RFR_SANITIZE)
   add_test(NAME kill_campaign COMMAND ${PROJECT_SOURCE_DIR}/tools/kill-campaign $<TARGET_FILE:refrain_cli> 5)
