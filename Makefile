@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-# A thin front for the CMake presets. Only `demo` and `check` may install packages, through tools/deps.
+# A thin front for the CMake presets. `demo`, `check`, `wheel` and `package` may install packages, through tools/deps.
 BUILD := build/release
 PREFIX ?= /usr/local
 JOBS ?= $(shell nproc)
@@ -65,8 +65,8 @@ install: all
 	@cmake --install $(BUILD) --prefix $(PREFIX)
 
 # The Python package in build/wheel. A build of its own, with the libraries that others link in it.
-wheel: deps
-	@command -v python3 >/dev/null || { echo "python3 is missing: apt-get install python3-minimal" >&2; exit 3; }
+wheel:
+	@tools/deps wheel
 	@mkdir -p build/wheel
 	@cmake -S . -B build/wheel/build -DCMAKE_BUILD_TYPE=Release -DRFR_TESTS=OFF -DRFR_BUNDLE=ON \
 		-DCMAKE_INSTALL_LIBDIR=lib >build/wheel/configure.log 2>&1 || { cat build/wheel/configure.log; exit 1; }
@@ -76,5 +76,6 @@ wheel: deps
 	@python3 python/make_wheel build/wheel/prefix build/wheel
 
 # The .deb files and the archive that runs from any folder, in build/package.
-package: deps
+package:
+	@tools/deps package
 	@tools/package build/package

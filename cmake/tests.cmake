@@ -213,6 +213,11 @@ if(TARGET refrain_cli AND Python3_FOUND AND NOT RFR_SANITIZE AND NOT CMAKE_CROSS
   set_tests_properties(page_blocks PROPERTIES TIMEOUT ${patience} COST 1000)
 endif()
 
+if(Python3_FOUND)
+  add_test(NAME sbom COMMAND ${Python3_EXECUTABLE} ${PROJECT_SOURCE_DIR}/tests/e2e/sbom_check
+                             ${PROJECT_SOURCE_DIR}/tools)
+endif()
+
 # A few kills of the campaign that `make check-kills` runs in full.
 if(TARGET refrain_cli AND NOT RFR_SANITIZE)
   add_test(NAME kill_campaign COMMAND ${PROJECT_SOURCE_DIR}/tools/kill-campaign $<TARGET_FILE:refrain_cli> 5)
