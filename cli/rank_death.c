@@ -12,7 +12,8 @@
 #include <unistd.h>
 
 static bool is_about_end(const char *message) {
-  static const char *const texts[] = {"exited on signal", "terminated normally, but", "exited with non-zero status"};
+  static const char *const texts[] = {"exited on signal", "terminated normally, but", "exited with non-zero status",
+                                      "exiting improperly"};
   for (size_t i = 0; i < sizeof texts / sizeof *texts; i++)
     if (strstr(message, texts[i])) return true;
   return false;
