@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * Ranks that are processes of an MPI job, for memory of the host. A collective has two phases: every rank sends the
- * description of its call to every other rank and compares all of them, so all ranks get the same verdict; then data
- * are exchanged in chunks, each of which is complete before the next one starts, so the staging memory is small and
+ * description of its call to every other rank and compares all of them, so all ranks get the same status; then data are
+ * exchanged in chunks, each of which is complete before the next one starts, so the staging memory is small and
  * operations in place are safe.
  *
  * A message between two ranks is copied and sent in pieces, after its size, and the copy is freed by a later call.

@@ -131,7 +131,7 @@ static void packed_losses(void **state) {
   rfr_ctx_destroy(ctx);
 }
 
-/* A run that goes on from the middle of its second epoch has the bits of one that was not stopped. */
+/* A run that goes on from the middle of its second epoch is bitwise equal to one that was not stopped. */
 static void resumed(void **state) {
   (void)state;
   write_rows("a.jsonl", 0, 60);

@@ -179,7 +179,7 @@ static rfr_status describe_stored(const rfr_run *run, int i, rfr_tensor *out) {
   return RFR_OK;
 }
 
-/* The tensor that a checkpoint has of parameter i: the parameter, or its master copy. */
+/* The tensor that a checkpoint has of parameter i: the parameter, or its master weight. */
 static rfr_status find_stored(const rfr_run *run, int i, rfr_tensor *out) {
   rfr_parameter p;
   rfr_tensor w;
