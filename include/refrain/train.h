@@ -39,7 +39,7 @@ typedef struct rfr_run rfr_run;
   X(RFR_EVENT_CHECKPOINT, "checkpoint") /* message: the folder written */                                              \
   X(RFR_EVENT_WARNING, "warning")       /* message: one line; show it even where progress is not shown */              \
   X(RFR_EVENT_END, "end")               /* message: done, stopped or the error's slug */                               \
-  X(RFR_EVENT_PROGRESS, "progress")     /* an evaluation goes on: windows of windows_planned; not logged */            \
+  X(RFR_EVENT_PROGRESS, "progress")     /* of an evaluation: windows of windows_planned; not logged */                 \
   X(RFR_EVENT_SCHEDULE,                                                                                                \
     "schedule")               /* a run given in time fixed its steps, or a ramp has another size; message: one line */ \
   X(RFR_EVENT_WATCH, "watch") /* statistics of the values of run.watch in one step; in watch.jsonl */

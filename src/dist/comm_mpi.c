@@ -81,8 +81,7 @@ static rfr_status late(mpi_comm *c) {
     if (n < sizeof ranks - 16) n += (size_t)snprintf(ranks + n, sizeof ranks - n, "%s%d", count ? ", " : "", r);
     count++;
   }
-  return break_up(c, "rank%s %s ha%s not come within %g seconds", count == 1 ? "" : "s", ranks, count == 1 ? "s" : "ve",
-                  c->timeout);
+  return break_up(c, "rank%s %s did not arrive within %g seconds", count == 1 ? "" : "s", ranks, c->timeout);
 }
 
 /* ---- messages ---- */

@@ -3,7 +3,7 @@
  * Events: to the caller's callback and, as one line of JSON each, to the run's log.
  *
  * A line is built on the stack and appended in full or not at all. The log is not part of the run's state: if it
- * cannot be written, the run warns once and goes on.
+ * cannot be written, the run warns once and continues.
  *
  * The open log is also the lock of the folder: a second run that writes checkpoints there would delete the unfinished
  * ones of the first. The lock ends with its process.
@@ -171,7 +171,7 @@ static void append_log(rfr_run *run, const rfr_event *e, double time) {
   if (!wrong) return;
   rfi_journal_close(run->log);
   run->log = -1;
-  rfi_run_warn(run, "log.jsonl cannot be written (%s); the run goes on without a log", wrong);
+  rfi_run_warn(run, "log.jsonl cannot be written (%s); the run continues without a log", wrong);
 }
 
 void rfi_run_emit(rfr_run *run, rfr_event *e) {

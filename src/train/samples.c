@@ -109,7 +109,7 @@ static void append_line(rfr_run *run, const rfi_string *line) {
   char wrong[256];
   if (rfi_run_append(run, "samples.jsonl", line->data, line->n, wrong)) return;
   run->settings->sample_every = 0;
-  rfi_run_warn(run, "samples.jsonl cannot be written (%s); the run goes on without samples", wrong);
+  rfi_run_warn(run, "samples.jsonl cannot be written (%s); the run continues without samples", wrong);
 }
 
 rfr_status rfi_samples_take(rfr_run *run) {

@@ -224,7 +224,7 @@ static rfr_status collect(rfr_run *run, rfi_safetensors_entry *entries, char (*n
   for (int i = 0; i < n; i++, to += x.bytes) {
     RFI_TRY(find_stored(run, first + i, &x));
     const rfr_status s = rfi_is_here(run, first + i) ? copy_parameter(run, first + i, &x, to) : RFR_OK;
-    if (found == RFR_OK) found = s; /* the ranks go on with their calls */
+    if (found == RFR_OK) found = s; /* the ranks continue with their calls */
     RFI_TRY(send_copy(run, first + i, to, x.bytes));
   }
   return found;
