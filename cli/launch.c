@@ -278,3 +278,11 @@ rfr_status cli_start_ranks(cli *c, const char *device, char **argv, bool *done, 
 rfr_status cli_join_ranks(cli *c) {
   return cli_has_ranks(c) ? rfr_launch_join(c->ctx, &c->launch, JOIN_SECONDS, &c->comm) : RFR_OK;
 }
+
+rfr_status cli_leave_ranks(cli *c) {
+  const rfr_status s = rfr_launch_leave(c->ctx, c->comm);
+  c->comm = NULL;
+  if (s != RFR_OK && c->command == CLI_INDEX_train)
+    rank_failure_append(c, c->ctx, c->launch.rank, c->launch.ranks, rfr_last_error()->slug, rfr_last_error()->message);
+  return s;
+}

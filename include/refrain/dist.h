@@ -81,6 +81,10 @@ RFR_API rfr_status rfr_launch_read(rfr_launch *out);
  * CPU, NCCL for one of a GPU. Rank 0 sends the NCCL id over TCP and listens at the address, port `port` + 1; without an
  * address the id is sent over MPI. Errors: dist.launch; those of rfr_comm_mpi_create and rfr_comm_nccl_create. */
 RFR_API rfr_status rfr_launch_join(rfr_ctx *ctx, const rfr_launch *launch, double timeout, rfr_comm **out);
+/* The end of a rank that has done its work: waits until all ranks are here, then destroys comm, also after an error;
+ * accepts NULL. A rank that ends with an error calls rfr_comm_destroy instead. Errors: dist.peer, which names a rank
+ * that did not arrive; memory.alloc. */
+RFR_API rfr_status rfr_launch_leave(rfr_ctx *ctx, rfr_comm *comm);
 
 RFR_API int rfr_comm_size(const rfr_comm *c); /* 0 for NULL */
 RFR_API int rfr_comm_rank(const rfr_comm *c); /* -1 for NULL */
