@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The folder of an adapter where a command wants a MODEL: the command gets the base that adapter_config.json names, as
- * PEFT does. Commands that read adapters themselves keep the folder.
+ * An adapter's folder given as MODEL: the command gets the base that adapter_config.json names, as in PEFT. Commands
+ * that read adapters themselves keep the folder.
  */
 #include <jansson.h>
 #include <string.h>

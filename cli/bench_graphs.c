@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * refrain bench graphs: the host's cost of replaying a graphed callable, beyond the launch itself. Callables of one
- * small op are replayed, forward and backward, in turn with captured programs of the same op; the difference of the
+ * small op are replayed, forward and backward, alternating with captured programs of the same op; the difference of the
  * medians is the cost of order, signature and copies. Linked callables copy nothing; unlinked ones copy their input.
  */
 #include <stdlib.h>

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * refrain bench kernels: memory-bound kernels, one at a time. Each op is called on at least 512 MB, over several sets
- * of buffers in turn, so that no cache holds them. The rate counts every input and output byte once, beside the rate
- * at which this machine copies. bench/peers/peers_gpu.py times the same shapes. On a GPU also the GEMMs in FP8, whose
- * rate is in FLOPs.
+ * refrain bench kernels: memory-bound kernels, one at a time. Each op is called on at least 512 MB, alternating between
+ * several sets of buffers, so that none is in a cache. The rate counts every input and output byte once; it is printed
+ * next to the copy rate of this machine. bench/peers/peers_gpu.py times the same shapes. On a GPU also the GEMMs in
+ * FP8, whose rate is in FLOPs.
  */
 #include <stdlib.h>
 #include <string.h>

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * refrain bench replay: the cost of a replay beyond the kernels. A program of small ops is replayed on one thread, in
- * turn with a plain loop over the same kernel calls; the difference of the medians, per op, is the program's own
+ * refrain bench replay: the cost of a replay beyond the kernels. A program of small ops is replayed on one thread,
+ * alternating with a plain loop over the same kernel calls; the difference of the medians, per op, is the program's own
  * cost. The op is registered here, so that its kernel can record each call of a first run for the plain loop.
  *
  * On a GPU a replay is one launch of a graph. There it is the host's time of that launch, against the number of

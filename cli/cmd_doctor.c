@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * refrain doctor: what this machine and this build can use, and the cost of each missing piece.
+ * refrain doctor: what this machine and this build can use, and what does not work without each missing piece.
  */
 #include <string.h>
 

@@ -3,7 +3,7 @@
  * refrain plan: every buffer of a program, the peak, the bytes of each kind, and whether they fit. Nothing is
  * allocated. A plan that does not fit also lists settings that need less, each with the bytes of its own plan.
  * Buffers whose names differ only in numbers ("layers.3", "layers.4") share a line unless --all is given. --frontier
- * prints the trades of memory against recomputing, --svg draws the plan, --values prints what can be watched.
+ * prints memory against recomputation, --svg draws the plan, --values prints what can be watched.
  */
 #include <ctype.h>
 #include <stdlib.h>
@@ -89,7 +89,7 @@ static void print_phases(const rfr_run *run) {
     char steps[40] = "then";
     if (rfr_program_plan(rfr_run_programs((rfr_run *)run), x.program, &sum) != RFR_OK) return;
     if (x.until > 0) snprintf(steps, sizeof steps, "until step %lld", (long long)x.until);
-    printf("  %-22s %10lld tokens a step, sequences of %lld, %14lld bytes for the step  %s\n", steps,
+    printf("  %-22s %10lld tokens per step, sequences of %lld, %14lld bytes for the step  %s\n", steps,
            (long long)x.tokens, (long long)x.sequence, (long long)sum.transient_planned_bytes,
            cli_bytes(a, sum.transient_planned_bytes));
   }
@@ -150,7 +150,7 @@ static void print_experts(const rfr_run *run) {
   rfr_run_get_info(run, &info);
   if (info.experts == 0) return;
   printf("experts      %14lld in a layer  layers %lld, each with weights of %lld bytes, %s, and %lld rows of a "
-         "microbatch, whatever the routing\n",
+         "microbatch, for any routing\n",
          (long long)info.experts, (long long)info.expert_layers, (long long)info.expert_bytes,
          cli_bytes(a, info.expert_bytes), (long long)info.expert_rows);
 }

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * refrain report: runs as one page for a browser, in a file or served while the runs go on.
+ * refrain report: runs as one page for a browser, in a file or served while the runs are in progress.
  */
 #include <stdlib.h>
 #include <string.h>

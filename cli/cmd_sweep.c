@@ -63,7 +63,7 @@ static void log_path(const rfr_sweep_run *r, char out[PATH_MAX]) { snprintf(out,
 static void find_error(const rfr_sweep_run *r, int status, char *out, size_t size) {
   static char text[1 << 16];
   char path[PATH_MAX];
-  if (WIFSIGNALED(status)) snprintf(out, size, "ended by signal %d", WTERMSIG(status));
+  if (WIFSIGNALED(status)) snprintf(out, size, "killed by signal %d", WTERMSIG(status));
   else snprintf(out, size, "ended with exit code %d", WEXITSTATUS(status));
   log_path(r, path);
   FILE *f = fopen(path, "rb");

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * refrain top: a run that goes on, at a terminal. It draws on the terminal's second screen and restores the first one
- * at the end. Without a terminal it prints one screen.
+ * refrain top: a run in progress, at a terminal. It draws on the terminal's second screen and restores the first one at
+ * the end. Without a terminal it prints one screen.
  */
 #include <signal.h>
 #include <stdlib.h>

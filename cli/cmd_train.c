@@ -115,14 +115,14 @@ static void print_rows(const rfr_run_info *i) {
           plural(i->train_rows), (long long)i->train_windows, plural(i->train_windows), (long long)i->trained_tokens,
           share);
   if (i->truncated_rows > 0)
-    fprintf(stderr, "        %lld rows are longer than data.sequence and were cut by %lld tokens\n",
+    fprintf(stderr, "        %lld rows are longer than data.sequence and were truncated by %lld tokens\n",
             (long long)i->truncated_rows, (long long)i->cut_tokens);
   if (i->dropped_rows > 0)
     fprintf(stderr, "        %lld rows are longer than data.sequence and were dropped\n", (long long)i->dropped_rows);
   if (i->untrained_rows > 0)
-    fprintf(stderr, "        %lld rows have no token to train and were left out\n", (long long)i->untrained_rows);
+    fprintf(stderr, "        %lld rows have no trained token and were dropped\n", (long long)i->untrained_rows);
   if (i->equal_rows > 0)
-    fprintf(stderr, "        %lld pairs have two equal answers and were left out\n", (long long)i->equal_rows);
+    fprintf(stderr, "        %lld pairs have two equal answers and were dropped\n", (long long)i->equal_rows);
 }
 
 static void print_held_out(const rfr_run_info *i) {
@@ -145,8 +145,8 @@ static void print_data(const rfr_run_info *i) {
   if (!i->steps_estimated) fprintf(stderr, ": %.3g epoch%s", i->epochs, i->epochs == 1.0 ? "" : "s");
   fputc('\n', stderr);
   if (i->train_rows > 0) print_rows(i);
-  if (i->duplicate_files > 0) fprintf(stderr, "        %lld duplicate files left out\n", (long long)i->duplicate_files);
-  if (i->empty_files > 0) fprintf(stderr, "        %lld empty files left out\n", (long long)i->empty_files);
+  if (i->duplicate_files > 0) fprintf(stderr, "        %lld duplicate files skipped\n", (long long)i->duplicate_files);
+  if (i->empty_files > 0) fprintf(stderr, "        %lld empty files skipped\n", (long long)i->empty_files);
   print_held_out(i);
 }
 

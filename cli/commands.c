@@ -46,10 +46,10 @@
   }
 #define STEPS \
   { "steps", "N", NULL, CLI_INTEGER, FIELD(steps), "steps to time; 0: as many as a few seconds allow (0)" }
-#define EAGER                                                                                 \
-  {                                                                                           \
-    "eager", NULL, NULL, CLI_FLAG, FIELD(eager),                                              \
-        "run op by op instead of replaying a captured step; the results are bitwise the same" \
+#define EAGER                                                                             \
+  {                                                                                       \
+    "eager", NULL, NULL, CLI_FLAG, FIELD(eager),                                          \
+        "run op by op instead of replaying a captured step; results are bitwise the same" \
   }
 #define PROGRAM \
   { "program", "NAME", "" RFR_RUN_PROGRAMS(PROGRAM_WORD), CLI_TEXT, FIELD(program), "program of the run (train)" }
@@ -62,31 +62,32 @@
   }
 #define EMA \
   { "ema", NULL, NULL, CLI_FLAG, FIELD(ema), "the averaged weights of the checkpoint (optimizer.ema)" }
-#define SAMPLING                                                                                                       \
-  {"tokens", "N", NULL, CLI_INTEGER, FIELD(tokens), "maximum number of tokens (256)"},                                 \
-      {"context",      "N",                                                                                            \
-       NULL,           CLI_INTEGER,                                                                                    \
-       FIELD(context), "tokens of text that the model sees; 0: data.sequence of a RUN, for a MODEL at most 2048 (0)"}, \
-      {"temperature",                                                                                                  \
-       "X",                                                                                                            \
-       NULL,                                                                                                           \
-       CLI_NUMBER,                                                                                                     \
-       FIELD(temperature),                                                                                             \
-       "sampling temperature; 0 takes the most probable token (0.8)"},                                                 \
-      {"top-k", "K", NULL, CLI_INTEGER, FIELD(top_k), "sample among the K most probable tokens; 0 for all (0)"},       \
-      {"top-p",    "P",          NULL,                                                                                 \
-       CLI_NUMBER, FIELD(top_p), "sample among the most probable tokens whose probabilities add up to P (1)"},         \
-      {"min-p",      "P",                                                                                              \
-       NULL,         CLI_NUMBER,                                                                                       \
-       FIELD(min_p), "sample among tokens with at least P times the probability of the most probable one (0)"},        \
-      {"repetition-penalty",                                                                                           \
-       "X",                                                                                                            \
-       NULL,                                                                                                           \
-       CLI_NUMBER,                                                                                                     \
-       FIELD(penalty),                                                                                                 \
-       "divide the positive logits of tokens in the text by X, and multiply the negative ones (1)"},                   \
-      {"seed", "N", NULL, CLI_INTEGER, FIELD(seed), "seed of the sampling (0)"}, {                                     \
-    "stop", "TEXT", NULL, CLI_LIST, FIELD(stops), "end the text before TEXT; may be given several times"               \
+#define SAMPLING                                                                                               \
+  {"tokens", "N", NULL, CLI_INTEGER, FIELD(tokens), "maximum number of tokens (256)"},                         \
+      {"context",      "N",                                                                                    \
+       NULL,           CLI_INTEGER,                                                                            \
+       FIELD(context), "context length in tokens; 0: data.sequence of a RUN, for a MODEL at most 2048 (0)"},   \
+      {"temperature",                                                                                          \
+       "X",                                                                                                    \
+       NULL,                                                                                                   \
+       CLI_NUMBER,                                                                                             \
+       FIELD(temperature),                                                                                     \
+       "sampling temperature; 0 takes the most probable token (0.8)"},                                         \
+      {"top-k", "K", NULL, CLI_INTEGER, FIELD(top_k), "sample from the K most probable tokens; 0: all (0)"},   \
+      {"top-p",      "P",                                                                                      \
+       NULL,         CLI_NUMBER,                                                                               \
+       FIELD(top_p), "sample from the smallest set of most probable tokens whose probabilities sum to P (1)"}, \
+      {"min-p",      "P",                                                                                      \
+       NULL,         CLI_NUMBER,                                                                               \
+       FIELD(min_p), "sample from tokens with at least P times the probability of the most probable one (0)"}, \
+      {"repetition-penalty",                                                                                   \
+       "X",                                                                                                    \
+       NULL,                                                                                                   \
+       CLI_NUMBER,                                                                                             \
+       FIELD(penalty),                                                                                         \
+       "divide the positive logits of tokens in the text by X, and multiply the negative ones (1)"},           \
+      {"seed", "N", NULL, CLI_INTEGER, FIELD(seed), "seed of the sampling (0)"}, {                             \
+    "stop", "TEXT", NULL, CLI_LIST, FIELD(stops), "end the text before TEXT; may be given several times"       \
   }
 
 #define OPTIONS(...)     \
@@ -108,7 +109,7 @@ static const cli_command commands[CLI_COMMAND_COUNT] = {
               "train on N ranks of this machine: one GPU each, or processes of mpirun that share the cores"},
              {"resume", NULL, NULL, CLI_FLAG, FIELD(resume), "continue from the newest checkpoint of the run"},
              {"strict", NULL, NULL, CLI_FLAG, FIELD(strict),
-              "refuse to resume on another machine, library or thread count, where bits may differ"},
+              "refuse to resume with another machine, library or thread count, which may change results"},
              {"debug", NULL, NULL, CLI_FLAG, FIELD(debug), "guard every buffer and check every result for NaN; slow"},
              EAGER, ON_A_DEVICE)},
     [CLI_INDEX_finetune] =
@@ -117,12 +118,12 @@ static const cli_command commands[CLI_COMMAND_COUNT] = {
          "(messages), of prompts and completions, of instructions, or of texts. --set changes the configuration, such "
          "as --set adapter.rank=8 or --set run.epochs=1; --set adapter.type=none trains all weights. The configuration "
          "is written to config.yaml in the run's folder. `refrain train RUN --resume` continues the run. `refrain "
-         "check MODEL DATA...` shows the memory and the tokens before a training.",
+         "check MODEL DATA...` shows the memory and the tokens before training.",
          "refrain finetune SmolLM2-135M-Instruct chat.jsonl --out runs/chat",
          OPTIONS(SET, {"out", "FOLDER", NULL, CLI_TEXT, FIELD(out), "folder of the run (runs/DATA)"}, ON_A_DEVICE)},
     [CLI_INDEX_generate] =
         {"generate", "RUN|MODEL", 1, 1, "continue a text with a run's newest checkpoint or a model",
-         "Writes the prompt and the text after it to standard output. The text ends at a stop token of the model, at a "
+         "Writes the prompt and its continuation to standard output. The text ends at a stop token of the model, at a "
          "--stop, or after --tokens. With --chat the prompt is a user's message, and only the answer is written. With "
          "--prompts, continues each prompt of a JSONL file and adds the members text and tokens to its object.",
          "refrain generate runs/demo --prompt '#include <'",
@@ -131,7 +132,7 @@ static const cli_command commands[CLI_COMMAND_COUNT] = {
              {"prompts", "FILE", NULL, CLI_TEXT, FIELD(prompts),
               "JSONL of prompts: {\"prompt\": TEXT} or {\"messages\": [...]}; - is standard input"},
              {"batch", "N", NULL, CLI_INTEGER, FIELD(batch),
-              "continue N of the --prompts at once, at most 64; each has its own caches (1)"},
+              "continue N of the --prompts at once, at most 64; each has its own KV cache (1)"},
              {"out", "FILE", NULL, CLI_TEXT, FIELD(out), "write the results of --prompts here (standard output)"},
              {"chat", NULL, NULL, CLI_FLAG, FIELD(chat), "the prompt is a message; answer with the chat template"},
              TEMPLATE, SAMPLING, EMA, SET, ON_A_DEVICE)},
@@ -155,7 +156,7 @@ static const cli_command commands[CLI_COMMAND_COUNT] = {
          "refrain tokenize SmolLM2-135M-Instruct web.jsonl.zst --out web.bin",
          OPTIONS({"out", "FILE", NULL, CLI_TEXT, FIELD(out), "write a token file, X.bin"},
                  {"to", "FORMAT", "megatron llmc nanogpt", CLI_TEXT, FIELD(to),
-                  "megatron: X.bin, and documents in X.idx; llmc: ids after a header; nanogpt: ids alone (megatron)"},
+                  "megatron: X.bin, and documents in X.idx; llmc: ids after a header; nanogpt: only ids (megatron)"},
                  {"decode", NULL, NULL, CLI_FLAG, FIELD(decode), "read token ids and print their text"},
                  {"special", NULL, NULL, CLI_FLAG, FIELD(special),
                   "add the tokens that the tokenizer adds around a text, such as BOS"},
@@ -164,10 +165,10 @@ static const cli_command commands[CLI_COMMAND_COUNT] = {
         {"tokenizer-train", "FILES...", 1, INT_MAX, "train a tokenizer on texts",
          "Trains byte-level BPE on text files and JSONL files of rows, and writes a folder with tokenizer.json and "
          "tokenizer_config.json, which data.tokenizer takes and other libraries read. The first special token ends a "
-         "text. The result depends on the texts and options alone.",
+         "text. The result depends only on the texts and options.",
          "refrain tokenizer-train 'notes/**/*.txt' --vocab 8192 --out tokenizer",
          OPTIONS({"out", "FOLDER|FILE", NULL, CLI_TEXT, FIELD(out),
-                  "folder to write, or X.json for the tokenizer.json alone"},
+                  "folder to write, or X.json to write only tokenizer.json"},
                  {"vocab", "N", NULL, CLI_INTEGER, FIELD(vocab),
                   "number of tokens: 256 bytes, the special tokens and the merges (32768)"},
                  {"special", "TOKEN", NULL, CLI_LIST, FIELD(specials),
@@ -204,7 +205,7 @@ static const cli_command commands[CLI_COMMAND_COUNT] = {
          "with --to peft and --to gguf-lora.",
          "refrain export runs/chat --to gguf --dtype q8_0 --out chat.gguf",
          OPTIONS({"to", "FORMAT", "hf gguf peft gguf-lora", CLI_TEXT, FIELD(to),
-                  "hf: a Hugging Face folder; gguf: one file; peft and gguf-lora: the adapter alone"},
+                  "hf: a Hugging Face folder; gguf: one file; peft and gguf-lora: only the adapter"},
                  {"out", "PATH", NULL, CLI_TEXT, FIELD(out), "folder or file to write"},
                  {"dtype", "TYPE", "f32 bf16 f16 q8_0 q4_0", CLI_TEXT, FIELD(dtype),
                   "type of the weights; q8_0 and q4_0 only for gguf (that of the model)"},
@@ -220,16 +221,16 @@ static const cli_command commands[CLI_COMMAND_COUNT] = {
          "refrain plan examples/small.yaml --svg plan.svg",
          OPTIONS(SET, PROGRAM, {"all", NULL, NULL, CLI_FLAG, FIELD(all), "print every buffer on its own line"},
                  {"frontier", NULL, NULL, CLI_FLAG, FIELD(frontier),
-                  "print the recompute frontier: memory against extra work, for every budget"},
+                  "print the recompute frontier: memory against extra work"},
                  {"values", NULL, NULL, CLI_FLAG, FIELD(values), "print the names that run.watch can match"},
                  {"ranks", "N", NULL, CLI_INTEGER, FIELD(ranks),
-                  "plan every kind of rank of a step over N ranks, at most 4096"},
+                  "plan each distinct rank of a step over N ranks, at most 4096"},
                  {"costs", "FILE", NULL, CLI_TEXT, FIELD(costs),
                   "with --ranks: estimate the time of a step from a file of profile --write-costs"},
                  {"link", "RATE", NULL, CLI_NUMBER, FIELD(link), "with --costs: GB per second that a rank sends (50)"},
                  SVG, ON_A_DEVICE)},
     [CLI_INDEX_trace] =
-        {"trace", "CONFIG|RUN|MODEL", 1, 1, "print a program as it is after a pass",
+        {"trace", "CONFIG|RUN|MODEL", 1, 1, "print a program after a pass",
          "Prints the decisions of the pass as comments, then the program.",
          "refrain trace examples/small.yaml --after autodiff --phase wgrad",
          OPTIONS(
@@ -248,7 +249,7 @@ static const cli_command commands[CLI_COMMAND_COUNT] = {
                  {"chunks", "V", NULL, CLI_INTEGER, FIELD(chunks),
                   "stages of each rank; 0: 2 for interleaved and zb-v, else 1 (0)"},
                  {"group", "G", NULL, CLI_INTEGER, FIELD(group),
-                  "microbatches that a rank runs in one stage before it turns to the next; 0: P (0)"},
+                  "microbatches that a rank runs in one stage before the next stage; 0: P (0)"},
                  {"order", "LIST", NULL, CLI_TEXT, FIELD(order),
                   "order list instead of a kind, as 1,2,-2,-1; a ; starts the next rank"},
                  {"layers", "COUNTS", NULL, CLI_TEXT, FIELD(layers),
@@ -273,8 +274,9 @@ static const cli_command commands[CLI_COMMAND_COUNT] = {
                                    ON_A_DEVICE)},
     [CLI_INDEX_report] =
         {"report", "RUN...", 1, INT_MAX, "write runs as one page for a browser",
-         "Reads the folders of the runs, also while they go on, and writes one HTML file that needs no network: curves "
-         "of all runs, the load of experts, the arena of the step, the ops under the roofline, samples, and the "
+         "Reads the folders of the runs, also while they are in progress, and writes one HTML file that needs no "
+         "network: curves "
+         "of all runs, the expert load, the arena of the step, the ops under the roofline, samples, and the "
          "configurations with their differences. With --follow, serves the page to browsers of this machine until "
          "Ctrl-C, and the page shows new steps as they are logged.",
          "refrain report runs/first runs/second --out report.html",
@@ -286,13 +288,13 @@ static const cli_command commands[CLI_COMMAND_COUNT] = {
                  JSON, HELP)},
     [CLI_INDEX_diff] =
         {"diff", "RUN RUN", 2, 2, "print the differences of two runs",
-         "Compares the configurations, with the source of each value; the curves, with the first step that differs; "
+         "Compares the configurations (with the source of each value), the curves (with the first step that differs) "
          "and the weights of the newest checkpoints, by tensor. Speed and machine are printed and do not count. The "
          "exit code is 0 if the runs are equal, 1 if they differ, 2 after an error.",
          "refrain diff runs/first runs/second",
          OPTIONS({"all", NULL, NULL, CLI_FLAG, FIELD(all), "print all tensors that differ, not only 20"}, JSON, HELP)},
     [CLI_INDEX_top] = {"top", "RUN", 1, 1, "watch a run at the terminal",
-                       "Shows progress, losses, speed, experts, memory and the last events of a run, and draws again "
+                       "Shows progress, losses, speed, experts, memory and the last events of a run, and redraws "
                        "every second until Ctrl-C. Without a terminal, prints one screen of 80 columns.",
                        "refrain top runs/demo",
                        OPTIONS({"once", NULL, NULL, CLI_FLAG, FIELD(once), "print one screen and end"}, HELP)},
@@ -301,8 +303,9 @@ static const cli_command commands[CLI_COMMAND_COUNT] = {
          "GRID is a YAML file with a configuration and lists of values for its keys. Trains one run for each "
          "combination, "
          "as `refrain train` does, in FOLDER/run-001 and so on, and ranks them by held-out loss. A run that fails is "
-         "recorded and the others go on. With --resume, finished runs are skipped, stopped ones continue, and failed "
-         "ones are tried again.",
+         "recorded and the others continue. With --resume, finished runs are skipped, stopped ones continue, and "
+         "failed "
+         "ones are retried.",
          "refrain sweep lr.yaml --out sweeps/lr --report lr.html",
          OPTIONS(SET, {"out", "FOLDER", NULL, CLI_TEXT, FIELD(out), "folder of the sweep (sweeps/GRID)"},
                  {"jobs", "N", NULL, CLI_INTEGER, FIELD(jobs), "runs at a time, which share the cores (1)"},
@@ -313,9 +316,10 @@ static const cli_command commands[CLI_COMMAND_COUNT] = {
     [CLI_INDEX_bench] = {"bench", "[NAME]", 0, 1, "time training steps and replays of built-in programs",
                          "Without NAME, runs every benchmark that suits a CPU.", "refrain bench gpt2-124m --json",
                          OPTIONS(SET, DTYPE, EAGER, STEPS, ON_A_DEVICE)},
-    [CLI_INDEX_doctor] = {"doctor", "", 0, 0, "print what this machine and this build can use",
-                          "Lists the kernels, libraries and modules that were found, and the cost of each missing one.",
-                          "refrain doctor", OPTIONS(DEVICE, THREADS, JSON, HELP)},
+    [CLI_INDEX_doctor] =
+        {"doctor", "", 0, 0, "print what this machine and this build can use",
+         "Lists the kernels, libraries and modules that were found, and what does not work without each missing one.",
+         "refrain doctor", OPTIONS(DEVICE, THREADS, JSON, HELP)},
 };
 
 const cli_command *cli_command_at(int i) { return i >= 0 && i < CLI_COMMAND_COUNT ? &commands[i] : NULL; }

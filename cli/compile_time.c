@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * refrain bench compile: the time of compiling a step. It must grow linearly with the trace, so a deep model is
- * compared with a shallow one, and recomputing with keeping everything. The fastest of several compilations counts.
+ * compared with a shallow one, with and without recomputation. The fastest of several compilations counts.
  */
 #include <inttypes.h>
 

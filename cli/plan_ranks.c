@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * refrain plan --ranks: what each kind of rank of a step over N ranks needs and sends. Ranks without a pipeline are
- * alike, so one is planned; of a pipeline each rank is planned, and equal ones share a line. The plans are those of a
- * real run on that rank: only the communicator has no peers, and nothing is allocated or sent.
+ * alike, so one is planned; with a pipeline every rank is planned, and equal ranks share a line. The plans are those of
+ * a real run on that rank: only the communicator has no peers, and nothing is allocated or sent.
  *
- * With --costs the time of a step is estimated: measured times of layers, and bytes over the rate of the link. Ranks
- * that share data overlap collectives with compute, so their step takes at least the longer of the two, and at most the
- * sum; the schedule of a pipeline is simulated.
+ * With --costs the time of a step is estimated: measured times of layers, and bytes over the rate of the link.
+ * Data-parallel ranks overlap collectives with compute, so their step takes at least the longer of the two, and at most
+ * the sum; the schedule of a pipeline is simulated.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -251,7 +251,7 @@ static void print_kind(const kind *k, FILE *f) {
 static void print_table(const scale *s, const estimate *e, FILE *f) {
   const bool pipeline = s->kinds[0].pipeline.ranks > 1;
   char text[32];
-  fprintf(f, "%d ranks, %s %s, %lld microbatches a rank, %lld tokens a step\n\n", s->info.ranks,
+  fprintf(f, "%d ranks, %s %s, %lld microbatches per rank, %lld tokens per step\n\n", s->info.ranks,
           pipeline ? "pipeline" : "shard", mode(s), (long long)s->microbatches, (long long)s->info.tokens_per_step);
   fprintf(f, "%-10s %11s %11s %11s %11s %11s %11s %11s %11s\n", "rank", "parameters", "optimizer", "gradients",
           "gathered", "activations", "workspaces", "other", "total");
@@ -270,10 +270,10 @@ static void print_table(const scale *s, const estimate *e, FILE *f) {
         break;
       }
   if (!s->c->costs) return;
-  fprintf(f, "\ncompute %.3f s, sent in %.3f s", e->compute, e->communication);
+  fprintf(f, "\ncompute %.3f s, communication %.3f s", e->compute, e->communication);
   if (pipeline) fprintf(f, ", bubble %.1f%%: a step takes %.3f s, ", 100 * e->bubble, e->least);
-  else fprintf(f, ": a step takes %.3f s if all is hidden, %.3f s if nothing is, ", e->least, e->most);
-  fprintf(f, "%.0f tokens/s a rank\n", (double)s->info.tokens_per_step / e->least / s->info.ranks);
+  else fprintf(f, ": a step takes %.3f s if all communication is hidden, %.3f s if none is, ", e->least, e->most);
+  fprintf(f, "%.0f tokens/s per rank\n", (double)s->info.tokens_per_step / e->least / s->info.ranks);
 }
 
 static void print_json(const scale *s, const estimate *e, FILE *f) {

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * refrain profile --ranks: the time of a step of all ranks; that of a pipeline beside the simulated one. The costs of a
- * stage are measured with a wait around each action; then the schedule is simulated with them. The rest of the step,
- * after the simulated time and the update, is the cost of messages and of launches.
+ * refrain profile --ranks: the time of a step of all ranks, for a pipeline compared with the simulated time. The costs
+ * of a stage are measured with a wait around each action; then the schedule is simulated with them. The rest of the
+ * step, after the simulated time and the update, is the cost of messages and of launches.
  */
 #include "profile_stages.h"
 

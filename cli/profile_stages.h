@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The times of a pipeline's stages, beside the simulator's.
+ * The times of a pipeline's stages, compared with the simulator's.
  */
 #ifndef PROFILE_STAGES_H
 #define PROFILE_STAGES_H

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Standard error of the ranks of a launcher. Open MPI names a rank that a signal ended in a message between two lines
- * of dashes. Ranks that miss the same rank report the same error; any of them may be ended before it has written its
- * report, so all write it, and the launcher passes it on once.
+ * Standard error of the ranks of a launcher. Open MPI reports a rank that was killed by a signal in a message between
+ * two lines of dashes. Ranks that wait for the same rank report the same error. Any of them may be killed before it has
+ * written its report, so all write it, and the launcher prints it once.
  */
 #include "rank_death.h"
 
@@ -102,7 +102,7 @@ void rank_death_report(const cli *c, const rank_death *d) {
   char what[128];
   rfr_ctx *ctx;
   if (d->rank < 0) return;
-  snprintf(what, sizeof what, "rank %d was ended by signal %d (%s)%s", d->rank, d->signal, strsignal(d->signal),
+  snprintf(what, sizeof what, "rank %d was killed by signal %d (%s)%s", d->rank, d->signal, strsignal(d->signal),
            d->was_stopped ? ": it was stopped (SIGSTOP) when other ranks had ended" : "");
   cli_fail(RFR_IO,
            d->was_stopped

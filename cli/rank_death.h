@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * A rank that a signal ended: it cannot say so, and its launcher ends the others at once.
+ * A rank that was killed by a signal: it cannot report it, and its launcher ends the others at once.
  */
 #ifndef REFRAIN_CLI_RANK_DEATH_H
 #define REFRAIN_CLI_RANK_DEATH_H

@@ -55,7 +55,7 @@ if(RFR_ONEDNN AND RFR_OPENMP)
     target_link_libraries(refrain_onednn PRIVATE ${DNNL_LIBRARY} $<TARGET_NAME_IF_EXISTS:OpenMP::OpenMP_C>)
     add_dependencies(product_cpu refrain_onednn)
   elseif(RFR_ONEDNN_SOURCES)
-    message(STATUS "oneDNN is missing: matrix products run on the portable kernel (tools/deps installs it)")
+    message(STATUS "oneDNN is missing: GEMMs run on the portable kernel (tools/deps installs it)")
   endif()
 endif()
 

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * docs/limits.md: what is accepted and what is refused, and decisions with their reasons. Every row of the first kind
- * is tried when the page is made: a configuration is opened without its data, a model's config.json is read, a trace
- * is parsed and compiled. A row whose result differs from its text fails the build of the page.
+ * is tried when the page is generated: a configuration is opened without its data, a model's config.json is read, a
+ * trace is parsed and compiled. A row whose result differs from its text fails the build of the page.
  */
 #include "docs.h"
 
@@ -51,25 +51,25 @@ static const struct row {
     {CONFIG, "grouped query heads", NULL, "model.num_key_value_heads=2"},
     {CONFIG, "biases and tied embeddings in Llama", NULL,
      "model.attention_bias=true\nmodel.mlp_bias=true\nmodel.tie_word_embeddings=true"},
-    {CONFIG, "a head size of its own", NULL, "model.head_dim=16"},
+    {CONFIG, "an explicit head size", NULL, "model.head_dim=16"},
     {CONFIG, "GPT-2 with dropout", NULL, "model.model_type=gpt2\nmodel.dropout=0.1"},
     {CONFIG, "weights and activations in bf16", NULL, "precision.dtype=bf16"},
     {CONFIG, "weights and activations in f16, with a dynamic loss scale", NULL, "precision.dtype=f16"},
     {CONFIG, "SGD with momentum", NULL, "optimizer.name=sgd\noptimizer.momentum=0.9"},
     {CONFIG, "Muon", NULL, "optimizer.name=muon"},
-    {CONFIG, "Muon with moments in 8 bits", "config.value", "optimizer.name=muon\noptimizer.state_dtype=u8"},
-    {CONFIG, "a ramp of tokens and sequences", NULL, "batch.ramp=[{until: 9, tokens: 32, sequence: 8}]\nrun.steps=20"},
-    {CONFIG, "a ramp that ends after the last step", "config.value",
+    {CONFIG, "Muon with 8-bit moments", "config.value", "optimizer.name=muon\noptimizer.state_dtype=u8"},
+    {CONFIG, "a batch ramp", NULL, "batch.ramp=[{until: 9, tokens: 32, sequence: 8}]\nrun.steps=20"},
+    {CONFIG, "a batch ramp that ends after the last step", "config.value",
      "batch.ramp=[{until: 9, tokens: 32}]\nrun.steps=5"},
-    {CONFIG, "a ramp in a run of a given time", "unsupported",
+    {CONFIG, "a batch ramp with run.time", "unsupported",
      "batch.ramp=[{until: 9, tokens: 32}]\nrun.steps=0\nrun.time=5s\nschedule.name=constant"},
-    {CONFIG, "averages of the weights", NULL, "optimizer.ema=0.999"},
-    {CONFIG, "bf16 weights without f32 copies, rounded stochastically", NULL,
+    {CONFIG, "an EMA of the weights", NULL, "optimizer.ema=0.999"},
+    {CONFIG, "bf16 weights without master weights, rounded stochastically", NULL,
      "precision.dtype=bf16\noptimizer.master_weights=false\noptimizer.rounding=stochastic"},
-    {CONFIG, "stochastic rounding beside f32 copies", "config.value",
+    {CONFIG, "stochastic rounding with master weights", "config.value",
      "precision.dtype=bf16\noptimizer.rounding=stochastic"},
-    {CONFIG, "moments in bf16", NULL, "optimizer.state_dtype=bf16"},
-    {CONFIG, "moments in 8 bits", NULL, "optimizer.state_dtype=u8"},
+    {CONFIG, "bf16 moments", NULL, "optimizer.state_dtype=bf16"},
+    {CONFIG, "8-bit moments", NULL, "optimizer.state_dtype=u8"},
     {CONFIG, "gradients in the type of the weights", NULL, "optimizer.gradient_dtype=model"},
     {CONFIG, "some weights frozen", NULL, "optimizer.frozen=[\"*layers.0*\"]"},
     {CONFIG, "a pattern that matches no weight", "config.value", "optimizer.frozen=[\"*layer.0*\"]"},
@@ -77,7 +77,7 @@ static const struct row {
     {CONFIG, "key and value heads that do not divide the query heads", "config.value", "model.num_key_value_heads=3"},
     {CONFIG, "an odd head size with rotary embedding", "model.config", "model.head_dim=7"},
     {CONFIG, "GPT-2 with grouped heads", "model.config", "model.model_type=gpt2\nmodel.num_key_value_heads=2"},
-    {CONFIG, "another activation than the family's", "unsupported", "model.hidden_act=gelu_new"},
+    {CONFIG, "an activation of another family", "unsupported", "model.hidden_act=gelu_new"},
     {CONFIG, "another family", "config.value", "model.model_type=mamba"},
     {CONFIG, "another optimizer", "config.value", "optimizer.name=lion"},
     {CONFIG, "a weight of 0", "config.value", "data.weights=[0]"},
@@ -89,12 +89,12 @@ static const struct row {
     {FOLDER, "a Llama folder", NULL, LLAMA("")},
     {FOLDER, "a Llama folder with its own head size", NULL, LLAMA(", \"head_dim\": 16")},
     {FOLDER, "a Gemma 2 folder, with soft caps", NULL, GEMMA2("")},
-    {FOLDER, "a Gemma 2 folder without the cap of its logits", "model.config",
+    {FOLDER, "a Gemma 2 folder without its logit cap", "model.config",
      LLAMA_LIKE("gemma2", ", \"head_dim\": 8, \"num_key_value_heads\": 2, \"sliding_window\": 8, "
                           "\"query_pre_attn_scalar\": 8, \"attn_logit_softcapping\": 50.0")},
-    {FOLDER, "a cap of logits in another family", "model.config", LLAMA(", \"final_logit_softcapping\": 30.0")},
+    {FOLDER, "a logit cap in another family", "model.config", LLAMA(", \"final_logit_softcapping\": 30.0")},
     {FOLDER, "dropout inside attention", "model.config", LLAMA(", \"attention_dropout\": 0.1")},
-    {FOLDER, "a field that is not known: accepted with a warning", NULL, LLAMA(", \"something_new\": 1")},
+    {FOLDER, "an unknown field: accepted with a warning", NULL, LLAMA(", \"something_new\": 1")},
     {FOLDER, "a field that changes the mathematics of another family", "model.config", LLAMA(", \"clip_qkv\": 8.0")},
     {FOLDER, "an OLMo 2 folder", NULL, LLAMA_LIKE("olmo2", "")},
     {FOLDER, "a Granite folder", NULL, LLAMA_LIKE("granite", ", \"embedding_multiplier\": 12.0")},
@@ -109,9 +109,9 @@ static const struct row {
      LLAMA(", \"rope_scaling\": {\"rope_type\": \"dynamic\", \"factor\": 4.0}")},
     {FOLDER, "another model type", "model.config", LLAMA_LIKE("bert", "")},
     {FOLDER, "an unknown activation", "model.config", LLAMA(", \"hidden_act\": \"relu\"")},
-    {FOLDER, "a config.json that is cut short", "json", "{\"model_type\": "},
+    {FOLDER, "a truncated config.json", "json", "{\"model_type\": "},
     {FOLDER, "a key given twice", "json", "{\"model_type\": \"llama\", \"model_type\": \"gpt2\"}"},
-    {TRACE, "a linear and its gradient", NULL,
+    {TRACE, "a linear layer and its gradient", NULL,
      LINEAR("f32[4,8]", "f32[3,8]",
             "%2 f32[4,3] = matmul(%0, %1, _, _) ta=0 tb=1 to=f32 phase=forward\n"
             "%3 f32[1] = sum(%2, _) axis=-1 to=f32 phase=forward\n"
@@ -122,19 +122,19 @@ static const struct row {
     {TRACE, "operands that do not fit", "trace.parse",
      LINEAR("f32[4,7]", "f32[3,8]",
             "%2 f32[4,3] = matmul(%0, %1, _, _) ta=0 tb=1 to=f32 phase=forward\noutput \"y\" %2\n")},
-    {TRACE, "a result whose printed type is another", "trace.parse",
+    {TRACE, "a result with a wrong printed type", "trace.parse",
      LINEAR("f32[4,8]", "f32[3,8]",
             "%2 f32[4,4] = matmul(%0, %1, _, _) ta=0 tb=1 to=f32 phase=forward\noutput \"y\" %2\n")},
     {TRACE, "an unknown op", "trace.parse",
      LINEAR("f32[4,8]", "f32[3,8]", "%2 f32[4,3] = conv(%0, %1) phase=forward\noutput \"y\" %2\n")},
     {TRACE, "one name for two inputs", "trace.name",
      "refrain-trace 1\ninput %0 \"x\" input f32[4]\ninput %1 \"x\" input f32[4]\noutput \"y\" %1\n"},
-    {TRACE, "a wanted gradient that cannot reach the loss", "autodiff.unreached",
+    {TRACE, "a gradient of an input that the loss does not depend on", "autodiff.unreached",
      LINEAR("f32[4,8]", "f32[3,8]",
             "%2 f32[1] = sum(%0, _) axis=-1 to=f32 phase=forward\n"
             "%3 f32[3,8] = gradient(%2, %1) to=f32 phase=forward\noutput \"g\" %3\n")},
     {TRACE, "a gradient through cached keys", "autodiff.no_rule", CACHED("f32[8,2,4]")},
-    {TRACE, "cached keys with other heads than the values", "trace.parse", CACHED("f32[8,1,4]")},
+    {TRACE, "cached keys and values with different heads", "trace.parse", CACHED("f32[8,1,4]")},
     {TRACE, "a gradient of an input that is not trained", "autodiff.role",
      LINEAR("f32[4,8]", "f32[3,8]",
             "%2 f32[1] = sum(%0, _) axis=-1 to=f32 phase=forward\n"
@@ -146,28 +146,28 @@ enum { N_ROWS = sizeof rows / sizeof rows[0] };
 static const struct {
   const char *what, *why;
 } decisions[] = {
-    {"`refrain plan` compares with `memory.budget` and with the free memory of the CPU, not with that of a GPU",
-     "plans for a GPU are usually made where there is none; the budget names its memory"},
+    {"`refrain plan --device cuda:none` compares the plan only with `memory.budget`",
+     "there is no GPU whose free memory it could read"},
     {"the settings that `refrain plan` lists for a step that does not fit are planned one at a time, and once together",
      "each row has the bytes of a real plan; all combinations would take minutes"},
-    {"`refrain bench` without a name has no `--json`", "each benchmark prints one object of its own"},
-    {"`refrain eval MODEL` needs `--set data.validation=FILES`", "a model's folder names no data"},
-    {"a picture of a large plan draws buffers of less than a pixel as bands of the kind that covers most of each pixel",
-     "hundreds of thousands of rectangles can be neither seen nor drawn; `--json` has every buffer"},
+    {"`refrain bench` without a name has no `--json`", "each benchmark prints its own object"},
+    {"`refrain eval MODEL` needs `--set data.validation=FILES`", "a model folder names no data"},
+    {"a picture of a large plan merges buffers smaller than a pixel into bands of the dominant kind",
+     "a picture with hundreds of thousands of rectangles is unreadable; `--json` has every buffer"},
     {"a set of callables uses one stream: W does not overlap F or I of another microbatch, and collectives do not "
      "overlap compute",
      "the plan shares bytes between parts that never run at the same time"},
-    {"evaluation with a training set of callables keeps dropout on",
-     "the trace has it; an inference set evaluates without it"},
-    {"hooks of wgrad run after `post_backward`; a reshard there removes weights that W reads",
+    {"evaluation with a training set of callables applies dropout",
+     "dropout is part of the trace; an inference set evaluates without it"},
+    {"wgrad hooks run after `post_backward`; resharding there frees weights that W reads",
      "`rfr_hook_event.wgrad_reads` says when to keep them"},
     {"with `optimizer.gradient_dtype: model` the gradients of embedding tables and of a fused head are computed in "
      "f32 first",
      "their kernels accumulate in f32; the plan may be up to 9 % larger than with f32"},
-    {"the gradient of a 16-bit input is computed in 16 bits, also when f32 is asked for",
+    {"the gradient of a 16-bit input is computed in 16 bits, even if f32 is requested",
      "the conversion follows the op's own rule"},
     {"a program without gradients is fused as inference; its 16-bit loss may differ from the training program's",
-     "freezing some weights changes no bit, dropping all gradients may"},
+     "freezing some weights changes no bit, but dropping all gradients may"},
     {"`run.time` needs the schedule `wsd` or `constant`", "other schedules need the number of steps at the first step"},
     {"a run with run.time may move its last step while the learning rate decays, also after a checkpoint",
      "the run ends in time when the load of the machine changes; a resume takes the last step from the checkpoint, "
@@ -175,8 +175,7 @@ static const struct {
     {"oneDNN allocates inside its own calls while a step runs",
      "`rfr_ctx_options` allocators see only memory of the library"},
     {"`plan_only` measures no algorithms", "`run.tune` needs the device"},
-    {"no public call reads safetensors or tokens of the caller's own, or returns logits for given tokens",
-     "they come with tokenizers; `rfr_run_open` reads model folders"},
+    {"no public call reads a safetensors file", "`rfr_run_open` reads model folders"},
     {"a trained callable parameter's address is compared at replay only if the caller passes it",
      "`rfr_graphs_rebind` is the call for parameters that moved"},
 };
@@ -246,12 +245,12 @@ rfr_status docs_limits(rfr_ctx *ctx, rfi_string *s) {
   static const char *const titles[] = {"Configurations", "Folders of Hugging Face models", "Traces"};
   static rfr_status (*const tries[])(rfr_ctx *, const char *) = {try_config, try_folder, try_trace};
   RFI_TRY(rfi_string_printf(
-      s, "<!-- SPDX-License-Identifier: Apache-2.0; made by `make docs` -->\n# Limits\n\n"
+      s, "<!-- SPDX-License-Identifier: Apache-2.0; generated by `make docs` -->\n# Limits\n\n"
          "Look up whether a configuration, a model folder or a trace is accepted. For your own, run\n"
          "`refrain check CONFIG.yaml`.\n\n"
          "Every row was tried when this page was generated, and the test `docs_current` tries it again: the table "
          "is in\n[tools/docs_limits.c](../tools/docs_limits.c). A request that would change results "
-         "or the planned memory\nis an error with a slug ([errors.md](errors.md)); nothing else is done instead.\n"));
+         "or the planned memory\nis an error with a slug ([errors.md](errors.md)); there is no silent fallback.\n"));
   int wrong = 0;
   for (int i = 0; i < N_ROWS; i++) {
     const struct row *r = &rows[i];

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Training steps of GPT-2 124M on a CPU: PyTorch's, with ours in turns.
+"""Training steps of GPT-2 124M on a CPU: PyTorch's and ours, alternating.
 
     peers_cpu.py --refrain PROGRAM [--threads 2] [--rounds 5] [--seconds 6] [--only WORD]
 

@@ -39,7 +39,7 @@ typedef struct rfr_ctx_options {
                               OpenMP gives: see rfr_ctx_create */
   const char *isa;         /* "v2", "v3" (AVX2), "v4" (AVX-512) or NULL: the best the CPU has */
   const char *module_path; /* folder of the loadable modules, an absolute path; NULL: that of the library */
-  int use_onednn;          /* 1: matrix products by oneDNN when it is there; 0: by the portable kernel */
+  int use_onednn;          /* 1: GEMMs by oneDNN if it is available; 0: by the portable kernel */
   const char *device;      /* "cpu" (or NULL), "cuda" (the first GPU), "cuda:1", ...; "cuda:none" plans for a GPU
                               that is not there and runs nothing. Copied */
   int cuda_portable;       /* 1: on a GPU, own kernels use no feature above compute capability 8.0 */
@@ -57,8 +57,8 @@ RFR_API rfr_ctx_options rfr_ctx_options_default(void);
  * child of a fork whose parent computed on the same thread. OMP_DYNAMIC has no effect on the library's regions. */
 RFR_API rfr_status rfr_ctx_create(const rfr_ctx_options *options, rfr_ctx **out);
 
-/* Ends the caller's use of the context; accepts NULL. Objects made with it may be destroyed before or after, in any
- * order: its memory, and what `alloc_user` and `log_user` point to, are in use until the last of them is destroyed. */
+/* Ends the caller's use of the context; accepts NULL. Objects created with it may be destroyed before or after, in any
+ * order: the context's memory, `alloc_user` and `log_user` stay in use until the last object is destroyed. */
 RFR_API void rfr_ctx_destroy(rfr_ctx *ctx);
 
 /* Counts of the context's allocator since creation. */

@@ -55,9 +55,9 @@ typedef struct rfr_callable_link {
 } rfr_callable_link;
 
 /* Fixed memory: the caller's memory for an input, an output, or the gradient of one, instead of slot memory; nothing is
- * copied. A graph has the address captured, so there is one address per slot of the stage; rfr_schedule_slot maps a
- * microbatch to its slot (without a schedule there is one slot). Calls still pass a binding for fixed inputs; another
- * address is replay.signature. The contents must stay valid as long as slot memory would.
+ * copied. The address is captured, so there is one address per slot of the stage; rfr_schedule_slot maps a microbatch
+ * to its slot (without a schedule there is one slot). Calls still pass a binding for fixed inputs; another address is
+ * replay.signature. The contents must stay valid as long as slot memory would.
  *
  * Memory that callables write (fixed outputs, fixed input gradients, states they update, main gradients) must not
  * overlap other memory that callables use (graphs.callable), with these exceptions:
@@ -111,8 +111,8 @@ typedef struct rfr_callable {
    * with several ranks the first callable of each stage that draws random numbers must set it (graphs.callable),
    * because the layers of the other ranks are not known here. */
   int64_t first_site;
-  /* The same for the linears under a recipe: the sum of rfr_trace_linears over the earlier layers. It selects the
-   * random numbers by which nvfp4 rounds, and the slots of fp8_delayed (recipe.h). */
+  /* The same for linear layers under a recipe: the sum of rfr_trace_linears over the earlier layers. It selects the
+   * random numbers with which nvfp4 rounds, and the slots of fp8_delayed (recipe.h). */
   int64_t first_linear;
 } rfr_callable;
 RFR_API rfr_callable rfr_callable_default(void);
@@ -160,11 +160,11 @@ typedef struct rfr_graphs_options {
    * parameter has none either, unless `gradients` has an entry for it: then its main gradient gets zeros added, and is
    * final when a step begins. 0: it is graphs.callable. */
   int allow_unused_input;
-  /* 1: nothing is captured; each call launches its kernels one by one, with the same bits. On device cuda:none only the
-   * plan is made. */
+  /* 1: nothing is captured; each call launches its kernels one by one, with bitwise the same results. On device
+   * cuda:none only a plan is computed. */
   int eager;
-  /* 1: dead buffers are filled with NaN (floats) or -1 (integers): free slots, outputs after the last gradient,
-   * and input gradients and outputs without gradients when the slot's next forward begins. Results keep their bits. */
+  /* 1: dead buffers are filled with NaN (floats) or -1 (integers): free slots, outputs after the last gradient, and
+   * input gradients and outputs without gradients when the slot's next forward begins. Results do not change. */
   int debug;
   int fuse;       /* as in rfr_compile_options; default 1 */
   int64_t budget; /* bytes of the arena and of `step_memory`; 0: no limit */
@@ -187,8 +187,8 @@ typedef struct rfr_graphs_options {
   /* This rank's communicator for collective ops; outlives the graphs. It may belong to another context, as those of
    * ranks that are threads do. NULL: no collectives, or a single rank. */
   rfr_comm *comm;
-  /* Step memory (rfr_step_memory) for slots, shared bytes, gathered parameters and scratch. Other users may have it
-   * between the steps of these graphs. NULL: they are in the arena. */
+  /* Step memory (rfr_step_memory) for slots, shared bytes, gathered parameters and scratch. Others may use it between
+   * the steps of these graphs. NULL: they are in the arena. */
   rfr_step_memory *step_memory;
 } rfr_graphs_options;
 RFR_API rfr_graphs_options rfr_graphs_options_default(void);
@@ -217,9 +217,9 @@ RFR_API void rfr_graphs_destroy(rfr_graphs *g);
  * or is aborted, so that no two steps draw the same masks; except a counter that a callable writes, or that lies in
  * the caller's memory (rfr_graphs_options.tensors): the callable or the caller advances it. */
 RFR_API rfr_status rfr_graphs_begin_step(rfr_graphs *g, const rfr_binding *inputs, int n_inputs);
-/* Begins an evaluation: forwards only. The calls are, for each microbatch from 0 on, as many as wanted, F of every
- * callable of this rank in ascending order; rfr_graphs_end_step or rfr_graphs_abort_step ends it. Step counters, main
- * gradients, parameters and states do not change, so training continues with the same bits. `inputs` as in
+/* Begins an evaluation: forwards only. For each microbatch from 0 on (any number), call F of every callable of this
+ * rank in ascending order; rfr_graphs_end_step or rfr_graphs_abort_step ends it. Step counters, main gradients,
+ * parameters and states do not change, so training continues as if there had been no evaluation. `inputs` as in
  * rfr_graphs_begin_step, but only constants and parameters. Outputs are valid until the next forward of the stage.
  * Sharded callables gather in each call. Dropout stays active, with the masks of the next step: to evaluate without it,
  * record an inference set without dropout over the same rfr_graphs_options.tensors. Errors: graphs.order; program.name;
@@ -266,8 +266,8 @@ RFR_API rfr_status rfr_graphs_abort_step(rfr_graphs *g);
 RFR_API rfr_status rfr_graphs_grads_ready(const rfr_graphs *g, rfr_tensor *gradients, int max, int *n);
 /* Later steps follow another schedule, for example with more microbatches; NULL: none. Nothing is captured again, so it
  * must have the same stages on this rank, no more slots, and separate W actions only where they were captured. Errors:
- * graphs.order, within a step; graphs.schedule; graphs.callable, if fixed memory would no longer be handed over between
- * stages in order. */
+ * graphs.order, within a step; graphs.schedule; graphs.callable, if fixed memory would no longer pass between stages in
+ * order. */
 RFR_API rfr_status rfr_graphs_reschedule(rfr_graphs *g, const rfr_schedule *schedule);
 /* The caller's memory has moved. `tensors` and `gradients`: as in rfr_graphs_options, those given there that now have
  * another address; types must be the captured ones, and `accumulate` is ignored. `fixed`: new addresses, for every

@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Ops from outside the tree. A description registered with a context becomes an op like
- * the library's own: it records, prints and parses, has a gradient, is pruned, recomputed,
- * planned, captured and replayed. examples/custom_op.c has one with a CPU kernel,
- * examples/custom_op_cuda.cu with a CUDA launcher.
+ * Your own ops. A description registered with a context becomes an op like those of the library: it can be recorded,
+ * printed and parsed, has a gradient, and is pruned, recomputed, planned, captured and replayed. examples/custom_op.c
+ * has a CPU kernel, examples/custom_op_cuda.cu a CUDA launcher.
  *
  *   rfr_op_desc d = rfr_op_desc_default();
  *   d.name = "mine.softcap", d.operands = "x", d.results = "y", d.attributes = "cap:f";
@@ -121,20 +120,21 @@ typedef struct rfr_call {
   void *user;         /* rfr_op_desc.user; NULL for the library's own ops */
 } rfr_call;
 
-/* Runs an op, or launches it on a GPU. The same inputs and threads give the same bits; only shapes decide how much work
- * is done; nothing is written but results and workspace; empty tensors are handled. Any status but RFR_OK ends the run
- * with that status and the error op.kernel, which names the op and its place.
- *   On the CPU, data pointers are of the host, and the call returns when the op is done. It allocates nothing and waits
- *   for its own threads alone.
- *   On a GPU, data pointers and the workspace are of the device. The launcher runs on the host: it enqueues into
+/* Runs an op, or launches it on a GPU. The same inputs and number of threads must give bitwise the same results. The
+ * amount of work may depend only on shapes. A kernel writes nothing but results and workspace, and handles empty
+ * tensors. Any status but RFR_OK ends the run with that status and the error op.kernel, which names the op and its
+ * place.
+ *   On the CPU, data pointers are host addresses, and the call returns when the op is done. It allocates nothing and
+ *   waits only for its own threads.
+ *   On a GPU, data pointers and the workspace are device addresses. The launcher runs on the host: it enqueues into
  *   (cudaStream_t)call->stream, checks cudaGetLastError() and returns. It is called at each eager run, and once by
  *   rfr_program_capture; a replay repeats the captured kernels without calling it. So it must not wait, allocate, use
  *   another stream, or read device memory, and values that change from step to step come from operands. */
 typedef rfr_status (*rfr_kernel_fn)(const rfr_call *call);
-/* For ops of which values of one operand decide how much of the counted work there is, as document offsets do. */
+/* For ops whose amount of work depends on the values of one operand, such as document offsets. */
 typedef struct rfr_share {
   int operand;                                            /* of rank 1 */
-  double (*of)(const rfr_call *call, const void *values); /* 0 to 1, for these values, which the host can read */
+  double (*of)(const rfr_call *call, const void *values); /* share of the counted work, 0 to 1; host-readable values */
 } rfr_share;
 /* Bytes of workspace, from shapes. It is called at compile; data pointers say only whether an operand or a result is
  * there (not NULL). */

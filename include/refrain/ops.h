@@ -148,7 +148,7 @@ RFR_API rfr_value rfr_splits_to_offsets_at(rfr_trace *t, rfr_source at, rfr_valu
  * x's type. */
 RFR_API rfr_value rfr_grouped_linear_at(rfr_trace *t, rfr_source at, rfr_value x, rfr_value w, rfr_value offsets,
                                         rfr_value bias, rfr_value scale);
-/* The same with a separate weight (N,K) per group, all of one type. Only the gradients that are wanted are computed. */
+/* The same with a separate weight (N,K) per group, all of one type. Only the requested gradients are computed. */
 RFR_API rfr_value rfr_grouped_linear_separate_at(rfr_trace *t, rfr_source at, rfr_value x, int groups,
                                                  const rfr_value *weights, rfr_value offsets, rfr_value bias,
                                                  rfr_value scale);
@@ -174,14 +174,15 @@ RFR_API rfr_value rfr_moe_route_at(rfr_trace *t, rfr_source at, rfr_value logits
  * for rfr_splits_to_offsets; *order i32 (T*k) is the slot of each sorted row, *place i32 (T,k) the row of each slot. */
 RFR_API rfr_value rfr_moe_sort_at(rfr_trace *t, rfr_source at, rfr_value index, int64_t experts, rfr_value *order,
                                   rfr_value *place);
-/* Experts that are spread over ranks, in rank order: rank r has the r-th part of them. From the results of rfr_moe_sort
- * over all experts: returns i32 (ranks capacity), the slot of each row of the parts that are sent, -1 for none;
- * *part_place i32 (T,k) the row of each slot, -1 if its part is full; *need i32 (1) the rows that the largest part
- * needs if they are more than capacity, else 0. Both maps are for rfr_moe_permute and rfr_moe_unpermute. */
+/* Expert parallelism: the experts are distributed over ranks in rank order, and the send buffer has one part of
+ * `capacity` rows per rank. From the results of rfr_moe_sort over all experts: returns i32 (ranks capacity), the slot
+ * of each row of the send buffer, -1 for none; *part_place i32 (T,k) the row of each slot, -1 if its part is full;
+ * *need i32 (1) the rows that the largest part needs if they exceed capacity, else 0. Both maps are for rfr_moe_permute
+ * and rfr_moe_unpermute. */
 RFR_API rfr_value rfr_moe_parts_at(rfr_trace *t, rfr_source at, rfr_value splits, rfr_value order, rfr_value place,
                                    int ranks, int64_t capacity, rfr_value *part_place, rfr_value *need);
-/* The expert of each row of the parts that were received, i32 (ranks capacity,1), -1 for none, for rfr_moe_sort.
- * counts i32 (ranks experts): rows of each expert of this rank in each part, the all_to_all of the splits. */
+/* The expert of each row of the receive buffer, i32 (ranks capacity,1), -1 for none, for rfr_moe_sort. counts i32
+ * (ranks experts): rows of each expert of this rank in each part, the all_to_all of the splits. */
 RFR_API rfr_value rfr_moe_part_experts_at(rfr_trace *t, rfr_source at, rfr_value counts, int ranks, int64_t capacity);
 /* (T*k,C), or (ranks capacity,C): the row of x (T,C) of each slot, sorted by expert, times weight (T,k) unless that is
  * RFR_NONE. */
@@ -343,9 +344,9 @@ RFR_API rfr_value rfr_reduce_scatter_at(rfr_trace *t, rfr_source at, rfr_value x
 RFR_API rfr_value rfr_all_reduce_at(rfr_trace *t, rfr_source at, rfr_value x, int ranks);
 /* x's rows are one part per rank: part r of the result is this rank's part of rank r's x. Any type of whole bytes. */
 RFR_API rfr_value rfr_all_to_all_at(rfr_trace *t, rfr_source at, rfr_value x, int ranks);
-/* The same of x (ranks D0,C), whose parts begin with rows and end with zeros. sent and received, i32 (ranks groups),
- * are on the device: the groups of a rank add up to the rows of its part of x, or of the result. Threads and MPI send
- * these rows alone, NCCL the whole parts. */
+/* The same for x (ranks D0,C), whose parts are zero-padded. sent and received, i32 (ranks groups), are on the device:
+ * the groups of a rank sum to the rows in its part of x, or of the result. Threads and MPI send only these rows, NCCL
+ * the whole parts. */
 RFR_API rfr_value rfr_all_to_all_rows_at(rfr_trace *t, rfr_source at, rfr_value x, rfr_value sent, rfr_value received,
                                          int ranks);
 
@@ -387,11 +388,11 @@ RFR_API rfr_value rfr_lr_schedule_at(rfr_trace *t, rfr_source at, rfr_value step
  * warmup, decay and total of the options. RFR_NONE: rfr_lr_schedule. */
 RFR_API rfr_value rfr_lr_schedule_steps_at(rfr_trace *t, rfr_source at, rfr_value step, rfr_value steps,
                                            const rfr_lr_options *o);
-/* The L2 norm over n gradients, f32 (1); *skip i32 (1) is 1 if it is not finite. */
+/* The global L2 norm of n gradients, f32 (1); *skip i32 (1) is 1 if it is not finite. */
 RFR_API rfr_value rfr_grad_norm_at(rfr_trace *t, rfr_source at, int n, const rfr_value *grads, rfr_value *skip);
-/* The same, and finds gradients that are always zero, which hint at a weight without effect. `zeros` is a state i32 (n)
- * that begins with zeros; after each step it has, for each gradient, the number of steps so far if all of them gave
- * exactly zero, else -1. */
+/* The same; also detects gradients that are always zero, which hint at a weight without effect. `zeros` is a state i32
+ * (n), initially 0. After each step it has, for each gradient, the number of steps so far if the gradient was exactly
+ * zero in all of them, else -1. */
 RFR_API rfr_value rfr_grad_norm_zeros_at(rfr_trace *t, rfr_source at, int n, const rfr_value *grads, rfr_value zeros,
                                          rfr_value *skip);
 /* The clip factor f32 (1): min(1, max / norm); 1 if max is 0. */
@@ -400,9 +401,9 @@ typedef struct rfr_adamw_options {
   size_t size;
   double beta1, beta2, eps, decay; /* decoupled decay */
   double lr_scale;                 /* of this parameter's group */
-  /* 0: w is rounded to nearest. 1 to 2^24 - 1, for bf16 without a master copy: w is rounded stochastically, to one of
-   * the two neighbours, so that the mean is exact. Give each weight its own number: a draw is a function of the number,
-   * the element, and the seed and attempted count of the step block. */
+  /* 0: w is rounded to nearest. 1 to 2^24 - 1, for bf16 without a master weight: w is rounded stochastically to one of
+   * the two nearest numbers, so that the expected value is exact. Give each weight its own number: the random bits are
+   * a function of the number, the element, and the seed and attempted count of the step block. */
   int64_t draws;
 } rfr_adamw_options;
 RFR_API rfr_adamw_options rfr_adamw_options_default(void); /* 0.9, 0.95, 1e-8, decay 0.1, lr_scale 1 */
@@ -413,19 +414,19 @@ RFR_API rfr_adamw_options rfr_adamw_options_default(void); /* 0.9, 0.95, 1e-8, d
 RFR_API rfr_value rfr_adamw_at(rfr_trace *t, rfr_source at, rfr_value w, rfr_value g, rfr_value m, rfr_value v,
                                rfr_value master, rfr_value lr, rfr_value clip, rfr_value skip, rfr_value step,
                                const rfr_adamw_options *o);
-/* SGD, operands as above: b = momentum_factor b + clip g, w -= lr lr_scale (b + decay w). momentum may be RFR_NONE:
- * then b = clip g. */
+/* SGD, operands as above: b = momentum_factor b + clip g, w -= lr lr_scale (b + decay w). If momentum is RFR_NONE, b =
+ * clip g. */
 RFR_API rfr_value rfr_sgd_at(rfr_trace *t, rfr_source at, rfr_value w, rfr_value g, rfr_value momentum,
                              rfr_value master, rfr_value lr, rfr_value clip, rfr_value skip, double momentum_factor,
                              double decay, double lr_scale);
-/* The same for w in bf16 without a master copy, rounded stochastically: see rfr_adamw_options.draws. */
+/* The same for bf16 w without a master weight, rounded stochastically: see rfr_adamw_options.draws. */
 RFR_API rfr_value rfr_sgd_stochastic_at(rfr_trace *t, rfr_source at, rfr_value w, rfr_value g, rfr_value momentum,
                                         rfr_value lr, rfr_value clip, rfr_value skip, rfr_value step,
                                         double momentum_factor, double decay, double lr_scale, int64_t draws);
 /* The exponential moving average of a weight: average += (1 - d) (w - average), after the update of w, unless skip (may
- * be RFR_NONE) is 1. `average` is an input, f32, initially a copy of w; w is the updated weight or its master
- * copy. With n = applied + 1 - start the average is w itself while n < 1; then d = decay, in [0, 1), with `warmup` 1 at
- * most (1 + n) / (10 + n). Returns the next version of average. */
+ * be RFR_NONE) is 1. `average` is an input, f32, initially a copy of w; w is the updated weight or its master weight.
+ * With n = applied + 1 - start the average is w itself while n < 1; then d = decay, in [0, 1), with `warmup` 1 at most
+ * (1 + n) / (10 + n). Returns the next version of average. */
 RFR_API rfr_value rfr_ema_at(rfr_trace *t, rfr_source at, rfr_value average, rfr_value w, rfr_value skip,
                              rfr_value step, double decay, int64_t start, int warmup);
 /* The dynamic loss scale of f16 training: f32 (1), a power of two from 2^0 to 2^24, initially 2^16; *inverse f32 (1) is

@@ -4,10 +4,9 @@
  * to kernels, run eagerly or captured and replayed.
  *
  * Programs compiled together share their inputs by name (weights, states, rings) and
- * one arena: the peak is that of the largest, not the sum. Running and replaying take
- * nothing from the context's allocator. The C library's malloc is still called by
- * oneDNN, which builds an argument list for every GEMM and frees it before it returns,
- * and on a GPU by the driver. Calls on one rfr_programs are for one thread at a time.
+ * one arena: the peak is that of the largest, not the sum. Running and replaying do not call the context's allocator.
+ * oneDNN still calls malloc, because it builds an argument list for every GEMM and frees it before it returns, and so
+ * does the GPU driver. One thread at a time may use an rfr_programs.
  *
  *   rfr_programs *p;
  *   rfr_compile(ctx, 1, (const rfr_trace *const[]){t}, (const char *const[]){"train"}, NULL, &p);
@@ -31,7 +30,7 @@ extern "C" {
 typedef struct rfr_programs rfr_programs;
 
 /* Memory for the step-scoped bytes of programs and graphs of one context that never run at the same time. Their steps
- * use it in turn, so the plan is the maximum of their bytes instead of the sum. Set it in rfr_compile_options and
+ * take turns using it, so the plan is the maximum of their bytes instead of the sum. Set it in rfr_compile_options and
  * rfr_graphs_options.
  *
  *   rfr_step_memory_create(ctx, 0, &m);
@@ -42,10 +41,10 @@ typedef struct rfr_programs rfr_programs;
  * Later users must fit (plan.over_budget), so create the largest user first, or give `bytes` at creation. Compiling
  * alone does not allocate it. Outputs of programs have no data before it is allocated.
  *
- * One user has the memory at a time. Outputs of a program, and outputs and input gradients of graphs, are valid only
- * until another user runs; reading them later is an error (tensor, argument). From the begin to the end of a step of
- * graphs other users are refused: memory.in_use, and nothing was executed. On a GPU the same
- * holds while work of the last user still runs, unless both work in one stream (rfr_graphs_set_stream). */
+ * Only one user at a time uses the memory. Outputs of a program, and outputs and input gradients of graphs, are valid
+ * only until another user runs; reading them later is an error (tensor, argument). From the begin to the end of a step
+ * of graphs other users are refused: memory.in_use, and nothing was executed. On a GPU the same holds while work of the
+ * last user still runs, unless both work in one stream (rfr_graphs_set_stream). */
 typedef struct rfr_step_memory rfr_step_memory;
 /* `bytes`: the least to allocate, 0 or more. */
 RFR_API rfr_status rfr_step_memory_create(rfr_ctx *ctx, int64_t bytes, rfr_step_memory **out);
@@ -64,24 +63,24 @@ typedef enum rfr_recompute {
   RFR_RECOMPUTE_AUTO, /* as many are recomputed, cheapest first, as the budget demands */
 } rfr_recompute;
 
-/* Tensors of a data-parallel step of which each rank keeps a part. All modes have the same bits,
- * but RFR_SHARD_FULL sums in another order if a rank has several microbatches. The updates and the
- * norm must read gradients through rfr_all_reduce over all ranks. A sharded tensor is an input of one dimension:
- * ceil(n / ranks) elements rounded up to 256, the parts of all ranks in rank order with zeros at the end. */
+/* Tensors of a data-parallel step that are sharded over the ranks. All modes are bitwise equal, except that
+ * RFR_SHARD_FULL sums in another order if a rank has several microbatches. The updates and the norm must read gradients
+ * through rfr_all_reduce over all ranks. A sharded tensor is a one-dimensional input of ceil(n / ranks) elements,
+ * rounded up to 256; the shards are in rank order, zero-padded at the end. */
 typedef enum rfr_shard {
   RFR_SHARD_NONE,      /* nothing */
-  RFR_SHARD_OPTIMIZER, /* trainable parameters, moments and master copies; parameters are gathered once per step */
+  RFR_SHARD_OPTIMIZER, /* trainable parameters, moments, master weights; parameters are gathered once per step */
   RFR_SHARD_FULL,      /* also frozen parameters; each layer is gathered for its forward and for its backward */
 } rfr_shard;
 RFR_API const char *rfr_shard_name(rfr_shard shard); /* as in parallel.shard; NULL: there is none */
 
-/* A choice that a tuned compile made by measuring. `name` has shapes and types, `value` the algorithm. */
+/* An algorithm that a tuned compile selected by measurement. `name` has shapes and types, `value` the algorithm. */
 typedef struct rfr_choice {
   const char *name, *value;
 } rfr_choice;
 
-/* Statistics of values of one program, summed up on the device while it runs. The program's trace has the step block
- * (rfr_step_block), which numbers the steps. Watching changes no bit that the program computes. Names:
+/* Statistics of values of one program, computed on the device while it runs. The program's trace must have the step
+ * block (rfr_step_block), which numbers the steps. Watching changes no bit that the program computes. Names:
  *   NAME                  a weight or an optimizer state, as the step leaves it
  *   grad:NAME             the gradient of a parameter, as the optimizer reads it: summed over microbatches and reduced
  *                         over ranks, before clipping; in f16 with the loss scale
@@ -117,7 +116,7 @@ typedef struct rfr_compile_options {
                            bits; 0: the library's first one (default) */
   const rfr_choice *choices; /* with tune: take these choices of an earlier compile, measure nothing. NULL: measure */
   int n_choices;
-  rfr_comm *comm;  /* of collective ops, this rank's end; outlives the programs. NULL: there are none, or of one rank */
+  rfr_comm *comm;  /* this rank's handle, for collectives; outlives the programs. NULL: no collectives, or one rank */
   int plan_only;   /* 1: plan, but allocate no memory for the programs. All queries of the plan work; data pointers are
                      NULL; calls that run, read or write fail with program.plan_only. A plan over `budget` is not an
                      error: compare planned_bytes. `tune` measures nothing */
@@ -161,7 +160,7 @@ RFR_API rfr_status rfr_programs_read(rfr_programs *p, const rfr_tensor *from, vo
 
 /* ---- watched values ---- */
 
-/* Statistics of one value in one step. Of several ranks each has those of its own part and microbatches. */
+/* Statistics of one value in one step. With several ranks, each has those of its own shard and microbatches. */
 typedef struct rfr_watched {
   const char *name;   /* borrowed from the programs */
   int64_t elements;   /* of all microbatches */
@@ -268,15 +267,15 @@ typedef struct rfr_plan_op {
 } rfr_plan_op;
 /* Errors: argument, past the last op. */
 RFR_API rfr_status rfr_program_op(const rfr_programs *p, int program, int i, rfr_plan_op *out);
-/* planned_bytes, less the lines of 64 bytes in the step-scoped part that still have the pattern which compile filled it
- * with. The persistent part always counts in full: compile fills it with zeros. Bytes of a workspace that its kernel
- * never writes are not counted, nor is a line that a kernel filled with the pattern itself. Reads the step-scoped part.
- * -1: it could not be read, or there is none (plan_only). */
+/* planned_bytes minus the 64-byte lines of the step-scoped part that still have the fill pattern of compile. The
+ * persistent part, which compile fills with zeros, always counts in full. Bytes of a workspace that its kernel never
+ * writes are not counted, and neither are lines that a kernel happens to fill with the pattern. Reads the step-scoped
+ * part. -1: it could not be read, or there is none (plan_only). */
 RFR_API int64_t rfr_programs_touched_bytes(const rfr_programs *p);
 
-/* Bytes that the plan gives to values of a program and that still have the pattern, in lines of 64: 0 after the program
- * has run. Workspaces do not count: a kernel may leave the tail of one unwritten. A byte counts once for each value
- * that shares it. -1: it could not be read, or there is none (plan_only). */
+/* Planned bytes of a program's values that still have the fill pattern, in lines of 64: 0 after the program has run.
+ * Workspaces do not count: a kernel may leave the tail of one unwritten. A byte counts once for each value that shares
+ * it. -1: it could not be read, or there is none (plan_only). */
 RFR_API int64_t rfr_program_unwritten_bytes(const rfr_programs *p, int program);
 /* Errors: debug.overrun when a byte of the guard after the arena was written: 256 bytes, on a GPU 2 MiB. */
 RFR_API rfr_status rfr_programs_check(const rfr_programs *p);

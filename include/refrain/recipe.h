@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Low-precision recipes: how the operands of a linear's three GEMMs (forward, dgrad, wgrad) are quantized.
+ * Low-precision recipes: how the operands of the three GEMMs of a linear layer (forward, dgrad, wgrad) are quantized.
  *
- * A recipe applies to the linears recorded between begin and end. Recording only labels them; the pass `quantize`
+ * A recipe applies to the linear layers recorded between begin and end. Recording only labels them; the pass `quantize`
  * replaces their GEMMs after autodiff and reports a reason for each GEMM that stays in the type of its operands.
  *
  *   rfr_recipe fp8 = rfr_recipe_default(RFR_RECIPE_FP8_CURRENT);
@@ -72,8 +72,8 @@ typedef struct rfr_recipe {
 } rfr_recipe;
 
 /* States of fp8_delayed, which the pass adds to a program: the amax history f32 (history, slots) and the scales f32
- * (slots). A caller writes 1 into each scale before the first step. Slot 3 l is x of the l-th linear of a microbatch,
- * 3 l + 1 its w, 3 l + 2 its dy. */
+ * (slots). The caller writes 1 into each scale before the first step. Slot 3 l is x of the l-th linear layer of a
+ * microbatch, 3 l + 1 its w, 3 l + 2 its dy. */
 #define RFR_RECIPE_HISTORY "recipe.history"
 #define RFR_RECIPE_SCALE "recipe.scale"
 /* A third state of graphed callables: the largest amax of each slot in the step so far, f32 (2,slots), a row for E4M3

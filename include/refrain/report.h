@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Runs as pictures: one page for a browser, and a screen for a terminal, from the files of run folders alone.
+ * Reports of runs, from the files of run folders: a page for a browser, and a screen for a terminal.
  *
  *   const char *runs[] = {"runs/first", "runs/second"};
  *   rfr_report *r;
@@ -8,7 +8,7 @@
  *   if (s == RFR_OK) s = rfr_report_page(r, 0, write_to_file, f);
  *   rfr_report_close(r);
  *
- * A report only reads: it may be open while the runs go on. One thread at a time may use a report.
+ * A report only reads files, so it may be open while the runs are in progress. One thread at a time may use a report.
  */
 #ifndef REFRAIN_REPORT_H
 #define REFRAIN_REPORT_H
@@ -29,7 +29,7 @@ enum { RFR_REPORT_RUNS = 16 };
 RFR_API rfr_status rfr_report_open(rfr_ctx *ctx, const char *const *runs, int n, rfr_report **out);
 /* Reads the events that the runs have logged since; *changed is 1 if there are any. Errors: as above. */
 RFR_API rfr_status rfr_report_read(rfr_report *r, int *changed);
-/* Bytes of the logs that were read: another number means that the data have changed. */
+/* Bytes of the logs that were read; it changes when the data change. */
 RFR_API int64_t rfr_report_bytes(const rfr_report *r);
 RFR_API void rfr_report_close(rfr_report *r); /* accepts NULL */
 

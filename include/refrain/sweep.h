@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * A sweep makes a list of runs from a configuration and a grid of values, and records the state of each. The caller
- * trains the runs, in its own process or in others: `refrain sweep` starts `refrain train` for each. The library
- * itself trains none.
+ * A sweep expands a configuration and a grid of values into a list of runs, and records the state of each run. The
+ * caller trains the runs, in its own process or in others: `refrain sweep` starts `refrain train` for each.
  *
  *   rfr_sweep *sweep;
  *   rfr_sweep_run run;

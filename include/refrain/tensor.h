@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Tensors at the library's border: a program's memory, and DLPack in and out.
+ * Tensors at the API boundary: a program's memory, and conversion from and to DLPack.
  *
- * DLPack's versioned struct is an ABI that array libraries share. It is declared here by
- * its tag alone; include dlpack.h (1.0 or newer) beside this header to look inside.
+ * DLPack's versioned struct is an ABI that array libraries share. Here it is only forward-declared; also include
+ * dlpack.h (1.0 or newer) to access its members.
  *
  *   rfr_tensor w;
  *   DLManagedTensorVersioned *dl;
@@ -38,20 +38,19 @@ typedef struct DLManagedTensorVersioned DLManagedTensorVersioned;
 typedef void (*rfr_release_fn)(void *user);
 
 /* Wraps a tensor's memory for a consumer, without a copy. The memory must stay valid until
- * the consumer calls `(*out)->deleter(*out)`, which it does exactly once, on any thread:
- * either keep a reference for the consumer and drop it in `release` (called with `user`
- * last of all), or pass NULL and outlive it. A tensor with `host` 0 is on the GPU of `ctx`.
- * Strides are always given; an empty tensor has a NULL data pointer, as DLPack wants. On an error
- * `release` is not called. Errors: tensor (a type of less than 8 bits, a NULL pointer,
- * `bytes` that do not match the type), memory.alloc. */
+ * the consumer calls `(*out)->deleter(*out)`, exactly once, on any thread: either keep a reference for the consumer and
+ * drop it in `release` (called last, with `user`), or pass NULL and outlive the consumer. A tensor with `host` 0 is on
+ * the GPU of `ctx`. Strides are always given; an empty tensor has a NULL data pointer, as DLPack requires. On an error
+ * `release` is not called. Errors: tensor (a type of less than 8 bits, a NULL pointer, `bytes` that do not match the
+ * type), memory.alloc. */
 RFR_API rfr_status rfr_tensor_to_dlpack(rfr_ctx *ctx, const rfr_tensor *tensor, rfr_release_fn release, void *user,
                                         DLManagedTensorVersioned **out);
 
 /* Describes a DLPack tensor as an rfr_tensor: a view, valid as long as `dl`, which the caller still owns. `name` is "",
  * role RFR_ROLE_CONST if the exporter marked it read-only and RFR_ROLE_NONE otherwise; byte_offset is already in
- * `data`. Accepts tensors of version 1.x on the CPU or on a GPU of CUDA (then `host` is 0), with dense rows (strides of
- * dimensions of size 1 do not count), at most RFR_MAX_RANK dimensions, one lane, a type of 8 bits or more that the
- * library has, and data aligned to its element. Errors: tensor, with what was found; of another major version only the
+ * `data`. Accepts tensors of version 1.x on the CPU or on a CUDA GPU (then `host` is 0), with dense rows (strides of
+ * dimensions of size 1 are ignored), at most RFR_MAX_RANK dimensions, one lane, a type of the library with at least 8
+ * bits, and data aligned to its element. Errors: tensor, naming the field. If the major version differs, only the
  * version is read. */
 RFR_API rfr_status rfr_tensor_from_dlpack(const DLManagedTensorVersioned *dl, rfr_tensor *out);
 

@@ -143,14 +143,14 @@ typedef struct rfr_tokenizer_training {
   int64_t words;        /* distinct ones */
 } rfr_tokenizer_training;
 
-/* Trains a tokenizer with byte-level BPE and writes it into the new folder `out`: tokenizer.json, tokenizer_config.json
- * with the names of special tokens, and chat_template.jinja. An `out` that ends in .json is a file, which becomes the
- * tokenizer.json alone. Other libraries that read these files give the same ids.
+/* Trains a byte-level BPE tokenizer and writes it into the new folder `out`: tokenizer.json, tokenizer_config.json with
+ * the names of special tokens, and chat_template.jinja. If `out` ends in .json, only the tokenizer.json is written, to
+ * this file. Other libraries that read these files give the same ids.
  *
  * `paths` are n files or patterns of files, as data.train has them, relative to the working folder: texts, and rows of
  * JSONL (.jsonl, .jsonl.gz, .jsonl.zst) in any form of docs/data.md. All texts of a row count. Invalid UTF-8 is read as
- * by rfr_tokenizer_encode. The pair with the largest count is merged; of equal counts, the one with the smaller left
- * id, then the smaller right id. So the result depends on the texts and options, not on threads or the order of files.
+ * by rfr_tokenizer_encode. The most frequent pair is merged; if counts are equal, the one with the smaller left id,
+ * then the smaller right id. So the result depends on the texts and options, not on threads or the order of files.
  *
  * The context's threads count words; call it outside parallel regions. `training` may be NULL. On an error nothing is
  * written. Errors: export.exists, argument (options), data.empty, data.binary, data.row, data.format, data.compressed,

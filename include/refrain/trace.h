@@ -130,7 +130,7 @@ RFR_API const char *rfr_value_name(const rfr_trace *t, rfr_value v);
 RFR_API int rfr_trace_op_count(const rfr_trace *t);
 /* The number of random sites (rfr_dropout calls) in a trace, which rfr_callable.first_site counts; 0 for NULL. */
 RFR_API int64_t rfr_trace_sites(const rfr_trace *t);
-/* The number of linears recorded under a recipe, which rfr_callable.first_linear counts; 0 for NULL. */
+/* The number of linear layers recorded under a recipe, which rfr_callable.first_linear counts; 0 for NULL. */
 RFR_API int64_t rfr_trace_linears(const rfr_trace *t);
 
 /* ---- text ---- */

@@ -39,7 +39,7 @@ typedef struct rfr_run rfr_run;
   X(RFR_EVENT_CHECKPOINT, "checkpoint") /* message: the folder written */                                              \
   X(RFR_EVENT_WARNING, "warning")       /* message: one line; show it even where progress is not shown */              \
   X(RFR_EVENT_END, "end")               /* message: done, stopped or the error's slug */                               \
-  X(RFR_EVENT_PROGRESS, "progress")     /* an evaluation goes on: windows of windows_planned; not logged */            \
+  X(RFR_EVENT_PROGRESS, "progress")     /* of an evaluation: windows of windows_planned; not logged */                 \
   X(RFR_EVENT_SCHEDULE,                                                                                                \
     "schedule")               /* a run given in time fixed its steps, or a ramp has another size; message: one line */ \
   X(RFR_EVENT_WATCH, "watch") /* statistics of the values of run.watch in one step; in watch.jsonl */
@@ -111,14 +111,14 @@ typedef struct rfr_window {
                           0, never saved */
   char message[256];   /* for the error, if the call fails */
 } rfr_window;
-/* Fills a window; a result other than 0 fails the call of the run with data.source, and the same window is asked for
- * again if the step is repeated. Called by rfr_run_step, rfr_run_train, rfr_run_profile and rfr_run_evaluate on their
+/* Fills a window. A result other than 0 fails the call of the run with data.source; if the step is repeated, the same
+ * window is requested again. Called by rfr_run_step, rfr_run_train, rfr_run_profile and rfr_run_evaluate on their
  * thread, once per window, in the order of their indices, up to four steps ahead of the step that trains on it; never
- * during a capture. It must not call functions of the run. A run has the same bits whenever the windows of the same
- * index are the same: fill them from `index` or `position` alone. */
+ * during a capture. It must not call functions of the run. Results are reproducible if windows of the same index are
+ * the same: fill them only from `index` or `position`. */
 typedef int (*rfr_window_fn)(rfr_window *window, void *user);
 
-/* Data that a program gives instead of files. */
+/* Data that the caller supplies instead of files. */
 typedef struct rfr_data_source {
   size_t size;
   rfr_window_fn fill; /* it and `user` are used until the run is closed */
@@ -148,8 +148,8 @@ typedef struct rfr_run_options {
   int plan_only;               /* 1: as no_data, and the programs get no memory: rfr_compile_options.plan_only */
   const rfr_data_source *data; /* NULL: files; otherwise data.train is [], and no tokenizer is needed. Copied */
   int64_t texts;  /* that rfr_run_generate_batch continues at once, 1 to 64; 0: 1. Each has its own caches */
-  rfr_comm *comm; /* this rank's end; outlives the run. All ranks open the same run, and call the same functions of it
-                     in the same order; rank 0 alone writes the folder. NULL: one rank */
+  rfr_comm *comm; /* this rank's handle; outlives the run. All ranks open the same run, and call the same functions in
+                     the same order; only rank 0 writes the folder. NULL: one rank */
   int ema; /* 1: for reading: the averaged weights of the checkpoint (optimizer.ema) instead of the trained ones */
 } rfr_run_options;
 RFR_API rfr_run_options rfr_run_options_default(void);
@@ -178,7 +178,7 @@ RFR_API void rfr_run_close(rfr_run *run);
 /* One step: a replay, then its metrics as an event. Errors: run.diverged or run.capacity (20 skipped steps in a
  * row), io. Ignores stop requests. */
 RFR_API rfr_status rfr_run_step(rfr_run *run);
-/* One step as rfr_run_step, op by op with a clock around each: see rfr_program_profile. */
+/* One step as rfr_run_step, op by op, timing each op: see rfr_program_profile. */
 RFR_API rfr_status rfr_run_profile(rfr_run *run, rfr_op_time *times, int max, int *n);
 /* Steps until the configured number or time, with evaluations and checkpoints as configured and a last checkpoint.
  * RFR_STOPPED after a stop request: a checkpoint is written, and the error names its folder. run.diverged or
@@ -221,10 +221,9 @@ typedef int (*rfr_token_fn)(int32_t token, void *user);
 /* Continues the `n` tokens of `prompt`, at least one. A stop token ends the text and is not passed to `take`. The same
  * seed, weights and machine give the same text. A run that trains with optimizer.ema continues texts with the averages,
  * which it also evaluates. A stop request ends it.
- * The caches hold data.sequence tokens. A longer text or prompt continues from its last data.sequence / 2 tokens, read
- * again from position 0: the model does not see the text before them.
- * Errors: argument, also when the run was opened without RFR_RUN_GENERATE, or for a token that is not in the
- * vocabulary. */
+ * The KV cache holds data.sequence tokens. A longer text or prompt continues from its last data.sequence / 2 tokens,
+ * which are prefilled again from position 0: the model does not see the text before them. Errors: argument, also when
+ * the run was opened without RFR_RUN_GENERATE, or for a token that is not in the vocabulary. */
 RFR_API rfr_status rfr_run_generate_tokens(rfr_run *run, const int32_t *prompt, int64_t n,
                                            const rfr_generate_options *options, rfr_token_fn take, void *user);
 /* One text of a batch: its prompt, the seed of its draws, and where its tokens go. */
@@ -236,9 +235,9 @@ typedef struct rfr_prompt {
   void *user;
 } rfr_prompt;
 /* Continues n prompts, rfr_run_options.texts at a time; a prompt starts as soon as an earlier text has ended. Each text
- * is that of rfr_run_generate_tokens with the prompt's seed: bit for bit with the portable GEMM, whose rows do not
- * depend on their number, and otherwise within rounding, which may change a token. `options->seed` is not used. Errors:
- * as above. */
+ * is that of rfr_run_generate_tokens with the prompt's seed: exactly with the portable GEMM, whose rows do not depend
+ * on the number of rows, otherwise within rounding, which may change a token. `options->seed` is not used. Errors: as
+ * above. */
 RFR_API rfr_status rfr_run_generate_batch(rfr_run *run, const rfr_prompt *prompts, int64_t n,
                                           const rfr_generate_options *options);
 /* The same for a byte model: continues `n` bytes and passes each byte to `write`. Errors: as above; unsupported if the
@@ -253,8 +252,8 @@ RFR_API rfr_status rfr_run_score(rfr_run *run, const int32_t *tokens, int64_t n,
  * Errors: file.write: older checkpoints still load; run.diverged: weights are not finite, nothing is written. */
 RFR_API rfr_status rfr_run_save(rfr_run *run);
 
-/* A line of failures.jsonl in the run's folder: a training that ended with an error. rfr_run_train writes it itself;
- * a launcher writes it for a rank that a signal has ended. */
+/* A line of failures.jsonl in the run's folder: training ended with an error. rfr_run_train writes it itself; a
+ * launcher writes it for a rank that was killed by a signal. */
 typedef struct rfr_failure {
   size_t size;
   int rank, ranks;             /* default 0 of 1 */
@@ -339,10 +338,10 @@ typedef struct rfr_run_pipeline {
   int64_t last_layers;       /* of the last stage; the other layers are split evenly over the other stages */
 } rfr_run_pipeline;
 RFR_API void rfr_run_get_pipeline(const rfr_run *run, rfr_run_pipeline *out);
-/* Runs a step with a wait before and after each action. `costs`: room for rfr_run_pipeline.stages; each stage gets the
- * seconds of its F, I, W and B, the medians over its microbatches, as rfr_schedule_simulate takes them. *update:
- * seconds of the optimizer's program on this rank. All ranks make the call together. Errors: argument, without a
- * pipeline. */
+/* Runs a step with a synchronization before and after each action. `costs` has rfr_run_pipeline.stages entries; each
+ * gets the seconds of the stage's F, I, W and B (medians over its microbatches), in the form of rfr_schedule_simulate.
+ * *update: seconds of the optimizer's program on this rank. All ranks make the call together. Errors: argument, without
+ * a pipeline. */
 RFR_API rfr_status rfr_run_stage_costs(rfr_run *run, rfr_stage_costs *costs, double *update);
 
 /* The compiled programs and the index of one of them (RFR_RUN_TRAIN, ...), -1 if it was

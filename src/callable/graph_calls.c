@@ -188,7 +188,8 @@ rfr_status rfr_graphs_grads_ready(const rfr_graphs *g, rfr_tensor *gradients, in
   *n = 0;
   RFI_TRY(rfi_check_handle(g, "rfr_graphs"));
   *n = list_completed(g, NULL);
-  if (gradients && max < *n) return rfi_fail(RFI_E_ARGUMENT, "room for %d main gradients, %d are complete", max, *n);
+  if (gradients && max < *n)
+    return rfi_fail(RFI_E_ARGUMENT, "there is room for %d main gradients, but %d are complete", max, *n);
   list_completed(g, gradients);
   return RFR_OK;
 }
@@ -301,10 +302,10 @@ static rfr_status check_stage(const rfr_graphs *g, const rfi_stage_plan *was, co
           "REDUCE of the schedule at creation",
           g->callable[c].u.name);
   if (now->number != was->number || now->first != was->first || now->end != was->end)
-    return rfi_fail(RFI_E_GRAPHS_SCHEDULE, "it has stage %d with %d callables, captured was stage %d with %d",
+    return rfi_fail(RFI_E_GRAPHS_SCHEDULE, "it has stage %d with %d callables, but stage %d with %d was captured",
                     now->number, now->end - now->first, was->number, was->end - was->first);
   if (now->slots > was->slots)
-    return rfi_fail(RFI_E_GRAPHS_SCHEDULE, "it has %d microbatches of stage %d in flight, captured were %d slots",
+    return rfi_fail(RFI_E_GRAPHS_SCHEDULE, "it has %d microbatches of stage %d in flight, but %d slots were captured",
                     now->slots, now->number, was->slots);
   if (now->delayed && !was->delayed)
     return rfi_fail(RFI_E_GRAPHS_SCHEDULE,
@@ -320,7 +321,7 @@ static rfr_status check_stages(const rfr_graphs *g, const rfr_schedule *schedule
   RFI_TRY(rfi_arena_create(g->m.ctx, &scratch));
   rfr_status s = rfi_graphs_read_stages(g, schedule, scratch, &now, &n);
   if (s == RFR_OK && n != g->n_stages)
-    s = rfi_fail(RFI_E_GRAPHS_SCHEDULE, "it has %d stages on this rank, captured were %d", n, g->n_stages);
+    s = rfi_fail(RFI_E_GRAPHS_SCHEDULE, "it has %d stages on this rank, but %d were captured", n, g->n_stages);
   for (int i = 0; i < n && s == RFR_OK; i++) {
     s = check_stage(g, &g->stage[i], &now[i]);
     if (s == RFR_OK && schedule) s = check_blocks(g, &g->stage[i], schedule, now[i].slots);
@@ -334,7 +335,7 @@ rfr_status rfr_graphs_reschedule(rfr_graphs *g, const rfr_schedule *schedule) {
   RFI_TRY(rfi_check_handle(g, "rfr_graphs"));
   if (g->state != RFI_STEP_NONE) return rfi_fail(RFI_E_GRAPHS_ORDER, "a step has begun: end or abort it first");
   if (schedule && schedule->ctx != g->m.ctx)
-    return rfi_fail(RFI_E_ARGUMENT, "the schedule was made in another context: make it in the context of the graphs");
+    return rfi_fail(RFI_E_ARGUMENT, "the schedule belongs to another context: create it in the context of the graphs");
   RFI_TRY(check_stages(g, schedule));
   rfr_status s = rfi_graphs_make_calls(g, schedule, false, &calls);
   if (s == RFR_OK) s = rfi_graphs_check_overlap(g, &calls);

@@ -328,7 +328,7 @@ rfr_status rfi_graphs_assign_blocks(rfr_graphs *g, rfi_stage_plan *s);
 rfr_status rfi_graphs_make_calls(rfr_graphs *g, const rfr_schedule *schedule, bool evaluation, rfi_calls *calls);
 /* Sets live and live_bytes of g->memory. */
 void rfi_graphs_count_live(rfr_graphs *g);
-/* The next call; false: none. A step without a schedule may be complete and go on. */
+/* The next call; false: none. A step without a schedule may be complete and continue. */
 bool rfi_graphs_next_call(const rfr_graphs *g, rfi_step_call *out);
 bool rfi_graphs_is_complete(const rfr_graphs *g);
 const char *rfi_call_text(int op); /* for messages */

@@ -70,7 +70,7 @@ static rfr_status check_arguments(rfr_ctx *ctx, const rfr_callable *callables, i
   if (o) RFI_TRY(check_options(o, n));
   if (o && o->schedule && o->schedule->ctx != ctx)
     return rfi_fail(RFI_E_ARGUMENT,
-                    "rfr_graphs_options.schedule was made in another context: make it in the context of "
+                    "rfr_graphs_options.schedule belongs to another context: create it in the context of "
                     "the graphs");
   if (strcmp(rfi_ctx_device(ctx), "cuda:none") == 0 && (!o || !o->eager || o->warmup_iterations > 0))
     return rfi_fail(RFI_E_BACKEND_MISSING,

@@ -627,7 +627,7 @@ static void test_reschedule(void **state) {
     rfr_schedule_destroy(second);
   }
   assert_int_equal(g->memory.graphs, graphs);
-  rft_refused(rfr_graphs_reschedule(g, NULL), "graphs.schedule", "captured were 2");
+  rft_refused(rfr_graphs_reschedule(g, NULL), "graphs.schedule", "but 2 were captured");
   assert_int_equal(g->memory.live, 4); /* at the last of them */
   OK(rfr_schedule_parse(ctx, "test", others[0], strlen(others[0]), &second));
   OK(rfr_graphs_reschedule(g, second));
@@ -662,13 +662,13 @@ static void test_reschedule_refusals(void **state) {
   static const struct {
     const char *text, *slug, *message;
     int layers;
-  } cases[] = {
-      {"0F0 0F1 0F2 0B0 0B1 0B2", "graphs.schedule", "3 microbatches of stage 0 in flight, captured were 2 slots", 2},
-      {"0F0 0I0 0W0", "graphs.schedule", "separate W actions", 2},
-      {"0F0 1F0 1B0 0B0", "graphs.schedule", "2 stages on this rank, captured were 1", 1},
-      {"0F0 0F1", "graphs.callable", "is for inference", 2},
-      {"0F0 0B0", "graphs.callable", "have 3 layers for 2 callables", 3},
-      {"0F0 0B0 0OPT", "graphs.callable", "OPT", 2}};
+  } cases[] = {{"0F0 0F1 0F2 0B0 0B1 0B2", "graphs.schedule",
+                "3 microbatches of stage 0 in flight, but 2 slots were captured", 2},
+               {"0F0 0I0 0W0", "graphs.schedule", "separate W actions", 2},
+               {"0F0 1F0 1B0 0B0", "graphs.schedule", "2 stages on this rank, but 1 were captured", 1},
+               {"0F0 0F1", "graphs.callable", "is for inference", 2},
+               {"0F0 0B0", "graphs.callable", "have 3 layers for 2 callables", 3},
+               {"0F0 0B0 0OPT", "graphs.callable", "OPT", 2}};
   rfr_schedule *first;
   rfr_graphs *g = rft_make_graphs(&s, &first);
   for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {

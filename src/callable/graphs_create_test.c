@@ -48,10 +48,10 @@ static void test_other_context(void **state) {
   rft_refused(create(&c, 1, NULL), "graphs.callable", "callable \"0\": its trace was recorded in another context");
   OK(rfr_schedule_parse(other, "test", "0F0 0B0", 7, &schedule));
   c.trace = own, o.schedule = schedule;
-  rft_refused(create(&c, 1, &o), "argument", "rfr_graphs_options.schedule was made in another context");
+  rft_refused(create(&c, 1, &o), "argument", "rfr_graphs_options.schedule belongs to another context");
   rfr_graphs *g;
   OK(rfr_graphs_create(ctx, &c, 1, NULL, &g));
-  rft_refused(rfr_graphs_reschedule(g, schedule), "argument", "made in another context");
+  rft_refused(rfr_graphs_reschedule(g, schedule), "argument", "belongs to another context");
   rfr_graphs_destroy(g);
   rfr_schedule_destroy(schedule);
   rfr_trace_destroy(foreign);

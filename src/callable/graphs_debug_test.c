@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Debug mode: valid tensors have the bits of graphs without it, whatever the schedule; dead buffers hold no values.
- * Errors of calls out of order name the reason: the microbatch is complete, not in flight, or there is no free slot.
+ * Debug mode: valid tensors are bitwise equal to those of graphs without it, for any schedule; dead buffers hold no
+ * values. Errors of calls out of order name the reason: the microbatch is complete, not in flight, or there is no free
+ * slot.
  */
 #include <string.h>
 

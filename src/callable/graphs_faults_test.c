@@ -3,7 +3,7 @@
  * Creation of graphs, a rebind and a step in which one call fails: the k-th allocation, each backend call, each hook,
  * for k = 1, 2, ... until nothing fails. After a failed creation or rebind the caller's memory (parameters, main
  * gradients, states, fixed memory, hook lists) is unchanged, no memory of device or context is leaked, and the next
- * attempt works with the bits of an undisturbed one. After a failed call a step can only be aborted, and the next step
+ * attempt works, bitwise equal to an undisturbed one. After a failed call a step can only be aborted, and the next step
  * has the right bits.
  *
  * The device is the CPU with support/fault_backend in place of rfi_backend_find (--wrap).

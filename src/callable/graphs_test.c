@@ -202,7 +202,7 @@ static rfr_status try_create(rfr_callable *c, int n, const rfr_graphs_options *o
 }
 
 /* After frozen callables a linked input needs no gradient, like one that is passed, and the last callable's weights
- * have the bits of a callable alone. */
+ * are bitwise equal to those of a callable alone. */
 static void test_frozen_links(void **state) {
   (void)state;
   enum { N = 3 };

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * Warm-up changes nothing: every byte of the caller's parameters, states, constants, accumulated main gradients, step
- * block and random streams is unchanged, and the first steps have the bits of graphs without warm-up, with and without
- * recompute. graphs_faults_test has the failures.
+ * block and random streams is unchanged, and the first steps are bitwise equal to those of graphs without warm-up, with
+ * and without recompute. graphs_faults_test has the failures.
  */
 #include <stdio.h>
 #include <stdlib.h>

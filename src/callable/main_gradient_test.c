@@ -150,7 +150,7 @@ static void *gradient(rfr_graphs *g, const char *name, rfr_tensor *x) {
   assert_non_null(data);
   OK(rfr_graphs_read(g, x, data));
   for (int64_t i = 0; i < rfi_count(&x->type); i++)
-    if (!isfinite(of_bits(x->type.dtype, data, i))) fail_msg("%s has an element that is no number", name);
+    if (!isfinite(of_bits(x->type.dtype, data, i))) fail_msg("%s has an element that is not a number", name);
   return data;
 }
 

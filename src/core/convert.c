@@ -5,8 +5,8 @@
  *
  * Where a value passes through a narrower form on its way to a still narrower one (i64 to
  * double to f32, f64 to the float that the encoders take), the step in between rounds to
- * odd: it cuts, and sets the last bit if anything was cut. A number rounded to odd with
- * two more bits than the target has rounds on as the exact one would.
+ * odd: it cuts, and sets the last bit if anything was cut. A number rounded to odd with two more bits than the target
+ * then rounds to the same result as the exact number.
  */
 #include "core/convert.h"
 

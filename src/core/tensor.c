@@ -94,7 +94,7 @@ rfr_status rfr_tensor_to_dlpack(rfr_ctx *ctx, const rfr_tensor *tensor, rfr_rele
     return rfi_fail(RFI_E_TENSOR, "tensor \"%s\": type %s has no DLPack form here", name, rfr_dtype_name(type->dtype));
   int64_t n;
   if (type->rank < 0 || type->rank > RFR_MAX_RANK || !count_elements(type->rank, type->shape, &n))
-    return rfi_fail(RFI_E_TENSOR, "tensor \"%s\": its shape (rank %d) is none", name, type->rank);
+    return rfi_fail(RFI_E_TENSOR, "tensor \"%s\": its shape (rank %d) is not valid", name, type->rank);
   const int64_t bytes = n * (types[row].bits / 8);
   if (tensor->bytes != bytes)
     return rfi_fail(RFI_E_TENSOR, "tensor \"%s\": bytes is %lld, its type needs %lld", name, (long long)tensor->bytes,
@@ -151,21 +151,21 @@ rfr_status rfr_tensor_from_dlpack(const DLManagedTensorVersioned *dl, rfr_tensor
   if (!on_host && device != RFI_DL_CUDA && device != RFI_DL_CUDA_MANAGED)
     return rfi_fail(RFI_E_TENSOR,
                     "a DLPack tensor on device type %d (id %d); only the CPU (type %d) and CUDA (type %d)"
-                    " are taken",
+                    " are supported",
                     device, t->device.id, RFI_DL_CPU, RFI_DL_CUDA);
   int row = 0;
   while (row < N_TYPES && (types[row].code != t->type.code || types[row].bits != t->type.bits)) row++;
   if (row == N_TYPES || t->type.lanes != 1)
-    return rfi_fail(RFI_E_TENSOR, "a DLPack tensor of type code %d, %d bits, %d lanes, which has no equal here",
+    return rfi_fail(RFI_E_TENSOR, "a DLPack tensor of type code %d, %d bits, %d lanes, which is not supported",
                     t->type.code, t->type.bits, t->type.lanes);
   if (t->rank < 0 || t->rank > RFR_MAX_RANK)
-    return rfi_fail(RFI_E_TENSOR, "a DLPack tensor of %d dimensions; at most %d are taken", t->rank, RFR_MAX_RANK);
+    return rfi_fail(RFI_E_TENSOR, "a DLPack tensor of %d dimensions; at most %d are supported", t->rank, RFR_MAX_RANK);
   if (t->rank > 0 && t->shape == NULL)
     return rfi_fail(RFI_E_TENSOR, "a DLPack tensor of %d dimensions without a shape", t->rank);
   int64_t n;
   char dims[160];
   if (!count_elements(t->rank, t->shape, &n))
-    return rfi_fail(RFI_E_TENSOR, "a DLPack tensor of the impossible shape (%s)",
+    return rfi_fail(RFI_E_TENSOR, "a DLPack tensor with the invalid shape (%s)",
                     format_dims(dims, sizeof dims, t->rank, t->shape));
   RFI_TRY(check_layout(t, n));
   if (n > 0 && t->data == NULL) return rfi_fail(RFI_E_TENSOR, "a DLPack tensor without data");

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Checkpoint folders; checkpoint.h has the promise.
+ * Checkpoint folders; checkpoint.h states the guarantees.
  *
  * The manifest is JSON: {"format": "refrain-checkpoint", "version": 1, "step": 123,
  * "files": {"model.safetensors": {"size": 10, "xxh3_128": "32 hex digits"}}}. Names are
  * plain, so that a manifest from elsewhere cannot make us read outside its folder.
- * Deleting goes through a rename to a temporary name first: a deletion that is
- * interrupted leaves something that is recognised as rubbish, not half a checkpoint.
+ * Deleting goes through a rename to a temporary name first: an interrupted deletion leaves a folder that is recognized
+ * as garbage, not half a checkpoint.
  */
 #include "data/checkpoint.h"
 
@@ -94,7 +94,7 @@ static rfr_status check_folder(const rfi_checkpoint_writer *w) {
   RFI_TRY(rfi_path_kind(w->temporary, &kind));
   if (kind == 'd') return RFR_OK;
   return rfi_fail_at(RFI_E_FILE_WRITE, w->temporary, 0,
-                     "rank 0 has made this folder, and this rank does not see it: the ranks need one file system");
+                     "rank 0 created this folder, but this rank does not see it: all ranks need the same file system");
 }
 
 /* folder NULL: of the step. */
@@ -163,7 +163,7 @@ static rfr_status finish_file(rfi_checkpoint_writer *w) {
 rfr_status rfi_checkpoint_file(rfi_checkpoint_writer *w, const char *name, rfi_file **file) {
   *file = NULL;
   if (!plain_name(name) || strcmp(name, MANIFEST) == 0)
-    return rfi_fail(RFI_E_ARGUMENT, "\"%s\" is no name for a checkpoint's file", name);
+    return rfi_fail(RFI_E_ARGUMENT, "\"%s\" is not a valid file name in a checkpoint", name);
   RFI_TRY(finish_file(w));
   if (json_object_get(w->files, name))
     return rfi_fail(RFI_E_ARGUMENT, "the checkpoint has a file \"%s\" already", name);
@@ -593,7 +593,7 @@ rfr_status rfi_checkpoint_retain(rfr_ctx *ctx, const char *run, int keep) {
   rfi_paths names;
   const char *name = NULL;
   int seen = 0;
-  if (keep < 1) return rfi_fail(RFI_E_ARGUMENT, "keep %d checkpoints, at least 1 must stay", keep);
+  if (keep < 1) return rfi_fail(RFI_E_ARGUMENT, "keep is %d; at least 1 checkpoint must be kept", keep);
   rfr_status s = list_run(ctx, run, &names);
   for (int64_t step = INT64_MAX; s == RFR_OK && (step = newest_below(&names, step, &name)) >= 0;) {
     char *folder;

@@ -1,12 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Checkpoints: folders RUN/step-000123 that are there whole or not at all.
+ * Checkpoints: folders RUN/step-000123 that are complete or absent.
  *
  * A checkpoint is written as RUN/step-000123.tmp-PID; MANIFEST.json comes last and holds
- * the size and XXH3-128 of every other file. Everything is made durable, then one rename
- * shows it. So a folder without the suffix was complete when it appeared, and damage that
- * came later is found by its hashes. An older checkpoint is deleted only by
- * rfi_checkpoint_retain, after a newer one is durable: a full disk costs the new
+ * the size and XXH3-128 of every other file. Everything is made durable, then one rename makes it visible. So a folder
+ * without the suffix was complete when it appeared, and damage that came later is found by its hashes. An older
+ * checkpoint is deleted only by rfi_checkpoint_retain, after a newer one is durable: a full disk costs the new
  * checkpoint, never the last good one.
  *
  *   rfi_checkpoint_writer *w;
@@ -15,9 +14,9 @@
  *   s = rfi_checkpoint_finish(w, s);
  *
  * One process writes into a run's folder at a time, with one writer open at a time. Over several ranks all of them
- * begin and finish a checkpoint together, and each adds files of its own, with other names: rank 0 makes the folder,
- * writes the manifest and renames, once every rank has made its files durable. If one rank fails, none has the
- * checkpoint, and all have its error. The ranks need one file system.
+ * begin and finish a checkpoint together, and each adds its own files, under different names. Rank 0 creates the
+ * folder; when every rank has made its files durable, it writes the manifest and renames the folder. If one rank fails,
+ * the checkpoint is discarded and all ranks return its error. All ranks need the same file system.
  */
 #ifndef RFI_CHECKPOINT_H
 #define RFI_CHECKPOINT_H

@@ -138,7 +138,7 @@ rfr_status rfi_check_text(const char *path, const char *data, size_t n) {
     return rfi_fail_at(RFI_E_DATA_BINARY, path, 0, "is %s, not UTF-8 or other text without NUL bytes", format);
   const char *nul = n ? memchr(data, 0, n) : NULL;
   if (nul)
-    return rfi_fail_at(RFI_E_DATA_BINARY, path, 0, "has a NUL byte at offset %lld, so it is no text",
+    return rfi_fail_at(RFI_E_DATA_BINARY, path, 0, "has a NUL byte at offset %lld, so it is not text",
                        (long long)(nul - data));
   return RFR_OK;
 }

@@ -177,7 +177,8 @@ rfr_status rfi_file_open(rfr_ctx *ctx, const char *path, rfi_file **out) {
   file->fd = sys_open(path, O_RDONLY | O_NONBLOCK, 0);
   if (file->fd < 0 || sys_fstat(file->fd, &st) != 0) RFI_GOTO(fail_errno(RFI_E_FILE_OPEN, path, "open"));
   if (!S_ISREG(st.st_mode))
-    RFI_GOTO(rfi_fail_at(RFI_E_FILE_OPEN, path, 0, "%s", S_ISDIR(st.st_mode) ? "is a folder" : "is no regular file"));
+    RFI_GOTO(
+        rfi_fail_at(RFI_E_FILE_OPEN, path, 0, "%s", S_ISDIR(st.st_mode) ? "is a folder" : "is not a regular file"));
   file->size = st.st_size;
   *out = file;
   return RFR_OK;

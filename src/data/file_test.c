@@ -44,7 +44,7 @@ static void test_open_refuses(void **state) {
   size_t n;
   assert_int_equal(mkfifo(pipe, 0600), 0);
   assert_int_equal(rfi_file_read(f->ctx, pipe, &data, &n), RFR_IO);
-  assert_non_null(strstr(rfr_last_error()->message, "no regular file"));
+  assert_non_null(strstr(rfr_last_error()->message, "not a regular file"));
   assert_int_equal(rfi_file_read(f->ctx, f->path, &data, &n), RFR_IO);
   assert_non_null(strstr(rfr_last_error()->message, "is a folder"));
   assert_int_equal(rfi_file_read(f->ctx, rft_path(f, "none"), &data, &n), RFR_IO);

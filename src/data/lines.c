@@ -103,7 +103,7 @@ static rfr_status fill(rfi_lines *l) {
     return rfi_fail_at(RFI_E_DATA_COMPRESSED, l->name, 0, "the text has more than %lld bytes", (long long)l->limit);
   if (l->packing != PLAIN && l->produced > RFI_LINES_FREE && l->produced / RFI_LINES_RATIO > l->taken)
     return rfi_fail_at(RFI_E_DATA_COMPRESSED, l->name, 0,
-                       "%lld bytes decompress to at least %lld; a ratio over %d is refused", (long long)l->taken,
+                       "%lld bytes decompress to at least %lld; a ratio above %d is refused", (long long)l->taken,
                        (long long)l->produced, (int)RFI_LINES_RATIO);
   return RFR_OK;
 }

@@ -126,7 +126,7 @@ static void test_bomb(void **state) {
   memset(zeros, '\n', block);
   size_t m = 0;
   for (int i = 0; i < 200; i++) m += ZSTD_compress(packed + m, (1 << 20) - m, zeros, block, 3);
-  expect(read_all(f, "a.zst", packed, m, RFI_LINES_LIMIT), "data.compressed", "a ratio over 1000 is refused");
+  expect(read_all(f, "a.zst", packed, m, RFI_LINES_LIMIT), "data.compressed", "a ratio above 1000 is refused");
   free(zeros);
   free(packed);
 }

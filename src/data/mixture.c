@@ -134,8 +134,8 @@ static void close_mixture(rfi_dataset *base) {
   rfi_free(m->ctx, m);
 }
 
-static const rfi_dataset_calls mixture_calls = {close_mixture, mixture_file, mixture_window, mixture_windows,
-                                                mixture_window_bytes, NULL, NULL};
+static const rfi_dataset_calls mixture_calls = {
+    close_mixture, mixture_file, mixture_window, mixture_windows, mixture_window_bytes, NULL, NULL};
 
 int rfi_mixture_sources(const rfi_dataset *ds) {
   return ds && ds->calls == &mixture_calls ? ((const mixture *)ds)->n : 0;
@@ -215,8 +215,8 @@ static rfr_status fill_mixture(mixture *m, const rfi_mixture_source *sources, in
   double sum = 0;
   for (int i = 0; i < n; i++) {
     if (!(sources[i].share > 0 && isfinite(sources[i].share)) || !(sources[i].epochs > 0))
-      return rfi_fail(RFI_E_ARGUMENT, "source %d: share %g and epochs %g; both must be over 0", i, sources[i].share,
-                      sources[i].epochs);
+      return rfi_fail(RFI_E_ARGUMENT, "source %d: share %g and epochs %g; both must be greater than 0", i,
+                      sources[i].share, sources[i].epochs);
     sum += sources[i].share;
   }
   for (int i = 0; i < n; i++) {

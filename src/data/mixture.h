@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * A data set that draws its windows from several others, by shares.
+ * A data set that samples its windows from several others, by shares.
  *
  * Window i of training belongs to the source with the most credit: each window gives every source its share as credit,
  * and takes 1 from the one that is drawn. The counts of a source are therefore within a few windows of its share in
@@ -27,7 +27,7 @@ rfr_status rfi_mixture_open(rfr_ctx *ctx, const rfi_mixture_source *sources, int
 /* The number of sources; 0: `ds` is no mixture. */
 int rfi_mixture_sources(const rfi_dataset *ds);
 /* The source of a training document, or row, of the mixture; *document becomes its number in that source. `ds` itself
- * if it is no mixture. */
+ * if it is not a mixture. */
 const rfi_dataset *rfi_mixture_document(const rfi_dataset *ds, int64_t *document);
 /* counts[i]: windows of source i among the first `windows` of training, fewer if the sources have fewer; their sum in
  * *total. */

@@ -63,7 +63,7 @@ static void test_shares(void **state) {
   rfi_dataset_close(ds);
 }
 
-/* A source has as many windows as its epochs say; then the others go on, until none is left. */
+/* A source has as many windows as its epochs say; then the others continue, until none is left. */
 static void test_limits(void **state) {
   rft_folder *f = *state;
   const double shares[] = {6, 1, 1}, epochs[] = {2, 3, 1};

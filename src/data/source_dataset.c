@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Calls the program's function, and checks what it fills: a token outside the vocabulary or documents out of order
- * would make kernels read past the end of their tensors.
+ * Calls the caller's function and checks its result: a token outside the vocabulary or documents out of order would
+ * make kernels read past the end of their tensors.
  */
 #include "data/source_dataset.h"
 

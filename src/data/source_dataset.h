@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * A data set whose windows a function of the program fills (rfr_data_source).
+ * A data set whose windows are filled by a callback of the caller (rfr_data_source).
  *
- * The windows of training are asked for in order, and so are those of an evaluation, from 0. The function's own place
+ * The windows of training are requested in order, and so are those of an evaluation, from 0. The function's own place
  * in its data is the number `position`, which is saved with a checkpoint.
  */
 #ifndef RFI_SOURCE_DATASET_H

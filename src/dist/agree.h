@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * One verdict of all ranks.
+ * A common status of all ranks.
  */
 #ifndef RFI_AGREE_H
 #define RFI_AGREE_H

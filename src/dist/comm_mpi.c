@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * Ranks that are processes of an MPI job, for memory of the host. A collective has two phases: every rank sends the
- * description of its call to every other rank and compares all of them, so all ranks get the same verdict; then data
- * are exchanged in chunks, each of which is complete before the next one starts, so the staging memory is small and
+ * description of its call to every other rank and compares all of them, so all ranks get the same status; then data are
+ * exchanged in chunks, each of which is complete before the next one starts, so the staging memory is small and
  * operations in place are safe.
  *
  * A message between two ranks is copied and sent in pieces, after its size, and the copy is freed by a later call.
@@ -81,8 +81,7 @@ static rfr_status late(mpi_comm *c) {
     if (n < sizeof ranks - 16) n += (size_t)snprintf(ranks + n, sizeof ranks - n, "%s%d", count ? ", " : "", r);
     count++;
   }
-  return break_up(c, "rank%s %s ha%s not come within %g seconds", count == 1 ? "" : "s", ranks, count == 1 ? "s" : "ve",
-                  c->timeout);
+  return break_up(c, "rank%s %s did not arrive within %g seconds", count == 1 ? "" : "s", ranks, c->timeout);
 }
 
 /* ---- messages ---- */

@@ -147,8 +147,8 @@ static void test_failures(void **state) {
   } rows[] = {{"differ", "rank 0 calls all_gather of 4 f32, rank 2 all_gather of 2 f32"},
               {"leave", "rank 2 has left the communicator"},
               {"abort", "rank 2 has aborted the communicator"},
-              {"stop", "rank 2 has not come within 4 seconds"},
-              {"chain", "rank 2 has not come within 4 seconds"}}; /* rank 0 waits for 1, which waits for 2 */
+              {"stop", "rank 2 did not arrive within 4 seconds"},
+              {"chain", "rank 2 did not arrive within 4 seconds"}}; /* rank 0 waits for 1, which waits for 2 */
   char out[4096];
   (void)state;
   for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {

@@ -152,7 +152,7 @@ static void part_ways(rank *r) {
 static void test_failures(void **state) {
   static const char *const says[] = {"rank 1 has aborted", "rank 1 has left",
                                      "rank 0 calls all_gather of 4 f32, rank 1 all_gather of 2 f32",
-                                     "rank 1 has not come within 0.1 seconds"};
+                                     "rank 1 did not arrive within 0.1 seconds"};
   rank ranks[MOST_RANKS];
   (void)state;
   for (int how = ABORTS; how <= LATE; how++) {
@@ -195,7 +195,7 @@ static void test_watch(void **state) {
     run_ranks(3, 3, work_for_long, &job, ranks);
     for (int r = 0; r < 3; r++) {
       assert_int_equal(ranks[r].status, works ? RFR_OK : RFR_IO);
-      if (!works) assert_non_null(strstr(ranks[r].message, "rank 1 has not come within 3 seconds"));
+      if (!works) assert_non_null(strstr(ranks[r].message, "rank 1 did not arrive within 3 seconds"));
     }
   }
 }
@@ -220,7 +220,7 @@ static void test_leave(void **state) {
     run_ranks(3, late ? 0.1 : 0, leave, &job, ranks);
     for (int r = 0; r < 3; r++) {
       assert_int_equal(ranks[r].status, late ? RFR_IO : RFR_OK);
-      if (late) assert_non_null(strstr(ranks[r].message, "rank 1 has not come within 0.1 seconds"));
+      if (late) assert_non_null(strstr(ranks[r].message, "rank 1 did not arrive within 0.1 seconds"));
     }
   }
 }

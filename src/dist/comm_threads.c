@@ -2,7 +2,7 @@
  *
  * Ranks that are threads of one process. A collective has four steps: publish the own call, meet, read the others'
  * memory, meet again. The last rank to arrive at the first meeting compares the calls, so all ranks get the same
- * verdict.
+ * status.
  *
  * Only the first meeting can fail. A rank past it reads memory of ranks that wait in the second meeting, and every rank
  * past the first reaches the second, because a rank waits for nothing in between. So no rank leaves while another one
@@ -81,7 +81,7 @@ static void wait_or_break(end *e, uint64_t meeting, const struct timespec *until
     else if (pthread_cond_timedwait(&g->changed, &g->mutex, until) == ETIMEDOUT && g->meetings == meeting) {
       int late = 0;
       while (g->end[late].here) late++;
-      break_up(g, "rank %d has not come within %g seconds", late, g->timeout);
+      break_up(g, "rank %d did not arrive within %g seconds", late, g->timeout);
     }
   }
 }

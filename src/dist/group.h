@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Sums over some of the ranks of a communicator: every rank of a pipeline has peers of its own to reduce with.
+ * Sums over a subset of the ranks of a communicator: each pipeline rank reduces with its data-parallel peers.
  */
 #ifndef RFI_GROUP_H
 #define RFI_GROUP_H

@@ -109,7 +109,7 @@ static rfr_status serve(const rfr_launch *l, int listener, void *id, double unti
   for (int served = 1; served < l->ranks;) {
     request r = {0};
     if (!ready(listener, POLLIN, until))
-      return rfi_fail(RFI_E_DIST_LAUNCH, "%d of %d ranks have asked rank 0 for the communicator's id in time",
+      return rfi_fail(RFI_E_DIST_LAUNCH, "only %d of %d ranks asked rank 0 for the communicator's id in time",
                       served - 1, l->ranks - 1);
     const int fd = accept(listener, NULL, NULL);
     if (fd < 0) continue;
@@ -132,7 +132,7 @@ static rfr_status ask(const rfr_launch *l, const struct addrinfo *a, void *id, d
     const bool got = transfer(fd, &r, sizeof r, true, until) && transfer(fd, id, RFR_NCCL_ID_BYTES, false, until);
     close(fd);
     if (got) return RFR_OK;
-    return rfi_fail(RFI_E_DIST_LAUNCH, "rank 0 at %s has refused rank %d of %d", l->address, l->rank, l->ranks);
+    return rfi_fail(RFI_E_DIST_LAUNCH, "rank 0 at %s refused rank %d of %d", l->address, l->rank, l->ranks);
   }
   return rfi_fail(RFI_E_DIST_LAUNCH, "rank %d cannot reach rank 0 at %s, port %d: %s", l->rank, l->address, l->port + 1,
                   strerrordesc_np(errno));

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The sum of all ranks' terms: in rank order, in f32, rounded once. So every engine on the host gives the bits of one
+ * The sum of all ranks' terms: in rank order, in f32, rounded once. So every engine on the host is bitwise equal to one
  * rank that adds the same terms in that order.
  */
 #include "core/convert.h"

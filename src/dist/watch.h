@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Waits for ranks that work for long between two calls of a communicator, as when a run is opened. A rank that makes
- * progress may take any time. An error names a rank without progress for the communicator's timeout.
+ * Waits for ranks that work for a long time between two calls of a communicator, as when a run is opened. A rank that
+ * makes progress may take any time. An error names a rank without progress for the communicator's timeout.
  */
 #ifndef RFI_WATCH_H
 #define RFI_WATCH_H

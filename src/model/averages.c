@@ -22,7 +22,8 @@ rfr_status rfi_averages_open(rfr_ctx *ctx, const char *folder, rfi_safetensors *
   for (int i = 0; s == RFR_OK && *out && i < rfi_safetensors_count(*out) && !any; i++)
     any = rfi_ends_in(rfi_safetensors_at(*out, i)->name, RFI_SUFFIX_EMA);
   if (s == RFR_OK && !any)
-    s = rfi_fail(RFI_E_RUN_EMA, "%s has no averaged weights: it is no checkpoint of a run with optimizer.ema", folder);
+    s = rfi_fail(RFI_E_RUN_EMA, "%s has no averaged weights: it is not a checkpoint of a run with optimizer.ema",
+                 folder);
   if (s == RFR_OK) return RFR_OK;
   rfi_safetensors_close(*out);
   *out = NULL;

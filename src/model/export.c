@@ -69,10 +69,11 @@ static rfr_status find_model(exporter *e, const char *model) {
   if (s == RFR_OK && kind) {
     s = rfi_json_load(e->ctx, path, &config);
     if (s == RFR_OK && json_is_null(json_object_get(config, "base_model_name_or_path")))
-      s = rfi_fail(RFI_E_ADAPTER_BASE,
-                   "%s: the base of the adapter has the random weights of run.seed and is in no folder: train a base "
-                   "without adapter.type, export it, and train the adapter with this folder as model",
-                   model);
+      s = rfi_fail(
+          RFI_E_ADAPTER_BASE,
+          "%s: the base of the adapter has the random weights of run.seed and is not stored in a folder: train a base "
+          "without adapter.type, export it, and train the adapter with this folder as model",
+          model);
     if (s == RFR_OK) s = rfi_json_get_string(config, path, "base_model_name_or_path", true, &base);
     e->folder = e->base;
     e->base = NULL;

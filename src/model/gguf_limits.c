@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Which models llama.cpp computes as described. GGUF has no keys for some properties; llama.cpp derives them from the
- * architecture and the number of layers. An export of another model is refused before anything is written.
+ * Checks whether llama.cpp would compute a model as described. GGUF has no keys for some properties; llama.cpp derives
+ * them from the architecture and the number of layers. If the model differs, its export is refused before anything is
+ * written.
  *
  * Sources: hyperparameters and graphs of llama.cpp, src/models/ and src/llama-model.cpp.
  */

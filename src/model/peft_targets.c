@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Which modules adapter_config.json says that an adapter is for, by the rules of the PEFT library. There a module that
- * the fields name gets an adapter, also without tensors in the folder, and tensors of other modules are ignored. So a
- * folder whose fields and tensors differ has no single meaning.
+ * Determines the modules that adapter_config.json selects, by the rules of the PEFT library. There a module that the
+ * fields name gets an adapter, also without tensors in the folder, and tensors of other modules are ignored. So a
+ * folder whose fields and tensors differ is ambiguous.
  *
  * Regular expressions are Python's there and PCRE2's here; for names of modules the two agree. Their time is limited,
  * because the folder is foreign data.
@@ -73,7 +73,7 @@ static rfr_status match_pattern(const target_query *q, const char *field, const 
         : NULL;
   if (code) s = run_pattern(q, field, code, memory, out);
   else if (!c || error == PCRE2_ERROR_HEAP_FAILED) s = no_memory();
-  else s = BAD(q, "%s: \"%.100s\" is no valid regular expression at byte %zu", field, pattern, at);
+  else s = BAD(q, "%s: \"%.100s\" is not a valid regular expression at byte %zu", field, pattern, at);
   pcre2_code_free(code);
   pcre2_compile_context_free(c);
   pcre2_general_context_free(memory);

@@ -128,7 +128,7 @@ static rfr_status check_rope(const rfr_model_config *c) {
                 most = e->type == RFR_ROPE_YARN ? RFR_MAX_LIST : RFR_MAX_FACTORS;
   if ((e->type != RFR_ROPE_YARN && e->type != RFR_ROPE_LONGROPE) || c->type == RFR_MODEL_GPT2 ||
       c->rope_scaling.factor != 1.0)
-    return rfi_fail(RFI_E_MODEL_CONFIG, "rope_extension: unknown type %d, a scaling besides, or a gpt2 model",
+    return rfi_fail(RFI_E_MODEL_CONFIG, "rope_extension: unknown type %d, an additional scaling, or a gpt2 model",
                     (int)e->type);
   if (pairs > most)
     return rfi_fail(RFI_E_MODEL_CONFIG, "rope_scaling: %lld frequencies; at most %lld are supported", (long long)pairs,

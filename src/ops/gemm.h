@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The GEMM that a call is, for backends and their libraries.
+ * Describes the GEMM of a call, for backends and their libraries.
  */
 #ifndef RFI_GEMM_H
 #define RFI_GEMM_H

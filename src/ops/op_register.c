@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Ops from outside the tree: a description becomes a definition in the context.
+ * Registered ops: a description becomes a definition in the context.
  *
  * The rest of the library uses an op by its definition, so a registered op needs a case of its own
  * only at kernel selection, where its kernel comes from the definition. Results of its callbacks are

@@ -2,7 +2,8 @@
  *
  * Fusion of a grouped GEMM with SwiGLU (lower): the GEMM that computes packed gate and up computes h as well. Exact:
  * gate and up are rounded before they are read. It runs after recompute, because h alone is cheap to recompute; fused
- * with the GEMM it would cost as much as the GEMM. Only for one packed weight without a bias: the kernels take no more.
+ * with the GEMM it would cost as much as the GEMM. Only for one packed weight without a bias, because the kernels
+ * support nothing else.
  */
 #include "pass/pass.h"
 

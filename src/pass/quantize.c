@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Quantize: the labelled GEMMs of linears become quantize ops and scaled GEMMs.
+ * Quantize: the labelled GEMMs of linear layers become quantize ops and scaled GEMMs.
  *
  * Tensor cores multiply FP8 in one layout, y = a bT with both operands contiguous along the reduction. A quantize op
  * has both layouts as results: `row`, and `col`, the transposed copy. With y = x wT:

@@ -1,12 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * Delayed scaling: the scales of a step come from the amax of earlier steps, which two states hold: the history (H,S)
- * and the scales (S). Three slots belong to each linear, numbered as recorded: 3 l for x, 3 l + 1 for w, 3 l + 2 for
- * dy. Microbatches share them, and so do the experts of a layer; linears that read one x use the slot of the first.
+ * and the scales (S). Each linear layer has three slots, numbered in the order of recording: 3 l for x, 3 l + 1 for w,
+ * 3 l + 2 for dy. Microbatches share them, and so do the experts of a layer; linear layers that read the same x use the
+ * slot of the first.
  *
  * In a whole step the states are updated by its last ops, with the largest amax of each slot over all microbatches and,
- * in a program with collectives, over all ranks: one all_gather of scope "recipe" brings their amaxes to every rank, so
- * that all ranks update their states to the same bits. A skipped step leaves them as they are. A collect_amax takes at
+ * in a program with collectives, over all ranks: one all_gather of scope "recipe" gives every rank the amax values of
+ * all ranks, so that all ranks compute the same states. A skipped step does not change them. A collect_amax takes at
  * most RFR_MAX_LIST amaxes, so several may follow one another, each onto the result of the one before it.
  *
  * In graphed callables each part collects its amaxes onto a third state, recipe.amax (2,S), which all callables of the

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The recipes as data: how x, w and dy of a linear are quantized (docs/recipes.md).
+ * The recipes as data: how x, w and dy of a linear layer are quantized (docs/recipes.md).
  */
 #include "pass/recipe_rules.h"
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The quantizers of a linear's tensors under each recipe: one row per recipe (recipe_rules.c).
+ * The quantizers of a linear layer's tensors under each recipe: one row per recipe (recipe_rules.c).
  */
 #ifndef RFI_RECIPE_RULES_H
 #define RFI_RECIPE_RULES_H

@@ -1,21 +1,21 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Shard: what the ranks of a data-parallel step share out. The step was recorded with an all_reduce for each gradient,
- * and every rank would keep all parameters and states. This pass replaces the all_reduce. All modes have the same bits,
- * but full sums in another order if there are several microbatches:
+ * Shard: distributes optimizer and parameters of a data-parallel step over its ranks. The step was recorded with an
+ * all_reduce for each gradient, and every rank would keep all parameters and states. This pass replaces the all_reduce.
+ * All modes have the same bits, but full sums in another order if there are several microbatches:
  *
  *   all modes   gradient -> reduce_scatter, as soon as the gradients of a bucket are complete; the norm is that of the
  *               squares of all parts, which every rank gathers
  *   none        part -> all_gather -> the full gradient; every rank updates everything
- *   optimizer   the update of this rank's part of w, its moments and its master copy, which are inputs of part size;
+ *   optimizer   the update of this rank's part of w, its moments and its master weight, which are inputs of part size;
  *               each w is gathered once per step, before its first use
  *   full        each w is gathered for each of its uses, by layer, and its memory is free in between; the gradients of
  *               each microbatch are reduced by themselves and added to this rank's part
  *
- * A part is flat: ceil(n / ranks) elements, rounded up to PART, so that moments of 8 bits have the blocks of the full
+ * A part is flat: ceil(n / ranks) elements, rounded up to PART, so that 8-bit moments have the blocks of the full
  * tensor and every part is aligned. The last parts are zero-padded.
  *
- * Experts over ranks: the weights of a rank's experts are not shared out. grad_squares, whose results the ranks gather,
+ * Expert parallelism: the weights of a rank's experts are not sharded. grad_squares, whose results the ranks gather,
  * gets the parts of the other gradients.
  *
  * A bucket is the parameters of one layer (the first component of the scope of their first reader; a small bucket joins
@@ -60,7 +60,7 @@ typedef struct sharding {
   rfi_report *report;
   rfi_rewrite r;
   int *of;            /* per value: the sharded parameter that it is, or a view of; -1 */
-  int *own;           /* per value: the parameter whose gradient, moment or master copy it is, -1 */
+  int *own;           /* per value: the parameter whose gradient, moment or master weight it is, -1 */
   rfr_value *reduced; /* per value: this rank's part of a gradient, in the new trace, as far as it is added up */
   rfr_value *again;   /* per value: a view of a parameter, in the new trace */
   int *again_in;      /* the region for which it was recorded */

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * Shard: a step over ranks that are threads has the same bits with every rfr_shard, and those of one rank with as many
- * microbatches within rounding. With several microbatches a rank, RFR_SHARD_FULL has another order of sums and few
+ * microbatches within rounding. With several microbatches per rank, RFR_SHARD_FULL has another order of sums and few
  * unreduced gradients. The pass places each gather one region ahead and refuses what it cannot shard.
  */
 #include <math.h>
@@ -84,7 +84,7 @@ typedef struct rank {
   int ranks, microbatches;
   rfr_shard shard;
   bool bytes;
-  float weights[WEIGHTS][N], norm; /* of the master copies */
+  float weights[WEIGHTS][N], norm; /* of the master weights */
   int32_t zeros[WEIGHTS];
   int64_t persistent;
 } rank;

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * A frozen quantized weight in a step with two microbatches: each product has a dequantize op just before it and
- * nothing else reads its result; the values are in no phase that runs once; and gradients have the bits of a program
- * whose weights are the dequantized values, with any recompute.
+ * nothing else reads its result; the values are in no phase that runs once; and gradients are bitwise equal to a
+ * program whose weights are the dequantized values, with any recompute.
  */
 #include <stdio.h>
 #include <string.h>

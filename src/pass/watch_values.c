@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Values are named after autodiff, and the passes keep the names, so that a name means the same whatever is fused. The
- * ops that watch are added after all passes: nothing is fused, placed or rounded differently because of them. A row
- * sums up all values of one name: those of all microbatches.
+ * Values are named after autodiff, and the passes keep the names, so that the meaning of a name does not depend on
+ * fusion. The watching ops are added after all passes: they change no fusion, placement or rounding. A row sums up all
+ * values of one name: those of all microbatches.
  *
  * Weights and optimizer states are summed up as the step leaves them, gradients as the optimizer reads them, all other
  * values right after the op that computes them.

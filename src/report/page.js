@@ -287,7 +287,7 @@ function roofline(run) {
   });
   onResize(plot, draw);
   return h('div', {}, h('p', {class: 'muted'}, `${p.device}, ${p.dtype}: ` +
-    `${p.ms_per_step.toFixed(2)} ms a step. To the right, FLOPs per byte; upward, FLOPs per second; the line is the ` +
+    `${p.ms_per_step.toFixed(2)} ms per step. To the right, FLOPs per byte; upward, FLOPs per second; the line is the ` +
     'ceiling; the area of a circle is the time of an op.'), plot,
     h('p', {}, ...kernels.map((k, i) => h('span', {class: 'key'}, s('svg', {class: 'swatch', viewBox: '0 0 30 10'},
       s('circle', {class: `f${i % 7}`, cx: 15, cy: 5, r: 5})), k || 'several'))),

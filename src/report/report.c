@@ -3,8 +3,8 @@
  * Opens a report and writes its page.
  *
  * The page is a fixed text around one block of JSON. Its policy allows the one script and the one style sheet whose
- * hashes the build has computed, and no connection but to the server of a followed page, so text that came into the
- * page by an error of ours could still do nothing.
+ * hashes the build has computed, and no connection but to the server of a followed page, so markup that enters the page
+ * through a defect of ours still has no effect.
  *
  * A page of several long runs must stay small: all curves together get a fixed number of points.
  */

@@ -129,7 +129,7 @@ static void test_resumed(void **state) {
     assert_true(log.rows.items[i].elapsed == seconds[i]);
   }
   assert_true(log.rows.items[0].value[RFI_SERIES_tokens_per_second] == 128.0);
-  assert_true(isnan(log.rows.items[2].value[RFI_SERIES_loss])); /* the later line, and null is no number */
+  assert_true(isnan(log.rows.items[2].value[RFI_SERIES_loss])); /* the later line, and null is not a number */
   assert_true(log.rows.items[1].skipped && !log.rows.items[3].skipped);
   assert_int_equal(log.evaluations.n, 0); /* its step is lost */
   assert_int_equal(log.step, 4);

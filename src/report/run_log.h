@@ -64,7 +64,7 @@ rfr_status rfi_run_log_open(rfr_ctx *ctx, const char *folder, rfi_run_log *out);
 /* Reads complete lines that are new. Errors: file.*, json with the line. */
 rfr_status rfi_run_log_read(rfi_run_log *log);
 void rfi_run_log_close(rfi_run_log *log); /* accepts a zeroed one */
-/* The message of the last "end" after the last "start": "done", "stopped", a slug; NULL: the run goes on, or was
+/* The message of the last "end" after the last "start": "done", "stopped", a slug; NULL: the run continues, or was
  * killed. */
 const char *rfi_run_log_end(const rfi_run_log *log);
 

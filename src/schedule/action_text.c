@@ -34,10 +34,11 @@ static rfr_status take_action(rfr_schedule *s, int line, const char **p, const c
     return rfi_schedule_add(s, op, stage, microbatch);
   size_t n = 0;
   while (start + n < end && n < 24 && start[n] != ' ' && start[n] != '\t') n++;
-  return rfi_fail_at(RFI_E_SCHEDULE_PARSE, s->file, line,
-                     "rank %d, action %d: \"%.*s\" is no action; one is stage, op, microbatch, as 0F0 or 1SEND_B3, or "
-                     "stage and op, as 0OPT",
-                     s->ranks - 1, position, (int)n, start);
+  return rfi_fail_at(
+      RFI_E_SCHEDULE_PARSE, s->file, line,
+      "rank %d, action %d: \"%.*s\" is not an action; an action is stage, op, microbatch, such as 0F0 or 1SEND_B3, or "
+      "stage and op, such as 0OPT",
+      s->ranks - 1, position, (int)n, start);
 }
 
 static rfr_status take_line(rfr_schedule *s, int line, const char *p, const char *end) {

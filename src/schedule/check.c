@@ -263,7 +263,8 @@ static rfr_status check_channels(const rfr_schedule *s) {
                                                  : rfi_schedule_at(s, RFR_ACTION_SEND_B, a.stage + 1, a.microbatch);
       const int from = rfi_schedule_rank_of(s, send);
       if (of[from] == r + 1 && newest[from] > send)
-        status = bad(s, RFI_E_SCHEDULE_ORDER, i, "takes what left before what it took last from the same rank, by %s",
+        status = bad(s, RFI_E_SCHEDULE_ORDER, i,
+                     "receives a message that was sent before the last one received from the same rank, by %s",
                      place(s, newest[from], where));
       of[from] = r + 1;
       newest[from] = send;

@@ -445,7 +445,7 @@ static void test_costs_refused(void **state) {
   costs[1].gradient_bytes = 1;
   REFUSED("rank 1: the bytes of its stages");
   costs[1].seconds[RFR_ACTION_F] = costs[1].seconds[RFR_ACTION_I] = 1e308;
-  REFUSED("longer than a number can say");
+  REFUSED("duration of the schedule overflows");
   costs[0].seconds[RFR_ACTION_I] = costs[0].seconds[RFR_ACTION_W] = -1;
   costs[0].seconds[RFR_ACTION_B] = 2;
   OK(rfr_schedule_simulate(s, costs, 2, &result, NULL, NULL, NULL));

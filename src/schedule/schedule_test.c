@@ -80,7 +80,7 @@ static void test_refused(void **state) {
   } rows[] = {
       {"", "schedule.parse", "test: there is no action"},
       {"# nothing\n", "schedule.parse", "there is no action"},
-      {"0F0 1X0", "schedule.parse", "test:1: rank 0, action 1: \"1X0\" is no action"},
+      {"0F0 1X0", "schedule.parse", "test:1: rank 0, action 1: \"1X0\" is not an action"},
       {"0F0\n\n1F00", "schedule.parse", "test:3: rank 1, action 0: \"1F00\""},
       {"0F0,0B0", "schedule.parse", "\"0F0,0B0\""},
       {"-1F0", "schedule.parse", "\"-1F0\""},
@@ -116,7 +116,8 @@ static void test_refused(void **state) {
       {"0F0 0RECV_B0 0B0\n1F0 1SEND_B0 1B0", "schedule.order", "(1SEND_B0): comes before rank 1, action 2 (1B0)"},
       {"0F0 0SEND_B0", "schedule.count", "0I0 is missing"},
       {"0F0 0F1 0SEND_F0 0SEND_F1 0B0 0B1\n1RECV_F1 1RECV_F0 1F0 1B0 1F1 1B1", "schedule.order",
-       "rank 1, action 1 (1RECV_F0): takes what left before what it took last from the same rank, by rank 0, action 3"},
+       "rank 1, action 1 (1RECV_F0): receives a message that was sent before the last one received from the same "
+       "rank, by rank 0, action 3"},
       {"0UNSHARD 0UNSHARD 0F0", "schedule.order", "action 1 (0UNSHARD): the stage's weights are gathered already"},
       {"0F0 0RESHARD", "schedule.order", "action 0 (0F0): the stage's weights are not gathered here; put 0UNSHARD"},
       {"0UNSHARD 0F0 0RESHARD 0I0 0W0", "schedule.order", "action 3 (0I0): the stage's weights are not gathered"},

@@ -166,7 +166,7 @@ static rfr_status simulate(const simulation *q, rfr_rank_result *ranks, double *
     if (now[r] > out->makespan) out->makespan = now[r];
     out->slots += ranks[r].slots;
   }
-  if (!isfinite(out->makespan)) return rfi_fail(RFI_E_OVERFLOW, "the schedule takes longer than a number can say");
+  if (!isfinite(out->makespan)) return rfi_fail(RFI_E_OVERFLOW, "the duration of the schedule overflows");
   for (int r = 0; r < s->ranks; r++) {
     ranks[r].idle = out->makespan - ranks[r].busy;
     const double share = out->makespan > 0 ? ranks[r].idle / out->makespan : 0;

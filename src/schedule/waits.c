@@ -10,8 +10,8 @@
  *   a SEND_B    also waits until the RECV of the gradient that its buffer had before is reached
  *
  * Receivers of a link ask in the order in which its messages are sent (rfi_schedule_check), so no earlier message of a
- * link is in the way. Every rank is run as far as possible until none can continue. The sums over ranks of data follow
- * the last action of a step, and no action waits for one, so they cannot be in a cycle.
+ * link is in the way. Every rank is run as far as possible until none can continue. The sums over data-parallel ranks
+ * follow the last action of a step, and no action waits for one, so they cannot be in a cycle.
  */
 #include "schedule/schedule.h"
 
@@ -64,7 +64,7 @@ static rfr_status run_through(const waits *w) {
   if (left == 0) return RFR_OK;
   while (w->next[r] == s->begin[r + 1]) r++;
   return rfi_fail(RFI_E_SCHEDULE_DEADLOCK,
-                  "ranks wait for each other where senders wait for receivers; rank %d stops at %s, action %d", r,
+                  "the ranks deadlock if senders wait for receivers; rank %d stops at %s, action %d", r,
                   rfr_action_print(s->action[w->next[r]], text), w->next[r] - s->begin[r]);
 }
 

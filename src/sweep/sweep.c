@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * A sweep: the points of a grid as runs, and sweep.json, which is written anew with each change of a state.
+ * A sweep: the points of a grid as runs, and sweep.json, which is rewritten with each change of a state.
  *
  * The folder of a run decides its state: after a crash, a run that was training is done if its log says so, otherwise
  * it is continued. The order of the runs, their overrides and the hash of the configuration must equal sweep.json's.

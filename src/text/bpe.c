@@ -148,8 +148,8 @@ static rfr_status add_merge(rfi_bpe *m, const rfi_tokenizer_spec *spec, int64_t 
                        (long long)rank, (int)(a < 0 ? x->left.n : x->right.n), a < 0 ? x->left.text : x->right.text);
   const size_t n = x->left.n + x->right.n - skip;
   if (n >= RFI_TOKEN_BYTES_LIMIT)
-    return rfi_fail_at(RFI_E_TOKENIZER, spec->name, 0, "model.merges[%lld] makes a token of %zu bytes", (long long)rank,
-                       n);
+    return rfi_fail_at(RFI_E_TOKENIZER, spec->name, 0, "model.merges[%lld] produces a token of %zu bytes",
+                       (long long)rank, n);
   memcpy(joined, x->left.text, x->left.n);
   memcpy(joined + x->left.n, x->right.text + skip, x->right.n - skip);
   const int32_t id = rfi_vocabulary_find(m->v, joined, n);

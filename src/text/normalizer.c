@@ -61,7 +61,7 @@ static rfr_status read_charsmap(rfr_ctx *ctx, const char *file, const rfi_step *
   }
   if (at >= 4) memcpy(&size, out->content, 4);
   if (at < 4 || size > at - 4 || size % 4 || size < 4)
-    return rfi_fail_at(RFI_E_TOKENIZER, file, 0, "%s.precompiled_charsmap is cut", s->where);
+    return rfi_fail_at(RFI_E_TOKENIZER, file, 0, "%s.precompiled_charsmap is truncated", s->where);
   out->n_trie = size / 4;
   RFI_TRY(RFI_ALLOC(ctx, size, &out->trie));
   memcpy(out->trie, out->content + 4, size);

@@ -192,7 +192,7 @@ static rfr_status add_text_file(const sample *x, const char *path) {
     const char *nul = memchr(buffer + kept, 0, n);
     if (at == 0) RFI_GOTO(rfi_check_text(path, buffer, n));
     if (nul)
-      RFI_GOTO(rfi_fail_at(RFI_E_DATA_BINARY, path, 0, "has a NUL byte at offset %lld, so it is no text",
+      RFI_GOTO(rfi_fail_at(RFI_E_DATA_BINARY, path, 0, "has a NUL byte at offset %lld, so it is not text",
                            (long long)(at + (nul - buffer) - (int64_t)kept)));
     at += (int64_t)n;
     kept += n;

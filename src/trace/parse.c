@@ -307,7 +307,7 @@ static rfr_status parse_pairs(parser *q, rfi_opr *op, rfi_attr *attr, int32_t *t
 }
 
 static rfr_status check_claim(parser *q, const claim *c, rfr_value v) {
-  if ((v < 0) != (c->id < 0)) return bad(q, "a result is _ but should have a value, or the reverse");
+  if ((v < 0) != (c->id < 0)) return bad(q, "a result is _ but should have a value, or vice versa");
   if (v < 0) return RFR_OK;
   rfi_value *y = &q->t->values[v];
   if (c->id != v) return bad(q, "values must be numbered in order");

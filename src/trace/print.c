@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * Printing. The flat form is a file format: one line per input, op and output, with
- * everything that parse.c reads back; text after ';' is comment. The form for people
- * uses names, omits redundant fields, and shows consecutive layers that differ only in their
- * number as one.
+ * everything that parse.c reads back; text after ';' is comment. The form for humans uses names, omits redundant
+ * fields, and shows consecutive layers that differ only in their number as one.
  *
  *   refrain-trace 1
  *   input %0 "x" input f32[8,64] at "model.c":12

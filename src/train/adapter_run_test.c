@@ -221,7 +221,7 @@ static rfi_safetensors *open_weights(rfr_ctx *ctx, const char *folder) {
   return st;
 }
 
-/* The stored tensor of a parameter has the bits of the run's tensor `name`. */
+/* The stored tensor of a parameter is bitwise equal to the run's tensor `name`. */
 static void check_stored(rfr_run *run, rfi_safetensors *st, const char *name, const rfr_tensor *w) {
   char tensor[RFI_PEFT_NAME];
   rfr_tensor x;

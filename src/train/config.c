@@ -445,7 +445,7 @@ static rfr_status check_length(rfi_config *c) {
   if (sets != 1) {
     const int last = found[2] ? 2 : 1, first = found[0] ? 0 : 1;
     return rfi_fail_at(RFI_E_CONFIG_VALUE, c->source[ids[last]].line ? c->source[ids[last]].from : c->file,
-                       c->source[ids[last]].line, "%s and %s are both given; remove one", rows[ids[last]].path,
+                       c->source[ids[last]].line, "%s and %s are both set; remove one", rows[ids[last]].path,
                        rows[ids[first]].path);
   }
   for (int i = 0; i < 3; i++)
@@ -478,8 +478,8 @@ static rfr_status check_numbers(const rfi_config *c, rfi_config_id id, const cha
     const bool unlimited = most > 1e5 && strcmp(list->items[i], "inf") == 0;
     const double number = unlimited ? most : rfi_strtod(list->items[i], &end);
     if (!unlimited && (end == list->items[i] || *end || !(number > 0 && number <= most)))
-      return rfi_fail_at(RFI_E_CONFIG_VALUE, from, at->line, "%s: %.100s is not a number over 0 and up to %g", key,
-                         list->items[i], most);
+      return rfi_fail_at(RFI_E_CONFIG_VALUE, from, at->line, "%s: %.100s is not a number greater than 0 and at most %g",
+                         key, list->items[i], most);
   }
   return RFR_OK;
 }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Files of a run's folder that describe it for `refrain report`. Nothing reads them back but a resume, which keeps the
- * sources of run.json.
+ * Files of a run's folder that describe it for `refrain report`. Only a resume reads them back, to keep the sources of
+ * run.json.
  */
 #ifndef RFI_DESCRIBE_H
 #define RFI_DESCRIBE_H

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * Ranks whose states have diverged. They make the same updates with the same reduced gradients, so a difference is a
- * fault of a machine or of the program, and a checkpoint would hide it: it has the values of one rank. Ranks of a
- * pipeline have other parameters; those with the same stages are compared.
+ * fault of a machine or of the program. A checkpoint would hide it, because it has the values of one rank. Pipeline
+ * ranks have different parameters, so only ranks with the same stages are compared.
  */
 #include "train/divergence.h"
 
@@ -77,7 +77,7 @@ static rfr_status compare(const rfr_run *run, const held *all, int ranks) {
   for (int r = 0; r < ranks; r++)
     for (int other = 0; other < ranks; other++)
       if (at_fault(run, all, ranks, r, other))
-        return rfi_fail(RFI_E_DIST_DIVERGED, "rank %d has other values after step %lld than %d of %d ranks", r,
+        return rfi_fail(RFI_E_DIST_DIVERGED, "rank %d differs after step %lld from %d of %d ranks", r,
                         (long long)run->step, count_equal(run, all, ranks, other), ranks);
   return RFR_OK;
 }

@@ -42,7 +42,7 @@ static double *values_of(rfr_run *run, const char *name, const char *suffix, int
   return d;
 }
 
-/* The weight that an average follows: its master copy, if there is one. */
+/* The weight that an average follows: its master weight, if there is one. */
 static double *weight_of(rfr_run *run, const char *name, int64_t *n) {
   double *w = values_of(run, name, ".master", n);
   return w ? w : values_of(run, name, "", n);
@@ -294,7 +294,7 @@ static rfr_status train(void *rank, int number, rfr_comm *comm, rfr_ctx *own) {
   return s;
 }
 
-/* Each mode of parallel.shard has the bits of none, and so has a reader of the parts that the ranks have saved. */
+/* Each mode of parallel.shard is bitwise equal to none, and so are the averages read from the saved shards. */
 static void test_ranks(void **state) {
   static const char *const modes[] = {"parallel.shard=none", "parallel.shard=optimizer", "parallel.shard=full"};
   char folder[3][160];

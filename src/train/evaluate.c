@@ -5,10 +5,10 @@
  * be unlike the others. Windows past the end are padding without targets. Each batch gives a sum in nats, with
  * preferences one for each answer; the sums are added in double, in a fixed order.
  *
- * Ranks of data take turns: batch b is of rank b % ranks. All ranks get the sums of all batches and add them in the
- * order of the batches, so the result does not depend on the number of ranks. The same exchange carries the request to
- * stop, so that all ranks stop after the same batch. All ranks launch equally often, because the program may have
- * collectives.
+ * Data-parallel ranks take turns: rank b % ranks computes batch b. All ranks get the sums of all batches and add them
+ * in the order of the batches, so the result does not depend on the number of ranks. The same exchange carries the
+ * request to stop, so that all ranks stop after the same batch. All ranks launch equally often, because the program may
+ * have collectives.
  */
 #include "train/evaluate.h"
 

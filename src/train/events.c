@@ -3,7 +3,7 @@
  * Events: to the caller's callback and, as one line of JSON each, to the run's log.
  *
  * A line is built on the stack and appended in full or not at all. The log is not part of the run's state: if it
- * cannot be written, the run warns once and goes on.
+ * cannot be written, the run warns once and continues.
  *
  * The open log is also the lock of the folder: a second run that writes checkpoints there would delete the unfinished
  * ones of the first. The lock ends with its process.
@@ -139,7 +139,7 @@ static void write_lines(rfr_run *run, const char *lines, size_t n) {
   if (!wrong) return;
   rfi_journal_close(run->log);
   run->log = -1;
-  rfi_run_warn(run, "log.jsonl cannot be written (%s); the run goes on without a log", wrong);
+  rfi_run_warn(run, "log.jsonl cannot be written (%s); the run continues without a log", wrong);
 }
 
 rfr_status rfi_run_log_opened(rfr_run *run) {

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * A record of a run that failed.
+ * The record of a failed run.
  */
 #ifndef RFI_FAILURE_H
 #define RFI_FAILURE_H

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * Configurations for a published model: the one that fine-tunes it on rows, and the one that only opens it. Each is
- * text, so that a run which starts from it is an ordinary run: its folder has the text, and overrides change it.
+ * text, so that a run that starts from it is an ordinary run: its folder has the text, and overrides change it.
  */
 #include <errno.h>
 #include <limits.h>
@@ -120,13 +120,13 @@ static rfr_status look(draft *d, int64_t sequence, rfr_run_info *out) {
     if (s != RFR_OK && strcmp(rfr_last_error()->slug, "data.row") == 0) {
       char row[1024];
       rfi_snprintf(row, sizeof row, "%s", rfr_last_error()->message);
-      s = rfi_fail(RFI_E_DATA_FORMAT, "%s; %s: give pairs of answers alone, or rows without pairs", pair, row);
+      s = rfi_fail(RFI_E_DATA_FORMAT, "%s; %s: give only pairs of answers, or rows without pairs", pair, row);
     }
   }
   if (s == RFR_OK || !d->holds_out || find_override(d->options, "data.validation=")) return s;
   if (strcmp(rfr_last_error()->slug, "data.held_out") != 0) return s;
   d->holds_out = false;
-  warn(d, "the rows are too few or too equal to hold some out: data.validation is 0%, and nothing is evaluated");
+  warn(d, "there are too few distinct rows to hold some out: data.validation is 0%, and nothing is evaluated");
   return look_at(d, sequence, true, out);
 }
 

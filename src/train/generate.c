@@ -3,7 +3,7 @@
  * Texts from a model, as tokens. The device has the texts, their cursors and the cached keys and values: prefill reads
  * the prompts in chunks, then each replay of decode reads the last token of each text and appends one. Sampling is an
  * op of the program. The host writes the prompts and reads the appended tokens; it ends a text at a stop token and
- * starts the next prompt in its place. While one text reads its prompt, the others go on by one token a launch.
+ * starts the next prompt in its place. While one text reads its prompt, the others advance by one token per launch.
  *
  * The caches have as many rows as a training window. A longer text continues from its last half, read again from
  * position 0. So a token costs the same however long the text is, and no position exceeds those of training.
@@ -270,7 +270,7 @@ rfr_status rfr_run_score(rfr_run *run, const int32_t *tokens, int64_t n, float *
   RFI_TRY(rfi_run_check(run, RFR_RUN_GENERATE));
   const int64_t V = run->settings->spec.model.vocab_size;
   if (n < 1 || n > run->settings->spec.window)
-    return rfi_fail(RFI_E_ARGUMENT, "%lld tokens; the caches hold 1 to %lld (data.sequence)", (long long)n,
+    return rfi_fail(RFI_E_ARGUMENT, "%lld tokens; the KV cache holds 1 to %lld (data.sequence)", (long long)n,
                     (long long)run->settings->spec.window);
   RFI_TRY(check_tokens(run, tokens, n));
   RFI_GOTO(open_batch(&b, run));

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Agreement of the ranks of a run. First they agree that none has failed, so that the others neither wait nor go on
- * alone. Then each sends a record of at most RFI_EXCHANGE_BYTES of what must be equal: build, device, configuration,
- * data and checkpoint. All look at all records, so that they come to the same verdict.
+ * Agreement of the ranks of a run. First they agree that none has failed, so that no rank waits or continues alone.
+ * Then each sends a record of at most RFI_EXCHANGE_BYTES with everything that must be equal: build, device,
+ * configuration, data and checkpoint. All ranks compare all records, so they all reach the same result.
  */
 #include "train/handshake.h"
 

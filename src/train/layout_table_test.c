@@ -14,7 +14,7 @@
 enum { MOST_SETS = 4, CASES = 3, COLUMNS = 5 };
 
 static const char *const shards[] = {"none", "optimizer", "full"};
-/* The columns: a mode of parallel.shard, parallel.expert in each of them, a pipeline of 2 with ranks of data. */
+/* The columns: a mode of parallel.shard, parallel.expert in each of them, a pipeline of 2 with data-parallel ranks. */
 enum { EXPERT = 3, PIPELINE = 4 };
 
 static const struct row {
@@ -25,7 +25,7 @@ static const struct row {
      {{"optimizer.state_dtype=bf16"},
       {"optimizer.name=sgd", "optimizer.momentum=0.9"},
       {"optimizer.frozen=[\"*q_proj*\"]"}}},
-    {"moments of 8 bits", {{"optimizer.state_dtype=u8"}}},
+    {"8-bit moments", {{"optimizer.state_dtype=u8"}}},
     {"Muon", {{"optimizer.name=muon"}}},
     {"mixture of experts", {{"model.model_type=qwen3_moe", "model.num_experts=4", "model.moe_intermediate_size=32"}}},
     {"LoRA, DoRA, quantized bases",

@@ -34,7 +34,7 @@ static rfr_status read_metrics(rfr_run *run, int64_t step, double *values, const
   for (int idle = 0;;) {
     __atomic_load(slot, &seen, __ATOMIC_ACQUIRE);
     if (seen == number) break;
-    if (idle) return rfi_fail(RFI_E_INTERNAL, "metrics of step %lld carry the number %g", (long long)(step + 1), seen);
+    if (idle) return rfi_fail(RFI_E_INTERNAL, "metrics of step %lld have the value %g", (long long)(step + 1), seen);
     RFI_TRY(rfr_programs_poll(run->programs, &idle));
   }
   for (int m = 0, column = 1; m < RFI_METRIC_N; m++)
@@ -156,7 +156,7 @@ static void announce_phase(rfr_run *run, int64_t step) {
   const int phase = rfi_ramp_phase(s, step);
   char message[128];
   if (step == 0 || phase == rfi_ramp_phase(s, step - 1)) return;
-  snprintf(message, sizeof message, "from step %lld on: %lld tokens a step, sequences of %lld", (long long)step + 1,
+  snprintf(message, sizeof message, "from step %lld on: %lld tokens per step, sequences of %lld", (long long)step + 1,
            (long long)rfi_ramp_tokens(s, phase), (long long)rfi_ramp_sequence(s, phase));
   rfi_run_emit(
       run,

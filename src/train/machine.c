@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The machine and the build: which of their properties the bits of a run depend on, and the meaning of
- * precision.dtype: auto. bf16 is chosen where hardware multiplies it, on a GPU or on this CPU; elsewhere f32 is as fast
- * and more precise.
+ * The machine and the build: the properties that results depend on bitwise, and the meaning of precision.dtype: auto.
+ * bf16 is chosen where hardware multiplies it, on a GPU or on this CPU; elsewhere f32 is as fast and more precise.
  */
 #include <stdio.h>
 #include <string.h>

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Properties of the host, besides the configuration, that the bits of a run depend on.
+ * Properties of the host that results depend on bitwise, in addition to the configuration.
  */
 #ifndef RFI_MACHINE_H
 #define RFI_MACHINE_H

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Runs whose optimizer has moments of 8 bits: their bytes in closed form, nearly the losses of f32, the same bits eager
+ * Runs whose optimizer has 8-bit moments: their bytes in closed form, nearly the losses of f32, the same bits eager
  * and resumed, with masters and with an adapter; refused with SGD.
  */
 #include <math.h>

@@ -66,7 +66,7 @@ static double *values_of(rfr_run *run, const char *name, const char *suffix, rfr
 }
 
 /* The matrices of a weight: `across` and `down` of them beside and below each other, in each slice of rank 3; with
- * `unequal` the rows are shared out in proportion 2 : 1 : 1. */
+ * `unequal` the rows are distributed in proportion 2 : 1 : 1. */
 typedef struct packed {
   const char *name;
   int across, down;

@@ -50,7 +50,7 @@ static bool has_sharded_ema(const rfi_settings *s, const rfr_run_options *o) {
   return s->config->optimizer_ema > 0 && s->parallel.shard != RFR_SHARD_NONE;
 }
 
-/* Bits of a row: modes of parallel.shard, and experts over ranks. */
+/* Bits of a row: modes of parallel.shard, and expert parallelism. */
 enum { NONE = 1 << RFR_SHARD_NONE, OPTIMIZER = 1 << RFR_SHARD_OPTIMIZER, FULL = 1 << RFR_SHARD_FULL, EXPERTS = 8 };
 
 static const struct {

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * How a run is shared out over ranks: the section `parallel` of the configuration, and what works together.
+ * How a run is distributed over ranks: the section `parallel` of the configuration, and what works together.
  */
 #ifndef RFI_PARALLEL_H
 #define RFI_PARALLEL_H

@@ -97,7 +97,7 @@ rfr_status rfi_run_tensor(const rfr_run *run, const char *name, rfr_tensor *out)
   return RFR_OK;
 }
 
-/* ---- sections: runs of bytes that are shared out alike ---- */
+/* ---- sections: ranges of bytes that are sharded in the same way ---- */
 
 typedef struct section {
   int64_t at, bytes, each; /* in the full tensor; of a part */

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Tensors of which each rank holds a part (rfr_compile_options.shard), as the programs were recorded: with the full
- * type. Without several ranks every tensor is whole.
+ * Sharded tensors (rfr_compile_options.shard), described as the programs were recorded: with the full type. With one
+ * rank every tensor is complete.
  */
 #ifndef RFI_PARTS_H
 #define RFI_PARTS_H
@@ -22,7 +22,7 @@ bool rfi_is_part(const rfr_run *run, const rfr_tensor *x);
 bool rfi_ranks_save(const rfr_run *run);
 /* Whether this rank saves a tensor that is no part: one of the ranks that have it. */
 bool rfi_saves(const rfr_run *run, const rfr_tensor *x);
-/* Whether a tensor is of a parameter: its values, its moments, its master copy. */
+/* Whether a tensor is of a parameter: its values, its moments, its master weight. */
 bool rfi_of_parameter(const rfr_tensor *x);
 /* Whether a tensor is the average of a parameter, RFI_SUFFIX_EMA. */
 bool rfi_is_average(const rfr_tensor *x);

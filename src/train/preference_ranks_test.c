@@ -100,7 +100,7 @@ static void against_one_rank(void **state) {
   }
 }
 
-/* Experts over ranks, in two modes of parallel.shard. */
+/* Expert parallelism, in two modes of parallel.shard. */
 static void spread_experts(void **state) {
   static const char *const modes[] = {"none", "full"};
   (void)state;

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Ramps (batch.ramp): the first steps of a run have other sizes than the rest. A phase is a run of steps of one size,
- * and has a program of its own; all programs share weights, states and the arena. Everything that depends on the size
- * of a step is a function of its number, so a resumed run needs no state of the ramp: the phase, the data and the
+ * Batch ramps (batch.ramp): smaller batches or shorter sequences at the start of a run. A phase is a sequence of steps
+ * of one size and has its own program; all programs share weights, states and the arena. Everything that depends on the
+ * size of a step is a function of its number, so a resumed run needs no state of the ramp: the phase, the data and the
  * random numbers follow from the step.
  *
  * A phase with a shorter `sequence` has the same windows of the data. They are cut into sequences of so many tokens,

@@ -98,7 +98,7 @@ static void test_counts(void **state) {
 
 /* ---- programs ---- */
 
-/* The first phase has the bits of a run of its size; programs of all sizes are in one arena. */
+/* The first phase is bitwise equal to a run of its size; programs of all sizes are in one arena. */
 static void test_programs(void **state) {
   rfr_ctx *own = rft_run_ctx(2);
   rft_record r = {0}, plain = {0};

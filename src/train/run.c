@@ -46,7 +46,7 @@ static rfr_status check_options(const rfr_run_options *o, const char *config_tex
   if (o->n_overrides < 0 || (o->n_overrides > 0 && !o->overrides))
     return rfi_fail(RFI_E_ARGUMENT, "rfr_run_options: %d overrides, but no list", o->n_overrides);
   if (o->ema && (o->programs & RFR_RUN_TRAIN))
-    return rfi_fail(RFI_E_ARGUMENT, "rfr_run_options.ema is for reading; training goes on with the trained weights");
+    return rfi_fail(RFI_E_ARGUMENT, "rfr_run_options.ema is for reading; training continues with the trained weights");
   if (!config_text && !folder) return rfi_fail(RFI_E_ARGUMENT, "neither a configuration nor a folder is given");
   return RFR_OK;
 }
@@ -292,7 +292,7 @@ static rfr_status check_folder(rfr_ctx *ctx, const char *folder) {
   return RFR_OK;
 }
 
-/* The config.yaml of the run that the checkpoint in `folder` belongs to; NULL: it is no checkpoint of a run. */
+/* The config.yaml of the run that the checkpoint in `folder` belongs to; NULL: it is not a checkpoint of a run. */
 static rfr_status find_run_config(rfr_ctx *ctx, const char *folder, char **out) {
   rfr_status s;
   char *manifest = NULL, *above = NULL, *path = NULL, kind;

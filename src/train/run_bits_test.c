@@ -230,7 +230,7 @@ static void bits_llama_f16(void **state) {
   same_bits("refrain: 1\n" LLAMA HALF DATA TWO_BATCHES ADAM RUN, "half");
 }
 
-/* A loss scale under which f16 overflows: steps are skipped, each halves it, until one is not; then training goes on.
+/* A loss scale under which f16 overflows: steps are skipped, each halves it, until one is not; then training continues.
  * Without overflow the losses are those of f32, as far as f16 goes. */
 static void loss_scale(void **state) {
   (void)state;

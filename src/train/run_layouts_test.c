@@ -10,15 +10,15 @@
 
 #include "support/context.h"
 #include "support/ranks.h"
-#include "support/thin.h"
 #include "support/run.h"
+#include "support/thin.h"
 
 enum { STEPS = 6 };
 
 typedef struct job {
   const char *config, *shard;
-  int expert;  /* parallel.expert */
-  int skipped; /* steps */
+  int expert;                 /* parallel.expert */
+  int skipped;                /* steps */
   char warning[256], end[32]; /* end: how rfr_run_train ended */
   double loss[STEPS + 1], norm[STEPS + 1];
   int64_t tokens, bytes; /* bytes: that stay from step to step */
@@ -149,7 +149,7 @@ static void against_one_rank(void **state) {
   }
 }
 
-/* With one microbatch a rank the sums have the order of one rank. */
+/* With one microbatch per rank the sums have the order of one rank. */
 static void same_bits(void **state) {
   const char *config = "refrain: 1\n" LLAMA DATA "batch: {tokens: 96, microbatch: 2}\n"
                        "optimizer: {name: sgd, lr: 1e-2, clip: 1.0, frozen: [\"*proj*\"]}\n" SINGLE STEPS_RUN;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * Runs of pipelines in a folder, ranks being threads: checkpoints under other layouts, resumed bit by bit; evaluation;
- * several ranks of data.
+ * several data-parallel ranks.
  */
 #include <math.h>
 #include <stdio.h>
@@ -11,8 +11,8 @@
 #include "refrain/model.h"
 #include "support/context.h"
 #include "support/ranks.h"
-#include "support/thin.h"
 #include "support/run.h"
+#include "support/thin.h"
 #include "train/parts.h"
 
 enum { MOST_TENSORS = 1024 };
@@ -136,7 +136,7 @@ static const struct {
      5e-3},
     {"dora on a quantized base",
      "refrain: 1\n" UNTIED DATA BATCH ADAM SINGLE "adapter: {type: dora, rank: 4, base: nf4}\n" STEPS_RUN, 1e-6},
-    {"moments of 8 bits, recomputed",
+    {"8-bit moments, recomputed",
      "refrain: 1\nmodel: {model_type: llama, hidden_size: 72, num_hidden_layers: 4, num_attention_heads: 3}\n" DATA
          BATCH "optimizer: {name: adamw, lr: 3e-3, state_dtype: u8}\nmemory: {recompute: all}\n" SINGLE STEPS_RUN,
      1e-5}, /* the codes of a moment change with the last bits of a gradient */
@@ -181,7 +181,7 @@ static void layouts(void **state) {
     }
 }
 
-/* Resumed under the same layout, a pipeline has the bits of a run that was not interrupted. */
+/* Resumed under the same layout, a pipeline is bitwise equal to a run that was not interrupted. */
 static void resume(void **state) {
   (void)state;
   for (int i = 0; i < ROWS; i++)
@@ -207,7 +207,8 @@ static void resume(void **state) {
 
 static double relative(double a, double b) { return fabs(a / b - 1); }
 
-/* Loss, norm, tokens and evaluation of each schedule, with and without several ranks of data, are those of one rank. */
+/* Loss, norm, tokens and evaluation of each schedule, with and without several data-parallel ranks, are those of one
+ * rank. */
 static void values(void **state) {
   static job one;
   (void)state;
@@ -230,7 +231,8 @@ static void values(void **state) {
   }
 }
 
-/* Each rank of the pipeline writes its tensors, whatever the ranks of data; the export has the same header. */
+/* Each rank of the pipeline writes its tensors, for any number of data-parallel ranks; the export has the same
+ * header. */
 static void files(void **state) {
   char *text[2], from[200], to[200], path[256];
   size_t n[2];
@@ -261,11 +263,10 @@ static void files(void **state) {
 static void diverged(void **state) {
   const rft_flip cases[] = {
       {rows[1].config, "parallel.pipeline=4", "model.embed_tokens.weight", 4, 3, 1,
-       "rank 3 has other values after step 1 than 3 of 4 ranks"},
+       "rank 3 differs after step 1 from 3 of 4 ranks"},
       {rows[1].config, "parallel.pipeline=2", "model.layers.0.mlp.up_proj.weight", 4, 1, 1,
-       "rank 1 has other values after step 1 than 3 of 4 ranks"},
-      {rows[1].config, "parallel.pipeline=2", "zero_steps", 4, 2, 1,
-       "rank 2 has other values after step 1 than 3 of 4 ranks"},
+       "rank 1 differs after step 1 from 3 of 4 ranks"},
+      {rows[1].config, "parallel.pipeline=2", "zero_steps", 4, 2, 1, "rank 2 differs after step 1 from 3 of 4 ranks"},
   };
   (void)state;
   for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {

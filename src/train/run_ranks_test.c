@@ -90,7 +90,7 @@ static rfr_status evaluate_folder(void *rank, int number, rfr_comm *comm, rfr_ct
   return s;
 }
 
-/* Any number of ranks has the bits of one. */
+/* Any number of ranks is bitwise equal to one. */
 static void evaluation(void **state) {
   static const char *const modes[] = {"parallel.shard=none", "parallel.shard=optimizer", "parallel.shard=full"};
   (void)state;

@@ -131,7 +131,7 @@ static void packed_losses(void **state) {
   rfr_ctx_destroy(ctx);
 }
 
-/* A run that goes on from the middle of its second epoch has the bits of one that was not stopped. */
+/* A run that continues from the middle of its second epoch is bitwise equal to one that was not stopped. */
 static void resumed(void **state) {
   (void)state;
   write_rows("a.jsonl", 0, 60);
@@ -201,7 +201,7 @@ static void kinds(void **state) {
   } cases[] = {
       {{"data.train=[a.jsonl, plain.text]"}, "config.value", "a.jsonl has rows and plain.text is text"},
       {{"data.weights=[1, 2]"}, "config.value", "data.weights: 2 numbers for 1 patterns"},
-      {{"data.weights=[0]"}, "config.value", "data.weights: 0 is not a number over 0"},
+      {{"data.weights=[0]"}, "config.value", "data.weights: 0 is not a number greater than 0"},
       {{"data.train=*.txt", "data.weights=[1]"}, "config.value", "only files of rows have weights"},
       {{"data.train=[\"*.txt\", tiny.text]", "data.shares=[1, 1]", "run.epochs=0", "run.steps=1"},
        "data.empty",

@@ -369,7 +369,7 @@ static void given_in_time(void **state) {
     rfr_run_close(run);
   }
   assert_true(again[0].last_loss == again[1].last_loss);
-  /* one that was given in time does not go on in steps */
+  /* one that was given in time does not continue in steps */
   o.resume = 1;
   const char *const sets[] = {"run.steps=50000"};
   o.overrides = sets, o.n_overrides = 1;

@@ -96,7 +96,7 @@ static void test_refused(void **state) {
   assert_string_equal(rfr_last_error()->slug, "config.value");
   assert_non_null(strstr(rfr_last_error()->message, ":7: run.sample_prompt has no token"));
   assert_null(run);
-  /* A file that cannot be written: one warning, and the run goes on. */
+  /* A file that cannot be written: one warning, and the run continues. */
   rft_write(f, "full/samples.jsonl/x", "", 0);
   train(f, "full", ", steps: 9, sample_every: 2", false);
   assert_non_null(strstr(warning, "samples.jsonl cannot be written ("));

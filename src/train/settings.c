@@ -320,7 +320,7 @@ static rfr_status read_rounding(rfi_settings *s) {
   if (p->master)
     return FAIL_AT(
         s, RFI_CFG_optimizer_rounding,
-        "optimizer.rounding: stochastic, but a weight with a master copy in f32 loses nothing by rounding; give "
+        "optimizer.rounding: stochastic, but a weight with a f32 master weight loses nothing by rounding; give "
         "optimizer.master_weights: false, or nearest");
   return RFR_OK;
 }

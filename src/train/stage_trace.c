@@ -2,7 +2,7 @@
  *
  * Records the forward of a pipeline's layers. The embedding is in the first stage, the last norm, the LM head and the
  * loss are in the last one, which has fewer layers where the head costs as much as some; the others are split evenly. A
- * head that is tied to the embedding is a parameter of its own name there, so that each of the two stages has a
+ * head that is tied to the embedding is a separately named parameter there, so that each of the two stages has a
  * gradient for it.
  */
 #include "train/stage_trace.h"

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The stages of a pipeline: which layers a stage has, which rank owns a stage and a parameter, and the forward of a
+ * The stages of a pipeline: the layers of a stage, the rank that owns a stage or a parameter, and the forward of a
  * layer as a trace.
  */
 #ifndef RFI_STAGE_TRACE_H

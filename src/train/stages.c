@@ -9,7 +9,7 @@
  * gradient is sent from a copy, which is waited for before it is written again. Stages that are neighbours on one rank
  * pass their tensors without a message. Every rank counts the targets of the whole step, so the loss has the divisor of
  * one rank with as many microbatches; dropout is addressed by microbatch and site, so its masks are those of that one
- * rank. Ranks of data that have the same stages sum their gradients when the schedule is done.
+ * rank. Data-parallel ranks that have the same stages sum their gradients when the schedule is done.
  */
 #include "train/stages.h"
 
@@ -53,7 +53,7 @@ struct rfi_stages {
     int to;
     int64_t number; /* of the last message from a copy, among those to that rank; 0: none */
   } sent[RFI_SENT_COPIES];
-  rfi_collective *sums; /* of this rank's gradients, over the ranks of data with the same stages */
+  rfi_collective *sums; /* of this rank's gradients, over the data-parallel ranks with the same stages */
   int n_sums;
 };
 
@@ -316,7 +316,7 @@ static int list_peers(const rfi_stages *p, int peers[RFI_MOST_PEERS + 2]) {
   return n;
 }
 
-/* The ranks of data with the same stages are adjacent. */
+/* The data-parallel ranks with the same stages are adjacent. */
 static int first_of_group(const rfi_stages *p) { return p->spec.pipeline.rank * p->spec.ranks; }
 
 /* Callables and messages of a GPU follow the work of the update's program. */
@@ -386,7 +386,8 @@ void rfi_stages_messages(const rfi_stages *p, int64_t *bytes, int64_t *n) {
 
 /* ---- a step ---- */
 
-/* 1 / the number of targets of the step, with the loss scale. With ranks of data all ranks wait for each other here. */
+/* 1 / the number of targets of the step, with the loss scale. With data-parallel ranks all ranks wait for each other
+ * here. */
 static rfr_status inverse_count(const rfi_stages *p, const int32_t *targets, float *inv) {
   int64_t count = 0, *all;
   int32_t scale[2];
@@ -517,9 +518,9 @@ static rfr_status exchange_tied(const rfi_stages *p) {
   return rfi_comm_wait_sent(p->comm, peer, rfi_comm_sent(p->comm, peer), p->stream); /* the next step clears it */
 }
 
-/* The ranks of data with the same stages; of a tied embedding each sums the gradient of its own stage. On a GPU the
- * stream of the callables has all actions of the step before the sums, and no action waits for a sum, so the ranks of
- * two pipelines cannot wait for each other. */
+/* The data-parallel ranks with the same stages; of a tied embedding each sums the gradient of its own stage. On a GPU
+ * the stream of the callables has all actions of the step before the sums, and no action waits for a sum, so the ranks
+ * of two pipelines cannot wait for each other. */
 static rfr_status reduce_gradients(const rfi_stages *p) {
   if (p->spec.ranks <= 1) return RFR_OK;
   return rfi_group_all_reduce(p->ctx, p->comm, first_of_group(p), p->spec.ranks, p->sums, p->n_sums, p->stream);

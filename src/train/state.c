@@ -236,7 +236,7 @@ rfr_status rfi_state_prepare(rfr_run *run, bool resumes) {
 
 /* ---- loading ---- */
 
-/* How the ranks share out a step: another layout sums gradients in another order. */
+/* How a step is distributed over the ranks: another layout sums gradients in another order. */
 static void describe_layout(const rfi_parallel *p, char *text, size_t size) {
   if (p->ranks == 1) snprintf(text, size, "%s", ONE_RANK);
   else if (p->pipeline > 1)
@@ -297,7 +297,8 @@ static rfr_status other_configuration(rfr_run *run, const char *file, const char
 static rfr_status other_environment(rfr_run *run, const char *file, const char *key, const char *theirs,
                                     const char *mine) {
   if (run->options.strict)
-    return rfi_fail_at(RFI_E_RESUME_MISMATCH, file, 0, "%s was %s and is %s: the bits would differ", key, theirs, mine);
+    return rfi_fail_at(RFI_E_RESUME_MISMATCH, file, 0, "%s was %s and is %s: results would not be bitwise the same",
+                       key, theirs, mine);
   rfi_run_warn(run, "resuming with another %s: it was %s and is %s; the bits may differ from an uninterrupted run", key,
                theirs, mine);
   return RFR_OK;

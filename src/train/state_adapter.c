@@ -179,7 +179,7 @@ static rfr_status describe_stored(const rfr_run *run, int i, rfr_tensor *out) {
   return RFR_OK;
 }
 
-/* The tensor that a checkpoint has of parameter i: the parameter, or its master copy. */
+/* The tensor that a checkpoint has of parameter i: the parameter, or its master weight. */
 static rfr_status find_stored(const rfr_run *run, int i, rfr_tensor *out) {
   rfr_parameter p;
   rfr_tensor w;
@@ -224,7 +224,7 @@ static rfr_status collect(rfr_run *run, rfi_safetensors_entry *entries, char (*n
   for (int i = 0; i < n; i++, to += x.bytes) {
     RFI_TRY(find_stored(run, first + i, &x));
     const rfr_status s = rfi_is_here(run, first + i) ? copy_parameter(run, first + i, &x, to) : RFR_OK;
-    if (found == RFR_OK) found = s; /* the ranks go on with their calls */
+    if (found == RFR_OK) found = s; /* the ranks continue with their calls */
     RFI_TRY(send_copy(run, first + i, to, x.bytes));
   }
   return found;

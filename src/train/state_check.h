@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Finds values in a run's state that no step can produce. Such a state is not saved, and such a checkpoint is refused.
+ * Detects values in a run's state that no step can produce. Such a state is not saved, and such a checkpoint is
+ * refused.
  */
 #ifndef RFI_STATE_CHECK_H
 #define RFI_STATE_CHECK_H

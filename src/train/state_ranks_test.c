@@ -11,8 +11,8 @@
 #include "refrain/model.h"
 #include "support/context.h"
 #include "support/ranks.h"
-#include "support/thin.h"
 #include "support/run.h"
+#include "support/thin.h"
 
 typedef struct job {
   const char *config, *folder, *shard;
@@ -77,7 +77,7 @@ static const struct row {
 } rows[] = {
     {"bf16 with master weights", "refrain: 1\n" LLAMA DATA BATCH ADAM "precision: {dtype: bf16}\n" STEPS_RUN, false},
     {"experts, which are pieces in a folder", "refrain: 1\n" EXPERTS DATA BATCH BALANCED SINGLE STEPS_RUN, false},
-    {"moments of 8 bits",
+    {"8-bit moments",
      "refrain: 1\nmodel: {model_type: llama, hidden_size: 72, num_hidden_layers: 1, num_attention_heads: 3}\n" DATA
          BATCH "optimizer: {name: adamw, lr: 3e-3, state_dtype: u8}\n" SINGLE STEPS_RUN,
      false},
@@ -131,7 +131,7 @@ static void layouts(void **state) {
 }
 
 /* Experts spread over two ranks: a checkpoint has a part of them from each rank and loads under other layouts with the
- * same values, and the reverse; a resume has the bits of a run that was not interrupted. */
+ * same values, and vice versa; a resume is bitwise equal to a run that was not interrupted. */
 static void spread_experts(void **state) {
   static const char *const config =
       "refrain: 1\nmodel: {model_type: mixtral, hidden_size: 24, intermediate_size: 20, num_hidden_layers: 2, "
@@ -153,7 +153,7 @@ static void spread_experts(void **state) {
   const job whole = run_job(2, (job){config, "spread-once", "none", 0, 6, .expert = 2});
   const job rest = run_job(2, (job){config, "spread", "none", 1, 6, .expert = 2});
   assert_true(rfi_hash_equal(whole.state, rest.state));
-  /* with the other parameters shared out too */
+  /* with the other parameters sharded too */
   const job full = run_job(2, (job){config, "spread-full", "full", 0, 4, .expert = 2});
   assert_true(rfi_hash_equal(run_job(1, (job){config, "spread-full", "none", 1, 0}).state, full.state));
   assert_true(
@@ -163,7 +163,7 @@ static void spread_experts(void **state) {
   assert_true(rfi_hash_equal(full_once.state, full_rest.state));
 }
 
-/* A resume under the same layout has the bits of a run that was not interrupted. `optimizer` has those of `none`;
+/* A resume under the same layout is bitwise equal to a run that was not interrupted. `optimizer` has those of `none`;
  * `full` adds up microbatches in another order. */
 static void resume(void **state) {
   (void)state;
@@ -277,13 +277,12 @@ static void damaged(void **state) {
 static void diverged(void **state) {
   const rft_flip cases[] = {
       {rows[0].config, "parallel.shard=none", "model.norm.weight", 3, 1, 2,
-       "rank 1 has other values after step 2 than 2 of 3 ranks"},
+       "rank 1 differs after step 2 from 2 of 3 ranks"},
       {rows[0].config, "parallel.shard=none", "model.norm.weight", 3, 0, 2,
-       "rank 0 has other values after step 2 than 2 of 3 ranks"},
+       "rank 0 differs after step 2 from 2 of 3 ranks"},
       {rows[0].config, "parallel.shard=none", "model.norm.weight.exp_avg", 2, 1, 2,
-       "rank 1 has other values after step 2 than 1 of 2 ranks"},
-      {rows[0].config, "parallel.shard=full", "zero_steps", 3, 2, 2,
-       "rank 2 has other values after step 2 than 2 of 3 ranks"},
+       "rank 1 differs after step 2 from 1 of 2 ranks"},
+      {rows[0].config, "parallel.shard=full", "zero_steps", 3, 2, 2, "rank 2 differs after step 2 from 2 of 3 ranks"},
   };
   (void)state;
   for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {

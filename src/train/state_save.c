@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * Saves a checkpoint. Rank 0 writes the small files and, if every rank has all tensors, those of the tensors too. If
- * the ranks hold parts, or the tensors of their stages, each writes its own to files of its own; what several have, one
- * of them writes. So no rank holds more than one part in addition to its state.
+ * the ranks hold shards, or the tensors of their stages, each rank writes them to its own files; a tensor that several
+ * ranks have is written by one of them. So no rank holds more than one shard in addition to its state.
  */
 #include <stdio.h>
 #include <string.h>

@@ -138,7 +138,7 @@ static rfr_value unscaled(rfr_trace *t, const scaling *scaling, rfr_value x) {
   return scaling->inverse == RFR_NONE ? x : rfr_mul(t, x, scaling->inverse);
 }
 
-/* The updated weight, or its master copy: result `w1` of an update and the last one. */
+/* The updated weight, or its master weight: result `w1` of an update and the last one. */
 static rfr_value unrounded(const rfr_trace *t, rfr_value w1) {
   const rfi_opr *op = w1 >= 0 ? &t->ops[t->values[w1].op] : NULL;
   return op && op->out[op->n_out - 1] >= 0 ? op->out[op->n_out - 1] : w1;
@@ -391,7 +391,7 @@ static rfr_value declare_gradient(rfr_trace *t, const rfi_step_spec *s, const ch
   return rfr_input(t, full, RFR_ROLE_INPUT, s->gradient_dtype, type.rank, type.shape);
 }
 
-/* All ranks of the step: those of the pipeline for each rank of data. */
+/* All ranks of the step: those of the pipeline for each data-parallel rank. */
 static int step_ranks(const rfi_step_spec *s) { return s->pipeline.ranks * all_ranks(s); }
 
 /* The norm over the gradients of all ranks. `g` has each trained parameter of the model: RFR_NONE, which counts 0,

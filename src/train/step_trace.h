@@ -41,7 +41,7 @@ typedef struct rfi_ema {
   bool warmup;
 } rfi_ema;
 
-/* A pipeline and this rank of it; see stage_trace.h. With several ranks of data each of them has a pipeline, and
+/* A pipeline and this rank of it; see stage_trace.h. With several data-parallel ranks each of them has a pipeline, and
  * neighbouring ranks have the same stages. */
 typedef struct rfi_pipeline_part {
   int ranks, rank; /* ranks 0 or 1: there is none */

@@ -14,7 +14,7 @@
 static void end_file(rfr_run *run, const char *why) {
   rfi_journal_close(run->event_file);
   run->event_file = -1;
-  rfi_run_warn(run, "the event file cannot be written (%s); the run goes on without it", why);
+  rfi_run_warn(run, "the event file cannot be written (%s); the run continues without it", why);
 }
 
 static void append(rfr_run *run, const uint8_t *record, size_t n) {

@@ -60,5 +60,5 @@ void rfi_watched_write(rfr_run *run, const rfr_event *e, double time) {
   rfi_string_deinit(&line);
   if (!wrong[0]) return;
   run->watch_failed = true;
-  rfi_run_warn(run, "watch.jsonl cannot be written (%s); the run goes on without it", wrong);
+  rfi_run_warn(run, "watch.jsonl cannot be written (%s); the run continues without it", wrong);
 }

@@ -10,7 +10,7 @@
 /* Emits the statistics of the step whose metrics were read last. */
 rfr_status rfi_watched_emit(rfr_run *run);
 /* Appends an event of kind watch to watch.jsonl: {"step", "time", "values": {NAME: [elements, nans, infs, mean, rms,
- * largest, smallest, zeros], ...}}. If it cannot be written, the run warns once and goes on without. */
+ * largest, smallest, zeros], ...}}. If it cannot be written, the run warns once and continues without. */
 void rfi_watched_write(rfr_run *run, const rfr_event *e, double time);
 
 #endif

@@ -221,7 +221,7 @@ static void lines(void **state) {
   json_decref(b);
 }
 
-/* A file that cannot be written: one warning, and the run goes on. */
+/* A file that cannot be written: one warning, and the run continues. */
 static void unwritable(void **state) {
   (void)state;
   char path[256];
@@ -234,7 +234,7 @@ static void unwritable(void **state) {
   rfr_run *run = rft_run_open(own, "refrain: 1\n" LLAMA SINGLE DATA TWO_BATCHES ADAM WATCH, "full", &o);
   rft_run_steps(run, 6);
   assert_non_null(strstr(s->warning, "watch.jsonl cannot be written ("));
-  assert_true(s->n[6] > 0); /* events go on */
+  assert_true(s->n[6] > 0); /* events continue */
   rfr_run_close(run);
   rfr_ctx_destroy(own);
   forget(s);

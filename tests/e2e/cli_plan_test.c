@@ -341,7 +341,7 @@ static void plan_ranks(void **state) {
   rft_assert_says(rft_out, "bubble");
   rft_assert_says(rft_out, "message");
   assert_int_equal(RUN("plan", "small.yaml", "--ranks", "2", "--costs", "costs.json", "--link", "10"), 0);
-  rft_assert_says(rft_out, "if all is hidden");
+  rft_assert_says(rft_out, "if all communication is hidden");
   assert_int_equal(RUN("plan", "small.yaml", "--ranks", "2", "--set", "data.sequence=8", "--costs", "costs.json"), 2);
   rft_assert_says(rft_err, "costs.json has costs of ");
   assert_int_equal(RUN("plan", "small.yaml", "--ranks", "3", DEEP), 2);

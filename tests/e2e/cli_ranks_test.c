@@ -43,7 +43,7 @@ static void layouts(void **state) {
   assert_int_equal(RUN("eval", "four-full"), 0);
 }
 
-/* Every schedule of a pipeline from the command line, and two ranks of data; the folder continues on one rank. */
+/* Every schedule of a pipeline from the command line, and two data-parallel ranks; the folder continues on one rank. */
 static void pipelines(void **state) {
   static const struct {
     const char *ranks, *schedule, *folder;

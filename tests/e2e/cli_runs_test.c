@@ -85,7 +85,7 @@ static void experts(void **state) {
 #define SETS "--set", sets[0], "--set", sets[1], "--set", sets[2]
   assert_int_equal(RUN("plan", "small.yaml", SETS), 0);
   rft_assert_says(rft_out, "experts                   4 in a layer  layers 1, each with weights of 24576 bytes");
-  rft_assert_says(rft_out, "64 rows of a microbatch, whatever the routing");
+  rft_assert_says(rft_out, "64 rows of a microbatch, for any routing");
   rft_assert_says(rft_out, "model.layers.*.mlp.experts.gate_up_proj");
   assert_int_equal(RUN("train", "small.yaml", "--out", "experts", SETS), 0);
   rft_assert_says(rft_err, "  experts ");
@@ -103,7 +103,7 @@ static void ramp_and_averages(void **state) {
 #define SETS "--set", sets[0], "--set", sets[1], "--set", sets[2], "--set", sets[3]
   assert_int_equal(RUN("plan", "small.yaml", SETS), 0);
   rft_assert_says(rft_out, "phases of batch.ramp, which share the arena:\n  until step 2 ");
-  rft_assert_says(rft_out, "tokens a step, sequences of 4, ");
+  rft_assert_says(rft_out, "tokens per step, sequences of 4, ");
   assert_int_equal(RUN("plan", "small.yaml", SETS, "--json"), 0);
   json_t *v = rft_parsed();
   const json_t *phases = json_object_get(v, "phases");
@@ -190,7 +190,7 @@ static void train_and_use(void **state) {
   assert_int_equal(rft_number(v, "tokens"), 40);
   assert_true(json_number_value(json_object_get(v, "tokens_per_second")) > 0);
   json_decref(v);
-  /* another model does not go on from it */
+  /* another model does not continue from it */
   assert_int_equal(RUN("train", "small.yaml", "--resume", "--set", "model.hidden_size=32"), 2);
   rft_assert_says(rft_err, "resume.mismatch");
   /* more steps do */

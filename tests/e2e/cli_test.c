@@ -433,7 +433,7 @@ static void schedules(void **state) {
       {{"--order", "1,-1", "--layers", "0"}, "--layers: \"0\" is not a count", "give a count"},
       {{"--order", "1,-1", "--layers", "1,1"}, "2 counts of layers for 1 chunks", "refrain schedule --help"},
       {{"--order", "1,2,-1,-2"}, "--order:1: rank 0, action 2 (0B0): comes before rank 0, action 3 (1B0)", "move"},
-      {{"--file", "small.yaml"}, "small.yaml:1: rank 0, action 0: \"refrain:\" is no action", "docs/schedules.md"},
+      {{"--file", "small.yaml"}, "small.yaml:1: rank 0, action 0: \"refrain:\" is not an action", "docs/schedules.md"},
       {{"--file", "mine.txt", "--costs", "small.yaml"}, "small.yaml:1: there is no key \"refrain: 1\"", "docs/sched"},
       {{"--kind", "1f1b", "--stage", "3"}, "has no option --stage", "did you mean --stages?"},
   };

@@ -281,7 +281,7 @@ static void first_mistakes(void **state) {
   rft_write_file("one.jsonl", "{\"messages\": [{\"role\": \"user\", \"content\": \"1\"}, {\"role\": \"assistant\", "
                               "\"content\": \"2\"}]}\n");
   assert_int_equal(RUN("finetune", "model", "one.jsonl", TEMPLATE, SMALL), 0);
-  rft_assert_says(rft_err, "warning: the rows are too few or too equal to hold some out: data.validation is 0%");
+  rft_assert_says(rft_err, "warning: there are too few distinct rows to hold some out: data.validation is 0%");
   rft_assert_says(rft_err, " of the adapter, ");
   rft_assert_says(rft_err, "data    1 file, ");
   rft_assert_says(rft_out, "\n  refrain chat runs/one  # chat with it\n");
@@ -308,7 +308,7 @@ static void first_mistakes(void **state) {
   rft_assert_says(rft_err, "one.jsonl:1:1: chosen: the key is missing");
   /* a model whose longest sequence, 64, leaves no choice of data.sequence */
   assert_int_equal(RUN("check", "model", "pairs.jsonl", TEMPLATE, "--set", "precision.dtype=f32"), 0);
-  rft_assert_says(rft_err, "too few or too equal to hold some out");
+  rft_assert_says(rft_err, "too few distinct rows to hold some out");
   for (size_t i = 0; i < sizeof with_model / sizeof with_model[0]; i++) {
     assert_int_equal(RUN(with_model[i], "meta-llama/Llama-3.2-1B"), 4);
     rft_assert_says(rft_err, "`hf download meta-llama/Llama-3.2-1B --local-dir Llama-3.2-1B`");

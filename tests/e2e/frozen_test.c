@@ -2,8 +2,8 @@
  *
  * Frozen inputs cost nothing. Each case is a small program with some inputs frozen. A case
  * lists the remaining ops with their results, and gives a formula for the bytes that the
- * forward saves for the backward. Its gradients must have the bits of the same program with
- * everything trained. The savings that autodiff reports must equal the difference of the two.
+ * forward saves for the backward. Its gradients must are bitwise equal to the same program with everything trained. The
+ * savings that autodiff reports must equal the difference of the two.
  *
  * Then random subsets of two small transformers, and gradients that are always zero.
  */
@@ -425,7 +425,7 @@ static void test_all_frozen(void **state) {
   rfr_trace_destroy(b.t);
 }
 
-/* A pruned gradient has the size that it would have: two bytes an element where all gradients are wanted in bf16. */
+/* A pruned gradient has the size that it would have: two bytes per element where all gradients are wanted in bf16. */
 static void test_reported_type(void **state) {
   (void)state;
   for (int narrow = 0; narrow < 2; narrow++) {

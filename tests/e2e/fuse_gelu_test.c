@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Fusion of dgrad and the gradient of GELU. A backend decides whether it wants it. On the CPU the fused op has
- * the bits of the two ops: programs with and without it give the same bits, with recompute and without,
- * with one microbatch and with two. The erf form and f32 are not fused.
+ * Fusion of dgrad and the gradient of GELU. A backend decides whether it wants it. On the CPU the fused op is bitwise
+ * equal to the two ops: programs with and without it give the same bits, with recompute and without, with one
+ * microbatch and with two. The erf form and f32 are not fused.
  */
 #include <stdio.h>
 #include <stdlib.h>

@@ -2,7 +2,7 @@
  *
  * Faults of one of four ranks at random times: it is killed, stopped, or cannot write files any more. Every time all
  * processes end within a minute, a record in the run's folder names the rank, no process is left, the last checkpoint
- * is good, and the run that continues from it ends with the bits of one that was not disturbed.
+ * is good, and the run that continues from it ends bitwise equal to an undisturbed one.
  *
  *   ranks_faults_test [FAULTS [SEED]]
  */
@@ -28,7 +28,7 @@ enum { FAULTS = 9 };
 #endif
 typedef enum fault { KILL, STOP, FULL, KINDS } fault;
 static const char *const kind_names[KINDS] = {"killed", "stopped", "full disk"};
-/* Of parallel; with a pipeline of 2 ranks each stage has two ranks of data. */
+/* Of parallel; with a pipeline of 2 ranks each stage has two data-parallel ranks. */
 static const char *const modes[] = {"shard=full", "shard=none", "pipeline=2"};
 enum { MODES = sizeof modes / sizeof *modes };
 
@@ -149,8 +149,8 @@ static bool names_rank(const char *folder, int rank) {
   char path[160], says[3][64];
   size_t n;
   snprintf(path, sizeof path, "%s/%s/failures.jsonl", root, folder);
-  snprintf(says[0], sizeof says[0], "rank %d was ended", rank);
-  snprintf(says[1], sizeof says[1], "rank %d has not come", rank);
+  snprintf(says[0], sizeof says[0], "rank %d was killed", rank);
+  snprintf(says[1], sizeof says[1], "rank %d did not arrive", rank);
   snprintf(says[2], sizeof says[2], "\"rank %d: ", rank);
   char *text = read_all(path, &n);
   bool named = false;

@@ -34,7 +34,7 @@ typedef enum sum { OVERWRITE, ACCUMULATE, MIXED, ONTO_STATE } sum;
 
 typedef struct setup {
   rfr_dtype dtype;
-  int64_t in, out; /* multiples of 8 where copy engines are to be had */
+  int64_t in, out; /* multiples of 8 where TMA is available */
   bool separate;
   extra extra;
   sum sum;

@@ -214,7 +214,7 @@ static int64_t each_call(scene *c, rft_entry entry, bool eager, bool sticky) {
     rfr_status s = train(c->ctx, c->f->path, rft_path(c->f, "run"), SHOWN, LAST, eager);
     const bool failed = rft_faults.failed;
     check_scene(c, s, what);
-    if (sticky && failed) { /* a new process goes on from the last checkpoint */
+    if (sticky && failed) { /* a new process continues from the last checkpoint */
       start_again(c);
       rft_faults = (rft_fault){0};
       s = train(c->ctx, c->f->path, rft_path(c->f, "run"), SHOWN, LAST, eager);

@@ -6,9 +6,9 @@
  *
  * check: random shapes, documents, windows, caps: relative L2 errors, no write outside the results and the workspace,
  * the same bits 20 times, non-finite values affect only the rows that see them.
- * delays: Hopper's kernels with random delays before barriers and copies, in all warp roles: 1,000 runs have the bits
- * of one without delays.
- * time: TFLOP/s (4 products of 2 FLOP per head, row and visible key, and 10 in the backward).
+ * delays: Hopper's kernels with random delays before barriers and copies, in all warp roles: 1,000 runs are bitwise
+ * equal to one without delays.
+ * time: TFLOP/s (4 GEMMs of 2 FLOP per head, row and visible key, and 10 in the backward).
  * One line per case; the exit code is 1 if any line says BAD.
  */
 #include <algorithm>

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * A registered op with a CUDA launcher: eager, captured and debugged runs give the bits of the library's own op, its
+ * A registered op with a CUDA launcher: eager, captured and debugged runs are bitwise equal to the library's op, its
  * workspace lies inside the plan, its launch errors name it, and callables run it too.
  *
  *   custom_op_check

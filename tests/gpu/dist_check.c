@@ -407,7 +407,7 @@ static int64_t differing(const rank *one, const rank *ranks) {
 }
 
 static void report(const char *what, const rank *r, int64_t differ, const char *from) {
-  printf("%-4s fuse %d %-8s %9lld planned, %9lld stay, %9lld windows, %.2f ms a step (host copies included)",
+  printf("%-4s fuse %d %-8s %9lld planned, %9lld stay, %9lld windows, %.2f ms per step (host copies included)",
          rfr_dtype_name(dtype), r->fuse, what, (long long)r->memory.planned_bytes,
          (long long)r->memory.persistent_bytes, (long long)r->memory.window_bytes, 1e3 * r->seconds);
   if (from) printf(", %lld weights differ from %s", (long long)differ, from);

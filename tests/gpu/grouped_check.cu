@@ -6,11 +6,11 @@
  *
  * check: random group sizes, empty groups, all rows in one group, rows after the last group (NaN in the operands):
  * relative L2 errors, zeros after the last group, no write outside the result, the same bits 20 times. Separate
- * weights, more than fit into one launch too, and one GEMM per group have the bits of one call with all groups, also
- * when added to subnormal numbers. Large ones, 200 times, have the bits of the first run.
- * swiglu: GEMMs with a fused SwiGLU have the bits of the two ops, in 300 runs with delays; and times of both.
- * delays: the same kernels with random delays before barriers and copies, in all warp roles: 1,000 runs with the bits
- * of the one without delays.
+ * weights, more than fit into one launch too, and one GEMM per group are bitwise equal to one call with all groups,
+ * also when added to subnormal numbers. Large ones, 200 times, are bitwise equal to the first run.
+ * swiglu: GEMMs with a fused SwiGLU are bitwise equal to the two ops, in 300 runs with delays; and times of both.
+ * delays: the same kernels with random delays before barriers and copies, in all warp roles: 1,000 runs are bitwise
+ * equal to the one without delays.
  * time: TFLOP/s of forward, dgrad, wgrad and wgrad added to f32, with even groups; skewed groups that begin at
  * multiples of 8 rows; the same beginning at any row, and how much longer that takes; every second group empty; all
  * rows in one group.
@@ -250,7 +250,7 @@ static void check_separate(int64_t G, int64_t each, int64_t N, int64_t K) {
 
 static void check_all_separate(void) {
   check_separate(3, 300, 264, 136); /* added in registers, though a single group has 1,200 rows */
-  check_separate(4, 600, 136, 264); /* added by the copy engine */
+  check_separate(4, 600, 136, 264); /* added by TMA */
   check_separate(241, 20, 40, 72);
   check_separate(700, 9, 72, 136);
 }
@@ -264,7 +264,7 @@ static __global__ void count_different(const uint32_t *x, const uint32_t *y, int
 
 typedef rfr_status product(const rfi_grouped *p, int sms, cudaStream_t stream);
 
-/* Runs of `product` have the bits of one run of the library's kernel. */
+/* Runs of `product` are bitwise equal to one run of the library's kernel. */
 template <typename O>
 static void repeat(product *product, int runs, const char *what, const std::vector<int64_t> &sizes, int64_t unused,
                    int64_t N, int64_t K, rfi_grouped_kind kind, bool accumulate, bool separate) {

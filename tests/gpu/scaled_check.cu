@@ -8,7 +8,7 @@
  * to f32, biases: relative L2 error, zeros after the last group, no write outside the result, the same bits 20 times.
  * time: TFLOP/s of forward, dgrad and wgrad.
  * peer: TFLOP/s beside a GEMM of cuBLASLt with the same recipe, result type, FLOPs and, with groups, the rows of all of
- * them, both run in turns; geometric means of the ratios.
+ * them, both run alternately; geometric means of the ratios.
  * One line per case; the exit code is 1 if any line says BAD.
  */
 #include <math.h>

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * cuBLASLt as the peer of scaled_check: FP8 GEMMs of the same recipe, timed in turns with ours, so that both run at the
- * device's power limit.
+ * cuBLASLt as the peer of scaled_check: FP8 GEMMs of the same recipe, timed alternately with ours, so that both run at
+ * the device's power limit.
  */
 #ifndef RFI_SCALED_PEER_CUH
 #define RFI_SCALED_PEER_CUH

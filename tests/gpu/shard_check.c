@@ -2,7 +2,7 @@
  *
  * A Llama over two ranks, threads of this program, with each rfr_shard: shard_check MODEL STEPS [DEVICE [GB [MODE]]]
  *
- * MODEL is `small` or `1b` (Llama 3.2 1B without tied embeddings, 4 documents of 4,096 tokens a rank). The modes must
+ * MODEL is `small` or `1b` (Llama 3.2 1B without tied embeddings, 4 documents of 4,096 tokens per rank). The modes must
  * end with the same bits of loss and norm. Prints for each the planned bytes, the milliseconds of a replay, and how
  * many times the tokens per second of one rank alone. Each rank is measured alone first, both at the same time: a GPU
  * at its power limit has a speed of its own, and two ranks together have that of the slower one. DEVICE is `cuda` or,
@@ -136,7 +136,7 @@ static uint16_t bf16(float x) {
   return (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
 }
 
-/* Writes this rank's part of parameter i, or of its master copy. */
+/* Writes this rank's part of parameter i, or of its master weight. */
 static rfr_status write_parameter(rank *r, int i, bool master) {
   rfr_parameter p;
   rfr_tensor x;

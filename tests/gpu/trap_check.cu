@@ -139,7 +139,7 @@ int main(int argc, char **argv) {
   if (s != RFR_OK) return 1;
   rfr_run_get_info(run, &info);
   expect("it is the one from before the trap", info.step == 3);
-  expect("training goes on", rfr_run_step(run) == RFR_OK);
+  expect("training continues", rfr_run_step(run) == RFR_OK);
   rfr_run_close(run);
   rfr_ctx_destroy(ctx);
   return wrong != 0;

@@ -381,7 +381,7 @@ static void fields_refused(void **state) {
       {"target_modules", "\"model.*_proj\"", NULL},
       {"target_modules", "\".*_proj|lm_head\"", "which includes lm_head, but adapter_model.safetensors has no tensor"},
       {"target_modules", "\"q_proj|k_proj\"", "has tensors of model.layers.0.self_attn.q_proj, but target_modules is"},
-      {"target_modules", "\"(\"", "is no valid regular expression at byte 1"},
+      {"target_modules", "\"(\"", "is not a valid regular expression at byte 1"},
       {"target_modules", "\"(([a-z0-9._]+)+)+[A-Z]\"", "takes too long on model.embed_tokens"},
       {"target_modules", "[3]", "element 0 is not a string"},
       {"target_modules", "3", "target_modules is neither a string nor a list"},

@@ -59,7 +59,7 @@ json_t *rft_parsed_error(void) { return parse(rft_err); }
 
 json_int_t rft_number(const json_t *o, const char *key) {
   const json_t *v = json_object_get(o, key);
-  if (!json_is_number(v)) fail_msg("%s is no number", key);
+  if (!json_is_number(v)) fail_msg("%s is not a number", key);
   return (json_int_t)json_number_value(v);
 }
 

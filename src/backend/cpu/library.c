@@ -144,7 +144,7 @@ static rfr_status run_product(const rfi_call *call) {
   const void *bias = p->desc.bias != RFI_GEMM_NONE ? call->in[RFI_IN_matmul_bias].data : NULL;
   rfi_gemm_status s = p->library->module->execute(p->handle, call->in[0].data, call->in[1].data, bias,
                                                   call->out[0].data, call->workspace);
-  return s == RFI_GEMM_OK ? RFR_OK : rfi_fail(RFI_E_INTERNAL, "%s failed to run a matrix product", p->library->text);
+  return s == RFI_GEMM_OK ? RFR_OK : rfi_fail(RFI_E_INTERNAL, "%s failed to run a GEMM", p->library->text);
 }
 
 /* No two elements share an address. */
@@ -193,7 +193,7 @@ static rfr_status run_groups(const rfi_call *call, rfi_gemm_group_fn group) {
   const product *p = call->library;
   const int64_t groups = call->in[OFFSETS].type.shape[0] - 1;
   const rfi_gemm_status s = p->library->module->execute_groups(p->handle, groups, group, call, call->workspace);
-  return s == RFI_GEMM_OK ? RFR_OK : rfi_fail(RFI_E_INTERNAL, "%s failed to run a matrix product", p->library->text);
+  return s == RFI_GEMM_OK ? RFR_OK : rfi_fail(RFI_E_INTERNAL, "%s failed to run a GEMM", p->library->text);
 }
 static rfr_status run_grouped(const rfi_call *call) {
   const rfi_arg *y = &call->out[0];
@@ -292,7 +292,7 @@ rfr_status rfi_cpu_library_select(rfi_cpu_library *l, const rfi_op_def *def, con
     rfi_gemm_status s = l->module->create(l->engine, &d, &p->handle, &p->scratch, &p->why);
     if (s == RFI_GEMM_NO_MEMORY) {
       rfi_free(l->ctx, p);
-      return rfi_fail(RFI_E_NO_MEMORY, "%s could not allocate a matrix product", l->text);
+      return rfi_fail(RFI_E_NO_MEMORY, "%s could not create a GEMM", l->text);
     }
     if (s != RFI_GEMM_OK) p->handle = NULL;
     p->next = l->products;

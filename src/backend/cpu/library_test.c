@@ -293,7 +293,7 @@ static void groups(void **state) {
       drop(&x), drop(&w), drop(&dy), drop(&y);
     }
   const char *library_is = rfi_cpu_library_describe(library);
-  print_message("%s: %d of the grouped products\n", library_is, taken);
+  print_message("%s: %d of the grouped GEMMs\n", library_is, taken);
   const bool own = strncmp(library_is, "none", 4) != 0 && strstr(library_is, " + own ");
   assert_int_equal(taken, own ? 6 * 5 : 0);
   rfi_cpu_library_close(library);

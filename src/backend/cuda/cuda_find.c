@@ -44,11 +44,11 @@ static rfr_status none_usable(const rfi_cuda_host *core, cudaError_t e) {
   static const char no[] = "no NVIDIA GPU can be used here";
   int wanted, driver = driver_version(&wanted);
   if (driver == 0)
-    return core->fail(RFI_E_BACKEND_MISSING, "%s: there is no NVIDIA driver; one for CUDA %d.0 or newer is wanted", no,
+    return core->fail(RFI_E_BACKEND_MISSING, "%s: there is no NVIDIA driver; one for CUDA %d.0 or newer is needed", no,
                       wanted / 1000);
   if (driver < wanted)
     return core->fail(RFI_E_BACKEND_MISSING,
-                      "%s: the NVIDIA driver is for CUDA %d.%d, one for CUDA %d.0 or newer is wanted", no,
+                      "%s: the NVIDIA driver is for CUDA %d.%d, one for CUDA %d.0 or newer is needed", no,
                       driver / 1000, driver % 1000 / 10, wanted / 1000);
   return core->fail(RFI_E_BACKEND_MISSING, "%s: %s (the driver is for CUDA %d.%d)", no,
                     e == cudaSuccess || e == cudaErrorNoDevice
@@ -111,7 +111,7 @@ rfr_status rfi_cuda_piece(const rfi_cuda_host *core, int i, rfr_piece *out) {
   enum { DRIVER, LT, NCCL, NVTX, PIECES };
   static const rfr_piece pieces[PIECES] = {
       [DRIVER] = {"NVIDIA driver", "no GPU is used; plans for one (cuda:none) are made all the same", "", 0},
-      [LT] = {"cuBLASLt 13", "no GPU is used, since most matrix products are its; it is libcublas of CUDA 13", "", 0},
+      [LT] = {"cuBLASLt 13", "no GPU is used, because it runs most GEMMs; it is libcublas of CUDA 13", "", 0},
       [NCCL] = {"NCCL", "a run has one GPU: ranks that are GPUs are refused; it is libnccl2, 2.18 or newer", "", 0},
       [NVTX] = {"NVTX",
                 "profilers show kernels without their ops and layers; its headers were not there when the "

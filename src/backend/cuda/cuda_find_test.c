@@ -57,9 +57,9 @@ static void test_refused(void **state) {
     cudaError_t count;
     const char *device, *says;
   } rows[] = {
-      {0, 0, 0, cudaErrorInsufficientDriver, "cpu", "there is no NVIDIA driver; one for CUDA 13.0 or newer is wanted"},
+      {0, 0, 0, cudaErrorInsufficientDriver, "cpu", "there is no NVIDIA driver; one for CUDA 13.0 or newer is needed"},
       {12040, 0, 0, cudaErrorInsufficientDriver, "cuda",
-       "the NVIDIA driver is for CUDA 12.4, one for CUDA 13.0 or newer is wanted"},
+       "the NVIDIA driver is for CUDA 12.4, one for CUDA 13.0 or newer is needed"},
       {13000, 0, 0, cudaErrorNoDevice, "cuda", "shows none; CUDA_VISIBLE_DEVICES may hide them"},
       {13000, 0, 0, cudaErrorSystemNotReady, "cuda", "not ready (the driver is for CUDA 13.0)"},
       {13000, 2, 9, cudaSuccess, "cuda:2", "there is no device cuda:2; the machine has 2"},

@@ -5,10 +5,9 @@
  *
  * Candidates are the library's first heuristic ones within the workspace of the plan; split-K
  * schemes that add in the result (by counters, or in a narrow type) are not requested. The
- * candidates are run in turns, and the median time counts. A cool device would prefer other
- * algorithms than one at its power limit, where training runs: the first turns only heat the
- * device, and a turn is long enough to keep it there. The fastest candidate is taken if its
- * bits repeat for any contents of the workspace; else the next one.
+ * candidates are run alternately, and the median time counts. A cool device would prefer other algorithms than one at
+ * its power limit, where training runs: the first turns only heat the device, and a turn is long enough to keep it
+ * there. The fastest candidate is taken if its bits repeat for any contents of the workspace; else the next one.
  *
  * An algorithm is stored as the eight words that cuBLASLt allows to store for the same
  * version. Stored words that the library does not offer for the GEMM are refused.
@@ -233,7 +232,7 @@ static rfr_status fastest(bench *b, cublasLtMatmulAlgo_t *out) {
     RFI_TRY(repeats(b, out, &same));
   }
   if (same) return RFR_OK;
-  return b->p->lt->core->fail(RFI_E_CUDA, "no algorithm of cuBLASLt gives the same bits twice: %s", b->p->name);
+  return b->p->lt->core->fail(RFI_E_CUDA, "no cuBLASLt algorithm is deterministic for this GEMM: %s", b->p->name);
 }
 
 /* ---- choices ---- */
@@ -267,7 +266,7 @@ rfr_status rfi_lt_choose(rfi_lt *lt, int i, cudaStream_t stream, const char *sto
   }
   value[0] = '\0';
   if (stored) return RFR_OK;
-  if (b.n == 0) return lt->core->fail(RFI_E_CUDA, "cuBLASLt has no algorithm whose bits repeat: %s", p->name);
+  if (b.n == 0) return lt->core->fail(RFI_E_CUDA, "cuBLASLt has no deterministic algorithm: %s", p->name);
   const rfr_status s = fastest(&b, &p->algo);
   tear_down(&b);
   print_words(&p->algo, value);

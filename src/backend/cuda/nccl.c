@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Communicators of GPUs, one a rank. A collective of a program is enqueued on the program's stream, also in a capture;
- * a collective that the caller calls has a separate stream and is waited for.
+ * Communicators of GPUs, one GPU per rank. A collective of a program is enqueued on the program's stream, also in a
+ * capture; a collective that the caller calls has a separate stream and is waited for.
  *
  * NCCL decides the order of additions: with two ranks every order gives the same bits; with more ranks sums are equal
  * within rounding, and have the same bits in every run with the same library, machine and sizes.
@@ -59,7 +59,7 @@ static rfr_status load_functions(const rfi_cuda_host *core, rfi_nccl_functions *
   }
   *version = 0;
   if (f->GetVersion(version) != 0 || *version < LEAST_VERSION || *version >= LEAST_OF_NEXT)
-    return core->fail(RFI_E_BACKEND_MISSING, "libnccl.so.2 is NCCL %d.%d.%d, want 2.18 or newer, below 3",
+    return core->fail(RFI_E_BACKEND_MISSING, "libnccl.so.2 is NCCL %d.%d.%d, but 2.18 or newer, below 3, is needed",
                       *version / 10000, *version / 100 % 100, *version % 100);
   return RFR_OK;
 }
@@ -86,7 +86,7 @@ static int type_of(rfr_dtype dtype) {
 }
 
 rfr_status rfi_nccl_aborted(const gpu_comm *c) {
-  return c->core->fail(RFI_E_DIST_PEER, "rank %d's end of the communicator was aborted", c->comm.rank);
+  return c->core->fail(RFI_E_DIST_PEER, "rank %d's handle of the communicator was aborted", c->comm.rank);
 }
 
 /* One launch for all parts. A group that was started is ended, also after an error. */

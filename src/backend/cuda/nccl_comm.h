@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The state of a rank's end of a communicator, for nccl.c and nccl_links.c.
+ * The state of a rank's handle of a communicator, for nccl.c and nccl_links.c.
  */
 #ifndef RFI_NCCL_COMM_H
 #define RFI_NCCL_COMM_H

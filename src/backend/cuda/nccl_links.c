@@ -146,7 +146,7 @@ static rfr_status check_pairs(const gpu_comm *c, const invitation *all) {
   for (int from = 0; from < c->comm.size; from++)
     for (int i = 0; i < all[from].n; i++)
       if (peer_index(&all[all[from].peer[i]], from) < 0)
-        return c->core->fail(RFI_E_INTERNAL, "rank %d has messages with rank %d, but not the reverse", from,
+        return c->core->fail(RFI_E_INTERNAL, "rank %d has messages with rank %d, but not vice versa", from,
                              all[from].peer[i]);
   return RFR_OK;
 }

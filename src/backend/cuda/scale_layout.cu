@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * Scales of blocks in the layout of cuBLASLt. quantize writes the scales of a line one after another, as grouped GEMMs
- * read them; cuBLASLt wants the scales of one block of the sum for all lines together.
+ * read them; cuBLASLt expects the scales of one block along K for all lines together.
  */
 #include "backend/cuda/scale_layout.h"
 

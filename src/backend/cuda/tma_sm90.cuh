@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The copy engine of sm_90 and the barriers it reports to, and wgmma over 128 and 256 columns.
+ * The TMA of sm_90 and the barriers it reports to, and wgmma over 128 and 256 columns.
  *
  * Copies and wgmma share panels: 64 rows of 128 bytes, with the 128-byte swizzle, aligned to 1024 bytes.
  * A panel is rows of the reduction (64 of them, 64 columns) or of the result (64 of them, 64 of the reduction), as

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Which nodes of a captured graph are whose, for the check of its order.
+ * Maps the nodes of a captured graph to ops, for the check of its order.
  */
 #ifndef RFI_UNITS_H
 #define RFI_UNITS_H

@@ -2,7 +2,7 @@
  *
  * Tensor cores of sm_90a: wgmma m64n64k16 of bf16 or f16 with sums in f32, which a warpgroup (four warps,
  * the first a multiple of four) issues together and which reads its right operand, perhaps both, from shared memory
- * while the warps go on.
+ * while the warps continue.
  *
  * A tile in shared memory is a sequence of panels of 64 elements, each with rows of 128 bytes and beginning at
  * a multiple of 1024; chunk i (16 bytes) of row r lies at chunk i ^ (r % 8), the swizzle of 128 bytes. To a product a

@@ -306,7 +306,7 @@ static const char *prefers_onednn(rfi_panel_isa isa, const rfi_module_gemm *d) {
     return "an operand has neither dense rows nor dense columns";
   if (isa == RFI_PANEL_DOT && !d->varies) return best;
   if (d->a == RFI_GEMM_BF16) return padded || d->y == RFI_GEMM_F32 || d->varies ? NULL : best;
-  if (d->varies) return "in f32, groups have the bits of separate GEMMs";
+  if (d->varies) return "in f32, groups are bitwise equal to separate GEMMs";
   const bool wide = d->b_stride[2] == 1 && d->b_stride[1] * 4 >= PAGE;
   return d->a == RFI_GEMM_F32 && d->y == RFI_GEMM_F32 && d->bias != RFI_GEMM_BF16 && wide ? NULL : best;
 }

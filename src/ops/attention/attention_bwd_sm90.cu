@@ -11,9 +11,9 @@
  * so that a block only ever waits for a block that has already started.
  *
  * Two warpgroups multiply, 64 keys each. Of the four other warps, one loads tiles, one takes tickets, and two in
- * alternation start the copy engine's adds to dq, wait for turns and pass them on, so that slow operations do not stall
- * the multiplying warps. dq of a tile needs the ds of both warpgroups and is computed one step later, so that one
- * warpgroup may be half a step ahead of the other: while one computes p and ds, the other uses the tensor cores.
+ * alternation start TMA's adds to dq, wait for turns and pass them on, so that slow operations do not stall the
+ * multiplying warps. dq of a tile needs the ds of both warpgroups and is computed one step later, so that one warpgroup
+ * may be half a step ahead of the other: while one computes p and ds, the other uses the tensor cores.
  */
 #include "backend/cuda/tma_sm90.cuh"
 #include "ops/attention/attention_cuda.h"
@@ -736,7 +736,7 @@ static rfr_status backward(const rfr_call *call) {
 
 static size_t workspace(const rfr_call *call) { return make_layout(call).bytes; }
 
-/* Strides that the copy engine supports: a head's rows do not overlap in memory. */
+/* Strides that TMA supports: a head's rows do not overlap in memory. */
 static int takes(const rfr_call *call) {
   for (int i = 0; i < 4; i++) {
     const rfr_arg *x = &call->in[i];

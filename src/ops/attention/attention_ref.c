@@ -2,7 +2,7 @@
  *
  * Attention in double, row by row, and its cases: several documents, a document of one row, an empty document (equal
  * offsets), rows before the first and after the last document, offsets that descend or are out of range, shared heads,
- * D that is no multiple of 16, a prime T, documents that cross blocks, no rows at all; windows of one row, within a
+ * D that is not a multiple of 16, a prime T, documents that cross blocks, no rows at all; windows of one row, within a
  * tile, across tiles, longer than a document; weak and strong caps. The backward reads the lse of the forward in
  * double. Cases with non-finite rows: a row of q affects its own row, a row of k the rows that see it; with a score of
  * +inf, the maximum, the row is NaN. In a backward non-finite values may spread to rows that are computed together, so

@@ -1,10 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * Attention of bf16 and f16 on Hopper's tensor cores. A block stays on its multiprocessor and takes pieces of rows by a
- * ticket, long ones first. One of its threads starts the copy engine for a piece's q and for tiles of 128 keys and
- * values, the last tile that the piece sees first. Warpgroups of 64 rows each run independently: while one uses the
- * tensor cores, another computes e^x, of which a multiprocessor does 16 per cycle; with head size 64 both take equally
- * long.
+ * ticket, long ones first. One of its threads starts TMA copies of a piece's q and for tiles of 128 keys and values,
+ * the last tile that the piece sees first. Warpgroups of 64 rows each run independently: while one uses the tensor
+ * cores, another computes e^x, of which a multiprocessor does 16 per cycle; with head size 64 both take equally long.
  *
  * P is rounded to the storage type as the left operand of the next GEMM, in registers.
  *
@@ -391,7 +390,7 @@ static rfr_status forward(const rfr_call *call) {
 
 static size_t workspace(const rfr_call *call) { return make_layout(call).bytes; }
 
-/* Strides that the copy engine supports: a head's rows do not overlap in memory. */
+/* Strides that TMA supports: a head's rows do not overlap in memory. */
 static int takes(const rfr_call *call) {
   for (int i = 0; i < 3; i++) {
     const rfr_arg *x = &call->in[i];

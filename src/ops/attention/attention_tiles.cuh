@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Code shared by the tensor-core attention kernels, whatever the instructions: the mask, the softmax of fragments, the
+ * Code shared by the tensor-core attention kernels of all architectures: the mask, the softmax of fragments, the
  * cutting of rows into pieces of one document each, and the launch parameters.
  *
  * In a warp, a GEMM's result has the layout of C in mma_sm80.cuh, 16 rows at a time; so it has in each warp of a

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Which keys a row of packed attention sees, from offsets on the device.
+ * The keys that a row of packed attention sees, from offsets on the device.
  *
  * ends[d], the running maximum of the documents' ends (clipped to T), never decreases, so a row finds its document by
  * bisection for any offsets: descending ones, empty documents and rows outside all documents included.

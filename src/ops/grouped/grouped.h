@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Which rows belong to a group, for kernels on the CPU and on a GPU. Offsets are values: whatever they are, no kernel
- * reads or writes outside the R rows.
+ * The rows of a group, for kernels on the CPU and on a GPU. For any values of the offsets, no kernel reads or writes
+ * outside the R rows.
  */
 #ifndef RFI_GROUPED_H
 #define RFI_GROUPED_H

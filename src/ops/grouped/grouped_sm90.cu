@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Grouped GEMMs on sm_90: tensor cores fed by the copy engine, over group sizes on the device.
+ * Grouped GEMMs on sm_90: tensor cores fed by TMA, over group sizes on the device.
  *
  *   scheduler  tiles are counted in units of two, group after group. A cluster of two blocks takes the next free
  *              unit: groups take different times if the reduction runs along their rows. One warp finds the unit's
@@ -19,13 +19,12 @@
  * In NT they are rows of the reduction: both operands are zeroed in shared memory first, since 0 x NaN is NaN. Rows
  * after the last group are one more group without a reduction.
  *
- * Each warp writes its 16 rows through its own shared memory, without waiting for another warp. The copy engine does
- * this during the next tile's GEMM, also for results that are added to f32 over long reductions. At a group's end, and
- * when adding in other cases, the warp itself writes full cache lines. Where SwiGLU follows, swiglu_sm90.cuh does this
- * instead.
+ * Each warp writes its 16 rows through its own shared memory, without waiting for another warp. TMA does this during
+ * the next tile's GEMM, also for results that are added to f32 over long reductions. At a group's end, and when adding
+ * in other cases, the warp itself writes full cache lines. Where SwiGLU follows, swiglu_sm90.cuh does this instead.
  *
  * The LoRA kinds are a GEMM of one group whose reduction continues over a second pair of operands: the producer takes
- * the last steps from their tensor maps, and the copy engine fills the rest of a step with zeros.
+ * the last steps from their tensor maps, and TMA fills the rest of a step with zeros.
  */
 #include "ops/grouped/swiglu_sm90.cuh"
 #include "ops/grouped/tile_sm90.cuh"
@@ -34,7 +33,7 @@ enum {
   STEP = 64, /* elements of the reduction per step */
   STAGES = 4,
   MOST_WS = 240, /* tensor maps of 128 bytes in the launch arguments */
-  /* with at least so many rows per group on average, the copy engine adds to f32; shorter reductions do not hide it */
+  /* with at least so many rows per group on average, TMA adds to f32; shorter reductions do not hide it */
   LONG = 512,
   /* steps before the end of a tile at which the prefetch of the added-to rows starts; earlier, it disturbs the
    * copies */
@@ -55,7 +54,7 @@ template <int WS> struct problem {
   rfr_dtype bias_dtype, scale_dtype;
   /* columns of the result, or of h for RFI_GROUPED_SWIGLU; length of the reduction, except for NT */
   int columns, reduction;
-  bool accumulate, engine_adds; /* add to y; the copy engine adds */
+  bool accumulate, engine_adds; /* add to y; TMA adds */
   int32_t *taken;               /* number of units taken */
   CUtensorMap a2, b2;           /* the LoRA kinds: the second pair */
   int more_steps;               /* of the second pair */

@@ -5,8 +5,8 @@
  * A tile is 128 columns of gate and the corresponding 128 of up, so that a thread has both factors. At the end of a
  * tile they are stored and also kept, rounded, in half the registers of the sums. h is computed in parts, a few columns
  * in each of the first steps of the next tile's GEMM, which hides its exponentials and divisions: at a tile's end they
- * would take nearly as long as the separate op. h is computed from the stored (rounded) gate and up, so it has the bits
- * of the separate ops.
+ * would take nearly as long as the separate op. h is computed from the stored (rounded) gate and up, so it is bitwise
+ * equal to the separate ops.
  */
 #ifndef RFI_SWIGLU_SM90_CUH
 #define RFI_SWIGLU_SM90_CUH
@@ -62,7 +62,7 @@ static __device__ __forceinline__ void rfi_strip_stage(const rfi_strip &x, uint3
                  : "memory");
 }
 
-/* Stores all rows with the copy engine, which skips columns out of range. */
+/* Stores all rows with TMA, which skips columns out of range. */
 static __device__ __forceinline__ void rfi_strip_store(const rfi_strip &x, uint32_t slab, const CUtensorMap *map,
                                                        bool any, int column, int row, int z) {
   if (threadIdx.x % 32 == 0) rfi_tma_wait_read<1>();

@@ -24,7 +24,7 @@ enum {
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 
-/* The offset of chunk c (16 bytes) of row r in the copy engine's swizzled layout. */
+/* The offset of chunk c (16 bytes) of row r in TMA's swizzled layout. */
 static __device__ __forceinline__ int rfi_swizzled(int r, int c) { return r * 128 + (c ^ r % 8) * 16; }
 
 template <typename O> static __device__ __forceinline__ uint32_t rfi_narrow_two(float x, float y) {
@@ -221,7 +221,7 @@ static __device__ __forceinline__ void write_warp(const float (&sum)[32][4], con
   __syncwarp();
 }
 
-/* Writes all of a warp's 16 rows with the copy engine, which skips elements outside y; ONTO: adds to y, f32. */
+/* Writes all of a warp's 16 rows with TMA, which skips elements outside y; ONTO: adds to y, f32. */
 template <typename O, bool ONTO, class P>
 static __device__ __forceinline__ void store_warp(const float (&sum)[32][4], const P &p, uint32_t staging, int column,
                                                   int row, int z) {
@@ -284,8 +284,8 @@ static __device__ __forceinline__ void add_bias(float (&sum)[32][4], const P &p,
   }
 }
 
-/* Prefetches into L2 the 16 rows of a warp that the copy engine will add to: it adds three times as fast to lines in
- * L2. Elements outside y are not fetched; an explicit condition for them makes ptxas 13.0 drop coordinates. */
+/* Prefetches into L2 the 16 rows of a warp that TMA will add to: it adds three times as fast to lines in L2. Elements
+ * outside y are not fetched; an explicit condition for them makes ptxas 13.0 drop coordinates. */
 template <class P> static __device__ __forceinline__ void fetch_warp(const P &p, int column, int row, int z) {
 #pragma unroll
   for (int c = 0; c < COLUMNS; c += 32) rfi_tma_fetch(&p.y, column + c, row, z);

@@ -61,7 +61,7 @@ static rfr_status check_pairs(const rfi_infer *c, int first) {
   RFI_TRY(rfi_rule_dtype(c, first + 3, RFR_F32));
   RFI_TRY(rfi_rule_vector(c, first + 3, 1));
   const double beta = c->attr[BETA].f, smoothing = c->attr[SMOOTHING].f;
-  if (!(beta > 0) || !isfinite(beta)) return rfi_fail(RFI_E_TRACE_SHAPE, "beta is %g; it must be over 0", beta);
+  if (!(beta > 0) || !isfinite(beta)) return rfi_fail(RFI_E_TRACE_SHAPE, "beta is %g; it must be greater than 0", beta);
   if (!(smoothing >= 0 && smoothing < 0.5))
     return rfi_fail(RFI_E_TRACE_SHAPE, "smoothing is %g; it must lie in [0, 0.5)", smoothing);
   return RFR_OK;

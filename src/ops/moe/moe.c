@@ -3,10 +3,10 @@
  * The ops of a mixture of experts around its GEMMs: routing, sorting tokens by expert and back, and the aux losses that
  * balance the load. Shapes, gradients, recording.
  *
- * T tokens always make T k rows: nothing is dropped, and no shape depends on the routing. If experts are spread over
- * ranks, the rows are in parts of a fixed size, one for each rank (moe_parts.c), which the same ops fill and read.
- * Permute and unpermute are each other's gradients, so both take both maps: `order` from rows to slots, `place` from
- * slots to rows. The choice itself has no gradient; the weights of the chosen experts have one.
+ * T tokens always make T k rows: nothing is dropped, and no shape depends on the routing. With expert parallelism, the
+ * rows are in parts of a fixed size, one for each rank (moe_parts.c), which the same ops fill and read. Permute and
+ * unpermute are each other's gradients, so both take both maps: `order` from rows to slots, `place` from slots to rows.
+ * The choice itself has no gradient; the weights of the chosen experts have one.
  */
 #include <math.h>
 #include <string.h>

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Experts that are spread over ranks: the maps between sorted rows and the parts of a fixed size that ranks exchange,
- * one for each pair of ranks. Shapes and recording.
+ * Expert parallelism: the maps between sorted rows and the parts of a fixed size that ranks exchange, one for each pair
+ * of ranks. Shapes and recording.
  *
- * How many rows a part has is known on the device alone, so each part has room for `capacity` rows. Rows over capacity
- * are left out of the maps and counted in `need`: the step that has them must be skipped.
+ * The number of rows in a part is known only on the device, so each part has room for `capacity` rows. Rows over
+ * capacity are left out of the maps and counted in `need`: the step that has them must be skipped.
  */
 #include "ops/rule.h"
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * dx, dw and db of a norm in one loop over dy and x, with the bits of the separate ops: they use the same functions on
+ * dx, dw and db of a norm in one loop over dy and x, bitwise equal to the separate ops: they use the same functions on
  * blocks, dx is rounded before the residual stream's gradient is added, and the sums over rows keep the order of
  * columns.h, chunks of rows from zero in f32 and the chunks in f64.
  *

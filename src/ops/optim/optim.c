@@ -80,7 +80,7 @@ rfr_status rfi_infer_clip_scale(const rfi_infer *c) {
   return RFR_OK;
 }
 
-/* Checks the operands that adamw and sgd share: a weight with its gradient, n states and an optional master copy. */
+/* Checks the operands that adamw and sgd share: a weight with its gradient, n states and an optional master weight. */
 static rfr_status check_update(const rfr_type *w, const rfr_type *g, int n, const rfr_type *states,
                                const rfr_type *master, const rfr_type *lr, const rfr_type *clip, const rfr_type *skip) {
   if (!is_narrow(w->dtype))
@@ -105,8 +105,8 @@ static rfr_status check_draws(const rfr_type *w, const rfr_type *master, bool ha
     return rfi_fail(RFI_E_TRACE_SHAPE, "draws must be a number below 2^24, and first at least 0");
   if (draws[0].i == 0) return RFR_OK;
   if (w->dtype != RFR_BF16 || !absent(master))
-    return rfi_fail(RFI_E_TRACE_SHAPE, "w is %s%s; stochastic rounding is for bf16 without a master copy",
-                    rfr_dtype_name(w->dtype), absent(master) ? "" : " with a master copy");
+    return rfi_fail(RFI_E_TRACE_SHAPE, "w is %s%s; stochastic rounding is for bf16 without a master weight",
+                    rfr_dtype_name(w->dtype), absent(master) ? "" : " with a master weight");
   return has_step ? RFR_OK : rfi_fail(RFI_E_TRACE_SHAPE, "stochastic rounding needs the operand step");
 }
 

@@ -120,7 +120,7 @@ static void test_skip(void **state) {
   }
 }
 
-/* A weight with a master copy becomes the master's rounding, whatever it was before: a small one, and one that is
+/* A weight with a master weight becomes the master's rounding, whatever it was before: a small one, and one that is
  * written with non-temporal stores, by parts that begin at odd elements. */
 static void test_master(void **state) {
   (void)state;
@@ -144,7 +144,7 @@ static void test_master(void **state) {
   }
 }
 
-/* ---- moments of 8 bits ---- */
+/* ---- 8-bit moments ---- */
 
 enum { N8 = 1031, BLOCK = 256 };
 
@@ -394,9 +394,9 @@ static void test_refused(void **state) {
   refused(ctx, beta_of_one, "beta");
   refused(ctx, other_shape, "moments");
   refused(ctx, one_8bit, "both must be u8");
-  refused(ctx, masters_and_draws, "bf16 without a master copy");
+  refused(ctx, masters_and_draws, "bf16 without a master weight");
   refused(ctx, draws_without_step, "needs the operand step");
-  refused(ctx, draws_of_f32, "bf16 without a master copy");
+  refused(ctx, draws_of_f32, "bf16 without a master weight");
   refused(ctx, narrow_average, "average must have its shape, in f32");
   refused(ctx, decay_of_one, "decay must be in [0, 1)");
   rfr_ctx_destroy(ctx);

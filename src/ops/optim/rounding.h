@@ -2,9 +2,9 @@
  *
  * Stochastic rounding of a weight to bf16, the same on a CPU and a GPU. A value between two bf16 numbers becomes the
  * upper one with the probability (value - lower) / (upper - lower): 16 random bits are added to the 16 bits that bf16
- * drops, and the sum is cut off. Over all draws the mean is the value itself, exactly, so an update that is smaller
- * than half a bit of the weight is not lost. A draw is addressed by seed, weight, step and element (core/rng.h): it
- * does not depend on threads, on replay, or on the rank that has the element.
+ * drops, and the sum is cut off. The expected value is exact, so an update that is smaller than half a bit of the
+ * weight is not lost. A draw is addressed by seed, weight, step and element (core/rng.h): it does not depend on
+ * threads, on replay, or on the rank that has the element.
  */
 #ifndef RFI_ROUNDING_H
 #define RFI_ROUNDING_H

@@ -9,12 +9,12 @@
  * element at a time. Factors are computed in f64 from the step's values on the device, once per block, and once per
  * tensor where they differ. If skip is set, a block ends before it writes.
  *
- * Moments of 8 bits have a kernel of their own: a warp holds the 256 elements of a scale in registers, from the old
+ * 8-bit moments have a kernel of their own: a warp holds the 256 elements of a scale in registers, from the old
  * codes to the new ones. The nearest code is one read of a table in shared memory; a binary search, eight dependent
  * reads, took twice the time that the memory needs.
  *
  * Weights that are rounded stochastically (rounding.h) have kernels of their own, so that the others need no registers
- * for the generator. They are bf16 without a master copy.
+ * for the generator. They are bf16 without a master weight.
  */
 #include "backend/cuda/kernels.cuh"
 #include "ops/optim/rounding.h"
@@ -30,7 +30,7 @@ typedef struct tensor {
 
 typedef enum kind { ADAMW, ADAMW8, MOMENTUM, SGD } kind;
 
-/* Blocks of a multiprocessor; with three, moments of 8 bits need no spills. */
+/* Blocks of a multiprocessor; with three, 8-bit moments need no spills. */
 static constexpr int per_sm(kind k) { return k == ADAMW8 ? 3 : 4; }
 
 typedef struct update {
@@ -238,7 +238,7 @@ static __device__ void update_range(const update &u, const factors &f, const D &
   update_singly<KIND>(u, f, d, fours, end);
 }
 
-/* ---- moments of 8 bits ---- */
+/* ---- 8-bit moments ---- */
 
 enum { M, V, BLOCK = RFI_DYNAMIC_BLOCK, PER_LANE = BLOCK / 32 };
 

@@ -7,9 +7,9 @@
  *          w -= lr ( m / (1 - beta1^t) / (sqrt(v / (1 - beta2^t)) + eps) + decay w )
  *   sgd:   b = momentum b + g            w -= lr ( b + decay w )
  *
- * with lr the schedule's rate times the group's lr_scale, and decay decoupled from the gradient. With a master copy the
- * update is computed on it and w is its rounding. Constants of the tensor are computed in double first; elements are
- * f32. Strips are widened to f32 in the L1 cache, so one loop serves every mixture of types. Moments of 8 bits are
+ * with lr the schedule's rate times the group's lr_scale, and decay decoupled from the gradient. With a master weight,
+ * the update is computed on it and w is its rounding. Constants of the tensor are computed in double first; elements
+ * are f32. Strips are widened to f32 in the L1 cache, so one loop serves every mixture of types. 8-bit moments are
  * widened block by block, and the update reads the new moments before they are rounded. If skip is set nothing is
  * written. With draws the weights are rounded stochastically (rounding.h). The op is memory-bound, so the next strips
  * are prefetched, and bf16 weights are written with non-temporal stores.
@@ -128,7 +128,7 @@ static void update_part(const rfi_call *call, int64_t begin, int64_t end, int pa
   if (streams) rfi_stream_end();
 }
 
-/* ---- moments of 8 bits ---- */
+/* ---- 8-bit moments ---- */
 
 static const float numbers[2][256] = {{
 #include "ops/quant/dynamic_signed.def"

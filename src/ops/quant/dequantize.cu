@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * dequantize on a GPU, limited by memory bandwidth: y = number of the code * scale, with the bits of the CPU.
+ * dequantize on a GPU, limited by memory bandwidth: y = number of the code * scale, bitwise equal to the CPU.
  *
  * A thread computes 16 adjacent elements: one load of 8 bytes (nf4) or 16 bytes of codes, one scale, and stores of 16
  * bytes. Blocks of 64 and 256 elements begin at multiples of 16, so the 16 elements share a scale; rows of int8 may

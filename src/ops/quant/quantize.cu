@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * quantize and grouped_quantize on a GPU, with the bits of the CPU's kernel (scaling.h).
+ * quantize and grouped_quantize on a GPU, bitwise equal to the CPU's kernel (scaling.h).
  *
  *   amax      where a scale of a slice follows from the slice: its largest magnitude, by an integer maximum in global
  *             memory, which does not depend on the order

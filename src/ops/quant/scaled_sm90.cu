@@ -21,7 +21,7 @@
 
 enum {
   STEP = 128,
-  /* with at least so many elements per sum on average, the copy engine adds to f32; shorter sums do not hide it */
+  /* with at least so many elements per sum on average, TMA adds to f32; shorter sums do not hide it */
   LONG = 1024,
   TURN = 3 /* the first of two named barriers; share() has those before */
 };

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * The operands of scaled GEMMs from a weight that is stored in FP8 (rfr_quant fp8): codes and scales are views of its
- * bytes, and the transposed codes are made before the GEMM that reads them. So the weight has one byte an element, and
- * the bits are those of the op quantize on the weight's values.
+ * bytes, and the transposed codes are written before the GEMM that reads them. So the weight has one byte per element,
+ * and the bits are those of the op quantize on the weight's values.
  */
 #include "base/base.h"
 #include "ops/op_index.h"

@@ -5,7 +5,7 @@
  * A thread reads 16 bytes of each of four rows and transposes their 4 x 4 blocks in registers, so that a word in
  * shared memory has four adjacent bytes of a result row. Result row k has its words rotated by 4 (k / 16): threads
  * that write the same word of rows with a distance of 16 then use different banks, and four adjacent words stay
- * adjacent. Sides that are no multiples of 16 take a byte at a time.
+ * adjacent. Sides that are not multiples of 16 take a byte at a time.
  */
 #include "backend/cuda/kernels.cuh"
 
