@@ -156,6 +156,8 @@ bool cli_has_ranks(const cli *c);
 rfr_status cli_start_ranks(cli *c, const char *device, char **argv, bool *done, int *code);
 /* Joins the other ranks, after the context was created. */
 rfr_status cli_join_ranks(cli *c);
+/* Waits until all ranks have done the command: an error names one that is stopped. */
+rfr_status cli_leave_ranks(cli *c);
 /* Rank 0 prints what all ranks know: results, progress, and errors that they have agreed on. */
 bool cli_prints_error(const cli *c, const rfr_error *e);
 

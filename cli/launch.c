@@ -78,19 +78,38 @@ static int find_ranks(pid_t parent, pid_t *pids, int most, int *stopped) {
   return n;
 }
 
-/* Ranks that work name one that is stopped. When they have ended, only the launcher sees it. */
-static bool kill_stopped(lookout *l) {
+/* The number that a launcher has given to a process; -1: none. */
+static int rank_of(pid_t pid) {
+  static const char *const names[] = {"OMPI_COMM_WORLD_RANK=", "RANK="};
+  static char text[1 << 17]; /* variables, each with a NUL at its end */
+  char path[64];
+  snprintf(path, sizeof path, "/proc/%d/environ", (int)pid);
+  const int fd = open(path, O_RDONLY | O_CLOEXEC);
+  if (fd < 0) return -1;
+  ssize_t n, all = 0;
+  while ((n = read(fd, text + all, sizeof text - 1 - (size_t)all)) > 0) all += n;
+  close(fd);
+  text[all] = 0;
+  for (size_t i = 0; i < sizeof names / sizeof *names; i++)
+    for (const char *at = text; at < text + all; at += strlen(at) + 1)
+      if (strncmp(at, names[i], strlen(names[i])) == 0) return (int)strtol(at + strlen(names[i]), NULL, 10);
+  return -1;
+}
+
+/* Ranks that work name one that is stopped. When they have ended, only the launcher sees it, and mpirun may name
+ * another one. */
+static void kill_stopped(lookout *l, rank_death *death) {
   static pid_t pids[MOST_LOCAL];
   int stopped;
-  if (cli_now() < l->next) return false;
+  if (cli_now() < l->next) return;
   l->next = cli_now() + PERIOD_SECONDS;
   const int n = find_ranks(l->parent, pids, l->ranks, &stopped);
   l->have_started = l->have_started || n == l->ranks;
   const bool stuck = l->have_started && n > 0 && n < l->ranks && stopped == n;
   if (!stuck) l->moved_at = cli_now();
-  if (!stuck || cli_now() - l->moved_at < GRACE_SECONDS) return false;
+  if (!stuck || cli_now() - l->moved_at < GRACE_SECONDS) return;
+  if (death->rank < 0) death->rank = rank_of(pids[0]), death->signal = SIGKILL, death->was_stopped = true;
   for (int i = 0; i < n; i++) kill(pids[i], SIGKILL);
-  return true;
 }
 
 /* Until all have ended; returns the first exit code that is not 0. After a failure the others have GRACE_SECONDS to end
@@ -106,7 +125,7 @@ static int wait_for(child *children, int n, lookout *l, rank_death *death) {
       send(children, n, sent++ == 0 ? SIGTERM : SIGKILL);
     rank_death_read(death);
     if (pid <= 0) {
-      if (kill_stopped(l)) death->was_stopped = true;
+      kill_stopped(l, death);
       usleep(20000);
       continue;
     }
@@ -115,7 +134,7 @@ static int wait_for(child *children, int n, lookout *l, rank_death *death) {
       children[i].pid = 0;
       left--;
       const int own = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
-      if (own != 0 && code == 0 && death->from < 0 && WIFSIGNALED(status))
+      if (own != 0 && code == 0 && death->from < 0 && death->rank < 0 && WIFSIGNALED(status))
         death->rank = i, death->signal = WTERMSIG(status);
       if (own != 0 && code == 0) code = own, failed_at = cli_now();
     }
@@ -258,4 +277,12 @@ rfr_status cli_start_ranks(cli *c, const char *device, char **argv, bool *done, 
 
 rfr_status cli_join_ranks(cli *c) {
   return cli_has_ranks(c) ? rfr_launch_join(c->ctx, &c->launch, JOIN_SECONDS, &c->comm) : RFR_OK;
+}
+
+rfr_status cli_leave_ranks(cli *c) {
+  const rfr_status s = rfr_launch_leave(c->ctx, c->comm);
+  c->comm = NULL;
+  if (s != RFR_OK && c->command == CLI_INDEX_train)
+    rank_failure_append(c, c->ctx, c->launch.rank, c->launch.ranks, rfr_last_error()->slug, rfr_last_error()->message);
+  return s;
 }

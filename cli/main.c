@@ -93,6 +93,7 @@ static rfr_status run_command(cli *c, char **argv, int *started) {
   if (s == RFR_OK) s = rfr_ctx_create(&o, &c->ctx);
   if (s == RFR_OK) s = cli_join_ranks(c);
   if (s == RFR_OK) s = table[c->command](c);
+  if (s == RFR_OK) s = cli_leave_ranks(c);
   cli_report_error(c, s);
   if (s != RFR_OK && !cli_prints_error(c, rfr_last_error())) s = RFR_OK; /* rank 0 reports it */
   rfr_comm_destroy(c->comm);

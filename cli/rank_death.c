@@ -12,7 +12,8 @@
 #include <unistd.h>
 
 static bool is_about_end(const char *message) {
-  static const char *const texts[] = {"exited on signal", "terminated normally, but", "exited with non-zero status"};
+  static const char *const texts[] = {"exited on signal", "terminated normally, but", "exited with non-zero status",
+                                      "exiting improperly"};
   for (size_t i = 0; i < sizeof texts / sizeof *texts; i++)
     if (strstr(message, texts[i])) return true;
   return false;
@@ -88,9 +89,17 @@ static void find_folder(const cli *c, char *out, size_t size) {
   else cli_default_folder(c->operand ? c->operand : "", out, size);
 }
 
-void rank_death_report(const cli *c, const rank_death *d) {
-  char folder[4200], what[128];
+void rank_failure_append(const cli *c, rfr_ctx *ctx, int rank, int ranks, const char *error, const char *message) {
+  char folder[4200];
   rfr_failure failure = rfr_failure_default();
+  failure.rank = rank, failure.ranks = ranks;
+  failure.error = error, failure.message = message;
+  find_folder(c, folder, sizeof folder);
+  if (access(folder, W_OK) == 0) rfr_failure_append(ctx, folder, &failure);
+}
+
+void rank_death_report(const cli *c, const rank_death *d) {
+  char what[128];
   rfr_ctx *ctx;
   if (d->rank < 0) return;
   snprintf(what, sizeof what, "rank %d was ended by signal %d (%s)%s", d->rank, d->signal, strsignal(d->signal),
@@ -100,10 +109,7 @@ void rank_death_report(const cli *c, const rank_death *d) {
              ? "--resume continues from the newest checkpoint"
              : "the kernel's log names a process that ran out of memory; --resume continues from the newest checkpoint",
            "%s", what);
-  find_folder(c, folder, sizeof folder);
-  if (access(folder, W_OK) != 0 || rfr_ctx_create(NULL, &ctx) != RFR_OK) return;
-  failure.rank = d->rank, failure.ranks = (int)c->ranks;
-  failure.error = "launcher", failure.message = what;
-  rfr_failure_append(ctx, folder, &failure); /* the death has been printed, whatever comes of the file */
+  if (rfr_ctx_create(NULL, &ctx) != RFR_OK) return;
+  rank_failure_append(c, ctx, d->rank, (int)c->ranks, "launcher", what);
   rfr_ctx_destroy(ctx);
 }

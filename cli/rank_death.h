@@ -23,7 +23,10 @@ typedef struct rank_death {
 /* Passes on what has come from mpirun, without its messages about the end of a rank, which it takes, and
  * without errors that another rank has reported. */
 void rank_death_read(rank_death *d);
-/* Prints the death and appends it to failures.jsonl of the run's folder. */
+/* Appends a line to failures.jsonl of the run's folder, if it can be written. The caller prints the error, whatever
+ * comes of the file. */
+void rank_failure_append(const cli *c, rfr_ctx *ctx, int rank, int ranks, const char *error, const char *message);
+/* Prints the death and appends it. */
 void rank_death_report(const cli *c, const rank_death *d);
 
 #endif

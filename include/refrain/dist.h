@@ -79,6 +79,10 @@ RFR_API rfr_status rfr_launch_read(rfr_launch *out);
  * NCCL for one of a GPU. NCCL's id comes over TCP from rank 0, which listens at the address and the port after
  * `port`; without an address, over MPI. Errors: dist.launch; those of rfr_comm_mpi_create and rfr_comm_nccl_create. */
 RFR_API rfr_status rfr_launch_join(rfr_ctx *ctx, const rfr_launch *launch, double timeout, rfr_comm **out);
+/* The end of a rank that has done its work: waits until all ranks are here, then destroys comm, also after an error;
+ * accepts NULL. A rank that ends with an error calls rfr_comm_destroy instead. Errors: dist.peer, which names a rank
+ * that has not come; memory.alloc. */
+RFR_API rfr_status rfr_launch_leave(rfr_ctx *ctx, rfr_comm *comm);
 
 RFR_API int rfr_comm_size(const rfr_comm *c); /* 0 for NULL */
 RFR_API int rfr_comm_rank(const rfr_comm *c); /* -1 for NULL */

@@ -200,6 +200,31 @@ static void test_watch(void **state) {
   }
 }
 
+/* ---- the end ---- */
+
+/* All ranks have done their work; then rank 1 stands still. */
+static void leave(rank *r) {
+  rfr_ctx *own;
+  OK(rfr_ctx_create(NULL, &own));
+  if (*(const bool *)r->job && r->number == 1) usleep(400000);
+  r->status = rfr_launch_leave(own, r->comm);
+  r->comm = NULL;
+  rfr_ctx_destroy(own);
+}
+
+static void test_leave(void **state) {
+  rank ranks[MOST_RANKS];
+  (void)state;
+  for (int late = 0; late <= 1; late++) {
+    const bool job = late;
+    run_ranks(3, late ? 0.1 : 0, leave, &job, ranks);
+    for (int r = 0; r < 3; r++) {
+      assert_int_equal(ranks[r].status, late ? RFR_IO : RFR_OK);
+      if (late) assert_non_null(strstr(ranks[r].message, "rank 1 has not come within 0.1 seconds"));
+    }
+  }
+}
+
 /* ---- messages ---- */
 
 /* Every rank sends three messages to every other rank, then receives them, the last sender's first. */
@@ -292,8 +317,9 @@ static void test_arguments(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      rft_context_test(test_values),   rft_context_test(test_many_calls), rft_context_test(test_failures),
-      rft_context_test(test_watch),    rft_context_test(test_messages),   rft_context_test(test_arguments),
+      rft_context_test(test_values),    rft_context_test(test_many_calls), rft_context_test(test_failures),
+      rft_context_test(test_watch),     rft_context_test(test_leave),      rft_context_test(test_messages),
+      rft_context_test(test_arguments),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

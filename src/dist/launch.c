@@ -16,6 +16,7 @@
 #include <unistd.h>
 
 #include "base/base.h"
+#include "dist/agree.h"
 #include "dist/comm.h"
 
 enum { MOST_RANKS = 1 << 20, MAGIC = 0x52465249, PAUSE_US = 50000 };
@@ -191,4 +192,11 @@ rfr_status rfr_launch_join(rfr_ctx *ctx, const rfr_launch *l, double timeout, rf
   if (l->rank == 0) RFI_TRY(rfr_comm_nccl_id(ctx, id));
   RFI_TRY(*l->address ? rfi_launch_share(l, id, timeout) : share_over_mpi(ctx, l, id, timeout));
   return rfr_comm_nccl_create(ctx, id, l->ranks, l->rank, timeout, out);
+}
+
+rfr_status rfr_launch_leave(rfr_ctx *ctx, rfr_comm *comm) {
+  rfr_status s = rfi_check_handle(ctx, "rfr_ctx");
+  if (s == RFR_OK) s = rfi_comm_agree(ctx, comm, RFR_OK);
+  rfr_comm_destroy(comm);
+  return s;
 }

@@ -421,6 +421,7 @@ static void communicators(void) {
   STATUS(rfr_comm_threads_create, NULL, 1, 0, &c);
   STATUS(rfr_comm_mpi_create, NULL, 1, &mpi);
   STATUS(rfr_launch_join, NULL, &launch, 1, &mpi);
+  STATUS(rfr_launch_leave, NULL, NULL);
   char id[RFR_NCCL_ID_BYTES];
   STATUS(rfr_comm_nccl_id, NULL, id);
   STATUS(rfr_comm_nccl_create, NULL, id, 1, 0, 0, &c);
