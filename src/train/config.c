@@ -461,7 +461,8 @@ static rfr_status check_weights(const rfi_config *c) {
     char *end;
     const double weight = rfi_strtod(weights->items[i], &end);
     if (end == weights->items[i] || *end || !(weight > 0 && weight <= 1000))
-      return BAD(c, data_weights, "data.weights: %.100s is not a number over 0 and up to 1000", weights->items[i]);
+      return BAD(c, data_weights, "data.weights: %.100s is not a number greater than 0 and at most 1000",
+                 weights->items[i]);
   }
   return RFR_OK;
 }
