@@ -29,10 +29,11 @@ if(RFR_TEST_REFERENCES)
   target_link_libraries(refrain_test_plain PRIVATE ${RFR_LIBRARIES})
   list(APPEND RFR_TEST_PARTS $<TARGET_OBJECTS:refrain_test_plain>)
 endif()
-# What most tests link: everything inside the library, and the tests' own parts, in one library that is linked once. The
-# objects in each of 200 programs took a quarter of a build. Tests that replace a function of the library link them.
+# Most tests link one shared library with all objects and the tests' own parts: linked into each of 200 programs, the
+# objects took a quarter of a build. Tests that replace a function of the library need the objects themselves.
 set(RFR_WRAPPING backend_faults_test debug_test fuse_gelu_test graphs_faults_test load_weights_test tune_test)
 add_library(refrain_test SHARED ${RFR_OBJECTS} ${RFR_TEST_PARTS})
+set_target_properties(refrain_test PROPERTIES OUTPUT_NAME test_parts) # librefrain* are installed
 target_include_directories(refrain_test INTERFACE include src)
 target_link_libraries(refrain_test PUBLIC ${RFR_LIBRARIES} PkgConfig::CMOCKA)
 target_link_options(refrain_test PRIVATE -Wl,-Bsymbolic-functions)

@@ -51,7 +51,8 @@ RFR_API rfr_status rfr_comm_nccl_create(rfr_ctx *ctx, const void *id, int size, 
  * unless the program has done so. Sums are bitwise those of rfr_comm_threads_create. Every rank calls this at the same
  * time. `timeout`: seconds that a call waits for another rank, 0: no limit; the error names the ranks that did not
  * arrive. All ranks destroy their handles at the same time, which finalizes MPI if this function initialized it; MPI
- * cannot be initialized again in the same process. Errors: argument, backend.missing, dist.launch (MPI cannot start). */
+ * cannot be initialized again in the same process. Errors: argument, backend.missing, dist.launch if MPI cannot
+ * start. */
 RFR_API rfr_status rfr_comm_mpi_create(rfr_ctx *ctx, double timeout, rfr_comm **out);
 /* Destroys a handle; accepts NULL. First destroy everything that uses it. With thread ranks, later calls on the other
  * handles fail with dist.peer. */

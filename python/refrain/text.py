@@ -102,7 +102,7 @@ class Tokenizer(Handle):
 
         format  "nanogpt": ids alone; "llmc": after a header; "megatron": with an index X.idx
         Raises ValueError for an unknown format, RefrainError with the slug "export.exists" if `out` is there, and
-        InvalidError for a file that is no text or a damaged row, with its line. On an error nothing is written."""
+        InvalidError for a file that is not a text or a damaged row, with its line. On an error nothing is written."""
         paths, kind = path_list(files), _FORMATS.index(format)
         documents, tokens = ctypes.c_int64(), ctypes.c_int64()
         self._call(lib.rfr_tokenizer_write_files, (ctypes.c_char_p * len(paths))(*paths), len(paths), kind,
@@ -163,7 +163,7 @@ def train_tokenizer(files: Union[Path, Sequence[Path]], out: Path, *, vocab_size
 
     The result depends on the texts and these options, not on `threads` or the order of the files. Raises ValueError
     for an unknown pattern, RefrainError with the slug "export.exists" if `out` is there, and InvalidError for a file
-    that is no text or a damaged row, with its line. On an error nothing is written.
+    that is not a text or a damaged row, with its line. On an error nothing is written.
 
         refrain.train_tokenizer("notes/**/*.txt", "tokenizer", vocab_size=8192)
         refrain.Tokenizer("tokenizer").encode("Hello")

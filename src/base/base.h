@@ -38,7 +38,7 @@ rfr_status rfi_fail_status(rfr_status status);
 /* Prepends text to the current message, so that an outer function can add its context with its own separator ("layer3:
  * "); slug, file and line are unchanged. Returns the current status. */
 rfr_status rfi_fail_prefix(const char *format, ...) __attribute__((format(printf, 1, 2)));
-/* Sets file and line of the current error: the place to mend, where an outer function knows it better. Returns the
+/* Sets file and line of the current error: the place to correct, which an outer function may know better. Returns the
  * current status. */
 rfr_status rfi_fail_place(const char *file, int64_t line);
 

@@ -175,7 +175,8 @@ static void test_gather(void **state) {
   rfr_trace_destroy(t);
 }
 
-/* After each failure the weights are as before: the optimizer comes last. The next run has the bits of the first. */
+/* After each failure the weights are as before, since the optimizer comes last. The next run is bitwise equal to the
+ * first. */
 static void test_failures(void **state) {
   (void)state;
   static const struct {

@@ -468,7 +468,7 @@ static void test_refused(void **state) {
       {"{\"post_processor\":{\"type\":\"BertProcessing\",\"sep\":[\"a\",99],\"cls\":[\"a\",0]}," MODEL "}", "tokenizer",
        "no id 99"},
       {"{\"normalizer\":{\"type\":\"Precompiled\",\"precompiled_charsmap\":\"AAAA\"}," MODEL "}", "tokenizer",
-       "is cut"},
+       "is truncated"},
   };
   rft_folder *f = *state;
   rfr_tokenizer *k;

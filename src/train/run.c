@@ -220,7 +220,7 @@ static rfr_status find_checkpoint(rfr_run *run, const char *folder, bool is_chec
   reason[0] = 0;
   const rfr_status s = is_checkpoint ? rfi_checkpoint_open(run->ctx, comm, folder, from)
                                      : rfi_checkpoint_latest(run->ctx, comm, folder, from, &skipped);
-  if (s != RFR_OK && rfr_comm_size(comm) > 1) run->met = run->refused = true; /* no rank goes on to the handshake */
+  if (s != RFR_OK && rfr_comm_size(comm) > 1) run->met = run->refused = true; /* no rank takes part in the handshake */
   if (s == RFR_OK && skipped > 0 && *from) snprintf(reason, 512, "%s", rfr_last_error()->message);
   return s;
 }
