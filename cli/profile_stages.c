@@ -49,11 +49,13 @@ static rfr_status simulate(cli *c, stage_times *t) {
   return rfr_schedule_simulate(t->schedule, t->costs, t->pipeline.stages, &t->simulated, t->ranks, NULL, NULL);
 }
 
-/* The largest idle share of a rank in the measured time of the schedule. */
+/* The largest idle share of a rank in the measured time of the schedule. On a busy machine the update may take longer
+ * than a whole step at another time; the share is 0 then. */
 static double measured_bubble(const stage_times *t) {
+  const double schedule = t->step > t->update ? t->step - t->update : 0;
   double most = 0;
   for (int r = 0; r < t->pipeline.ranks; r++) {
-    const double idle = 1 - t->ranks[r].busy / (t->step - t->update);
+    const double idle = 1 - t->ranks[r].busy / schedule;
     if (idle > most) most = idle;
   }
   return most;

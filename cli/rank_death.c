@@ -98,9 +98,10 @@ void rank_failure_append(const cli *c, rfr_ctx *ctx, int rank, int ranks, const 
   if (access(folder, W_OK) == 0) rfr_failure_append(ctx, folder, &failure);
 }
 
-void rank_death_report(const cli *c, const rank_death *d) {
+void rank_death_report(const cli *c, rank_death *d) {
   char what[128];
   rfr_ctx *ctx;
+  while (d->n_reports > 0) free(d->reports[--d->n_reports]);
   if (d->rank < 0) return;
   snprintf(what, sizeof what, "rank %d was killed by signal %d (%s)%s", d->rank, d->signal, strsignal(d->signal),
            d->was_stopped ? ": it was stopped (SIGSTOP) when other ranks had ended" : "");

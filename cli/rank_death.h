@@ -16,7 +16,7 @@ typedef struct rank_death {
   char text[4096];  /* a line, or a message of mpirun that has not ended */
   size_t n;
   bool in_message;
-  char *reports[MOST_REPORTS]; /* lines of errors that were passed on; until the process ends */
+  char *reports[MOST_REPORTS]; /* lines of errors that were passed on; rank_death_report frees them */
   int n_reports;
 } rank_death;
 
@@ -26,7 +26,7 @@ void rank_death_read(rank_death *d);
 /* Appends a line to failures.jsonl of the run's folder, if it can be written. The caller prints the error, whatever
  * comes of the file. */
 void rank_failure_append(const cli *c, rfr_ctx *ctx, int rank, int ranks, const char *error, const char *message);
-/* Prints the death and appends it. */
-void rank_death_report(const cli *c, const rank_death *d);
+/* Prints the death and appends it; frees what `d` owns. */
+void rank_death_report(const cli *c, rank_death *d);
 
 #endif

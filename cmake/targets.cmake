@@ -99,9 +99,9 @@ endif()
 
 # LeakSanitizer crashes on the thread-local storage of a library that is loaded late: here it is loaded early.
 if(RFR_SANITIZE MATCHES "address" AND TARGET refrain_onednn)
-  set(early -Wl,--push-state,--no-as-needed ${DNNL_LIBRARY} -Wl,--pop-state)
-  target_link_libraries(refrain_inside INTERFACE ${early})
+  set(RFR_EARLY -Wl,--push-state,--no-as-needed ${DNNL_LIBRARY} -Wl,--pop-state)
+  target_link_libraries(refrain_inside INTERFACE ${RFR_EARLY})
   if(TARGET refrain_cli)
-    target_link_libraries(refrain_cli PRIVATE ${early})
+    target_link_libraries(refrain_cli PRIVATE ${RFR_EARLY})
   endif()
 endif()

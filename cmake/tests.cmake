@@ -35,7 +35,7 @@ set(RFR_WRAPPING backend_faults_test debug_test fuse_gelu_test graphs_faults_tes
 add_library(refrain_test SHARED ${RFR_OBJECTS} ${RFR_TEST_PARTS})
 set_target_properties(refrain_test PROPERTIES OUTPUT_NAME test_parts) # librefrain* are installed
 target_include_directories(refrain_test INTERFACE include src)
-target_link_libraries(refrain_test PUBLIC ${RFR_LIBRARIES} PkgConfig::CMOCKA)
+target_link_libraries(refrain_test PUBLIC ${RFR_LIBRARIES} PkgConfig::CMOCKA ${RFR_EARLY})
 target_link_options(refrain_test PRIVATE -Wl,-Bsymbolic-functions)
 # Timeout of a test in seconds. It is generous, for busy machines: only a test that hangs reaches it.
 set(patience 900)
