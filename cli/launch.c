@@ -44,7 +44,6 @@ static void send(const child *children, int n, int number) {
 typedef struct lookout {
   pid_t parent; /* of the ranks: this process or mpirun */
   int ranks;
-  bool have_started;     /* all of them */
   double next, moved_at; /* when to look again; when the ranks were last seen not to be all stopped */
 } lookout;
 
@@ -104,8 +103,7 @@ static void kill_stopped(lookout *l, rank_death *death) {
   if (cli_now() < l->next) return;
   l->next = cli_now() + PERIOD_SECONDS;
   const int n = find_ranks(l->parent, pids, l->ranks, &stopped);
-  l->have_started = l->have_started || n == l->ranks;
-  const bool stuck = l->have_started && n > 0 && n < l->ranks && stopped == n;
+  const bool stuck = n > 0 && n < l->ranks && stopped == n;
   if (!stuck) l->moved_at = cli_now();
   if (!stuck || cli_now() - l->moved_at < GRACE_SECONDS) return;
   if (death->rank < 0) death->rank = rank_of(pids[0]), death->signal = SIGKILL, death->was_stopped = true;
