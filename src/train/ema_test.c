@@ -12,6 +12,7 @@
 #include "support/context.h"
 #include "support/ranks.h"
 #include "support/run.h"
+#include "support/thin.h"
 #include "train/state.h"
 
 #define OPTIMIZER(keys) "optimizer: {name: adamw, lr: 1e-2, weight_decay: 0.1, clip: 1.0, " keys "}\n"
@@ -395,9 +396,12 @@ static void test_refused(void **state) {
 }
 
 int main(void) {
-  const struct CMUnitTest tests[] = {cmocka_unit_test(test_average),  cmocka_unit_test(test_resume),
-                                     cmocka_unit_test(test_training), cmocka_unit_test(test_reading),
-                                     cmocka_unit_test(test_texts),
-                                     rft_context_test(test_ranks),    rft_context_test(test_refused)};
+  const struct CMUnitTest tests[] = {rft_one_thread_test(test_average),
+                                     rft_one_thread_test(test_resume),
+                                     rft_one_thread_test(test_training),
+                                     cmocka_unit_test(test_reading) /* writes the folder that test_refused reads */,
+                                     rft_one_thread_test(test_texts),
+                                     rft_context_test(test_ranks),
+                                     rft_context_test(test_refused)};
   return cmocka_run_group_tests(tests, rft_run_setup, rft_run_teardown);
 }

@@ -11,6 +11,7 @@
 #include "support/context.h"
 #include "support/ranks.h"
 #include "support/run.h"
+#include "support/thin.h"
 #include "trace/trace.h"
 #include "train/state.h"
 
@@ -242,8 +243,8 @@ static void test_ranks(void **state) {
 }
 
 int main(void) {
-  const struct CMUnitTest tests[] = {cmocka_unit_test(test_step), cmocka_unit_test(test_states),
-                                     cmocka_unit_test(test_runs), cmocka_unit_test(test_refused),
+  const struct CMUnitTest tests[] = {rft_one_thread_test(test_step), rft_one_thread_test(test_states),
+                                     rft_one_thread_test(test_runs), rft_one_thread_test(test_refused),
                                      rft_context_test(test_ranks)};
   return cmocka_run_group_tests(tests, rft_run_setup, rft_run_teardown);
 }

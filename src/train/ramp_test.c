@@ -10,6 +10,7 @@
 #include "support/context.h"
 #include "support/ranks.h"
 #include "support/run.h"
+#include "support/thin.h"
 #include "train/batch.h"
 #include "train/ramp.h"
 #include "train/state.h"
@@ -289,8 +290,8 @@ static void test_mismatch(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_data),     cmocka_unit_test(test_cut),     cmocka_unit_test(test_counts),
-      cmocka_unit_test(test_programs), cmocka_unit_test(test_bits),    cmocka_unit_test(test_train),
-      rft_context_test(test_ranks),    rft_context_test(test_refused), rft_context_test(test_mismatch)};
+      rft_one_thread_test(test_data),     rft_one_thread_test(test_cut),  rft_one_thread_test(test_counts),
+      rft_one_thread_test(test_programs), rft_one_thread_test(test_bits), rft_one_thread_test(test_train),
+      rft_context_test(test_ranks),       rft_context_test(test_refused), rft_context_test(test_mismatch)};
   return cmocka_run_group_tests(tests, rft_run_setup, rft_run_teardown);
 }

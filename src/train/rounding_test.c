@@ -11,6 +11,7 @@
 #include "support/context.h"
 #include "support/ranks.h"
 #include "support/run.h"
+#include "support/thin.h"
 
 #define BF16 "precision: {dtype: bf16}\n"
 #define STOCHASTIC(keys) "optimizer: {lr: 3e-3, clip: 1.0, master_weights: false, rounding: stochastic, " keys "}\n"
@@ -139,7 +140,7 @@ static void test_refused(void **state) {
 }
 
 int main(void) {
-  const struct CMUnitTest tests[] = {cmocka_unit_test(test_bits), cmocka_unit_test(test_small_updates),
+  const struct CMUnitTest tests[] = {rft_one_thread_test(test_bits), rft_one_thread_test(test_small_updates),
                                      rft_context_test(test_ranks), rft_context_test(test_refused)};
   return cmocka_run_group_tests(tests, rft_run_setup, rft_run_teardown);
 }

@@ -14,6 +14,7 @@
 #include "support/context.h"
 #include "support/ranks.h"
 #include "support/run.h"
+#include "support/thin.h"
 
 #define WATCH "run: {steps: 50, seed: 3, log_every: 1, evaluate_windows: 0, watch: [\"*\"], watch_every: 3}\n"
 #define LORA "adapter: {type: lora, rank: 3, alpha: 6, dropout: 0.1}\n"
@@ -344,7 +345,8 @@ static void refused(void **state) {
 }
 
 int main(void) {
-  const struct CMUnitTest tests[] = {cmocka_unit_test(bits),       cmocka_unit_test(budget), cmocka_unit_test(lines),
-                                     cmocka_unit_test(unwritable), rft_context_test(ranks),  rft_context_test(refused)};
+  const struct CMUnitTest tests[] = {rft_one_thread_test(bits),  rft_one_thread_test(budget),
+                                     rft_one_thread_test(lines), rft_one_thread_test(unwritable),
+                                     rft_context_test(ranks),    rft_context_test(refused)};
   return cmocka_run_group_tests_name("watched_run", tests, rft_run_setup, rft_run_teardown);
 }

@@ -57,6 +57,7 @@ static void core(void **state) { (void)state, run_file("test_core.py"); }
 static void text(void **state) { (void)state, run_file("test_text.py"); }
 static void train(void **state) { (void)state, run_file("test_train.py"); }
 static void graphs(void **state) { (void)state, run_file("test_graphs.py"); }
+static void ranks(void **state) { (void)state, run_file("test_ranks.py"); }
 static void lab(void **state) { (void)state, run_file("test_lab.py"); }
 static void examples(void **state) { (void)state, run_file("test_examples.py"); }
 
@@ -76,8 +77,8 @@ static void types(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(abi),    cmocka_unit_test(core),     cmocka_unit_test(text),  cmocka_unit_test(train),
-      cmocka_unit_test(graphs), cmocka_unit_test(lab),    cmocka_unit_test(examples),
+      cmocka_unit_test(abi),    cmocka_unit_test(core),  cmocka_unit_test(text), cmocka_unit_test(train),
+      cmocka_unit_test(graphs), cmocka_unit_test(ranks), cmocka_unit_test(lab),  cmocka_unit_test(examples),
       cmocka_unit_test(torch),  cmocka_unit_test(types),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);

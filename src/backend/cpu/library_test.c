@@ -192,6 +192,33 @@ static void products(void **state) {
   }
 }
 
+/* Matrices of one row or column with gaps between the elements; oneDNN 3.7 reads some of them as dense. */
+static void vectors(void **state) {
+  static const int64_t sizes[][3] = {{1, 9, 4}, {9, 1, 4}, {1, 1, 70}, {9, 70, 1}};
+  (void)state;
+  rfr_ctx *ctx = open_ctx(NULL, 1);
+  rfi_cpu_library *library;
+  assert_non_null(ctx);
+  assert_int_equal(rfi_cpu_library_open(ctx, &library), RFR_OK);
+  for (size_t k = 0; k < sizeof sizes / sizeof sizes[0]; k++)
+    for (int t = 0; t < 16; t++) {
+      int taken = 0;
+      const shape s = {.batch = t & 8 ? 3 : 0,
+                       .M = sizes[k][0],
+                       .N = sizes[k][1],
+                       .K = sizes[k][2],
+                       .ta = t & 1,
+                       .tb = t >> 1 & 1,
+                       .acc = t & 4,
+                       .pad = 1,
+                       .in = RFR_BF16,
+                       .out = RFR_F32};
+      check(library, "v2", &s, &taken);
+    }
+  rfi_cpu_library_close(library);
+  rfr_ctx_destroy(ctx);
+}
+
 /* Sizes larger than the blocks of a GEMM, and results larger than a cache. */
 static void large(void **state) {
   (void)state;
@@ -354,7 +381,7 @@ static void without(void **state) {
 }
 
 int main(void) {
-  const struct CMUnitTest tests[] = {cmocka_unit_test(products), cmocka_unit_test(large), cmocka_unit_test(groups),
-                                     cmocka_unit_test(repeated), cmocka_unit_test(without)};
+  const struct CMUnitTest tests[] = {cmocka_unit_test(products), cmocka_unit_test(vectors),  cmocka_unit_test(large),
+                                     cmocka_unit_test(groups),   cmocka_unit_test(repeated), cmocka_unit_test(without)};
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

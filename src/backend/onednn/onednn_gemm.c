@@ -189,6 +189,11 @@ static int is_fast(dnnl_primitive_desc_t pd) {
          !strstr(name, "ref");
 }
 
+/* A row or a column whose elements are not next to each other. oneDNN 3.7 reads some of these as if they were. */
+static int has_gaps(int64_t rows, int64_t cols, const int64_t stride[3]) {
+  return (rows == 1 && cols > 1 && stride[2] != 1) || (cols == 1 && rows > 1 && stride[1] != 1);
+}
+
 static rfi_gemm_status product_create(void *p, const rfi_module_gemm *d, void **handle, size_t *scratch,
                                       const char **why) {
   engine *e = p;
@@ -206,6 +211,11 @@ static rfi_gemm_status product_create(void *p, const rfi_module_gemm *d, void **
     if (own == RFI_GEMM_OK) *handle = m;
     else product_destroy(m);
     return own;
+  }
+  if (has_gaps(d->M, d->K, d->a_stride) || has_gaps(d->K, d->N, d->b_stride)) {
+    *why = "a row or column with gaps between its elements";
+    product_destroy(m);
+    return RFI_GEMM_UNSUPPORTED;
   }
   m->engine = e;
   m->threads = d->threads > 0 ? d->threads : 1;
