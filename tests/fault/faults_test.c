@@ -13,6 +13,8 @@
  * The k-th thing fails for k = 1, 2, ... until nothing failed any more. `faults_test all`
  * tries every k (make check-faults); without the word it goes in steps of STRIDE after the
  * first DENSE ones, which still meets every phase of a run in a few seconds.
+ * `faults_test random [FAULTS [SEED]]` draws FAULTS values of k, an eighth of them for each of
+ * the eight pairs of a kind of fault and a start of the run.
  */
 #include <dirent.h>
 #include <dlfcn.h>
@@ -37,7 +39,9 @@ enum { STRIDE = 7 };
 #endif
 enum { DENSE = 24, SHOWN = 3, LAST = 5 };
 
-static bool every_k; /* set by main */
+static bool every_k;    /* set by main */
+static int64_t faults;  /* random ones of each test; 0: one fault after the other */
+static uint64_t chance; /* state of the generator */
 
 static const char config[] =
     "refrain: 1\n"
@@ -157,8 +161,12 @@ static void set_scene(scene *c, rft_folder *f, bool resumed) {
   c->theirs = theirs.live;
 }
 
-static rfr_status disturbed(scene *c) {
+/* The folder that a disturbed run starts from. */
+static void renew(scene *c) {
   if (!c->resumed) assert_int_equal(rfi_tree_remove(c->f->ctx, rft_path(c->f, "run")), RFR_OK);
+}
+
+static rfr_status disturbed(scene *c) {
   return whole_run(c->ctx, c->f->path, rft_path(c->f, "run"), c->resumed ? LAST : SHOWN);
 }
 
@@ -212,32 +220,10 @@ static void check_scene(scene *c, rfr_status s, int64_t k) {
 }
 
 static void end_scene(scene *c) {
+  renew(c);
   assert_int_equal(disturbed(c), RFR_OK); /* nothing is left that stands in the way */
   rfr_ctx_destroy(c->ctx);
 }
-
-static void allocations(rft_folder *f, bool resumed) {
-  scene c;
-  set_scene(&c, f, resumed);
-  rfr_status s = RFR_NO_MEMORY;
-  int64_t n = 0;
-  for (int64_t k = 1; s != RFR_OK; k = next_k(k), n++) {
-    rfr_ctx_fail_alloc(c.ctx, k);
-    s = disturbed(&c);
-    rfr_ctx_fail_alloc(c.ctx, 0);
-    if (s != RFR_OK) {
-      if (s != RFR_NO_MEMORY) fail_msg("k %lld: status %d", (long long)k, (int)s);
-      assert_string_equal(rfr_last_error()->slug, "memory.alloc");
-    }
-    check_scene(&c, s, k);
-  }
-  assert_true(n > 20);
-  print_message("%lld allocations failed\n", (long long)n - 1);
-  end_scene(&c);
-}
-
-static void allocations_fresh(void **state) { allocations(*state, false); }
-static void allocations_resumed(void **state) { allocations(*state, true); }
 
 /* jansson calls some failures to allocate an error of syntax, and makes no value of a text for two reasons. */
 static bool tells_of_memory(rfr_status s, const char *slug) {
@@ -245,61 +231,75 @@ static bool tells_of_memory(rfr_status s, const char *slug) {
   return s == RFR_INVALID && (strcmp(slug, "json") == 0 || strcmp(slug, "checkpoint") == 0);
 }
 
-static void foreign_allocations(rft_folder *f, bool resumed) {
+typedef enum kind { ALLOCATION, THEIR_ALLOCATION, CALL, CALLS, KINDS } kind;
+enum { SCENES = 2 * KINDS }; /* fresh and resumed, the first tests of main */
+
+/* A run whose k-th call of `what` fails (with CALLS all later ones do, too), and all checks after it. Returns how many
+ * such calls there were until the end of the run, and in *s the status of the run. */
+static int64_t strike(scene *c, kind what, int64_t k, rfr_status *s) {
+  rfi_io_fault fault = {.fail_at = k, .error = EIO};
+  if (what == CALLS) fault = (rfi_io_fault){.fail_at = k, .error = ENOSPC, .sticky = true, .max_transfer = 150};
+  const int64_t before = rfr_ctx_get_stats(c->ctx).alloc_calls;
+  renew(c);
+  if (what == ALLOCATION) rfr_ctx_fail_alloc(c->ctx, k);
+  if (what == THEIR_ALLOCATION) theirs.left = k;
+  if (what == CALL || what == CALLS) rfi_io_set_fault(&fault);
+  *s = disturbed(c);
+  rfr_ctx_fail_alloc(c->ctx, 0);
+  rfi_io_set_fault(NULL);
+  const int64_t allocations = rfr_ctx_get_stats(c->ctx).alloc_calls - before, left = theirs.left;
+  theirs.left = 0;
+  const char *slug = rfr_last_error()->slug;
+  if (*s != RFR_OK && ((what == ALLOCATION && (*s != RFR_NO_MEMORY || strcmp(slug, "memory.alloc") != 0)) ||
+                       (what == THEIR_ALLOCATION && !tells_of_memory(*s, slug))))
+    fail_msg("k %lld: status %d, %s", (long long)k, (int)*s, slug);
+  check_scene(c, *s, k);
+  const int64_t n = what == ALLOCATION ? allocations : what == THEIR_ALLOCATION ? k - left : fault.calls;
+  if (n < k) assert_int_equal(*s, RFR_OK);
+  return n;
+}
+
+/* A number from 1 to n (splitmix64). */
+static int64_t draw(int64_t n) {
+  uint64_t x = chance += 0x9e3779b97f4a7c15u;
+  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
+  x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
+  return 1 + (int64_t)((x ^ (x >> 31)) % (uint64_t)n);
+}
+
+/* Every k from 1 on, or a part of them, until nothing fails any more; or random ones. */
+static void each(rft_folder *f, kind what, bool resumed) {
+  static const char *const names[KINDS] = {"allocations", "allocations of libraries", "calls",
+                                            "calls and all after them"};
   scene c;
   set_scene(&c, f, resumed);
   int64_t failed = 0, n = 0;
-  bool done = false, yaml = false;
-  for (int64_t k = 1; !done; k = every_k ? k + 1 : next_k(next_k(next_k(k))), n++) {
-    if (!resumed) assert_int_equal(rfi_tree_remove(f->ctx, rft_path(f, "run")), RFR_OK);
-    theirs.left = k;
-    rfr_status s = whole_run(c.ctx, f->path, rft_path(f, "run"), resumed ? LAST : SHOWN);
-    done = theirs.left > 0;
-    theirs.left = 0;
-    const char *slug = rfr_last_error()->slug;
-    if (s != RFR_OK && !tells_of_memory(s, slug)) fail_msg("k %lld: status %d, %s", (long long)k, (int)s, slug);
-    if (done) assert_int_equal(s, RFR_OK);
+  bool yaml = false;
+  rfr_status s;
+  const int64_t all = faults ? strike(&c, what, INT64_MAX, &s) : 0;
+  for (int64_t k = 1; !faults || n < faults; n++) {
+    if (faults) k = draw(all);
+    if (strike(&c, what, k, &s) < k) break;
     failed += s != RFR_OK;
     yaml |= s != RFR_OK && strstr(rfr_last_error()->message, "YAML");
-    check_scene(&c, s, k);
+    k = what == THEIR_ALLOCATION && !every_k ? next_k(next_k(next_k(k))) : next_k(k);
   }
   assert_true(n > 20 && failed > n / 2);
-  if (!yaml) print_message("libyaml keeps its allocator to itself here\n");
-  print_message("%lld allocations of libraries failed, %lld of them ended the run\n", (long long)n - 1,
-                (long long)failed);
+  assert_true(!faults || n == faults);
+  assert_true(what != ALLOCATION || failed == n);
+  if (what == THEIR_ALLOCATION && !yaml) print_message("libyaml keeps its allocator to itself here\n");
+  print_message("%lld %s failed, %lld of them ended the run\n", (long long)n, names[what], (long long)failed);
   end_scene(&c);
 }
 
-static void foreign_fresh(void **state) { foreign_allocations(*state, false); }
-static void foreign_resumed(void **state) { foreign_allocations(*state, true); }
-
-static void calls(rft_folder *f, bool resumed, rfi_io_fault kind) {
-  scene c;
-  set_scene(&c, f, resumed);
-  int64_t failed = 0, n = 0;
-  bool done = false;
-  for (int64_t k = 1; !done; k = next_k(k), n++) {
-    rfi_io_fault fault = kind;
-    fault.fail_at = k;
-    if (!resumed) assert_int_equal(rfi_tree_remove(f->ctx, rft_path(f, "run")), RFR_OK);
-    rfi_io_set_fault(&fault);
-    rfr_status s = whole_run(c.ctx, f->path, rft_path(f, "run"), resumed ? LAST : SHOWN);
-    rfi_io_set_fault(NULL);
-    done = fault.calls < k;
-    if (done) assert_int_equal(s, RFR_OK);
-    failed += s != RFR_OK;
-    check_scene(&c, s, k);
-  }
-  assert_true(n > 20 && failed > n / 2);
-  print_message("%lld calls failed, %lld of them ended the run\n", (long long)n - 1, (long long)failed);
-  end_scene(&c);
-}
-
-static void calls_fresh_once(void **state) { calls(*state, false, (rfi_io_fault){.error = EIO}); }
-static void calls_resumed_once(void **state) { calls(*state, true, (rfi_io_fault){.error = EIO}); }
-static void calls_resumed_full(void **state) {
-  calls(*state, true, (rfi_io_fault){.error = ENOSPC, .sticky = true, .max_transfer = 150});
-}
+static void allocations_fresh(void **state) { each(*state, ALLOCATION, false); }
+static void allocations_resumed(void **state) { each(*state, ALLOCATION, true); }
+static void foreign_fresh(void **state) { each(*state, THEIR_ALLOCATION, false); }
+static void foreign_resumed(void **state) { each(*state, THEIR_ALLOCATION, true); }
+static void calls_fresh_once(void **state) { each(*state, CALL, false); }
+static void calls_resumed_once(void **state) { each(*state, CALL, true); }
+static void calls_fresh_full(void **state) { each(*state, CALLS, false); }
+static void calls_resumed_full(void **state) { each(*state, CALLS, true); }
 
 static json_t *nested(void) {
   return json_pack("{s:i, s:{s:s, s:[f, b, n]}, s:s, s:{}}", "a key", 1, "another", "inner", "some text to print",
@@ -425,7 +425,6 @@ static void data_cut_while_opening(void **state) {
 
 int main(int argc, char **argv) {
   json_set_alloc_funcs(their_new, their_free);
-  every_k = argc > 1 && strcmp(argv[1], "all") == 0;
   const struct CMUnitTest tests[] = {
       rft_folder_test(allocations_fresh),
       rft_folder_test(allocations_resumed),
@@ -433,11 +432,19 @@ int main(int argc, char **argv) {
       rft_folder_test(foreign_resumed),
       rft_folder_test(calls_fresh_once),
       rft_folder_test(calls_resumed_once),
+      rft_folder_test(calls_fresh_full),
       rft_folder_test(calls_resumed_full),
       rft_folder_test(stutter),
       rft_folder_test(data_cut_while_training),
       rft_folder_test(data_cut_while_opening),
       rft_folder_test(json_prints),
   };
+  every_k = argc > 1 && strcmp(argv[1], "all") == 0;
+  if (argc > 1 && strcmp(argv[1], "random") == 0) {
+    faults = argc > 2 ? atoll(argv[2]) / SCENES : 125;
+    chance = argc > 3 ? strtoull(argv[3], NULL, 10) : 1;
+    if (faults < 21) return fputs("faults_test random [FAULTS [SEED]]: at least 168\n", stderr), 2;
+    return _cmocka_run_group_tests("random", tests, SCENES, NULL, NULL);
+  }
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
