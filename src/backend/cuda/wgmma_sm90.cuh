@@ -20,8 +20,8 @@
 
 #include "backend/cuda/mma_sm80.cuh"
 
-/* In a check's build (RFI_DELAYS) threads wait before a barrier or a copy, one time in four for up to 2 us, by the
- * clock; threads that arrive together wait together. */
+/* With RFI_DELAYS, which tests define, threads wait before a barrier or a copy: one time in four, for up to 2 us,
+ * depending on the clock. Threads that arrive together wait equally long. */
 static __device__ __forceinline__ void rfi_delay(void) {
 #ifdef RFI_DELAYS
   const unsigned together = __activemask();
@@ -38,7 +38,8 @@ static __device__ __forceinline__ void rfi_shared_written(void) {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
-/* 64 rows, or 16 rows read as columns, from a panel's address on; adding `more` bytes costs one addition. */
+/* Descriptor of 64 rows, or of 16 rows read as columns, from a panel's address on; `more` bytes can be added with one
+ * instruction. */
 static __device__ __forceinline__ uint64_t rfi_wgmma_panel(uint32_t at, uint32_t more = 0) {
   const uint32_t low = ((at & 0x3ffffu) >> 4 | 1u << 16) + (more >> 4);
   return (uint64_t)((1024u >> 4) | 1u << 30) << 32 | low;
@@ -48,7 +49,7 @@ template <int N> static __device__ __forceinline__ void rfi_wgmma_tie(float (&c)
 #pragma unroll
   for (int n = 0; n < N; n++) asm volatile("" : "+f"(c[n][0]), "+f"(c[n][1]), "+f"(c[n][2]), "+f"(c[n][3])::"memory");
 }
-/* Accumulators that the first wgmma overwrites. */
+/* Marks accumulators that the first wgmma overwrites. */
 template <int N> static __device__ __forceinline__ void rfi_wgmma_new(float (&c)[N][4]) {
 #pragma unroll
   for (int n = 0; n < N; n++) asm volatile("" : "=f"(c[n][0]), "=f"(c[n][1]), "=f"(c[n][2]), "=f"(c[n][3]));
@@ -78,7 +79,7 @@ static __device__ __forceinline__ void rfi_mbarrier_wait(uint32_t at, int parity
       : "memory");
 }
 
-/* Registers of a thread, for all of a warpgroup at once. */
+/* Changes the number of registers per thread; all threads of a warpgroup must call it. */
 template <int N> static __device__ __forceinline__ void rfi_registers_more(void) {
   asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(N));
 }
