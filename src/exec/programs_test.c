@@ -631,7 +631,7 @@ static void test_profile(void **state) {
   OK(rfr_program_profile(p, 0, times, MOST, &n));
   assert_memory_equal(y.data, replayed, sizeof replayed);
   double end = 0;
-  bool product = false, attention = false, cached = false;
+  bool gemm = false, attention = false, cached = false;
   for (int i = 0; i < n; i++) {
     rfr_plan_op op;
     OK(rfr_program_op(p, 0, times[i].op, &op));
@@ -640,7 +640,7 @@ static void test_profile(void **state) {
     assert_true(times[i].kernel[0] != '\0');
     assert_int_equal(times[i].dtype, RFR_F32);
     if (strcmp(op.name, "matmul") == 0) {
-      product = true;
+      gemm = true;
       assert_true(times[i].flops == 2.0 * T * IN * H * D);
       assert_true(times[i].bytes == 4.0 * (T * IN + H * D * IN + T * H * D));
     } else if (strcmp(op.name, "attention") == 0) {
@@ -652,7 +652,7 @@ static void test_profile(void **state) {
       assert_true(fabs(times[i].flops - 2.0 * 2 * (8 + 9 + 10 + 4 * WINDOW) * H * D) < 1e-6);
     }
   }
-  assert_true(product && attention && cached);
+  assert_true(gemm && attention && cached);
   rfr_programs_destroy(p);
 
   rfr_compile_options debug = rfr_compile_options_default();

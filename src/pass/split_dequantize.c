@@ -11,10 +11,10 @@
 typedef struct split {
   rfi_rewrite r;
   const rfi_uses *uses;
-  int made; /* local ops of the new trace */
+  int made; /* number of local ops in the new trace */
 } split;
 
-/* Whether each reader of op i gets an op of its own. */
+/* Whether each reader of op i gets a separate op. */
 static bool is_local(const split *s, int i) {
   const rfr_trace *t = s->r.from;
   const rfi_opr *op = &t->ops[i];
@@ -38,8 +38,8 @@ static bool reads(const rfi_opr *op, rfr_value v) {
   return false;
 }
 
-/* Appends the local ops whose results `reader` reads, with the labels of `labels`. Their chain ends at a stored
- * weight: an op of it has few operands. */
+/* Appends the local ops whose results `reader` reads, with the labels of `labels`. The chain is short: it ends at a
+ * stored weight. */
 static rfr_status make_operands(split *s, const rfi_opr *reader, const rfi_opr *labels) {
   const rfr_trace *t = s->r.from;
   for (int k = 0; k < reader->n_in; k++) {
@@ -83,8 +83,8 @@ rfr_status rfi_split_dequantize(const rfr_trace *in, rfi_report *report, rfr_tra
     RFI_GOTO(rfi_rewrite_op(&p.r, i, NULL));
   }
   if (results > 0)
-    RFI_GOTO(rfi_report_line(report, "local: %d results from stored weights, %d times, each for one product", results,
-                             p.made));
+    RFI_GOTO(
+        rfi_report_line(report, "local: %d results from stored weights, %d times, each for one GEMM", results, p.made));
   s = rfi_rewrite_end(&p.r, out);
   rfi_free(in->ctx, uses);
   return s;
