@@ -18,7 +18,10 @@
 
 #include "ops/walk.h"
 
-enum { RFI_LINE = 64, RFI_STREAM_BYTES = 1 << 20 /* larger operands have left the cache before they are read */ };
+enum {
+  RFI_LINE = 64,
+  RFI_STREAM_BYTES = 1 << 20 /* larger operands are evicted from the cache before they are read */
+};
 
 /* Prefetches elements i ... i + n - 1 of a dense operand; addresses past its end are allowed. */
 static inline void rfi_fetch(const rfi_arg *a, int64_t i, int64_t n) {

@@ -94,7 +94,8 @@ template <typename T> static __global__ void __launch_bounds__(THREADS) attend(c
     float y = 0;
     total = 0;
     for (int w = 0; w < WARPS; w++) {
-      if (sums[w] == 0) continue; /* the warp had no key; with a NaN score it has no maximum, but its sum is NaN */
+      /* either the warp had no key, or a score was NaN: then there is no maximum, but the sum is NaN */
+      if (sums[w] == 0) continue;
       const float share = expf(tops[w] - most);
       total = fmaf(sums[w], share, total);
       y = fmaf(parts[w][d], share, y);

@@ -15,8 +15,8 @@
 
 enum {
   RFI_BLOCK_K = 256, /* a panel of B (32 KiB in f32 at 32 columns) stays in the L1 cache */
-  /* Terms of one sum. With n terms of random sign, sums of s have an error of sqrt(s / 2 + n / 2s) units, one sum of
-   * all has sqrt(n / 2). */
+  /* Terms per partial sum. With n terms of random sign, partial sums of s terms have an error of sqrt(s / 2 + n / 2s)
+   * units; one sum of all terms has sqrt(n / 2). */
   RFI_SUM_K = 64,
 };
 
@@ -55,7 +55,7 @@ RFI_INLINE const void *rfi_matrix_at(const rfi_matrix *x, int64_t i, int64_t j) 
   return rfi_at(x->data, x->dtype, i * x->rs + j * x->cs);
 }
 
-/* C (mr x RFI_NR) = or += A B over k steps, in sums of at most RFI_SUM_K. */
+/* C (mr x RFI_NR) = or += A B over k steps, in partial sums of at most RFI_SUM_K terms. */
 RFI_INLINE void rfi_tile_sums(int mr, int64_t k, const float *a, int by_row, const float *b, float *c, int64_t ldc,
                               int add) {
   const int64_t terms = RFI_SUM_K;

@@ -23,7 +23,7 @@
 
 #include "ops/vec.h"
 
-/* Two vectors of columns; as many rows as leave registers for B and one broadcast element. */
+/* Two vectors of columns, and as many rows as leave registers for B and one broadcast element. */
 #if defined(__AVX512F__)
 enum { RFI_LANES = 16, RFI_MR = 8 };
 #elif defined(__AVX__)
@@ -124,7 +124,7 @@ RFI_INLINE void rfi_pack_transposed(float *restrict dst, int64_t ld, int64_t row
 RFI_COLD void rfi_pack(float *restrict dst, int64_t ld, int64_t rows, int64_t cols, int64_t width, const void *src,
                        rfr_dtype dtype, int64_t rs, int64_t cs) {
   if (cs == 1) {
-    if (dtype == RFR_F32 && cols == RFI_NR) { /* the most frequent panel: no call per row */
+    if (dtype == RFR_F32 && cols == RFI_NR) { /* the most frequent panel, without a call per row */
       for (int64_t r = 0; r < rows; r++)
         for (int c = 0; c < RFI_NR; c++) dst[r * ld + c] = ((const float *)src)[r * rs + c];
     } else {

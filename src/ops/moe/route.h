@@ -9,13 +9,13 @@
 
 #include "ops/vec.h"
 
-#define RFI_ROUTE_TINY 1e-20f /* added to a divisor: all scores may be 0 */
+#define RFI_ROUTE_TINY 1e-20f /* added to a divisor, because all scores may be 0 */
 
 enum { RFI_LANES = 16 };
 typedef float rfi_lanes[RFI_LANES];
 typedef int32_t rfi_int_lanes[RFI_LANES];
 
-/* l becomes e^(l - max); sum gets the sum. */
+/* Replaces l by e^(l - max); sum gets the sum. */
 static inline void rfi_route_exp(rfi_lanes *l, int64_t n, rfi_lanes max, rfi_lanes sum) {
   for (int i = 0; i < RFI_LANES; i++) max[i] = l[0][i], sum[i] = 0;
   for (int64_t e = 1; e < n; e++)
@@ -39,7 +39,7 @@ static inline void rfi_route_sigmoids(const rfi_lanes *l, int64_t n, rfi_lanes *
     for (int i = 0; i < RFI_LANES; i++) to[e][i] = rfi_sigmoidf(l[e][i]);
 }
 
-/* l becomes the scores of all experts; for RFR_MOE_SOFTMAX_CHOSEN they are the logits. */
+/* Replaces l by the scores of all experts; for RFR_MOE_SOFTMAX_CHOSEN these are the logits. */
 static inline void rfi_route_scores(rfi_lanes *l, int64_t n, int64_t kind) {
   if (kind == RFR_MOE_SOFTMAX) rfi_route_softmax(l, n);
   if (kind == RFR_MOE_SIGMOID) rfi_route_sigmoids(l, n, l);

@@ -9,7 +9,7 @@
 #include "backend/cuda/kernels.cuh"
 #include "refrain/ops.h"
 
-#define RFI_ROUTE_TINY 1e-20f /* as in route.h */
+#define RFI_ROUTE_TINY 1e-20f /* equals the constant in route.h */
 
 static __device__ __forceinline__ float rfi_route_sigmoid(float x) { return 1.0f / (1.0f + expf(-x)); }
 

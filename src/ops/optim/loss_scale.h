@@ -12,7 +12,7 @@
 
 enum { RFI_SCALE_START = 16, RFI_SCALE_LEAST = 0, RFI_SCALE_MOST = 24 };
 
-/* The exponent, clamped for any state. */
+/* The exponent, clamped so that any state is valid. */
 RFI_BOTH_SIDES static inline int32_t rfi_scale_exponent(const int32_t *state) {
   if (state[0] < RFI_SCALE_LEAST - RFI_SCALE_START) return RFI_SCALE_LEAST;
   return state[0] > RFI_SCALE_MOST - RFI_SCALE_START ? RFI_SCALE_MOST : RFI_SCALE_START + state[0];

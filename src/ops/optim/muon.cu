@@ -6,7 +6,7 @@
  */
 #include "backend/cuda/kernels.cuh"
 
-enum { THREADS = 256, GROUPS = 4 }; /* GROUPS: of each thread, in a block of the polynomial */
+enum { THREADS = 256, GROUPS = 4 }; /* GROUPS: per thread, in a block of the polynomial */
 
 /* ---- the momentum ---- */
 

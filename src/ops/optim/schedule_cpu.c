@@ -81,7 +81,7 @@ static void norm_chunks(const rfi_call *c, int64_t begin, int64_t end, int part)
   }
 }
 
-/* The f64 square of a nonzero f32 is not zero, so a sum is zero only if all elements are. */
+/* The f64 square of a nonzero f32 is not zero, so a sum is zero only if all elements are zero. */
 static void count_zero(int32_t *steps, bool zero) {
   if (*steps >= 0 && *steps < INT32_MAX) *steps = zero ? *steps + 1 : -1;
 }

@@ -26,11 +26,11 @@ enum { RFI_NESTED = 256, RFI_NF4_BLOCK = 64, RFI_DYNAMIC_BLOCK = 256, RFI_SECTIO
 #define RFI_INT8_STEP 7.874015718698502e-3f
 
 typedef struct rfi_quant_layout {
-  int64_t n, block;  /* elements; elements of a scale */
+  int64_t n, block;  /* number of elements; elements per scale */
   int64_t scales;    /* number of scales */
   int64_t scales_at; /* byte offset of the scales */
   int64_t nested_at; /* byte offset of nf4's factors; 0: none */
-  int64_t bytes;     /* of the tensor */
+  int64_t bytes;     /* size of the tensor */
 } rfi_quant_layout;
 
 static inline int64_t rfi_section(int64_t bytes) { return (bytes + RFI_SECTION - 1) / RFI_SECTION * RFI_SECTION; }

@@ -22,7 +22,7 @@ enum {
   B_FLOATS = TILE_N * STEP,
   C_FLOATS = TILE_M * TILE_N,
   SCRATCH = A_FLOATS + B_FLOATS + 2 * C_FLOATS, /* C twice: the sum, and a block's part of it */
-  MIN_TILE_WORK = 1 << 18,                      /* with fewer multiply-adds, another thread does not pay */
+  MIN_TILE_WORK = 1 << 18, /* with fewer multiply-adds per thread, another thread is not worthwhile */
 };
 
 static int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }

@@ -251,7 +251,7 @@ void rfi_gemm_matmul_scaled(const rfi_infer *c, rfi_gemm_desc *d) {
   if (rfi_present(c, RFI_IN_matmul_scaled_acc)) d->acc = RFI_IN_matmul_scaled_acc;
 }
 
-/* They are no rfi_gemm_desc: kernels of grouped GEMMs take 16 and 32 bits. */
+/* No rfi_gemm_desc describes them, because kernels of grouped GEMMs support only 16 and 32 bits. */
 double rfi_flops_grouped_matmul_scaled(const rfi_infer *c) {
   const rfr_type *a = &c->in[RFI_IN_grouped_matmul_scaled_a];
   return 2 * length_of(a) * (double)a->shape[0] * (double)c->in[RFI_IN_grouped_matmul_scaled_w].shape[1];

@@ -18,7 +18,8 @@ enum {
   RFI_DECODED = 128, /* rows and columns of a tile */
   RFI_DECODED_STEP = 64,
   RFI_DECODED_THREADS = 256,
-  RFI_DECODED_EACH = RFI_DECODED * RFI_DECODED_STEP / 8 / RFI_DECODED_THREADS /* chunks of an operand for a thread */
+  /* 8-element chunks of an operand per thread */
+  RFI_DECODED_EACH = RFI_DECODED * RFI_DECODED_STEP / 8 / RFI_DECODED_THREADS
 };
 
 /* Eight adjacent codes of a line and their scale. */
@@ -27,7 +28,7 @@ struct rfi_decoded_chunk {
   float scale;
 };
 
-/* Element k of a line on, k a multiple of 8, of which `left` elements are valid; the others become zeros. */
+/* Loads a chunk of a line from element k on, a multiple of 8; `left` elements are valid, the others become zeros. */
 static __device__ __forceinline__ rfi_decoded_chunk rfi_decoded_load(const rfi_factor &f, int64_t line, int64_t k,
                                                                      int64_t left) {
   rfi_decoded_chunk c = {{0, 0}, 0};

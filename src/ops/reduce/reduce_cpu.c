@@ -11,7 +11,7 @@
 #include "ops/columns.h"
 
 enum reduction { SUM, MAX };
-enum { RUN = 128 }; /* elements added in f32 before their sum is added to an f64 total */
+enum { RUN = 128 }; /* elements summed in f32 before the sum is added to an f64 total */
 
 static float larger(float m, float x) { return x > m || x != x ? x : m; } /* NaN if either is */
 
