@@ -58,7 +58,7 @@ static rfr_status compile(rfr_ctx *ctx, const rfr_choice *choices, int n, rfr_pr
   return s;
 }
 
-/* Fills all inputs with numbers between -1 and 1, the same ones each time. */
+/* Fills all inputs with reproducible numbers between -1 and 1. */
 static rfr_status fill(rfr_programs *p) {
   rfr_tensor x;
   rfr_status s = RFR_OK;
@@ -96,7 +96,7 @@ static rfr_status run(rfr_programs *p, uint64_t *hash) {
   return s;
 }
 
-typedef struct kept { /* choices outlive their programs */
+typedef struct kept { /* choices must outlive their programs */
   rfr_choice choice[MOST];
   char text[MOST][2][300];
   int n;
