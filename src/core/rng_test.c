@@ -46,7 +46,7 @@ static void assert_distinct(rfi_u32x4 *draws, size_t n) {
 
 static void test_addresses_are_distinct(void **state) {
   (void)state;
-  /* Small numbers, the bit of every place, and the ends of the documented ranges. */
+  /* Small numbers, each power of two, and the ends of the documented ranges. */
   static const uint64_t blocks[] = {0, 1, 2, 255, 256, 1u << 31, 1ull << 32, 1ull << 39, (1ull << 40) - 1};
   static const uint32_t sites[] = {0, 1, 2, 3, 255, 256, 1u << 16, 1u << 23, (1u << 24) - 1};
   static const uint32_t microbatches[] = {0, 1, 2, 7, 255, 1u << 15, (1u << 16) - 1};
@@ -94,7 +94,7 @@ static void test_stream_keys(void **state) {
   double flipped = 0;
   for (size_t i = 1; i < n; i++) flipped += __builtin_popcountll(keys[i] ^ keys[i - 1]);
   assert_true(fabs(flipped / (double)(n - 1) - 32) < 0.1);
-  /* And no two are equal: sorted by a simple radix on the whole key. */
+  /* All keys differ: sorted by a simple radix sort on the full key. */
   static uint64_t other[N * N];
   for (int shift = 0; shift < 64; shift += 16) {
     static size_t start[65537];
@@ -107,7 +107,7 @@ static void test_stream_keys(void **state) {
   for (size_t i = 1; i < n; i++) assert_true(keys[i - 1] < keys[i]);
 }
 
-/* Deterministic, so a bound of five standard deviations is a fixed fact, not a gamble. */
+/* Deterministic, so a bound of five standard deviations can be tested. */
 static void test_distribution(void **state) {
   (void)state;
   enum { BLOCKS = 1 << 17, N = 4 * BLOCKS };
