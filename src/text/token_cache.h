@@ -14,7 +14,7 @@ typedef struct rfi_token_cache {
   void (*warn)(void *user, const char *line); /* NULL: none */
   void *user;
   bool warned;
-  int hits; /* files whose tokens were found */
+  int hits; /* number of files whose tokens were found */
 } rfi_token_cache;
 
 /* The cached tokens of the file at `path`; *found is false if there are none. Errors: memory.alloc. */
