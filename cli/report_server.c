@@ -52,7 +52,7 @@ static void collect(const char *text, size_t n, void *user) {
 static void send_all(int fd, const char *text, size_t n) {
   while (n > 0) {
     const ssize_t sent = send(fd, text, n, MSG_NOSIGNAL);
-    if (sent <= 0) return; /* the browser has gone away */
+    if (sent <= 0) return; /* the browser has closed the connection */
     text += sent;
     n -= (size_t)sent;
   }
@@ -69,7 +69,7 @@ static void send_answer(int fd, const char *status, const char *type, const char
   send_all(fd, text, n);
 }
 
-/* The request up to its empty line; false: none came. */
+/* Reads the request up to its empty line; false: it did not arrive. */
 static bool read_request(int fd, char request[REQUEST_BYTES]) {
   size_t n = 0;
   while (n < REQUEST_BYTES - 1) {

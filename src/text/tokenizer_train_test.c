@@ -211,7 +211,8 @@ static void test_cuts(void **state) {
   }
 }
 
-/* A text of several units: the written file is bitwise equal for every number of threads, and if a pattern names the same files. */
+/* A text of several units: the written file is bitwise equal for every number of threads, and if a pattern names the
+ * same files. */
 static void test_threads(void **state) {
   rft_folder *f = *state;
   enum { BYTES = 1 << 20 };
