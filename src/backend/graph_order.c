@@ -4,8 +4,8 @@
  * lets others share bytes; the device executes the graph. So this check uses neither the plan nor the side stream, but
  * the graph's edges and the addresses of operands, results and workspaces.
  *
- * The predecessors of a unit are a row of bits: the union of its direct predecessors' rows. A graph without a side
- * stream orders every pair, and no pair is compared.
+ * The predecessors of a unit are a bit set: the union of its direct predecessors' sets and these predecessors. A graph
+ * without a side stream orders every pair, and no pair is compared.
  */
 #include "backend/graph_order.h"
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * Turns a recorded forward into the joint trace of a callable. Each output that depends on a parameter or an input_grad
- * gets a cotangent as an input of the trace; each trainable parameter's gradient is accumulated onto its main gradient,
+ * gets a cotangent as an input of the trace; each trainable parameter's gradient is accumulated into its main gradient,
  * a state. Then the passes run as for any other trace and remove unused work.
  *
  * Parts follow the phase labels of autodiff: forward is F, dgrad I, wgrad W. A part reads results of earlier parts from

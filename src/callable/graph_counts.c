@@ -4,7 +4,7 @@
  *
  * Step counters: the step block and the states of named random streams, from which random ops read the step. They
  * advance as rfr_step_end does, also when a step is aborted, which counts as skipped. A counter that a callable writes,
- * or that lies in the caller's memory, is advanced by the callable or the caller.
+ * or that is in the caller's memory, is advanced by the callable or the caller.
  *
  * History and scales of delayed scaling, from the amaxes that the parts have collected in recipe.amax. An aborted step
  * leaves them as they are. If recipe.amax is the caller's, the caller updates them.

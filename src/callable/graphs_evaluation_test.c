@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Evaluation with a training set of callables: forwards between two steps. Training with and without evaluations gives
- * the same bits, with dropout, linked callables, sharded callables, schedules and debug mode.
+ * Evaluation with a training set of callables: forwards between two steps. Training is bitwise equal with and without
+ * evaluations, with dropout, linked callables, sharded callables, schedules and debug mode.
  */
 #include <stdlib.h>
 #include <string.h>

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Recompute in graphed callables: by marks, by `all` or by a budget, in any schedule, the bits are those of one
- * program that keeps everything; an op is recomputed at most once in each part; the plan shrinks by what is reported.
+ * Recompute in graphed callables: by marks, by `all` or by a budget, in any schedule, results are bitwise equal to
+ * those of one program that keeps everything; an op is recomputed at most once in each part; the plan shrinks by what
+ * is reported.
  *
  *   graphs_recompute_test [--device NAME]
  */

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Callables under generated schedules, on every rank, and under order lists, with and without recompute: the same bits
- * as without a schedule, which graphs_test compares with one program; as many slots as microbatches in flight; memory
- * near the bound; frozen weights and low-rank updates; inference; weights that two stages share. The ranks of a
- * pipeline are sets of graphs in one process, with activations passed between them.
+ * Callables under generated schedules, on every rank, and under order lists, with and without recompute: bitwise equal
+ * to the steps without a schedule, which graphs_test compares with one program; as many slots as microbatches in
+ * flight; memory near the bound; frozen weights and low-rank updates; inference; weights that two stages share. The
+ * ranks of a pipeline are sets of graphs in one process, with activations passed between them.
  */
 #include <math.h>
 #include <stdio.h>

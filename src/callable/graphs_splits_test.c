@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Grouped GEMMs in callables with group sizes from the caller: new sizes at each replay, W with I or separate, with
- * and without recompute, captured or eager, all with the same bits; invalid group sizes are reported once, with step,
- * callable, layer, microbatch and group.
+ * Grouped GEMMs in callables with group sizes from the caller: new sizes at each replay, W with I or separate, with and
+ * without recompute, captured or eager, all bitwise equal; invalid group sizes are reported once, with step, callable,
+ * layer, microbatch and group.
  *
  *   graphs_splits_test [--device NAME]
  */

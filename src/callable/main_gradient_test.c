@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Main gradients of grouped weights, packed or separate, with W directly after I or later: the same bits, without
+ * Main gradients of grouped weights, packed or separate, with W directly after I or later: bitwise equal, without
  * memory for the gradients of all experts. In f32 or 16 bits, zeroed or accumulated, as their entries say; available
  * only after the last W; checked like tensors.
  */

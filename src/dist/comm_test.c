@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Communicators of threads: the placement of data, sums bit by bit in rank order, also in place. If a rank aborts,
- * leaves, makes another call or does not arrive, every other rank gets a status. A hang shows as a test that times out.
+ * Communicators of threads: the placement of data, sums in rank order, compared bit by bit, also in place. If a rank
+ * aborts, leaves, makes another call or does not arrive, every other rank gets a status. A hang shows as a test that
+ * times out.
  */
 #include <pthread.h>
 #include <stdlib.h>

@@ -16,7 +16,7 @@
  * program_hooks.c where hooks of programs run
  * tune.c      choices made by measuring
  * watched.c   statistics of watched values
- * program_info.c  answers about the result
+ * program_info.c  queries of compiled programs
  */
 #ifndef RFI_EXEC_H
 #define RFI_EXEC_H

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Hooks of programs: where in the step they run, the bits with and without them, what they see, what happens if one
- * fails, and what is refused.
+ * Hooks of programs: where in the step they run, results with and without them, the values that they read, what happens
+ * if one fails, and what is refused.
  */
 #include <math.h>
 #include <stdio.h>

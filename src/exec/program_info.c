@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Answers about compiled programs: tensors, plan, memory by kind, traces, costs. Nothing runs here.
+ * Queries of compiled programs: tensors, plan, memory by kind, traces, costs. Nothing runs here.
  */
 #include <string.h>
 

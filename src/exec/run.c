@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Run, capture, replay: the backend runs bound ops one by one, captures the same ops as a
- * graph, and launches the graph, so eager and captured runs execute the same calls. A replay
- * first compares the caller's bindings with the captured inputs and runs nothing on a
- * mismatch. A profile is a third loop over the same calls; the other two never read a clock.
+ * Run, capture, replay: the backend runs bound ops one by one, captures the same ops as a graph, and launches the
+ * graph, so eager and captured runs execute the same calls. A replay first compares the caller's bindings with the
+ * captured inputs and runs nothing on a mismatch. A profile is a third loop over the same calls; the other two read no
+ * clock.
  */
 #include <stdio.h>
 #include <string.h>

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Selecting kernels: sizes that a library cannot take, ops without a kernel.
+ * Selecting kernels: sizes that a library does not support, ops without a kernel.
  */
 #include <setjmp.h>
 #include <stdarg.h>

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Step-scoped memory that several programs and graphs use in turn (rfr_step_memory). Its users are executors, which
- * have their regions from RFI_REGION_SLOT on in it. It has the bytes of the largest user, is allocated when the first
- * user needs addresses, and freed with the last one. One user has it at a time; the results of the others are invalid.
+ * Step-scoped memory that several programs and graphs use in turn (rfr_step_memory). Its users are executors, whose
+ * regions from RFI_REGION_SLOT on are in it. It has the bytes of the largest user, is allocated when the first user
+ * needs addresses, and freed with the last one. One user has it at a time; the results of the others are invalid.
  */
 #ifndef RFI_STEP_MEMORY_H
 #define RFI_STEP_MEMORY_H

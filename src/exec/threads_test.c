@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Contexts are independent: several threads compile, capture and replay at once, each with
- * its own context, and get the bits of a single thread. Under ThreadSanitizer this test finds
- * hidden global state. The floating-point mode of the host's threads changes no bit, and is
- * restored afterwards.
+ * Contexts are independent: several threads compile, capture and replay at once, each with its own context, and get
+ * bitwise the results of a single thread. Under ThreadSanitizer this test finds hidden global state. The floating-point
+ * mode of the host's threads does not change results, and is restored afterwards.
  */
 #include <fenv.h>
 #include <pthread.h>

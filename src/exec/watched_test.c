@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * Statistics of watched values against sums in f64 over the values themselves, eager against replay, with and without
- * recomputation; what watching leaves as it is; what is refused.
+ * recomputation; what watching must not change; what is refused.
  */
 #include <math.h>
 #include <stdio.h>

@@ -7,11 +7,11 @@
  *   DoRA   y = (x WT + (x (scale A)T) BT) m / n + b, n = the norm of each row of W + scale B A, without a gradient
  *
  * These are recorded as ordinary ops before the base GEMM, so that a GEMM in FP8, which cannot share an accumulator,
- * can add onto their result. The scale is applied to A (r,in), the smallest operand, and not to x AT (T,r): a power
- * of two gives the same bits. Layers that read one x share one GEMM with their A side by side.
- * The pass fuse replaces the two GEMMs and their sum by one op (fuse_lora.c), and the two terms of dx as well. The
- * pass prune removes the gradient of the frozen base weight. A recipe applies to the base GEMM alone. Packed experts
- * have A (E,r,in) and B (E,out,r) and use grouped GEMMs.
+ * can accumulate into their result. The scale is applied to A (r,in), the smallest operand, and not to x AT (T,r): a
+ * power of two gives the same bits. Layers that read one x share one GEMM with their A side by side. The pass fuse
+ * replaces the two GEMMs and their sum by one op (fuse_lora.c), and the two terms of dx as well. The pass prune removes
+ * the gradient of the frozen base weight. A recipe applies to the base GEMM alone. Packed experts have A (E,r,in) and B
+ * (E,out,r) and use grouped GEMMs.
  */
 #include "nn/adapter.h"
 

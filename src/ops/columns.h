@@ -5,8 +5,8 @@
  * Rows are added in chunks, each from zero in f32, and the chunks are added in f64. So the error is that of one chunk,
  * however many rows there are, and the accumulators stay in the L1 cache. The work is split over columns, without
  * partial results, or over chunks, whose sums a second loop adds in order. The second way suits operands that an op
- * split over rows has just written: each thread finds its rows in its cache. The bits do not depend on the way, the
- * split or the number of threads.
+ * split over rows has just written: each thread finds its rows in its cache. Results are bitwise equal for both ways,
+ * every split and every number of threads.
  */
 #ifndef RFI_COLUMNS_H
 #define RFI_COLUMNS_H

@@ -4,8 +4,7 @@
  *
  * A core keeps a limited number of cache lines in flight, and the hardware prefetcher stops at page ends, so explicit
  * prefetch helps an update that reads four arrays. A normal store first reads its line from memory; a non-temporal
- * store of a full line does not. It suits data that would be evicted before it is read again. Neither changes a bit of
- * the results.
+ * store of a full line does not. It suits data that would be evicted before it is read again. Neither changes results.
  */
 #ifndef RFI_STREAM_H
 #define RFI_STREAM_H

@@ -6,13 +6,12 @@
  * starts after the last op of the main stream that it conflicts with (searched only a few ops back). The first later op
  * of the main stream that conflicts with a side op waits for the side stream.
  *
- * In a program with collectives over ranks the side stream has these alone, in their order, which is that of every
- * rank. Each is waited for separately, by the first op of the main stream that conflicts with it. A reduction is read
- * late, so the main stream waits for it after the next reductions begin: at most two groups of unreduced gradients are
- * live.
+ * In a program with collectives over ranks the side stream has only these, in their order, which is that of every rank.
+ * Each is waited for separately, by the first op of the main stream that conflicts with it. A reduction is read late,
+ * so the main stream waits for it after the next reductions begin: at most two groups of unreduced gradients are live.
  *
  * Work is computed from shapes, so a trace has the same side stream on every device; steps with large ops have none. An
- * op's sums do not depend on its stream, so no bit depends on the side stream.
+ * op's sums do not depend on its stream, so the side stream does not change results.
  */
 #include "pass/branch.h"
 

@@ -3,14 +3,14 @@
  * Fuses the GEMM of a frozen weight with the narrow GEMM of its adapter into one lora_matmul with one accumulator:
  *   forward   y = x WT + u BT, u = c x AT
  *   dgrad     dx = dy W + du A, du = c dy B
- * u must come from x: other sums of GEMMs keep their bits. (sum + du A) + dy W becomes sum + lora_matmul, which
- * fuse_accumulate adds in place.
+ * u must come from x: other sums of GEMMs are not fused, and their results stay bitwise equal. (sum + du A) + dy W
+ * becomes sum + lora_matmul, which fuse_accumulate adds in place.
  *
- * A GEMM in FP8 has an accumulator of its own. There the narrow GEMM comes first and writes the result, and those in
- * FP8 add onto it in their epilogues: (s1 + s2) + u A becomes (u A + s1) + s2, with s1 and s2 moved after u A. In the
- * other order the narrow GEMM would read and write the sum, which takes twice its time.
+ * A GEMM in FP8 cannot share its accumulator. There the narrow GEMM comes first and writes the result, and those in FP8
+ * accumulate into it in their epilogues: (s1 + s2) + u A becomes (u A + s1) + s2, with s1 and s2 moved after u A. In
+ * the other order the narrow GEMM would read and write the sum, which takes twice its time.
  *
- * Recompute can drop the result of this op. It cannot drop that of a GEMM onto which another GEMM is added in place. A
+ * Recompute can drop the result of this op. It cannot drop that of a GEMM into which another GEMM accumulates. A
  * backend without a kernel for lora_matmul gets the two GEMMs back after recompute (rfi_split_lora, in lower).
  */
 #include "ops/op_index.h"

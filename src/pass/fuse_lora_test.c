@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * Adapters as one op: the forward and dgrad of a layer with LoRA become lora_matmul, also where dx is a sum over
- * several layers; gradients equal those without the fusion but for rounding; recompute drops the results and keeps the
- * bits; a narrow GEMM that does not come from the same operand is left alone; and GEMMs in FP8 are added onto the
- * narrow one.
+ * several layers; gradients equal those without the fusion but for rounding; recompute drops the results, and gradients
+ * stay bitwise equal; a narrow GEMM that does not come from the same operand is left alone; and GEMMs in FP8 accumulate
+ * into the result of the narrow one.
  */
 #include <math.h>
 #include <stdio.h>

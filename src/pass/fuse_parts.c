@@ -6,7 +6,7 @@
  * If every part of one result is added to the same part of another, as over microbatches, the packed results are added
  * instead, and each sum is a part of that sum. Exact. The one add left can become an in-place GEMM (accumulate).
  *
- * If each part is accumulated onto a separate value, as onto the main gradients of separate weights, the wgrad is split
+ * If each part is accumulated into a separate value, as into the main gradients of separate weights, the wgrad is split
  * into one op per group. Each can accumulate in place, and the gradients of all groups never exist at once. Exact.
  */
 #include <string.h>

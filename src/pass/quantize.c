@@ -14,8 +14,9 @@
  * inputs to phase load, so frozen weights and inputs need no special case here.
  *
  * A weight that is stored in quantized form is the result of a dequantize op. Stored in FP8, its codes and its scale
- * are operands as they are; a GEMM that reads the other layout gets transposed codes. Other formats are dequantized
- * and quantized for each GEMM (split_dequantize.c), with scales of their own also in fp8_delayed: they do not change.
+ * are operands as they are; a GEMM that reads the other layout gets transposed codes. Other formats are dequantized and
+ * quantized for each GEMM (split_dequantize.c). Their scales are computed from the weight also in fp8_delayed, because
+ * the weight does not change.
  */
 #include <stdlib.h>
 #include <string.h>

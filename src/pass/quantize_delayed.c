@@ -8,11 +8,11 @@
  * In a whole step the states are updated by its last ops, with the largest amax of each slot over all microbatches and,
  * in a program with collectives, over all ranks: one all_gather of scope "recipe" gives every rank the amax values of
  * all ranks, so that all ranks compute the same states. A skipped step does not change them. A collect_amax takes at
- * most RFR_MAX_LIST amaxes, so several may follow one another, each onto the result of the one before it.
+ * most RFR_MAX_LIST amaxes, so several may follow one another, each with the result of the one before it as an operand.
  *
- * In graphed callables each part collects its amaxes onto a third state, recipe.amax (2,S), which all callables of the
+ * In graphed callables each part collects its amaxes into a third state, recipe.amax (2,S), which all callables of the
  * set share and the graphs clear when a step begins. The graphs update the other two when the step ends
- * (exec/graphs/graph_counts.c).
+ * (callable/graph_counts.c).
  */
 #include "pass/quantize.h"
 

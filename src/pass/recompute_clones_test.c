@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Clones are the ops that they stand in for; no clone repeats an effect or saves nothing; their memory model agrees
- * with the trace that is written.
+ * A clone computes what the original op computes; no op with an effect is cloned, and no clone saves nothing; the
+ * memory model of clones agrees with the new trace.
  */
 #include <setjmp.h>
 #include <stdarg.h>

@@ -5,12 +5,12 @@
  * last reader in the forward. An operand of a clone is the clone of its producer if that is chosen too, else the
  * original, which then lives until the clone has read it.
  *
- * Never cloned: an op that writes onto an operand, writes state or has a host effect; an op whose result is written
- * onto later; an op with a reader in another microbatch, because a clone belongs to one. A choice is impossible if a
- * clone would read a storage after its next version was written.
+ * Never cloned: an op that writes into an operand's storage, writes state or has a host effect; an op whose result is
+ * overwritten later; an op with a reader in another microbatch, because a clone belongs to one. A choice is impossible
+ * if a clone would read a storage after its next version was written.
  *
  * With split_phases, forward (F), dgrad (I) and wgrad (W) are separate programs, and the trace has their ops in this
- * order. There are two backwards: a clone that both need is made in I and kept for W, or W has a clone of its own, as
+ * order. There are two backwards: a clone that both need is made in I and kept for W, or W has a separate clone, as
  * chosen. A value that lives from one program to the next takes bytes in every copy (microbatch in flight); a value
  * that lives within one program takes bytes once.
  *

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Recompute changes no bit: eager and captured, by none, some and all, with dropout, in f32
- * and bf16.
+ * Results with recompute are bitwise equal: eager and captured, by none, some and all, with dropout, in f32 and bf16.
  */
 #include <setjmp.h>
 #include <stdarg.h>

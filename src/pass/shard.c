@@ -2,7 +2,7 @@
  *
  * Shard: distributes optimizer and parameters of a data-parallel step over its ranks. The step was recorded with an
  * all_reduce for each gradient, and every rank would keep all parameters and states. This pass replaces the all_reduce.
- * All modes have the same bits, but full sums in another order if there are several microbatches:
+ * All modes are bitwise equal, except that `full` sums in another order if there are several microbatches:
  *
  *   all modes   gradient -> reduce_scatter, as soon as the gradients of a bucket are complete; the norm is that of the
  *               squares of all parts, which every rank gathers
@@ -10,7 +10,7 @@
  *   optimizer   the update of this rank's part of w, its moments and its master weight, which are inputs of part size;
  *               each w is gathered once per step, before its first use
  *   full        each w is gathered for each of its uses, by layer, and its memory is free in between; the gradients of
- *               each microbatch are reduced by themselves and added to this rank's part
+ *               each microbatch are reduced separately and added to this rank's part
  *
  * A part is flat: ceil(n / ranks) elements, rounded up to PART, so that 8-bit moments have the blocks of the full
  * tensor and every part is aligned. The last parts are zero-padded.

@@ -5,8 +5,8 @@
  * after the passes and leaves all other ops unchanged:
  *
  *   "w" (shard) -> all_gather -> view of w's shape                        phase setup, before every reader of w
- *   the ops, which add onto the gathered gradient
- *   gathered gradient -> reduce_scatter -> added onto "grad.w" (shard)    phase optim, at the end
+ *   the ops, which accumulate into the gathered gradient
+ *   gathered gradient -> reduce_scatter -> added to "grad.w" (shard)      phase optim, at the end
  *
  * No op may read a parameter before its gather: prune hoists nothing where parameters are sharded.
  */

@@ -25,7 +25,7 @@ enum {
   TIME_POINTS = 400,
   BUFFERS = 3000,  /* buffers of all plans */
   OPS = 1000,      /* rows of all profiles */
-  CELLS = 60000,   /* columns of all heat maps */
+  CELLS = 60000,   /* cells of all heat maps */
   WATCHED = 60000, /* numbers of all watched values */
   MOST_COLUMNS = 400,
   EVENTS = 400, /* events of each run */

@@ -4,7 +4,7 @@
  * it is stage r or 2 p - 1 - r, so that the pipeline turns around on the last rank.
  *
  * 1F1B, interleaved and ZB-H1 share one walk: forwards until every rank has work when the last rank's first backward
- * arrives, then a forward and a backward in turns, then the remaining backwards. With several chunks, microbatches run
+ * arrives, then forwards and backwards alternately, then the remaining backwards. With several chunks, microbatches run
  * in groups: one group's forwards of chunk 0, of chunk 1, ..., then those of the next group. The walk keeps every rank
  * busy only if a group has as many microbatches as there are ranks. So a smaller group is walked at that size, and
  * actions of missing microbatches are left out: the remaining actions keep their order, so there is no deadlock. ZB-V

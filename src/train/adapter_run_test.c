@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Runs that train an adapter: the same bits eager, recomputed and resumed; bytes of weights, masters and moments in
- * closed form; nothing but the weights of the frozen base; linears of one x share a GEMM; the checkpoint is an
- * adapter's folder that another run starts from; another base is refused; a tensor without a gradient stops the run.
+ * Runs that train an adapter: bitwise equal eager, recomputed and resumed; bytes of weights, masters and moments in
+ * closed form; the frozen base has weights and nothing else; linear layers with the same x share a GEMM; the checkpoint
+ * is an adapter's folder that another run starts from; another base is refused; a tensor without a gradient stops the
+ * run.
  */
 #include <stdio.h>
 #include <stdlib.h>

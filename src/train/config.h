@@ -3,8 +3,8 @@
  * Reads a run's configuration, YAML or JSON, into one struct.
  *
  * Unknown keys, duplicate keys, values of a wrong type or out of range, anchors, aliases, tags and several documents
- * are errors with file and line; an unknown key comes with the nearest known one. Each value has a source. The printed
- * form reads back as the same values. config_schema.def is the only list of keys.
+ * are errors with file and line; the error of an unknown key names the most similar known one. Each value has a source.
+ * The printed form reads back as the same values. config_schema.def is the only list of keys.
  */
 #ifndef RFI_CONFIG_H
 #define RFI_CONFIG_H

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Runs with optimizer.ema: the averages against f64 after every step; the same bits eager, replayed, resumed and over
+ * Runs with optimizer.ema: the averages against f64 after every step; bitwise equal eager, replayed, resumed and over
  * ranks; evaluation, texts, reading and export of the averages; what is refused.
  */
 #include <math.h>

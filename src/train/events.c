@@ -5,8 +5,8 @@
  * A line is built on the stack and appended in full or not at all. The log is not part of the run's state: if it
  * cannot be written, the run warns once and continues.
  *
- * The open log is also the lock of the folder: a second run that writes checkpoints there would delete the unfinished
- * ones of the first. The lock ends with its process.
+ * The open log also locks the folder: a second run that writes checkpoints there would delete the unfinished ones of
+ * the first. The lock is released when its process ends.
  */
 #include "train/events.h"
 

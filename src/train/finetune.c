@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * Configurations for a published model: the one that fine-tunes it on rows, and the one that only opens it. Each is
- * text, so that a run that starts from it is an ordinary run: its folder has the text, and overrides change it.
+ * text, so that a run with it is an ordinary run: its folder has the text, and overrides change it.
  */
 #include <errno.h>
 #include <limits.h>

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The programs that make text against the full forward pass: the same logits within f32's
- * rounding wherever a text ends, in whatever chunks it was read, and the same greedy text;
- * replay against eager and one chunking against another, bit by bit where the same kernels run.
+ * The programs that make text against the full forward pass: the same logits within f32's rounding wherever a text
+ * ends, in whatever chunks it was read, and the same greedy text. Replay is compared with eager, and one chunking with
+ * another, bit by bit where the same kernels run.
  */
 #include <math.h>
 #include <setjmp.h>

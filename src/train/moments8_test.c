@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Runs whose optimizer has 8-bit moments: their bytes in closed form, nearly the losses of f32, the same bits eager
+ * Runs whose optimizer has 8-bit moments: their bytes in closed form, losses close to those of f32, bitwise equal eager
  * and resumed, with masters and with an adapter; refused with SGD.
  */
 #include <math.h>

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Runs with Muon: a step against the formulas in f64, for each kind of packed weight; the same bits eager, replayed,
+ * Runs with Muon: a step against the formulas in f64, for each kind of packed weight; bitwise equal eager, replayed,
  * resumed and over ranks; what is refused.
  */
 #include <math.h>

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Runs on pairs of answers: the same bits eager, recomputed and resumed; the mean over all pairs of a step; the
+ * Runs on pairs of answers: bitwise equal eager, recomputed and resumed; the mean over all pairs of a step; the
  * reference and its cache; accuracy on held-out pairs; refused settings.
  */
 #include <math.h>

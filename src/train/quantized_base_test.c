@@ -2,9 +2,9 @@
  *
  * Adapters on a quantized base (adapter.base): the bytes of its weights in closed form and without a copy in another
  * type; their contents are the quantization of the weights that the run would have without it; training, resumed
- * training and recompute have the same bits; an export has the loss of the run; another base than the run's, and a
- * base without an adapter, are refused. With a recipe, a base in FP8 is bitwise equal to one in the model's type, and
- * no base has a copy that lives from one GEMM to another.
+ * training and recompute are bitwise equal; an export has the loss of the run; another base than the run's, and a base
+ * without an adapter, are refused. With a recipe, a base in FP8 is bitwise equal to one in the model's type, and no
+ * base has a copy that lives from one GEMM to another.
  */
 #include <math.h>
 #include <stdio.h>

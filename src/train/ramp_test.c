@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Runs with batch.ramp: the data of each step, the programs and their arena, the same bits eager, replayed, resumed in
+ * Runs with batch.ramp: the data of each step, the programs and their arena, bitwise equal eager, replayed, resumed in
  * the middle of a ramp and over ranks; the numbers of steps and windows; what is refused.
  */
 #include <math.h>

@@ -3,9 +3,9 @@
  * The reference of training on preferences: how much the model of step 0 prefers the chosen answer of each pair.
  *
  * A new adapter changes nothing, so with one the reference is the base model. The weights of step 0 can be loaded at
- * any time, so the numbers are a cache: a file beside the cached tokens, named by a hash of the model, the rows, the
- * precision, the machine and the batch. A resumed run reads it, or computes the same numbers before it loads its
- * checkpoint. No second model is in memory. If a rank has no cache, all ranks compute the numbers together.
+ * any time, so the numbers are a cache: a file in the folder of the cached tokens, named by a hash of the model, the
+ * rows, the precision, the machine and the batch. A resumed run reads it, or computes the same numbers before it loads
+ * its checkpoint. No second model is in memory. If a rank has no cache, all ranks compute the numbers together.
  */
 #include "train/reference.h"
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Runs with optimizer.rounding: stochastic: small updates are not lost; the same bits eager, replayed, resumed and over
+ * Runs with optimizer.rounding: stochastic: small updates are not lost; bitwise equal eager, replayed, resumed and over
  * ranks, for each optimizer and type of moments; what is refused.
  */
 #include <math.h>

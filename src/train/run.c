@@ -1,12 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * Opens and closes a run. There are three ways to open: a new run, a run to resume, and a run to read. All of them read
- * the configuration, the data and then compile, so that a mistake is found before anything costly happens.
+ * the configuration, the data and then compile, so that an error is found before anything expensive happens.
  *
- * The folder is locked before anything in it is written, and what makes it a run (config.yaml, checkpoints) is looked
- * at again under the lock: of two processes that start in one folder the second one is refused, whatever the order. A
- * new run takes the lock after the compile, so that a model that does not fit leaves no folder; a resumed run takes it
- * first.
+ * The folder is locked before anything in it is written, and its files (config.yaml, checkpoints) are checked again
+ * under the lock: of two processes that start in one folder the second one is refused, whatever the order. A new run
+ * takes the lock after the compile, so that a model that does not fit leaves no folder; a resumed run takes it first.
  *
  * Of several ranks only rank 0 writes the folder, and changes it only after all ranks have looked at it, compiled, and
  * agreed (handshake.h). The events until then are kept, so that a refused start logs nothing.

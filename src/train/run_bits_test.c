@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Bits of trained runs: eager, captured, recomputed and resumed runs have the same bits; microbatches are equivalent to
- * one batch; a checkpoint is a folder to start from; experts, frozen weights, the loss scale.
+ * Reproducibility of training: eager, captured, recomputed and resumed runs are bitwise equal; microbatches are
+ * equivalent to one batch; a checkpoint is a folder to start from; experts, frozen weights, the loss scale.
  */
 #include <math.h>
 #include <stdio.h>

@@ -6,7 +6,7 @@
  * the first steps, and wsd's decay begins when its share of the time is left; then the last step is fixed from the
  * speed so far. While it decays, the last step moves only if the run would otherwise miss its time by more than
  * RFI_CLOCK_TOLERANCE; the rate stays continuous. Every decision is an element of lr_steps, which checkpoints hold. A
- * run that is resumed in its decay makes no more decisions, so that its bits do not depend on a clock.
+ * run that is resumed in its decay makes no more decisions, so that its results do not depend on a clock.
  *
  * This file reads no clock: callers pass seconds.
  */

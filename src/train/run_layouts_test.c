@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * Layouts of runs over ranks, which are threads, against one rank with as many microbatches, and the modes of
- * parallel.shard against one another, bit by bit.
+ * parallel.shard against each other, bit by bit.
  */
 #include <math.h>
 #include <stdio.h>

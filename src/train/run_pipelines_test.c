@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Runs of pipelines in a folder, ranks being threads: checkpoints under other layouts, resumed bit by bit; evaluation;
- * several data-parallel ranks.
+ * Pipeline runs in one folder, over ranks that are threads: checkpoints under other layouts, resumed bit by bit;
+ * evaluation; several data-parallel ranks.
  */
 #include <math.h>
 #include <stdio.h>

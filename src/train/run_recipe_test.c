@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Runs with a low-precision recipe: replayed, eager, recomputed and resumed runs have the same bits, the losses stay
+ * Runs with a low-precision recipe: replayed, eager, recomputed and resumed runs are bitwise equal, the losses stay
  * close to those without a recipe, and the states of fp8_delayed count trained steps alone.
  */
 #include <math.h>

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Data that the program gives: the same bits as the same windows from files, a resume that continues at the saved
- * position, and errors of the function and of what it fills.
+ * Data from a function of the program: bitwise equal to the same windows from files, a resume that continues at the
+ * saved position, and errors of the function and of what it fills.
  */
 #include <stdio.h>
 #include <string.h>

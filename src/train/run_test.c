@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * Runs through their public functions: stops, full disks, checkpoints, logs, warnings, generated text, and effects that
- * a library must not have on its process. The bits of runs are tested in run_bits_test.c, folders in run_folder_test.c,
+ * a library must not have on its process. Reproducibility is tested in run_bits_test.c, folders in run_folder_test.c,
  * evaluation in run_evaluate_test.c.
  */
 #include <errno.h>

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * A rank runs the programs of its stages in order. A rank that has sent a batch begins with the next one, so the
- * batches of an evaluation fill the pipeline; the caller bounds how far the first rank is ahead by an exchange.
+ * batches of an evaluation fill the pipeline; an exchange of the caller bounds how far the first rank is ahead.
  */
 #include "train/stage_evaluate.h"
 

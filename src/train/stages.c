@@ -3,13 +3,13 @@
  * One rank of a training step over the ranks of a pipeline.
  *
  * The rank's list of actions is walked once per step. F, I, W and B are replays of callables. A SEND is a message to
- * the rank of the neighbouring stage and does not wait. A RECV fills the memory of its microbatch's slot, which the
+ * the rank of the adjacent stage and does not wait. A RECV fills the memory of its microbatch's slot, which the
  * callable reads in place. On a GPU all of these are enqueued, and callables share the stream of the update's program:
  * the host waits for nothing. An output is sent from its slot, where it stays until the gradient for it has come. A
- * gradient is sent from a copy, which is waited for before it is written again. Stages that are neighbours on one rank
- * pass their tensors without a message. Every rank counts the targets of the whole step, so the loss has the divisor of
- * one rank with as many microbatches; dropout is addressed by microbatch and site, so its masks are those of that one
- * rank. Data-parallel ranks that have the same stages sum their gradients when the schedule is done.
+ * gradient is sent from a copy, which is waited for before it is written again. Adjacent stages on one rank pass their
+ * tensors without a message. Every rank counts the targets of the whole step, so the loss has the divisor of one rank
+ * with as many microbatches; dropout is addressed by microbatch and site, so its masks are those of that one rank.
+ * Data-parallel ranks that have the same stages sum their gradients when the schedule is done.
  */
 #include "train/stages.h"
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Training steps over the ranks of a pipeline, ranks being threads, against one rank with as many microbatches:
- * weights, optimizer states and metrics after three steps, for every schedule.
+ * Training steps over the ranks of a pipeline, which are threads, against one rank with as many microbatches: weights,
+ * optimizer states and metrics after three steps, for every schedule.
  */
 #include "train/stages.h"
 

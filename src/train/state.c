@@ -12,7 +12,7 @@
  * such a checkpoint loads the base first and compares the hash.
  *
  * Weights that are not finite are never saved and never loaded: such a checkpoint cannot be trained or sampled from,
- * and would push a good one out.
+ * and would replace a good one.
  */
 #include "train/state.h"
 

@@ -7,10 +7,10 @@
  *    "seconds": SECONDS, "position": POSITION, "skipped_in_row": COUNT, "skipped_for_routing": 1,
  *    "tuned": {NAME: VALUE, ...}, "base": {"model": FOLDER, "hash": HASH}}
  *
- * A resume needs the same configuration; the bits also depend on the environment. "seconds" is the time
- * that a run given in time has used, "position" that of rfr_window, "skipped_in_row" how many of the last steps were
- * skipped, "tuned" the algorithms of a run with run.tune. The reader accepts counts that steps can lead to, and flat
- * objects of texts and integers. Printed text reads back equal.
+ * A resume needs the same configuration; results also depend on the environment. "seconds" is the time that a run given
+ * in time has used, "position" that of rfr_window, "skipped_in_row" how many of the last steps were skipped, "tuned"
+ * the algorithms of a run with run.tune. The reader accepts counts that steps can lead to, and flat objects of texts
+ * and integers. Printed text reads back equal.
  */
 #ifndef RFI_STATE_JSON_H
 #define RFI_STATE_JSON_H

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Checkpoints of runs over several ranks, which are threads: loaded under any other layout they have the same values,
- * bit by bit; training continues bit by bit under the same layout; and each rank writes and reads its part alone.
+ * Checkpoints of runs over several ranks, which are threads: loaded under any other layout they have bitwise equal
+ * values; training continues bitwise under the same layout; and each rank writes and reads its part alone.
  */
 #include <errno.h>
 #include <stdio.h>

@@ -2,14 +2,14 @@
  *
  * Records the training step, the evaluation, and the two programs of text generation.
  *
- * The training step is one program: read the input rings; forward and loss of each microbatch; one gradient per
- * trained parameter, summed over microbatches by autodiff; learning rate, gradient norm, clipping, update, counts,
- * metrics. Losses are sums divided by the number of valid targets of the step, so that k microbatches give the result
- * of one batch; with preferences, by the number of its pairs. Over several ranks a step has the microbatches of all
- * of them: the targets are gathered and counted, gradients and reported sums are all-reduced, and the routing is
- * gathered, so that norm, skip and metrics are the same bits on every rank. In f16 the divisor also contains the loss
- * scale, which norm and update divide out. Everything that changes from step to step is in the step block, the loss
- * scale and the rings; the trace has no step number.
+ * The training step is one program: read the input rings; forward and loss of each microbatch; one gradient per trained
+ * parameter, summed over microbatches by autodiff; learning rate, gradient norm, clipping, update, counts, metrics.
+ * Losses are sums divided by the number of valid targets of the step, so that k microbatches give the result of one
+ * batch; with preferences, by the number of its pairs. Over several ranks a step has the microbatches of all of them:
+ * the targets are gathered and counted, gradients and reported sums are all-reduced, and the routing is gathered, so
+ * that norm, skip and metrics are bitwise equal on every rank. In f16 the divisor also contains the loss scale, which
+ * norm and update divide out. Everything that changes from step to step is in the step block, the loss scale and the
+ * rings; the trace has no step number.
  */
 #include "train/step_trace.h"
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * run.tensorboard: the numbers of the log in an event file of each session, beside log.jsonl.
+ * run.tensorboard: the numbers of the log in an event file of each session, in the folder of log.jsonl.
  */
 #ifndef RFI_TENSORBOARD_H
 #define RFI_TENSORBOARD_H

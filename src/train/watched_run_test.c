@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Runs that watch values: the same bits as without, eager, resumed, recomputed, with adapters, experts and over ranks;
- * lines of watch.jsonl against the checkpoint; what is refused.
+ * Runs that watch values: bitwise equal to runs that do not, eager, resumed, recomputed, with adapters, experts and
+ * over ranks; lines of watch.jsonl against the checkpoint; what is refused.
  */
 #include <math.h>
 #include <stdio.h>

@@ -3,11 +3,11 @@
  * The CPU backend. Memory comes from the context, a call is done when it returns, and a graph is the
  * list of calls, so launching a graph and running eagerly make the same calls.
  *
- * The bits of a run do not depend on the host's rounding mode and flush to zero, and a run does not
- * change them for the host. The modes belong to threads, and the host shares its OpenMP workers with
- * the library. So a run begins with a parallel region in which every thread takes the default modes,
- * and ends with one that restores the old modes if they differed. (A region costs a few microseconds;
- * with one thread there is none.) The first region also checks the size of the team.
+ * Results do not depend on the host's rounding mode or on its flush to zero, and a run leaves both unchanged for the
+ * host. These modes belong to threads, and the host shares its OpenMP workers with the library. So a run begins with a
+ * parallel region in which every thread takes the default modes, and ends with one that restores the old modes if they
+ * differed. (A region costs a few microseconds; with one thread there is none.) The first region also checks the size
+ * of the team.
  */
 #include <fenv.h>
 #ifdef _OPENMP

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Interface of a GEMM module: one exported function that returns this
- * table. Plain C and numbers alone, so that the module needs no symbol of the library
- * and the library none of the module's; `abi` refuses a module of another build.
+ * Interface of a GEMM module: one exported function that returns this table. It uses only plain C and numbers: neither
+ * the module nor the library needs a symbol of the other. A module of another build is refused by `abi`.
  *
  * A handle is one GEMM: shapes, strides, types, threads. It is created at compile, where it
  * may use time and memory. Execute runs it in scratch memory of the plan and gives the same

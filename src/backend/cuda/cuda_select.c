@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The kernel of an op, and its workspace: cuBLASLt's if it takes the call, otherwise one of the module's. An op that
- * is made of several GEMMs gets a library entry for each. Nothing here needs a GPU, so cuda:none selects the same.
+ * The kernel of an op, and its workspace: cuBLASLt's if it supports the call, otherwise one of the module's. An op that
+ * consists of several GEMMs gets a library entry for each. Nothing here needs a GPU, so cuda:none selects the same.
  */
 #include "backend/cuda/cuda_select.h"
 

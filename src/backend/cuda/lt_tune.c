@@ -3,11 +3,12 @@
  * Tuning: selects cuBLASLt's algorithm for a GEMM by measuring on random operands, or takes
  * the stored result of an earlier measurement.
  *
- * Candidates are the library's first heuristic ones within the workspace of the plan; split-K
- * schemes that add in the result (by counters, or in a narrow type) are not requested. The
- * candidates are run alternately, and the median time counts. A cool device would prefer other algorithms than one at
- * its power limit, where training runs: the first turns only heat the device, and a turn is long enough to keep it
- * there. The fastest candidate is taken if its bits repeat for any contents of the workspace; else the next one.
+ * Candidates are the first that the library's heuristic proposes within the workspace of the plan; split-K schemes that
+ * accumulate in the result (by counters, or in a narrow type) are not requested. The candidates are run alternately,
+ * and their median times are compared. Training runs at the device's power limit, where other algorithms may be fastest
+ * than on a cool device: the first rounds only heat the device, and a round is long enough to keep it at the limit. The
+ * fastest candidate is selected if its results are bitwise reproducible for any contents of the workspace; otherwise
+ * the next one.
  *
  * An algorithm is stored as the eight words that cuBLASLt allows to store for the same
  * version. Stored words that the library does not offer for the GEMM are refused.

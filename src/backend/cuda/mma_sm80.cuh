@@ -7,7 +7,7 @@
  *   A (16 x 16)  a0 = A[g][c, c+1]   a1 = A[g+8][c, c+1]   a2 = A[g][c+8, c+9]   a3 = A[g+8][c+8, c+9]
  *   B (16 x 8)   b0 = B[c, c+1][g]   b1 = B[c+8, c+9][g]
  *   C (16 x 8)   c0, c1 = C[g][c, c+1]   c2, c3 = C[g+8][c, c+1]       (f32)
- * Two neighbouring C of the same rows are, rounded, one A: a product's result is the next one's left operand
+ * Two adjacent C of the same rows are, rounded, one A: the result of one mma becomes the left operand of the next
  * without leaving the registers (pack).
  *
  * ldmatrix x4 reads four 8 x 8 matrices, whose rows (16 bytes) lanes 0-7, 8-15, 16-23 and 24-31 point at; lane

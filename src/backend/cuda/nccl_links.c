@@ -2,13 +2,13 @@
  *
  * Messages between two GPUs. NCCL runs the calls of a communicator one after another, and a send ends only when it is
  * received. So each direction of a pair is a link with its own communicator and stream: a message waits only for the
- * work of its rank that was enqueued before it, for earlier messages of its link, and for its receiver. A stream of
- * compute waits for a message that it receives, and for one that it has sent only where the sent memory is written
- * again. rfi_schedule_check_waits shows that no ranks of a schedule wait for each other in a cycle under these rules.
+ * work of its rank that was enqueued before it, for earlier messages of its link, and for its receiver. A compute
+ * stream waits for a message that it receives, and for one that it has sent only where the sent memory is written
+ * again. rfi_schedule_check_waits verifies that these rules cause no deadlock among the ranks of a schedule.
  *
  * NCCL connects two ranks at their first message, and both calls wait for that; so each link sends one when it is made.
  *
- * The sums of a group of ranks have a communicator of their own, and are enqueued on the caller's stream.
+ * The sums of a group of ranks have a separate communicator, and are enqueued on the caller's stream.
  */
 #include <string.h>
 

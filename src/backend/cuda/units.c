@@ -4,7 +4,7 @@
  * because they were enqueued on one stream: its last node was noted when it was enqueued; the others are the nodes that
  * lead to it and belong to no earlier unit. An edge between units counts if it leads from the last node of one to the
  * first node of another; any other edge would order only a part of them. A node without a unit was enqueued by an op on
- * a stream of its own: its memory accesses are unknown, so such a graph is refused.
+ * another stream: its memory accesses are unknown, so such a graph is refused.
  */
 #include "backend/cuda/units.h"
 

@@ -4,16 +4,16 @@
  * the first a multiple of four) issues together and which reads its right operand, perhaps both, from shared memory
  * while the warps continue.
  *
- * A tile in shared memory is a sequence of panels of 64 elements, each with rows of 128 bytes and beginning at
- * a multiple of 1024; chunk i (16 bytes) of row r lies at chunk i ^ (r % 8), the swizzle of 128 bytes. To a product a
- * panel is either rows of k (64 rows of 16 elements from element 16 i on, at + 32 i bytes) or columns of it (16 rows
- * of 64 elements from row 16 i on, at + 2048 i bytes, transposed).
+ * A tile in shared memory is a sequence of panels of 64 elements, each with rows of 128 bytes and beginning at a
+ * multiple of 1024; chunk i (16 bytes) of row r lies at chunk i ^ (r % 8), the swizzle of 128 bytes. A wgmma reads a
+ * panel either as rows of k (64 rows of 16 elements from element 16 i on, at + 32 i bytes) or columns of it (16 rows of
+ * 64 elements from row 16 i on, at + 2048 i bytes, transposed).
  *
  * Sums and a left operand in registers lie in each warp, which has 16 of the 64 rows, as mma_sm80.cuh says of C and A.
  *
  * Between the start and the end of a wgmma its registers must not be accessed, which the compiler does not know: call
- * begin, the products, end; begin and end fix the accumulators in registers. Writes of threads to shared memory, by
- * cp.async too, are visible to a wgmma after shared_written in each thread and a barrier.
+ * begin, the wgmma functions, end; begin and end fix the accumulators in registers. Writes of threads to shared memory,
+ * by cp.async too, are visible to a wgmma after shared_written in each thread and a barrier.
  */
 #ifndef RFI_WGMMA_SM90_CUH
 #define RFI_WGMMA_SM90_CUH

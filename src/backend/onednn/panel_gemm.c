@@ -10,9 +10,9 @@
  *     cache sets, and oneDNN takes up to twice its usual time.
  *   - grouped bf16, with sizes that are known only when it runs.
  *
- * The smaller dimension of C is "fixed": its operand is packed completely and stays in the L2 cache.
- * The larger one is "moving": a thread packs a few panels of its operand at a time and multiplies them
- * with all fixed panels. The assignment of panels to threads decides no bits.
+ * The smaller dimension of C is "fixed": its operand is packed completely and stays in the L2 cache. The larger one is
+ * "moving": a thread packs a few panels of its operand at a time and multiplies them with all fixed panels. Results do
+ * not depend on the assignment of panels to threads.
  *
  * One team of threads runs all passes of a GEMM, and of all groups. It has one barrier a pass, after the fixed panels
  * are packed; a thread that is done with a pass packs the next one's fixed panels into the other of two buffers.

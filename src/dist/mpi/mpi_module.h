@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Interface of the MPI module: one exported function that returns this table. Plain C alone, so that the module needs
- * no symbol of the library; `abi` refuses a module of another build.
+ * Interface of the MPI module: one exported function that returns this table. It uses only plain C, so the module needs
+ * no symbol of the library. A module of another build is refused by `abi`.
  *
  * The module moves bytes between this process and one peer at a time, without blocking. Sums, deadlines and the
  * comparison of calls are the library's (comm_mpi.c). Functions that can fail return NULL, or the reason, which is

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Attention beyond the op matrix: packed documents do not influence each other bit by bit, forward and backward; the
- * forward's bits do not depend on the number of threads, the backward's repeat for the same number; keys outside a
+ * Attention beyond the op matrix: packed documents do not influence each other, compared bit by bit, forward and
+ * backward; the forward is bitwise equal for any number of threads, the backward for the same number; keys outside a
  * window have no influence; the counted work is that of the pairs that see each other; wrong shapes are refused when
  * recorded; the gradient of a packed weight has the right type and phase.
  */

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Collective ops over ranks that are threads: values and gradients bit by bit, eager and replayed; their tokens when
- * printed and parsed; passes that must not change them; and refusals.
+ * Collective ops over ranks that are threads: values and gradients, compared bit by bit, eager and replayed; their
+ * order tokens when printed and parsed; passes that must not change them; and refusals.
  */
 #include <stdio.h>
 #include <stdlib.h>

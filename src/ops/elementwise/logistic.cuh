@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The logistic function and SwiGLU: the same bits in the op and in a GEMM that applies it.
+ * The logistic function and SwiGLU. The op and a GEMM that applies it use these functions, so both are bitwise equal.
  */
 #ifndef RFI_LOGISTIC_CUH
 #define RFI_LOGISTIC_CUH

@@ -4,7 +4,7 @@
  *
  * A tile's rows of C are rows of one group (forward, dgrad) or of one weight (wgrad, which sums over the group's rows).
  * Offsets decide where tiles begin; shapes alone decide how large they may be, and scratch is sized for the largest. A
- * row is bitwise equal to a matmul of its group alone: how K is split depends on K alone.
+ * row is bitwise equal to that of a matmul of its group alone, because the split of K depends only on K.
  */
 #include "backend/cpu/cpu.h"
 #include "ops/grouped/grouped.h"

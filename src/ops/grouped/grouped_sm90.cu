@@ -8,8 +8,8 @@
  *   producer   one warp copies the operands of the next 64 elements of the reduction into a ring of STAGES
  *   consumer   two warpgroups, 64 rows of the tile each, multiply and write
  *
- * The assignment of units to blocks changes from run to run, the bits do not: one block computes a unit's sums in one
- * order.
+ * The assignment of units to blocks changes from run to run, the results do not: one block computes a unit's sums in
+ * one order.
  *
  * The two tiles of a unit are one below the other and share b, of which each block copies half for both. If a group's
  * number of tiles is odd, its last ones are side by side and share a. A warpgroup whose rows are after the group's end

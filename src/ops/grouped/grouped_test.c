@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * Grouped GEMMs against one GEMM per group, bit for bit, for every instruction set and number of threads, and for any
- * values in the rows outside all groups. Then what a gradient keeps alive: all 16 sets of wanted gradients, packed and
- * separate, the ops that each set leaves and the bytes that those read. Refusals name the mismatch.
+ * values in the rows outside all groups. Then the values that a gradient keeps alive: for all 16 sets of requested
+ * gradients, packed and separate, the ops that remain and the bytes that they read. Refusals name the mismatch.
  */
 #include <setjmp.h>
 #include <stdarg.h>

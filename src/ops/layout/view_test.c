@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Views against their meaning: random chains of reshape, transpose, slice and expand, where each element has the number
- * of the base's element that it must show. The view's strides and offset are compared element by element with the ops.
- * Then reshapes that strides cannot express, refusals of the shape rules, and the broadcast of add.
+ * Views against their definition: random chains of reshape, transpose, slice and expand of a base whose elements are
+ * numbered. The view's strides and offset are compared element by element with the ops. Then reshapes that strides
+ * cannot express, refusals of the shape rules, and the broadcast of add.
  */
 #include <setjmp.h>
 #include <stdarg.h>

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The GEMMs inside linear_cross_entropy and linear_token_loss, as calls of matmul: the kernel runs them, and binding
- * offers them to a library, so that the LM head is as fast as any other GEMM.
+ * The GEMMs inside linear_cross_entropy and linear_token_loss, as calls of matmul: the kernel runs them, by a library
+ * where kernel selection has found one, so that the LM head is as fast as any other GEMM.
  *
  * A chunk is the first, a middle one or the tail; those differ in rows and in whether dw is overwritten or added to. On
  * a GPU dw is two GEMMs, since a library is half as fast if the vocabulary is not a multiple of the tile. The workspace

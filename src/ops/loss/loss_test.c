@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Losses beyond the op matrix: extreme logits, no valid target at all, bits that depend neither on threads nor, for the
- * loss, on the chunk; and the fused head against its parts.
+ * Losses beyond the op matrix: extreme logits, no valid target at all, results that depend neither on threads nor, for
+ * the loss, on the chunk; and the fused head against the separate ops.
  */
 #include <math.h>
 #include <setjmp.h>

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * matmul_gelu_bwd as the two calls that it stands for, for kernels that do not fuse them: the bits of the separate
- * ops.
+ * matmul_gelu_bwd as two calls, the GEMM and then gelu_bwd, for backends without a fused kernel. Results are bitwise
+ * equal to those of the separate ops.
  */
 #ifndef RFI_GELU_PAIR_H
 #define RFI_GELU_PAIR_H

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * lora_matmul as two GEMMs of the module, for the calls that the fused kernel does not support. Binding offers both to
- * cuBLASLt: call->library points to two rfi_head_library.
+ * lora_matmul as two GEMMs of the module, for the calls that the fused kernel does not support. Kernel selection offers
+ * both to cuBLASLt: call->library points to two rfi_head_library.
  */
 #ifndef RFI_LORA_CUDA_H
 #define RFI_LORA_CUDA_H

@@ -3,7 +3,7 @@
  * The portable GEMM: y = op(a) op(b) + bias (+ acc).
  *
  * C is cut into tiles of at most TILE_M x TILE_N. One thread computes a tile completely, so nothing is reduced between
- * threads; product.h computes a tile. The bits do not depend on tile sizes or on the number of threads.
+ * threads; product.h computes a tile. Results do not depend on tile sizes or on the number of threads.
  *
  * Packing per tile repeats work between tiles (about 5 % at 256 x 256), but needs no barrier and no scratch that grows
  * with the matrices.

@@ -4,8 +4,8 @@
  *
  * rfi_tile adds (or stores) an mr x RFI_NR block of C, mr <= RFI_MR, over k steps: each step loads one row of RFI_NR
  * columns of B as two vectors and multiplies it by mr broadcast elements of A. The block stays in registers, so a step
- * costs mr + 2 loads for 2 mr multiply-adds. The order of the sum over k is fixed: the bits of an element do not depend
- * on where its tile starts. The sum over k begins with zero and is added to C at the end: one sum over all of a long K
+ * costs mr + 2 loads for 2 mr multiply-adds. The order of the sum over k is fixed: an element of C does not depend on
+ * where its tile starts. The sum over k begins with zero and is added to C at the end: one sum over all of a long K
  * would round each term to the size of the sum so far.
  *
  * Operands are f32 in scratch: narrower types are widened once, during packing. Only kernel files, which are compiled

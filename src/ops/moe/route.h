@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * The formulas of routing, for forward and backward: a token's scores, and the weights of its chosen experts. They
- * process RFI_LANES tokens side by side; row e of a table is expert e of all these tokens. Experts are few and tokens
- * are many, and a token's results do not depend on its neighbours: they are computed in the order of its experts.
+ * process RFI_LANES tokens at once, because experts are few and tokens are many; row e of a table is expert e of all
+ * these tokens. A token's results do not depend on the other tokens: they are computed in the order of its experts.
  */
 #ifndef RFI_ROUTE_H
 #define RFI_ROUTE_H

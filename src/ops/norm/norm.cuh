@@ -10,8 +10,8 @@
  * columns. A block's sums are one line of the workspace, and a second kernel adds the lines in f64 in a fixed order.
  * Rows that are too long, or not a multiple of 16 bytes, are read once per sum.
  *
- * X_dx, X_dw, X_db and X_bwd are the same kernel with some results absent, so their bits agree. X_db has no x: dy is
- * passed in its place, and there are no statistics.
+ * X_dx, X_dw, X_db and X_bwd are the same kernel with some results absent, so they are bitwise equal. X_db has no x: dy
+ * is passed in its place, and there are no statistics.
  */
 #ifndef RFI_NORM_CUH
 #define RFI_NORM_CUH

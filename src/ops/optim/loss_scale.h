@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The dynamic loss scale, a power of two, so that scaling and unscaling change no bit unless a value overflows or
+ * The dynamic loss scale, a power of two, so that scaling and unscaling are exact unless a value overflows or
  * underflows. Its state is {exponent - RFI_SCALE_START, good steps since it changed}: zeros are the initial state. CPU
  * and GPU kernels share these functions.
  */

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The optimizer beyond the op matrix: the schedule's corners, skipped updates that change no bit, bits that do not
+ * The optimizer beyond the op matrix: the schedule's corners, skipped updates that change nothing, results that do not
  * depend on the number of threads, refused options.
  */
 #include <math.h>

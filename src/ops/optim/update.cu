@@ -9,12 +9,12 @@
  * element at a time. Factors are computed in f64 from the step's values on the device, once per block, and once per
  * tensor where they differ. If skip is set, a block ends before it writes.
  *
- * 8-bit moments have a kernel of their own: a warp holds the 256 elements of a scale in registers, from the old
- * codes to the new ones. The nearest code is one read of a table in shared memory; a binary search, eight dependent
- * reads, took twice the time that the memory needs.
+ * 8-bit moments have a separate kernel: a warp holds the 256 elements of a scale in registers, from the old codes to
+ * the new ones. The nearest code is one read of a table in shared memory; a binary search, eight dependent reads, took
+ * twice the time that the memory needs.
  *
- * Weights that are rounded stochastically (rounding.h) have kernels of their own, so that the others need no registers
- * for the generator. They are bf16 without a master weight.
+ * Weights that are rounded stochastically (rounding.h) have separate kernels, so that the others need no registers for
+ * the generator. They are bf16 without a master weight.
  */
 #include "backend/cuda/kernels.cuh"
 #include "ops/optim/rounding.h"

@@ -10,8 +10,8 @@
  *            f32 offset: scale = map[code] * factor + offset, rounded after each operation
  *
  * These are the codes and scales of bitsandbytes: quantize_4bit(compress_statistics=True) for nf4,
- * int8_vectorwise_quant(threshold=0) for int8, quantize_blockwise for the dynamic ones. bitsandbytes rounds the mean
- * that is nf4's offset in an order of its own; here it is summed in f64. Those of fp8 are the op quantize's.
+ * int8_vectorwise_quant(threshold=0) for int8, quantize_blockwise for the dynamic ones. bitsandbytes sums the mean that
+ * is nf4's offset in another order; here it is summed in f64. Those of fp8 are the op quantize's.
  */
 #ifndef RFI_FORMATS_H
 #define RFI_FORMATS_H

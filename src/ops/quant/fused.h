@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * X_quantize: an op X whose result, a matrix, is quantized with one scale for the tensor. It has the operands, results
- * and attributes of X, then a scale and five results for each quantized matrix, then `format` and `options`. Its bits
- * are those of two calls, X and then quantize, and rfi_fused_of gives these calls to kernels that do not fuse them.
+ * and attributes of X, then a scale and five results for each quantized matrix, then `format` and `options`. It is
+ * bitwise equal to two calls, X and then quantize, and rfi_fused_of gives these calls to kernels that do not fuse them.
  */
 #ifndef RFI_FUSED_H
 #define RFI_FUSED_H

@@ -9,7 +9,7 @@
  *   norms            first the norm's kernel, without y, for the statistics of the rows. The tiles begin with the last
  *                    one, whose sums are still in the L2 cache
  *
- * All other calls run X and then quantize. The bits are the same.
+ * All other calls run X and then quantize, with bitwise equal results.
  */
 #include "ops/elementwise/map.cuh"
 #include "ops/quant/fused.h"

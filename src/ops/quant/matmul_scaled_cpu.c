@@ -6,7 +6,7 @@
  * GEMMs. An 8 or 4 bit number is exact in f32, and so is its product with an E8M0 or E4M3 scale, which is applied on
  * decoding. An f32 scale of 128 elements is not: then a step is one block, whose partial sum is multiplied by both
  * scales before it is added. Scales of a tensor are applied after the sum, one by one, because their product alone
- * might underflow. One thread computes a tile completely, so the bits do not depend on the number of threads.
+ * might underflow. One thread computes a tile completely, so results do not depend on the number of threads.
  */
 #include "backend/cpu/cpu.h"
 #include "ops/grouped/grouped.h"

@@ -2,11 +2,11 @@
  *
  * Scaled operands: their shapes, and the calls that record quantizers and scaled GEMMs.
  *
- * Tensor cores multiply FP8 in one layout only, y = a bT with both operands contiguous along K. So dx = dy w
- * needs wT, and dw = dyT x needs dyT and xT: each is the result `col` of the quantize op whose `row` another GEMM
- * reads. Unused results are dropped one by one, so frozen weights need no special case: without dw, xT and dyT are not
- * computed, and without dx, wT is not. A format and a scaling follow from the types and shapes of an operand and its
- * scales, so a GEMM takes any two.
+ * Tensor cores multiply FP8 in one layout only, y = a bT with both operands contiguous along K. So dx = dy w needs wT,
+ * and dw = dyT x needs dyT and xT: each is the result `col` of the quantize op whose `row` another GEMM reads. Unused
+ * results are dropped one by one, so frozen weights need no special case: without dw, xT and dyT are not computed, and
+ * without dx, wT is not. A format and a scaling follow from the types and shapes of an operand and its scales, so a
+ * GEMM supports any two of them.
  */
 #include "ops/quant/scaled.h"
 

@@ -4,7 +4,7 @@
  *
  * Both results are the same computation: `row` quantizes the lines of x along K, `col` those along M. A side says where
  * its lines are, and a part quantizes panels of lines, in chunks of at most CHUNK elements that are gathered into f32.
- * A block of scaling never crosses a chunk or a panel, so the bits do not depend on how panels are split. Slices, which
+ * A block of scaling never crosses a chunk or a panel, so results do not depend on how panels are split. Slices, which
  * are groups of rows or matrices of a batch, run one after the other.
  */
 #include <math.h>

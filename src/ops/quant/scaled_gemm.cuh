@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * A scaled GEMM on a GPU, y = a bT, as its kernels get it: matmul_scaled.cu takes any, scaled_sm90.cu FP8 on sm_90.
+ * A scaled GEMM on a GPU, y = a bT, as its kernels get it: matmul_scaled.cu supports any, scaled_sm90.cu FP8 on sm_90.
  */
 #ifndef RFI_SCALED_GEMM_CUH
 #define RFI_SCALED_GEMM_CUH

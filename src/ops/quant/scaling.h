@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * The arithmetic of the quantizers, once for the CPU and for GPUs: an element to and from 8 or 4 bits, and a scale from
- * a largest magnitude. Every function is a chain of IEEE f32 operations, so both sides give the same bits.
+ * a largest magnitude. Every function is a chain of IEEE f32 operations, so both are bitwise equal.
  *
- * A largest magnitude is compared as a bit pattern, which has the order of the numbers, with NaN above all: NaN needs
- * no special case, and the maximum does not depend on its order.
+ * A largest magnitude is compared as a bit pattern, which has the order of the numbers, with NaN above all. So NaN
+ * needs no special case, and the maximum does not depend on the order of the elements.
  */
 #ifndef RFI_SCALING_H
 #define RFI_SCALING_H

@@ -2,11 +2,12 @@
  *
  * A tile of a scaled GEMM on tensor cores of sm_80, whose operands are decoded to bf16 while they are loaded. This is
  * exact for codes of 4 and 8 bits without a scale, with an E8M0 scale and, E2M1, with an E4M3 scale: products of four
- * significant bits with four fit into bf16's eight. Sums are f32 and in the order of K, so the bits depend on the GEMM
+ * significant bits with four fit into bf16's eight. Sums are f32 and in the order of K, so results depend on the GEMM
  * alone.
  *
- * A block of 256 threads computes 128 x 128, each of its eight warps 64 x 32. The codes of the next 64 elements of K are
- * loaded into registers while the tensor cores multiply; two blocks on a multiprocessor decode and multiply in turns.
+ * A block of 256 threads computes 128 x 128, each of its eight warps 64 x 32. The codes of the next 64 elements of K
+ * are loaded into registers while the tensor cores multiply; of two blocks on a multiprocessor, one decodes while the
+ * other multiplies.
  */
 #ifndef RFI_TILE_DECODED_CUH
 #define RFI_TILE_DECODED_CUH

@@ -4,7 +4,7 @@
  *
  * Strides decide whether to reduce along the axis (one result at a time) or across it (a block of results at a time):
  * the inner loop has the smaller stride. Threads split the results or, for the row sum of a matrix, the rows at the
- * ends of chunks, so the bits do not depend on the number of threads. Only a reduction to one scalar splits the
+ * ends of chunks, so results do not depend on the number of threads. Only a reduction to one scalar splits the
  * elements: each part stores one partial result in the workspace, and these are added in the order of parts.
  */
 #include "backend/cpu/cpu.h"
