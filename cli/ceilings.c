@@ -158,7 +158,7 @@ static rfr_status measure_copy(rfr_ctx *ctx, double *rate) {
   return time_trace(ctx, t, 8.0 * (double)n, rate);
 }
 
-/* The type whose peak applies to a type: both FP8 types share one, and a type without GEMMs of its own counts as
+/* The type whose peak applies to a type: both FP8 types share one, and a type without its own GEMMs counts as
  * f32. */
 static rfr_dtype peak_type(rfr_dtype dtype) {
   if (is_fp8(dtype)) return RFR_E4M3;

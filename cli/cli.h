@@ -176,7 +176,7 @@ void cli_string_add(const char *text, size_t n, void *string); /* a rfr_write_fn
 /* Kinds of operands. */
 typedef enum cli_operand {
   CLI_CONFIG, /* a file, or a name that does not exist */
-  CLI_RUN,    /* a folder with config.yaml, or that file itself beside a run's log or checkpoints */
+  CLI_RUN,    /* a folder with config.yaml, or that file itself, in a folder with a run's log or checkpoints */
   CLI_MODEL,  /* a folder with config.json */
   CLI_OTHER   /* any other folder */
 } cli_operand;

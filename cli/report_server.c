@@ -3,7 +3,7 @@
  * refrain report --follow: serves the page of a report over HTTP on the loopback address.
  *
  * It answers GET of "/" and "/data.json" alone. A page of another site could send requests here through the reader's
- * browser under a name of its own that resolves to this machine, so requests must name the loopback address as their
+ * browser under a foreign name that resolves to this machine, so requests must name the loopback address as their
  * host. One connection is served at a time, each for a few seconds at most.
  */
 #include <errno.h>

@@ -2,8 +2,8 @@
  *
  * The picture of a schedule, one SVG without scripts or other files: a lane for each rank, time to the right, a box
  * for each action, with the microbatch's number where it fits. The colour shows the op, paler in later stages of a
- * rank; white is idle time. Pointing at a box shows its action and times. The text beside a lane is the rank's idle
- * share and slots. Equal neighbours of less than two pixels each are drawn as one box.
+ * rank; white is idle time. Pointing at a box shows its action and times. The text next to a lane is the rank's idle
+ * share and slots. Equal adjacent boxes of less than two pixels each are drawn as one box.
  */
 #include <math.h>
 #include <stdlib.h>

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Parameters, main gradients and fixed memory that move between steps: rebound graphs give the same bits, do not touch
+ * Parameters, main gradients and fixed memory that move between steps: rebound graphs are bitwise equal, do not touch
  * the old memory, refuse old addresses, and are unchanged after a failure.
  */
 #include <string.h>

@@ -636,7 +636,7 @@ static void test_inference_between(void **state) {
 
 /* ---- tied weights ---- */
 
-/* The first and the last stage share a weight. Each has it under a name of its own, with the same memory but a separate
+/* The first and the last stage share a weight. Each has it under a separate name, with the same memory but a separate
  * main gradient; the caller adds these in stage order. */
 static void test_tied(void **state) {
   (void)state;

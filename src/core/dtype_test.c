@@ -3,8 +3,8 @@
  * Element types against an independent formula, over every bit pattern.
  *
  * The reference reads a pattern as sign * 2^e * (1 + m / 2^k) in double and rounds with rint on a scaled long double;
- * the library uses neither. Between every two neighbours the midpoint and the two floats next to it are tested, so that
- * every rounding decision of a type is tested once.
+ * the library uses neither. Between every two adjacent values the midpoint and the two floats next to it are tested, so
+ * that every rounding decision of a type is tested once.
  */
 #include "refrain/dtype.h"
 

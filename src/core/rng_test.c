@@ -113,7 +113,7 @@ static void test_distribution(void **state) {
   enum { BLOCKS = 1 << 17, N = 4 * BLOCKS };
   static int64_t bytes[4][256];
   static int64_t bits[32];
-  double sum = 0, squares = 0, neighbours = 0, last = 0.5;
+  double sum = 0, squares = 0, lagged = 0, last = 0.5;
   const uint64_t key = rfi_stream_key(1234, 5);
   for (uint64_t b = 0; b < BLOCKS; b++) {
     const rfi_u32x4 r = rfi_draw4(key, b, 9, 1, 77);
@@ -121,7 +121,7 @@ static void test_distribution(void **state) {
       const double u = (r.v[k] + 0.5) / 4294967296.0;
       sum += u;
       squares += u * u;
-      neighbours += (u - 0.5) * (last - 0.5);
+      lagged += (u - 0.5) * (last - 0.5);
       last = u;
       for (int i = 0; i < 32; i++) bits[i] += r.v[k] >> i & 1;
       for (int i = 0; i < 4; i++) bytes[i][r.v[k] >> 8 * i & 255]++;
@@ -129,7 +129,7 @@ static void test_distribution(void **state) {
   }
   assert_true(fabs(sum / N - 0.5) < 5 * sqrt(1.0 / 12 / N));
   assert_true(fabs(squares / N - 1.0 / 3) < 5 * sqrt(4.0 / 45 / N));
-  assert_true(fabs(neighbours / N) < 5 * (1.0 / 12) / sqrt(N));
+  assert_true(fabs(lagged / N) < 5 * (1.0 / 12) / sqrt(N));
   for (int i = 0; i < 32; i++) assert_true(fabs((double)bits[i] - N / 2.0) < 5 * sqrt(N / 4.0));
   for (int i = 0; i < 4; i++) {
     double chi = 0;

@@ -6,7 +6,7 @@
  * sorted by name serves lookups. Reads are pread into the caller's memory, so that a file shortened by another process
  * gives a status.
  *
- * The files of several ranks get one table of full tensors, with offsets of their own, in which the bytes of each
+ * The files of several ranks get one table of full tensors, with new offsets, in which the bytes of each
  * tensor are adjacent; segments map these offsets to files.
  */
 #include "data/safetensors.h"

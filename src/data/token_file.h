@@ -9,7 +9,7 @@
  *             of document bounds D (8), lengths of the sequences (S x 4), their first bytes in X.bin (S x 8), and the
  *             sequence with which each document begins, and S (D x 8)
  *
- * X.bin with an X.idx beside it is Megatron's; otherwise a magic number decides. In a file that is accepted, sizes,
+ * X.bin with an X.idx in its folder is Megatron's; otherwise a magic number decides. In a file that is accepted, sizes,
  * counts and offsets agree with the size of the files. Ids are read in pieces and compared with the vocabulary at every
  * read, because the file may have changed.
  */

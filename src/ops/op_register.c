@@ -2,7 +2,7 @@
  *
  * Registered ops: a description becomes a definition in the context.
  *
- * The rest of the library uses an op by its definition, so a registered op needs a case of its own
+ * The rest of the library uses an op by its definition, so a registered op needs a special case
  * only at kernel selection, where its kernel comes from the definition. Results of its callbacks are
  * checked here: types must be well formed, gradients must have their operand's shape. A definition
  * is not changed or freed before its context is destroyed, because traces point to it.

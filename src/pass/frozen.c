@@ -72,7 +72,7 @@ static bool is_same_op(const rfi_opr *a, const rfi_opr *b, const rfr_value *valu
   return rfi_attrs_equal(a, b);
 }
 
-/* The backward ops of `real` are a subsequence of those of `full`: rules record an op for each wanted gradient. */
+/* The backward ops of `real` are a subsequence of those of `full`: rules record an op for each requested gradient. */
 static void match_ops(const rfi_rewrite *real, const rfi_rewrite *full, matching *m) {
   enum { MISSES = 64 }; /* the search ends after so many ops of `real` without a match, so that it stays linear */
   const rfr_trace *t = real->to, *u = full->to;

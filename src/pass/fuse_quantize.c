@@ -4,7 +4,7 @@
  * op, X_quantize (src/ops/quant/fused.h). If no other op reads the result, it is not stored in 16 bits. Exact: the
  * result is rounded before it is quantized. It runs after recompute, because a recomputed norm or SwiGLU needs fewer
  * operands than it has here, and after an add is fused with its norm. Only one scale for a tensor: the other scalings
- * have kernels of their own.
+ * have separate kernels.
  */
 #include "ops/quant/fused.h"
 #include "pass/pass.h"

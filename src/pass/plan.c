@@ -6,9 +6,9 @@
  * that waits for it.
  *
  * Placement is best fit on a skyline, the height reached at each op. The lowest stretch takes the highest-ranked buffer
- * that lives within it; if there is none, it rises to its lower neighbour. (Rectangles: Burke, Kendall and Whitwell,
- * Operations Research 52, 2004; lifetimes: Sekiyama, Imai, Negishi and Kawachiya, arXiv 1804.10001.) A heap of
- * stretches and a tree of unplaced buffers keep this near n log n.
+ * that lives within it; if there is none, it rises to the lower of its adjacent stretches. (Rectangles: Burke, Kendall
+ * and Whitwell, Operations Research 52, 2004; lifetimes: Sekiyama, Imai, Negishi and Kawachiya, arXiv 1804.10001.) A
+ * heap of stretches and a tree of unplaced buffers keep this near n log n.
  *
  * The nested lifetimes of training steps stack without gaps; most others leave small ones. If one ranking ends above
  * the lower bound, the next is tried. If none comes close, the buffers above the bound get a higher rank and placement

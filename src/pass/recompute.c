@@ -80,7 +80,7 @@ static uint64_t op_hash(const rfr_trace *t, const rfi_opr *op) {
   return mix(h, &op->policy, sizeof op->policy);
 }
 
-/* Hashes of each op alone, and of each op with its neighbours in the forward. */
+/* Hashes of each op alone, and of each op with its producers and readers in the forward. */
 static rfr_status hash_ops(const rfi_recompute_model *m, uint64_t **out) {
   const rfr_trace *t = m->t;
   uint64_t *own, *near;

@@ -37,7 +37,7 @@ typedef struct rfi_recompute_model {
   bool *read_later; /* per op: a result is read in RFI_LATER */
   int64_t *workspace;
   int64_t *bytes; /* per value: bytes of its step-scoped storage; 0: it owns none */
-  /* per clone: whether it is chosen; a clone without readers is not recorded. Without a clone of its own, RFI_LATER
+  /* per clone: whether it is chosen; a clone without readers is not recorded. Without a separate clone, RFI_LATER
    * reads RFI_LATE's clone, else the original */
   bool *chosen;
   int lates; /* 1 for a single program, else RFI_LATES */

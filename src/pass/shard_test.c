@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Shard: a step over ranks that are threads has the same bits with every rfr_shard, and those of one rank with as many
+ * Shard: a step over ranks that are threads is bitwise equal with every rfr_shard, and equals one rank with as many
  * microbatches within rounding. With several microbatches per rank, RFR_SHARD_FULL has another order of sums and few
  * unreduced gradients. The pass places each gather one region ahead and refuses what it cannot shard.
  */

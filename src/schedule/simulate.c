@@ -92,8 +92,8 @@ static void run(const simulation *q, double *start, double *end, double *now, rf
 static int gradient_first(const rfr_schedule *s, int stage, int microbatch) {
   const int recv = rfi_schedule_at(s, RFR_ACTION_RECV_B, stage, microbatch);
   if (recv >= 0) return recv;
-  const bool beside = stage + 1 < s->stages && s->rank_of[stage] == s->rank_of[stage + 1];
-  return rfi_schedule_at(s, RFR_ACTION_I, beside ? stage + 1 : stage, microbatch);
+  const bool adjacent = stage + 1 < s->stages && s->rank_of[stage] == s->rank_of[stage + 1];
+  return rfi_schedule_at(s, RFR_ACTION_I, adjacent ? stage + 1 : stage, microbatch);
 }
 
 /* Bytes of a rank: with all slots allocated separately, and at the peak of live bytes. */

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * All words are one array of symbols with separators between them. A merged symbol stays at the position of its first
- * byte, and its length is stored at its first and its last position, so both neighbors are found in one step. Each pair
- * has a list of positions where it stood when they were added; a position whose symbols have changed since is skipped.
- * So a merge visits its own occurrences alone, whatever the length of words, and all merges together take about as many
- * visits as the words have bytes.
+ * byte, and its length is stored at its first and its last position, so both adjacent tokens are found in one step.
+ * Each pair has a list of positions where it stood when they were added; a position whose symbols have changed since is
+ * skipped. So a merge visits its own occurrences alone, whatever the length of words, and all merges together take
+ * about as many visits as the words have bytes.
  *
  * Counts in the heap may be too large, never too small: a pair whose count has fallen is pushed again with its count.
  * The count of a merged pair stays as it was. A pair can come back after its merge, if another merge makes a text that

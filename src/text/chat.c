@@ -323,7 +323,7 @@ static rfr_status start(session *x, const rfr_chat_template *chat, const rfi_cha
   return r->status;
 }
 
-/* Renders the first n messages. `separate`: in an arena of its own. */
+/* Renders the first n messages. `separate`: in a separate arena. */
 static rfr_status render(session *x, int64_t n, bool prompt, bool separate, rendering *out) {
   rfi_render *r = &x->r;
   rfi_arena *const arena = r->arena;

@@ -247,7 +247,7 @@ static rfr_status join(rfi_encoder *e, size_t n, rfi_split_behavior behavior, rf
     if (behavior == RFI_SPLIT_REMOVED && x[i].is_match) continue;
     if (behavior == RFI_SPLIT_CONTIGUOUS)
       for (; next < n && x[next].is_match == x[i].is_match; next++) end = x[next].end;
-    /* A match that follows another match is a piece of its own. */
+    /* A match that follows another match is a separate piece. */
     if (behavior == RFI_SPLIT_MERGED_WITH_PREVIOUS && !x[i].is_match && next < n && x[next].is_match)
       end = x[next++].end;
     if (behavior == RFI_SPLIT_MERGED_WITH_NEXT && x[i].is_match && next < n && !x[next].is_match) end = x[next++].end;

@@ -150,7 +150,7 @@ static void emit(rfi_render *r, const rfi_tval *v) {
   note_part(r);
 }
 
-/* The text that a body writes, with a scope of its own. */
+/* The text that a body writes, in a new scope. */
 static rfi_tval capture(rfi_render *r, const rfi_tnode *body, scope *s, uint32_t flags) {
   rfi_tbuilder b = {.r = r}, *const out = r->out;
   scope *const before = r->scope;

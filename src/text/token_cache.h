@@ -10,7 +10,7 @@
 
 typedef struct rfi_token_cache {
   rfr_ctx *ctx;
-  const char *folder; /* NULL: no cache; "": a folder .refrain beside each file, which git ignores */
+  const char *folder; /* NULL: no cache; "": a folder .refrain in the folder of each file, which git ignores */
   void (*warn)(void *user, const char *line); /* NULL: none */
   void *user;
   bool warned;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Reads tokenizer.json as the Python package tokenizers writes it, and the files beside it that name the tokens at the
- * ends of a text.
+ * Reads tokenizer.json as the Python package tokenizers writes it, and the files of its folder that name the tokens at
+ * the ends of a text.
  *
  * Every component is either read with all its fields or refused by its key path. If a component were ignored, the ids
  * would differ from those that the model was trained on.
@@ -570,7 +570,7 @@ static void reader_destroy(rfr_ctx *ctx, reader *r) {
   rfi_free(ctx, r);
 }
 
-/* ---- files beside tokenizer.json ---- */
+/* ---- files in the folder of tokenizer.json ---- */
 
 static int32_t id_of(const reader *r, const json_t *model, rfi_bytes text) {
   for (int64_t i = 0; i < r->spec.n_added; i++)

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * Event files, read by a reader of this test: records with their checksums, protocol buffers field by field. The same
- * numbers as in log.jsonl; a resume begins a session in a file of its own.
+ * numbers as in log.jsonl; a resume begins a session in a new file.
  */
 #include "train/event_file.h"
 

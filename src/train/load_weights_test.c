@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * Loading weights: tensors of many blocks have the same bytes and the same hash on any number of threads and on a
- * device with memory of its own; values that are not finite are found in any block; a run that resumes reads the
+ * device with its own memory; values that are not finite are found in any block; a run that resumes reads the
  * weights of its checkpoint alone.
  */
 #include "train/load_weights.h"

@@ -118,7 +118,7 @@ static void spread_experts(void **state) {
   }
 }
 
-/* Hosts have caches of their own. */
+/* Each host has its own cache. */
 static void caches(void **state) {
   char folder[2][160];
   (void)state;

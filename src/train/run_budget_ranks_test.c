@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * memory.recompute: auto within a memory.budget over ranks, which are threads. In each layout the budget is halfway
- * between the plans without and with all recompute; the run keeps to it and is bitwise equal to one without a budget.
+ * between the plans without and with all recompute; the run stays within it and is bitwise equal to one without a
+ * budget.
  */
 #include <stdio.h>
 #include <string.h>

@@ -5,10 +5,9 @@
  *   lora_check [DEVICE]    default: cuda
  *
  * lora: for shapes of Llama 3 8B, 8192 rows, rank 16, forward and dgrad: the base GEMM alone; u = x AT alone;
- * lora_matmul, less u's time; the base GEMM with u BT added by a second GEMM; and u BT with the base GEMM added onto
- * it. The results of the forms must agree.
- * dequantize: time and bandwidth of NF4 and int8 to bf16.
- * One line per case; the exit code is 1 if any line says BAD.
+ * lora_matmul, less u's time; the base GEMM with u BT added by a second GEMM; and u BT with the base GEMM accumulated
+ * into it. The results of the forms must agree. dequantize: time and bandwidth of NF4 and int8 to bf16. One line per
+ * case; the exit code is 1 if any line says BAD.
  */
 #include <math.h>
 #include <stdbool.h>

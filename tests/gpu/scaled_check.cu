@@ -6,9 +6,9 @@
  *
  * check: with and without groups, along them too, every way of scaling, both formats, results in f32 and bf16, added to
  * f32, biases: relative L2 error, zeros after the last group, no write outside the result, bitwise equal in 20 runs.
- * time: TFLOP/s of forward, dgrad and wgrad. peer: TFLOP/s beside a GEMM of cuBLASLt with the same recipe, result type,
- * FLOPs and, with groups, the rows of all of them, both run alternately; geometric means of the ratios. One line per
- * case; the exit code is 1 if any line says BAD.
+ * time: TFLOP/s of forward, dgrad and wgrad. peer: TFLOP/s next to those of a GEMM of cuBLASLt with the same recipe,
+ * result type, FLOPs and, with groups, the rows of all of them, both run alternately; geometric means of the ratios.
+ * One line per case; the exit code is 1 if any line says BAD.
  */
 #include <math.h>
 #include <string.h>

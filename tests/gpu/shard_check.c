@@ -5,7 +5,7 @@
  * MODEL is `small` or `1b` (Llama 3.2 1B without tied embeddings, 4 documents of 4,096 tokens per rank). Loss and norm
  * of all modes must be bitwise equal. Prints for each the planned bytes, the milliseconds of a replay, and how many
  * times the tokens per second of one rank alone. Each rank is measured alone first, both at the same time: a GPU at its
- * power limit has a speed of its own, and two ranks together have that of the slower one. DEVICE is `cuda` or, for a
+ * power limit has a different speed, and two ranks together have that of the slower one. DEVICE is `cuda` or, for a
  * test without GPUs, `cpu`. GB is the budget of a rank with two, in 1e9 bytes; 0: none. MODE runs one mode alone.
  *
  * The hidden share of collectives: ops are profiled one by one, without overlap. The other ops of a replay take their

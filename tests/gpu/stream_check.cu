@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * Callables in the caller's stream and memory. Their inputs are written in the stream after a slow kernel, and their
- * outputs are copied in the stream, without a wait of the host in between: a call that ran too early, or overlapped its
- * neighbours, would read or write other values. Captured and eager, in one stream, in two alternating streams and in
+ * outputs are copied in the stream, without a wait of the host in between: a call that ran too early, or overlapped
+ * another call, would read or write other values. Captured and eager, in one stream, in two alternating streams and in
  * the legacy default stream, a step is bitwise equal to one in the graphs' own stream with waits around each call. So
  * is a step whose inputs, outputs and their gradients are in fixed device memory, one after these, its weight and main
  * gradient have moved, and one where each call gets other memory, of the device or of the host, pinned or not, in

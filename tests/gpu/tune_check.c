@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Tuning measures once: programs compiled with the stored choices of an earlier compile have the same bits in every
+ * Tuning measures once: programs compiled with the stored choices of an earlier compile are bitwise equal in every
  * run, and a compile with a choice that is damaged, from another library version or missing is refused. Prints the
  * duration of the measurement and the choices.
  *

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Ranks of a test: threads of this process, each with a context and a communicator of its own.
+ * Ranks of a test: threads of this process, each with a separate context and communicator.
  */
 #ifndef RFT_RANKS_H
 #define RFT_RANKS_H

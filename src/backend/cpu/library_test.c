@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * GEMMs of the portable kernel and of the library against a GEMM in double, for all
- * transpositions, views, bias, acc, batches. Each runs twice and must give the same bits;
+ * transpositions, views, bias, acc, batches. Each runs twice, and both results must be bitwise equal;
  * scratch has the reported size and a guard after it. Without the module only the portable
  * kernel is tested, and that the missing module is not an error.
  */

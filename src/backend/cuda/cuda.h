@@ -2,7 +2,7 @@
  *
  * Internals of the CUDA module, for C and for kernels.
  *
- * A kernel file X.cu lies beside X_cpu.c and ends with
+ * A kernel file X.cu is in the folder of X_cpu.c and ends with
  *   const rfi_cuda_kernel RFI_CUDA(rmsnorm) = {run, workspace};
  * in extern "C". `run` enqueues on call->stream and returns; it does not allocate, wait or read
  * device memory: grids follow from shapes. call->library is the device's rfi_cuda_info, in

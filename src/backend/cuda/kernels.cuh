@@ -4,7 +4,7 @@
  * and the choice of a template by storage type.
  *
  * All arithmetic is in f32 (f64 where the CPU's kernel uses it), with one rounding into the
- * result's type. No float atomics: the same inputs give the same bits.
+ * result's type. No float atomics: results are bitwise reproducible.
  */
 #ifndef RFI_KERNELS_CUH
 #define RFI_KERNELS_CUH

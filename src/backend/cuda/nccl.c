@@ -3,8 +3,8 @@
  * Communicators of GPUs, one GPU per rank. A collective of a program is enqueued on the program's stream, also in a
  * capture; a collective that the caller calls has a separate stream and is waited for.
  *
- * NCCL decides the order of additions: with two ranks every order gives the same bits; with more ranks sums are equal
- * within rounding, and bitwise equal in every run with the same library, machine and sizes.
+ * NCCL decides the order of additions: with two ranks every order gives bitwise equal results; with more ranks sums are
+ * equal within rounding, and bitwise equal in every run with the same library, machine and sizes.
  *
  * NCCL connects ranks at the first use. Every collective is run once when the communicator is created, so that no
  * capture is the first use.

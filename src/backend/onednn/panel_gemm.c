@@ -21,7 +21,7 @@
  * zeros in all three dimensions, so the loop needs no tails. Units differ in blocks and panels: bf16
  * is multiplied by AMX in blocks of 32 x 32; for each step of 32 along K, a panel of A has the upper 16
  * rows (1 KiB), then the lower 16; a panel of B has the left 16 columns, as 16 pairs of rows, then the
- * right 16; four loads a step overlap with four tile products. Without AMX, bf16 groups are multiplied by
+ * right 16; four loads a step overlap with four tile multiplications. Without AMX, bf16 groups are multiplied by
  * AVX512-BF16 (panel_dot.h). f32 is multiplied by vectors (panel_f32.h).
  *
  * Invariants: one thread computes a block of C from the first step to the last; the passes over K depend

@@ -7,8 +7,8 @@
  *
  * P is rounded to the storage type as the left operand of the next GEMM, in registers.
  *
- * 0 x NaN is NaN, so in a masked tile a non-finite v would spoil rows that do not see it. A piece with a non-finite row
- * is computed again with zeros for such v; rows that see one of them keep the first result.
+ * 0 x NaN is NaN, so in a masked tile a non-finite v would make rows NaN that do not see it. A piece with a non-finite
+ * row is computed again with zeros for such v; rows that see one of them keep the first result.
  */
 #include "backend/cuda/tma_sm90.cuh"
 #include "ops/attention/attention_cuda.h"

@@ -78,7 +78,7 @@ struct dpo_args {
   const int32_t *pairs;
   int64_t n;
   double beta, smoothing;
-  float *out[3]; /* loss, margin, accuracy; NULL: not wanted */
+  float *out[3]; /* loss, margin, accuracy; NULL: not computed */
   void *dsums;
 };
 

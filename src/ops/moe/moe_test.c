@@ -2,7 +2,7 @@
  *
  * A layer of experts composed of its ops, in one program, with routing weights applied between or after the expert
  * GEMMs: every routing, replayed, against each token alone in double; with equal experts the result is that of one
- * expert; two runs have the same bits. Refusals of the ops name the mismatch.
+ * expert; two runs are bitwise equal. Refusals of the ops name the mismatch.
  */
 #include <math.h>
 #include <setjmp.h>

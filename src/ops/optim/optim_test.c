@@ -227,7 +227,7 @@ static void update_exactly(int64_t step, int threads, uint16_t *bits, double *va
   parse(text, RFR_F32, &c);
   rft_run_init(&run, &c, RFT_DENSE, 0xFF, 0);
   for (int64_t i = 0; i < N_DRAWN; i++) {
-    rft_set(&run.in_arg[0], i, (i % 2 ? -1.0 : 1.0) * (1 + (double)(i % 128) / 128)); /* neighbours differ by 2^-7 */
+    rft_set(&run.in_arg[0], i, (i % 2 ? -1.0 : 1.0) * (1 + (double)(i % 128) / 128)); /* steps of 2^-7 */
     rft_set(&run.in_arg[1], i, (double)(i % 61) - 30);
     value[i] = rft_get(&run.in_arg[0], i) - 0x1p-12 * rft_get(&run.in_arg[1], i);
   }
