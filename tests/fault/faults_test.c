@@ -10,8 +10,8 @@
  *
  * The k-th thing fails for k = 1, 2, ... until nothing failed any more. `faults_test all` tries every k (make
  * check-faults); without the word it tries every STRIDE-th k after the first DENSE ones, which still covers every phase
- * of a run in a few seconds. `faults_test random [FAULTS [SEED]]` draws FAULTS values of k, an eighth of them for each of
- * the eight pairs of a kind of fault and a start of the run.
+ * of a run in a few seconds. `faults_test random [FAULTS [SEED]]` draws FAULTS values of k, an eighth of them for each
+ * of the eight pairs of a kind of fault and a start of the run.
  */
 #include <dirent.h>
 #include <dlfcn.h>
@@ -267,7 +267,7 @@ static int64_t draw(int64_t n) {
 /* Every k from 1 on, or a part of them, until nothing fails any more; or random ones. */
 static void each(rft_folder *f, kind what, bool resumed) {
   static const char *const names[KINDS] = {"allocations", "allocations of libraries", "calls",
-                                            "calls and all after them"};
+                                           "calls and all after them"};
   scene c;
   set_scene(&c, f, resumed);
   int64_t failed = 0, n = 0;

@@ -36,7 +36,7 @@ typedef struct problem {
   int T, H, Hk, D, causal, window; /* 0: no window */
   /* probabilities are 2^(factor x), where x is the dot product of q and k, or cap tanh(bend x) */
   float scale, factor, bend, cap;
-  void *out[3];                    /* o; dq, dk, dv, heads adjacent; NULL: not computed */
+  void *out[3]; /* o; dq, dk, dv, heads adjacent; NULL: not computed */
   int64_t row[3];
   float *sums;      /* (H, T, 64 or 128): sums of dq, until all keys have been added */
   unsigned *turns;  /* (H, T): at a tile's first row, how many blocks have added to its sums */
