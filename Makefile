@@ -70,7 +70,7 @@ fmt:
 install: all
 	@cmake --install $(BUILD) --prefix $(PREFIX)
 
-# The Python package in build/wheel. A build of its own, with the libraries that others link in it.
+# The Python package in build/wheel. A separate build, with the libraries that others link in it.
 wheel:
 	@tools/deps wheel
 	@mkdir -p build/wheel

@@ -231,6 +231,13 @@ if(TARGET refrain_cli AND NOT RFR_SANITIZE)
   set_tests_properties(kill_campaign PROPERTIES TIMEOUT 300 ENVIRONMENT OMP_WAIT_POLICY=passive)
 endif()
 
+# Verdicts of the watch over hours of training, and a few seconds of it.
+if(TARGET refrain_cli AND NOT RFR_SANITIZE AND NOT CMAKE_CROSSCOMPILING)
+  add_test(NAME endurance_check COMMAND ${PROJECT_SOURCE_DIR}/tests/e2e/endurance_check
+                                        ${PROJECT_SOURCE_DIR}/tools/endurance $<TARGET_FILE:refrain_cli>)
+  set_tests_properties(endurance_check PROPERTIES TIMEOUT 300 ENVIRONMENT OMP_WAIT_POLICY=passive)
+endif()
+
 add_test(NAME demo_choice COMMAND ${PROJECT_SOURCE_DIR}/tests/e2e/demo_choice ${PROJECT_SOURCE_DIR}/tools/demo)
 
 # Checks of sources, symbols and the installed package: the same under every sanitizer.

@@ -303,7 +303,7 @@ class Trainer(_Run):
     overrides      {"optimizer.lr": 1e-3} or ["optimizer.lr=1e-3"]
     resume         continue from the folder's newest checkpoint, or start
     strict         a resume on another machine, library or number of threads is an error
-    eager          launch op by op instead of replay; the same bits
+    eager          launch op by op instead of replay; bitwise equal
     debug          check every op for NaN and for writes past its buffers; slow
     on_event       called with each Event, on the thread that trains; its exception ends the run's call
     data           a program's own windows instead of files

@@ -14,7 +14,7 @@
 
 #define PACKAGE RFT_SOURCE_DIR "/python"
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-#define UNDER_SANITIZER 1 /* its runtime has to be loaded before the interpreter */
+#define UNDER_SANITIZER 1 /* the sanitizer's runtime must be loaded before the interpreter */
 #else
 #define UNDER_SANITIZER 0
 #endif
@@ -24,7 +24,7 @@ static const char *interpreter(void) {
   return named && *named ? named : "python3";
 }
 
-/* The exit status of a command line for the interpreter. */
+/* Runs a command line of the interpreter; returns its exit status. */
 static int run(const char *arguments) {
   char line[2048];
   snprintf(line, sizeof line,

@@ -1,18 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * A whole run in which one thing fails: every allocation of the context, every one of
- * jansson and of libyaml, and every system call on a file, each once (and, for a disk that
- * stays full, from then on).
+ * A complete run in which one thing fails: every allocation of the context, every one of jansson and of libyaml, and
+ * every system call on a file, each once (and, for a disk that stays full, from then on).
  *
- * After each failure: a status with slug and next step that is no defect of the library, no
- * block and no descriptor left, the checkpoint from before still whole under the same
- * hashes, and whatever other checkpoint is shown has the bytes of a run in which nothing
- * failed. Faults that a run survives (a file of ours that does not close) may end
- * in RFR_OK, and then the result must be the undisturbed one. The log holds whole lines.
+ * After each failure: the status has a slug and a next step and is not an internal error; no block and no descriptor is
+ * left; the earlier checkpoint is intact and has the same hashes; any newer checkpoint is bitwise equal to that of a
+ * run in which nothing failed. Faults that a run survives (a file of ours that does not close) may end in RFR_OK, and
+ * then the result must be the undisturbed one. The log has only complete lines.
  *
- * The k-th thing fails for k = 1, 2, ... until nothing failed any more. `faults_test all`
- * tries every k (make check-faults); without the word it goes in steps of STRIDE after the
- * first DENSE ones, which still meets every phase of a run in a few seconds.
+ * The k-th thing fails for k = 1, 2, ... until nothing failed any more. `faults_test all` tries every k (make
+ * check-faults); without the word it tries every STRIDE-th k after the first DENSE ones, which still covers every phase
+ * of a run in a few seconds. `faults_test random [FAULTS [SEED]]` draws FAULTS values of k, an eighth of them for each
+ * of the eight pairs of a kind of fault and a start of the run.
  */
 #include <dirent.h>
 #include <dlfcn.h>
@@ -23,9 +22,9 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "base/json.h"
 #include "data/checkpoint.h"
 #include "data/dataset.h"
-#include "base/json.h"
 #include "refrain/train.h"
 #include "support/context.h"
 #include "support/folder.h"
@@ -37,7 +36,9 @@ enum { STRIDE = 7 };
 #endif
 enum { DENSE = 24, SHOWN = 3, LAST = 5 };
 
-static bool every_k; /* set by main */
+static bool every_k;    /* set in main */
+static int64_t faults;  /* random ones of each test; 0: one fault after the other */
+static uint64_t chance; /* state of the generator */
 
 static const char config[] =
     "refrain: 1\n"
@@ -48,16 +49,16 @@ static const char config[] =
     "precision: {dtype: f32}\n"
     "run: {steps: 5, keep: 3, log_every: 1}\n";
 
-/* Allocations of the libraries that read for us. */
+/* Allocations of jansson and libyaml. */
 static struct {
-  int64_t left; /* until one fails; 0: none does */
+  int64_t left; /* number of allocations until one fails; 0: none fails */
   int64_t live;
   bool parsing; /* jansson is */
 } theirs;
 
 static void *their_alloc(void *old, size_t bytes) {
-  /* jansson's lexer does not check whether its buffer grew, and reads past its end. Allocations of these sizes
-   * never fail during parsing. */
+  /* jansson's lexer does not check whether its buffer grew, and reads past its end. So allocations of these sizes never
+   * fail during parsing. */
   const bool growth = theirs.parsing && bytes >= 32 && (bytes & (bytes - 1)) == 0;
   if (!growth && theirs.left > 0 && --theirs.left == 0) return NULL;
   void *p = realloc(old, bytes ? bytes : 1);
@@ -71,7 +72,7 @@ static void their_free(void *p) {
   free(p);
 }
 
-/* These replace libyaml's own: the dynamic linker finds them first. */
+/* Replaces libyaml's own functions: the dynamic linker finds these first. */
 #define EXPORTED __attribute__((visibility("default")))
 EXPORTED void *yaml_malloc(size_t bytes);
 EXPORTED void *yaml_realloc(void *p, size_t bytes);
@@ -107,7 +108,7 @@ static int descriptors(void) {
   return n;
 }
 
-/* Opens (resuming where there is something), steps to `to`, evaluates, saves. */
+/* Opens the run (resuming if it exists), trains up to `to`, evaluates and saves. */
 static rfr_status whole_run(rfr_ctx *ctx, const char *root, const char *folder, int to) {
   rfr_run *run;
   rfr_evaluation e;
@@ -130,10 +131,10 @@ typedef struct scene {
   rft_folder *f;
   rfr_ctx *ctx;
   const char *folder; /* of the run */
-  bool resumed;       /* it has a checkpoint of step SHOWN from before */
+  bool resumed;       /* it already has a checkpoint of step SHOWN */
   int blocks, fds;
   int64_t theirs;
-  rfi_hash shown, last; /* of the weights of steps SHOWN and LAST, undisturbed */
+  rfi_hash shown, last; /* hashes of the weights of an undisturbed run at steps SHOWN and LAST */
 } scene;
 
 static void weights(scene *c, const char *run, int step, rfi_hash *hash) {
@@ -143,7 +144,7 @@ static void weights(scene *c, const char *run, int step, rfi_hash *hash) {
   assert_int_equal(rfi_file_hash(c->f->ctx, rft_path(c->f, name), &size, hash), RFR_OK);
 }
 
-/* The undisturbed run, and with `resumed` the folder that the disturbed ones start from. */
+/* Makes the undisturbed run and, with `resumed`, the folder from which the disturbed ones start. */
 static void set_scene(scene *c, rft_folder *f, bool resumed) {
   *c = (scene){.f = f, .ctx = rft_one_thread(), .resumed = resumed};
   rft_write_texts(f);
@@ -157,8 +158,12 @@ static void set_scene(scene *c, rft_folder *f, bool resumed) {
   c->theirs = theirs.live;
 }
 
-static rfr_status disturbed(scene *c) {
+/* The folder that a disturbed run starts from. */
+static void renew(scene *c) {
   if (!c->resumed) assert_int_equal(rfi_tree_remove(c->f->ctx, rft_path(c->f, "run")), RFR_OK);
+}
+
+static rfr_status disturbed(scene *c) {
   return whole_run(c->ctx, c->f->path, rft_path(c->f, "run"), c->resumed ? LAST : SHOWN);
 }
 
@@ -174,7 +179,7 @@ static void assert_checkpoint(scene *c, int step) {
   assert_memory_equal(&hash, step == SHOWN ? &c->shown : &c->last, sizeof hash);
 }
 
-/* Whole lines, each an object. */
+/* Checks that every line of the log is complete and a JSON object. */
 static void assert_log(scene *c, int64_t k) {
   size_t n;
   if (access(rft_path(c->f, "run/log.jsonl"), F_OK) != 0) return;
@@ -189,7 +194,7 @@ static void assert_log(scene *c, int64_t k) {
   free(text);
 }
 
-/* Invariants after any failure; restores the folder. */
+/* Checks the invariants after any failure; restores the folder. */
 static void check_scene(scene *c, rfr_status s, int64_t k) {
   const rfr_error *e = rfr_last_error();
   if (s != RFR_OK && (s == RFR_INTERNAL || !*e->slug || !*e->next || !*e->message || e->status != s))
@@ -212,108 +217,100 @@ static void check_scene(scene *c, rfr_status s, int64_t k) {
 }
 
 static void end_scene(scene *c) {
-  assert_int_equal(disturbed(c), RFR_OK); /* nothing is left that stands in the way */
+  renew(c);
+  assert_int_equal(disturbed(c), RFR_OK); /* leftovers must not prevent a later run */
   rfr_ctx_destroy(c->ctx);
 }
 
-static void allocations(rft_folder *f, bool resumed) {
-  scene c;
-  set_scene(&c, f, resumed);
-  rfr_status s = RFR_NO_MEMORY;
-  int64_t n = 0;
-  for (int64_t k = 1; s != RFR_OK; k = next_k(k), n++) {
-    rfr_ctx_fail_alloc(c.ctx, k);
-    s = disturbed(&c);
-    rfr_ctx_fail_alloc(c.ctx, 0);
-    if (s != RFR_OK) {
-      if (s != RFR_NO_MEMORY) fail_msg("k %lld: status %d", (long long)k, (int)s);
-      assert_string_equal(rfr_last_error()->slug, "memory.alloc");
-    }
-    check_scene(&c, s, k);
-  }
-  assert_true(n > 20);
-  print_message("%lld allocations failed\n", (long long)n - 1);
-  end_scene(&c);
-}
-
-static void allocations_fresh(void **state) { allocations(*state, false); }
-static void allocations_resumed(void **state) { allocations(*state, true); }
-
-/* jansson calls some failures to allocate an error of syntax, and makes no value of a text for two reasons. */
+/* jansson reports some failed allocations as syntax errors, and returns no value of a text for two reasons. */
 static bool tells_of_memory(rfr_status s, const char *slug) {
   if (s == RFR_NO_MEMORY) return strcmp(slug, "memory.alloc") == 0;
   return s == RFR_INVALID && (strcmp(slug, "json") == 0 || strcmp(slug, "checkpoint") == 0);
 }
 
-static void foreign_allocations(rft_folder *f, bool resumed) {
+typedef enum kind { ALLOCATION, THEIR_ALLOCATION, CALL, CALLS, KINDS } kind;
+enum { SCENES = 2 * KINDS }; /* fresh and resumed, the first tests of main */
+
+/* A run whose k-th call of `what` fails (with CALLS all later ones do, too), and all checks after it. Returns how many
+ * such calls there were until the end of the run, and in *s the status of the run. */
+static int64_t strike(scene *c, kind what, int64_t k, rfr_status *s) {
+  rfi_io_fault fault = {.fail_at = k, .error = EIO};
+  if (what == CALLS) fault = (rfi_io_fault){.fail_at = k, .error = ENOSPC, .sticky = true, .max_transfer = 150};
+  const int64_t before = rfr_ctx_get_stats(c->ctx).alloc_calls;
+  renew(c);
+  if (what == ALLOCATION) rfr_ctx_fail_alloc(c->ctx, k);
+  if (what == THEIR_ALLOCATION) theirs.left = k;
+  if (what == CALL || what == CALLS) rfi_io_set_fault(&fault);
+  *s = disturbed(c);
+  rfr_ctx_fail_alloc(c->ctx, 0);
+  rfi_io_set_fault(NULL);
+  const int64_t allocations = rfr_ctx_get_stats(c->ctx).alloc_calls - before, left = theirs.left;
+  theirs.left = 0;
+  const char *slug = rfr_last_error()->slug;
+  if (*s != RFR_OK && ((what == ALLOCATION && (*s != RFR_NO_MEMORY || strcmp(slug, "memory.alloc") != 0)) ||
+                       (what == THEIR_ALLOCATION && !tells_of_memory(*s, slug))))
+    fail_msg("k %lld: status %d, %s", (long long)k, (int)*s, slug);
+  check_scene(c, *s, k);
+  const int64_t n = what == ALLOCATION ? allocations : what == THEIR_ALLOCATION ? k - left : fault.calls;
+  if (n < k) assert_int_equal(*s, RFR_OK);
+  return n;
+}
+
+/* A number from 1 to n (splitmix64). */
+static int64_t draw(int64_t n) {
+  uint64_t x = chance += 0x9e3779b97f4a7c15u;
+  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
+  x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
+  return 1 + (int64_t)((x ^ (x >> 31)) % (uint64_t)n);
+}
+
+/* Every k from 1 on, or a part of them, until nothing fails any more; or random ones. */
+static void each(rft_folder *f, kind what, bool resumed) {
+  static const char *const names[KINDS] = {"allocations", "allocations of libraries", "calls",
+                                           "calls and all after them"};
   scene c;
   set_scene(&c, f, resumed);
   int64_t failed = 0, n = 0;
-  bool done = false, yaml = false;
-  for (int64_t k = 1; !done; k = every_k ? k + 1 : next_k(next_k(next_k(k))), n++) {
-    if (!resumed) assert_int_equal(rfi_tree_remove(f->ctx, rft_path(f, "run")), RFR_OK);
-    theirs.left = k;
-    rfr_status s = whole_run(c.ctx, f->path, rft_path(f, "run"), resumed ? LAST : SHOWN);
-    done = theirs.left > 0;
-    theirs.left = 0;
-    const char *slug = rfr_last_error()->slug;
-    if (s != RFR_OK && !tells_of_memory(s, slug)) fail_msg("k %lld: status %d, %s", (long long)k, (int)s, slug);
-    if (done) assert_int_equal(s, RFR_OK);
+  bool yaml = false;
+  rfr_status s;
+  const int64_t all = faults ? strike(&c, what, INT64_MAX, &s) : 0;
+  for (int64_t k = 1; !faults || n < faults; n++) {
+    if (faults) k = draw(all);
+    if (strike(&c, what, k, &s) < k) break;
     failed += s != RFR_OK;
     yaml |= s != RFR_OK && strstr(rfr_last_error()->message, "YAML");
-    check_scene(&c, s, k);
+    k = what == THEIR_ALLOCATION && !every_k ? next_k(next_k(next_k(k))) : next_k(k);
   }
   assert_true(n > 20 && failed > n / 2);
-  if (!yaml) print_message("libyaml keeps its allocator to itself here\n");
-  print_message("%lld allocations of libraries failed, %lld of them ended the run\n", (long long)n - 1,
-                (long long)failed);
+  assert_true(!faults || n == faults);
+  assert_true(what != ALLOCATION || failed == n);
+  if (what == THEIR_ALLOCATION && !yaml) print_message("libyaml keeps its allocator to itself here\n");
+  print_message("%lld %s failed, %lld of them ended the run\n", (long long)n, names[what], (long long)failed);
   end_scene(&c);
 }
 
-static void foreign_fresh(void **state) { foreign_allocations(*state, false); }
-static void foreign_resumed(void **state) { foreign_allocations(*state, true); }
-
-static void calls(rft_folder *f, bool resumed, rfi_io_fault kind) {
-  scene c;
-  set_scene(&c, f, resumed);
-  int64_t failed = 0, n = 0;
-  bool done = false;
-  for (int64_t k = 1; !done; k = next_k(k), n++) {
-    rfi_io_fault fault = kind;
-    fault.fail_at = k;
-    if (!resumed) assert_int_equal(rfi_tree_remove(f->ctx, rft_path(f, "run")), RFR_OK);
-    rfi_io_set_fault(&fault);
-    rfr_status s = whole_run(c.ctx, f->path, rft_path(f, "run"), resumed ? LAST : SHOWN);
-    rfi_io_set_fault(NULL);
-    done = fault.calls < k;
-    if (done) assert_int_equal(s, RFR_OK);
-    failed += s != RFR_OK;
-    check_scene(&c, s, k);
-  }
-  assert_true(n > 20 && failed > n / 2);
-  print_message("%lld calls failed, %lld of them ended the run\n", (long long)n - 1, (long long)failed);
-  end_scene(&c);
-}
-
-static void calls_fresh_once(void **state) { calls(*state, false, (rfi_io_fault){.error = EIO}); }
-static void calls_resumed_once(void **state) { calls(*state, true, (rfi_io_fault){.error = EIO}); }
-static void calls_resumed_full(void **state) {
-  calls(*state, true, (rfi_io_fault){.error = ENOSPC, .sticky = true, .max_transfer = 150});
-}
+static void allocations_fresh(void **state) { each(*state, ALLOCATION, false); }
+static void allocations_resumed(void **state) { each(*state, ALLOCATION, true); }
+static void foreign_fresh(void **state) { each(*state, THEIR_ALLOCATION, false); }
+static void foreign_resumed(void **state) { each(*state, THEIR_ALLOCATION, true); }
+static void calls_fresh_once(void **state) { each(*state, CALL, false); }
+static void calls_resumed_once(void **state) { each(*state, CALL, true); }
+static void calls_fresh_full(void **state) { each(*state, CALLS, false); }
+static void calls_resumed_full(void **state) { each(*state, CALLS, true); }
 
 static json_t *nested(void) {
   return json_pack("{s:i, s:{s:s, s:[f, b, n]}, s:s, s:{}}", "a key", 1, "another", "inner", "some text to print",
                    "list", 0.5, 1, "last", "a longer text that makes the string grow once more, and once more", "none");
 }
 
-/* A print is complete or an error: jansson itself continues after some failed allocations. */
+/* Printing gives a complete text or an error, although jansson itself continues after some failed allocations. */
 static void json_prints(void **state) {
   rft_folder *f = *state;
   json_t *value = nested();
   rfi_string whole = {.ctx = f->ctx};
   assert_non_null(value);
   assert_int_equal(rfi_json_print(value, &whole), RFR_OK);
-  for (size_t used = 1; used <= 128; used++) { /* so the string grows at each of its pieces */
+  for (size_t used = 1; used <= 128; used++) { /* so that the string grows for each piece */
     rfr_status s = RFR_NO_MEMORY;
     for (int k = 1; s != RFR_OK; k++) {
       rfi_string text = {.ctx = f->ctx};
@@ -330,7 +327,7 @@ static void json_prints(void **state) {
   json_decref(value);
 }
 
-/* Interrupts and short transfers are no failures: the same bytes come out. */
+/* Interrupts and short transfers are not failures: the result has the same bytes. */
 static void stutter(void **state) {
   scene c;
   set_scene(&c, *state, true);
@@ -351,7 +348,7 @@ static void cut_texts(const char *root) {
   }
 }
 
-/* An open run holds its data: files that are cut short under it change no bit of it. */
+/* An open run owns its data: truncating the files does not change its results. */
 static void data_cut_while_training(void **state) {
   rft_folder *f = *state;
   scene c;
@@ -370,7 +367,7 @@ static void data_cut_while_training(void **state) {
   end_scene(&c);
 }
 
-/* Cuts the files at its k-th allocation: a moment in the middle of opening, chosen exactly. */
+/* Truncates the files at its k-th allocation, which is a reproducible moment while the run opens. */
 typedef struct cutter {
   int64_t left;
   const char *root;
@@ -387,7 +384,7 @@ static void plain_free(void *memory, size_t bytes, void *user) {
   free(memory);
 }
 
-/* Opening reads each file twice; cut between the two it says which file ended where. */
+/* Opening reads each file twice. If a file is truncated in between, the error names the file and where it ended. */
 static void data_cut_while_opening(void **state) {
   rft_folder *f = *state;
   cutter cut = {.root = f->path};
@@ -425,7 +422,6 @@ static void data_cut_while_opening(void **state) {
 
 int main(int argc, char **argv) {
   json_set_alloc_funcs(their_new, their_free);
-  every_k = argc > 1 && strcmp(argv[1], "all") == 0;
   const struct CMUnitTest tests[] = {
       rft_folder_test(allocations_fresh),
       rft_folder_test(allocations_resumed),
@@ -433,11 +429,19 @@ int main(int argc, char **argv) {
       rft_folder_test(foreign_resumed),
       rft_folder_test(calls_fresh_once),
       rft_folder_test(calls_resumed_once),
+      rft_folder_test(calls_fresh_full),
       rft_folder_test(calls_resumed_full),
       rft_folder_test(stutter),
       rft_folder_test(data_cut_while_training),
       rft_folder_test(data_cut_while_opening),
       rft_folder_test(json_prints),
   };
+  every_k = argc > 1 && strcmp(argv[1], "all") == 0;
+  if (argc > 1 && strcmp(argv[1], "random") == 0) {
+    faults = argc > 2 ? atoll(argv[2]) / SCENES : 125;
+    chance = argc > 3 ? strtoull(argv[3], NULL, 10) : 1;
+    if (faults < 21) return fputs("faults_test random [FAULTS [SEED]]: at least 168\n", stderr), 2;
+    return _cmocka_run_group_tests("random", tests, SCENES, NULL, NULL);
+  }
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -6,7 +6,7 @@
 #ifndef RFT_THIN_H
 #define RFT_THIN_H
 
-/* Whether case k of a table is left out: with a sanitizer one case of n runs. */
+/* Whether case k of a table is left out: with a sanitizer only one of n cases runs. */
 #ifdef RFT_SANITIZED
 #define RFT_LEFT_OUT(k, n) ((k) % (n) != 0)
 #else

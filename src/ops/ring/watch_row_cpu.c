@@ -97,7 +97,7 @@ static rfr_status row_run(const rfi_call *c) {
 }
 
 static rfr_status end_run(const rfi_call *c) {
-  const double sequence = (double)(*(const int64_t *)c->in[1].data + 1);
+  double sequence = (double)(*(const int64_t *)c->in[1].data + 1);
   __atomic_store(row_of(c, 0), &sequence, __ATOMIC_RELEASE);
   return RFR_OK;
 }
