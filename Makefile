@@ -1,27 +1,33 @@
 # SPDX-License-Identifier: Apache-2.0
 # A thin front for the CMake presets. `demo`, `check`, `wheel` and `package` may install packages, through tools/deps.
-BUILD := build/release
+PRESET := release
+BUILD := build/$(PRESET)
 PREFIX ?= /usr/local
 JOBS ?= $(shell nproc)
-DEMO := $(if $(wildcard /dev/nvidiactl /dev/dxg),product,product_cpu)
+GPU := $(wildcard /dev/nvidiactl /dev/dxg)
 export CMAKE_GENERATOR ?= $(if $(shell command -v ninja),Ninja,Unix Makefiles)
 
 .PHONY: all configure deps demo demo-finetune check check-faults check-kills check-mutants fuzz bench docs fmt install \
 	wheel package
 all: configure
-	@cmake --build --preset release --target product -j $(JOBS)
+	@cmake --build --preset $(PRESET) --target product -j $(JOBS)
 
 configure:
 	@mkdir -p build
-	@cmake --preset release >build/configure.log 2>&1 || { cat build/configure.log; exit 1; }
+	@cmake --preset $(PRESET) >build/configure.log 2>&1 || { cat build/configure.log; exit 1; }
 
 deps:
 	@tools/deps
 
+# Without a CUDA module a machine with a GPU builds that of the demo, which has a folder of its own (cmake/cuda.cmake).
 demo: deps
 	@$(MAKE) --no-print-directory configure
-	@cmake --build --preset release --target $(DEMO) -j $(JOBS)
-	@tools/demo $(BUILD)/refrain
+	@if [ -n "$(GPU)" ] && [ ! -e $(BUILD)/librefrain_cuda.so ]; then \
+		cmake --build --preset $(PRESET) --target product_demo -j $(JOBS) && \
+		if [ -e $(BUILD)/demo/librefrain_cuda.so ]; then exec tools/demo $(BUILD)/demo/refrain; fi; \
+	else \
+		cmake --build --preset $(PRESET) --target $(if $(GPU),product,product_cpu) -j $(JOBS); \
+	fi && tools/demo $(BUILD)/refrain
 
 demo-finetune: deps
 	@$(MAKE) --no-print-directory all
@@ -29,15 +35,15 @@ demo-finetune: deps
 
 check: deps
 	@$(MAKE) --no-print-directory configure
-	@cmake --build --preset release -j $(JOBS)
+	@cmake --build --preset $(PRESET) -j $(JOBS)
 	@OMP_WAIT_POLICY=passive $(BUILD)/ops_test
-	@ctest --preset release -j $(JOBS) -E '^ops_test$$'
+	@ctest --preset $(PRESET) -j $$(($(JOBS) + 1)) -E '^ops_test$$'
 
 # The campaigns: what `check` tries in part, in full.
 SECONDS ?= 60
 TIMES ?= 200
 check-faults: configure
-	@cmake --build --preset release --target faults_test -j $(JOBS)
+	@cmake --build --preset $(PRESET) --target faults_test -j $(JOBS)
 	@OMP_WAIT_POLICY=passive $(BUILD)/faults_test all
 
 check-kills: all
@@ -53,7 +59,7 @@ bench: all
 	@$(BUILD)/refrain bench
 
 docs: configure
-	@cmake --build --preset release --target make_docs -j $(JOBS)
+	@cmake --build --preset $(PRESET) --target make_docs -j $(JOBS)
 	@$(BUILD)/make_docs docs
 
 fmt:
@@ -64,7 +70,7 @@ fmt:
 install: all
 	@cmake --install $(BUILD) --prefix $(PREFIX)
 
-# The Python package in build/wheel. A build of its own, with the libraries that others link in it.
+# The Python package in build/wheel. A separate build, with the libraries that others link in it.
 wheel:
 	@tools/deps wheel
 	@mkdir -p build/wheel

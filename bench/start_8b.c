@@ -7,7 +7,7 @@
  *   start_8b run COMMAND...                                 runs the command; at its line "step 1/" prints the seconds,
  *                                                           the bytes that it has read and its largest memory
  *
- * The weights are one block of random numbers, over and over: the reader does not see the difference.
+ * The weights repeat one block of random numbers; for the reader this makes no difference.
  */
 #include <errno.h>
 #include <stdint.h>

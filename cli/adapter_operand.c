@@ -15,7 +15,7 @@ static bool exists(const char *folder, const char *name) {
   return snprintf(path, sizeof path, "%s/%s", folder, name) < (int)sizeof path && stat(path, &st) == 0;
 }
 
-/* A run's checkpoint is opened through its run. */
+/* A checkpoint of a run is opened through its run. */
 static bool is_adapter(const char *folder) {
   return exists(folder, "adapter_config.json") && !exists(folder, "config.yaml") && !exists(folder, "config.json") &&
          !exists(folder, "MANIFEST.json");
@@ -47,6 +47,7 @@ rfr_status cli_take_adapter(cli *c) {
                     c->operand, c->base);
   }
   c->operand = c->base;
-  c->sets.items[c->sets.n++] = c->adapter; /* fits: there is an entry for each argument, and this one was an operand */
+  /* there is space: the array has an entry per argument, and this argument was an operand */
+  c->sets.items[c->sets.n++] = c->adapter;
   return RFR_OK;
 }

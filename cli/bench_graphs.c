@@ -50,7 +50,7 @@ static rfr_status make_programs(rfr_ctx *ctx, rfr_programs **out) {
   return s;
 }
 
-/* Medians of the host's seconds for one replay. */
+/* Median host seconds per replay. */
 typedef struct times {
   double launch, forward[2], backward[2]; /* unlinked, linked */
 } times;

@@ -14,7 +14,7 @@
 
 enum { T = 32768, C = 4096, ROWS = 8192, V = 50304, N = 64 << 20, HEADS = 32, D = 128, SETS = 2 };
 enum { MOST_OPERANDS = 12, MOST_ROUNDS = 200 };
-#define PATIENCE 0.5 /* limit in seconds of the rounds of one op, after the first five */
+#define PATIENCE 0.5 /* time limit in seconds for the rounds of one op, after the first five */
 
 /* Operands: a type (t: the one under test, f: f32, p: f32 and positive, e: e4m3, i: i32, s: the step block, _: absent)
  * and dimensions by the names above (R: ROWS, H: HEADS, S: blocks of 128 in ROWS); a ! marks an operand that is written
@@ -22,8 +22,8 @@ enum { MOST_OPERANDS = 12, MOST_ROUNDS = 200 };
 typedef struct kernel {
   const char *op, *operands;
   rfr_attr attr[6];
-  const char *of;  /* suffix of the name, where an op has two rows */
-  unsigned unused; /* results that are not computed, as bits */
+  const char *of;  /* suffix of the name, if an op has two rows */
+  unsigned unused; /* bit mask of results that are not computed */
   bool gemm;       /* only on a GPU */
 } kernel;
 

@@ -83,7 +83,7 @@ static rfr_status measure(rfr_programs *p, recorded *k, double *replayed, double
 
 typedef struct launch {
   int nodes;
-  double idle[2], busy[2]; /* host's seconds with the device idle and busy: median and 10th percentile */
+  double idle[2], busy[2]; /* host seconds with the device idle and busy: median and 10th percentile */
   double node;             /* seconds per node */
 } launch;
 
@@ -114,7 +114,7 @@ static rfr_status timed_replay(rfr_programs *p, double *seconds) {
 static rfr_status measure_launches(rfr_programs *p, launch *l) {
   double idle[ROUNDS] = {0}, busy[ROUNDS] = {0}, both[ROUNDS] = {0};
   rfr_status s = rfr_program_capture(p, 0);
-  for (int r = -TIMES; r < ROUNDS && s == RFR_OK; r++) { /* the first ones warm up */
+  for (int r = -TIMES; r < ROUNDS && s == RFR_OK; r++) { /* the first ones are a warm-up */
     const int i = r < 0 ? 0 : r;
     const double start = cli_now();
     s = timed_replay(p, &idle[i]);

@@ -103,7 +103,7 @@ static rfr_status replays(rfr_programs *p, int n, double *seconds) {
   return s;
 }
 
-/* Medians of the seconds of one replay; *n gets how many are in a row, fewer where one is slow. */
+/* Median seconds per replay; *n: number of replays in a row, fewer if one is slow. */
 static rfr_status measure(rfr_programs *p, double *alone, double *in_a_row, int *n) {
   double one[ROUNDS] = {0}, many[TIMES];
   const double warm = cli_now();

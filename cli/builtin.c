@@ -70,7 +70,7 @@ const cli_builtin *cli_builtin_find(const char *name) {
   return NULL;
 }
 
-/* A step that is skipped, for example, must not be timed unseen. Every rank has the same warnings. */
+/* A step that was skipped, for example, must not be timed unnoticed. Every rank has the same warnings. */
 static void warn(const rfr_event *e, void *user) {
   const cli *c = user;
   if (e->kind == RFR_EVENT_WARNING && c->launch.rank == 0) cli_warn(c, e->message);
@@ -83,8 +83,8 @@ rfr_status cli_open_timed(cli *c, const cli_builtin *b, rfr_run **out) {
   o.no_data = 1;
   o.programs = RFR_RUN_TRAIN;
   if (cli_has_ranks(c)) o.on_event = warn, o.event_user = c;
-  /* The step after a ramp: programs of phases have other ops. Both entries fit: there is one for each argument, and
-   * the program, the command, its operand and --dtype are arguments too. */
+  /* Times the step after a ramp, because programs of earlier phases have other ops. The array has space for both
+   * entries: it has one per argument, and the program, the command, its operand and --dtype are arguments too. */
   c->sets.items[o.n_overrides++] = "batch.ramp=[]";
   if (c->dtype) {
     snprintf(dtype, sizeof dtype, "precision.dtype=%s", c->dtype);

@@ -14,7 +14,7 @@
 
 enum { FIRST_SIDE = 256, LAST_SIDE = 8192 };
 #define LONG_ENOUGH 1e-3 /* seconds: a GEMM of this length is not dominated by launch overhead */
-#define PATIENCE 0.3     /* limit in seconds of the tries of one kind, after the first two */
+#define PATIENCE 0.3     /* time limit in seconds for the tries of one kind, after the first two */
 
 static rfr_status fill(rfr_programs *p, const rfr_tensor *x) {
   char *host = malloc((size_t)x->bytes);
@@ -84,7 +84,7 @@ static rfr_status time_product(rfr_ctx *ctx, rfr_dtype dtype, int64_t n, double 
   return time_trace(ctx, t, product_flops(n), rate);
 }
 
-/* Square GEMMs, each side twice the last, until one takes long enough. */
+/* Square GEMMs, each side twice the previous one, until a GEMM takes long enough. */
 rfr_status cli_peak(rfr_ctx *ctx, rfr_dtype dtype, double *rate) {
   rfr_status s = RFR_OK;
   *rate = 0.0;
@@ -158,7 +158,8 @@ static rfr_status measure_copy(rfr_ctx *ctx, double *rate) {
   return time_trace(ctx, t, 8.0 * (double)n, rate);
 }
 
-/* The type whose peak counts for a type: both of FP8 have one, and what has no GEMM of its own counts as f32. */
+/* The type whose peak applies to a type: both FP8 types share one, and a type without its own GEMMs counts as
+ * f32. */
 static rfr_dtype peak_type(rfr_dtype dtype) {
   if (is_fp8(dtype)) return RFR_E4M3;
   return dtype == RFR_BF16 || dtype == RFR_F16 ? dtype : RFR_F32;

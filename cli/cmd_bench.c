@@ -33,15 +33,15 @@ static rfr_status time_steps(rfr_run *run, int64_t steps, double *median, int *n
 
 typedef struct result {
   const cli_builtin *what;
-  double seconds; /* of a step */
-  int n;          /* steps that were timed */
+  double seconds; /* seconds of a step */
+  int n;          /* number of timed steps */
   op_times times;
   cli_ceilings ceilings;
   op_row *kinds;
   int n_kinds;
 } result;
 
-/* How a GPU's memory is used; prints nothing on the CPU. */
+/* Prints how a GPU's memory is used; prints nothing on the CPU. */
 static void print_memory(rfr_run *run) {
   rfr_memory_use u;
   char a[5][32];
@@ -138,18 +138,18 @@ rfr_status bench_dtype(const cli *c, rfr_dtype *out) {
     *out = dtypes[i];
     if (strcmp(c->dtype, rfr_dtype_name(dtypes[i])) == 0) return RFR_OK;
   }
-  return RFR_INVALID; /* the option table knows no other type */
+  return RFR_INVALID; /* the option table allows no other type */
 }
 
 /* ---- the table of benchmarks ---- */
 
-/* Options that a benchmark may use; those of configurations use all. */
+/* Options that a benchmark supports; benchmarks of configurations support all. */
 enum { SET = 1, DTYPE = 2, EAGER = 4, STEPS = 8, THREADS = 16, DEVICE = 32 };
 
 static const struct {
   const char *name;
   rfr_status (*run)(cli *c);
-  bool large; /* runs only when it is named */
+  bool large; /* runs only if it is named */
   int uses;
 } others[] = {{"compile", bench_compile, false, SET | DTYPE | STEPS | THREADS | DEVICE},
               {"graphs", bench_graphs, false, DEVICE},
@@ -164,7 +164,7 @@ bool bench_is_other(const char *name) {
   return false;
 }
 
-/* Refuses options that the benchmarks to run do not use, and lists those that do. */
+/* Refuses options that the selected benchmarks do not use, and lists the benchmarks that do. */
 static rfr_status check_options(const cli *c) {
   const int given = (c->sets.n > 0) * SET | (c->dtype != NULL) * DTYPE | c->eager * EAGER | (c->steps > 0) * STEPS |
                     (c->threads >= 0) * THREADS | (c->device != NULL) * DEVICE;

@@ -43,7 +43,7 @@ static void reset(chat *x) {
 
 /* ---- input ---- */
 
-/* One message of *length bytes, without the end of its last line; NULL at the end of the input. From malloc. */
+/* Reads one message of *length bytes, without its last line end, from malloc; NULL at the end of the input. */
 static char *read_message(const chat *x, size_t *length) {
   cli_string s = {0};
   char *line = NULL;
@@ -69,7 +69,7 @@ static char *read_message(const chat *x, size_t *length) {
   return NULL;
 }
 
-/* A line that begins with a slash is a command. false: it ends the conversation. */
+/* Runs a line that begins with a slash as a command. false: it ends the conversation. */
 static bool run_command(chat *x, const char *line) {
   if (strcmp(line, "/quit") == 0 || strcmp(line, "/exit") == 0) return false;
   if (strcmp(line, "/reset") == 0) {
@@ -105,7 +105,7 @@ static void take(const char *piece, size_t n, void *user) {
   fflush(stdout);
 }
 
-/* Renders the conversation. Removes the oldest messages after the system message until there is room for an answer. */
+/* Renders the conversation. Removes the oldest messages after the system message until there is space for an answer. */
 static rfr_status encode(chat *x) {
   for (;;) {
     const rfr_status s = cli_text_encode_chat(&x->text, x->messages);

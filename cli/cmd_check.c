@@ -48,8 +48,8 @@ static void put_plain(json *j, const char *key, const char *s, size_t n) {
   else json_text(j, key, text);
 }
 
-/* One value as the library prints it: a list, a map, a string in quotes (escaped as JSON is) or a plain scalar. Returns
- * its end. */
+/* Prints one value as the library prints it: a list, a map, a string in quotes (escaped as in JSON) or a plain scalar.
+ * Returns its end. */
 static const char *put_value(json *j, const char *key, const char *s, bool nested) {
   if (*s == '[' || *s == '{') {
     const char open = *s++, close = open == '[' ? ']' : '}';

@@ -35,7 +35,7 @@ const char *cli_device(const cli *c, char buf[160]) {
   return buf;
 }
 
-/* The pieces that were found in one line, then one line for each missing piece; as JSON all of them. */
+/* Prints the pieces that were found in one line, then one line per missing piece; as JSON all of them. */
 static void put_pieces(rfr_ctx *ctx, json *j) {
   rfr_piece p;
   const char *before = "for GPUs     ";

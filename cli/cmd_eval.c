@@ -10,7 +10,7 @@
 static void on_event(const rfr_event *e, void *user) {
   cli *c = user;
   if (e->kind == RFR_EVENT_WARNING) cli_warn(c, e->message);
-  else if (e->kind != RFR_EVENT_EVALUATION) progress_event(e, c->progress); /* the result goes to standard output */
+  else if (e->kind != RFR_EVENT_EVALUATION) progress_event(e, c->progress); /* standard output is for the result */
 }
 
 static void print_json(const rfr_run_info *info, const rfr_evaluation *e) {
@@ -32,7 +32,7 @@ static void print_json(const rfr_run_info *info, const rfr_evaluation *e) {
   putchar('\n');
 }
 
-/* A model names no data: the command line has to. */
+/* A model has no data of its own, so the command line must name it. */
 static rfr_status check_data(const cli *c) {
   for (int i = 0; i < c->sets.n; i++)
     if (strncmp(c->sets.items[i], "data.validation=", 16) == 0) return RFR_OK;

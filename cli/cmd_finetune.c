@@ -32,7 +32,7 @@ rfr_status cli_finetune_config(cli *c, char **out) {
   return s == RFR_OK && text.failed ? RFR_NO_MEMORY : s;
 }
 
-/* The commands that take the run. */
+/* Prints the commands that accept the run. */
 static void print_next(const cli *c, const char *folder, bool adapter) {
   static const char *const uses[][3] = {{"chat with it", "chat", ""},
                                         {"evaluate it", "eval", ""},

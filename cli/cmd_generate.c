@@ -18,7 +18,7 @@ static void show(const char *piece, size_t n, void *user) {
 
 /* ---- one prompt ---- */
 
-/* A conversation of the prompt alone, after --system. */
+/* A conversation that consists of the prompt, after --system. */
 static json_t *conversation(const cli *c, const char *prompt) {
   json_t *messages = json_array();
   if (c->system) json_array_append_new(messages, json_pack("{s:s, s:s}", "role", "system", "content", c->system));
@@ -68,7 +68,7 @@ static rfr_status continue_prompt(cli *c, rfr_run *run, cli_text *t, const char 
 
 /* ---- a file of prompts ---- */
 
-/* The line's tokens: "messages", or "prompt" as text or, with --chat, as a user's message. */
+/* Reads the tokens of a line: "messages", or "prompt" as text or, with --chat, as a user's message. */
 static rfr_status encode_line(const cli *c, cli_text *t, const char *place, json_t *row) {
   const json_t *messages = json_object_get(row, "messages"), *prompt = json_object_get(row, "prompt");
   if (json_is_array(messages)) return cli_text_encode_chat(t, messages);
@@ -77,7 +77,7 @@ static rfr_status encode_line(const cli *c, cli_text *t, const char *place, json
                    place);
 }
 
-/* A line of the file: its object and, until it is written, the text that continues it. */
+/* A line of the file: its object and, until it is written, the generated text. */
 typedef struct line {
   json_t *row;
   cli_string made;
@@ -85,7 +85,7 @@ typedef struct line {
   rfr_prompt prompt;
 } line;
 
-enum { LINES_PER_TEXT = 8 }; /* read before a batch starts, so that a text that has ended has a successor */
+enum { LINES_PER_TEXT = 8 }; /* lines are read ahead, so that a text that has ended can be replaced */
 
 typedef struct prompts {
   cli *c;
@@ -161,7 +161,7 @@ static rfr_status write_line(prompts *p, line *x) {
   return RFR_OK;
 }
 
-/* Continues the lines that were read, as a batch, and writes them in their order. */
+/* Continues the lines that were read, as a batch, and writes them in the order of the file. */
 static rfr_status answer_lines(prompts *p) {
   const rfr_generate_options g = cli_sampling(p->c, p->text);
   rfr_prompt *all = malloc((size_t)p->n * sizeof *all);

@@ -8,7 +8,7 @@
 
 #include "cli.h"
 
-/* `word` occurs in `text`, in either case. */
+/* Whether `text` contains `word`, ignoring case. */
 static bool contains(const char *text, const char *word) {
   const size_t n = strlen(word);
   for (; *text; text++)

@@ -18,7 +18,7 @@ typedef struct group {
   int count, first, last;
 } group;
 
-/* "layers.12.mlp" becomes "layers.*.mlp". */
+/* Replaces numbers: "layers.12.mlp" becomes "layers.*.mlp". */
 static void without_numbers(const char *name, char *out, size_t size) {
   size_t n = 0;
   for (const char *s = name; *s && n + 2 < size;) {
@@ -78,7 +78,7 @@ static void print_summary(const rfr_plan_summary *sum) {
   puts("of these, at the peak:");
 }
 
-/* The sizes of a ramp: each is a program, and the step's memory is that of the largest. */
+/* Prints the sizes of a ramp: each is a program, and the step's memory is that of the largest. */
 static void print_phases(const rfr_run *run) {
   rfr_run_phase x;
   rfr_plan_summary sum;
@@ -165,7 +165,7 @@ static void print_watched(const rfr_programs *p) {
          cli_bytes(a, ring.bytes));
 }
 
-/* The names of run.watch, one a line. */
+/* Prints the names for run.watch, one per line. */
 static rfr_status print_values(const cli *c, const rfr_programs *p) {
   json j = {.f = stdout};
   const char *name;
@@ -211,7 +211,7 @@ static rfr_status print_plan(cli *c, const char *text, rfr_run *run, int which) 
   return s == RFR_OK && !fit.fits ? cli_fit_fail(&fit) : s;
 }
 
-/* The effect of memory.recompute: auto for budgets between the largest plan and the smallest. */
+/* Prints the effect of memory.recompute: auto for budgets between the largest plan and the smallest. */
 static rfr_status print_frontier(cli *c, rfr_programs *p, int program) {
   enum { MOST = 20 };
   rfr_frontier_point point[MOST];
@@ -252,7 +252,7 @@ static rfr_status draw(cli *c, const rfr_programs *p, int program) {
   return RFR_OK;
 }
 
-/* The forms of output exclude each other. JSON has every buffer, or every point of the frontier. */
+/* Refuses several forms of output. JSON has every buffer, or every point of the frontier. */
 static rfr_status check_options(const cli *c) {
   if (c->values && (c->svg || c->all || c->frontier || c->ranks > 0 || c->program))
     return cli_usage("omit the other one", "--values prints names of the training step alone");
@@ -284,7 +284,8 @@ rfr_status cli_plan(cli *c) {
     free(text);
     return s;
   }
-  if (s == RFR_OK && c->values) c->sets.items[c->sets.n++] = "run.watch=[\"*\"]"; /* fits: --values took an argument */
+  /* there is space, because --values was an argument */
+  if (s == RFR_OK && c->values) c->sets.items[c->sets.n++] = "run.watch=[\"*\"]";
   if (s == RFR_OK) s = cli_open_config(c, text, which, c->frontier, warn, &run);
   if (s == RFR_OK && c->frontier) s = print_frontier(c, rfr_run_programs(run), rfr_run_program_index(run, which));
   else if (s == RFR_OK && c->values) s = print_values(c, rfr_run_programs(run));

@@ -34,7 +34,7 @@ static void put_lane(json *j, int lane, const char *name) {
   json_end(j, '}');
 }
 
-/* The event's arguments follow; the caller ends them and it. */
+/* The caller adds the arguments of the event, and ends them and it. */
 static void begin_event(json *j, const char *name, int lane, double start, double seconds) {
   json_begin(j, NULL, '{');
   json_text(j, "name", name);
@@ -154,7 +154,7 @@ static rfr_status profile_config(cli *c, op_times *t, rfr_dtype *dtype, rfr_run 
   return s;
 }
 
-/* The step of all ranks, and the stages of a pipeline, instead of ops. */
+/* Prints the step of all ranks, and the stages of a pipeline, instead of ops. */
 static rfr_status profile_ranks(cli *c) {
   char *text = NULL;
   rfr_run *run = NULL;

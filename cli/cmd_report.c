@@ -9,7 +9,7 @@
 
 static void write_file(const char *text, size_t n, void *user) { fwrite(text, 1, n, user); }
 
-/* The page, to FILE.tmp first: a page that cannot be written in full leaves the old one. */
+/* Writes the page to FILE.tmp first, so that a page that cannot be written completely does not replace the old one. */
 static rfr_status write_page(rfr_report *r, const char *path) {
   char temporary[4200];
   if (strcmp(path, "-") == 0) return rfr_report_page(r, 0, write_file, stdout);

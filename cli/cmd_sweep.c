@@ -22,7 +22,7 @@
 
 enum { MOST_JOBS = 64 };
 
-static volatile sig_atomic_t asked; /* how often the user has asked to end */
+static volatile sig_atomic_t asked; /* the number of stop requests so far */
 
 static void on_signal(int number) {
   (void)number;
@@ -30,7 +30,7 @@ static void on_signal(int number) {
 }
 
 typedef struct job {
-  pid_t pid; /* 0: none */
+  pid_t pid; /* 0: no process */
   int run;
 } job;
 
@@ -59,7 +59,7 @@ static void say(const sweep *s, const rfr_sweep_run *r, const char *what) {
 /* FOLDER/run-001.log has what the run prints: its result, and an error as one JSON object. */
 static void log_path(const rfr_sweep_run *r, char out[PATH_MAX]) { snprintf(out, PATH_MAX, "%s.log", r->folder); }
 
-/* The message of the last error in the log of a run, or what ended it. */
+/* The message of the last error in the log of a run, or the reason why it ended. */
 static void find_error(const rfr_sweep_run *r, int status, char *out, size_t size) {
   static char text[1 << 16];
   char path[PATH_MAX];
@@ -86,7 +86,7 @@ static void find_error(const rfr_sweep_run *r, int status, char *out, size_t siz
   out[k] = 0;
 }
 
-/* In a process group of its own, so that the terminal's Ctrl-C reaches this process alone. */
+/* Starts the run in its own process group, so that the terminal's Ctrl-C reaches only this process. */
 static pid_t spawn(const sweep *s, char *const argv[], const char *log) {
   const pid_t pid = fork();
   if (pid != 0) return pid;
@@ -135,7 +135,7 @@ static rfr_status start(sweep *s, int run, job *j) {
   return RFR_OK;
 }
 
-/* Exit code 5 is that of a run that was stopped with a checkpoint. */
+/* Exit code 5 means that a run was stopped with a checkpoint. */
 static rfr_status finish(sweep *s, job *j, int status) {
   enum { STOPPED = 5 };
   rfr_sweep_run r;
@@ -160,7 +160,7 @@ static void send(const sweep *s, int number) {
     if (s->jobs[i].pid > 0) kill(s->jobs[i].pid, number);
 }
 
-/* The next run that waits, was stopped or failed; -1: none is left. */
+/* The next run that is waiting, was stopped or failed; -1: none is left. */
 static int next_run(const sweep *s, int from) {
   rfr_sweep_run r;
   for (int i = from; i < rfr_sweep_count(s->sweep); i++)
@@ -177,7 +177,7 @@ static rfr_status train_all(sweep *s) {
       result = start(s, next, &s->jobs[i]);
       next = next_run(s, next + 1);
     }
-    if (result != RFR_OK && passed == 0) send(s, SIGTERM), passed = 1; /* the sweep cannot be recorded */
+    if (result != RFR_OK && passed == 0) send(s, SIGTERM), passed = 1; /* sweep.json cannot be written */
     if (asked > passed) send(s, passed == 0 ? SIGTERM : SIGKILL), passed++;
     bool ended = false;
     for (int i = 0; i < s->n_jobs; i++) {
@@ -297,7 +297,7 @@ static rfr_status write_report(const sweep *s, const int *best, int n_best) {
   return status;
 }
 
-/* The command that continues the sweep, from malloc; NULL: no memory. The other options are not part of a run. */
+/* The command that continues the sweep, from malloc; NULL: out of memory. The other options do not belong to a run. */
 static char *resume_help(const sweep *s) {
   char *text = NULL;
   size_t n = 0;

@@ -10,7 +10,7 @@
 #include "cli.h"
 #include "refrain/text.h"
 
-/* All bytes of a file, or of standard input for "-" and NULL; from malloc. */
+/* Reads all bytes of a file, or of standard input for "-" and NULL; from malloc. */
 static rfr_status read_all(const char *path, char **out, size_t *n) {
   const bool is_input = !path || strcmp(path, "-") == 0;
   FILE *f = is_input ? stdin : fopen(path, "rb");
@@ -98,7 +98,7 @@ static rfr_status decode(const rfr_tokenizer *tokenizer, char *text, size_t n) {
   return s;
 }
 
-/* The texts of the operands after the model, as a token file. */
+/* Writes the texts of the operands after the model to a token file. */
 static rfr_status write_file(cli *c, const rfr_tokenizer *tokenizer) {
   const rfr_token_format format = !c->to || strcmp(c->to, "megatron") == 0 ? RFR_TOKENS_MEGATRON
                                   : strcmp(c->to, "llmc") == 0             ? RFR_TOKENS_LLMC
@@ -121,7 +121,7 @@ static rfr_status write_file(cli *c, const rfr_tokenizer *tokenizer) {
   return s;
 }
 
-/* Options that do not go together. */
+/* Refuses options that cannot be combined. */
 static rfr_status check_options(const cli *c) {
   if (c->decode && c->json) return cli_usage("omit one of them", "--decode prints text, --json describes tokens");
   if (c->out && (c->decode || c->special))

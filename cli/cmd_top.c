@@ -19,7 +19,7 @@ static void on_signal(int number) {
   ended = 1;
 }
 
-/* Erases the rest of each line, which may have text of the screen before. */
+/* Erases the rest of each line, which may have text of the previous screen. */
 static void write_line_ends(const char *text, size_t n, void *user) {
   (void)user;
   for (size_t i = 0; i < n; i++) {
@@ -41,7 +41,7 @@ static double wall_time(void) {
 }
 
 static rfr_status watch(rfr_report *r) {
-  struct sigaction action = {.sa_handler = on_signal}; /* a sleep ends early */
+  struct sigaction action = {.sa_handler = on_signal}; /* a signal may end a sleep early */
   sigaction(SIGINT, &action, NULL);
   sigaction(SIGTERM, &action, NULL);
   rfr_status s = RFR_OK;

@@ -23,7 +23,7 @@ static void warn(const rfr_event *e, void *user) {
   if (e->kind == RFR_EVENT_WARNING) cli_warn(user, e->message);
 }
 
-static int find(const char *word, const char *const *list, int n) { /* the option table knows no other word */
+static int find(const char *word, const char *const *list, int n) { /* the option table allows no other word */
   int i = 0;
   while (i < n - 1 && strcmp(list[i], word) != 0) i++;
   return i;

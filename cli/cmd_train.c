@@ -14,7 +14,7 @@ static _Atomic(rfr_run *) running;
 
 static void on_signal(int number) {
   rfr_run *run = atomic_load(&running);
-  signal(number, SIG_DFL); /* for the second signal */
+  signal(number, SIG_DFL); /* the handler of the second signal */
   if (run) rfr_run_request_stop(run);
   else raise(number);
 }
@@ -29,7 +29,7 @@ void cli_default_folder(const char *path, char *out, size_t size) {
   snprintf(out, size, "runs/%.*s", n, base);
 }
 
-/* The configuration to train, NULL for the one that the run's folder has, and the folder. */
+/* Finds the configuration to train (NULL: that of the run's folder) and the folder. */
 static rfr_status find_run(cli *c, char **text, char folder[4200]) {
   char help[8500];
   *text = NULL;
@@ -58,7 +58,7 @@ static rfr_status find_run(cli *c, char **text, char folder[4200]) {
 
 /* ---- continuing ---- */
 
-/* The command that continues the run; its configuration, --set included, is in its folder. From malloc. */
+/* The command that continues the run, from malloc. The run's configuration, including --set, is in its folder. */
 static char *resume_command(const cli *c, const char *folder) {
   char *text = NULL;
   size_t n = 0;
@@ -80,7 +80,7 @@ static char *resume_command(const cli *c, const char *folder) {
 }
 
 /* Prints the error of a run that ended early, with the command that continues from its checkpoint. `checkpoint` is
- * borrowed from the run, so it names the one that was written last. */
+ * borrowed from the run, so it names the checkpoint written last. */
 static void print_end(const cli *c, rfr_status status, const char *checkpoint, const char *folder) {
   rfr_error e = *rfr_last_error();
   char *command = *checkpoint ? resume_command(c, folder) : NULL, *next = NULL;
@@ -101,14 +101,14 @@ static void print_end(const cli *c, rfr_status status, const char *checkpoint, c
 
 static void on_event(const rfr_event *e, void *user) {
   cli *c = user;
-  if (c->launch.rank > 0) return; /* rank 0 has the same */
+  if (c->launch.rank > 0) return; /* rank 0 prints the same */
   if (e->kind == RFR_EVENT_WARNING) cli_warn(c, e->message);
   else progress_event(e, c->progress);
 }
 
 static const char *plural(int64_t n) { return n == 1 ? "" : "s"; }
 
-/* Files of rows: how many, and what became of the long ones. */
+/* Prints how many files of rows there are, and what was done with long rows. */
 static void print_rows(const rfr_run_info *i) {
   const double share = i->train_tokens > 0 ? 100.0 * (double)i->trained_tokens / (double)i->train_tokens : 0.0;
   fprintf(stderr, "        %lld row%s in %lld window%s, %lld tokens (%.3g%%) are trained\n", (long long)i->train_rows,
@@ -141,7 +141,7 @@ static void print_data(const rfr_run_info *i) {
   char a[32];
   fprintf(stderr, "data    %lld file%s, %s, %lld tokens", (long long)i->train_files, plural(i->train_files),
           cli_bytes(a, i->train_bytes), (long long)i->train_tokens);
-  /* A run that is given in time does not know its steps yet. */
+  /* A run that is given in time does not know its number of steps yet. */
   if (!i->steps_estimated) fprintf(stderr, ": %.3g epoch%s", i->epochs, i->epochs == 1.0 ? "" : "s");
   fputc('\n', stderr);
   if (i->train_rows > 0) print_rows(i);
@@ -161,7 +161,7 @@ static void print_model(const rfr_run_info *i) {
     fputs("        the base has the random weights of run.seed: the adapter cannot be exported\n", stderr);
 }
 
-/* The phases of a ramp that are not over. */
+/* Prints the phases of a ramp that have not ended. */
 static void print_phases(const rfr_run *run, int64_t step) {
   rfr_run_phase x;
   const char *before = "; ramp: ";
@@ -186,15 +186,14 @@ static void print_steps(const rfr_run *run, const rfr_run_info *i) {
   fputc('\n', stderr);
 }
 
-/* Planned bytes of the callables of a pipeline's stages on this rank, beside the memory that they share with the
- * programs. */
+/* The planned bytes of the stages' callables on this rank, without the memory that they share with the programs. */
 static int64_t stage_bytes(const rfr_run *run) {
   rfr_run_pipeline p;
   rfr_run_get_pipeline(run, &p);
   return p.planned_bytes;
 }
 
-/* The table that training starts with. */
+/* Prints the table with which training starts. */
 static void print_start(rfr_run *run, const rfr_run_info *i) {
   char a[32], b[32];
   rfr_plan_summary plan = {0};
@@ -206,7 +205,7 @@ static void print_start(rfr_run *run, const rfr_run_info *i) {
   print_steps(run, i);
 }
 
-/* The mean of this session; of a session of a single step, that one's. */
+/* The mean of this session; if the session has a single step, the speed of that. */
 static double per_second(const progress *p, double timed, double of_step) {
   if (p->seconds > 0.0) return timed / p->seconds;
   return p->rate > 0.0 ? of_step / p->rate : 0.0;
@@ -265,7 +264,7 @@ static void print_result(rfr_run *run, const progress *p, double seconds) {
   else if (p->evaluated) printf("validation: loss %.4f\n", p->loss);
 }
 
-/* Steps until the end, a stop or an error. */
+/* Runs steps until the end, a stop or an error. */
 static rfr_status train(cli *c, rfr_run *run, progress *p, const char *folder) {
   rfr_run_info info;
   rfr_run_get_info(run, &info);
@@ -282,12 +281,12 @@ static rfr_status train(cli *c, rfr_run *run, progress *p, const char *folder) {
   if (!p->quiet) {
     progress_close_line(p);
     print_start(run, &info);
-    cli_peak(c->ctx, info.dtype, &p->peak); /* on failure progress omits the share of the peak */
+    cli_peak(c->ctx, info.dtype, &p->peak); /* if it fails, progress omits the share of the peak */
   }
   struct sigaction action = {.sa_handler = on_signal};
   sigaction(SIGINT, &action, NULL);
   sigaction(SIGTERM, &action, NULL);
-  if (cli_has_ranks(c)) sigaction(SIGUSR1, &action, NULL); /* from launch.c */
+  if (cli_has_ranks(c)) sigaction(SIGUSR1, &action, NULL); /* returned by launch.c */
   atomic_store(&running, run);
   const double start = cli_now();
   const rfr_status s = rfr_run_train(run);
@@ -302,7 +301,7 @@ static rfr_status train(cli *c, rfr_run *run, progress *p, const char *folder) {
   return s;
 }
 
-/* Prints the bytes of a step that does not fit, and settings that need less: a part of `refrain plan`. */
+/* Prints the bytes of a step that does not fit, and settings that need less, as `refrain plan` does. */
 static void print_no_fit(cli *c, const char *text, const char *folder) {
   char *read = NULL;
   rfr_run *run = NULL;

@@ -9,7 +9,7 @@
 
 typedef struct compile_time {
   double ms, us_per_op;
-  int ops; /* of the program as it runs */
+  int ops; /* ops of the lowered program */
 } compile_time;
 
 compile_time compile_time_of(rfr_run *run);

@@ -13,10 +13,10 @@ static void warn(const rfr_event *e, void *user) {
   if (e->kind == RFR_EVENT_WARNING) cli_warn(user, e->message);
 }
 
-/* At a terminal trained text is bold and other text dim; else trained text is in double brackets. */
+/* On a terminal trained text is bold and other text dim; otherwise trained text is in double brackets. */
 typedef struct marks {
   bool terminal;
-  int trained; /* of the last piece; -1: there is none */
+  int trained; /* whether the last piece was trained; -1: there is none */
 } marks;
 
 static void put_piece(const char *text, size_t n, int trained, void *user) {

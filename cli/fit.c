@@ -10,7 +10,7 @@
 
 #include "cli.h"
 
-/* The first number in a file after `prefix`, -1: none. */
+/* The first number in a file after `prefix`; -1: none. */
 static long long number_in(const char *path, const char *prefix) {
   FILE *f = fopen(path, "r");
   char line[128];
@@ -21,7 +21,7 @@ static long long number_in(const char *path, const char *prefix) {
   return n;
 }
 
-/* Bytes that programs on the CPU may use: free memory, or the container's limit if that is less. 0: unknown. */
+/* Bytes that programs on the CPU may use: free memory, or the container's limit if that is lower. 0: unknown. */
 static int64_t memory_available(void) {
   const long long kib = number_in("/proc/meminfo", "MemAvailable:"), most = number_in("/sys/fs/cgroup/memory.max", "");
   const int64_t available = kib > 0 ? kib * 1024 : 0;
@@ -34,11 +34,12 @@ static void find_limit(const cli *c, rfr_run *run, cli_fit *f) {
   f->is_budget = f->plan.budget > 0;
   if (f->is_budget) f->limit = f->plan.budget;
   else if (rfr_machine_describe(c->ctx, &m) == RFR_OK && strcmp(m.device, "cpu") == 0) f->limit = memory_available();
-  else if (rfr_programs_memory_use(rfr_run_programs(run), &use) == RFR_OK) f->limit = use.available; /* fails: no GPU */
+  /* it fails without a GPU */
+  else if (rfr_programs_memory_use(rfr_run_programs(run), &use) == RFR_OK) f->limit = use.available;
   f->fits = f->limit == 0 || f->plan.planned_bytes <= f->limit;
 }
 
-/* In order of cost: time alone, precision of states, weights that are not trained. */
+/* In order of cost: only time; precision of states; fewer trained weights. */
 static const cli_setting settings[] = {
     {"recompute activations", {"memory.recompute=all"}},
     {"one window in a microbatch", {"batch.microbatch=1"}},
@@ -54,7 +55,7 @@ enum { N_SETTINGS = sizeof settings / sizeof settings[0] };
 _Static_assert(sizeof settings / sizeof settings[0] <= (size_t)CLI_FIT_SETTINGS,
                "cli_fit has an element for each setting");
 
-/* Plans the configuration with the overrides of x, without a budget. false: it has no such plan. */
+/* Plans the configuration with the overrides of x, without a budget. false: it cannot be planned. */
 static bool try_setting(cli *c, const char *text, int which, cli_setting *x) {
   enum { MORE = sizeof x->set / sizeof x->set[0] + 1 };
   const cli_list given = c->sets;
@@ -79,7 +80,8 @@ static bool try_setting(cli *c, const char *text, int which, cli_setting *x) {
   return s == RFR_OK;
 }
 
-/* The settings are planned in parallel: the plan of a model of 70 billion parameters takes a tenth of a second. */
+/* Settings are planned in parallel, because the plan of a model with 70 billion parameters takes a tenth of a
+ * second. */
 typedef struct search {
   const cli *c;
   const char *text;
@@ -89,7 +91,7 @@ typedef struct search {
   bool found[N_SETTINGS];
 } search;
 
-/* Plans settings until none is left. Each thread has its own context, because a context is used by one thread. */
+/* Plans settings until none is left. Each thread has its own context, because only one thread may use a context. */
 static void *try_settings(void *user) {
   search *x = user;
   cli c = *x->c;
@@ -117,7 +119,7 @@ static void find_settings(cli *c, const char *text, int which, cli_fit *f) {
   for (int i = 0; i < N_SETTINGS; i++) {
     const cli_setting *w = &x.tried[i];
     bool is_new = x.found[i] && w->bytes < f->plan.planned_bytes;
-    for (int k = 0; k < f->n_settings; k++) /* several settings together may be no better than one of them */
+    for (int k = 0; k < f->n_settings; k++) /* several settings together may not be better than one of them */
       is_new &= f->settings[k].bytes != w->bytes || !w->set[1];
     if (is_new) f->settings[f->n_settings++] = *w;
   }

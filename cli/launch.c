@@ -23,7 +23,7 @@ enum { MOST_LOCAL = 1024, GRACE_SECONDS = 15, PERIOD_SECONDS = 1 };
 
 /* ---- children ---- */
 
-static volatile sig_atomic_t asked; /* how often the user has asked to end */
+static volatile sig_atomic_t asked; /* the number of stop requests so far */
 
 static void on_signal(int number) {
   (void)number;
@@ -31,7 +31,7 @@ static void on_signal(int number) {
 }
 
 typedef struct child {
-  pid_t pid; /* 0: ended */
+  pid_t pid; /* 0: the process has ended */
 } child;
 
 static void send(const child *children, int n, int number) {
@@ -39,15 +39,15 @@ static void send(const child *children, int n, int number) {
     if (children[i].pid > 0) kill(children[i].pid, number);
 }
 
-/* ---- ranks that are stopped when the others have ended ---- */
+/* ---- detection of stopped ranks after the others have ended ---- */
 
 typedef struct lookout {
-  pid_t parent; /* of the ranks: this process or mpirun */
+  pid_t parent; /* parent of the ranks: this process or mpirun */
   int ranks;
-  double next, moved_at; /* when to look again; when the ranks were last seen not to be all stopped */
+  double next, moved_at; /* time of the next check; time at which some rank was last seen running */
 } lookout;
 
-/* The state of a process as one letter of /proc/PID/stat, and its parent. */
+/* Reads the state of a process, one letter of /proc/PID/stat, and its parent. */
 static bool read_stat(const char *pid, char *state, int *parent) {
   char path[300], text[512];
   snprintf(path, sizeof path, "/proc/%s/stat", pid);
@@ -56,11 +56,11 @@ static bool read_stat(const char *pid, char *state, int *parent) {
   const ssize_t n = read(fd, text, sizeof text - 1);
   close(fd);
   text[n > 0 ? n : 0] = 0;
-  const char *end = strrchr(text, ')'); /* the name of the program may have any characters */
+  const char *end = strrchr(text, ')'); /* the name of the program may contain any characters */
   return end && sscanf(end + 1, " %c %d", state, parent) == 2;
 }
 
-/* The ranks that run or are stopped, at most `most`; *stopped: how many SIGSTOP has stopped. */
+/* Lists the ranks that run or are stopped, at most `most`; *stopped: the number of ranks stopped by SIGSTOP. */
 static int find_ranks(pid_t parent, pid_t *pids, int most, int *stopped) {
   int n = 0;
   *stopped = 0;
@@ -77,7 +77,7 @@ static int find_ranks(pid_t parent, pid_t *pids, int most, int *stopped) {
   return n;
 }
 
-/* The number that a launcher has given to a process; -1: none. */
+/* The rank number that a launcher has given to a process; -1: none. */
 static int rank_of(pid_t pid) {
   static const char *const names[] = {"OMPI_COMM_WORLD_RANK=", "RANK="};
   static char text[1 << 17]; /* variables, each with a NUL at its end */
@@ -95,8 +95,8 @@ static int rank_of(pid_t pid) {
   return -1;
 }
 
-/* Ranks that work name one that is stopped. When they have ended, only the launcher sees it, and mpirun may name
- * another one. */
+/* Running ranks report a stopped one. When they have ended, only the launcher can detect it, and mpirun may name
+ * another rank. */
 static void kill_stopped(lookout *l, rank_death *death) {
   static pid_t pids[MOST_LOCAL];
   int stopped;
@@ -110,8 +110,8 @@ static void kill_stopped(lookout *l, rank_death *death) {
   for (int i = 0; i < n; i++) kill(pids[i], SIGKILL);
 }
 
-/* Until all have ended; returns the first exit code that is not 0. After a failure the others have GRACE_SECONDS to end
- * by themselves, since they report what they saw. */
+/* Waits until all have ended; returns the first exit code that is not 0. After a failure the others have GRACE_SECONDS
+ * to end by themselves, because they report what they saw. */
 static int wait_for(child *children, int n, lookout *l, rank_death *death) {
   int left = n, code = 0, passed = 0, sent = 0;
   double failed_at = 0;
@@ -147,7 +147,7 @@ static void set_number(const char *name, int64_t x) {
   setenv(name, text, 1);
 }
 
-/* In a process group of its own, so that the terminal's Ctrl-C reaches this process alone. */
+/* Starts it in its own process group, so that the terminal's Ctrl-C reaches only this process. */
 static pid_t start(char *const argv[], const cli *c, int rank, int port, int messages) {
   const pid_t pid = fork();
   if (pid != 0) return pid;
@@ -170,7 +170,7 @@ static pid_t start(char *const argv[], const cli *c, int rank, int port, int mes
 
 /* ---- starting ---- */
 
-/* The cores that each rank may use, unless the user has set them. */
+/* The number of cores per rank, unless the user has set the threads. */
 static void share_cores(const cli *c) {
   cpu_set_t set;
   int cores = 1;
@@ -189,7 +189,7 @@ static bool in_path(const char *name) {
   return false;
 }
 
-/* mpirun's messages come through a pipe: only they name a rank that was killed. */
+/* mpirun's messages come through a pipe, because only they name a rank that was killed. */
 static rfr_status start_mpirun(const cli *c, char *self, char **argv, child *children, rank_death *death) {
   static char *const head[] = {"mpirun", "--oversubscribe", "--bind-to", "none", "-n"};
   enum { HEAD = sizeof head / sizeof *head };
@@ -237,7 +237,7 @@ static rfr_status start_ranks(const cli *c, char *self, char **argv, child *chil
 
 rfr_status cli_start_ranks(cli *c, const char *device, char **argv, bool *done, int *code) {
   static child children[MOST_LOCAL];
-  static char self[PATH_MAX]; /* argv keeps its address */
+  static char self[PATH_MAX]; /* static, because argv points to it */
   *done = false;
   rfr_status s = rfr_launch_read(&c->launch);
   if (s != RFR_OK) return s;
@@ -245,13 +245,13 @@ rfr_status cli_start_ranks(cli *c, const char *device, char **argv, bool *done, 
   if (c->ranks == 0) return RFR_OK;
   if (c->ranks < 1 || c->ranks > MOST_LOCAL)
     return cli_usage("give the number of processes", "--ranks %lld; it is 1 to %d", (long long)c->ranks, MOST_LOCAL);
-  /* A shell in a step of one task, as that of `srun --pty`, starts ranks of its own. */
+  /* A shell in a step of one task, such as `srun --pty`, starts its own ranks. */
   const bool is_step = c->launch.ranks == 1 && strcmp(c->launch.launcher, "Slurm") == 0;
   if (*c->launch.launcher && !is_step && c->launch.ranks != c->ranks)
     return cli_usage("omit --ranks under a launcher", "--ranks %lld, but %s has started %d ranks", (long long)c->ranks,
                      c->launch.launcher, c->launch.ranks);
   if ((*c->launch.launcher && !is_step) || c->ranks == 1) return RFR_OK;
-  if (access(c->operand, R_OK) != 0) /* said once */
+  if (access(c->operand, R_OK) != 0) /* only one rank prints it */
     return cli_fail(RFR_IO, "check the path", "%s: %s", c->operand, strerror(errno));
   const ssize_t n = readlink("/proc/self/exe", self, sizeof self - 1);
   if (n < 0) return cli_fail(RFR_IO, "mount /proc", "/proc/self/exe: %s", strerror(errno));

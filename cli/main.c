@@ -31,8 +31,8 @@ static void log_warning(rfr_log_level level, const char *message, void *user) {
   if (level == RFR_LOG_WARNING) cli_warn(user, message);
 }
 
-/* The device to use. `auto` is a GPU if one can be used, else the CPU; the choice is printed. A named device is never
- * replaced, except that plan and trace on `cuda` without a GPU use cuda:none: they run nothing. */
+/* The device to use. `auto` is a GPU if one can be used, otherwise the CPU; the choice is printed. A named device is
+ * never replaced, except that plan and trace on `cuda` without a GPU use cuda:none, because they run nothing. */
 static const char *device_of(const cli *c, const char *device) {
   const bool runs_nothing = c->command == CLI_INDEX_plan || c->command == CLI_INDEX_trace;
   const bool is_auto = strcmp(device, "auto") == 0;
@@ -51,7 +51,7 @@ static const char *device_of(const cli *c, const char *device) {
   return found ? "cuda" : "cpu";
 }
 
-/* The GPU of a rank: that of its number on this machine, or the only one that the launcher lets it see. */
+/* The GPU of a rank: the one with its number on this machine, or the only one that the launcher makes visible. */
 static void device_of_rank(cli *c, rfr_ctx_options *o) {
   static char name[32];
   const char *device = o->device ? o->device : getenv("REFRAIN_DEVICE"), *visible = getenv("CUDA_VISIBLE_DEVICES");
@@ -71,7 +71,7 @@ static rfr_status run_command(cli *c, char **argv, int *started) {
   };
   rfr_ctx_options o = rfr_ctx_options_default();
   if (c->threads >= 0) o.threads = c->threads < INT_MAX ? (int)c->threads : -1; /* the library refuses -1 */
-  if (c->device) o.device = c->device;                                          /* else REFRAIN_DEVICE */
+  if (c->device) o.device = c->device;                                          /* otherwise REFRAIN_DEVICE */
   const bool reads_only = c->command == CLI_INDEX_report || c->command == CLI_INDEX_top ||
                           c->command == CLI_INDEX_diff || c->command == CLI_INDEX_sweep;
   if (c->command == CLI_INDEX_schedule || c->command == CLI_INDEX_keys || reads_only) o.device = "cpu";
@@ -101,16 +101,17 @@ static rfr_status run_command(cli *c, char **argv, int *started) {
   return s;
 }
 
-/* OpenMP's waiting threads spin for milliseconds by default. On a machine with other work, that takes the core that the
- * late thread needs, and steps get several times slower. The runtime reads its settings when it is loaded, before main,
- * so the program executes itself once more with a short spin, unless the user has set one. */
+/* By default OpenMP's waiting threads spin for milliseconds. On a busy machine that takes the core which the late
+ * thread needs, and steps get several times slower. The OpenMP runtime reads its settings when it is loaded, before
+ * main. So the program executes itself once more with a short spin, unless the user has set one. */
 static void limit_spinning(char **argv) {
   if (getenv("OMP_WAIT_POLICY") || getenv("GOMP_SPINCOUNT")) return;
-  if (setenv("GOMP_SPINCOUNT", "1000", 1) == 0) execv("/proc/self/exe", argv); /* on failure: just slower */
+  /* if this fails, the program is only slower */
+  if (setenv("GOMP_SPINCOUNT", "1000", 1) == 0) execv("/proc/self/exe", argv);
 }
 
-/* A file that is opened while a standard stream is closed would get its descriptor, and text for the stream would go
- * into the file. Reading: writing to a closed stream stays an error. */
+/* If a standard stream is closed, the next opened file would get its descriptor, and text for the stream would be
+ * written into the file. So opens /dev/null for reading: writing to a closed stream stays an error. */
 static void open_closed_streams(void) {
   for (int fd = open("/dev/null", O_RDONLY); fd >= 0; fd = open("/dev/null", O_RDONLY)) {
     if (fd <= STDERR_FILENO) continue;
@@ -136,5 +137,5 @@ int main(int argc, char **argv) {
   if (lost && s == RFR_OK)
     s = cli_fail(RFR_IO, "check the pipe, or the free space of the file", "standard output cannot be written");
   if (s == RFR_OK) return c.code ? c.code : started;
-  return c.command == CLI_INDEX_diff ? USAGE : exit_code(s); /* 1 would say that the runs differ */
+  return c.command == CLI_INDEX_diff ? USAGE : exit_code(s); /* 1 would mean that the runs differ */
 }

@@ -149,7 +149,7 @@ rfr_status cli_stream_begin(const cli *c, const rfr_run *run, cli_stream *x) {
 rfr_status cli_stream_end(cli_stream *x) {
   rfr_status s = x->status;
   if (s == RFR_OK && x->decoder) s = rfr_decoder_end(x->decoder, add_piece, x);
-  if (s == RFR_OK && !x->stopped && x->n > 0) x->write(x->pending, x->n, x->user); /* no stop string after all */
+  if (s == RFR_OK && !x->stopped && x->n > 0) x->write(x->pending, x->n, x->user); /* it was not a stop string */
   x->n = 0;
   return s;
 }
@@ -190,7 +190,7 @@ static void warn(const rfr_event *e, void *user) {
   if (e->kind == RFR_EVENT_WARNING) cli_warn(user, e->message);
 }
 
-/* --set, and the keys of one window of --context tokens; nothing trains. */
+/* Adds --set, and the keys for one window of --context tokens; nothing is trained. */
 static bool add_context(const cli *c, char key[3][48], cli_list *sets) {
   *sets = (cli_list){calloc((size_t)c->sets.n + 3, sizeof *sets->items), 0};
   if (!sets->items) return false;

@@ -33,18 +33,18 @@ void cli_text_deinit(cli_text *text);
 rfr_status cli_text_encode(cli_text *text, const char *prompt, size_t n);
 rfr_status cli_text_encode_chat(cli_text *text, const json_t *messages);
 
-/* The text that a model writes. `write` gets it as soon as it is complete: valid UTF-8 for a model with a tokenizer,
- * and nothing that may be the begin of a stop string. */
+/* The text that a model generates. `write` gets it as soon as it is complete: valid UTF-8 for a model with a tokenizer,
+ * and never a part that may begin a stop string. */
 typedef struct cli_stream {
   cli_text *text;
   const cli_list *stops; /* strings, each of which ends the text */
   rfr_write_fn write;
   void *user;
   rfr_decoder *decoder;
-  char *pending; /* may be the begin of a stop string */
+  char *pending; /* pending text that may begin a stop string */
   size_t n, capacity;
-  const atomic_bool *interrupted; /* true ends the text; NULL: never */
-  bool stopped;                   /* by a stop string */
+  const atomic_bool *interrupted; /* returns true to end the text; NULL: never */
+  bool stopped;                   /* a stop string has ended the text */
   rfr_status status;
   int64_t tokens;
   double start, first, last; /* times of the call, of the first token and of the last one */
@@ -53,13 +53,13 @@ typedef struct cli_stream {
 /* Continues text->tokens. --tokens, --temperature, ... are the options of `c`. The caller calls cli_stream_deinit. */
 rfr_status cli_stream_run(cli *c, rfr_run *run, cli_stream *stream);
 void cli_stream_deinit(cli_stream *stream);
-/* The parts of cli_stream_run for texts of a batch: text->tokens is the prompt at the begin; cli_stream_take gets the
+/* The parts of cli_stream_run, for texts of a batch: text->tokens is the prompt at the start; cli_stream_take gets the
  * tokens. */
 rfr_generate_options cli_sampling(const cli *c, const cli_text *text);
 rfr_status cli_stream_begin(const cli *c, const rfr_run *run, cli_stream *stream);
 int cli_stream_take(int32_t token, void *stream); /* a rfr_token_fn */
 rfr_status cli_stream_end(cli_stream *stream);
-/* Without the first token, whose time is that of the prompt. 0: unknown. */
+/* Tokens per second without the first token, whose time is that of the prompt. 0: unknown. */
 double cli_stream_rate(const cli_stream *stream);
 
 /* Checks the options of sampling. */

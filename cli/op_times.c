@@ -18,7 +18,7 @@ double cli_median(double *x, int n) {
   return x[n / 2];
 }
 
-/* ---- taking ---- */
+/* ---- measuring ---- */
 
 static double sum_of(const op_times *t, int step) {
   double sum = 0;
@@ -61,7 +61,7 @@ rfr_status op_times_take(rfr_run *run, rfr_programs *p, int64_t steps, op_times 
   t->op = calloc(n, sizeof *t->op);
   t->what = calloc(n, sizeof *t->what);
   if (!t->all || !t->op || !t->what) return RFR_NO_MEMORY;
-  s = run ? rfr_run_step(run) : rfr_program_run(p, 0); /* warms up; a run fills its state */
+  s = run ? rfr_run_step(run) : rfr_program_run(p, 0); /* warm-up; in a run it also initializes the state */
   const double start = cli_now();
   while (s == RFR_OK && t->steps < (int)most && (steps > 0 || t->steps < 5 || cli_now() - start < 2.0)) {
     s = profile_once(run, p, t->all + (size_t)t->steps * (size_t)t->n, t->n, &t->n);
@@ -113,7 +113,7 @@ rfr_status op_times_group(const op_times *t, op_group group, const cli_ceilings 
     char name[sizeof rows->name];
     int k = group == BY_OP ? *n : 0;
     name_of(t, i, group, name, sizeof name);
-    /* a kind with two kernels is two rows: which one is slow is the question */
+    /* two kernels of one kind get two rows, to show which one is slow */
     while (k < *n &&
            (strcmp(rows[k].name, name) != 0 || (group == BY_KIND && strcmp(rows[k].kernel, t->op[i].kernel) != 0)))
       k++;

@@ -9,11 +9,11 @@
 
 typedef struct op_times {
   int n, steps;
-  rfr_op_time *all;  /* steps x n, in the order of time */
+  rfr_op_time *all;  /* steps x n, in order of execution */
   rfr_op_time *op;   /* n; start and seconds are medians over the steps */
   rfr_plan_op *what; /* n */
-  int middle;        /* the step of median total time */
-  double seconds;    /* of all ops of that step */
+  int middle;        /* index of the step with the median total time */
+  double seconds;    /* sum over the ops of that step */
 } op_times;
 
 /* Profiles `steps` training steps of a run, or with run NULL executions of program 0 of `p`. steps 0: as many as fit in
@@ -26,12 +26,12 @@ typedef struct op_row {
   char name[96];
   const char *kernel; /* "": several kernels */
   int calls;
-  double seconds, flops, bytes, least; /* least: the shortest time that the ceilings allow */
+  double seconds, flops, bytes, least; /* least: the minimum time under the ceilings */
 } op_row;
 /* The rows of a grouping, longest time first (phases in their order); the caller frees *rows. */
 rfr_status op_times_group(const op_times *t, op_group group, const cli_ceilings *ceilings, op_row **rows, int *n);
 
-/* `most` rows under a heading, then one row for the rest, and the sum. */
+/* Prints `most` rows under a heading, then one row for the rest, and the sum. */
 void op_rows_print(const char *heading, const op_row *rows, int n, int most);
 void op_rows_json(json *j, const char *key, const op_row *rows, int n, int most);
 /* The costs of a layer of the run, as JSON. */

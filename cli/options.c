@@ -13,7 +13,7 @@
 
 /* ---- errors ---- */
 
-/* Set once, when the command line is read: usage errors are printed before a struct cli is complete. */
+/* Set when the command line is read, because usage errors are printed before struct cli is complete. */
 static bool errors_as_json, error_printed;
 static int rank_of_process = -1;
 
@@ -62,7 +62,8 @@ rfr_status cli_cannot_write(const char *path) {
 
 bool cli_has_ranks(const cli *c) { return c->launch.ranks > 1; }
 
-/* Errors that every rank gets: what they agreed on, and what follows from numbers that are equal on all ranks. */
+/* Whether every rank has the same error: one that they agreed on, or one that follows from numbers equal on all
+ * ranks. */
 bool cli_prints_error(const cli *c, const rfr_error *e) {
   static const char *const common[] = {"dist.run", "run.diverged", "adapter.gradient"};
   int rank;
@@ -82,14 +83,14 @@ void cli_report_error(const cli *c, rfr_status status) {
   char own[2200];
   if (cli_has_ranks(c) && e.status == status && strncmp(e.message, "rank ", 5) != 0)
     snprintf(own, sizeof own, "rank %d: %s", c->launch.rank, e.message), e.message = own;
-  if (strcmp(e.slug, "argument") == 0) e.next = help; /* the options of the command line became arguments of a call */
+  if (strcmp(e.slug, "argument") == 0) e.next = help; /* the option names become the arguments of a library call */
   if (e.status == status) cli_print_error(&e);
   else cli_fail(status, status == RFR_NO_MEMORY ? "free some memory" : "", "%s", rfr_status_name(status));
 }
 
 /* ---- the nearest name ---- */
 
-/* Edits between two short words: insertions, deletions, replacements. */
+/* Edit distance of two short words: insertions, deletions, replacements. */
 static int distance(const char *a, const char *b) {
   enum { MOST = 32 };
   int row[MOST + 1];
@@ -110,10 +111,10 @@ static int distance(const char *a, const char *b) {
   return row[m];
 }
 
-/* The names nearest to a word. A name that begins with the word, or that the word begins with, is nearer than any
- * other; otherwise edits count, at most two, and fewer than the word has letters. */
+/* Finds the names nearest to a word. A name that begins with the word, or with which the word begins, is nearer than
+ * any other. Otherwise edits count: at most two, and fewer than the word has letters. */
 typedef struct nearest {
-  const char *word, *names[5]; /* n of them, or too many */
+  const char *word, *names[5]; /* n of them; or too many */
   int n, least;
 } nearest;
 
@@ -135,7 +136,7 @@ static void consider(nearest *x, const char *name) {
   if (x->n < MOST) x->names[x->n++] = name;
 }
 
-/* Leaves `help` as it is if there is no name, or if there are too many. */
+/* Leaves `help` unchanged if there is no such name, or too many. */
 static void suggest(const nearest *x, const char *dashes, char *help, size_t size) {
   size_t at = 0;
   if (x->n == 0 || x->n == sizeof x->names / sizeof *x->names) return;
@@ -241,7 +242,7 @@ static bool asks_for_json(int argc, char **argv) {
   return false;
 }
 
-/* The words after --version, help and --help: at most one command, and --json. */
+/* The words that may follow --version, help and --help: at most one command, and --json. */
 static rfr_status parse_help(int argc, char **argv, cli *c) {
   for (int i = 2; i < argc; i++) {
     if (strcmp(argv[i], "--json") == 0) {
@@ -273,7 +274,7 @@ rfr_status cli_parse(int argc, char **argv, cli *c) {
   c->stops.items = calloc((size_t)argc, sizeof *c->stops.items);
   c->specials.items = calloc((size_t)argc, sizeof *c->specials.items);
   c->operands = calloc((size_t)argc, sizeof *c->operands);
-  errors_as_json = asks_for_json(argc, argv); /* errors before --json follow it too */
+  errors_as_json = asks_for_json(argc, argv); /* so that errors before --json are printed as JSON too */
   if (!c->sets.items || !c->stops.items || !c->specials.items || !c->operands)
     return cli_fail(RFR_NO_MEMORY, "free some memory", "out of memory");
   if (argc < 2) return cli_usage("refrain --help lists the commands", "a command is missing");

@@ -16,9 +16,9 @@
 enum { MOST_RANKS = 4096, MOST_KINDS = 32 };
 
 typedef struct kind {
-  int first, last; /* ranks */
+  int first, last; /* range of ranks */
   rfr_memory memory;
-  int64_t gathered; /* parameters, at the peak */
+  int64_t gathered; /* bytes of gathered parameters at the peak */
   int64_t gradients;
   rfr_run_pipeline pipeline;
   int64_t total;
@@ -35,9 +35,9 @@ typedef struct scale {
   int64_t microbatches;
   kind *kinds;
   int n_kinds;
-  exchange sent[MOST_KINDS]; /* of the first rank */
+  exchange sent[MOST_KINDS]; /* messages of the first rank */
   int n_sent;
-  double sent_bytes, extra; /* extra: work of recomputing, as a ratio of the rest */
+  double sent_bytes, extra; /* extra: recompute work, relative to the other work */
   int64_t budget;
 } scale;
 
@@ -46,7 +46,7 @@ typedef struct scale {
 static void add_exchange(scale *s, const char *name, int64_t bytes, int64_t count) {
   int k = 0;
   while (k < s->n_sent && (s->sent[k].bytes != bytes || strcmp(s->sent[k].name, name) != 0)) k++;
-  if (k == MOST_KINDS) k--; /* the last line has the rest */
+  if (k == MOST_KINDS) k--; /* the last line collects the rest */
   if (k == s->n_sent) s->sent[s->n_sent++] = (exchange){name, bytes, 0};
   s->sent[k].count += count;
   s->sent_bytes += (double)bytes * (double)count;
@@ -85,8 +85,8 @@ static rfr_status read_buffers(const rfr_programs *p, int program, kind *k) {
   return s;
 }
 
-/* The callables of a pipeline and its programs use one step memory in turn: the row has what the largest of them puts
- * there. */
+/* The callables of a pipeline and its programs share one step memory, so the row has the bytes of the largest of
+ * them. */
 static void take_slots(kind *k) {
   rfr_memory *m = &k->memory;
   const int64_t slots = k->pipeline.slot_bytes + k->pipeline.shared_bytes;
@@ -152,7 +152,7 @@ typedef struct estimate {
   double compute, communication, least, most, bubble;
 } estimate;
 
-/* From an even split to the stages of the run. */
+/* Converts costs of an even split to those of the run's stages. */
 static void move_layers(const rfr_layer_costs *costs, int64_t layers, const rfr_run_pipeline *p,
                         rfr_stage_costs *list) {
   static const int ops[3] = {RFR_ACTION_F, RFR_ACTION_I, RFR_ACTION_W};
@@ -171,7 +171,7 @@ static rfr_status simulate(const scale *s, const rfr_layer_costs *costs, double 
   rfr_schedule_result result;
   rfr_stage_costs *list = calloc((size_t)p->stages, sizeof *list);
   if (!list) return RFR_NO_MEMORY;
-  /* a recomputed forward is a part of I; work of the model's formulas is three times that of a forward */
+  /* a recomputed forward is part of I; the total work is three times that of a forward */
   const double forward = s->info.flops_per_step / 3 / (double)s->microbatches / p->ranks;
   const double again = forward > 0 && p->recomputed_flops < forward ? p->recomputed_flops / forward : 1;
   rfr_status status = rfr_layer_costs_stages(costs, s->info.layers, p->stages, list);

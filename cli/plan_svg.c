@@ -39,8 +39,8 @@ static const char *const phase_names[] = {
 };
 static const char *const phase_fill[] = {"#9ed3d6", "#d5dbe1", "#bcd6f2", "#f6c48f", "#fbe3c8", "#cfc0e6"};
 
-/* The frame of the step, in the drawing's units. */
-enum { MANY = 2000 }; /* buffers, of which a few pixels may not each get an element */
+/* The frame of the step, in units of the drawing. */
+enum { MANY = 2000 }; /* with more buffers, small ones do not get an element each */
 enum { LEFT = 92, RIGHT = 1180, TOP = 134, BOTTOM = 720, WIDTH = 1200, ROW = 20 };
 
 typedef struct picture {
@@ -49,7 +49,7 @@ typedef struct picture {
   int program, n_ops;
   rfr_plan_summary sum;
   double most; /* bytes at the top of the frame */
-  float *tiny; /* of each pixel of the frame and kind, the share that tiny rectangles cover; NULL: there are none */
+  float *tiny; /* per pixel of the frame and kind: the fraction covered by tiny rectangles; NULL: there are none */
   int n_tiny;
 } picture;
 
@@ -115,12 +115,12 @@ static void put_legend(const picture *q, const int64_t *count, bool recomputed) 
             x, x + 20);
 }
 
-/* The name of the stage above the frame: dgrad and wgrad are both backward. */
+/* The name of the stage for the label above the frame: dgrad and wgrad are both backward. */
 static const char *stage_of(const rfr_plan_op *op) {
   return op->phase == RFR_PHASE_DGRAD || op->phase == RFR_PHASE_WGRAD ? "backward" : phase_names[op->phase];
 }
 
-/* The phases in colour. Where a pixel has several ops, it gets the colour of the phase with most of them. */
+/* Draws the phases in colour. A pixel with several ops gets the colour of the phase with most of them. */
 static rfr_status put_phase_strip(const picture *q) {
   enum { N_PHASES = sizeof phase_names / sizeof phase_names[0] };
   const int pixels = RIGHT - LEFT, n = q->n_ops < pixels ? q->n_ops : pixels; /* n pieces */
@@ -203,7 +203,7 @@ enum { GRID_W = RIGHT - LEFT, GRID_H = BOTTOM - TOP };
 
 static float *cell(const picture *q, int x, int y) { return q->tiny + ((size_t)y * GRID_W + (size_t)x) * N_KINDS; }
 
-/* Adds the rectangle's share of every pixel that it touches. */
+/* Adds the rectangle's coverage to every pixel that it touches. */
 static rfr_status add_tiny(picture *q, int kind, double x, double y, double w, double h) {
   if (!q->tiny) q->tiny = calloc((size_t)GRID_W * GRID_H * N_KINDS, sizeof *q->tiny);
   if (!q->tiny) return RFR_NO_MEMORY;
@@ -215,7 +215,7 @@ static rfr_status add_tiny(picture *q, int kind, double x, double y, double w, d
   return RFR_OK;
 }
 
-/* The kind to draw in a pixel: the one that covers most, if all together cover half of it; -1: none. */
+/* The kind to draw in a pixel: the one with the largest coverage, if all kinds together cover half of it; -1: none. */
 static int kind_of_cell(const picture *q, int x, int y) {
   const float *c = cell(q, x, y);
   float sum = 0;
@@ -227,7 +227,7 @@ static int kind_of_cell(const picture *q, int x, int y) {
   return sum >= 0.5f ? most : -1;
 }
 
-/* Draws the pixels as rectangles: each as wide as its kind goes on, then as high. */
+/* Draws the pixels as rectangles: each extends over equal pixels first to the right, then down. */
 static void put_tiny(picture *q) {
   if (!q->tiny) return;
   for (int y = 0; y < GRID_H; y++)
@@ -263,7 +263,7 @@ static rfr_status put_buffer(picture *q, const rfr_plan_buffer *b) {
   rfr_status s = rfr_program_op(q->p, q->program, first, &op);
   if (s != RFR_OK) return s;
   if (w < 1 || (h < 1 && q->sum.n_buffers > MANY)) return add_tiny(q, k, x, y, w, h);
-  const double thin = fmin(w, h), stroke = thin < 4 ? 0.15 * thin : 0.6; /* a stroke hides none of what it bounds */
+  const double thin = fmin(w, h), stroke = thin < 4 ? 0.15 * thin : 0.6; /* the stroke must not hide the rectangle */
   fprintf(q->f, "<rect class=\"%s\" x=\"%.1f\" y=\"%.2f\" width=\"%.1f\" height=\"%.2f\" fill=\"%s\"",
           op.recompute_of >= 0 && thin >= 4 ? "b c" : "b", x, y, w, h < 0.3 ? 0.3 : h, kinds[k].fill);
   if (op.recompute_of < 0 || thin < 4) fprintf(q->f, " stroke-width=\"%.2g\"", stroke);

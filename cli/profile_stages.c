@@ -12,7 +12,7 @@ enum { WARM_STEPS = 3, STEPS = 8 };
 
 typedef struct stage_times {
   rfr_run_pipeline pipeline;
-  rfr_stage_costs *costs; /* of each stage */
+  rfr_stage_costs *costs; /* per stage */
   rfr_rank_result *ranks;
   rfr_schedule *schedule;
   rfr_schedule_result simulated;
@@ -49,8 +49,8 @@ static rfr_status simulate(cli *c, stage_times *t) {
   return rfr_schedule_simulate(t->schedule, t->costs, t->pipeline.stages, &t->simulated, t->ranks, NULL, NULL);
 }
 
-/* The largest idle share of a rank in the measured time of the schedule. On a busy machine the update may take longer
- * than a whole step at another time; the share is 0 then. */
+/* The largest idle fraction of a rank in the measured time of the schedule. On a busy machine the update may take
+ * longer than the entire step did at another time; the fraction is then 0. */
 static double measured_bubble(const stage_times *t) {
   const double schedule = t->step > t->update ? t->step - t->update : 0;
   double most = 0;

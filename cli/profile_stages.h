@@ -7,7 +7,7 @@
 
 #include "cli.h"
 
-/* All ranks together; rank 0 prints, and writes --write-costs. */
+/* All ranks call it together; rank 0 prints, and writes --write-costs. */
 rfr_status cli_profile_stages(cli *c, rfr_run *run);
 
 #endif

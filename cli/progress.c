@@ -82,7 +82,7 @@ static int width_of(const line *l) {
   return width;
 }
 
-/* Drops parts until the line is at most `most` wide; the last part is cut. */
+/* Drops parts until the line is at most `most` wide; cuts the last part. */
 static void fit(line *l, int most) {
   while (l->n > 1 && width_of(l) > most) {
     int least = 0;
@@ -95,7 +95,7 @@ static void fit(line *l, int most) {
 }
 
 static void print_line(progress *p, line *l) {
-  if (p->terminal) fit(l, columns() - 1); /* a cursor in the last column may wrap */
+  if (p->terminal) fit(l, columns() - 1); /* not the last column, where the cursor may wrap */
   if (p->terminal) fputc('\r', stderr);
   for (int i = 0; i < l->n; i++) fprintf(stderr, "%s%s", i > 0 ? "  " : "", l->part[i].text);
   fputs(p->terminal ? "\033[K" : "\n", stderr);
@@ -126,7 +126,7 @@ static void metrics(progress *p, const rfr_event *e) {
   if (p->preference) put_part(&l, 5, "margin %.3f", e->margin);
   if (p->preference) put_part(&l, 5, "accuracy %.0f%%", 100.0 * e->accuracy);
   if (p->rate > 0.0) put_part(&l, 6, "%.0f tok/s", (double)p->tokens / p->rate);
-  /* Over 100: other programs took the cores while the peak was measured, so the share says nothing. */
+  /* Omitted if above 100: other programs used the cores while the peak was measured, so the share is meaningless. */
   const double share = p->peak > 0.0 && p->rate > 0.0 ? 100.0 * p->flops / p->rate / p->peak : 0.0;
   if (share > 0.0 && share <= 100.0) put_part(&l, 2, share < 1.0 ? "%.1f%% of peak" : "%.0f%% of peak", share);
   if (e->most_load > 0.0) put_part(&l, 3, "experts %.2f-%.2f", e->least_load, e->most_load);

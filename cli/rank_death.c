@@ -28,14 +28,14 @@ static void take_message(rank_death *d) {
     d->rank = rank, d->signal = signal;
 }
 
-/* Bytes of a line without the rank that an error in JSON ends with. */
+/* The length of a line without the rank that ends an error in JSON. */
 static size_t length_without_rank(const char *text) {
   const char *end = NULL;
   for (const char *at = text; (at = strstr(at, JSON_RANK)); at++) end = at;
   return end && strncmp(text, "{", 1) == 0 ? (size_t)(end - text) : strlen(text);
 }
 
-/* A line of a rank. Lines of several ranks may be interleaved. */
+/* Handles a line of a rank. Lines of several ranks may be interleaved. */
 static void pass_on(rank_death *d) {
   static const char *const heads[] = {"error: ", "help: ", "{\"status\": "};
   bool is_report = false;
@@ -81,7 +81,7 @@ void rank_death_read(rank_death *d) {
     }
 }
 
-/* The folder of the run; as cmd_train.c finds it. */
+/* The folder of the run, found as in cmd_train.c. */
 static void find_folder(const cli *c, char *out, size_t size) {
   struct stat st;
   if (c->out) snprintf(out, size, "%s", c->out);
@@ -105,11 +105,12 @@ void rank_death_report(const cli *c, rank_death *d) {
   if (d->rank < 0) return;
   snprintf(what, sizeof what, "rank %d was killed by signal %d (%s)%s", d->rank, d->signal, strsignal(d->signal),
            d->was_stopped ? ": it was stopped (SIGSTOP) when other ranks had ended" : "");
-  cli_fail(RFR_IO,
-           d->was_stopped
-             ? "--resume continues from the newest checkpoint"
-             : "the kernel's log names a process that ran out of memory; --resume continues from the newest checkpoint",
-           "%s", what);
+  cli_fail(
+      RFR_IO,
+      d->was_stopped
+          ? "--resume continues from the newest checkpoint"
+          : "the kernel's log names a process that ran out of memory; --resume continues from the newest checkpoint",
+      "%s", what);
   if (rfr_ctx_create(NULL, &ctx) != RFR_OK) return;
   rank_failure_append(c, ctx, d->rank, (int)c->ranks, "launcher", what);
   rfr_ctx_destroy(ctx);

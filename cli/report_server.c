@@ -3,7 +3,7 @@
  * refrain report --follow: serves the page of a report over HTTP on the loopback address.
  *
  * It answers GET of "/" and "/data.json" alone. A page of another site could send requests here through the reader's
- * browser under a name of its own that resolves to this machine, so requests must name the loopback address as their
+ * browser under a foreign name that resolves to this machine, so requests must name the loopback address as their
  * host. One connection is served at a time, each for a few seconds at most.
  */
 #include <errno.h>
@@ -52,7 +52,7 @@ static void collect(const char *text, size_t n, void *user) {
 static void send_all(int fd, const char *text, size_t n) {
   while (n > 0) {
     const ssize_t sent = send(fd, text, n, MSG_NOSIGNAL);
-    if (sent <= 0) return; /* the browser has gone away */
+    if (sent <= 0) return; /* the browser has closed the connection */
     text += sent;
     n -= (size_t)sent;
   }
@@ -69,7 +69,7 @@ static void send_answer(int fd, const char *status, const char *type, const char
   send_all(fd, text, n);
 }
 
-/* The request up to its empty line; false: none came. */
+/* Reads the request up to its empty line; false: it did not arrive. */
 static bool read_request(int fd, char request[REQUEST_BYTES]) {
   size_t n = 0;
   while (n < REQUEST_BYTES - 1) {

@@ -8,7 +8,7 @@
 #include "cli.h"
 #include "refrain/report.h"
 
-/* Prints the address on standard output and serves until SIGINT or SIGTERM. Port 0: a free one. */
+/* Prints the address on standard output and serves until SIGINT or SIGTERM. Port 0: any free port. */
 rfr_status report_serve(rfr_report *r, int64_t port);
 
 #endif

@@ -2,8 +2,8 @@
  *
  * The picture of a schedule, one SVG without scripts or other files: a lane for each rank, time to the right, a box
  * for each action, with the microbatch's number where it fits. The colour shows the op, paler in later stages of a
- * rank; white is idle time. Pointing at a box shows its action and times. The text beside a lane is the rank's idle
- * share and slots. Equal neighbours of less than two pixels each are drawn as one box.
+ * rank; white is idle time. Pointing at a box shows its action and times. The text next to a lane is the rank's idle
+ * share and slots. Equal adjacent boxes of less than two pixels each are drawn as one box.
  */
 #include <math.h>
 #include <stdlib.h>
@@ -78,14 +78,15 @@ static void put_legend(const picture *q) {
   if (paler) fprintf(q->f, "<text x=\"%.0f\" y=\"76\">paler: a later stage of the rank</text>\n", x);
 }
 
-/* How many stages the rank has before this one. */
+/* The number of stages that the rank has before this one. */
 static int chunk_of(const picture *q, int r, int stage) {
   int c = 0;
   for (int i = 0; i < stage; i++) c += rfr_schedule_rank(q->s->schedule, i) == r;
   return c;
 }
 
-/* Actions i and j of a rank, the first of them number k, look the same, and j starts where its predecessor ends. */
+/* Whether actions i and j of a rank (the first one is number k) look the same and j starts when its predecessor
+ * ends. */
 static bool is_same_look(const picture *q, int k, const rfr_action *a, int i, int j, const int *chunk) {
   const double gap = q->per * (q->s->start[k + j] - q->s->end[k + j - 1]);
   return a[j].op == a[i].op && chunk[a[j].stage] == chunk[a[i].stage] && gap < 0.01 &&
@@ -113,7 +114,7 @@ static void put_lane(const picture *q, int r, int k, const int *chunk) {
     w = q->per * (q->s->end[k + next - 1] - q->s->start[k + i]);
     fprintf(q->f, "<rect class=\"b\" x=\"%.2f\" y=\"%.0f\" width=\"%.2f\" height=\"%d\" fill=\"%s\"", x, y, w, BOX,
             l->fill);
-    fprintf(q->f, " stroke-width=\"%.2g\"", w < 6 ? 0.13 * w : 0.8); /* thin boxes keep their colour */
+    fprintf(q->f, " stroke-width=\"%.2g\"", w < 6 ? 0.13 * w : 0.8); /* a border would hide the colour of thin boxes */
     if (c) fprintf(q->f, " fill-opacity=\"%.2f\"", c > 2 ? 0.3 : 1 - 0.35 * c);
     fprintf(q->f, "><title>%s", rfr_action_print(a[i], text));
     if (next > i + 1) fprintf(q->f, " to %s", rfr_action_print(a[next - 1], text));

@@ -30,7 +30,7 @@ void schedule_run_deinit(schedule_run *s) {
   *s = (schedule_run){0};
 }
 
-/* The time of one cell, 0: the names do not fit. *cell gets the width of a name. */
+/* The time of one cell; 0: the names do not fit. *cell gets the width of a name. */
 static double unit_of(const schedule_run *s, int *cell) {
   double unit = s->result.makespan;
   char text[RFR_ACTION_TEXT];
@@ -53,7 +53,7 @@ static double unit_of(const schedule_run *s, int *cell) {
   return unit;
 }
 
-/* One lane; the rank's actions begin at number k. */
+/* Prints one lane; the rank's actions begin at number k. */
 static void put_lane(const schedule_run *s, int r, int k, double unit, int cell, FILE *f) {
   char lane[WIDTH + RFR_ACTION_TEXT], text[RFR_ACTION_TEXT];
   int n, columns = unit > 0 ? (int)lround(s->result.makespan / unit) * cell : WIDTH;

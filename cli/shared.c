@@ -76,7 +76,7 @@ static bool is_run(const char *folder) {
 
 static bool is_gguf(const char *path) {
   char magic[4] = "";
-  const int fd = open(path, O_RDONLY | O_NONBLOCK | O_CLOEXEC); /* a pipe without a writer must not hang */
+  const int fd = open(path, O_RDONLY | O_NONBLOCK | O_CLOEXEC); /* O_NONBLOCK: a pipe without a writer must not block */
   const bool is = fd >= 0 && pread(fd, magic, 4, 0) == 4 && memcmp(magic, "GGUF", 4) == 0;
   if (fd >= 0) close(fd);
   return is;
@@ -140,7 +140,7 @@ rfr_status cli_refuse_hub_name(const cli *c) {
   }
   char folder[512], help[1200];
   snprintf(folder, sizeof folder, "%.*s", (int)owner, name);
-  if (stat(folder, &st) == 0 || strcmp(folder, "runs") == 0) return RFR_OK; /* a path with a typing error */
+  if (stat(folder, &st) == 0 || strcmp(folder, "runs") == 0) return RFR_OK; /* the path is misspelt */
   snprintf(
       help, sizeof help,
       "if it is a model on the Hugging Face Hub: download it, `hf download %.200s --local-dir %.200s`, and give the "
@@ -149,7 +149,7 @@ rfr_status cli_refuse_hub_name(const cli *c) {
   return cli_fail(RFR_IO, help, "%s is neither a file nor a folder here", name);
 }
 
-/* The window is the model's longest sequence, or less: a window of a plan, or the context of a text. */
+/* The window is the model's maximum sequence length, or less: the window of a plan, or the context of a text. */
 static rfr_status config_of_model(cli *c, char **out) {
   const bool writes = c->command == CLI_INDEX_generate || c->command == CLI_INDEX_chat;
   cli_string text = {0};
@@ -216,7 +216,7 @@ rfr_status cli_open_config(cli *c, const char *text, int program, bool keep_trac
   o.on_event = on_event;
   o.event_user = c;
   o.plan_only = 1;
-  if (program & RFR_RUN_GENERATE) o.programs = RFR_RUN_GENERATE; /* the programs that `generate` compiles */
+  if (program & RFR_RUN_GENERATE) o.programs = RFR_RUN_GENERATE; /* `generate` compiles these programs */
   o.keep_traces = keep_traces;
   return rfr_run_open(c->ctx, text, NULL, &o, out);
 }
@@ -237,7 +237,7 @@ rfr_status cli_program(const cli *c, int *out) {
     *out = names[i].program;
     return RFR_OK;
   }
-  return RFR_INVALID; /* the option table knows no other name */
+  return RFR_INVALID; /* the option table allows no other name */
 }
 
 void cli_write(const char *text, size_t n, void *user) {
@@ -296,7 +296,7 @@ static int utf8_length(const unsigned char *s) {
   return n;
 }
 
-/* Each byte that is not part of UTF-8 text becomes U+FFFD: a model of bytes may generate any byte. */
+/* Replaces each byte that is not part of UTF-8 text by U+FFFD, because a byte-level model may generate any byte. */
 static void put_escaped(FILE *f, const char *s) {
   fputc('"', f);
   for (int n; *s; s += n > 0 ? n : 1) {
@@ -341,7 +341,8 @@ void json_int(json *j, const char *key, int64_t value) {
 
 void json_double(json *j, const char *key, double value) {
   put_key(j, key);
-  if (isfinite(value)) fprintf(j->f, "%.9g", value); /* the program never calls setlocale: the C locale's dot */
+  /* the program never calls setlocale, so the decimal sign is a dot */
+  if (isfinite(value)) fprintf(j->f, "%.9g", value);
   else fputs("null", j->f);
 }
 

@@ -15,17 +15,62 @@ enable_language(CUDA)
 set(CMAKE_CUDA_STANDARD 17)
 file(GLOB_RECURSE RFR_CUDA_SOURCES CONFIGURE_DEPENDS src/*.cu src/*_cuda.c src/backend/cuda/*.c)
 list(FILTER RFR_CUDA_SOURCES EXCLUDE REGEX "_test\\.c$")
-add_library(refrain_cuda MODULE ${RFR_CUDA_SOURCES})
-target_include_directories(refrain_cuda PRIVATE include src ${CMAKE_CUDA_TOOLKIT_INCLUDE_DIRECTORIES})
 set(flags -Xcompiler=-fno-exceptions,-fno-rtti,-fno-threadsafe-statics,-fvisibility=hidden --Werror=all-warnings
           --expt-relaxed-constexpr)
-target_compile_options(refrain_cuda PRIVATE "$<$<COMPILE_LANGUAGE:CUDA>:${flags}>")
-set_target_properties(refrain_cuda PROPERTIES CUDA_RUNTIME_LIBRARY Static LINKER_LANGUAGE C)
-target_link_directories(refrain_cuda PRIVATE ${CMAKE_CUDA_IMPLICIT_LINK_DIRECTORIES})
-target_link_libraries(refrain_cuda PRIVATE ${CMAKE_CUDA_IMPLICIT_LINK_LIBRARIES} cudart_static rt Threads::Threads
-                                           ${CMAKE_DL_LIBS})
-# Report missing symbols here and not when the module is loaded; weak references to absent kernels are allowed.
-target_link_options(refrain_cuda PRIVATE -Wl,--no-undefined)
+add_library(refrain_cuda MODULE ${RFR_CUDA_SOURCES})
+# The module of `make demo` where none is built: for this machine's GPU alone, and with optimized kernels only for the
+# ops of examples/demo-gpu.yaml. It takes a fourth of the time.
+# "9.0" of each GPU. Only Hopper has kernels of its own; the driver compiles the code for sm_80 for newer GPUs.
+set(architectures ${CMAKE_CUDA_ARCHITECTURES})
+execute_process(COMMAND nvidia-smi --query-gpu=compute_cap --format=csv,noheader OUTPUT_VARIABLE found
+                RESULT_VARIABLE failed ERROR_QUIET)
+string(REGEX MATCHALL "[0-9]+\\.[0-9]" found "${found}")
+list(REMOVE_DUPLICATES found)
+if(NOT failed AND found STREQUAL "9.0")
+  set(architectures 90a-real)
+elseif(NOT failed AND found MATCHES "^8\\.[0-9]$")
+  set(architectures 80-real)
+elseif(NOT failed AND found MATCHES "^1[0-9]\\.[0-9]$")
+  set(architectures 80-virtual)
+endif()
+list(FILTER RFR_CUDA_SOURCES INCLUDE REGEX "\\.cu$")
+set(other ${RFR_CUDA_SOURCES})
+list(FILTER other EXCLUDE REGEX
+     "/(attention_(bwd_)?sm90|ce_rows(_sm90)?|embedding|rope|rmsnorm|activation|dropout|update)\\.cu$")
+if(NOT architectures STREQUAL "90a-real")
+  list(FILTER other EXCLUDE REGEX "/attention_sm80\\.cu$")
+endif()
+add_library(refrain_cuda_other OBJECT EXCLUDE_FROM_ALL ${other})
+target_compile_options(refrain_cuda_other PRIVATE --Ofast-compile=max)
+get_target_property(sources refrain_cuda SOURCES)
+list(REMOVE_ITEM sources ${other})
+add_library(refrain_cuda_demo MODULE EXCLUDE_FROM_ALL ${sources} $<TARGET_OBJECTS:refrain_cuda_other>)
+set_target_properties(refrain_cuda_other refrain_cuda_demo PROPERTIES CUDA_ARCHITECTURES "${architectures}")
+set_target_properties(refrain_cuda_demo PROPERTIES OUTPUT_NAME refrain_cuda
+                                                   LIBRARY_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/demo)
+foreach(target refrain_cuda refrain_cuda_other refrain_cuda_demo)
+  target_include_directories(${target} PRIVATE include src ${CMAKE_CUDA_TOOLKIT_INCLUDE_DIRECTORIES})
+  target_compile_options(${target} PRIVATE "$<$<COMPILE_LANGUAGE:CUDA>:${flags}>")
+  set_target_properties(${target} PROPERTIES CUDA_RUNTIME_LIBRARY Static)
+endforeach()
+foreach(target refrain_cuda refrain_cuda_demo)
+  set_target_properties(${target} PROPERTIES LINKER_LANGUAGE C)
+  target_link_directories(${target} PRIVATE ${CMAKE_CUDA_IMPLICIT_LINK_DIRECTORIES})
+  target_link_libraries(${target} PRIVATE ${CMAKE_CUDA_IMPLICIT_LINK_LIBRARIES} cudart_static rt Threads::Threads
+                                          ${CMAKE_DL_LIBS})
+  # Report missing symbols here and not when the module is loaded; weak references to absent kernels are allowed.
+  target_link_options(${target} PRIVATE -Wl,--no-undefined)
+endforeach()
+# Modules are found in the library's folder: the demo has its own.
+set(copied $<TARGET_FILE:refrain_cli> $<TARGET_SONAME_FILE:refrain>)
+foreach(module refrain_onednn refrain_mpi)
+  if(TARGET ${module})
+    list(APPEND copied $<TARGET_FILE:${module}>)
+  endif()
+endforeach()
+add_custom_target(demo_folder COMMAND ${CMAKE_COMMAND} -E copy ${copied} ${PROJECT_BINARY_DIR}/demo)
+add_dependencies(demo_folder product_cpu refrain_cuda_demo)
+add_dependencies(product_demo demo_folder)
 add_dependencies(product refrain_cuda)
 
 # The programs of tests/gpu need a GPU: tools/gpu-check builds and runs them, `make` does not.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-# Files of `cmake --install`, and the component of each, which is a package of cmake/package.cmake. Modules go beside
+# Files of `cmake --install`, and the component of each, which is a package of cmake/package.cmake. Modules go next to
 # the library, in the build tree and when installed, because the library looks for them in its own folder. No installed
 # file contains an absolute path: program, pkg-config file and CMake package find the others relative to themselves, so
 # an installed tree can be moved.
@@ -30,7 +30,7 @@ if(TARGET refrain_cli)
           DESTINATION ${CMAKE_INSTALL_DATADIR}/bash-completion/completions)
   install(FILES ${PROJECT_BINARY_DIR}/made/completion/_refrain DESTINATION ${CMAKE_INSTALL_DATADIR}/zsh/site-functions)
   file(RELATIVE_PATH to_lib /${CMAKE_INSTALL_BINDIR} /${CMAKE_INSTALL_LIBDIR})
-  # The same in the build tree, where the library lies beside the program. Otherwise CMake pads the path of the build
+  # The same in the build tree, where one folder has library and program. Otherwise CMake pads the path of the build
   # with an empty entry, which the loader takes for the working folder.
   set_target_properties(refrain_cli PROPERTIES INSTALL_RPATH "$ORIGIN;$ORIGIN/${to_lib}" BUILD_WITH_INSTALL_RPATH ON)
 endif()

@@ -32,10 +32,11 @@ if(NOT RFR_SANITIZE)
   target_link_options(refrain PRIVATE -Wl,--no-undefined)
 endif()
 
-# The target of `make`: everything but the tests. Without a GPU `make demo` leaves out the CUDA module, which compiles
-# longest.
+# The target of `make`: everything but the tests. `make demo` builds less of the CUDA module, which compiles longest:
+# without a GPU nothing, with one cmake/cuda.cmake's module for the demo.
 add_custom_target(product_cpu DEPENDS refrain)
 add_custom_target(product DEPENDS product_cpu)
+add_custom_target(product_demo DEPENDS product_cpu)
 
 # It sets how many of OpenMP's threads a product uses.
 include(CheckCCompilerFlag)
@@ -47,6 +48,7 @@ if(RFR_ONEDNN AND RFR_OPENMP)
   if(DNNL_INCLUDE AND DNNL_LIBRARY AND RFR_ONEDNN_SOURCES)
     add_library(refrain_onednn MODULE ${RFR_ONEDNN_SOURCES})
     target_include_directories(refrain_onednn PRIVATE include src ${DNNL_INCLUDE})
+    target_compile_options(refrain_onednn PRIVATE ${RFR_FAST})
     set(RFR_AMX_FLAGS -march=x86-64-v4 -mavx512bf16 -mamx-tile -mamx-bf16)
     check_c_compiler_flag("${RFR_AMX_FLAGS}" RFR_HAS_AMX)
     if(RFR_HAS_AMX) # the file runs only where the CPU has AVX512-BF16 at least

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Fully sharded training by two ranks, threads of this program, four ways: every rank holds all weights; each holds
 // half of every weight, gathered by hooks around capture and by the loop around replay; gathered inside the graphs, by
-// each call; and inside as actions of a schedule. The weights that come out are the same to the bit, the bytes are not.
+// each call; and inside as actions of a schedule. The resulting weights are bitwise equal, the bytes of memory differ.
 // Build with
 //   cc fsdp.c -pthread $(pkg-config --cflags --libs refrain) -Wl,-rpath,$(pkg-config --variable=libdir refrain)
 #include <pthread.h>
@@ -185,7 +185,7 @@ int main(void) {
     printf("%-20s loss %.6f, planned %lld bytes (%lld resident, %lld gathered for a time), %lld of the caller's\n",
            ways[way], (double)r->loss, (long long)r->memory.planned_bytes - (long long)r->memory.scratch_bytes,
            (long long)r->memory.persistent_bytes, (long long)r->memory.window_bytes, ours);
-    for (int i = 0; i < RANKS && way > WHOLE; i++) // the same bits as where every rank has everything
+    for (int i = 0; i < RANKS && way > WHOLE; i++) // bitwise equal to ranks with all weights
       for (int k = 0; k < LAYERS; k++)
         if (memcmp(ranks[way][i].part[k], ranks[WHOLE][0].part[k] + i * PART, sizeof(float) * PART))
           return puts("differ"), 1;

@@ -24,7 +24,7 @@ using Trace = std::unique_ptr<rfr_trace, Destroy<rfr_trace_destroy>>;
 using Schedule = std::unique_ptr<rfr_schedule, Destroy<rfr_schedule_destroy>>;
 using Graphs = std::unique_ptr<rfr_graphs, Destroy<rfr_graphs_destroy>>;
 
-struct alignas(64) Slot { // on a GPU this would be memory of the device
+struct alignas(64) Slot { // on a GPU this would be device memory
   float x[N], dy[N];
 };
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Times a layer's forward and backward: captured graphs beside PyTorch's module and its graphed callable.
+"""Times a layer's forward and backward: captured graphs, PyTorch's module and its graphed callable.
 
     python3 python/bench_layer.py [TOKENS WIDTH]
 """

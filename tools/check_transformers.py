@@ -5,10 +5,10 @@
     tools/check_transformers.py BUILD
 
 Trains every model of tests/models/ for three steps from its folder with BUILD/refrain,
-loads the checkpoint that comes out with AutoModelForCausalLM, and compares the logits of
+loads the resulting checkpoint with AutoModelForCausalLM, and compares the logits of
 24 tokens with those of BUILD/models_test --logits, in f32. The library must find every
-weight and no unknown one. A model type that the installed version lacks is said and left
-out. Needs torch and transformers.
+weight and no unknown one. A model type that the installed version lacks is reported and
+skipped. Needs torch and transformers.
 """
 import os
 import subprocess
@@ -44,7 +44,7 @@ def check(build, name, work):
         print(f"{name:12}  left out: {str(e).splitlines()[0][:90]}")
         return True
     if hasattr(model, "set_experts_implementation"):
-        model.set_experts_implementation("eager")  # the others want aligned sizes
+        model.set_experts_implementation("eager")  # the others require aligned sizes
     tokens = torch.tensor([[(3 + 7 * i) % model.config.vocab_size for i in range(24)]])
     with torch.no_grad():
         theirs = model.eval()(tokens).logits.flatten()

@@ -45,7 +45,7 @@ static const struct row {
   int kind;
   const char *what;
   const char *slug; /* NULL: accepted */
-  const char *text; /* overrides, one a line; config.json; or a trace */
+  const char *text; /* overrides, one per line; config.json; or a trace */
 } rows[] = {
     {CONFIG, "Llama", NULL, ""},
     {CONFIG, "grouped query heads", NULL, "model.num_key_value_heads=2"},
@@ -195,7 +195,7 @@ static rfr_status try_config(rfr_ctx *ctx, const char *text) {
   return s;
 }
 
-/* A folder named "model" in an empty working folder, so that messages name no machine's paths. */
+/* Creates a folder named "model" in an empty working folder, so that messages contain no paths of this machine. */
 static rfr_status try_folder(rfr_ctx *ctx, const char *text) {
   char folder[512], back[4096];
   rfr_run_options o = rfr_run_options_default();
@@ -234,7 +234,7 @@ static rfr_status try_trace(rfr_ctx *ctx, const char *text) {
   return s;
 }
 
-/* Text in a cell of a table. */
+/* Writes text into a cell of a table. */
 static rfr_status put_cell(rfi_string *s, const char *text) {
   for (; *text; text++)
     RFI_TRY(rfi_string_append(s, *text == '|' ? "\\|" : *text == '\n' ? " " : text, *text == '|' ? 2 : 1));
@@ -272,7 +272,7 @@ rfr_status docs_limits(rfr_ctx *ctx, rfi_string *s) {
     }
     RFI_TRY(rfi_string_printf(s, slug ? "refused, `%s`%s" : "accepted", slug, r->kind == CONFIG ? ": " : " | "));
     const char *message = slug ? rfr_last_error()->message : "", *file = strstr(message, "model/config.json");
-    if (slug) RFI_TRY(put_cell(s, file ? file : message)); /* not the path of the folder made here */
+    if (slug) RFI_TRY(put_cell(s, file ? file : message)); /* replaces the path of the folder created here */
     else if (r->kind != CONFIG) RFI_TRY(rfi_string_printf(s, " | "));
     RFI_TRY(rfi_string_printf(s, " |\n"));
   }

@@ -11,7 +11,7 @@
 
 typedef struct layout {
   int ranks;
-  const char *set; /* of parallel */
+  const char *set; /* keys of the section parallel */
   int64_t tokens;
 } layout;
 
@@ -20,7 +20,7 @@ static const layout layouts[] = {{8, "parallel.shard=full", 1 << 16},
                                  {1024, "parallel.shard=full", 1 << 23},
                                  {8, "parallel.pipeline=8", 1 << 17}};
 
-/* The output of `plan --ranks`, from malloc. NULL: it failed. */
+/* The output of `plan --ranks`, allocated with malloc. NULL: it failed. */
 static char *plan(rfr_ctx *ctx, const char *root, const char *model, const layout *l, bool as_json) {
   char path[1200], tokens[64], *text = NULL, *out = NULL;
   size_t size = 0;
@@ -44,7 +44,7 @@ static int64_t integer(const json_t *object, const char *key) {
 
 static double gib(int64_t bytes) { return (double)bytes / 0x1p30; }
 
-/* The rank that needs most. */
+/* Finds the rank that needs the most memory. */
 static const json_t *largest(const json_t *kinds) {
   const json_t *most = json_array_get(kinds, 0);
   for (size_t i = 1; i < json_array_size(kinds); i++)
@@ -69,14 +69,14 @@ static rfr_status put_line(const layout *l, const char *text, rfi_string *s) {
 }
 
 rfr_status docs_scale_figures(rfr_ctx *ctx, const char *root, const char *model, rfi_string *s) {
-  const bool experts = strstr(model, "qwen3") != NULL; /* a pipeline cannot train with experts */
+  const bool experts = strstr(model, "qwen3") != NULL; /* a pipeline cannot train experts */
   rfr_status status =
       rfi_string_printf(s, "%-10s %12s %11s %9s %9s %8s %11s %8s %9s\n", "ranks", "microbatches", "parameters",
                         "optimizer", "gradients", "gathered", "activations", "total", "sent");
   for (size_t i = 0; status == RFR_OK && i < sizeof layouts / sizeof *layouts; i++) {
     layout l = layouts[i];
     if (experts && strstr(l.set, "pipeline")) continue;
-    if (experts && l.ranks == 1024) l.ranks = 256, l.tokens = 1 << 21; /* the plan of 1,024 takes half a minute */
+    if (experts && l.ranks == 1024) l.ranks = 256, l.tokens = 1 << 21; /* the plan of 1,024 ranks takes half a minute */
     char *text = plan(ctx, root, model, &l, true);
     if (!text) return RFR_INVALID;
     status = put_line(&l, text, s);

@@ -19,7 +19,7 @@ static rfr_status generate(rfr_ctx *ctx, const char *kind, int ranks, int microb
   return rfr_schedule_generate(ctx, &o, out);
 }
 
-/* A table or a picture of a schedule at equal costs; destroys it. */
+/* Writes a table or a picture of a schedule with equal costs; destroys the schedule. */
 static rfr_status draw(rfr_schedule *schedule, const char *title, rfi_string *s) {
   schedule_run run;
   char *text = NULL;

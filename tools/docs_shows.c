@@ -135,7 +135,7 @@ static rfr_status put_report(const rfr_programs *p, int program, const char *pas
   return report ? rfi_string_append(s, report, strlen(report)) : RFR_INVALID;
 }
 
-/* The full text of a source. */
+/* Returns the full text of a source. */
 static rfr_status put_source(rfr_ctx *ctx, const char *root, const char *source, rfi_string *s) {
   char what[40] = "", first[200] = "", second[40] = "";
   sscanf(source, "%39s %199s %39s", what, first, second);
@@ -179,7 +179,7 @@ static rfr_status put_source(rfr_ctx *ctx, const char *root, const char *source,
   return status;
 }
 
-/* Appends the wanted lines, long ones cut. */
+/* Appends the selected lines; long ones are cut. */
 static rfr_status put_lines(const char *text, const char *from, const char *to, rfi_string *s) {
   enum { WIDTH = 150 };
   bool on = !*from, done = false;
@@ -225,7 +225,7 @@ rfr_status docs_renew(rfr_ctx *ctx, const char *root, const char *name, const ch
     if (bar2) snprintf(to, sizeof to, "%s", bar2 + 1);
     trim(from);
     trim(to);
-    /* skips the old block, from its fence to the closing one */
+    /* skip the old block, from its opening fence to the closing one */
     const char *fence = strstr(page, "```"), *close = fence ? strstr(fence + 3, "\n```") : NULL;
     rfi_string whole = {.ctx = ctx};
     rfr_status status = fence == page && close ? RFR_OK : RFR_INVALID;

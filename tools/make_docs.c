@@ -106,7 +106,7 @@ int main(int argc, char **argv) {
   rfr_ctx_options o = rfr_ctx_options_default();
   rfr_ctx *ctx;
   int failed = 0;
-  /* the same text on every machine */
+  /* so that the text is the same on every machine */
   o.threads = 1;
   o.isa = "v2";
   o.use_onednn = 0;

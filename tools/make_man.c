@@ -26,7 +26,8 @@ static bool finish(FILE *f) {
 
 /* ---- man pages ---- */
 
-/* Text for troff: a backslash, a hyphen and a control character at the start of a line have meanings of their own. */
+/* Writes text for troff, where a backslash, a hyphen, and a control character at the start of a line have special
+ * meanings. */
 static void put_troff(FILE *f, const char *text) {
   if (*text == '.' || *text == '\'') fputs("\\&", f);
   for (; *text; text++) {
@@ -129,7 +130,7 @@ static bool put_main_page(const char *folder) {
 
 /* ---- completion ---- */
 
-/* Words that complete the argument of an option: `case` rows of one command. */
+/* Writes the words that complete the argument of an option: `case` rows of one command. */
 static void put_bash_choices(FILE *f, const cli_command *c) {
   for (const cli_option *o = c->options; o->name; o++)
     if (o->choices)
@@ -161,7 +162,7 @@ static bool put_bash(const char *folder) {
   return finish(f);
 }
 
-/* Text between single quotes in zsh's notation of options, where [ ] : have meanings of their own. */
+/* Writes text between single quotes in zsh's option notation, where [ ] : have special meanings. */
 static void put_zsh(FILE *f, const char *text) {
   for (; *text; text++) {
     if (*text == '\'') fputs("'\\''", f);
@@ -209,7 +210,7 @@ int main(int argc, char **argv) {
   for (int i = 0; i < 3; i++) {
     static const char *const folders[] = {"", "/man", "/completion"};
     snprintf(path, sizeof path, "%s%s", argv[1], folders[i]);
-    mkdir(path, 0777); /* it may exist; create reports a folder that is missing */
+    mkdir(path, 0777); /* create it if possible; opening a file reports a missing folder */
   }
   bool good = put_main_page(argv[1]) && put_bash(argv[1]) && put_zsh_file(argv[1]);
   for (int i = 0; cli_command_at(i); i++) good = put_command_page(argv[1], i) && good;

@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Makes tests/data/quantized/{fp8,nf4,fp4}: a tiny Llama with quantized linear layers, and beside each
-expected.safetensors, what transformers (fp8) and bitsandbytes (nf4 with double quantization, fp4 without) decode.
+"""Makes tests/data/quantized/{fp8,nf4,fp4}: a tiny Llama with quantized linear layers, each with
+expected.safetensors: the values that transformers (fp8) and bitsandbytes (nf4 with double quantization, fp4 without)
+decode.
 
     tools/make_quantized_folders.py [FOLDER]
 

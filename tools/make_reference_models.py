@@ -4,7 +4,7 @@
 
     tools/make_reference_models.py [FOLDER [NAME...]]
 
-Each folder is what save_pretrained writes, with random weights, and beside it
+Each folder is what save_pretrained writes, with random weights, and
 reference.safetensors: tokens and targets (i32) of one document, its logits, the mean
 cross-entropy and that loss's gradient of every parameter ("d_" before the name), and the
 text of a greedy generation from its first tokens (prompt included). Models with experts also
@@ -38,7 +38,7 @@ LLAMA3 = dict(rope_type="llama3", factor=4.0, low_freq_factor=1.0, high_freq_fac
 def models():
     yield "gpt2", lambda: GPT2LMHeadModel(GPT2Config(**GPT2)), {}
     yield "gpt2-untied", lambda: GPT2LMHeadModel(GPT2Config(tie_word_embeddings=False, n_inner=40, **GPT2)), {}
-    # Half the dimensions turn less than once in the original length: all three branches of the scaling are met.
+    # Half of the dimensions have less than one period in the original length, so all three branches of the scaling occur.
     yield "llama", lambda: LlamaForCausalLM(LlamaConfig(
         rope_scaling=LLAMA3, eos_token_id=[0, 1], attention_bias=True, mlp_bias=True, rms_norm_eps=1e-5,
         rope_theta=1000.0, **LLAMA)), {}
@@ -52,13 +52,13 @@ def models():
     yield "mistral", lambda: MistralForCausalLM(MistralConfig(sliding_window=7, eos_token_id=1, **LLAMA)), {}
     yield "qwen2-window", lambda: Qwen2ForCausalLM(Qwen2Config(
         use_sliding_window=True, sliding_window=5, max_window_layers=1, **LLAMA)), {}
-    # A padding id would take its row of the embedding out of training.
+    # With a padding id, its row of the embedding would have no gradient.
     yield "gemma", lambda: GemmaForCausalLM(GemmaConfig(head_dim=10, pad_token_id=None, **LLAMA)), {}
-    # Caps as low as what they bend; a window in the first and the third layer.
+    # Caps of about the size of the logits; a window in the first and the third layer.
     yield "gemma2", lambda: Gemma2ForCausalLM(Gemma2Config(**dict(
         LLAMA, num_hidden_layers=3, head_dim=10, query_pre_attn_scalar=12, sliding_window=7, pad_token_id=None,
         attn_logit_softcapping=1.5, final_logit_softcapping=2.0))), {}
-    # Experts, by version 5: one packed weight in the library, each by itself in the folder.
+    # Experts, by version 5: one packed weight in the library, one tensor per expert in the folder.
     yield "mixtral", lambda: MixtralForCausalLM(MixtralConfig(num_local_experts=5, num_experts_per_tok=2, **LLAMA)), {}
     yield "qwen2-moe", lambda: Qwen2MoeForCausalLM(Qwen2MoeConfig(
         num_experts=4, num_experts_per_tok=3, moe_intermediate_size=10, shared_expert_intermediate_size=14,
@@ -147,7 +147,7 @@ def main():
         transformers.set_seed(1234)
         model = make().float().eval()
         if hasattr(model, "set_experts_implementation"):
-            model.set_experts_implementation("eager")  # the others want aligned sizes
+            model.set_experts_implementation("eager")  # the others require aligned sizes
         with torch.no_grad():  # norms and biases away from 1 and 0, weights large enough to matter
             for key, p in model.named_parameters():
                 p.add_(torch.randn_like(p) * (0.1 if p.dim() == 1 else 0.08))

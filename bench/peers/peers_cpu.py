@@ -5,7 +5,7 @@
     peers_cpu.py --refrain PROGRAM [--threads 2] [--rounds 5] [--seconds 6] [--only WORD]
 
 The shapes are those of `refrain bench gpt2-124m`: B 4 x T 64, bf16, AdamW, gradients clipped to a norm of 1. Variants of PyTorch:
-weights in f32 with autocast, or all in bf16 (less work than ours, which keeps main weights and moments in f32); eager or
+weights in f32 with autocast, or all in bf16 (less work than ours, which keeps master weights and moments in f32); eager or
 torch.compile. A round runs each variant once in its own process. Prints a JSON object per run, then the medians over rounds.
 """
 import argparse

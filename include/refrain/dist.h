@@ -11,7 +11,7 @@
  *
  *   rfr_comm *ends[2];
  *   rfr_comm_threads_create(ctx, 2, 0, ends);
- *   // thread r, with a context of its own:
+ *   // thread r, with a separate context:
  *   rfr_comm_all_gather(ends[r], shard, all, n, RFR_F32);     // all: 2 n elements, rank 0's first
  *   rfr_comm_destroy(ends[r]);
  */

@@ -172,7 +172,7 @@ typedef struct rfr_graphs_options {
    * recomputed. Without effect in inference. */
   rfr_recompute recompute;
   /* The caller's memory for parameters, states and constants, which must outlive the graphs; the graphs allocate the
-   * others. It must be memory of the device, at multiples of 16 bytes; on a GPU, unpinned host memory and another GPU's
+   * others. It must be device memory, at multiples of 16 bytes; on a GPU, unpinned host memory and another GPU's
    * memory are program.state. The captured address is used at every replay. The graphs cannot see that the caller has
    * moved a tensor: pass the parameters to rfr_graphs_begin_step to have their addresses compared, and call
    * rfr_graphs_rebind after a move. */
@@ -242,7 +242,7 @@ RFR_API rfr_status rfr_graphs_forward(rfr_graphs *g, int callable, int microbatc
  * weight gradients run too. Errors: as rfr_graphs_forward. */
 RFR_API rfr_status rfr_graphs_backward(rfr_graphs *g, int callable, int microbatch, const rfr_binding *output_grads,
                                        int n_output_grads, rfr_tensor *input_grads, int n_input_grads);
-/* The weight gradients of a callable, accumulated onto the main gradients. Errors: graphs.order. */
+/* The weight gradients of a callable, accumulated into the main gradients. Errors: graphs.order. */
 RFR_API rfr_status rfr_graphs_wgrad(rfr_graphs *g, int callable, int microbatch);
 /* The call that the schedule expects now; any other is graphs.order. *call: F, I, W or B, its stage and microbatch; B
  * and I are rfr_graphs_backward. If no call is left, all fields and *callable are -1 and the step has to end. Without

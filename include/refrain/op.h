@@ -70,7 +70,7 @@ enum {
   RFR_OP_RNG = 1 << 6,    /* addressed random numbers: the microbatch is part of its identity */
   RFR_OP_FORM = 1 << 8,   /* the result is operand 0 in another form: of a weight, still a weight. Views are too */
   RFR_OP_STOP = 1 << 9,   /* no gradient passes, and that is no error */
-  RFR_OP_LOCAL = 1 << 10, /* the result lives for one reader: each reader gets an op of its own, just before it */
+  RFR_OP_LOCAL = 1 << 10, /* the result lives for one reader: each reader gets a separate op, just before it */
 };
 
 /* Input of a shape rule. Operands may have any type and shape: check before use. Also the input of the rules for views
@@ -96,7 +96,7 @@ typedef struct rfr_grad {
   const bool *need;
   const bool *is_weight; /* operand k is a parameter: record under RFR_PHASE_WGRAD; preset when all needed are */
   const rfr_value *dy;   /* cotangent of each result, RFR_NONE: none */
-  rfr_value *dx;         /* all RFR_NONE at first; the library casts them to the wanted type */
+  rfr_value *dx;         /* all RFR_NONE at first; the library casts them to the required type */
   void *user;
 } rfr_grad;
 
@@ -146,7 +146,7 @@ typedef size_t (*rfr_workspace_fn)(const rfr_call *call);
  * results     names in order, one at least; "lse!" may be infinite by definition; "w1@w" is the next version of
  *             operand w in w's own
  *             storage and needs RFR_OP_STATE, unless w may be absent: "y@acc" of "x acc?" is
- *             y added onto acc when acc is given, and the fuse pass may give it.
+ *             y added to acc when acc is given, and the fuse pass may give it.
  * attributes  name:type with b = 0/1, i = integer, f = double, t = dtype, s = shape. */
 typedef struct rfr_op_desc {
   size_t size;

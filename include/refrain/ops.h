@@ -129,7 +129,7 @@ RFR_API int64_t rfr_quant_bytes(rfr_quant format, int rank, const int64_t *shape
 RFR_API rfr_status rfr_quant_encode(rfr_ctx *ctx, rfr_quant format, int rank, const int64_t *shape, rfr_dtype dtype,
                                     const void *data, int threads, void *out);
 /* y (shape) of type `to` = the values of x, u8 (rfr_quant_bytes). Each value is an f32 product, rounded to `to`, with
- * the same bits on every device. Each op that reads y gets its own dequantize op just before it: the values are never
+ * bitwise equal on every device. Each op that reads y gets its own dequantize op just before it: the values are never
  * kept for the backward or for another step. */
 RFR_API rfr_value rfr_dequantize_at(rfr_trace *t, rfr_source at, rfr_value x, rfr_quant format, int rank,
                                     const int64_t *shape, rfr_dtype to);

@@ -14,7 +14,7 @@
  *   rfr_programs_tensor(p, "w", &w);      // fill w.data
  *   rfr_programs_load(p);                 // once, after weights were written
  *   rfr_program_capture(p, 0);
- *   rfr_program_replay(p, 0, NULL, 0);    // as often as wanted
+ *   rfr_program_replay(p, 0, NULL, 0);    // any number of times
  */
 #ifndef REFRAIN_PROGRAM_H
 #define REFRAIN_PROGRAM_H
@@ -108,7 +108,7 @@ typedef struct rfr_compile_options {
   int fuse;                /* 1: the fuse pass runs (default) */
   int prune;               /* 1: CSE, DCE and hoisting run (default); 0: autodiff's result is used as it is */
   int64_t loss_chunk;      /* rows of logits at a time in a fused LM head; 0: 1024 on the CPU, 4096 to 6144 on a GPU */
-  int debug;               /* 1: every value has guarded bytes of its own, dead buffers are filled with NaN (floats) or
+  int debug;               /* 1: every value has separate, guarded bytes, dead buffers are filled with NaN (floats) or
                           -1 (integers), and every result is checked for NaN */
   int keep_traces;         /* 1: rfr_programs_trace can give the trace after each pass */
   rfr_recompute recompute; /* default: keep. Never changes a bit of any result */
@@ -173,7 +173,7 @@ typedef struct rfr_watched {
 /* Name of the i-th watched value, 0 based: NULL past the end. Works with `plan_only` too. Borrowed. */
 RFR_API const char *rfr_programs_watched_name(const rfr_programs *p, int i);
 /* Statistics of the i-th watched value in step number `step`, 0 for the first one (the attempted count of the step
- * block). Reads memory of the host; never waits. Errors: argument, past the end; program.order, when that step has not
+ * block). Reads host memory; never waits. Errors: argument, past the end; program.order, when that step has not
  * ended yet or a later one has replaced it. */
 RFR_API rfr_status rfr_programs_watched(const rfr_programs *p, int64_t step, int i, rfr_watched *out);
 

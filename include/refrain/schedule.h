@@ -7,8 +7,9 @@
  * after those that it depends on, on its rank and across ranks, and no ranks wait for each other in a cycle.
  *
  * A stage is a part of the model on one rank; it owns one or more consecutive layers. Stage s sends its output to s + 1
- * and its input gradient to s - 1. If two neighbours are on different ranks, SEND and RECV may say when; without them
- * the consumer still waits for the producer. Ranks, stages, microbatches, slots and positions count from 0.
+ * and its input gradient to s - 1. If two adjacent stages are on different ranks, the schedule may have SEND and RECV
+ * for them; without these the consumer still waits for the producer. Ranks, stages, microbatches, slots and positions
+ * count from 0.
  *
  *   rfr_schedule *s;
  *   const char text[] = "0F0 0F1 0B0 0B1\n1F0 1B0 1F1 1B1\n";
@@ -101,8 +102,8 @@ RFR_API rfr_schedule_options rfr_schedule_options_default(void);
 /* The backwards of each stage run in ascending microbatches. gpipe, 1f1b and interleaved have B, the others I and W.
  * Errors: argument, overflow. */
 RFR_API rfr_status rfr_schedule_generate(rfr_ctx *ctx, const rfr_schedule_options *options, rfr_schedule **out);
-/* The same schedule with SEND and RECV between neighbours on different ranks. Errors: argument, if it already has some.
- */
+/* The same schedule with SEND and RECV between adjacent stages on different ranks. Errors: argument, if it has some
+ * already. */
 RFR_API rfr_status rfr_schedule_add_communication(const rfr_schedule *s, rfr_schedule **out);
 
 /* Accepts NULL. Call it before the context is destroyed. */
@@ -133,16 +134,16 @@ RFR_API int rfr_schedule_layers(const rfr_schedule *s, int stage); /* 0: there i
 
 /* A slot is the memory for one microbatch's data in a stage: from its F (or its RECV_F) until the last of its I and W
  * (and its SENDs). Microbatches whose windows do not overlap share a slot, so a stage has as many slots as microbatches
- * in flight. Windows count the stage's own actions only: if a neighbour reads a slot of this stage, compare with the
- * position of the neighbour's W (rfr_schedule_find). */
+ * in flight. Windows count the stage's own actions only: if an adjacent stage reads a slot of this stage, compare with
+ * the position of that stage's W (rfr_schedule_find). */
 RFR_API int rfr_schedule_slots(const rfr_schedule *s, int stage);                /* 0: there is no such stage */
 RFR_API int rfr_schedule_slot(const rfr_schedule *s, int stage, int microbatch); /* -1: not there */
 
 /* ---- costs of a schedule ---- */
 
 /* Costs of one stage. Seconds of each op; negative: not given. F, I and W must be given if they are used; if B is not
- * given, it is I + W; the others are then 0. SEND_F and SEND_B are the time of a message to the neighbour's rank, also
- * if no action sends it; the sender does not wait for it. RECV is the time of the receiver. */
+ * given, it is I + W; the others are then 0. SEND_F and SEND_B are the time of a message to the rank of an adjacent
+ * stage, also if no action sends it; the sender does not wait for it. RECV is the time of the receiver. */
 typedef struct rfr_stage_costs {
   double seconds[RFR_ACTION_COUNT];
   int64_t activation_bytes; /* of one microbatch, from F to the last of I and W */

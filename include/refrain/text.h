@@ -100,7 +100,7 @@ RFR_API rfr_status rfr_decoder_end(rfr_decoder *decoder, rfr_write_fn write, voi
 typedef enum rfr_token_format {
   RFR_TOKENS_NANOGPT, /* ids alone */
   RFR_TOKENS_LLMC,    /* ids after a header of 1024 bytes */
-  RFR_TOKENS_MEGATRON /* ids, and an index of documents beside them */
+  RFR_TOKENS_MEGATRON /* ids, and an index of documents in a second file */
 } rfr_token_format;
 
 /* Tokenizes files and writes their ids into the new file `out`, X.bin, and for Megatron X.idx. `paths` are n text

@@ -140,7 +140,7 @@ typedef struct rfr_run_options {
   int resume;            /* 1: continue from the folder's newest checkpoint, or start if it has none */
   int strict;            /* 1: resume under another machine, library or thread count is an error */
   int debug;             /* 1: guarded allocations, poisoned buffers and a NaN check after every op; slow */
-  int eager;             /* 1: launch kernel by kernel instead of replay; the same bits */
+  int eager;             /* 1: launch kernel by kernel instead of replay; bitwise equal */
   int keep_traces;       /* 1: rfr_program_trace has the trace after every pass */
   int no_data;           /* 1: read no data and no weights: for plans, traces and timing (random tokens) */
   rfr_event_fn on_event; /* NULL: none */
@@ -329,7 +329,7 @@ typedef struct rfr_run_pipeline {
   int stages;      /* of all ranks */
   rfr_schedule_kind schedule;
   int64_t microbatches;
-  int64_t planned_bytes;     /* of the callables beside the programs' arena and step memory: persistent results */
+  int64_t planned_bytes;     /* of the callables, without the programs' arena and step memory: persistent results */
   int64_t slot_bytes, slots; /* microbatches in flight, in the step memory */
   int64_t shared_bytes;      /* within one action, likewise */
   int64_t message_bytes;     /* of an activation or its gradient */

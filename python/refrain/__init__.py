@@ -10,6 +10,9 @@ message, next step, file and line.
 from ._core import (ClosedError, Context, FileError, InternalError, InvalidError, MismatchError, NoFitError,
                     NoMemoryError, NumericError, ReentryError, RefrainError, Stopped, UnsupportedError, version)
 from .graphs import NONE, Callable, Gradient, Graphs, GraphsMemory, Schedule, Trace
+from .hooks import HookEvent, Hooks, HookTensor
+from .programs import Programs
+from .ranks import Communicator, Launch, launch
 from .report import Report, diff, diff_text, inspect
 from .sweep import Sweep, SweepRun
 from .tensor import Tensor
@@ -18,9 +21,10 @@ from .train import (NO_TARGET, Data, Evaluation, Event, Model, Phase, RunInfo, T
                     finetune, generate)
 
 __version__ = version()
-__all__ = ["Callable", "ChatTemplate", "ClosedError", "Context", "Data", "Decoder", "Evaluation", "Event", "FileError",
-           "Gradient", "Graphs", "GraphsMemory", "InternalError", "InvalidError", "MismatchError", "Model", "NONE",
-           "NO_TARGET", "NoFitError", "NoMemoryError", "NumericError", "Phase", "ReentryError", "RefrainError",
-           "Report", "RunInfo", "Schedule", "Stopped", "Sweep", "SweepRun", "Tensor", "Tokenizer", "TokenizerTraining",
-           "Trace", "Trainer", "UnsupportedError", "Watched", "Window", "diff", "diff_text", "export", "finetune",
-           "generate", "inspect", "train_tokenizer"]
+__all__ = ["Callable", "ChatTemplate", "ClosedError", "Communicator", "Context", "Data", "Decoder", "Evaluation",
+           "Event", "FileError", "Gradient", "Graphs", "GraphsMemory", "HookEvent", "HookTensor", "Hooks",
+           "InternalError", "InvalidError", "Launch", "MismatchError", "Model", "NONE", "NO_TARGET", "NoFitError",
+           "NoMemoryError", "NumericError", "Phase", "Programs", "ReentryError", "RefrainError", "Report", "RunInfo",
+           "Schedule", "Stopped", "Sweep", "SweepRun", "Tensor", "Tokenizer", "TokenizerTraining", "Trace", "Trainer",
+           "UnsupportedError", "Watched", "Window", "diff", "diff_text", "export", "finetune", "generate", "inspect",
+           "launch", "train_tokenizer"]

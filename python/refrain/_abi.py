@@ -65,6 +65,7 @@ TokenFn = CFUNCTYPE(c_int, c_int32, c_void_p)
 SampleFn = CFUNCTYPE(None, POINTER(c_char), c_size_t, c_int, c_void_p)
 CapsuleFn = ctypes.PYFUNCTYPE(None, c_void_p)
 DeleterFn = CFUNCTYPE(None, c_void_p)
+HookFn = CFUNCTYPE(c_int, c_void_p, c_void_p)
 
 # ---- status.h, ctx.h ----
 
@@ -235,9 +236,68 @@ class rfr_callable(Record):
 
 
 @struct
+class rfr_hook(Record):
+    fn: Function
+    user: Pointer
+
+
+@struct
 class rfr_hook_list(Record):
     hooks: Pointer
     n: Int
+
+
+@struct
+class rfr_hooks(Record):
+    size: Size
+    pre_forward: rfr_hook_list
+    post_forward: rfr_hook_list
+    pre_backward: rfr_hook_list
+    post_backward: rfr_hook_list
+    pre_wgrad: rfr_hook_list
+    post_wgrad: rfr_hook_list
+
+
+@struct
+class rfr_hook_event(Record):
+    size: Size
+    point: Int
+    callable: Int
+    microbatch: Int
+    capture: Int
+    iteration: Int
+    failed: Int
+    inputs: Annotated[Any, POINTER(rfr_tensor)]
+    outputs: Annotated[Any, POINTER(rfr_tensor)]
+    n_inputs: Int
+    n_outputs: Int
+    name: Text
+    parameters: Annotated[Any, POINTER(rfr_tensor)]
+    n_parameters: Int
+    has_wgrad: Int
+    wgrad_reads: Int
+
+
+@struct
+class rfr_compile_options(Record):
+    size: Size
+    budget: Int64
+    fuse: Int
+    prune: Int
+    loss_chunk: Int64
+    debug: Int
+    keep_traces: Int
+    recompute: Int
+    tune: Int
+    choices: Pointer
+    n_choices: Int
+    comm: Pointer
+    plan_only: Int
+    shard: Int
+    step_memory: Pointer
+    watch: Pointer
+    hooks: Pointer
+    n_hooks: Int
 
 
 @struct
@@ -295,6 +355,20 @@ class rfr_graphs_memory(Record):
     recomputed: Int
     recomputed_flops: Real
     step_memory_bytes: Int64
+
+
+# ---- dist.h ----
+
+
+@struct
+class rfr_launch(Record):
+    size: Size
+    launcher: Text
+    rank: Int
+    ranks: Int
+    local_rank: Int
+    address: Message
+    port: Int
 
 
 # ---- text.h, chat.h ----
@@ -746,6 +820,15 @@ FUNCTIONS: Dict[str, Tuple[Any, ...]] = {  # name: result, arguments
     "rfr_moe_sort_at": (c_int32, *AT, c_int32, c_int64, VALUES, VALUES),
     "rfr_moe_permute_at": (c_int32, *AT, c_int32, c_int32, c_int32, c_int32),
     "rfr_moe_unpermute_at": (c_int32, *AT, c_int32, c_int32, c_int32, c_int32),
+    "rfr_microbatch": (None, P, c_int),
+    "rfr_set_phase": (None, P, c_int),
+    "rfr_gradient_at": (c_int32, *AT, c_int32, c_int32, c_int),
+    "rfr_sgd_at": (c_int32, *AT, c_int32, c_int32, c_int32, c_int32, c_int32, c_int32, c_int32, c_double, c_double,
+                   c_double),
+    "rfr_all_gather_at": (c_int32, *AT, c_int32, c_int),
+    "rfr_reduce_scatter_at": (c_int32, *AT, c_int32, c_int),
+    "rfr_all_reduce_at": (c_int32, *AT, c_int32, c_int),
+    "rfr_all_to_all_at": (c_int32, *AT, c_int32, c_int),
     "rfr_schedule_parse": (Status, P, c_char_p, c_char_p, c_size_t, OUT),
     "rfr_schedule_options_default": (rfr_schedule_options,),
     "rfr_schedule_kind_name": (c_char_p, c_int),
@@ -779,6 +862,36 @@ FUNCTIONS: Dict[str, Tuple[Any, ...]] = {  # name: result, arguments
     "rfr_graphs_set_rng": (Status, P, c_char_p, POINTER(rfr_rng)),
     "rfr_graphs_get_memory": (Status, P, POINTER(rfr_graphs_memory)),
     "rfr_graphs_report": (c_char_p, P, c_int, c_char_p),
+    "rfr_shard_name": (c_char_p, c_int),
+    "rfr_compile_options_default": (rfr_compile_options,),
+    "rfr_compile": (Status, P, c_int, POINTER(c_void_p), POINTER(c_char_p), POINTER(rfr_compile_options), OUT),
+    "rfr_programs_destroy": (None, P),
+    "rfr_programs_load": (Status, P),
+    "rfr_programs_wait": (Status, P),
+    "rfr_programs_tensor": (Status, P, c_char_p, POINTER(rfr_tensor)),
+    "rfr_programs_read": (Status, P, POINTER(rfr_tensor), P),
+    "rfr_programs_write": (Status, P, POINTER(rfr_tensor), P),
+    "rfr_program_output": (Status, P, c_int, c_char_p, POINTER(rfr_tensor)),
+    "rfr_program_run": (Status, P, c_int),
+    "rfr_program_capture": (Status, P, c_int),
+    "rfr_program_replay": (Status, P, c_int, POINTER(rfr_binding), c_int),
+    "rfr_program_report": (c_char_p, P, c_int, c_char_p),
+    "rfr_comm_threads_create": (Status, P, c_int, c_double, OUT),
+    "rfr_comm_nccl_id": (Status, P, P),
+    "rfr_comm_nccl_create": (Status, P, P, c_int, c_int, c_double, OUT),
+    "rfr_comm_mpi_create": (Status, P, c_double, OUT),
+    "rfr_comm_destroy": (None, P),
+    "rfr_comm_abort": (None, P),
+    "rfr_comm_set_timeout": (Status, P, c_double),
+    "rfr_comm_size": (c_int, P),
+    "rfr_comm_rank": (c_int, P),
+    "rfr_comm_all_gather": (Status, P, P, P, c_int64, c_int),
+    "rfr_comm_reduce_scatter": (Status, P, P, P, c_int64, c_int),
+    "rfr_comm_all_reduce": (Status, P, P, P, c_int64, c_int),
+    "rfr_comm_all_to_all": (Status, P, P, P, c_int64, c_int),
+    "rfr_launch_read": (Status, POINTER(rfr_launch)),
+    "rfr_launch_join": (Status, P, POINTER(rfr_launch), c_double, OUT),
+    "rfr_launch_leave": (Status, P, P),
 }
 
 

@@ -234,6 +234,7 @@ class Handle:
     Memory that was handed out (DLPack) keeps the object: it is freed after the last consumer has released it."""
 
     _destroy_name = ""
+    _tensor_prefix = ""  # of the functions that read and write its tensors
 
     def __init__(self, context: Context, pointer: Optional[int], owned: Optional[Context] = None) -> None:
         self.context = context

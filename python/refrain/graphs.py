@@ -14,6 +14,8 @@ from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
 
 from . import _abi
 from ._core import Context, Handle, InvalidError, collect, copy_fields, create, lib, text
+from .hooks import HookFn, HookMemory, Hooks
+from .ranks import Communicator, UsesCommunicator
 from .tensor import Borrowed, Tensor, dtype_number, type_struct
 
 NONE = -1  # an operand that is not there
@@ -21,6 +23,7 @@ _ROLES = {"trainable": 1, "frozen": 2, "state": 3, "input": 4, "input_grad": 5, 
 _RECOMPUTE = {"keep": 0, "all": 1, "auto": 2}
 _ACTIONS = "F I W B OPT UNSHARD RESHARD REDUCE SEND_F RECV_F SEND_B RECV_B".split()
 _SCORES = {"softmax": 0, "softmax_chosen": 1, "sigmoid": 2}
+_PHASES = {"load": 0, "setup": 1, "forward": 2, "dgrad": 3, "wgrad": 4, "optim": 5}
 _RECIPES = 6  # kinds of recipes
 _MINE = os.path.dirname(os.path.abspath(__file__))
 _files: Dict[str, bytes] = {}  # names of sources, which traces refer to
@@ -88,6 +91,14 @@ class Trace(Handle):
     def scope(self, name: str) -> None:
         """Names the layer of the ops that follow."""
         self._call(lib.rfr_scope, name.encode())
+
+    def microbatch(self, number: int) -> None:
+        """The microbatch of the ops that follow; -1, initially: once per step."""
+        self._call(lib.rfr_microbatch, number)
+
+    def phase(self, name: str) -> None:
+        """The phase of the ops that follow, initially "forward"; "optim" for the ops that update parameters."""
+        self._call(lib.rfr_set_phase, _choice(_PHASES, name, "phase"))
 
     @contextmanager
     def recipe(self, name: str, *, keep: Sequence[str] = (), high_backward: bool = False) -> Iterator[None]:
@@ -210,6 +221,26 @@ class Trace(Handle):
     def detach(self, x: int) -> int:
         return self._record(lib.rfr_detach_at, x)
 
+    def gradient(self, loss: int, w: int, to: str = "f32") -> int:
+        """d loss / d w, for a program that is compiled alone (Programs)."""
+        return self._record(lib.rfr_gradient_at, loss, w, dtype_number(to))
+
+    def sgd(self, w: int, g: int, lr: int, *, momentum: int = NONE, master: int = NONE, clip: int = NONE,
+            skip: int = NONE, momentum_factor: float = 0.0, decay: float = 0.0, lr_scale: float = 1.0) -> int:
+        return self._record(lib.rfr_sgd_at, w, g, momentum, master, lr, clip, skip, momentum_factor, decay, lr_scale)
+
+    def all_gather(self, x: int, ranks: int) -> int:
+        return self._record(lib.rfr_all_gather_at, x, ranks)
+
+    def reduce_scatter(self, x: int, ranks: int) -> int:
+        return self._record(lib.rfr_reduce_scatter_at, x, ranks)
+
+    def all_reduce(self, x: int, ranks: int) -> int:
+        return self._record(lib.rfr_all_reduce_at, x, ranks)
+
+    def all_to_all(self, x: int, ranks: int) -> int:
+        return self._record(lib.rfr_all_to_all_at, x, ranks)
+
     def token_count(self, targets: int, *, ignore: int = -100) -> int:
         """1 / number of targets that are not `ignore`, for cross_entropy."""
         return self._record(lib.rfr_token_count_at, 1, (ctypes.c_int32 * 1)(targets), ignore, None)
@@ -311,24 +342,29 @@ class GraphsMemory:
     recomputed: int
 
 
-class Graphs(Handle):
+class Graphs(UsesCommunicator):
     """Callables, compiled and captured. Inputs are tensors with __dlpack__ or arrays; results are Tensors.
 
     tensors    {"layer0.w": parameter}: your memory for parameters, states and constants, used in place
     gradients  {"layer0.w": tensor or Gradient}: your memory for main gradients
     schedule   None: one microbatch at a time
+    hooks      one Hooks for each callable, or None; they run at creation, around each warm-up and capture of a part
+    comm       this rank's communicator, for collectives
 
     On a GPU, set_stream(torch.cuda.current_stream().cuda_stream) puts all work into PyTorch's stream: nothing waits,
     and inputs only have to precede the call there. Without a stream, inputs must be ready, and results need wait().
     """
 
     _destroy_name = "rfr_graphs_destroy"
+    _tensor_prefix = "rfr_graphs"
 
     def __init__(self, context: Context, callables: Sequence[Callable], *, schedule: Optional[Schedule] = None,
                  rank: int = 0, tensors: Optional[Mapping[str, Any]] = None,
                  gradients: Optional[Mapping[str, Any]] = None, allow_unused_input: bool = False, eager: bool = False,
                  debug: bool = False, budget: int = 0, recompute: str = "keep", first_microbatch: int = 0,
-                 warmup_iterations: int = 0) -> None:
+                 warmup_iterations: int = 0, hooks: Optional[Sequence[Optional[Hooks]]] = None,
+                 pre_warmup: Sequence[HookFn] = (), post_warmup: Sequence[HookFn] = (),
+                 comm: Optional[Communicator] = None) -> None:
         options = lib.rfr_graphs_options_default()
         options.rank, options.first_microbatch = rank, first_microbatch
         options.allow_unused_input, options.eager, options.debug = allow_unused_input, eager, debug
@@ -340,6 +376,10 @@ class Graphs(Handle):
         options.tensors, options.n_tensors = (_abi.rfr_binding * len(bindings))(*bindings), len(bindings)
         mains = [self._main_gradient(name, g) for name, g in (gradients or {}).items()]
         options.gradients, options.n_gradients = (_abi.rfr_main_gradient * len(mains))(*mains), len(mains)
+        self._hooks = HookMemory(context)
+        if hooks is not None:
+            options.hooks, options.n_hooks = ctypes.cast(self._hooks.rows(hooks), ctypes.c_void_p), len(hooks)
+        options.pre_warmup, options.post_warmup = self._hooks.list(pre_warmup), self._hooks.list(post_warmup)
         for c in callables:
             c.trace.finish()
         self._ports = [_Ports(c) for c in callables]
@@ -351,7 +391,12 @@ class Graphs(Handle):
             rows = (_abi.rfr_callable * len(callables))(*[self._callable(c, keep) for c in callables])
             return lib.rfr_graphs_create(pointer, rows, len(callables), ctypes.byref(options), *out)
 
-        super().__init__(context, create(context, run))
+        options.comm = self._use(comm)
+        try:
+            super().__init__(context, create(context, run))
+        except BaseException:
+            self._release_comm()
+            raise
         self._stream: Optional[int] = None
         self._inputs: List[Borrowed] = []  # until the work that reads them is done
 

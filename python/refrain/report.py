@@ -12,7 +12,7 @@ from ._core import Context, Handle, Path, collect, create, lib, path_bytes, path
 
 
 class Report(Handle):
-    """The logs of 1 to 16 run folders. It only reads: the runs may go on.
+    """The logs of 1 to 16 run folders. It only reads, so the runs may be in progress.
 
         with refrain.Report(["runs/first", "runs/second"]) as report:
             report.save("report.html")

@@ -64,8 +64,9 @@ class Memory:
 class Borrowed:
     """Memory of an argument, with its owner."""
 
-    def __init__(self, value: Any, device: str, stream: Optional[int] = None) -> None:
+    def __init__(self, value: Any, device: str, stream: Optional[int] = None, *, writable: bool = False) -> None:
         self.tensor = _abi.rfr_tensor()
+        self._writable = writable
         self.owner: Any = None
         if isinstance(value, Tensor):
             self.owner, self.tensor = value, value.struct
@@ -100,6 +101,8 @@ class Borrowed:
         if not view.c_contiguous or view.format not in _FORMATS:
             raise InvalidError("invalid", "tensor", f"a buffer of format {view.format!r} that has no equal here, or "
                                "is not contiguous")
+        if self._writable and view.readonly:
+            raise InvalidError("invalid", "tensor", f"{type(value).__name__} cannot be written")
         count = view.nbytes
         memory = (ctypes.c_char * count).from_buffer(view) if not view.readonly else ctypes.create_string_buffer(
             view.tobytes(), count)
@@ -141,7 +144,8 @@ for _forever in (_release_fn, _destroy_fn):  # a consumer may outlive this modul
 
 
 class Tensor:
-    """Memory of graphs: a parameter, a gradient, an output. torch.from_dlpack and others read it without a copy.
+    """Memory of graphs or programs: a parameter, a gradient, an output. torch.from_dlpack and others read it without a
+    copy.
 
     It says when it is valid in docs/graphs.md; the memory itself stays as long as a consumer has it."""
 
@@ -155,10 +159,14 @@ class Tensor:
     def __repr__(self) -> str:
         return f"Tensor({self.name!r}, {self.dtype}, {self.shape})"
 
+    def _function(self, name: str) -> Any:
+        """The owner's function: rfr_graphs_read, ..."""
+        return getattr(lib, f"{self.owner._tensor_prefix}_{name}")
+
     def read(self) -> bytes:
         """A copy of the bytes, from any device."""
         out = ctypes.create_string_buffer(self.nbytes)
-        self.owner._call(lib.rfr_graphs_read, ctypes.byref(self.struct), out)
+        self.owner._call(self._function("read"), ctypes.byref(self.struct), out)
         return out.raw
 
     def write(self, data: Any) -> None:
@@ -166,7 +174,7 @@ class Tensor:
         view = memoryview(data)
         if view.nbytes != self.nbytes:
             raise InvalidError("invalid", "tensor", f"{view.nbytes} bytes for {self!r}, which has {self.nbytes}")
-        self.owner._call(lib.rfr_graphs_write, ctypes.byref(self.struct), view.tobytes())
+        self.owner._call(self._function("write"), ctypes.byref(self.struct), view.tobytes())
 
     def tolist(self) -> Any:
         """The elements as nested lists; for f64, f32, f16 and the integers."""
@@ -194,7 +202,7 @@ class Tensor:
         if copy or (dl_device is not None and dl_device != self.__dlpack_device__()):
             raise BufferError("a view only: copy it, or move it, after the import")
         if not self.struct.host and stream != -1 and (self._stream is None or stream != self._stream):
-            self.owner._call(lib.rfr_graphs_wait)
+            self.owner._call(self._function("wait"))
         out = ctypes.c_void_p()
         with self.owner.context._lock:
             if self.owner.closed:

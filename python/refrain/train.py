@@ -14,6 +14,7 @@ from typing import Any, Callable, List, Mapping, Optional, Sequence, Tuple, Type
 from . import _abi
 from ._core import (Context, Handle, InvalidError, Overrides, Path, RefrainError, collect, copy_fields, create, lib,
                     override_list, path_bytes, path_list, text)
+from .ranks import Communicator, UsesCommunicator
 from .text import ChatTemplate, Decoder, Messages, Tokenizer, ids_array, text_bytes
 
 Config = Union[str, Mapping[str, Any]]
@@ -218,7 +219,7 @@ class _Options:
         self.value.data = ctypes.pointer(self._source)
 
 
-class _Run(Handle):
+class _Run(UsesCommunicator):
     """An open run."""
 
     _destroy_name = "rfr_run_close"
@@ -302,7 +303,7 @@ class Trainer(_Run):
     overrides      {"optimizer.lr": 1e-3} or ["optimizer.lr=1e-3"]
     resume         continue from the folder's newest checkpoint, or start
     strict         a resume on another machine, library or number of threads is an error
-    eager          launch op by op instead of replay; the same bits
+    eager          launch op by op instead of replay; bitwise equal
     debug          check every op for NaN and for writes past its buffers; slow
     on_event       called with each Event, on the thread that trains; its exception ends the run's call
     data           a program's own windows instead of files
@@ -310,6 +311,7 @@ class Trainer(_Run):
     config_name    of the configuration in errors
     device         "cpu", "cuda", ...; None: REFRAIN_DEVICE, else the CPU; or a `context`
     threads        of a parallel op; 0: the cores that this process may use
+    comm           this rank's communicator: every rank opens the same run, and makes the same calls in the same order
 
     Opening reads the data, plans and compiles. Raises InvalidError for the configuration or the data, with file and
     line; NoFitError if the plan exceeds memory.budget; RefrainError with the slugs "run.exists" and "run.busy" for a
@@ -323,7 +325,7 @@ class Trainer(_Run):
                  resume: bool = False, strict: bool = False, eager: bool = False, debug: bool = False,
                  on_event: Optional[EventFn] = None, data: Optional[Data] = None, config_folder: Optional[Path] = None,
                  config_name: Optional[str] = None, device: Optional[str] = None, threads: int = 0,
-                 context: Optional[Context] = None) -> None:
+                 context: Optional[Context] = None, comm: Optional[Communicator] = None) -> None:
         super().__init__(context, device, threads)
         options = _Options(self.context, _TRAIN | _EVALUATE, overrides, on_event, self.stop)
         options.value.resume, options.value.strict = resume, strict
@@ -332,6 +334,7 @@ class Trainer(_Run):
         options.value.config_name = config_name.encode() if config_name is not None else None
         if data is not None:
             options.set_data(self.context, data)
+        options.value.comm = self._use(comm)
         self._start(_config_bytes(config), path_bytes(folder) if folder is not None else None, options)
 
     def step(self) -> None:

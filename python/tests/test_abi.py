@@ -91,10 +91,15 @@ class Functions(unittest.TestCase):
 
     def test_numbers(self):
         """Enumerators that the package has by number, in the order of their tables."""
-        from refrain import graphs, sweep, text
+        from refrain import graphs, hooks, ranks, sweep, text
         header = {h.name: h.read_text() for h in (INCLUDE / "refrain").glob("*.h")}
         roles = re.findall(r"X\(RFR_ROLE_\w+, +\"(\w+)\"\)", header["trace.h"])
         self.assertEqual([roles[i] for i in graphs._ROLES.values()], list(graphs._ROLES))
+        phases = re.findall(r"X\(RFR_PHASE_\w+, +\"(\w+)\"\)", header["trace.h"])
+        self.assertEqual((phases, list(graphs._PHASES.values())), (list(graphs._PHASES), list(range(len(phases)))))
+        points = re.findall(r"^  RFR_HOOK_(\w+),?$", header["hooks.h"], re.M)
+        self.assertEqual([p.lower() for p in points], hooks._POINTS)
+        self.assertIn(f"RFR_NCCL_ID_BYTES = {ranks._NCCL_ID_BYTES} ", header["dist.h"])
         actions = re.findall(r"^  X\((\w+), +[01], ", header["schedule.h"], re.M)
         self.assertEqual(actions, graphs._ACTIONS)
         self.assertEqual(len(re.findall(r"^  X\(RFR_RECIPE_\w+, ", re.search(

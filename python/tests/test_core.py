@@ -33,6 +33,14 @@ class Errors(unittest.TestCase):
                                  "mismatch", "numeric", "stopped", "internal"])
         self.assertIs(_core._KINDS[names.index("stopped")], refrain.Stopped)
 
+    def test_no_gpu(self):
+        """The module is loaded when a context asks for it; the error names the part that is missing."""
+        try:
+            refrain.Context("cuda").close()
+        except refrain.UnsupportedError as error:
+            self.assertEqual(error.slug, "backend.missing")
+            self.assertRegex(error.message, "librefrain_cuda.so.*refrain-cuda|NVIDIA|compute capability")
+
     def test_file(self):
         with self.assertRaises(refrain.FileError) as caught:
             refrain.Tokenizer("/nowhere/tokenizer.json")

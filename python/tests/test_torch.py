@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Graphed callables beside a module of PyTorch. Skipped without PyTorch; REFRAIN_TEST_DEVICE=cuda uses a GPU."""
+"""Graphed callables compared with a module of PyTorch. Skipped without PyTorch; REFRAIN_TEST_DEVICE=cuda uses a GPU."""
 import gc
 import os
 import unittest
@@ -46,7 +46,7 @@ def module(dtype):
 
 @unittest.skipIf(torch is None, "PyTorch is not installed")
 @unittest.skipIf(torch is not None and DEVICE == "cuda" and not torch.cuda.is_available(), "there is no GPU")
-class Beside(unittest.TestCase):
+class Compared(unittest.TestCase):
     def layer(self, mine, dtype, **options):
         import refrain.torch
         context = refrain.Context(DEVICE)
@@ -177,7 +177,7 @@ class Streams(unittest.TestCase):
         self.assertEqual(self.train(torch.cuda.Stream()), losses)
 
     def test_another_consumer_waits(self):
-        """A consumer on a stream of its own gets a finished tensor."""
+        """A consumer on a separate stream gets a finished tensor."""
         import refrain.torch
         mine = module(torch.float32)
         context = refrain.Context(DEVICE)

@@ -24,81 +24,85 @@
 #include "refrain/program.h"
 #include "refrain/train.h"
 
-typedef struct rfi_device rfi_device; /* an open device: the backend's own */
+typedef struct rfi_device rfi_device; /* an open device; each backend defines its own */
 typedef struct rfi_graph rfi_graph;
 
 typedef struct rfi_bound { /* one op, ready to run */
-  int op;                  /* in the lowered trace */
+  int op;                  /* index in the lowered trace */
   rfi_kernel_fn run;
   const char *kernel;      /* name of `run` for reports: rfr_op_time */
-  const char *why;         /* why there is no faster kernel, or none at all; NULL: no known reason */
+  const char *why;         /* why there is no kernel, or no faster one; NULL: no known reason */
   const rfi_opr *recorded; /* the op, for messages and profilers */
   rfi_call call;
   int64_t workspace;
-  int side;   /* its number on the side stream, ascending from 1; 0: it runs on the main stream */
-  int waits;  /* the last op of the side stream, by number, that it runs after; 0: none */
-  bool forks; /* later ops of the side stream run after all ops enqueued before this one */
+  int side;   /* number of the op on the side stream, from 1 on; 0: it runs on the main stream */
+  int waits;  /* number of the last side-stream op that must run before it; 0: none */
+  bool forks; /* later side-stream ops run after all ops enqueued before this one */
 } rfi_bound;
 
-typedef struct rfi_copy { /* a graph makes its copies before its ops */
+typedef struct rfi_copy { /* a copy that a graph makes before its ops */
   void *to;               /* in the arena */
   size_t n;               /* > 0 */
 } rfi_copy;
 
-enum { RFI_CHOICE = 256 }; /* bytes of a choice's text */
+enum { RFI_CHOICE = 256 }; /* length of the text of a choice */
 
 typedef enum rfi_memory { RFI_MEMORY_ARENA, RFI_MEMORY_RING } rfi_memory;
 
 typedef struct rfi_backend {
-  const char *name; /* "the CPU", "CUDA": in messages */
-  bool host;        /* the host may read and write the arena, and a call returns when it is done */
-  bool branches;    /* it has a side stream */
-  int guard;        /* bytes after the arena that no op may write */
-  bool lora;        /* has kernels for lora_matmul */
-  bool gelu_bwd;    /* its GEMMs apply the gradient of GELU */
-  int loss_chunk;   /* rows of logits at a time in an LM head, enough for efficient GEMMs */
-  int64_t (*loss_rows)(int64_t T, int64_t C); /* the same for T rows of C columns; NULL: loss_chunk */
+  const char *name;                           /* "the CPU", "CUDA": in messages */
+  bool host;                                  /* the host may access the arena, and calls are synchronous */
+  bool branches;                              /* it has a side stream */
+  int guard;                                  /* bytes after the arena that no op may access */
+  bool lora;                                  /* has kernels for lora_matmul */
+  bool gelu_bwd;                              /* its GEMMs apply the gradient of GELU */
+  int loss_chunk;                             /* rows of logits per chunk of an LM head, enough for efficient GEMMs */
+  int64_t (*loss_rows)(int64_t T, int64_t C); /* the chunk for T rows of C columns; NULL: loss_chunk */
   rfr_status (*open)(rfr_ctx *ctx, rfi_device **out);
-  /* Later waits for the device also check that the other ranks are alive. Errors: dist.communicator, for one of another
-   * device. NULL: collectives return when they are done. */
+  /* Sets the communicator of collectives; later waits for the device also check that the other ranks are alive. Errors:
+   * dist.communicator, if it belongs to another device. NULL: collectives are synchronous. */
   rfr_status (*join)(rfi_device *d, rfr_comm *comm);
   void (*close)(rfi_device *d); /* accepts NULL */
 
   rfr_status (*alloc)(rfi_device *d, rfi_memory kind, size_t bytes, void **out);
   void (*free)(rfi_device *d, rfi_memory kind, void *memory);
   rfr_status (*fill)(rfi_device *d, void *to, unsigned char byte, size_t n);
-  rfr_status (*copy)(rfi_device *d, void *to, const void *from, size_t n); /* host or device on either side; waits */
-  rfr_status (*move)(rfi_device *d, void *to, const void *from, size_t n); /* the same, enqueued */
-  bool (*reaches)(const rfi_device *d, const void *memory);                /* false: kernels cannot access the memory */
-  rfr_status (*inspect)(rfi_device *d, rfi_range *ranges, int n); /* marks changed ranges, which lie in a ring; waits */
-  rfr_status (*memory_use)(rfi_device *d, rfr_memory_use *out);   /* *out is zeroed */
+  /* source and destination: host or device; synchronous */
+  rfr_status (*copy)(rfi_device *d, void *to, const void *from, size_t n);
+  rfr_status (*move)(rfi_device *d, void *to, const void *from, size_t n); /* the same, enqueued on the stream */
+  bool (*reaches)(const rfi_device *d, const void *memory);                /* whether kernels can access the memory */
+  /* marks the ranges that have changed; the list lies in a ring; synchronous */
+  rfr_status (*inspect)(rfi_device *d, rfi_range *ranges, int n);
+  rfr_status (*memory_use)(rfi_device *d, rfr_memory_use *out); /* *out is zeroed */
 
-  /* Selects the kernel of an op whose call is described in b->call, with placeholder addresses (absent operands and
-   * dead results are NULL already); sets run, kernel, workspace, stream and library. Its allocations for the op live
-   * in `memory` or in the device. `run` stays NULL: there is no kernel. */
+  /* Selects the kernel of an op whose call is described in b->call, with placeholder addresses; absent operands and
+   * dead results are already NULL. Sets run, kernel, workspace, stream and library. Its allocations for the op live in
+   * `memory` or in the device. `run` stays NULL if there is no kernel. */
   rfr_status (*select)(rfi_device *d, const rfi_opr *op, rfi_arena *memory, rfi_bound *b);
 
-  /* Choices by measurement, of all kernels selected so far. `choice`: the name of the i-th, 0 based, made of shapes and
-   * types, never of addresses; NULL past the last. `choose` makes it: it measures when `stored` is NULL, else it takes
-   * the value of an earlier call. *value is the choice that was made; it differs from `stored` when that is not
-   * possible here. NULL: the backend never has choices. It uses memory of the device while it runs. */
+  /* Choices made by measurement, of all kernels selected so far. `choice`: the name of the i-th (from 0), derived from
+   * shapes and types, never from addresses; NULL past the last. `choose` makes the choice: it measures if `stored` is
+   * NULL, else it applies the value of an earlier call. *value is the choice that was made; it differs from `stored` if
+   * that is not possible on this device. NULL: the backend has no choices. Tuning uses device memory while it runs. */
   const char *(*choice)(rfi_device *d, int i);
   rfr_status (*choose)(rfi_device *d, int i, const char *stored, char value[RFI_CHOICE]);
 
   rfr_status (*run)(rfi_device *d, const rfi_bound *bound, int n); /* joins the side stream at the end */
-  /* Runs the first op and those after it that share its launch, *many in all; waits. */
+  /* Runs the first op and the ops after it that share its launch, *many in total; synchronous. */
   rfr_status (*run_timed)(rfi_device *d, const rfi_bound *bound, int n, int *many, double *seconds);
   rfr_status (*capture)(rfi_device *d, const rfi_copy *copies, int n_copies, const rfi_bound *bound, int n,
                         rfi_graph **out);
-  /* `from`: a source for each copy, as in `move`; the destination itself means no copy. Not read without copies. */
+  /* `from`: a source for each copy, as in `move`; a source equal to the destination skips the copy. Ignored if the
+   * graph has no copies. */
   rfr_status (*launch)(rfi_device *d, rfi_graph *graph, const void *const *from);
-  /* The op at which the last run, capture or launch failed; -1: unknown, or no error. */
+  /* The op that failed in the last run, capture or launch; -1: unknown, or no error. */
   int (*failed)(const rfi_device *d);
   void (*graph_destroy)(rfi_device *d, rfi_graph *graph); /* accepts NULL */
-  rfr_status (*wait)(rfi_device *d);                      /* errors of enqueued work, here and in poll */
-  /* Enqueues later work into the caller's stream, after all earlier work; NULL: into the device's own stream again. */
+  rfr_status (*wait)(rfi_device *d);                      /* wait and poll also return errors of enqueued work */
+  /* Enqueues later work on the caller's stream, ordered after all earlier work; NULL: on the device's own stream
+   * again. */
   rfr_status (*set_stream)(rfi_device *d, void *stream);
-  void *(*stream)(const rfi_device *d); /* that work is enqueued into; NULL: a call returns when it is done */
+  void *(*stream)(const rfi_device *d); /* the stream on which work is enqueued; NULL: calls are synchronous */
   rfr_status (*poll)(rfi_device *d, bool *idle);
 } rfi_backend;
 

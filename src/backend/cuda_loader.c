@@ -26,7 +26,8 @@ static rfr_status load(rfr_ctx *ctx, const rfi_cuda_module **out) {
   char path[PATH_MAX];
   void *object;
   *out = NULL;
-  RFI_TRY(rfi_module_open(ctx, "librefrain_cuda.so", "module of CUDA", "", path, &object));
+  RFI_TRY(rfi_module_open(ctx, "librefrain_cuda.so", "module of CUDA",
+                          " (wheel: refrain-cuda; Debian: librefrain*-cuda; builds with nvcc have it)", path, &object));
   const char *built = dlsym(object, RFI_CUDA_BUILT);
   if (!built || strcmp(built, RFI_BUILT) != 0)
     return rfi_fail(RFI_E_BACKEND_BUILD, "%s is of build %s, the library of %s", path,

@@ -4,8 +4,8 @@
  * lets others share bytes; the device executes the graph. So this check uses neither the plan nor the side stream, but
  * the graph's edges and the addresses of operands, results and workspaces.
  *
- * The predecessors of a unit are a row of bits: the union of its direct predecessors' rows. A graph without a side
- * stream orders every pair, and no pair is compared.
+ * The predecessors of a unit are a bit set: the union of its direct predecessors' sets and these predecessors. A graph
+ * without a side stream orders every pair, and no pair is compared.
  */
 #include "backend/graph_order.h"
 
@@ -16,7 +16,7 @@
 /* ---- bytes ---- */
 
 typedef struct bytes {
-  const char *from, *to; /* to <= from: none */
+  const char *from, *to; /* to <= from: empty */
   bool written;
 } bytes;
 
@@ -31,7 +31,7 @@ static bytes bytes_of(const rfi_arg *x, bool written) {
   return (bytes){from, from + ((last + 1) * rfr_dtype_bits(x->type.dtype) + 7) / 8, written};
 }
 
-/* The k-th of an op's operands, results and workspace, in this order. */
+/* The bytes of the k-th of an op's operands, results and workspace, in this order. */
 static bytes nth(const rfi_bound *b, int k) {
   const rfi_call *c = &b->call;
   if (k < c->n_in) return bytes_of(&c->in[k], false);
@@ -75,7 +75,7 @@ static int by_end(const void *a, const void *b) {
 rfr_status rfi_order_check(rfr_ctx *ctx, const rfi_bound *bound, const rfi_unit *unit, int n, rfi_unit_edge *edge,
                            int n_edges) {
   const int words = (n + 63) / 64;
-  uint64_t *before; /* a row of bits for each unit: its predecessors */
+  uint64_t *before; /* per unit, a bitmap of its predecessors */
   RFI_TRY(RFI_ALLOC(ctx, sizeof *before * ((size_t)n * (size_t)words + 1), &before));
   if (n_edges > 0) qsort(edge, (size_t)n_edges, sizeof *edge, by_end);
   rfr_status s = RFR_OK;

@@ -7,7 +7,7 @@
 
 #include "backend/backend.h"
 
-typedef struct rfi_unit { /* ops that were enqueued by one call, without an order among them */
+typedef struct rfi_unit { /* ops that were enqueued by one call and are not ordered among themselves */
   int first, n;           /* n 0: the graph's copies */
 } rfi_unit;
 
@@ -15,9 +15,10 @@ typedef struct rfi_unit_edge { /* the graph runs all of `to` after all of `from`
   int from, to;
 } rfi_unit_edge;
 
-/* Checks that any two ops of different units that share a byte which one of them writes have a path of edges between
- * their units, and that every op has one from the graph's copies, which are the first unit. Units are in the order of
- * enqueueing; edges are sorted here. Errors: plan.order, naming two ops without a path. */
+/* Two ops of different units conflict if they share a byte which one of them writes. Checks that a path of edges
+ * connects the units of any two conflicting ops, and that one leads from the graph's copies, the first unit, to every
+ * op. Units are in the order of enqueueing; edges are sorted here. Errors: plan.order, naming two ops without a
+ * path. */
 rfr_status rfi_order_check(rfr_ctx *ctx, const rfi_bound *bound, const rfi_unit *unit, int n, rfi_unit_edge *edge,
                            int n_edges);
 

@@ -52,7 +52,7 @@ static void test_order(void **state) {
   made m;
   make(&m, (int[]){-1, 0, 0, 200}, (int[]){0, 100, 200, 300});
   assert_int_equal(check(&m, 4, branch), RFR_OK);       /* 1 and 2 read the same */
-  assert_int_equal(check(&m, 3, branch), RFR_INTERNAL); /* 1 reads a result of 0 without an order */
+  assert_int_equal(check(&m, 3, branch), RFR_INTERNAL); /* 1 reads a result of 0, and no path orders them */
   assert_string_equal(rfr_last_error()->slug, "plan.order");
   assert_int_equal(check(&m, 3, branch + 1), RFR_INTERNAL); /* 3 reads a result of 2 */
 }
@@ -61,9 +61,9 @@ static void test_bytes(void **state) {
   (void)state;
   made m;
   make(&m, (int[]){-1, 0, 0, -1}, (int[]){0, 100, 139, 300});
-  assert_int_equal(check(&m, 4, branch), RFR_INTERNAL); /* results share the last byte of 1's */
+  assert_int_equal(check(&m, 4, branch), RFR_INTERNAL); /* both write the last byte of 1's result */
   make(&m, (int[]){-1, 0, 0, -1}, (int[]){0, 100, 140, 300});
-  assert_int_equal(check(&m, 4, branch), RFR_OK); /* neighbours */
+  assert_int_equal(check(&m, 4, branch), RFR_OK); /* adjacent, no overlap */
   make(&m, (int[]){-1, 0, 139, -1}, (int[]){0, 100, 500, 300});
   assert_int_equal(check(&m, 4, branch), RFR_INTERNAL); /* 2 reads a result of 1 */
   make(&m, (int[]){-1, 0, 0, -1}, (int[]){0, 100, 200, 300});
@@ -76,7 +76,7 @@ static void test_bytes(void **state) {
   assert_int_equal(check(&m, 4, branch), RFR_INTERNAL);
 }
 
-/* Ops of one unit have no order. */
+/* Ops of one unit are not ordered. */
 static void test_unit(void **state) {
   (void)state;
   made m;
@@ -88,7 +88,7 @@ static void test_unit(void **state) {
   assert_int_equal(rfi_order_check(ctx, m.bound, m.unit, 3, line, 1), RFR_INTERNAL);
 }
 
-/* Copies precede all ops, whatever the ops read. */
+/* Copies must precede all ops, whatever the ops read. */
 static void test_copies(void **state) {
   (void)state;
   made m;

@@ -11,7 +11,7 @@ typedef struct rfi_range {
   const unsigned char *at;
   int64_t bytes;
   int32_t byte;
-  int32_t broken; /* set by a check that finds another byte; never cleared by one */
+  int32_t broken; /* set by a check that finds another byte; a check never clears it */
 } rfi_range;
 
 #endif

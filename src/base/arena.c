@@ -107,7 +107,7 @@ bool rfi_arena_grow(rfi_arena *arena, void **array, int *capacity, int want, siz
   }
   void *memory = rfi_arena_alloc(arena, bytes), *old;
   if (memory == NULL) return false;
-  /* The caller's pointer has another type than void *: it is read and written as bytes. */
+  /* memcpy, because the caller's pointer is not a void * and may not be accessed as one */
   memcpy(&old, array, sizeof old);
   if (*capacity > 0) memcpy(memory, old, (size_t)*capacity * element);
   memcpy(array, &memory, sizeof memory);

@@ -41,7 +41,7 @@ static void test_blocks(void **state) {
   uint32_t r = 1;
   for (int i = 0; i < N; i++) {
     r = r * 1664525 + 1013904223;
-    size[i] = i % 500 == 499 ? 3000000 + (size_t)i : (r >> 8) % 300; /* some larger than any chunk */
+    size[i] = i % 500 == 499 ? 3000000 + (size_t)i : (r >> 8) % 300; /* some sizes exceed a chunk */
     block[i] = rfi_arena_alloc(arena, size[i]);
     assert_non_null(block[i]);
     assert_int_equal((uintptr_t)block[i] % 16, 0);

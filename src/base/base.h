@@ -78,8 +78,8 @@ rfr_status rfi_alloc(rfr_ctx *ctx, size_t bytes, void **out);
 /* Accepts NULL. The context ends with its last block if the caller has destroyed it: do not use it afterwards. */
 void rfi_free(rfr_ctx *ctx, void *memory);
 
-/* Blocks that end with the context, newest first: the ops registered with it, each after its link. They do not keep it
- * alive. */
+/* Blocks that are freed with the context, newest first: the ops registered with it, each after its link. They do not
+ * keep the context alive. */
 typedef struct rfi_owned {
   _Alignas(16) struct rfi_owned *next;
 } rfi_owned;
@@ -89,10 +89,11 @@ void rfi_ctx_own(rfr_ctx *ctx, rfi_owned *block); /* from rfi_alloc */
 enum { RFI_MAX_THREADS = 4096 };
 
 /* The context's settings. */
-/* Threads of a parallel region: the number in the options, at most what OpenMP gives. Results depend on it. */
+/* The number of threads of a parallel region: that of the options, at most what OpenMP provides. Results depend on
+ * it. */
 int rfi_ctx_threads(const rfr_ctx *ctx);
-/* Grows while the context's threads work: with each allocation, and with each rfi_ctx_advance of long work without
- * allocations. */
+/* A counter that grows while the context's threads work: with each allocation, and with each rfi_ctx_advance, which
+ * long work without allocations calls. */
 int64_t rfi_ctx_progress(rfr_ctx *ctx);
 void rfi_ctx_advance(rfr_ctx *ctx);
 /* Call before a parallel region of `threads`. Fails in the child of a fork whose parent had a team on this thread:
@@ -100,12 +101,12 @@ void rfi_ctx_advance(rfr_ctx *ctx);
 rfr_status rfi_check_fork(int threads);
 int rfi_cpu_level(void);    /* 0, 1 or 2: the best of "v2", "v3" and "v4" that this CPU runs and this build has */
 bool rfi_cpu_has_amx(void); /* AMX tiles with bf16, which the operating system supports */
-const char *rfi_ctx_isa(const rfr_ctx *ctx);     /* "v2", "v3" or "v4": what kernels may use */
+const char *rfi_ctx_isa(const rfr_ctx *ctx);     /* the best set that kernels may use: "v2", "v3" or "v4" */
 const char *rfi_ctx_device(const rfr_ctx *ctx);  /* "cpu", "cuda", "cuda:N", "cuda:none" */
-const char *rfi_ctx_backend(const rfr_ctx *ctx); /* "cpu", "cuda": bits do not depend on the number of a GPU */
+const char *rfi_ctx_backend(const rfr_ctx *ctx); /* "cpu" or "cuda": results do not depend on the number of a GPU */
 bool rfi_ctx_cuda_portable(const rfr_ctx *ctx);
 bool rfi_ctx_use_onednn(const rfr_ctx *ctx);
-const char *rfi_ctx_module_path(const rfr_ctx *ctx); /* absolute folder; "": not known, load no module */
+const char *rfi_ctx_module_path(const rfr_ctx *ctx); /* absolute path; "": unknown, load no module */
 /* Loads `file` from that folder for the rest of the process; path[PATH_MAX] gets where it is. `name` and `hint` are for
  * the error. Errors: backend.missing. */
 rfr_status rfi_module_open(const rfr_ctx *ctx, const char *file, const char *name, const char *hint, char *path,

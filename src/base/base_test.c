@@ -81,7 +81,7 @@ static void test_error_text(void **state) {
   assert_string_equal(rfr_last_error()->message, "w.safetensors: too short");
   assert_int_equal(rfr_last_error()->line, 0);
 
-  /* The last error's own text may be an argument of the next one. */
+  /* The text of the last error may be an argument of the next one. */
   rfi_fail_at(RFI_E_CHECKPOINT, rfr_last_error()->file, 3, "(%s)", rfr_last_error()->message);
   assert_string_equal(rfr_last_error()->message, "w.safetensors:3: (w.safetensors: too short)");
   assert_string_equal(rfr_last_error()->file, "w.safetensors");
@@ -94,7 +94,7 @@ static void test_error_text(void **state) {
 static void test_error_too_long(void **state) {
   (void)state;
   char text[5001];
-  for (int shift = 0; shift < 3; shift++) { /* a two-byte letter crosses the cut in one of them */
+  for (int shift = 0; shift < 3; shift++) { /* in one of them, a two-byte letter crosses the limit */
     memset(text, 'x', sizeof text);
     for (size_t i = (size_t)shift; i + 1 < sizeof text - 1; i += 2) memcpy(text + i, "\xC3\xA4", 2);
     text[5000] = '\0';
@@ -104,7 +104,7 @@ static void test_error_too_long(void **state) {
     assert_in_range(n, 2040, 2047);
     assert_string_equal(m + n - 3, "...");
     assert_memory_equal(m, text, n - 3);
-    assert_int_equal(m[n - 4] == '\xA4' || m[n - 4] == 'x', 1); /* a whole letter */
+    assert_int_equal(m[n - 4] == '\xA4' || m[n - 4] == 'x', 1); /* a complete letter */
     rfi_fail_prefix("outer: ");
     assert_memory_equal(rfr_last_error()->message, "outer: ", 7);
     assert_in_range(strlen(rfr_last_error()->message), 2040, 2047);
@@ -259,7 +259,7 @@ static void test_options_values(void **state) {
   o.module_path = path;
   assert_error(create_and_destroy(&o), RFR_INVALID, "argument", "module_path");
   free(path);
-  o.module_path = "modules"; /* it would change with the working folder */
+  o.module_path = "modules"; /* it would depend on the working folder */
   assert_error(create_and_destroy(&o), RFR_INVALID, "argument", "\"modules\" is not an absolute path");
 }
 
@@ -311,7 +311,7 @@ static void test_environment(void **state) {
     setenv("REFRAIN_THREADS", wrong[i], 1);
     assert_error(create_and_destroy(NULL), RFR_INVALID, "argument", "REFRAIN_THREADS");
   }
-  setenv("REFRAIN_THREADS", "", 1); /* as if not set */
+  setenv("REFRAIN_THREADS", "", 1); /* an empty variable counts as unset */
   setenv("REFRAIN_ONEDNN", "yes", 1);
   assert_error(create_and_destroy(NULL), RFR_INVALID, "argument", "REFRAIN_ONEDNN");
   unsetenv("REFRAIN_ONEDNN");
@@ -322,7 +322,7 @@ static void test_environment(void **state) {
 /* ---- memory ---- */
 
 typedef struct guard {
-  int64_t calls, blocks, bytes; /* as seen by this allocator */
+  int64_t calls, blocks, bytes; /* counted by this allocator */
   int refuse;
 } guard;
 
@@ -332,7 +332,7 @@ static void *guard_alloc(size_t bytes, size_t alignment, void *user) {
   if (g->refuse) return NULL;
   void *memory;
   if (posix_memalign(&memory, alignment, bytes) != 0) return NULL;
-  memset(memory, 0xCD, bytes); /* so that zeros are from the library */
+  memset(memory, 0xCD, bytes); /* so that zeros can come only from the library */
   g->blocks++;
   g->bytes += (int64_t)bytes;
   return memory;
@@ -431,7 +431,7 @@ static void test_byte_limit(void **state) {
   assert_null(b);
   assert_true(g.bytes - own <= LIMIT);
   rfi_free(ctx, a);
-  assert_int_equal(rfi_alloc(ctx, 6000, &b), RFR_OK); /* a refused allocation is not counted */
+  assert_int_equal(rfi_alloc(ctx, 6000, &b), RFR_OK); /* a refused allocation does not count */
   rfi_free(ctx, b);
   assert_int_equal(rfi_alloc(ctx, LIMIT, &b), RFR_NO_MEMORY);
   assert_true(rfr_ctx_get_stats(ctx).peak_bytes <= LIMIT);
@@ -444,7 +444,7 @@ static void test_fail_kth(void **state) {
   void *m[4];
   rfr_ctx_fail_alloc(ctx, 3);
   for (int i = 0; i < 4; i++)
-    assert_int_equal(rfi_alloc(ctx, 8, &m[i]), i == 2 ? RFR_NO_MEMORY : RFR_OK); /* that one alone */
+    assert_int_equal(rfi_alloc(ctx, 8, &m[i]), i == 2 ? RFR_NO_MEMORY : RFR_OK); /* only that one */
   assert_null(m[2]);
   for (int i = 0; i < 4; i++) rfi_free(ctx, m[i]);
   rfr_ctx_fail_alloc(ctx, 1);
@@ -509,7 +509,7 @@ static void test_string(void **state) {
   assert_string_equal(s.data, "abc"); /* unchanged */
   assert_int_equal(s.n, 3);
   char exact[200] = "";
-  memset(exact, 'e', 124); /* fills the first block to its NUL */
+  memset(exact, 'e', 124); /* fills the first block including its NUL */
   assert_int_equal(rfi_string_printf(&s, "%s", exact), RFR_OK);
   assert_int_equal(s.n, 127);
   assert_int_equal(rfi_string_printf(&s, "%s", "f"), RFR_OK);
@@ -594,7 +594,7 @@ static void test_numbers_under_comma_locale(void **state) {
   char host[32];
   assert_true(rft_set_comma_locale(RFT_BINARY_DIR "/locale"));
   snprintf(host, sizeof host, "%.1f", 1.5);
-  assert_string_equal(host, "1,5"); /* otherwise the rest proves nothing */
+  assert_string_equal(host, "1,5"); /* otherwise the test proves nothing */
   check_numbers();
   snprintf(host, sizeof host, "%.1f", 1.5);
   assert_string_equal(host, "1,5"); /* the host's locale is unchanged */

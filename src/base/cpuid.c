@@ -8,8 +8,8 @@
 
 #include "base/base.h"
 
-/* The kernels are compiled for all of x86-64-v3 or -v4, so that every feature of a level counts, also those that
- * __builtin_cpu_supports does not name in all compilers. */
+/* Kernels are compiled for all of x86-64-v3 or -v4, so every feature of a level is required, including those that
+ * __builtin_cpu_supports does not know in all compilers. */
 int rfi_cpu_level(void) {
 #if defined(__x86_64__) && RFI_ISA_COUNT > 1
   unsigned a, b, c1 = 0, c81 = 0, d;

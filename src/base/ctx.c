@@ -31,7 +31,7 @@
 enum { ALIGNMENT = 64, HUGE_PAGE = 1 << 21, LOG_BYTES = 2048 };
 
 typedef struct header {
-  _Alignas(ALIGNMENT) size_t bytes; /* of the whole block */
+  _Alignas(ALIGNMENT) size_t bytes; /* size of the block, including the header */
 } header;
 
 struct rfr_ctx {
@@ -40,24 +40,24 @@ struct rfr_ctx {
   char module_path[PATH_MAX];
   char device[32];
   rfi_owned *owned;
-  size_t own_bytes; /* of this block, as requested from its allocator */
+  size_t own_bytes; /* size of this struct's block */
   /* The caller's handle and each live block that is not owned count as references. So an object keeps the context alive
    * until its last block is freed, and objects may be destroyed in any order. */
   _Atomic int64_t references;
   _Atomic int64_t alloc_calls, live_blocks, live_bytes, peak_bytes;
-  _Atomic int64_t advanced; /* besides alloc_calls */
-  _Atomic int64_t fail_in; /* allocations until the one that fails; 0: none */
+  _Atomic int64_t advanced; /* further progress, added to alloc_calls */
+  _Atomic int64_t fail_in;  /* the number of allocations until one fails; 0: none fails */
 };
 
 /* ---- memory ---- */
 
-/* Large blocks use huge pages if the system has them: otherwise an update that streams through weights and moments
+/* Large blocks use huge pages if the system has them. Otherwise an update that streams through weights and moments
  * spends a tenth of its time on TLB misses. */
 static void *default_alloc(size_t bytes, size_t alignment, void *user) {
   (void)user;
   if (bytes < 2 * HUGE_PAGE) return aligned_alloc(alignment, bytes);
   void *memory = aligned_alloc(HUGE_PAGE, (bytes + HUGE_PAGE - 1) & ~(size_t)(HUGE_PAGE - 1));
-  if (memory) madvise(memory, bytes, MADV_HUGEPAGE); /* a hint: if it is refused, only the time changes */
+  if (memory) madvise(memory, bytes, MADV_HUGEPAGE); /* only a hint: if it is refused, only the time changes */
   return memory;
 }
 
@@ -73,7 +73,7 @@ static bool must_fail(rfr_ctx *ctx) {
 }
 
 rfr_status rfi_alloc(rfr_ctx *ctx, size_t bytes, void **out) {
-  /* The caller's pointer has another type than void *: it is written as bytes. */
+  /* memcpy, because the caller's pointer is not a void * and may not be accessed as one */
   void *memory = NULL;
   memcpy(out, &memory, sizeof memory);
   RFI_TRY(rfi_check_handle(ctx, "rfr_ctx"));
@@ -158,7 +158,7 @@ static int usable_cores(void) {
   return n < 1 ? 1 : n > RFI_MAX_THREADS ? RFI_MAX_THREADS : n;
 }
 
-/* The most threads that a parallel region started here can have. Inside an active region it is 1: OpenMP gives nested
+/* The maximum number of threads of a parallel region started here. Inside an active region it is 1: OpenMP gives nested
  * regions one thread by default, and oneDNN always does. */
 static int team_limit(void) {
 #ifdef _OPENMP
@@ -185,8 +185,8 @@ rfr_status rfi_check_fork(int threads) {
 
 static const char *const isa_names[] = {"v2", "v3", "v4"};
 
-/* A line of /proc/self/maps: "start-end permissions offset device inode   path". Keeps the path if the line's range
- * contains `address`; false at the first line of another form. */
+/* Reads a line of /proc/self/maps: "start-end permissions offset device inode   path". Keeps the path if the range
+ * contains `address`. Returns false if the line has another form. */
 static bool read_mapping(const char *line, uintptr_t address, char out[PATH_MAX]) {
   char *end;
   const uintptr_t first = strtoul(line, &end, 16);
@@ -243,7 +243,7 @@ static void own_folder(char out[PATH_MAX]) {
 
 /* ---- the context ---- */
 
-/* An integer in [low, high], else -1, which rfr_ctx_create refuses. */
+/* An integer in [low, high]; otherwise -1, which rfr_ctx_create refuses. */
 static int parse_int(const char *s, int low, int high) {
   char *end;
   errno = 0;

@@ -39,7 +39,7 @@ static int print_piece(const char *text, size_t n, void *user) {
 static rfr_status print(const json_t *value, size_t form, rfi_string *out) {
   printing p = {.out = out, .status = RFR_OK};
   const int failed = json_dump_callback(value, print_piece, &p, form | JSON_ENCODE_ANY);
-  RFI_TRY(p.status); /* jansson ignores the failure of some pieces */
+  RFI_TRY(p.status); /* jansson ignores that some pieces fail */
   return failed ? rfi_fail(RFI_E_NO_MEMORY, "out of memory while printing JSON") : RFR_OK;
 }
 
@@ -65,7 +65,7 @@ rfr_status rfi_json_set(json_t *object, const char *key, json_t *value) {
   return RFR_OK;
 }
 
-/* *out is NULL when the member is absent and not required. */
+/* *out is NULL if the member is absent and not required. */
 static rfr_status member(const json_t *object, const char *file, const char *key, bool required, const json_t **out) {
   *out = NULL;
   if (!json_is_object(object))

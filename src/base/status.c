@@ -42,7 +42,7 @@ static const char *const status_names[] = {
     [RFR_INTERNAL] = "internal",
 };
 
-/* Takes over a text of `wanted` bytes of which at most MESSAGE_BYTES - 1 are in `text`. */
+/* Stores a text of `wanted` bytes, of which at most MESSAGE_BYTES - 1 are in `text`. */
 static void set_message(const char *text, int wanted) {
   memcpy(last.message, text, MESSAGE_BYTES);
   if (wanted >= MESSAGE_BYTES) {

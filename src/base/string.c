@@ -36,7 +36,7 @@ int rfi_snprintf(char *out, size_t n, const char *format, ...) {
 double rfi_strtod(const char *s, char **end) {
   locale_t c = newlocale(LC_ALL_MASK, "C", (locale_t)0);
   if (c == (locale_t)0) {
-    if (end != NULL) *end = (char *)s; /* reads as "no number", never as another number */
+    if (end != NULL) *end = (char *)s; /* not a number, instead of another number */
     return 0;
   }
   double x = strtod_l(s, end, c);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * Turns a recorded forward into the joint trace of a callable. Each output that depends on a parameter or an input_grad
- * gets a cotangent as an input of the trace; each trainable parameter's gradient is accumulated onto its main gradient,
+ * gets a cotangent as an input of the trace; each trainable parameter's gradient is accumulated into its main gradient,
  * a state. Then the passes run as for any other trace and remove unused work.
  *
  * Parts follow the phase labels of autodiff: forward is F, dgrad I, wgrad W. A part reads results of earlier parts from
@@ -15,7 +15,7 @@
 
 const char RFI_GRAD_PREFIX[] = "grad.";
 const char RFI_UNREDUCED_PREFIX[] = "unreduced.";
-static const char BAD_PREFIX[] = "graphs.bad."; /* of outputs that report invalid group sizes */
+static const char BAD_PREFIX[] = "graphs.bad."; /* prefix of the names of outputs that report invalid group sizes */
 
 static rfr_status refuse(const rfi_callable *c, const char *what, const char *name) {
   return rfi_fail(RFI_E_GRAPHS_CALLABLE, "callable \"%s\": %s \"%s\"", c->u.name, what, name);
@@ -56,7 +56,7 @@ static rfr_status copy_op(rfi_callable *c, rfi_rewrite *r, int i, int64_t site) 
   return rfi_rewrite_as(r, i, &own, NULL);
 }
 
-/* Extends `reached` from inputs to all float values that depend on them by a path of gradients. */
+/* Extends `reached` from inputs to all float values that depend on them along a gradient path. */
 static void propagate(const rfr_trace *t, bool *reached) {
   for (int i = 0; i < t->n_ops; i++) {
     const rfi_opr *op = &t->ops[i];
@@ -68,7 +68,7 @@ static void propagate(const rfr_trace *t, bool *reached) {
   }
 }
 
-/* Extends `reaches` from outputs to all values that they depend on by a path of gradients. */
+/* Extends `reaches` from outputs to all values that they depend on along a gradient path. */
 static void propagate_back(const rfr_trace *t, bool *reaches) {
   for (int i = t->n_ops - 1; i >= 0; i--) {
     const rfi_opr *op = &t->ops[i];
@@ -118,7 +118,7 @@ static rfr_status check_splits(rfr_graphs *g, rfi_callable *c, const rfi_rewrite
   return rfr_trace_status(r->to);
 }
 
-/* The sum of all outputs times their cotangents as one loss; RFR_NONE: no output has a cotangent. */
+/* Records the sum over all outputs of output times cotangent as one loss; RFR_NONE: no output has a cotangent. */
 static rfr_status record_loss(rfi_callable *c, rfr_trace *t, const bool *reached, rfr_value *loss) {
   const rfr_source nowhere = {NULL, 0};
   *loss = RFR_NONE;
@@ -148,7 +148,8 @@ const rfr_main_gradient *rfi_main_gradient_of(const rfr_graphs *g, const char *p
   return NULL;
 }
 
-/* A parameter that reaches no output: its main gradient gets zeros if the caller declared one, else there is none. */
+/* A parameter that reaches no output: if the caller declared a main gradient, it gets zeros; otherwise the parameter
+ * has none. */
 static rfr_status record_unused(rfr_trace *t, const char *name, const rfr_main_gradient *m, const rfi_value *x) {
   const rfr_source nowhere = {NULL, 0};
   if (!m) return RFR_OK;
@@ -157,7 +158,7 @@ static rfr_status record_unused(rfr_trace *t, const char *name, const rfr_main_g
   return rfr_trace_status(t);
 }
 
-/* `used`: some output depends on the value. */
+/* `used`: an output depends on the value. */
 static rfr_status record_gradient(const rfr_graphs *g, const rfi_callable *c, rfr_trace *t, rfr_value loss, rfr_value v,
                                   bool used) {
   const rfr_source nowhere = {NULL, 0};
@@ -185,7 +186,9 @@ static rfr_status record_gradient(const rfr_graphs *g, const rfi_callable *c, rf
 }
 
 static rfr_status record_backward(const rfr_graphs *g, rfi_callable *c, rfr_trace *t) {
-  bool *reached; /* by a gradient; followed by `reaches`: an output */
+  /* reached from an input along a gradient path; `reaches` follows it in the same allocation: an output depends on
+   * it */
+  bool *reached;
   rfr_value loss;
   const int n = t->n_inputs, n_values = t->n_values;
   RFI_TRY(RFI_ALLOC(t->ctx, 2 * ((size_t)n_values + 1), &reached));
@@ -264,7 +267,7 @@ static rfr_status add_ports(rfr_graphs *g, rfi_callable *c, const rfr_callable *
 static const uint8_t phase_of[RFI_PARTS] = {RFR_PHASE_LOAD,  RFR_PHASE_SETUP, RFR_PHASE_FORWARD,
                                             RFR_PHASE_DGRAD, RFR_PHASE_WGRAD, RFR_PHASE_OPTIM};
 
-/* The part whose caller receives an output. */
+/* The part whose call returns an output. */
 static rfi_part part_of_output(const rfi_callable *c, const char *name) {
   const size_t n = strlen(RFI_GRAD_PREFIX);
   if (rfi_port_find(c->out, c->n_out, name) >= 0 || strncmp(name, BAD_PREFIX, strlen(BAD_PREFIX)) == 0)
@@ -273,7 +276,7 @@ static rfi_part part_of_output(const rfi_callable *c, const char *name) {
                                                                                                 : RFI_PART_W;
 }
 
-/* Copies for outputs, which autodiff does not label, run in the part that returns them. */
+/* Copies for outputs have no label from autodiff; they run in the part that returns the output. */
 static rfr_status order_parts(rfi_callable *c, const rfr_trace *in) {
   uint8_t *phase;
   RFI_TRY(RFI_ALLOC(in->ctx, (size_t)in->n_ops + 1, &phase));
@@ -290,7 +293,7 @@ static rfr_status order_parts(rfi_callable *c, const rfr_trace *in) {
   return s;
 }
 
-/* Replaces parameters by shards: setup gathers them, the last part reduce-scatters their gradients. */
+/* Replaces parameters by shards: setup gathers them, the last part reduce-scatters the gradients. */
 static rfr_status shard(const rfr_graphs *g, rfi_callable *c) {
   const rfi_shard o = {
       .ranks = g->m.comm ? g->m.comm->size : 1, .gradient = RFI_GRAD_PREFIX, .gathered = RFI_UNREDUCED_PREFIX};
@@ -361,7 +364,7 @@ static rfr_status check_names(const rfi_callable *c, const rfr_trace *t) {
   return RFR_OK;
 }
 
-/* Sets the ports' values to ids of the final trace. */
+/* Sets the ports' values to value ids of the final trace. */
 static rfr_status find_ports(rfr_graphs *g, rfi_callable *c) {
   const rfr_trace *t = c->u.trace;
   for (int side = 0; side < 2; side++)
@@ -386,7 +389,7 @@ static rfr_status find_ports(rfr_graphs *g, rfi_callable *c) {
   return RFR_OK;
 }
 
-/* A linked input whose source output has no gradient. */
+/* Whether the input is linked to an output that has no gradient. */
 static bool is_without_gradient(const rfr_graphs *g, const rfi_callable *c, const rfr_callable *desc,
                                 const char *input) {
   for (int i = 0; i < desc->n_links; i++) {
@@ -435,7 +438,7 @@ bool rfi_has_backward(const rfi_callable *c) {
   return false;
 }
 
-/* How often memory for one callable's saved activations exists: used by passes that weigh memory. */
+/* The number of copies of one callable's saved activations; passes use it to compare memory savings. */
 static int count_copies(const rfr_graphs *g) {
   int n = 0;
   for (int i = 0; i < g->n_stages; i++) n += g->stage[i].slots * (g->stage[i].end - g->stage[i].first);
@@ -476,8 +479,8 @@ static bool has_gather_hook(const rfr_graphs *g, int index) {
   return o->n_tensors > 0 && o->n_hooks > 0 && o->hooks[index].pre_forward.n > 0;
 }
 
-/* Other ranks' layers are not known here, so a default would give two ranks the same draws. The stage's descriptions
- * precede `desc`. */
+/* The layers of other ranks are not known here, so with a default two ranks would draw the same numbers. The
+ * descriptions of the stage precede `desc`. */
 static rfr_status check_first(const rfr_graphs *g, int index, const rfr_callable *desc) {
   const rfi_callable *c = &g->callable[index];
   rfr_schedule_info info;

@@ -74,7 +74,7 @@ static void update(float *w, float *momentum, const float *g, int64_t n) {
 
 /* ---- one rank ---- */
 
-typedef struct result { /* of all ranks, in rank order */
+typedef struct result { /* over all ranks, in rank order */
   float weights[LAYERS][PARAMETERS][ROOM];
   float y[MOST_RANKS][T * C], dx[MOST_RANKS][T * C]; /* of the last step */
   rfr_graphs_memory memory;
@@ -85,13 +85,13 @@ typedef struct side {
   rfr_comm *comm;
   rfr_graphs *g;
   int rank, ranks, fuse, schedule;
-  unsigned frozen; /* parameters of each layer, a bit each */
+  unsigned frozen; /* a bit per parameter of a layer */
   rfr_recompute recompute;
   result *result;
   char error[256];
   /* the shards of this rank */
   float part[LAYERS][PARAMETERS][ROOM], momentum[LAYERS][PARAMETERS][ROOM], part_gradient[PARAMETERS][ROOM];
-  /* the gathered parameters of the layer that runs; one buffer for all layers */
+  /* the gathered parameters of the current layer; all layers share one buffer */
   _Alignas(64) float whole[PARAMETERS][ROOM], gradient[PARAMETERS][ROOM];
   float x[LAYERS + 1][T * C], dy[T * C];
 } side;
@@ -192,7 +192,7 @@ static rfr_status unshard(side *s, int layer) {
   return RFR_OK;
 }
 
-/* Fills the gathered parameters with NaN, so that a late read is seen. */
+/* Fills the gathered parameters with NaN, so that a late read changes the results. */
 static void reshard(side *s) { memset(s->whole, 0xFF, sizeof s->whole); }
 
 static rfr_status unshard_hook(const rfr_hook_event *e, void *user) { return unshard(user, e->callable); }
@@ -306,7 +306,7 @@ static rfr_status run_inside(side *s) {
   char name[16];
   if (text) TRY(rfr_schedule_parse(s->ctx, "test", text, strlen(text), &schedule));
   o.fuse = s->fuse;
-  o.debug = s->fuse; /* freed memory is filled, so that a late read changes the bits */
+  o.debug = s->fuse; /* freed memory is filled, so that a late read changes the results */
   o.comm = s->comm;
   o.schedule = schedule;
   o.warmup_iterations = s->schedule;
@@ -416,7 +416,7 @@ static void test_inside(void **state) {
   for (int ranks = 1; ranks <= MOST_RANKS; ranks++)
     for (int k = 0; k < 2 * SCHEDULES; k++) {
       const int fuse =
-          k / SCHEDULES; /* GEMMs accumulate in place: ranks have each other's bits, not those of the reference */
+          k / SCHEDULES; /* GEMMs accumulate in place: ranks agree bitwise with each other, not with the reference */
       if (fuse) run_ranks(ranks, 1, 0, run_around, around);
       else alone(ranks, 0, &one);
       run_ranks(ranks, fuse, k % SCHEDULES, run_inside, many);
@@ -451,10 +451,10 @@ static void test_frozen_and_recompute(void **state) {
   assert_true(clones > 0);
 }
 
-/* The plan has memory for the parameters and gradients that are gathered at the same time: of one layer, or of more in
- * the second schedule. Persistent memory holds shards only. */
+/* The plan has memory for the parameters and gradients that are gathered at the same time: those of one layer, or of
+ * more in the second schedule. Persistent memory holds only shards. */
 static void test_memory(void **state) {
-  enum { BLOCK = 256 + 768 + 768 }; /* of one layer, each at a multiple of 256 bytes */
+  enum { BLOCK = 256 + 768 + 768 }; /* one layer, each tensor at a multiple of 256 bytes */
   (void)state;
   alone(2, 0, &one);
   assert_int_equal(one.memory.window_bytes, 0);
@@ -526,7 +526,8 @@ static void test_refused(void **state) {
   assert_int_equal(x.type.rank, 1);
   OK(rfr_graphs_end_step(g));
   rfr_graphs_destroy(g);
-  OK(try_schedule("0F0 0B0 0F1 0B1", false, &g)); /* gathered in each call: any schedule is accepted */
+  /* parameters are gathered in each call, so any schedule is accepted */
+  OK(try_schedule("0F0 0B0 0F1 0B1", false, &g));
   OK(rfr_schedule_parse(ctx, "test", "0F0 0B0 0F1 0B1 0F2 0B2", 23, &other));
   OK(rfr_graphs_reschedule(g, other));
   rfr_schedule_destroy(other);
@@ -584,7 +585,7 @@ static void test_reduce_each(void **state) {
   assert_memory_equal(want, got, sizeof want);
 }
 
-/* Inference: parameters are gathered, and nothing is reduced. */
+/* Inference gathers parameters and reduces nothing. */
 static void infer(const char *text, int sharded, float *out) {
   rfr_graphs *g;
   rfr_schedule *schedule;

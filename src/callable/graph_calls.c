@@ -15,7 +15,7 @@
 
 /* ---- the list ---- */
 
-/* Whether a callable has a call for an action. */
+/* Whether an action calls the callable. */
 static bool has_call(const rfi_callable *c, int op) {
   if (op == RFR_ACTION_F) return true;
   if (op == RFR_ACTION_W) return rfi_has(&c->u, RFI_PART_W);
@@ -58,7 +58,7 @@ static rfr_status list(const rfr_graphs *g, const rfr_schedule *schedule, bool e
   return RFR_OK;
 }
 
-/* Marks the calls that take and free slots: seen from either end, the first call of a microbatch in a slot. */
+/* Marks the calls that take and free slots: the first call of a microbatch in a slot, in either direction. */
 static rfr_status mark_ends(const rfr_graphs *g, rfi_calls *c) {
   int most = 1;
   for (int i = 0; i < g->n_stages; i++) most = g->stage[i].slots > most ? g->stage[i].slots : most;
@@ -121,7 +121,8 @@ bool rfi_call_runs(const rfr_graphs *g, const rfi_step_call *call, rfi_part part
   return rfi_parts_of(call->op) & 1 << part && (part != RFI_PART_W || rfi_has(&g->callable[call->callable].u, part));
 }
 
-/* The last call that adds to each main gradient; without one it is complete when a step begins. */
+/* Finds the last call that adds to each main gradient. A main gradient without such a call is complete when a step
+ * begins. */
 static rfr_status find_last_calls(const rfr_graphs *g, rfi_calls *c) {
   int *last = c->last = rfi_arena_alloc(c->arena, sizeof *last * (size_t)(g->m.store.n + 1));
   if (!last) return RFR_NO_MEMORY;
@@ -171,7 +172,7 @@ bool rfi_graphs_is_complete(const rfr_graphs *g) {
 /* Lists the main gradients that the last call completed, unless `to` is NULL; returns their number. */
 static int list_completed(const rfr_graphs *g, rfr_tensor *to) {
   const rfi_calls *c = &g->calls;
-  int first = 0, end = 0, n = 0; /* calls; -1: the beginning of the step */
+  int first = 0, end = 0, n = 0; /* a range of calls; -1: the start of the step */
   if (c->endless && g->ended) first = -1, end = c->n;
   if (!c->endless && g->state == RFI_STEP_OPEN && !g->evaluating) end = (int)g->next, first = end - 1;
   for (int call = first; call < end; call++)
@@ -194,7 +195,7 @@ rfr_status rfr_graphs_grads_ready(const rfr_graphs *g, rfr_tensor *gradients, in
   return RFR_OK;
 }
 
-/* Without a schedule a step needs the rest of the current microbatch, and at least one. */
+/* Without a schedule a step may end after every full microbatch, but not before the first. */
 rfr_status rfi_graphs_check_gradient(const rfr_graphs *g, int gradient) {
   const rfi_calls *c = &g->calls;
   const int64_t begun = c->endless ? g->next / c->n * c->n : 0;
@@ -258,8 +259,8 @@ rfr_status rfi_graphs_read_stages(const rfr_graphs *g, const rfr_schedule *s, rf
   return RFR_OK;
 }
 
-/* Whether microbatches of two slots are between F and their last I at the same time. */
-static bool meet_before_wgrad(const rfr_graphs *g, const rfr_schedule *s, int stage, int one, int other) {
+/* Whether the microbatches of two slots are between F and their last I at the same time. */
+static bool overlap_before_wgrad(const rfr_graphs *g, const rfr_schedule *s, int stage, int one, int other) {
   int n, live = 0;
   const rfr_action *a = rfr_schedule_actions(s, g->options.rank, &n);
   for (int i = 0; i < n && live < 2; i++) {
@@ -275,8 +276,8 @@ rfr_status rfi_graphs_assign_blocks(rfr_graphs *g, rfi_stage_plan *s) {
   if (!(s->block = rfi_arena_alloc(g->m.strings, sizeof *s->block * (size_t)(s->slots + 1)))) return RFR_NO_MEMORY;
   for (int slot = 0; slot < s->slots && s->delayed; slot++) {
     for (int k = 0; k < slot; k++)
-      if (s->block[k] == s->block[slot] && meet_before_wgrad(g, g->options.schedule, s->number, k, slot))
-        s->block[slot]++, k = -1; /* compare with all again */
+      if (s->block[k] == s->block[slot] && overlap_before_wgrad(g, g->options.schedule, s->number, k, slot))
+        s->block[slot]++, k = -1; /* compare with all slots again */
     if (s->blocks <= s->block[slot]) s->blocks = s->block[slot] + 1;
   }
   return RFR_OK;
@@ -285,7 +286,7 @@ rfr_status rfi_graphs_assign_blocks(rfr_graphs *g, rfi_stage_plan *s) {
 static rfr_status check_blocks(const rfr_graphs *g, const rfi_stage_plan *s, const rfr_schedule *schedule, int slots) {
   for (int i = 0; i < slots && s->block_bytes > 0; i++)
     for (int k = 0; k < i; k++)
-      if (s->block[i] == s->block[k] && meet_before_wgrad(g, schedule, s->number, k, i))
+      if (s->block[i] == s->block[k] && overlap_before_wgrad(g, schedule, s->number, k, i))
         return rfi_fail(RFI_E_GRAPHS_SCHEDULE,
                         "slots %d and %d of stage %d share what is dead after I, but it has microbatches of both "
                         "between F and I at the same time: create new graphs for it",

@@ -4,7 +4,7 @@
  *
  * Step counters: the step block and the states of named random streams, from which random ops read the step. They
  * advance as rfr_step_end does, also when a step is aborted, which counts as skipped. A counter that a callable writes,
- * or that lies in the caller's memory, is advanced by the callable or the caller.
+ * or that is in the caller's memory, is advanced by the callable or the caller.
  *
  * History and scales of delayed scaling, from the amaxes that the parts have collected in recipe.amax. An aborted step
  * leaves them as they are. If recipe.amax is the caller's, the caller updates them.
@@ -32,7 +32,7 @@ static int counted(const rfr_graphs *g) {
 
 static const rfi_named *amaxes(const rfr_graphs *g) { return rfi_storage_find(&g->m.store, RFR_RECIPE_AMAX); }
 
-/* The amaxes from which the graphs update history and scales; NULL: none, or the caller does it. */
+/* The amaxes from which the graphs update history and scales; NULL: there are none, or the caller updates. */
 static const rfi_named *own_amaxes(const rfr_graphs *g) {
   const rfi_named *x = amaxes(g);
   return x && x->offset >= 0 ? x : NULL;
@@ -54,7 +54,7 @@ static unsigned char *skip_flag(const rfr_graphs *g) {
   return rfi_address(&g->m.layout, RFI_REGION_PERSISTENT, g->counts.skip_at);
 }
 
-/* The skip flag is the first input; the only values that ops keep are the amaxes of all ranks. */
+/* The skip flag is the first input; the only values of ops in persistent memory are the amaxes of all ranks. */
 static unsigned char *address(const void *user, rfr_value owner) {
   const rfr_graphs *g = user;
   const rfr_trace *t = g->counts.u.trace;

@@ -13,7 +13,7 @@ static rfr_status poison(const rfr_graphs *g, unsigned char *from, const unsigne
   return to > from ? g->m.backend->fill(g->m.device, from, RFI_POISON, (size_t)(to - from)) : RFR_OK;
 }
 
-/* The first input gradient in a slot's bytes from `at` on; false: none. */
+/* Finds the first input gradient in a slot from `at` on; false: none. */
 static bool next_input_gradient(const rfr_graphs *g, const rfi_stage_plan *s, int slot, const unsigned char *at,
                                 const unsigned char *end_of_slot, unsigned char **from, unsigned char **to) {
   bool found = false;

@@ -26,9 +26,9 @@ typedef struct item { /* a value, or the workspace of a bound op */
 typedef struct axis {
   rfr_graphs *g;
   const rfi_stage_plan *stage;
-  int (*at)[RFI_PARTS]; /* per callable of the stage: the tick before each part */
-  int *late_w;          /* the same of the second W; -1 */
-  int late, end;        /* the tick before all second W; after all */
+  int (*at)[RFI_PARTS]; /* per callable of the stage: the time before each part */
+  int *late_w;          /* per callable: the time before the second W; -1: none */
+  int late, end;        /* the time before all second W; the end of time */
   rfi_life **life;      /* per callable and value */
 } axis;
 
@@ -56,10 +56,10 @@ static rfi_part part_at(const rfi_callable *c, int op) {
 
 static rfr_status assign_result_storage(const rfr_graphs *g, rfi_callable *c) {
   const rfr_trace *t = c->u.trace;
-  uint8_t *parts; /* per value: a bit for each part that uses it */
+  uint8_t *parts; /* per value: a bit per part that uses it */
   RFI_TRY(RFI_ALLOC(g->m.ctx, (size_t)t->n_values + 1, &parts));
   for (rfi_use u = {0}; rfi_next_use(c, &u);) parts[u.owner] |= (uint8_t)(1 << u.part);
-  for (int i = 0; i < t->n_outputs; i++) parts[t->values[t->outputs[i].value].base] |= 0x80; /* used after all parts */
+  for (int i = 0; i < t->n_outputs; i++) parts[t->values[t->outputs[i].value].base] |= 0x80; /* live after all parts */
   for (rfr_value v = 0; v < t->n_values; v++) {
     if (t->values[v].base != v || t->values[v].op < 0 || parts[v] == 0) continue;
     const bool early = parts[v] & (1 << RFI_PART_LOAD | 1 << RFI_PART_SETUP), alone = (parts[v] & (parts[v] - 1)) == 0;
@@ -73,15 +73,15 @@ static rfr_status assign_result_storage(const rfr_graphs *g, rfi_callable *c) {
   return RFR_OK;
 }
 
-/* `v` is an alias of value `of` of another callable. */
+/* Makes `v` an alias of value `of` of another callable. */
 static void link_storage(rfr_graphs *g, rfi_callable *c, rfr_value v, int callable, rfr_value of) {
   const rfi_value *x = &g->callable[callable].u.trace->values[of];
   c->place[v] = (rfi_value_storage){
       .region = RFI_REGION_SLOT, .offset = rfi_bytes_into(x), .callable = callable, .owner = x->base};
 }
 
-/* Moves value `v` to the caller's memory. It must own its storage, be computed by the callable (`computed`) or passed
- * in, and change with each microbatch. */
+/* Moves value `v` to the caller's memory. The value must own its storage, be computed by the callable (`computed`) or
+ * passed in, and differ between microbatches. */
 static rfr_status fix_storage(rfi_callable *c, const rfi_port *p, bool computed, rfr_value v, void *const *fixed) {
   if (!fixed) return RFR_OK;
   const rfi_value *x = &c->u.trace->values[v], *owner = &c->u.trace->values[x->base];
@@ -170,12 +170,12 @@ static void touch_ops(const axis *x, int callable) {
   }
 }
 
-/* Inputs are live before their part; results for the caller live to the end. */
+/* Inputs are live before their part; results for the caller are live to the end. */
 static void touch_ports(const axis *x, int callable) {
   const rfi_callable *c = &x->g->callable[callable];
   const rfi_value *values = c->u.trace->values;
   const int *at = x->at[callable - x->stage->first];
-  for (int k = 0; k < c->n_checked; k++) /* copied to the ring after F */
+  for (int k = 0; k < c->n_checked; k++) /* read by the copy to the ring after F */
     touch(x, callable, values[c->checked[k].bad].base,
           at[RFI_PART_F] + c->u.start[RFI_PART_I] - c->u.start[RFI_PART_F]);
   for (int i = 0; i < c->n_in; i++) {
@@ -190,7 +190,8 @@ static void touch_ports(const axis *x, int callable) {
 
 /* ---- planning a stage ---- */
 
-/* Slots as one range; or the values that live after I, and those of the block. */
+/* The plans of a stage: bytes shared by all slots; one plan per slot, or one for values that live after I and one for
+ * the block. */
 enum { SHARED, SLOT, KEPT, BLOCK, PLANS };
 
 typedef struct planned {
@@ -237,7 +238,7 @@ static void keep_offsets(rfr_graphs *g, const planned *p, bool in_block) {
   }
 }
 
-/* Blocks are used if they make the stage smaller: two ranges can take more bytes than one. */
+/* Blocks are used only if they make the stage smaller: two ranges can take more bytes than one. */
 static void take_smaller(rfr_graphs *g, rfi_stage_plan *s, const planned p[PLANS]) {
   const rfi_plan *slot = &p[SLOT].plan, *kept = &p[KEPT].plan, *block = &p[BLOCK].plan;
   const int64_t slots = s->slots, blocks = s->blocks;
@@ -252,7 +253,7 @@ static void take_smaller(rfr_graphs *g, rfi_stage_plan *s, const planned p[PLANS
       split ? kept->lower_bound * slots + block->lower_bound * blocks : slot->lower_bound * slots;
 }
 
-/* Room for the lifetimes and buffers of a stage. */
+/* Allocates the lifetimes and buffers of a stage. */
 static rfr_status make_room(axis *x, rfi_arena *a, planned p[PLANS]) {
   const int first = x->stage->first, n = x->stage->end - first;
   size_t most = 1;
@@ -291,8 +292,8 @@ static rfr_status plan_stage(rfr_graphs *g, rfi_stage_plan *s, rfi_arena *a, int
   return RFR_OK;
 }
 
-/* With one slot in all, parts run in the order of the axis: values that live within a part are planned with the rest.
- */
+/* If there is only one slot, parts run in time order, so values that live within a part are planned together with the
+ * rest. */
 static void merge_shared_into_slot(rfr_graphs *g) {
   for (int i = 0; i < g->n; i++)
     for (rfr_value v = 0; v < g->callable[i].u.trace->n_values; v++)
@@ -318,8 +319,8 @@ static int64_t place_bytes(rfr_graphs *g, rfi_region region, const rfr_type *typ
   return rfi_layout_add(&g->m.layout, region, rfi_storage_bytes(type)).offset;
 }
 
-/* Places the values of `kind` in a region. The number of its microbatch is persistent for each slot, so that the host
- * knows its contents. */
+/* Places the values of `kind` in a region. The microbatch number of each slot is persistent, so that the host knows its
+ * contents. */
 static void place_values(rfr_graphs *g, rfi_region kind, rfi_region region) {
   for (int i = 0; i < g->n; i++) {
     const rfi_callable *c = &g->callable[i];
@@ -341,7 +342,7 @@ static void place_persistent(rfr_graphs *g) {
 static int64_t scratch_end(const rfi_named *x) { return x->scratch + rfi_storage_bytes(&x->tensor.type); }
 
 /* Scratch main gradients are used only while a callable's W and its post_wgrad hooks run, so all callables share the
- * same bytes. One that two callables have in common keeps the offset from the first. */
+ * same bytes. A gradient that two callables have in common keeps its offset from the first. */
 static int64_t place_scratch_gradients(rfr_graphs *g) {
   int64_t most = 0;
   for (int i = 0; i < g->m.store.n; i++) g->m.store.named[i].scratch = -1;
@@ -358,7 +359,7 @@ static int64_t place_scratch_gradients(rfr_graphs *g) {
   return most;
 }
 
-/* Scratch memory takes the writes of warm-up: main gradients, written states, and ports with fixed memory. */
+/* Warm-up writes to scratch memory instead of main gradients, written states, and ports with fixed memory. */
 static void place_scratch(rfr_graphs *g) {
   if (g->options.warmup_iterations == 0) return;
   g->m.layout.bytes[RFI_REGION_SCRATCH] = place_scratch_gradients(g);

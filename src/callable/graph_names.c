@@ -13,7 +13,7 @@
 
 bool rfi_graphs_type_matches(const rfr_type *want, const rfr_type *type, char text[RFI_MISMATCH_TEXT]) {
   char ours[RFI_TYPE_TEXT], theirs[RFI_TYPE_TEXT] = "no type";
-  const size_t shape = sizeof *want->shape * (size_t)want->rank; /* entries after the rank are not compared */
+  const size_t shape = sizeof *want->shape * (size_t)want->rank; /* entries after the rank are ignored */
   if (type->dtype == want->dtype && type->rank == want->rank && memcmp(type->shape, want->shape, shape) == 0)
     return true;
   if ((unsigned)type->dtype < RFR_DTYPE_COUNT && type->rank >= 0 && type->rank <= RFR_MAX_RANK)
@@ -23,7 +23,7 @@ bool rfi_graphs_type_matches(const rfr_type *want, const rfr_type *type, char te
 }
 
 const char *rfi_graphs_address_defect(const rfr_graphs *g, const void *data) {
-  enum { ALIGNMENT = 16 }; /* kernels are selected for it */
+  enum { ALIGNMENT = 16 }; /* required by the selected kernels */
   return !data                                            ? "data is NULL"
          : (uintptr_t)data % ALIGNMENT                    ? "its address is not a multiple of 16 bytes"
          : !g->m.backend->reaches(g->m.device, data)      ? "it is not memory of the device"
@@ -33,7 +33,7 @@ const char *rfi_graphs_address_defect(const rfr_graphs *g, const void *data) {
 
 /* ---- names ---- */
 
-/* The caller's memory for a name; NULL: the graphs allocate it. */
+/* The caller's memory of a name; NULL: the graphs allocate it. */
 static rfr_status callers_memory(const rfr_graphs *g, const char *name, const rfr_type *type, void **data) {
   const rfr_graphs_options *o = &g->options;
   char other[RFI_MISMATCH_TEXT];
@@ -139,7 +139,7 @@ static rfr_status add_name(rfr_graphs *g, const rfi_callable *c, const rfi_value
   return RFR_OK;
 }
 
-/* A main gradient belongs to one stage: the order of sums over several stages would depend on the schedule. */
+/* A main gradient belongs to one stage: with several stages the order of sums would depend on the schedule. */
 static rfr_status check_tied(const rfr_graphs *g, const rfi_callable *c, const char *name) {
   for (const rfi_callable *o = g->callable; o < c; o++) {
     if (o->stage == c->stage) continue;
@@ -153,7 +153,7 @@ static rfr_status check_tied(const rfr_graphs *g, const rfi_callable *c, const c
   return RFR_OK;
 }
 
-/* The entry of an owner of storage; NULL: it has no name. */
+/* The named entry of a value that owns storage; NULL: it has no name. */
 static rfi_named *named_of(const rfr_graphs *g, const rfr_trace *t, rfr_value owner) {
   const rfi_value *x = &t->values[owner];
   return x->op < 0 && rfi_is_shared(x->role) ? rfi_storage_find(&g->m.store, x->name) : NULL;
@@ -185,15 +185,15 @@ rfr_status rfi_graphs_names(rfr_graphs *g, rfi_callable *c) {
 
 /* ---- states that callables share ---- */
 
-/* The parameter, state or constant that a value aliases; NULL: none, a main gradient, or the amaxes of the step, which
- * every part may write in any order: they are maxima. */
+/* The parameter, state or constant that a value aliases. NULL: none, a main gradient, or the amaxes of the step; every
+ * part may write amaxes in any order, because they are maxima. */
 static rfi_named *state_of(const rfr_graphs *g, const rfr_trace *t, rfr_value v) {
   rfi_named *x = v < 0 ? NULL : named_of(g, t, t->values[v].base);
   return x && x->parameter < 0 && strcmp(x->tensor.name, RFR_RECIPE_AMAX) != 0 ? x : NULL;
 }
 
-/* A state that is written may be used only by the same part of callables of one stage, which run in a fixed order for
- * each microbatch. Otherwise the schedule would decide which value is read. */
+/* Only one part of callables of one stage may use a written state, because these run in a fixed order for each
+ * microbatch. Otherwise the schedule would decide which version is read. */
 static rfr_status check_access(const rfr_graphs *g, int callable, rfi_part part, const rfi_named *x) {
   const rfi_callable *c = &g->callable[callable];
   if (!x || x->writer < 0) return RFR_OK;
@@ -207,7 +207,7 @@ static rfr_status check_access(const rfr_graphs *g, int callable, rfi_part part,
 }
 
 static rfr_status check_states(rfr_graphs *g) {
-  for (int write = 1; write >= 0; write--) /* find all writers, then check readers */
+  for (int write = 1; write >= 0; write--) /* first find all writers, then check readers */
     for (int i = 0; i < g->n; i++)
       for (rfi_use u = {0}; rfi_next_use(&g->callable[i], &u);) {
         if (u.part < RFI_PART_F || u.part > RFI_PART_W || u.result != write) continue;
@@ -218,8 +218,8 @@ static rfr_status check_states(rfr_graphs *g) {
   return RFR_OK;
 }
 
-/* An output must not alias a written state (unless it has the state's name), because the next microbatch overwrites it,
- * nor a gathered parameter, whose memory the next callable reuses. */
+/* An output must not alias a written state (unless it has the state's name), because the next microbatch overwrites it.
+ * It must not alias a gathered parameter, because the next callable reuses its memory. */
 static rfr_status check_output(const rfr_graphs *g, const rfi_callable *c, const rfi_port *p) {
   const rfr_trace *t = c->u.trace;
   const rfi_named *state = state_of(g, t, p->value);

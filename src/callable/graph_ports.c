@@ -152,11 +152,11 @@ rfr_tensor rfi_port_tensor(const rfr_graphs *g, int callable, int slot, const rf
 
 typedef struct range { /* the caller's memory for one tensor of one callable */
   uintptr_t first, end;
-  uintptr_t reach; /* the largest end of this range and all that begin before it */
+  uintptr_t reach; /* the largest end of this range and all ranges that start before it */
   const char *what, *name;
   int callable, slot;
-  int named; /* -1: of a port */
-  bool grad; /* of a port: its gradient */
+  int named; /* index of the named entry; -1: a port */
+  bool grad; /* the port's gradient, not its value */
   bool adds; /* a main gradient with `accumulate` */
   bool written;
 } range;
@@ -207,7 +207,7 @@ static void add_port(const rfr_graphs *g, ranges *r, int callable, const rfi_por
   }
 }
 
-/* Each call in the later callable's slot has the microbatch that took the earlier callable's slot last. */
+/* Whether each call in the later callable's slot has the microbatch that used the earlier callable's slot last. */
 static bool same_microbatches(const rfr_graphs *g, const rfi_calls *calls, const range *early, const range *late) {
   int last = -1;
   for (int i = 0; i < calls->n; i++) {
@@ -220,7 +220,8 @@ static bool same_microbatches(const rfr_graphs *g, const rfi_calls *calls, const
   return true;
 }
 
-/* A handover: an output is a later callable's input, or an input gradient an earlier callable's output gradient. */
+/* Whether one tensor is passed on: an output is a later callable's input, or an input gradient an earlier callable's
+ * output gradient. */
 static bool is_handed_over(const rfr_graphs *g, const rfi_calls *calls, const range *a, const range *b) {
   const range *written = a->written ? a : b, *read = a->written ? b : a;
   const range *early = written->grad ? read : written, *late = written->grad ? written : read;

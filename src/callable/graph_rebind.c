@@ -13,8 +13,8 @@
 /* ---- which ---- */
 
 typedef struct move {
-  void **at;   /* the pointer to change */
-  void *other; /* the new address, after the exchange the old one */
+  void **at;   /* the pointer to exchange */
+  void *other; /* the new address; after the exchange, the old one */
   const char *name;
 } move;
 
@@ -80,7 +80,7 @@ static void exchange(rfr_graphs *g, moves *m) {
   rfi_graphs_set_addresses(g);
 }
 
-/* The next captured graph, from (c, slot, part) on; false: none. */
+/* Finds the next captured graph, from (c, slot, part) on; false: none. */
 static bool next_graph(const rfr_graphs *g, int *c, int *slot, int *part) {
   for (; *c < g->n; ++*c, *slot = 0)
     for (; *slot < g->stage[g->callable[*c].stage].slots; ++*slot, *part = 0)
@@ -112,7 +112,7 @@ static rfr_status capture_again(rfr_graphs *g) {
 
 static rfr_status move_all(rfr_graphs *g, moves *m) {
   RFI_TRY(check_once(m));
-  RFI_TRY(g->m.backend->wait(g->m.device)); /* launched work uses the old addresses */
+  RFI_TRY(g->m.backend->wait(g->m.device)); /* enqueued work uses the old addresses */
   exchange(g, m);
   rfr_status s = rfi_graphs_check_overlap(g, &g->calls);
   if (s == RFR_OK) s = capture_again(g);

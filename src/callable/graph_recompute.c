@@ -11,7 +11,7 @@
 typedef struct search {
   rfr_graphs *g;
   rfi_frontier **frontier; /* per callable */
-  int *from;               /* per merged level: the callable whose next level it is */
+  int *from;               /* per step of the merged order: the callable that goes to its next level */
   int n, applied;
 } search;
 
@@ -46,7 +46,7 @@ static rfr_status select_and_place(rfr_graphs *g) {
   return rfi_graphs_place(g);
 }
 
-/* Applies the first n of the merged levels. */
+/* Applies the first n steps of the merged order. */
 static rfr_status apply_levels(void *user, int n, int64_t enough, int64_t *bytes) {
   search *x = user;
   (void)enough;

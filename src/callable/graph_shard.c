@@ -38,12 +38,12 @@ static bool adds(int op) { return rfi_parts_of(op) & 1 << RFI_PART_W; }
 
 /* ---- windows of a schedule ---- */
 
-typedef struct windows { /* of blocks, which are numbered 2 * stage + kind */
+typedef struct windows { /* windows of blocks; block 2 * stage + kind */
   rfr_graphs *g;
   int n;        /* actions in the rank's list */
   bool *open;   /* per block */
-  bool *live;   /* per block and action: the action lies in one of the block's windows, or begins or ends one */
-  int64_t most; /* bytes that are live at one action, at most */
+  bool *live;   /* per block and action: the action lies in a window of the block, or begins or ends one */
+  int64_t most; /* maximum over the actions of live bytes */
 } windows;
 
 static rfr_status wrong(const rfr_graphs *g, const rfr_action *a, int i, const char *what) {
@@ -80,7 +80,7 @@ static rfr_status read_action(windows *w, int stage, const rfr_action *a, int i)
   return RFR_OK;
 }
 
-/* Marks the blocks that are open before or after action i. */
+/* Marks the blocks that are open before or after action i as live. */
 static void mark_live(windows *w, int i) {
   int64_t bytes = 0;
   for (int b = 0; b < w->g->n_stages * KINDS; b++) {
@@ -116,7 +116,7 @@ static int64_t *offset_in_windows(rfr_graphs *g, const rfi_callable *c, rfr_valu
   return c->place[v].region == RFI_REGION_WINDOW ? &c->place[v].offset : NULL;
 }
 
-/* Appends a callable's values to the bytes of each kind. */
+/* Adds the sizes of a callable's values to the bytes of each kind. */
 static void append(rfr_graphs *g, const rfi_callable *c, int64_t bytes[KINDS]) {
   for (rfr_value v = 0; v < c->u.trace->n_values; v++) {
     int kind;
@@ -147,7 +147,7 @@ static bool overlap(const windows *w, int a, int b) {
   return false;
 }
 
-/* The lowest address where a block shares no bytes with a placed block whose windows overlap. */
+/* The lowest address at which a block overlaps no placed block whose windows overlap its own. */
 static int64_t lowest(const windows *w, int block, const bool *placed) {
   rfr_graphs *g = w->g;
   int64_t at = 0;
@@ -175,7 +175,7 @@ static void place_blocks(const windows *w, bool *placed) {
   }
 }
 
-/* Memory for gathering within a call, after all blocks. */
+/* Places memory for gathering within a call, after all blocks. */
 static int64_t place_for_calls(rfr_graphs *g, const rfi_stage_plan *s, int64_t first) {
   int64_t most = 0;
   for (int c = s->first; c < s->end && !s->fsdp_actions; c++) {
@@ -268,7 +268,7 @@ static rfr_status clear(rfr_graphs *g, const rfi_callable *c) {
   return RFR_OK;
 }
 
-/* Debug mode: fills a callable's gathered parameters or unreduced gradients. */
+/* Debug mode: fills the gathered parameters or unreduced gradients of a callable. */
 static rfr_status poison_block(rfr_graphs *g, const rfi_callable *c, int kind) {
   for (rfr_value v = 0; g->options.debug && v < c->u.trace->n_values; v++) {
     int of;
@@ -298,7 +298,7 @@ rfr_status rfi_graphs_run_shard_actions(rfr_graphs *g, int64_t at, int *next, bo
   return RFR_OK;
 }
 
-/* A call gathers and reduces by itself; in an evaluation every call does. */
+/* Whether a call gathers and reduces by itself; in an evaluation every call does. */
 static bool gathers_per_call(const rfr_graphs *g, int callable) {
   const rfi_callable *c = &g->callable[callable];
   return c->sharded && (g->evaluating || !g->stage[c->stage].fsdp_actions);

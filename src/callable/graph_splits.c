@@ -11,7 +11,7 @@
 #include "base/base.h"
 #include "callable/graphed.h"
 
-enum { FORWARDS = 64 }; /* per check, in the ring */
+enum { FORWARDS = 64 }; /* ring entries per check */
 
 rfr_status rfi_graphs_splits_create(rfr_graphs *g) {
   rfi_splits *s = &g->splits;
@@ -23,7 +23,7 @@ rfr_status rfi_graphs_splits_create(rfr_graphs *g) {
   return g->m.backend->alloc(g->m.device, RFI_MEMORY_RING, sizeof *s->result * (size_t)s->size, (void **)&s->result);
 }
 
-/* Reads the results that have arrived; keeps the first bad one. */
+/* Reads the results that have arrived; keeps the first invalid one. */
 static void read_ring(rfi_splits *s) {
   for (; s->seen < s->launched; s->seen++) {
     const int at = (int)(s->seen % s->size);

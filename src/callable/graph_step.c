@@ -12,14 +12,14 @@
 
 /* ---- the order ---- */
 
-/* NULL: calls are accepted. */
+/* The reason why no call is accepted now; NULL: calls are accepted. */
 static const char *why_closed(const rfr_graphs *g) {
   return g->state == RFI_STEP_OPEN   ? NULL
          : g->state == RFI_STEP_NONE ? "no step has begun"
                                      : "a call of this step has failed: abort it";
 }
 
-/* The call for a part must be the next one. A B is called as its I. */
+/* The call of a part must be the next one in order. A B is called as its I. */
 static rfr_status check_order(const rfr_graphs *g, rfi_part part, int callable, int microbatch, rfi_step_call *call) {
   static const char *const names[RFI_PARTS] = {
       [RFI_PART_F] = "forward", [RFI_PART_I] = "backward", [RFI_PART_W] = "wgrad"};
@@ -59,7 +59,7 @@ rfr_status rfr_graphs_expected(const rfr_graphs *g, rfr_action *call, int *calla
 
 /* ---- the signature ---- */
 
-/* Ports that the caller passes: inputs, or gradients of outputs, that are not linked. */
+/* The ports that the caller passes: inputs, or gradients of outputs, that are not linked. */
 static bool is_expected(const rfi_port *p, bool grad) { return p->callable < 0 && (grad ? p->grad >= 0 : true); }
 static const rfr_tensor *expected(const rfi_port *p, bool grad) { return grad ? &p->grad_tensor : &p->tensor; }
 
@@ -93,8 +93,8 @@ static bool is_valid_in_slot(const rfr_graphs *g, const rfi_stage_plan *s, int s
   return false;
 }
 
-/* `call` NULL: a read or write by the caller. The first call of a slot's next microbatch invalidates all its contents.
- * Several slots may have one block: its bytes are valid if they are valid in one of them. */
+/* `call` NULL: the caller reads or writes. The first call of a slot's next microbatch invalidates the contents of the
+ * slot. Several slots may share a block: its bytes are valid if they are valid for one of these slots. */
 static rfr_status check_slot_data(const rfr_graphs *g, const rfi_step_call *call, const char *name, const void *data,
                                   int64_t bytes, bool *is_slot) {
   const bool holds = rfi_step_memory_holds(&g->m);
@@ -159,7 +159,7 @@ static rfr_status check_bindings(const rfr_graphs *g, const rfi_step_call *call,
   return RFR_OK;
 }
 
-/* All outputs are returned, but only gradients of inputs that are not linked. */
+/* All outputs are returned, but of input gradients only those that are not linked. */
 static bool is_returned(const rfi_ports *x, int i) { return !x->grad || x->port[i].callable < 0; }
 
 static rfr_status check_room(const rfi_callable *c, const rfi_ports *x, const rfr_tensor *room, int n) {
@@ -176,7 +176,7 @@ static bool is_copied(const rfi_port *p, bool grad) {
   return p->name && is_expected(p, grad) && !(grad ? p->fixed_grad : p->fixed) && expected(p, grad)->bytes > 0;
 }
 
-/* Lists the ports that are copied into the slot; returns their number. */
+/* Lists the ports that are copied into the slot; returns their count. */
 static int list_copies(const rfr_graphs *g, int callable, int slot, rfi_part part, rfi_copy *to) {
   const rfi_ports x = rfi_ports_taken(&g->callable[callable], part);
   int n = 0;
@@ -205,7 +205,7 @@ static int copy_index(const rfi_ports *x, const rfi_port *p) {
   return index;
 }
 
-/* A graph includes its copies; without one they are enqueued first. */
+/* With a graph the copies are part of it; without one they are enqueued first. */
 static rfr_status run_with_inputs(rfr_graphs *g, const rfi_step_call *call, rfi_part part, const rfi_ports *x,
                                   const rfr_binding *b, int n) {
   const bool captured = g->callable[call->callable].u.instance[call->slot].graph[part] != NULL;
@@ -251,7 +251,7 @@ static void update_valid(rfr_graphs *g, const rfi_step_call *call) {
   if (call->last && !g->inference && !g->evaluating) valid->outputs = s->first;
 }
 
-/* Until end_call the step counts as broken: after a failure it can only be aborted. */
+/* The step counts as broken until end_call: after a failure it can only be aborted. */
 static rfr_status begin_call(rfr_graphs *g, const rfi_step_call *call) {
   g->state = RFI_STEP_BROKEN;
   if (call->first) rfi_graphs_invalidate(&g->stage[g->callable[call->callable].stage], call->slot);
@@ -324,7 +324,7 @@ static rfr_status clear(rfr_graphs *g, unsigned char *from, const unsigned char 
   return to > from ? g->m.backend->fill(g->m.device, from, 0, (size_t)(to - from)) : RFR_OK;
 }
 
-/* Clears adjacent gradients in the arena with one fill, because each fill is a launch on a device. */
+/* Clears adjacent gradients with one fill, because each fill is a launch on a device. */
 static rfr_status clear_gradients(rfr_graphs *g) {
   unsigned char *from = NULL, *to = NULL;
   for (int i = 0; i < g->m.store.n; i++) {
@@ -365,7 +365,7 @@ static rfr_status begin(rfr_graphs *g, const rfr_binding *inputs, int n) {
   return rfi_graphs_run_shard_actions(g, 0, &g->next_shard_action, false);
 }
 
-/* Both kinds of step, once their own checks have passed. */
+/* Begins a step of either kind, once its own checks have passed. */
 static rfr_status begin_checked(rfr_graphs *g, bool evaluating, const rfr_binding *inputs, int n_inputs) {
   const rfi_named *x;
   RFI_TRY(rfi_check_handle(g, "rfr_graphs"));

@@ -17,7 +17,7 @@ typedef struct walk {
   bool capture;
   int iteration;
   bool *done;                /* per callable, slot and part */
-  const rfi_step_call *call; /* now */
+  const rfi_step_call *call; /* the current position */
   rfi_part part;
 } walk;
 
@@ -52,8 +52,8 @@ static void describe(const walk *w, const rfi_step_call *call, rfi_part part, rf
   if (part == RFI_PART_W) describe_named(w->g, c->gradients, c->n_gradients, room);
 }
 
-/* Inputs of a part in warm-up: samples or zeros. Scratch main gradients are zeroed too, because callables share them.
- */
+/* Inputs of a part in warm-up are samples or zeros. Scratch main gradients are zeroed as well, because callables share
+ * them. */
 static rfr_status set_inputs(rfr_graphs *g, const rfi_step_call *call, rfi_part part) {
   const rfi_callable *c = &g->callable[call->callable];
   const rfi_ports x = rfi_ports_taken(c, part);
@@ -67,10 +67,10 @@ static rfr_status set_inputs(rfr_graphs *g, const rfi_step_call *call, rfi_part 
     if (p->sample && !x.grad) RFI_TRY(g->m.backend->move(g->m.device, t.data, p->sample, (size_t)t.bytes));
     else RFI_TRY(g->m.backend->fill(g->m.device, t.data, 0, (size_t)t.bytes));
   }
-  return g->m.backend->wait(g->m.device); /* a hook may read them */
+  return g->m.backend->wait(g->m.device); /* a hook may read the results */
 }
 
-/* Waits, also after a failure, because a post hook may free what the part reads. */
+/* Waits even after a failure, because a post hook may free memory that the part reads. */
 static rfr_status run_and_wait(rfr_graphs *g, const rfi_step_call *call, rfi_part part) {
   rfr_status s = RFR_OK;
   if (part == RFI_PART_F) s = rfi_graphs_set_microbatch(g, call->callable, call->slot, call->microbatch);
@@ -117,7 +117,7 @@ static rfr_status walk_part(walk *w, const rfi_step_call *call, rfi_part part) {
   return rfi_run_hooked(&x, &event);
 }
 
-/* ---- the walk ---- */
+/* ---- warm-up and capture of all parts ---- */
 
 static rfr_status walk_calls(walk *w) {
   rfr_graphs *g = w->g;
@@ -137,7 +137,7 @@ static rfr_status walk_calls(walk *w) {
   return s;
 }
 
-/* Copies states into the scratch memory that warm-up uses for them. */
+/* Copies states into the scratch memory that replaces them in warm-up. */
 static rfr_status copy_states(rfr_graphs *g) {
   for (int i = 0; i < g->m.store.n; i++) {
     const rfi_named *x = &g->m.store.named[i];

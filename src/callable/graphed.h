@@ -36,63 +36,64 @@
 
 typedef struct rfi_port { /* an input or output of a callable */
   const char *name;
-  rfr_value value;            /* RFR_NONE: absent, without a name */
-  rfr_value grad;             /* an input of the joint trace for an output, an output for an input; RFR_NONE: none */
-  void **fixed, **fixed_grad; /* addresses per slot; NULL: in the slot */
-  int callable, port;         /* linked: the other end; -1: the caller's */
-  bool splits;                /* group sizes, which must be device memory */
-  const void *sample;         /* for warm-up, the caller's until creation ends; NULL: zeros */
-  rfr_tensor tensor, grad_tensor; /* without data, which depends on the slot */
+  rfr_value value; /* RFR_NONE: absent, or without a name */
+  rfr_value grad;  /* for an output, an input of the joint trace; for an input, an output of it; RFR_NONE: none */
+  void **fixed, **fixed_grad;     /* the caller's memory, an address per slot; NULL: in the slot */
+  int callable, port;             /* the other end of the link; -1: not linked */
+  bool splits;                    /* group sizes, which must be in device memory */
+  const void *sample;             /* input of warm-up, owned by the caller until creation ends; NULL: zeros */
+  rfr_tensor tensor, grad_tensor; /* data is NULL: it depends on the slot */
 } rfi_port;
 
-typedef struct rfi_ports { /* that a part takes data for, or returns data of */
+typedef struct rfi_ports { /* the ports for which a part takes data, or returns data */
   const rfi_port *port;
   int n;
-  bool grad; /* the ports' gradients, not their values */
+  bool grad; /* gradients of the ports, not values */
 } rfi_ports;
 
-typedef struct rfi_value_storage { /* of a value that owns storage */
+typedef struct rfi_value_storage { /* storage of a value that owns it */
   rfi_region region;               /* or RFI_NAMED, RFI_FIXED */
-  bool in_block;                   /* of a slot: in its block */
-  int64_t offset; /* in its region; named: its index; fixed: its offset in scratch memory during warm-up */
+  bool in_block;                   /* RFI_REGION_SLOT: in the block of the slot */
+  int64_t offset; /* in the region; RFI_NAMED: the index; RFI_FIXED: the offset in scratch memory during warm-up */
   void *const *fixed;
-  int callable; /* not -1: an alias of `owner` of that callable, from `offset` on */
+  int callable; /* not -1: an alias of value `owner` of that callable, at `offset` */
   rfr_value owner;
 } rfi_value_storage;
 
-typedef struct rfi_checked { /* group sizes from the caller */
+typedef struct rfi_checked { /* a check of group sizes that come from the caller */
   const char *scope;
-  rfr_value bad; /* the result of splits_to_offsets: 0, or 1 + the first bad group */
+  rfr_value bad; /* result of splits_to_offsets: 0, or 1 + the first invalid group */
 } rfi_checked;
 
-typedef struct rfi_split_check { /* the forward that a ring entry belongs to */
+typedef struct rfi_split_check { /* the forward that wrote a ring entry */
   int callable, check, microbatch;
   int64_t step;
 } rfi_split_check;
 
 typedef struct rfi_splits {
-  int32_t *result;                 /* a ring, written by the device */
-  rfi_split_check *check;          /* the same ring: what was checked */
-  int size;                        /* of both; 0: no callable has group sizes */
-  int64_t launched, seen, aborted; /* counts of forwards; those before `aborted` belong to aborted steps */
-  int64_t step;                    /* number of the step */
-  int32_t found;                   /* a bad group that is not reported yet; -1: none */
-  rfi_split_check first;           /* where it was found */
+  int32_t *result;                 /* ring written by the device */
+  rfi_split_check *check;          /* ring of the same size: what was checked */
+  int size;                        /* entries of both rings; 0: no callable has group sizes */
+  int64_t launched, seen, aborted; /* numbers of forwards; those before `aborted` belong to aborted steps */
+  int64_t step;                    /* number of the current step */
+  int32_t found;                   /* an invalid group that is not reported yet; -1: none */
+  rfi_split_check first;           /* the check that found it */
 } rfi_splits;
 
-typedef struct rfi_counts { /* states that the graphs advance when a step ends */
+typedef struct rfi_counts { /* states that the graphs update when a step ends */
   rfi_exec_unit u;          /* part F: rfr_step_end of each counter; REDUCE: the update of delayed scaling, with its
                                collective. Without a trace: nothing to advance */
-  int64_t skip_at;          /* persistent: the counters' skip flag; 1 only while a step is aborted */
-  int64_t amaxes_at;        /* persistent: those of all ranks */
+  /* offset of the counters' skip flag in persistent memory; the flag is 1 only while a step is aborted */
+  int64_t skip_at;
+  int64_t amaxes_at; /* offset of the amaxes of all ranks in persistent memory */
 } rfi_counts;
 
-typedef struct rfi_set_recipe { /* delayed scaling of all callables together */
-  int slots;                    /* 0: none */
+typedef struct rfi_set_recipe { /* delayed scaling, common to all callables */
+  int slots;                    /* number of slots; 0: none */
   rfr_recipe delayed;           /* history, margin and rule */
 } rfi_set_recipe;
 
-typedef struct rfi_next { /* what the next callable begins with, unless its description says so */
+typedef struct rfi_next { /* the first site and linear of the next callable, unless its description sets them */
   int64_t site, linear;
 } rfi_next;
 
@@ -100,42 +101,42 @@ typedef struct rfi_callable {
   rfi_exec_unit u;
   rfi_port *in, *out;
   int n_in, n_out;
-  rfr_value microbatch;     /* the input with its number; RFR_NONE: not used */
+  rfr_value microbatch;     /* the input with the microbatch number; RFR_NONE: not used */
   rfi_value_storage *place; /* per value; set for owners of storage */
   rfi_checked *checked;
   int n_checked;
-  int *gradients, n_gradients;   /* main gradients that W adds to: indices of named */
-  int *parameters, n_parameters; /* trainable and frozen: indices of named */
+  int *gradients, n_gradients;   /* main gradients that W accumulates into, as indices of named entries */
+  int *parameters, n_parameters; /* trainable and frozen, as indices of named entries */
   int stage;
   bool sharded;
   bool wgrad_reads;      /* W reads parameters */
-  rfi_recipe_use recipe; /* of its linears, without `delayed` */
-  int first_slot;        /* of delayed scaling */
+  rfi_recipe_use recipe; /* recipes of its linears; `delayed` is not set */
+  int first_slot;        /* the first slot of delayed scaling */
   int64_t first_linear;
   bool gathered;               /* sharded, or gathered by the caller: parameters are valid only within calls */
-  int *unreduced, n_unreduced; /* sharded: unreduced gradients, indices of named */
-  int level;                   /* of its recompute frontier; -1: it has none */
+  int *unreduced, n_unreduced; /* sharded: unreduced gradients, as indices of named entries */
+  int level;                   /* level of its recompute frontier; -1: it has no frontier */
 } rfi_callable;
 
-typedef struct rfi_validity { /* which results of a slot's microbatch the caller may use */
-  int outputs;                /* of callables before this one */
-  int gradients;              /* input gradients of this callable and later ones */
+typedef struct rfi_validity { /* the results of a slot's microbatch that the caller may use */
+  int outputs;                /* outputs of callables before this one */
+  int gradients;              /* input gradients of this callable and of later ones */
 } rfi_validity;
 
 typedef struct rfi_stage_plan {
-  int first, end;    /* callables */
-  int number;        /* in the schedule */
-  bool delayed;      /* it has separate W actions */
-  bool fsdp_actions; /* it has UNSHARD, RESHARD or REDUCE */
+  int first, end;    /* range of callables */
+  int number;        /* stage number in the schedule */
+  bool delayed;      /* the schedule has separate W actions */
+  bool fsdp_actions; /* the schedule has UNSHARD, RESHARD or REDUCE */
   int slots;
-  rfi_validity *valid;                /* per slot */
-  int64_t offset, bytes;              /* of the first slot in the region; of each slot */
-  int *block, blocks;                 /* per slot: its block. Blocks follow the slots; 0: there are none */
-  int64_t block_bytes;                /* of each; 0: not used */
-  int64_t window[2], window_bytes[2]; /* of gathered parameters; of unreduced gradients */
+  rfi_validity *valid;   /* per slot */
+  int64_t offset, bytes; /* offset of the first slot in the region; size of each slot */
+  int *block, blocks;    /* block of each slot, number of blocks. Blocks follow the slots; 0: there are none */
+  int64_t block_bytes;   /* size of each block; 0: not used */
+  int64_t window[2], window_bytes[2]; /* index 0: gathered parameters; 1: unreduced gradients */
 } rfi_stage_plan;
 
-/* A bit for each part that an action runs; 0: it computes nothing. */
+/* A bit per part that an action runs; 0: the action computes nothing. */
 static inline uint8_t rfi_parts_of(int op) {
   switch (op) {
     case RFR_ACTION_F: return 1 << RFI_PART_F;
@@ -149,8 +150,8 @@ static inline uint8_t rfi_parts_of(int op) {
 typedef struct rfi_step_call {
   rfr_action_op op; /* F, I, W or B */
   int callable, microbatch, slot;
-  bool first, last; /* the first call of the microbatch in the stage takes the slot, the last frees it */
-  bool frees_block; /* the last I */
+  bool first, last; /* the first call of the microbatch in the stage takes the slot, the last call frees it */
+  bool frees_block; /* the call is the last I */
 } rfi_step_call;
 
 /* A shard action of the schedule, which runs before call number `at`. */
@@ -165,7 +166,7 @@ typedef struct rfi_calls { /* the calls of a step */
   rfi_step_call *call;
   int n, cap_calls;
   bool endless; /* no schedule: the calls of one microbatch, repeated for the next */
-  int *last;    /* of each name: the last call that adds to it; -1: none */
+  int *last;    /* per name: the last call that accumulates into it; -1: none */
   rfi_shard_action *shard_action;
   int n_shard_actions, cap_shard_actions;
 } rfi_calls;
@@ -183,9 +184,9 @@ struct rfr_graphs {
   rfi_arena *placed; /* kernels and storage for the chosen recompute levels */
   rfr_graphs_memory memory;
   bool in_warmup;            /* updates go to scratch memory */
-  rfr_tensor *event_tensors; /* room for the tensors of a hook event */
-  const void **from;         /* room for the sources of a part's copies */
-  bool single_slot;          /* one slot in all, which also holds the shared bytes */
+  rfr_tensor *event_tensors; /* capacity for the tensors of a hook event */
+  const void **from;         /* capacity for the sources of a part's copies */
+  bool single_slot;          /* there is only one slot, which also contains the shared bytes */
   rfi_calls calls;
   rfi_calls evaluation; /* F of every callable, slot 0, repeated for each microbatch */
   bool evaluating;      /* the step is an evaluation */
@@ -195,45 +196,46 @@ struct rfr_graphs {
   rfi_splits splits;
   rfi_counts counts;
   rfi_set_recipe recipe;
-  bool ended; /* the last step ended, and was not aborted */
+  bool ended; /* the last step ended without an abort */
   bool loaded;
 };
 
 /* ---- callable.c ---- */
-/* The options' entry for a parameter's main gradient; NULL: none. */
+/* The options' entry for the main gradient of a parameter; NULL: none. */
 const rfr_main_gradient *rfi_main_gradient_of(const rfr_graphs *g, const char *parameter);
-/* Fills in everything up to `trace`, `start` and ports from a description, the index-th of a list. */
+/* Compiles a description, number `index` of a list: sets all fields up to `trace`, `start` and the ports. */
 rfr_status rfi_callable_compile(rfr_graphs *g, int index, const rfr_callable *desc, rfi_next *next);
-/* The passes' options, without recompute. */
+/* The pass options, without recompute. */
 rfi_pass_options rfi_callable_options(rfr_graphs *g, const rfi_callable *c);
-/* Sets `trace`, `start` and ports from the result of the passes. */
+/* Sets `trace`, `start` and the ports from the result of the passes. */
 rfr_status rfi_callable_order(rfr_graphs *g, rfi_callable *c);
-typedef struct rfi_use { /* of a value by an op that is no view: an operand or a result */
-  int op, next;          /* next: of the op's operands, then results */
+typedef struct rfi_use { /* an op, not a view, that reads or writes a value */
+  int op, next;          /* next: index among the op's operands, then results */
   rfi_part part;
-  rfr_value owner; /* of the value's storage */
+  rfr_value owner; /* owner of the value's storage */
   bool result;
 } rfi_use;
-/* The uses of an ordered callable one after the other, from {0} on; false: no more. */
+/* Iterates over the uses of an ordered callable, starting with {0}; false: the end. */
 bool rfi_next_use(const rfi_callable *c, rfi_use *u);
-/* Some output has a gradient, so a backward is called. */
+/* Whether some output has a gradient, so that there is a backward. */
 bool rfi_has_backward(const rfi_callable *c);
-/* The port of a name; -1: none, or name is NULL. */
+/* The index of the port with a name; -1: none, or name is NULL. */
 int rfi_port_find(const rfi_port *port, int n, const char *name);
-extern const char RFI_GRAD_PREFIX[];      /* of the names of main gradients and cotangents */
-extern const char RFI_UNREDUCED_PREFIX[]; /* before RFI_GRAD_PREFIX: a sharded parameter's unreduced gradient */
+extern const char RFI_GRAD_PREFIX[];      /* prefix of main gradients and cotangents */
+extern const char RFI_UNREDUCED_PREFIX[]; /* prefix before RFI_GRAD_PREFIX: a sharded parameter's unreduced gradient */
 
 /* ---- graph_ports.c ---- */
-/* F takes inputs and returns outputs, I takes output gradients and returns input gradients, W neither. */
+/* F takes inputs and returns outputs, I takes output gradients and returns input gradients, W takes and returns
+ * nothing. */
 rfi_ports rfi_ports_taken(const rfi_callable *c, rfi_part part);
 rfi_ports rfi_ports_returned(const rfi_callable *c, rfi_part part);
 /* A port's tensor in a slot. */
 rfr_tensor rfi_port_tensor(const rfr_graphs *g, int callable, int slot, const rfi_port *port, bool grad);
 /* Reads links, fixed memory and samples of a callable's description. */
 rfr_status rfi_graphs_links(rfr_graphs *g, int index, const rfr_callable *desc);
-/* The array of addresses that `f` replaces; `f` is checked. */
+/* The array of addresses that `f` replaces; `f` must have been checked. */
 rfr_status rfi_graphs_fixed_of(const rfr_graphs *g, int callable, const rfr_callable_fixed *f, void ***addresses);
-/* Checks that the caller's memory which callables write overlaps other memory only as rfr_callable_fixed allows, with
+/* Checks that memory of the caller which callables write overlaps other memory only as rfr_callable_fixed allows, given
  * these calls of a step. */
 rfr_status rfi_graphs_check_overlap(const rfr_graphs *g, const rfi_calls *calls);
 
@@ -244,25 +246,25 @@ static inline bool rfi_is_shared(int role) {
 enum { RFI_MISMATCH_TEXT = 2 * RFI_TYPE_TEXT + 32 };
 /* Compares types; false: `text` says how they differ. */
 bool rfi_graphs_type_matches(const rfr_type *want, const rfr_type *type, char text[RFI_MISMATCH_TEXT]);
-/* Why the caller's memory cannot be used; NULL: it can. */
+/* The reason why the caller's memory cannot be used; NULL: it can be. */
 const char *rfi_graphs_address_defect(const rfr_graphs *g, const void *data);
-/* Checks an entry for a main gradient: type, bytes and strides fit a parameter (or shard) of this shape. */
+/* Checks an entry for a main gradient: type, bytes and strides must match a parameter (or shard) of this shape. */
 rfr_status rfi_graphs_check_gradient_entry(const rfr_main_gradient *m, const rfr_type *parameter);
-/* Checks a list of entries by themselves: size, fields. */
+/* Checks each entry of a list without its context: size and fields. */
 rfr_status rfi_graphs_check_gradient_list(const rfr_main_gradient *m, int n);
-/* A parameter, state or constant; NULL: there is none of this name. */
+/* The entry of a parameter, state or constant; NULL: the name does not exist. */
 rfi_named *rfi_graphs_find(const rfr_graphs *g, const char *name);
-/* Adds the inputs that a callable shares by name with others. */
+/* Adds the inputs that a callable shares by name with other callables. */
 rfr_status rfi_graphs_names(rfr_graphs *g, rfi_callable *c);
-/* Checks the options' lists, states that several callables use, and outputs that alias names. */
+/* Checks the lists of the options, states that several callables use, and names that outputs alias. */
 rfr_status rfi_graphs_check_names(rfr_graphs *g);
-/* The address of a named tensor; in warm-up scratch memory if it is written. */
+/* The address of a named tensor; in warm-up, in scratch memory if the tensor is written. */
 unsigned char *rfi_graphs_named_data(const rfr_graphs *g, const rfi_named *x);
 
 /* ---- graph_memory.c ---- */
-/* Places every value: g->memory. */
+/* Assigns storage to every value; sets g->memory. */
 rfr_status rfi_graphs_place(rfr_graphs *g);
-/* Allocates the memory that is placed. */
+/* Allocates the planned memory. */
 rfr_status rfi_graphs_allocate(rfr_graphs *g);
 /* The first byte of a slot, and of its block. */
 unsigned char *rfi_graphs_slot(const rfr_graphs *g, const rfi_stage_plan *s, int slot);
@@ -273,12 +275,12 @@ unsigned char *rfi_graphs_address(const rfr_graphs *g, int callable, int slot, r
 void rfi_graphs_set_addresses(rfr_graphs *g);
 
 /* ---- graph_shard.c ---- */
-/* The stage has sharded callables and shard actions. */
+/* Whether the stage has sharded callables and shard actions. */
 bool rfi_graphs_has_windows(const rfr_graphs *g, const rfi_stage_plan *s);
-/* Checks that parameters are gathered for every part that reads them, and that each gradient is reduced. Sets the
- * stages' window[] and the bytes of their region. */
+/* Checks that parameters are gathered for every part that reads them, and that each gradient is reduced. Sets window[]
+ * and window_bytes[] of the stages. */
 rfr_status rfi_graphs_place_windows(rfr_graphs *g);
-/* Appends the shard actions of action i of a rank's list, before the next call. */
+/* Appends the shard actions of action i of a rank's list; they run before the next call. */
 rfr_status rfi_graphs_add_shard_actions(const rfr_graphs *g, const rfi_stage_plan *s, const rfr_action *a, int i,
                                         rfi_calls *to);
 /* Runs a part of a callable in a slot, with the collectives that it needs. */
@@ -287,31 +289,32 @@ rfr_status rfi_graphs_run(rfr_graphs *g, int callable, int slot, rfi_part part, 
 rfr_status rfi_graphs_run_shard_actions(rfr_graphs *g, int64_t at, int *next, bool eager);
 
 /* ---- graph_rebind.c ---- */
-/* Checks a tensor that the caller passes back: bytes fit the type, the memory is of these graphs and still valid. */
+/* Checks a tensor that the caller passes back: its bytes must match the type, and its memory must belong to these
+ * graphs and still be valid. */
 rfr_status rfi_graphs_check_tensor(const rfr_graphs *g, const rfr_tensor *x);
 
 /* ---- graph_recompute.c ---- */
-/* Selects kernels and places values, with the recompute that marks, options and budget demand. */
+/* Selects kernels and assigns storage, with the recompute that marks, options and budget require. */
 rfr_status rfi_graphs_lay_out(rfr_graphs *g);
 
 /* ---- graph_splits.c ---- */
 rfr_status rfi_graphs_splits_create(rfr_graphs *g);
-/* After the launch of a forward: enqueues the copy of its results to the ring. */
+/* Called after the launch of a forward: enqueues the copy of its results to the ring. */
 rfr_status rfi_graphs_splits_launched(rfr_graphs *g, const rfi_step_call *call);
-/* The step is aborted: its results are not reported. */
+/* Called when the step is aborted: its results are not reported. */
 void rfi_graphs_splits_abort(rfr_graphs *g);
-/* graphs.splits, once, for the first bad result that has arrived. */
+/* Returns graphs.splits, once, for the first invalid result that has arrived. */
 rfr_status rfi_graphs_splits_report(rfr_graphs *g);
 
 /* ---- graph_counts.c ---- */
-/* Places the skip flag and the amaxes of all ranks. */
+/* Allocates the skip flag and the amaxes of all ranks. */
 void rfi_graphs_counts_lay_out(rfr_graphs *g);
 rfr_status rfi_graphs_counts_create(rfr_graphs *g);
-/* After the addresses of states have changed. */
+/* Called after the addresses of states have changed. */
 void rfi_graphs_counts_address(rfr_graphs *g);
-/* At the start of a step. */
+/* Called at the start of a step. */
 rfr_status rfi_graphs_clear_amaxes(rfr_graphs *g);
-/* Advances the counters, and the states of delayed scaling unless the step was aborted (`skipped`). */
+/* Advances the counters; unless the step was aborted (`skipped`), updates the states of delayed scaling. */
 rfr_status rfi_graphs_count(rfr_graphs *g, bool skipped);
 
 /* ---- graph_walk.c ---- */
@@ -319,16 +322,16 @@ rfr_status rfi_graphs_warm_up(rfr_graphs *g);
 rfr_status rfi_graphs_capture(rfr_graphs *g);
 
 /* ---- graph_calls.c ---- */
-/* The stages of this rank, in an arena; without a schedule there is one. */
+/* Finds the stages of this rank, in an arena; without a schedule there is one. */
 rfr_status rfi_graphs_read_stages(const rfr_graphs *g, const rfr_schedule *s, rfi_arena *a, rfi_stage_plan **stages,
                                   int *n);
-/* Gives slots of a stage with separate W their blocks. */
+/* Assigns blocks to the slots of a stage with separate W. */
 rfr_status rfi_graphs_assign_blocks(rfr_graphs *g, rfi_stage_plan *s);
-/* The calls of a step, or of an evaluation: F of every callable. Destroy `arena`, also after an error. */
+/* Lists the calls of a step, or of an evaluation: F of every callable. Destroy `arena`, also after an error. */
 rfr_status rfi_graphs_make_calls(rfr_graphs *g, const rfr_schedule *schedule, bool evaluation, rfi_calls *calls);
-/* Sets live and live_bytes of g->memory. */
+/* Sets `live` and `live_bytes` of g->memory. */
 void rfi_graphs_count_live(rfr_graphs *g);
-/* The next call; false: none. A step without a schedule may be complete and continue. */
+/* The next call; false: none. A step without a schedule may be complete here and may also continue. */
 bool rfi_graphs_next_call(const rfr_graphs *g, rfi_step_call *out);
 bool rfi_graphs_is_complete(const rfr_graphs *g);
 const char *rfi_call_text(int op); /* for messages */
@@ -336,11 +339,12 @@ const char *rfi_call_text(int op); /* for messages */
 bool rfi_call_runs(const rfr_graphs *g, const rfi_step_call *call, rfi_part part);
 /* graphs.order if a later call of the current step adds to the main gradient with this index. */
 rfr_status rfi_graphs_check_gradient(const rfr_graphs *g, int gradient);
-/* Why a call of a microbatch cannot be the next one, as ", ..." or "". */
+/* Why a call of a microbatch cannot be the next one, as ", ..."; "" if unknown. */
 void rfi_graphs_explain_order(const rfr_graphs *g, int callable, int microbatch, bool forward, char text[96]);
 
 /* ---- graph_debug.c ---- */
-/* Fills a slot with its block, a slot except the input gradients, a block, the shared bytes, or everything. */
+/* Fill with the debug byte: a slot with its block; a slot except the input gradients; a block; the shared bytes;
+ * everything. */
 rfr_status rfi_graphs_poison_slot(rfr_graphs *g, int stage, int slot);
 rfr_status rfi_graphs_poison_ended(rfr_graphs *g, int stage, int slot);
 rfr_status rfi_graphs_poison_block(rfr_graphs *g, int stage, int slot);
@@ -348,16 +352,16 @@ rfr_status rfi_graphs_poison_shared(rfr_graphs *g);
 rfr_status rfi_graphs_poison_all(rfr_graphs *g);
 
 /* ---- graph_step.c ---- */
-/* *is_slot: the tensor lies in a slot. Errors: argument, if it does and is no longer valid. */
+/* *is_slot: the tensor lies in a slot. Errors: argument, if it lies in a slot and is no longer valid. */
 rfr_status rfi_graphs_check_slot_tensor(const rfr_graphs *g, const rfr_tensor *x, bool *is_slot);
 void rfi_graphs_invalidate(rfi_stage_plan *s, int slot);
-/* Writes the microbatch's number into a slot. */
+/* Writes the microbatch number into a slot. */
 rfr_status rfi_graphs_set_microbatch(rfr_graphs *g, int callable, int slot, int microbatch);
-/* Captures a part, with the copies of its call's inputs. */
+/* Captures a part, with the copies of the inputs of its call. */
 rfr_status rfi_graphs_capture_part(rfr_graphs *g, int callable, int slot, rfi_part part, rfi_graph **out);
 
-/* The memory that rfr_graphs_create would plan, except `live`, `live_bytes` and `graphs`; nothing is allocated or run.
- * Addresses of the caller's memory are compared, not used. */
+/* The memory that rfr_graphs_create would plan; `live`, `live_bytes` and `graphs` are not set. Nothing is allocated or
+ * run. Addresses of the caller's memory are compared, not dereferenced. */
 rfr_status rfi_graphs_plan(rfr_ctx *ctx, const rfr_callable *callables, int n, const rfr_graphs_options *options,
                            rfr_graphs_memory *out);
 

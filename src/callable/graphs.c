@@ -95,7 +95,7 @@ static rfr_status make_stages(rfr_graphs *g) {
 
 /* ---- hooks ---- */
 
-/* Hooks of a part that a callable lacks would never run. */
+/* Refuses hooks of a part that a callable lacks, because they would never run. */
 static rfr_status check_hook_parts(const rfr_graphs *g) {
   for (int i = 0; i < g->options.n_hooks; i++)
     for (int at = RFR_HOOK_PRE_BACKWARD; at <= RFR_HOOK_POST_WGRAD; at++) {
@@ -141,7 +141,8 @@ static int callers_slots(const rfr_graphs_options *o) {
   return 0;
 }
 
-/* The slots of delayed scaling, before any callable is compiled: all share states of one shape. */
+/* Counts the slots of delayed scaling before any callable is compiled: the states that all callables share have one
+ * shape. */
 static rfr_status find_recipes(rfr_graphs *g, const rfr_callable *callables) {
   int64_t slot = 0;
   for (int i = 0; i < g->n; i++) {
@@ -158,7 +159,7 @@ static rfr_status find_recipes(rfr_graphs *g, const rfr_callable *callables) {
       g->callable[i].first_slot = (int)slot;
     }
     slot += RFI_OPERANDS * use->linears;
-    use->delayed = NULL; /* of the caller's trace */
+    use->delayed = NULL; /* it points into the caller's trace */
   }
   const int callers = callers_slots(&g->options);
   if (g->recipe.slots > 0 && callers > g->recipe.slots) g->recipe.slots = callers;

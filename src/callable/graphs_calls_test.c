@@ -34,7 +34,7 @@ typedef struct calls {
   void *user;
 } calls;
 
-/* F, I or B, W of every callable, in the schedule's order. */
+/* F, I or B, W of every callable, in the order of the schedule. */
 static void walk(const rft_scene *s, rfr_graphs *g, const rfr_schedule *schedule, calls c) {
   int n;
   const rfr_action *a = rfr_schedule_actions(schedule, 0, &n);
@@ -152,7 +152,7 @@ typedef struct fixed {
   memory *memory;
 } fixed;
 
-/* A block's result is fixed memory that the next block reads in place, slot by slot. */
+/* Each block's result is fixed memory that the next block reads in place; both have the same address per slot. */
 static void lay_out(memory *own, bool handed) {
   memset(own, 0x5a, sizeof *own);
   for (int i = 0; i < RFT_BLOCKS; i++)
@@ -189,7 +189,8 @@ static rfr_status make_fixed(const rft_scene *s, const rfr_schedule *schedule, m
   return status;
 }
 
-/* The address where another block has written what this call reads; NULL: it comes from outside. */
+/* The address to which another block has written the tensor that this call reads; NULL: the tensor comes from the
+ * caller. */
 static const void *made_at(const fixed *f, bool back, int block, int m) {
   const int from = back ? block + 1 : block - 1;
   if (from < 0 || from >= f->s->blocks) return NULL;
@@ -225,7 +226,8 @@ static void test_fixed(void **state) {
   static memory own;
   static const char one[] = "0F0 0F1 0B0 0F2 0B1 0B2";
   static const char delayed[] = "0F0 0F1 1F0 1F1 1I0 1I1 0I0 1W0 0F2 0I1 0W0 1W1 0W1 1F2 1B2 0B2";
-  static const char in_step[] = "0F0 0F1 1F0 1F1 1I0 1I1 0I0 0W0 1W0 0I1 0F2 1F2 1W1 0W1 1B2 0B2"; /* equal slots */
+  /* both stages use the same slots */
+  static const char in_step[] = "0F0 0F1 1F0 1F1 1I0 1I1 0I0 0W0 1W0 0I1 0F2 1F2 1W1 0W1 1B2 0B2";
   for (int k = 0; k < 8; k++) {
     const int i = k / 2;
     const rft_scene s = {.block = i < 2 ? rft_block_attention : rft_block_experts,
@@ -263,7 +265,8 @@ static void test_fixed(void **state) {
   }
 }
 
-/* Two stages share fixed memory, slot for slot or crosswise: either it is refused, or the bits are those of copies. */
+/* Two stages share fixed memory, with the same or permuted slots: either it is refused, or the results are bitwise
+ * equal to those with copies. */
 static void test_handed_on(void **state) {
   (void)state;
   static rft_buffers first, ours, theirs;
@@ -285,7 +288,7 @@ static void test_handed_on(void **state) {
     theirs = first;
     plain_step(&s, a, schedule, &theirs);
     assert_true(slots[0] <= 2 && slots[1] <= 2);
-    for (int map = 1; map < 81; map++) { /* per slot of x and dx of the later stage */
+    for (int map = 1; map < 81; map++) { /* assigns memory to each slot of x and dx of the later stage */
       const int of[4] = {map % 3, map / 3 % 3, map / 9 % 3, map / 27};
       bool fits = true;
       lay_out(&own, false);
@@ -349,8 +352,8 @@ static void test_fixed_refusals(void **state) {
   rft_refused(try_fixed((rfr_callable_fixed){NULL, 0, good, 1}, NULL), slug, "there is no such");
 }
 
-/* An output that is an input or a part of another value has no memory to fix; an input without a gradient has no
- * gradient memory to fix. */
+/* An output that is an input, or a part of another value, has no memory that could be fixed; an input without a
+ * gradient has no gradient memory. */
 static void test_views_are_not_fixed(void **state) {
   (void)state;
   static _Alignas(16) float memory[T * C];
@@ -482,7 +485,7 @@ static void test_absent_inputs(void **state) {
 
 typedef struct watched { /* a step that checks main gradients after each call */
   plain p;
-  rfr_tensor ready[MOST_NAMES]; /* their values when they were complete */
+  rfr_tensor ready[MOST_NAMES]; /* copies from the time when they were reported complete */
   int n, at[MOST_NAMES], call;
   unsigned char *before[MOST_NAMES], *final[MOST_NAMES];
 } watched;
@@ -511,7 +514,7 @@ static void watched_call(void *user, rfr_action_op op, int block, int m) {
   w->call++;
   const int had = w->n;
   take_ready(w);
-  /* reported not later than complete: this call has added to each of them */
+  /* not reported too late: this call has accumulated into each of them */
   for (int k = had; k < w->n; k++)
     for (int i = 0; i < g->m.store.n; i++)
       if (w->before[i] && g->m.store.named[i].tensor.data == w->ready[k].data)
@@ -552,7 +555,7 @@ static void test_grads_ready(void **state) {
     walk(&s, g, schedule, (calls){watched_call, &w});
     OK(rfr_graphs_end_step(g));
     assert_int_equal(w.n, trained);
-    for (int k = 0; k < w.n; k++) { /* reported not earlier than complete: later calls have added nothing */
+    for (int k = 0; k < w.n; k++) { /* not reported too early: later calls have changed nothing */
       assert_memory_equal(w.final[k], w.ready[k].data, (size_t)w.ready[k].bytes);
       test_free(w.final[k]);
     }
@@ -566,7 +569,7 @@ static void test_grads_ready(void **state) {
 }
 
 /* Without a schedule main gradients are complete only after rfr_graphs_end_step, because any microbatch may be the last
- * one; an aborted step completes none. */
+ * one. An aborted step completes none. */
 static void test_grads_ready_without_schedule(void **state) {
   (void)state;
   static rft_buffers b;
@@ -592,7 +595,8 @@ static void test_grads_ready_without_schedule(void **state) {
 
 /* ---- other schedules ---- */
 
-/* Graphs of one schedule follow another one: the bits are those of graphs made for it, and nothing is captured. */
+/* Graphs captured for one schedule run another one: results are bitwise equal to those of graphs created for it, and
+ * nothing is captured again. */
 static void test_reschedule(void **state) {
   (void)state;
   static rft_buffers ours, theirs;
@@ -617,7 +621,7 @@ static void test_reschedule(void **state) {
     theirs = ours;
     rfr_graphs *made = rft_make_graphs(&other, &second);
     rft_fill_named(made);
-    OK(rfr_graphs_set_rng(made, NULL, &(rfr_rng){0, i})); /* the same number of steps as the others */
+    OK(rfr_graphs_set_rng(made, NULL, &(rfr_rng){0, i})); /* g has counted as many steps */
     OK(rfr_graphs_reschedule(g, second));
     plain_step(&other, g, second, &ours);
     plain_step(&other, made, second, &theirs);
@@ -628,7 +632,7 @@ static void test_reschedule(void **state) {
   }
   assert_int_equal(g->memory.graphs, graphs);
   rft_refused(rfr_graphs_reschedule(g, NULL), "graphs.schedule", "but 2 were captured");
-  assert_int_equal(g->memory.live, 4); /* at the last of them */
+  assert_int_equal(g->memory.live, 4); /* the maximum is at the last of them */
   OK(rfr_schedule_parse(ctx, "test", others[0], strlen(others[0]), &second));
   OK(rfr_graphs_reschedule(g, second));
   assert_int_equal(g->memory.live, 2);
@@ -640,7 +644,7 @@ static void test_reschedule(void **state) {
   OK(rfr_graphs_reschedule(g, first));
   rfr_graphs_destroy(g);
   rfr_schedule_destroy(first);
-  /* without a schedule, then with one again */
+  /* without a schedule, then with one */
   const rft_scene free_running = {.block = rft_block_linear, .blocks = 2, .dtype = RFR_F32, .layers = 2};
   g = rft_make_graphs(&free_running, &none);
   rft_scene tight = free_running;
@@ -678,7 +682,8 @@ static void test_reschedule_refusals(void **state) {
     rft_refused(rfr_graphs_reschedule(g, schedule), cases[i].slug, cases[i].message);
     rfr_schedule_destroy(schedule);
   }
-  rfr_schedule *later = rft_generate(RFR_SCHEDULE_1F1B, 2, 4, 0); /* this rank has another stage, or none */
+  /* on this rank the stage is another one, or missing */
+  rfr_schedule *later = rft_generate(RFR_SCHEDULE_1F1B, 2, 4, 0);
   g->options.rank = 1;
   rft_refused(rfr_graphs_reschedule(g, later), "graphs.callable", "have 1 layers");
   rfr_schedule_destroy(later);
@@ -686,8 +691,8 @@ static void test_reschedule_refusals(void **state) {
   rfr_schedule_destroy(first);
 }
 
-/* One capture serves 1F1B with any number of microbatches from the number of ranks up: only those in flight need slots.
- */
+/* One capture serves 1F1B with any number of microbatches that is at least the number of ranks, because only those in
+ * flight need slots. */
 static void test_more_microbatches(void **state) {
   (void)state;
   rfr_graphs *g;

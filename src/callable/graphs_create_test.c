@@ -67,7 +67,7 @@ static void test_unfinished(void **state) {
   rft_refused(create(&c, 1, NULL), "graphs.callable", "callable \"0\": its trace is not finished");
   OK(rfr_trace_finish(t));
   OK(create(&c, 1, NULL));
-  rfr_output(t, "z", rfr_silu(t, t->inputs[0])); /* after finishing */
+  rfr_output(t, "z", rfr_silu(t, t->inputs[0])); /* rejected once the trace is finished */
   rft_refused(create(&c, 1, NULL), "graphs.callable", "not finished");
   rfr_trace_destroy(t);
 }
@@ -109,7 +109,7 @@ static void test_null_out(void **state) {
   rfr_trace_destroy(t);
 }
 
-/* A read or write moves as many bytes as the tensor's type says, in memory of these graphs. */
+/* A read or write must transfer exactly the bytes of the tensor's type, within memory of these graphs. */
 static void test_bytes(void **state) {
   (void)state;
   rfr_callable c = rfr_callable_default();
@@ -158,7 +158,7 @@ static void test_first_site(void **state) {
   static const char *const why =
       "draws random numbers in stage 1 of a schedule of 2 ranks: set rfr_callable.first_site";
   rfr_trace *t;
-  OK(create_pipeline("0F0 1F0 1B0 0B0", 0, (int64_t[]){-1, -1}, 2)); /* all stages are here */
+  OK(create_pipeline("0F0 1F0 1B0 0B0", 0, (int64_t[]){-1, -1}, 2)); /* this rank has all stages */
   rft_refused(create_pipeline(text, 1, (int64_t[]){-1, -1}, 1), "graphs.callable", why);
   OK(create_pipeline(text, 1, (int64_t[]){1, -1}, 1));
   OK(create_pipeline(text, 0, (int64_t[]){0, -1}, 1));
@@ -190,7 +190,8 @@ static rfr_trace *record_unused(void) {
   return t;
 }
 
-/* `given`: 'n' no entry, 'o' memory of the graphs, 'c' the caller's memory, cleared, 'k' the caller's memory, kept. */
+/* `given`, the entry of the main gradient: 'n' none, 'o' memory of the graphs, 'c' the caller's memory, cleared, 'k'
+ * the caller's memory, accumulated. */
 static void step_unused(char given, bool warm_up) {
   static _Alignas(16) float memory[N * N];
   rfr_graphs_options o = rfr_graphs_options_default();
@@ -347,7 +348,7 @@ static rfr_status look_at_sample(const rfr_hook_event *e, void *user) {
   return first == (e->callable == 0 && e->point < RFR_HOOK_PRE_BACKWARD ? 0.75f : 0) ? RFR_OK : RFR_NUMERIC;
 }
 
-/* Warm-up reads samples, otherwise zeros, in every iteration. */
+/* Every iteration of warm-up reads the samples, or zeros where there is none. */
 static void test_samples(void **state) {
   (void)state;
   const rft_scene s = {.block = rft_block_linear, .blocks = 2, .dtype = RFR_F32};

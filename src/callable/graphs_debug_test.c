@@ -11,7 +11,7 @@
 
 enum { T = RFT_T, C = RFT_C };
 
-/* If poison is read too late, gradients are NaN. */
+/* Debug mode changes no result; a read of filled memory would make gradients NaN. */
 static void test_bits(void **state) {
   (void)state;
   static const struct {
@@ -47,7 +47,7 @@ static bool holds_values(const rfr_tensor *x) {
   return true;
 }
 
-/* Whether a stage's slot is poison outside the bytes of `but`. */
+/* Whether a stage's slot contains the fill byte everywhere except in `but`. */
 static bool slot_is_poison(const rfr_graphs *g, int stage, int slot, const rfr_tensor *but) {
   const rfi_stage_plan *s = &g->stage[stage];
   const unsigned char *at = rfi_graphs_slot(g, s, slot), *kept = but->data;
@@ -83,7 +83,7 @@ static void test_dead_buffers(void **state) {
   for (int m = 0; m < 2; m++) OK(rfr_graphs_backward(g, 0, m, &dy[m], 1, &dx[m], 1));
   assert_true(holds_values(&y[0]) && holds_values(&y[1]) && holds_values(&dx[0]) && holds_values(&dx[1]));
   assert_true(is_poison(rfi_address(&g->m.layout, RFI_REGION_SHARED, 0), g->memory.shared_bytes));
-  OK(rfr_graphs_wgrad(g, 0, 1)); /* the last of microbatch 1: its output is dead, its input gradient is not */
+  OK(rfr_graphs_wgrad(g, 0, 1)); /* the last call of microbatch 1: its output is dead, its input gradient is not */
   assert_true(holds_values(&y[0]) && holds_values(&dx[0]) && holds_values(&dx[1]) && is_poison(y[1].data, y[1].bytes));
   assert_true(slot_is_poison(g, 0, rfr_schedule_slot(schedule, 0, 1), &dx[1]));
   OK(rfr_graphs_forward(g, 0, 2, &x[2], 1, &y[2], 1)); /* in the slot of microbatch 1 */
@@ -100,7 +100,7 @@ static void test_dead_buffers(void **state) {
   rfr_schedule_destroy(schedule);
 }
 
-/* y = gelu(x): nothing in it has a gradient. */
+/* y = gelu(x): no op has a gradient. */
 static rfr_trace *without_gradients(void) {
   rfr_trace *t;
   OK(rfr_trace_create(ctx, &t));
@@ -109,15 +109,15 @@ static rfr_trace *without_gradients(void) {
   return t;
 }
 
-/* Without gradients, outputs are valid until the slot's next forward or the next step: in inference, and in a training
- * set of callables that have no backward. */
+/* Without gradients, outputs are valid until the slot's next forward or the next step. This holds in inference, and in
+ * a training set whose callables have no backward. */
 static void test_no_gradients(void **state) {
   (void)state;
   static float x[2][T * C];
   static const char *const schedules[] = {NULL, "0F0 0F1"};
   const rft_scene s = {.block = rft_block_linear, .blocks = 2, .dtype = RFR_F32, .frozen = 3};
   const rfr_type type = rft_activation(&s);
-  for (int kind = 0; kind < 3; kind++) { /* 2: training */
+  for (int kind = 0; kind < 3; kind++) { /* kind 2 trains */
     const char *const text = schedules[kind % 2];
     rfr_schedule *schedule = NULL;
     rfr_callable c[2] = {rfr_callable_default(), rfr_callable_default()};
@@ -151,7 +151,7 @@ static void test_no_gradients(void **state) {
   }
 }
 
-/* ---- why a call is refused ---- */
+/* ---- error texts of refused calls ---- */
 
 static void test_reasons(void **state) {
   (void)state;
@@ -192,7 +192,7 @@ static void test_reasons(void **state) {
   rfr_graphs_destroy(g);
 }
 
-/* A refused call changes neither the arena nor its results. */
+/* A refused call writes neither to the arena nor to its results. */
 static void test_refused_calls_write_nothing(void **state) {
   (void)state;
   static rft_buffers b;
@@ -230,7 +230,7 @@ static void test_refused_calls_write_nothing(void **state) {
   rft_forward(g, &s, &b, 0, 1);
   memcpy(before, g->m.layout.arena, bytes);
   for (int i = 0; i < 3; i++) assert_int_equal(rfr_graphs_backward(g, 0, 0, &bad[i], 1, &y, 1), RFR_MISMATCH);
-  assert_int_equal(rfr_graphs_forward(g, 0, 2, &x, 1, &y, 1), RFR_MISMATCH); /* too many in flight */
+  assert_int_equal(rfr_graphs_forward(g, 0, 2, &x, 1, &y, 1), RFR_MISMATCH); /* too many microbatches in flight */
   OK(rfr_graphs_abort_step(g));
   const rfr_binding elsewhere = {"b0.w", {.dtype = RFR_F32, .rank = 2, .shape = {C, C}}, moved};
   assert_int_equal(rfr_graphs_begin_step(g, &elsewhere, 1), RFR_MISMATCH);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Evaluation with a training set of callables: forwards between two steps. Training with and without evaluations gives
- * the same bits, with dropout, linked callables, sharded callables, schedules and debug mode.
+ * Evaluation with a training set of callables: forwards between two steps. Training is bitwise equal with and without
+ * evaluations, with dropout, linked callables, sharded callables, schedules and debug mode.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -11,7 +11,7 @@
 
 enum { BLOCKS = 2, STEPS = 3 };
 
-typedef struct result { /* of a training set */
+typedef struct result { /* of the training set */
   float y[STEPS][RFT_T * RFT_C], dw[STEPS][RFT_C * 48];
   rfr_rng rng;
 } result;
@@ -61,7 +61,7 @@ static void train(const rft_scene *s, int evaluations, bool abort, result *to) {
     for (int i = BLOCKS - 1; i >= 0; i--) rft_backward(g, s, &b, i, 0);
     OK(rfr_graphs_end_step(g));
     memcpy(to->y[step], b.x[0][BLOCKS], sizeof to->y[step]);
-    if (evaluations > 1) evaluate(g, s->linked, 1); /* main gradients stay */
+    if (evaluations > 1) evaluate(g, s->linked, 1); /* main gradients are unchanged */
     OK(rfr_graphs_gradient(g, "b0.down", &w));
     OK(rfr_graphs_read(g, &w, to->dw[step]));
   }
@@ -85,7 +85,7 @@ static void test_training_goes_on(void **state) {
   }
 }
 
-/* The same calls with a schedule of two stages: F of every callable, microbatch by microbatch. */
+/* With a schedule of two stages the calls are the same: F of every callable, microbatch by microbatch. */
 static void test_schedule(void **state) {
   (void)state;
   const rft_scene s = {.block = rft_block_mlp,
@@ -108,7 +108,7 @@ static void test_sharded(void **state) {
   static const char *const texts[] = {
       NULL, "0UNSHARD 0F0 0RESHARD 1UNSHARD 1F0 1B0 1REDUCE 1RESHARD 0UNSHARD 0B0 0REDUCE 0RESHARD"};
   static float values[RFT_T * RFT_C], y[3][RFT_T * RFT_C];
-  for (int k = 0; k < 3; k++) { /* 0: not sharded */
+  for (int k = 0; k < 3; k++) { /* k = 0: not sharded */
     const rft_scene s = {.block = rft_block_linear, .blocks = 1, .dtype = RFR_F32};
     rfr_trace *t[BLOCKS] = {rft_block_trace(&s, 0), rft_block_trace(&s, 1)};
     rfr_callable c[BLOCKS] = {rfr_callable_default(), rfr_callable_default()};

@@ -29,8 +29,8 @@ enum { MOST_COUNT = 1000 };
 
 /* ---- states ---- */
 
-/* Counts its calls in an integer and keeps a decaying mean. A kernel that finds other bytes there sees impossible
- * numbers and fails. */
+/* Counts its calls in an integer and keeps a decaying mean. The kernel fails if its state has impossible values, as
+ * other bytes would. */
 static rfr_status count(const rfr_call *call) {
   const float *x = call->in[0].data;
   int64_t *n = call->out[0].data;
@@ -84,8 +84,8 @@ typedef struct world {
   rfr_hook hook;
 } world;
 
-typedef struct events { /* of hooks */
-  int calls, fails;     /* number of the hook call that fails; 0: none */
+typedef struct events { /* hook calls */
+  int calls, fails;     /* fails: the number of the hook call that fails; 0: none */
   bool failed;
 } events;
 
@@ -123,7 +123,7 @@ static const rft_scene scene = {.block = counting_block,
                                 .schedule = "0F0 1F0 0F1 1F1 1I0 0I0 1I1 1W0 0I1 1W1 0W0 0W1",
                                 .layers = 1};
 static rfr_schedule *schedule;
-static int64_t failing_allocation; /* of the next creation; 0: none */
+static int64_t failing_allocation; /* the allocation of the next creation that fails; 0: none */
 
 static rfr_status create(world *x, bool eager, rfr_graphs **g) {
   const rfr_type square = {.dtype = RFR_F32, .rank = 2, .shape = {C, C}};
@@ -156,8 +156,8 @@ static rfr_status create(world *x, bool eager, rfr_graphs **g) {
   return s;
 }
 
-/* Group sizes in memory that the device cannot reach are refused, also if they pass through other ops; the same call
- * works with memory that the device reaches. */
+/* Group sizes in memory that the device cannot reach are refused, even if they pass through other ops. The same call
+ * works with memory that the device can reach. */
 static void splits_elsewhere(int way) {
   enum { ROWS = 8, GROUPS = 2 };
   static const rfr_type rows = {.dtype = RFR_F32, .rank = 2, .shape = {ROWS, C}};
@@ -223,7 +223,7 @@ static rfr_status backward(rfr_graphs *g, int block, int m, results *r) {
   return s;
 }
 
-/* Runs until nothing fails. */
+/* Runs the step until it succeeds. */
 static rfr_status step(rfr_graphs *g, world *x, results *r) {
   const int64_t block[4] = {5, 5, 77, 0};
   const rfr_binding now = {"step", {.dtype = RFR_I64, .rank = 1, .shape = {4}}, block};
@@ -237,7 +237,7 @@ static rfr_status step(rfr_graphs *g, world *x, results *r) {
   return s == RFR_OK ? rfr_graphs_end_step(g) : s;
 }
 
-/* Parameters that are not the caller's. */
+/* Initializes the parameters that the graphs own. */
 static void init(rfr_graphs *g) {
   for (int i = 0; i < g->m.store.n; i++) {
     const rfi_named *x = &g->m.store.named[i];
@@ -311,7 +311,7 @@ static void test_creation(void **state) {
         print_message("%s: %lld failed\n", name_of(fault), (long long)k - 1);
         assert_true(never ? k == 1 : k > 1);
         init(g);
-        OK(step(g, &x, &r)); /* after all failures the bits are the same */
+        OK(step(g, &x, &r)); /* after all failures the results are bitwise equal */
         assert_memory_equal(&r, &undisturbed, sizeof r);
         x = before;
       }
@@ -370,7 +370,7 @@ static void test_rebind(void **state) {
 
 /* ---- memory of another device ---- */
 
-/* Memory that the device cannot reach is refused by name, and a failed rebind changes nothing. */
+/* Memory that the device cannot reach is refused with its name, and a failed rebind changes nothing. */
 static void test_places(void **state) {
   (void)state;
   static world x, moved;
@@ -445,8 +445,8 @@ static void test_step(void **state) {
 
 /* ---- copies ---- */
 
-/* A captured copy reads from the sources of its own call, even if they have moved since the last one, and no copy is
- * enqueued before the graph; eager calls enqueue copies. Inputs that are already in the slot or in fixed memory are not
+/* A captured copy reads from the sources of its own call, even if they have moved since the last call, and no copy is
+ * enqueued before the graph. Eager calls enqueue copies. Inputs that are already in the slot or in fixed memory are not
  * copied. */
 static void test_copies(void **state) {
   (void)state;

@@ -11,7 +11,7 @@
 
 enum { T = RFT_T, C = RFT_C };
 
-/* Memory for x, y, dy and dx, one slot each, as multiples of a slot's size; then w and its main gradient. */
+/* Places x, y, dy and dx (one slot each), w and its main gradient; `at` is in multiples of a slot's size. */
 static rfr_status try_disjoint(const float at[6], int rebound) {
   static _Alignas(16) float memory[16 * T * C];
   static const char *const port[4] = {"x", "y", "y", "x"};
@@ -38,11 +38,11 @@ static rfr_status try_disjoint(const float at[6], int rebound) {
   return status;
 }
 
-/* Memory that a callable writes overlaps none of its other memory, not even by one element; memory that it only reads
- * may overlap. */
+/* Memory that a callable writes must not overlap any of its other memory, not even by one element. Memory that it only
+ * reads may overlap. */
 static void test_disjoint(void **state) {
   (void)state;
-  static const float end = 1 - 4.0f / (T * C); /* one element less than a part, at a multiple of 16 bytes */
+  static const float end = 1 - 4.0f / (T * C); /* overlaps the next part by one element; still a multiple of 16 bytes */
   static const struct {
     float at[6];
     const char *text; /* NULL: accepted */
@@ -56,7 +56,7 @@ static void test_disjoint(void **state) {
                {{0, 1, 2, 3, 4, 4}, "the main gradient of \"b0.w\""},
                {{0, 1, 2, 3, 4, 3}, "the main gradient of \"b0.w\""},
                {{0, 4, 2, 3, 4, 8}, "\"b0.w\""},
-               {{4.25f, 5.25f, 2, 3, 4, 8}, "\"b0.w\" and \"y\""}}; /* w extends past x, which is in it */
+               {{4.25f, 5.25f, 2, 3, 4, 8}, "\"b0.w\" and \"y\""}}; /* x lies within w, and w extends past x */
   for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
     for (int rebound = 0; rebound < 2; rebound++) {
       if (cases[i].text) rft_refused(try_disjoint(cases[i].at, rebound), "graphs.callable", cases[i].text);
@@ -64,12 +64,13 @@ static void test_disjoint(void **state) {
     }
 }
 
-/* Two callables, in one stage or in a stage each. Each has one port in fixed memory; the index says which. */
+/* Two callables, in one stage or in one stage each. Each has one port in fixed memory; the array index is the
+ * callable. */
 typedef struct shared {
   const char *schedule, *port[2];
   bool gradient[2];
   int layers, at[2][2], n[2];
-  bool half; /* the second callable's ports have half the bytes */
+  bool half; /* the second callable's ports have half the size */
 } shared;
 
 static rfr_status try_shared(const shared *x, const char *later) {
@@ -107,8 +108,8 @@ static rfr_status try_shared(const shared *x, const char *later) {
   return status;
 }
 
-/* A later callable may read where an earlier one writes, if it always reads its own microbatch's result. The same holds
- * for gradients in the other direction. No other written memory may overlap. */
+/* A later callable may read memory that an earlier one writes, if it always reads the result of its own microbatch. The
+ * same holds for gradients in the other direction. No other written memory may overlap. */
 static void test_disjoint_between(void **state) {
   (void)state;
   static const char two[] = "0F0 0F1 0B0 0B1", by_turns[] = "0F0 1F0 1B0 0B0 0F1 1F1 1B1 0B1";
@@ -131,8 +132,9 @@ static void test_disjoint_between(void **state) {
       {{two, {"y", "y"}, {0, 0}, 2, {{0, 2}, {0, 2}}, {2, 2}}, "\"y\" and callable \""},
       {{two, {"y", "x"}, {0, 1}, 2, {{0, 2}, {0, 2}}, {2, 2}}, "the gradient of \"x\""},
       {{two, {"y", "x"}, {0, 0}, 2, {{0, 2}, {1, 3}}, {2, 2}},
-       "callable \"0\": \"y\" and callable \"1\": \"x\" overlap in memory that is written"}, /* partial overlap */
-      {{by_turns, {"y", "x"}, {0, 0}, 1, {{0, 0}, {0, 0}}, {1, 1}, true}, "\"x\""},          /* partial overlap again */
+       /* partial overlap of the slots */
+       "callable \"0\": \"y\" and callable \"1\": \"x\" overlap in memory that is written"},
+      {{by_turns, {"y", "x"}, {0, 0}, 1, {{0, 0}, {0, 0}}, {1, 1}, true}, "\"x\""}, /* partial overlap within a slot */
       {{by_turns, {"y", "x"}, {0, 0}, 1, {{0, 0}, {0, 0}}, {1, 1}}, NULL},
       {{by_turns, {"y", "x"}, {1, 1}, 1, {{0, 0}, {0, 0}}, {1, 1}}, NULL},
       {{split, {"y", "x"}, {0, 0}, 1, {{0, 0}, {0, 0}}, {1, 1}}, NULL},
@@ -148,7 +150,7 @@ static void test_disjoint_between(void **state) {
   rft_refused(try_shared(&x, late), "graphs.callable", "overlap in memory that is written");
 }
 
-/* Two weights, then their main gradients, in squares of memory: each digit of `at` is the number of a square. */
+/* Two weights, then their main gradients; each digit of `at` is the index of a C x C matrix in memory. */
 static rfr_status try_squares(const char at[4], bool first_adds, bool second_adds, bool rebound) {
   static _Alignas(16) float memory[9][C * C];
   const rft_scene s = {.block = rft_block_linear, .blocks = 2, .dtype = RFR_F32};
@@ -163,7 +165,7 @@ static rfr_status try_squares(const char at[4], bool first_adds, bool second_add
   for (int i = 0; i < 2; i++) {
     c[i] = rfr_callable_default();
     c[i].trace = rft_block_trace(&s, i);
-    for (int k = 0; k < 2; k++) { /* k 0: the addresses before the move */
+    for (int k = 0; k < 2; k++) { /* k = 0: the addresses before the rebind */
       tensors[k][i] = (rfr_binding){name[i], square, memory[k ? at[i] - '0' : 4 + i]};
       gradients[k][i] = rft_main_gradient(name[i], square, memory[k ? at[2 + i] - '0' : 6 + i], adds[i]);
     }

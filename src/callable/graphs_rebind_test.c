@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Parameters, main gradients and fixed memory that move between steps: rebound graphs give the same bits, do not touch
+ * Parameters, main gradients and fixed memory that move between steps: rebound graphs are bitwise equal, do not touch
  * the old memory, refuse old addresses, and are unchanged after a failure.
  */
 #include <string.h>
@@ -91,7 +91,7 @@ static void test_moved(void **state) {
   }
 }
 
-/* Old addresses are refused in every call that takes one. */
+/* Every call that takes an address refuses old ones. */
 static void test_stale(void **state) {
   (void)state;
   static memory from, to;
@@ -184,7 +184,7 @@ typedef struct places {
   rfr_callable_moved list[KINDS];
 } places;
 
-/* The slots are in order or not. */
+/* Slots in ascending order, or not. */
 static void places_in(fixed_memory *m, bool turned, places *p) {
   for (int k = 0; k < KINDS; k++) {
     for (int slot = 0; slot < SLOTS; slot++) p->of[k][slot] = m->at[k][turned ? SLOTS - 1 - slot : slot];
@@ -218,7 +218,7 @@ typedef struct fixed_results {
   float dw[C * C];
 } fixed_results;
 
-/* `old`: the addresses that calls must refuse; NULL: none. */
+/* `old`: addresses that calls must refuse; NULL: none. */
 static void run_fixed(rfr_graphs *g, const places *p, const places *old, fixed_results *out) {
   rfr_tensor t;
   OK(rfr_graphs_begin_step(g, NULL, 0));
@@ -258,7 +258,7 @@ static void test_fixed_moved(void **state) {
     OK(rfr_graphs_rebind(g, NULL, 0, NULL, 0, second.list, KINDS));
     run_fixed(g, &second, &first, &now);
     assert_memory_equal(&now, &plain, sizeof now);
-    OK(rfr_graphs_rebind(g, NULL, 0, NULL, 0, turned.list, KINDS)); /* the slots exchange their memory at once */
+    OK(rfr_graphs_rebind(g, NULL, 0, NULL, 0, turned.list, KINDS)); /* the slots swap their memory in one call */
     run_fixed(g, &turned, &second, &now);
     assert_memory_equal(&now, &plain, sizeof now);
     assert_memory_equal(&from, &poisoned, sizeof from);
@@ -307,7 +307,7 @@ static void test_fixed_refusals(void **state) {
 
 /* ---- failures ---- */
 
-/* Each allocation fails once: afterwards addresses, graphs and bits are unchanged. */
+/* Each allocation fails once; then addresses, graphs and results are unchanged. */
 static void test_failures(void **state) {
   (void)state;
   static memory own, to;
@@ -323,7 +323,7 @@ static void test_failures(void **state) {
     rfr_ctx_fail_alloc(ctx, 0);
     assert_int_equal(rfr_ctx_get_stats(ctx).live_blocks, live);
     if (s == RFR_OK) {
-      assert_true(k > 4); /* two lists, and graphs of F, I and W */
+      assert_true(k > 4); /* the allocations: two lists, and graphs of F, I and W */
       break;
     }
     assert_int_equal(s, RFR_NO_MEMORY);

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Recompute in graphed callables: by marks, by `all` or by a budget, in any schedule, the bits are those of one
- * program that keeps everything; an op is recomputed at most once in each part; the plan shrinks by what is reported.
+ * Recompute in graphed callables: by marks, by `all` or by a budget, in any schedule, results are bitwise equal to
+ * those of one program that keeps everything; an op is recomputed at most once in each part; the plan shrinks by what
+ * is reported.
  *
  *   graphs_recompute_test [--device NAME]
  */
@@ -16,8 +17,8 @@
 
 /* ---- regions ---- */
 
-/* Attention is one marked region; in the MLP the ops up to its activation are marked, with one kept value among them.
- */
+/* Attention is one marked region. In the MLP the ops up to its activation are marked, with one kept value among
+ * them. */
 static rfr_value mixed(rft_recorder *r, rfr_value x) {
   rft_policy(r, RFR_POLICY_RECOMPUTE);
   x = rft_block_attention(r, x);
@@ -25,7 +26,7 @@ static rfr_value mixed(rft_recorder *r, rfr_value x) {
   return rft_block_mlp(r, x);
 }
 
-/* A kept value within a marked region, then ops that follow the options. */
+/* A kept value within a marked region, followed by ops without a mark. */
 static rfr_value nested(rft_recorder *r, rfr_value x) {
   char name[8];
   rfr_value w[2];
@@ -111,7 +112,7 @@ static void test_mixed(void **state) {
     rft_scene s = scene_of(mixed, k, k);
     assert_true(memory_of(&s).recomputed > 0);
     rft_run_scene(&s);
-    /* in bf16, one program fuses across blocks of this kind, which changes its bits */
+    /* in bf16 one program fuses across blocks of this kind, so its results differ */
     s = scene_of(nested, k, k & 1 ? 3 : 0);
     for (int all = 0; all < 2; all++) {
       s.recompute = all ? RFR_RECOMPUTE_ALL : RFR_RECOMPUTE_KEEP;
@@ -123,7 +124,7 @@ static void test_mixed(void **state) {
 /* Ops that are marked but kept are reported with the reason. */
 static void test_report(void **state) {
   (void)state;
-  const rft_scene s = scene_of(nested, 4, 0); /* the values that W reads cannot be recomputed */
+  const rft_scene s = scene_of(nested, 4, 0); /* the values that W reads must not be recomputed */
   rfr_schedule *schedule;
   rfr_graphs *g = rft_make_graphs(&s, &schedule);
   const char *report = rfr_graphs_report(g, 0, "recompute");
@@ -190,7 +191,7 @@ static void test_over_budget(void **state) {
   for (int i = 0; i < 2; i++) rfr_trace_destroy(t[i]);
 }
 
-/* Callables so small that packing decides the plan's size: one more level may need more memory. */
+/* Callables so small that packing decides the size of the plan: one more level may need more memory. */
 enum { TINY_T = 8, TINY_C = 16, TINY = 3 };
 
 static rfr_trace *tiny_trace(char kind, bool marked, rfr_dtype dtype, int block) {
@@ -232,7 +233,7 @@ typedef struct tiny_case {
   bool fuse, linked;
 } tiny_case;
 
-/* The bytes that a plan needs; if the budget is too small, the bytes that the error names. */
+/* The bytes of the plan; if the budget is too small, the bytes that the error suggests. */
 static int64_t plan_tiny(const tiny_case *x, rfr_recompute recompute, int64_t budget, bool *fits) {
   const int n = (int)strlen(x->kinds);
   const rfr_callable_link link = {"x", 0, "y"};
@@ -264,8 +265,8 @@ static int64_t plan_tiny(const tiny_case *x, rfr_recompute recompute, int64_t bu
   return m.planned_bytes;
 }
 
-/* A plan with `all` is never larger than one without recompute; the plan for a budget is itself a valid budget, and the
- * budget that a refusal names is the smallest that works. */
+/* A plan with `all` is never larger than one without recompute. The size of a plan is itself a valid budget, and the
+ * budget that an error suggests is the smallest that works. */
 static void test_packed(void **state) {
   (void)state;
   static const tiny_case cases[] = {
@@ -295,7 +296,7 @@ static void test_packed(void **state) {
   }
 }
 
-/* The number of plans that a refusal makes does not depend on the number of callables: allocations grow linearly. */
+/* The number of plans before a refusal does not depend on the number of callables, so allocations grow linearly. */
 static int64_t allocations_of_refusal(int n) {
   enum { MOST_CALLABLES = 32 };
   rfr_callable c[MOST_CALLABLES];
@@ -325,8 +326,8 @@ static void test_refusal_is_linear(void **state) {
 
 /* ---- phases of recomputed ops ---- */
 
-/* The number of recomputed ops of a phase, or of those that an earlier phase recomputes too; no phase has two clones of
- * an op. */
+/* The number of recomputed ops in a phase; `twice`: only those that an earlier phase recomputes too. No phase has two
+ * clones of an op. */
 static int clones_in(const rfr_trace *t, int phase, bool twice) {
   int n = 0;
   for (int i = 0; i < t->n_ops; i++) {
@@ -353,7 +354,7 @@ static void test_places(void **state) {
     rfr_graphs *g = rft_make_graphs(&s, &schedule);
     for (int i = 0; i < s.blocks; i++) {
       const rfr_trace *t = rfr_graphs_trace(g, i);
-      /* if W follows at once, I's clones are kept for it; if W may run later, it has its own clones */
+      /* if W follows directly, it reads I's clones; if W may run later, it has its own clones */
       if (!delayed) assert_true(clones_in(t, RFR_PHASE_DGRAD, false) > 3);
       if (!delayed) assert_int_equal(clones_in(t, RFR_PHASE_WGRAD, true), 0);
       if (delayed) assert_true(clones_in(t, RFR_PHASE_WGRAD, false) > 3);

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Callables under generated schedules, on every rank, and under order lists, with and without recompute: the same bits
- * as without a schedule, which graphs_test compares with one program; as many slots as microbatches in flight; memory
- * near the bound; frozen weights and low-rank updates; inference; weights that two stages share. The ranks of a
- * pipeline are sets of graphs in one process, with activations passed between them.
+ * Callables under generated schedules, on every rank, and under order lists, with and without recompute: bitwise equal
+ * to the steps without a schedule, which graphs_test compares with one program; as many slots as microbatches in
+ * flight; memory near the bound; frozen weights and low-rank updates; inference; weights that two stages share. The
+ * ranks of a pipeline are sets of graphs in one process, with activations passed between them.
  */
 #include <math.h>
 #include <stdio.h>
@@ -16,7 +16,7 @@
 
 enum { T = RFT_T, C = RFT_C, BYTES = RFT_T * RFT_C * 4, MOST_RANKS = 4, LOW = 4 };
 
-/* A frozen weight with a low-rank update, frozen in the blocks that the scene freezes. */
+/* A weight with a low-rank update; the weight is frozen in the blocks that the scene freezes. */
 static rfr_value low_rank(rft_recorder *r, rfr_value x) {
   char name[3][16];
   rfr_value w[3];
@@ -38,9 +38,9 @@ typedef struct pipeline {
   const rfr_schedule *schedule;
   int ranks, layers;
   rfr_graphs *g[MOST_RANKS];
-  int local[RFT_BLOCKS]; /* each block's index on its rank */
+  int local[RFT_BLOCKS]; /* index of each block on its rank */
   rft_buffers *b;
-  bool made[2][RFT_BLOCKS][RFT_MICROBATCHES]; /* forward, backward: of each block */
+  bool made[2][RFT_BLOCKS][RFT_MICROBATCHES]; /* the forward, the backward of each block has run */
 } pipeline;
 
 static int rank_of(const pipeline *p, int block) { return rfr_schedule_rank(p->schedule, block / p->layers); }
@@ -72,7 +72,7 @@ static rfr_graphs *make(const rft_scene *s, const rfr_schedule *schedule, int ra
   return g;
 }
 
-/* Initial values by name: the same on every rank. */
+/* Initial values, derived from the name, so that every rank has the same. */
 static void init(rfr_graphs *g) {
   static const int32_t documents[3] = {0, 10, T};
   for (int i = 0; i < g->m.store.n; i++) {
@@ -105,7 +105,7 @@ static void backward(rfr_graphs *g, const rft_scene *s, rft_buffers *b, int call
   OK(rfr_graphs_read(g, &dx, b->dx[m][block]));
 }
 
-/* Whether the inputs of an action exist, also those from other ranks' stages. */
+/* Whether the inputs of an action have been computed, also those on other ranks. */
 static bool is_ready(const pipeline *p, const rfr_action *a) {
   const int first = a->stage * p->layers, end = first + p->layers;
   if (a->op == RFR_ACTION_F) return first == 0 || p->made[0][first - 1][a->microbatch];
@@ -136,7 +136,7 @@ static void run_ranks(pipeline *p, int step) {
       for (; at[r] < n && is_ready(p, &a[at[r]]); at[r]++, moved++) act(p, &a[at[r]]);
     }
   }
-  for (int r = 0; r < p->ranks; r++) OK(rfr_graphs_end_step(p->g[r])); /* names the missing call, if any */
+  for (int r = 0; r < p->ranks; r++) OK(rfr_graphs_end_step(p->g[r])); /* fails with the name of a missing call */
 }
 
 static void run_plain(rfr_graphs *g, const rft_scene *s, rft_buffers *b, int step) {
@@ -155,7 +155,7 @@ static void draw_all(const rft_scene *s, rft_buffers *b, int step) {
   }
 }
 
-/* Every main gradient of `a` is in `b`, which has all of them, with the same bits. */
+/* Every main gradient of `a` is bitwise equal to that of `b`, which has all of them. */
 static void same_gradients(rfr_graphs *a, rfr_graphs *b) {
   for (int i = 0; i < a->m.store.n; i++) {
     rfr_tensor y;
@@ -169,7 +169,7 @@ static void same_gradients(rfr_graphs *a, rfr_graphs *b) {
   }
 }
 
-/* Two steps of a schedule on all its ranks, and without a schedule. */
+/* Runs two steps of a schedule on all its ranks, and without a schedule. */
 static void check_schedule(const rft_scene *s, const rfr_schedule *schedule, int layers) {
   static rft_buffers ours, plain;
   rfr_schedule_info info;
@@ -233,7 +233,7 @@ static void test_generators(void **state) {
             check_kind(kind, blocks[block], bf16 ? RFR_BF16 : RFR_F32, microbatches[i], 0);
 }
 
-/* Frozen weights and low-rank updates: there is no W where nothing is trained, and no bit changes. */
+/* Frozen weights and low-rank updates: callables without trained weights have no W, and results stay bitwise equal. */
 static void test_frozen(void **state) {
   (void)state;
   for (int kind = 0; kind < KINDS; kind++)
@@ -264,9 +264,9 @@ static rfr_status listen(const rfr_hook_event *e, void *user) {
   return RFR_OK;
 }
 
-/* The expected walk over a rank's actions: the first action of each stage, slot and part; forwards in the callables'
- * order, the other parts from the last callable to the first. */
-static void walk_as_meant(events *t, const rfr_schedule *schedule, int rank, int layers, int capture, int iteration) {
+/* The expected order of a rank's warm-up and capture: the first action of each stage, slot and part; forwards in the
+ * order of the callables, the other parts in reverse. */
+static void expected_walk(events *t, const rfr_schedule *schedule, int rank, int layers, int capture, int iteration) {
   static const rfr_hook_point points[3] = {RFR_HOOK_PRE_FORWARD, RFR_HOOK_PRE_BACKWARD, RFR_HOOK_PRE_WGRAD};
   bool seen[RFT_BLOCKS][16][3] = {{{false}}};
   int n;
@@ -289,7 +289,7 @@ static void walk_as_meant(events *t, const rfr_schedule *schedule, int rank, int
   }
 }
 
-/* The order and number of hook calls, for each generator, rank and number of warm-ups; replays call none. */
+/* The order and number of hook calls, for each generator, rank and number of warm-ups. Replays call no hooks. */
 static void test_hooks(void **state) {
   (void)state;
   static events ours, meant;
@@ -324,9 +324,9 @@ static void test_hooks(void **state) {
         o.pre_warmup = o.post_warmup = list;
         OK(rfr_graphs_create(ctx, c, o.n_hooks, &o, &g));
         if (warmups[w] > 0) record(&meant, (struct event){RFR_HOOK_PRE_WARMUP, -1, -1, 0, 0});
-        for (int i = 0; i < warmups[w]; i++) walk_as_meant(&meant, schedule, rank, layers, 0, i);
+        for (int i = 0; i < warmups[w]; i++) expected_walk(&meant, schedule, rank, layers, 0, i);
         if (warmups[w] > 0) record(&meant, (struct event){RFR_HOOK_POST_WARMUP, -1, -1, 0, 0});
-        walk_as_meant(&meant, schedule, rank, layers, 1, 0);
+        expected_walk(&meant, schedule, rank, layers, 1, 0);
         assert_int_equal(ours.n, meant.n);
         assert_memory_equal(ours.event, meant.event, (size_t)meant.n * sizeof meant.event[0]);
         rfr_graphs_destroy(g);
@@ -351,7 +351,7 @@ static void add(const char *piece, size_t n, void *user) {
   to->n += n;
 }
 
-/* Order lists in the format of other frameworks, compared with one program: ten steps and their weights. */
+/* Order lists in the format of other frameworks are compared with one program: weights after ten steps. */
 static void test_order_lists(void **state) {
   (void)state;
   static const struct {
@@ -391,8 +391,8 @@ static int random_below(int n) {
 
 enum { NOT_BEGUN, FORWARD, HALF, DONE };
 
-/* A random order of one rank's actions that respects only their dependences; weight gradients of a stage run in
- * ascending microbatches. `lazy` of 8: how often another action runs before a gradient. */
+/* A random order of one rank's actions that respects only their dependences. Weight gradients of a stage run in
+ * ascending microbatches. In `lazy` of 8 cases another action runs before a weight gradient. */
 static void write_random(int stages, int microbatches, int lazy, bool split, char *to, size_t n) {
   int done[RFT_BLOCKS][RFT_MICROBATCHES] = {{NOT_BEGUN}}, next_w[RFT_BLOCKS] = {0};
   int left = stages * microbatches;
@@ -419,8 +419,8 @@ static void write_random(int stages, int microbatches, int lazy, bool split, cha
   }
 }
 
-/* For random schedules, memory and recompute options the bits are those of one program. Half of the cases run in debug
- * mode, where late reads see NaN. */
+/* For random schedules, memory and recompute options results are bitwise equal to those of one program. Half of the
+ * cases run in debug mode, where a late read gets NaN. */
 static void test_random_schedules(void **state) {
   (void)state;
   static const rft_block blocks[] = {rft_block_mlp, rft_block_attention, rft_block_transformer, rft_block_experts};
@@ -472,13 +472,13 @@ static void test_slots(void **state) {
   assert_int_equal(m->graphs, 24 * 3); /* F, I and W of each */
   assert_true(100 * (m->slot_bytes + m->shared_bytes) <= 101 * m->lower_bound_bytes);
   assert_int_equal(m->live, 19);
-  assert_int_equal(19 * m->slot_bytes, 24 * m->live_bytes); /* the blocks are equal, and so are their slots */
+  assert_int_equal(19 * m->slot_bytes, 24 * m->live_bytes); /* equal blocks have equal slots */
   rfr_graphs_destroy(g);
   for (int i = 0; i < 4; i++) rfr_trace_destroy(t[i]);
   rfr_schedule_destroy(schedule);
 }
 
-/* ---- blocks: what is dead after I ---- */
+/* ---- blocks: memory that is dead after I ---- */
 
 static const rft_scene delayed = {.block = rft_block_transformer,
                                   .blocks = 2,
@@ -489,7 +489,7 @@ static const rft_scene delayed = {.block = rft_block_transformer,
                                   .dtype = RFR_F32,
                                   .linked = true};
 
-/* Before W one microbatch at a time, two and three; each schedule has three slots. */
+/* One, two and three microbatches are in flight before their W; each schedule has three slots. */
 static void test_blocks(void **state) {
   (void)state;
   static const char *const text[3] = {"0F0 0I0 0F1 0I1 0F2 0I2 0W0 0W1 0W2", "0F0 0F1 0I0 0I1 0F2 0I2 0W0 0W1 0W2",
@@ -501,7 +501,7 @@ static void test_blocks(void **state) {
     s.schedule = text[i];
     for (int debug = 0; debug < 2; debug++) {
       s.debug = debug;
-      rft_run_scene(&s); /* the bits of one program */
+      rft_run_scene(&s); /* compares with one program */
     }
     s.debug = false;
     g[i] = rft_make_graphs(&s, &schedule[i]);
@@ -532,7 +532,7 @@ static void test_blocks(void **state) {
   }
 }
 
-/* A linked output in a block is valid until its reader has run, in whichever slot. */
+/* A linked output in a block is valid until its reader has run, whichever slot it is in. */
 static void test_block_validity(void **state) {
   (void)state;
   static rft_buffers b;
@@ -560,7 +560,7 @@ static void test_block_validity(void **state) {
     OK(rfr_graphs_read(g, &dx, to));
   }
   const rfi_port *out = &g->callable[0].out[0];
-  assert_true(g->callable[0].place[out->value].in_block); /* else this tests something else */
+  assert_true(g->callable[0].place[out->value].in_block); /* precondition of this test */
   assert_ptr_equal(y[0].data, y[1].data);
   rfr_graphs_destroy(g);
   rfr_schedule_destroy(schedule);
@@ -568,8 +568,8 @@ static void test_block_validity(void **state) {
 
 /* ---- inference within a training step ---- */
 
-/* The training set's callables again as an inference set over the same weights. Inference between any two calls of a
- * step changes none of its bits; without dropout it returns the outputs of training. */
+/* The callables of the training set also form an inference set over the same weights. Inference between any two calls
+ * of a step does not change the step's results; without dropout it returns the same outputs. */
 static void test_inference_between(void **state) {
   (void)state;
   static rft_buffers with, without;
@@ -636,8 +636,8 @@ static void test_inference_between(void **state) {
 
 /* ---- tied weights ---- */
 
-/* The first and the last stage share a weight. It has a name in each and one memory, but a main gradient per stage; the
- * caller adds them in stage order. */
+/* The first and the last stage share a weight. Each has it under a separate name, with the same memory but a separate
+ * main gradient; the caller adds these in stage order. */
 static void test_tied(void **state) {
   (void)state;
   static _Alignas(16) float w[C * C], of_stage[2][C * C];
@@ -683,7 +683,7 @@ static void test_tied(void **state) {
   for (int i = 0; i < 2; i++) rfr_trace_destroy(t[i]);
 }
 
-/* Small blocks on one thread: otherwise starting threads takes most of the time. */
+/* Blocks are small, so one thread: otherwise starting threads takes most of the time. */
 static int setup(void **state) {
   rfr_ctx_options o = rfr_ctx_options_default();
   (void)state;

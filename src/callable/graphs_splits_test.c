@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Grouped GEMMs in callables with group sizes from the caller: new sizes at each replay, W with I or separate, with
- * and without recompute, captured or eager, all with the same bits; invalid group sizes are reported once, with step,
- * callable, layer, microbatch and group.
+ * Grouped GEMMs in callables with group sizes from the caller: new sizes at each replay, W with I or separate, with and
+ * without recompute, captured or eager, all bitwise equal; invalid group sizes are reported once, with step, callable,
+ * layer, microbatch and group.
  *
  *   graphs_splits_test [--device NAME]
  */
@@ -51,7 +51,7 @@ static rfr_trace *record(bool again) {
 
 static const char *const orders[] = {"0F0 0F1 0B0 0B1", "0F0 0F1 0I0 0I1 0W0 0W1"};
 
-/* Variant: 1: separate W, 2: recompute between the GEMMs, 4: eager. */
+/* A bit mask: 1: separate W, 2: recompute between the GEMMs, 4: eager. */
 static rfr_graphs *create(int variant, bool scheduled) {
   rfr_trace *t = record(variant >> 1 & 1);
   rfr_callable c = rfr_callable_default();
@@ -78,7 +78,7 @@ static rfr_graphs *create(int variant, bool scheduled) {
   return g;
 }
 
-/* Group sizes are arbitrary and may be 0; rows may be left over. */
+/* Group sizes are arbitrary and may be 0; some rows may belong to no group. */
 static void draw_splits(int step, int m, int32_t *splits) {
   int left = ROWS;
   for (int k = 0; k < GROUPS; k++) {
@@ -112,7 +112,7 @@ static void backward(rfr_graphs *g, int step, int m, float *dx) {
   OK(rfr_graphs_read(g, &out[0], dx));
 }
 
-/* A step without its end; `spoil`: a split of microbatch 1 is invalid. */
+/* A step that is not ended; `spoil`: microbatch 1 has an invalid split. */
 static void run_step(rfr_graphs *g, int variant, int step, int32_t spoil, results *r) {
   int32_t splits[MICROBATCHES][GROUPS];
   OK(rfr_graphs_begin_step(g, NULL, 0));
@@ -153,7 +153,7 @@ static void test_fresh_splits(void **state) {
 
 /* ---- invalid splits ---- */
 
-/* A negative size and one that exceeds the rows: reported once; the other steps are unchanged. */
+/* A negative size, and a size that exceeds the rows: reported once; the other steps are unchanged. */
 static void test_bad_splits(void **state) {
   (void)state;
   static results good, now;
@@ -172,19 +172,19 @@ static void test_bad_splits(void **state) {
       char text[128];
       snprintf(text, sizeof text, "step %d, callable \"experts\", in layer3.experts, microbatch 1: the size of group 2",
                step);
-      /* a device may not have reported it yet */
+      /* a device may report it later */
       rfr_status s = step == 2 ? rfr_graphs_wait(g) : rfr_graphs_end_step(g);
       if (s == RFR_OK && step == 4) s = rfr_graphs_wait(g);
       rft_refused(s, "graphs.splits", text);
       if (step == 2) OK(rfr_graphs_end_step(g));                 /* reported once */
-      assert_memory_equal(now.y[0], good.y[0], sizeof now.y[0]); /* those of the other microbatch are valid */
+      assert_memory_equal(now.y[0], good.y[0], sizeof now.y[0]); /* the other microbatch has valid splits */
     }
     rfr_graphs_destroy(g);
     rfr_graphs_destroy(other);
   }
 }
 
-/* Errors of an aborted step are reported neither then nor by a later step. */
+/* Errors of an aborted step are never reported. */
 static void test_aborted(void **state) {
   (void)state;
   static results r;
@@ -198,7 +198,7 @@ static void test_aborted(void **state) {
   rfr_graphs_destroy(g);
 }
 
-/* More forwards than ring entries: each is read before it is overwritten, and the first error is reported. */
+/* More forwards than ring entries: each entry is read before it is overwritten, and the first error is reported. */
 static void test_many_forwards(void **state) {
   (void)state;
   static float y[ROWS * IN], dx[ROWS * IN];

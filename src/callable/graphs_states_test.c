@@ -13,8 +13,8 @@ enum { T = RFT_T, C = RFT_C };
 
 /* ---- shared states ---- */
 
-/* A callable that uses the cache in one way: 'n' not at all, 'w' writes it, 'r' reads it in the forward, 'b' in the
- * backward. */
+/* A callable that uses the cache in one way: 'n' not at all, 'w' it writes it, 'r' the forward reads it, 'b' the
+ * backward reads it. */
 static rfr_trace *trace_of(char use, const char *output) {
   rfr_trace *t;
   OK(rfr_trace_create(ctx, &t));
@@ -82,7 +82,7 @@ static void test_shared_states(void **state) {
 
 /* ---- states that are outputs ---- */
 
-/* Writes x into its cache and outputs the cache: itself, under the state's name, as another shape, or as a copy. */
+/* Writes x into its cache and outputs the cache: as it is, under the state's name, reshaped, or as a copy. */
 static rfr_trace *writer(char how) {
   rfr_trace *t;
   OK(rfr_trace_create(ctx, &t));
@@ -96,7 +96,7 @@ static rfr_trace *writer(char how) {
   return t;
 }
 
-/* y = x w, where w is the state that the first callable writes; its gradient reads w after the next microbatch's
+/* y = x w, where w is the state that the first callable writes; the gradient reads w after the next microbatch's
  * forward. */
 static rfr_status create_seen(char how, bool linked, rfr_graphs **g) {
   const rfr_callable_link link = {"x", 0, how == 'n' ? "cache" : "seen"};
@@ -153,8 +153,8 @@ static void test_state_outputs(void **state) {
 
 /* ---- aliases ---- */
 
-/* x is also an output, alone or beside y = 3 x, and goes to a second callable of the same kind; an unused input is
- * accepted. Gradients are right whichever value owns the memory. */
+/* x is also an output, alone or besides y = 3 x, and is passed to a second callable of the same kind; an unused input
+ * is accepted. Gradients are correct whichever value owns the memory. */
 static void test_pass_through(void **state) {
   (void)state;
   static float x[8], idle[8], dsame[8], dy[8];
@@ -223,7 +223,7 @@ static void test_names(void **state) {
   rfr_trace_destroy(t);
 }
 
-/* Main gradients and unreduced gradients are not tensors of the options. */
+/* The tensors of the options must not be main gradients or unreduced gradients. */
 static void test_gradients_by_name(void **state) {
   (void)state;
   static const char *const names[] = {"grad.b0.w", "unreduced.grad.b0.w"};
@@ -281,7 +281,7 @@ static void test_types_of_the_callers(void **state) {
 
 /* ---- microbatch numbers ---- */
 
-/* Masks differ between microbatches whose numbers share a byte, and repeat for the same number. */
+/* Masks differ between microbatches whose numbers share their low byte, and are equal for equal numbers. */
 static void test_microbatch_numbers(void **state) {
   (void)state;
   enum { N = 260 };
@@ -353,8 +353,8 @@ static void test_no_stream(void **state) {
 
 enum { BY_STEP, BY_WRITE, BY_POINTER, FROZEN_BY_WRITE, WAYS };
 
-/* The second step's y: values derived only from a constant and a frozen weight are recomputed, however these were
- * written. */
+/* y of the second step: values that depend only on a constant and a frozen weight are recomputed, whichever way these
+ * were written. */
 static void run_written(int way, float first, float *y) {
   static float x[C], values[C];
   const rfr_type type = {.dtype = RFR_F32, .rank = 1, .shape = {C}};

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * Step memory: callables in training, their evaluation, callables in inference, an optimizer's program and an
- * evaluation's program use one range of bytes in turn. Bits are those of separate arenas, the planned bytes are the
- * maximum instead of the sum, and what would run beside another user, or read what it has overwritten, is refused.
+ * evaluation's program use one range of bytes in turn. Results are bitwise equal to those with separate arenas, and the
+ * planned bytes are the maximum instead of the sum. Calls that would run concurrently with another user, or read what
+ * it has overwritten, are refused.
  */
 #include <stdio.h>
 #include <string.h>
@@ -29,7 +30,7 @@ typedef struct result {
   float w[STEPS][RFT_C * 48], norm[STEPS], loss[STEPS];
 } result;
 
-/* Gradient descent on all parameters, and the mean of a gradient's squares. */
+/* Gradient descent on all parameters; also the mean square of a gradient. */
 static rfr_trace *update_trace(const rft_scene *s) {
   rfr_trace *t;
   rfr_value norm = RFR_NONE;
@@ -220,7 +221,7 @@ static rfr_graphs_memory memory_of(const rfr_graphs *g) {
 
 static int64_t max(int64_t a, int64_t b) { return a > b ? a : b; }
 
-/* The planned bytes: those of the arenas that persist, and once the most that any user needs. */
+/* The planned bytes: all persistent arenas, plus the largest step-scoped part once. */
 static void check_bytes(const world *separate, const world *shared) {
   const rfr_graphs_memory a = memory_of(separate->g), i = memory_of(separate->inference), b = memory_of(shared->g),
                           k = memory_of(shared->inference);
@@ -245,7 +246,7 @@ static void check_bytes(const world *separate, const world *shared) {
   assert_int_equal(kinds.weights + kinds.optimizer + kinds.states + kinds.inputs + kinds.loaded + kinds.activations +
                        kinds.gradients + kinds.workspaces + kinds.outputs + kinds.unused,
                    kinds.total);
-  assert_true(shared->live <= separate->live - (sum - most) + 1024); /* another guard, and the object */
+  assert_true(shared->live <= separate->live - (sum - most) + 1024); /* plus another guard, and the object */
   assert_true(rfr_programs_touched_bytes(shared->p) <= now.planned_bytes);
 }
 
@@ -289,22 +290,22 @@ static void test_a_step_has_begun(void **state) {
     rft_refused(rfr_programs_load(w.p), slug, text);
     rft_refused(rfr_graphs_begin_step(w.inference, NULL, 0), slug, text);
     rft_refused(rfr_graphs_begin_evaluation(w.inference, NULL, 0), slug, text);
-    rft_refused(make_graphs(&w, w.p, false, 0, 1, &more), slug, text); /* its warm-up would run */
+    rft_refused(make_graphs(&w, w.p, false, 0, 1, &more), slug, text); /* its warm-up would run a part */
     OK(make_graphs(&w, w.p, false, 0, 0, &more));
     rfr_graphs_destroy(more);
     OK(rfr_graphs_abort_step(w.g));
     OK(rfr_program_run(w.p, UPDATE));
   }
-  OK(rfr_graphs_begin_step(w.inference, NULL, 0)); /* the refused step has not begun */
+  OK(rfr_graphs_begin_step(w.inference, NULL, 0)); /* the refused step was not begun */
   forwards(w.inference, &scene, 1, values);
   OK(rfr_graphs_begin_step(w.g, NULL, 0));
-  rfr_graphs_destroy(w.g); /* with its step, which ends */
+  rfr_graphs_destroy(w.g); /* released when its step ends */
   w.g = NULL;
   OK(rfr_program_run(w.p, UPDATE));
   destroy(&w);
 }
 
-/* Results that another user has overwritten are not read. */
+/* Results that another user has overwritten cannot be read. */
 static void test_validity(void **state) {
   static rft_buffers b;
   static float values[ELEMENTS];
@@ -357,7 +358,7 @@ static void *one_stream(const rfi_device *d) {
   return &is_idle;
 }
 
-/* On a GPU the work of the last user may still run when the next one begins. */
+/* On a GPU the work of the last user may still run when the next user begins. */
 static void test_streams(void **state) {
   world w = make_world(&scene, true);
   const rfi_backend *cpu = w.g->m.backend;
@@ -394,7 +395,7 @@ static void test_sizes(void **state) {
   const int64_t less = memory_of(w.inference).planned_bytes - 1;
   rft_refused(make_graphs(&w, w.p, true, less, 0, &g), "plan.over_budget", "more for others that use the step memory");
   destroy(&w);
-  /* what is created after the memory is allocated must fit */
+  /* anything created after the memory is allocated must fit into it */
   for (int reserved = 0; reserved < 2; reserved++) {
     w = (world){.scene = scene};
     OK(rfr_step_memory_create(ctx, reserved ? most : 0, &w.memory));
@@ -438,7 +439,7 @@ static void test_another_context(void **state) {
   rfr_trace_destroy(t);
 }
 
-/* The memory lives as long as its users, in any order. */
+/* The memory is freed after its last user, whatever the order of destruction. */
 static void test_order_of_destruction(void **state) {
   (void)state;
   for (int order = 0; order < 6; order++) {

@@ -94,7 +94,7 @@ static void test_frozen(void **state) {
                            .frozen = frozen,
                            .layers = 3,
                            .schedule = delayed ? "0F0 0F1 0I0 0I1 0W0 0W1" : "0F0 0F1 0B0 0B1"};
-      if (frozen == 7 && delayed) continue; /* no W at all, which is checked below */
+      if (frozen == 7 && delayed) continue; /* checked below: there is no W at all */
       rft_run_scene(&s);
       rfr_schedule *schedule;
       rfr_graphs *g = rft_make_graphs(&s, &schedule);
@@ -106,7 +106,7 @@ static void test_frozen(void **state) {
 
 /* ---- refusals ---- */
 
-/* A refused call runs nothing: the step continues with the same bits. */
+/* A refused call runs nothing: the step continues, and its results are bitwise equal. */
 static void test_order_and_signature(void **state) {
   (void)state;
   const rft_scene s = {.block = rft_block_mlp,
@@ -130,7 +130,7 @@ static void test_order_and_signature(void **state) {
   rfr_binding x = {NULL, type, b.x[0][0]};
   OK(rfr_graphs_get_memory(g, &m));
   rfr_graphs_memory part = {.size = offsetof(rfr_graphs_memory, shared_bytes), .shared_bytes = 77}, none = {0};
-  OK(rfr_graphs_get_memory(g, &part)); /* of a program that knows only the first fields */
+  OK(rfr_graphs_get_memory(g, &part)); /* the struct of a program that knows only the first fields */
   assert_int_equal(part.slot_bytes, m.slot_bytes);
   assert_int_equal(part.shared_bytes, 77);
   assert_int_equal(part.size, offsetof(rfr_graphs_memory, shared_bytes));
@@ -161,7 +161,7 @@ static void test_order_and_signature(void **state) {
   rft_forward(g, &s, &b, 0, 0);
   rft_refused(rfr_graphs_end_step(g), "graphs.order", "the next call is forward of callable \"1\", microbatch 0");
   OK(rfr_graphs_abort_step(g));
-  for (int k = 0; k < 2; k++) { /* once with refused calls in between */
+  for (int k = 0; k < 2; k++) { /* the second run has refused calls in between */
     rft_buffers *to = k ? &again : &b;
     memcpy(to, &b, sizeof b);
     OK(rfr_graphs_begin_step(g, NULL, 0));
@@ -201,8 +201,8 @@ static rfr_status try_create(rfr_callable *c, int n, const rfr_graphs_options *o
   return s;
 }
 
-/* After frozen callables a linked input needs no gradient, like one that is passed, and the last callable's weights
- * are bitwise equal to those of a callable alone. */
+/* After frozen callables a linked input needs no gradient, like one that is passed. The last callable's weights are
+ * bitwise equal to those of a callable alone. */
 static void test_frozen_links(void **state) {
   (void)state;
   enum { N = 3 };
@@ -220,7 +220,7 @@ static void test_frozen_links(void **state) {
     if (i > 0) c[i].links = &link[i], c[i].n_links = 1;
   }
   rfr_trace *given;
-  OK(rfr_trace_create(ctx, &given)); /* the first one's x has no gradient */
+  OK(rfr_trace_create(ctx, &given)); /* x of the first callable has no gradient */
   rfr_output(given, "y", rfr_silu(given, rfr_input(given, "x", RFR_ROLE_INPUT, RFR_F32, 2, type.shape)));
   OK(rfr_trace_finish(given));
   rfr_trace_destroy((rfr_trace *)c[0].trace);
@@ -247,7 +247,7 @@ static void test_frozen_links(void **state) {
     if (i == 1) OK(rfr_graphs_read(g, &y, between));
   }
   OK(rfr_graphs_backward(g, N - 1, 0, &back, 1, NULL, 0));
-  OK(rfr_graphs_end_step(g)); /* the others have none */
+  OK(rfr_graphs_end_step(g)); /* the others have no gradient */
   OK(rfr_graphs_gradient(g, "b2.w", &dw));
   OK(rfr_graphs_read(g, &dw, want));
   OK(rfr_graphs_begin_step(one, NULL, 0));
@@ -262,8 +262,8 @@ static void test_frozen_links(void **state) {
   for (int i = 0; i < N; i++) rfr_trace_destroy((rfr_trace *)c[i].trace);
 }
 
-/* Gradients are found by name: an output with a gradient must not have the name of a trained parameter, but may have
- * that of an input. */
+/* Gradients are found by name. An output with a gradient must not have the name of a trained parameter, but may have
+ * the name of an input. */
 static void test_names_of_outputs(void **state) {
   (void)state;
   static const char *const names[] = {"w", "x", "frozen"};
@@ -333,7 +333,7 @@ static void test_descriptions(void **state) {
   OK(try_create(c, 2, &longer.known));
   longer.tail = 1;
   rft_refused(try_create(c, 2, &longer.known), "argument", "rfr_graphs_options");
-  /* an input_grad that reaches no output */
+  /* an input_grad for an input that reaches no output */
   OK(rfr_trace_create(ctx, &unused));
   rfr_value x = rfr_input(unused, "x", RFR_ROLE_INPUT_GRAD, RFR_F32, 2, ((int64_t[]){T, C}));
   rfr_input(unused, "idle", RFR_ROLE_INPUT_GRAD, RFR_F32, 1, ((int64_t[]){3}));
@@ -370,7 +370,7 @@ static void test_descriptions(void **state) {
   static float values[T * C], three[3];
   const rfr_type type = {.dtype = RFR_F32, .rank = 2, .shape = {T, C}};
   const rfr_binding in[2] = {{"idle", {.dtype = RFR_F32, .rank = 1, .shape = {3}}, three}, {"x", type, values}};
-  const rfr_binding dy = {NULL, type, values}; /* of y alone: nothing flows through a detach */
+  const rfr_binding dy = {NULL, type, values}; /* only y has a gradient: detach blocks the other path */
   rfr_tensor out[2], dx[2];
   OK(rfr_graphs_begin_step(g, NULL, 0));
   OK(rfr_graphs_forward(g, 0, 0, in, 2, out, 2));
@@ -447,7 +447,7 @@ static void test_hooks(void **state) {
   OK(create_with_hooks(NULL, 2, 0, 0, &r, NULL, 0, NULL, &g));
   assert_string_equal(r.text, "f0.0c F0.0c f1.0c F1.0c b1.0c B1.0c w1.0c W1.0c b0.0c B0.0c w0.0c W0.0c ");
   rfr_graphs_destroy(g);
-  OK(create_with_hooks(NULL, 2, 2, 3, &r, NULL, 0, NULL, &g)); /* nothing trainable: no W */
+  OK(create_with_hooks(NULL, 2, 2, 3, &r, NULL, 0, NULL, &g)); /* nothing is trained, so there is no W */
   assert_string_equal(r.text, "< f0.0 F0.0 f1.0 F1.0 b1.0 B1.0 b0.0 B0.0 w0.0 W0.0 "
                               "f0.0 F0.0 f1.0 F1.0 b1.0 B1.0 b0.0 B0.0 w0.0 W0.0 "
                               "f0.0 F0.0 f1.0 F1.0 b1.0 B1.0 b0.0 B0.0 w0.0 W0.0 > "
@@ -462,8 +462,8 @@ static void test_hooks(void **state) {
   rfr_graphs_destroy(g);
 }
 
-/* Each hook fails once: the post lists of everything begun are called, the status is the hook's, the caller's memory is
- * unchanged and nothing leaks; the next creation works. */
+/* Each hook fails once: post hooks run for everything that was begun, the status is that of the hook, the caller's
+ * memory is unchanged and nothing leaks; the next creation works. */
 static void test_failing_hooks(void **state) {
   (void)state;
   static record r, whole;
@@ -487,7 +487,7 @@ static void test_failing_hooks(void **state) {
     assert_memory_equal(w, w_before, sizeof w);
     assert_memory_equal(grad, grad_before, sizeof grad);
     assert_int_equal(rfr_ctx_get_stats(ctx).live_blocks, live);
-    /* of 26 calls the first and the 14th are around the warm-up: a failure between them ends it */
+    /* calls 1 and 14 of 26 enclose the warm-up: a failure between them ends it */
     assert_int_equal(strstr(r.text, ">!") != NULL, r.fails > 1 && r.fails < 14);
     assert_int_equal(r.calls, r.fails + (r.fails > 1 && r.fails < 14));
     if (r.fails == 2) assert_string_equal(r.text, "< f0.0 >! ");
@@ -513,7 +513,8 @@ static rfr_status say(const rfr_hook_event *e, void *user) {
   return x->fails ? RFR_IO : RFR_OK;
 }
 
-/* The hook calls of a forward, in warm-up or in capture: pre A, B and post b, a; the hooks in `fails` fail. */
+/* The hook calls of a forward, in warm-up or in capture: pre hooks A, B and post hooks b, a; the hooks in `fails`
+ * fail. */
 static rfr_status hook_lists(const char *fails, int iterations, char text[64]) {
   const rft_scene s = {.block = rft_block_linear, .blocks = 1, .dtype = RFR_F32};
   step_of x[4];
@@ -540,7 +541,7 @@ static rfr_status hook_lists(const char *fails, int iterations, char text[64]) {
   return status;
 }
 
-/* After any failure every hook of a post list is called once; the first error is returned. */
+/* After any failure every post hook is called once, and the first error is returned. */
 static void test_post_lists(void **state) {
   (void)state;
   static const struct {
@@ -577,7 +578,7 @@ static rfr_status parse_nothing(const rfr_hook_event *e, void *user) {
   return *(const int *)user ? s : RFR_IO;
 }
 
-/* If a library call fails within a hook, and the hook returns its status, the error has the call's message. */
+/* If a library call fails within a hook and the hook returns its status, the error contains the message of the call. */
 static void test_hook_errors(void **state) {
   (void)state;
   const rft_scene s = {.block = rft_block_linear, .blocks = 1, .dtype = RFR_F32};
@@ -591,7 +592,7 @@ static void test_hook_errors(void **state) {
     h.post_forward = (rfr_hook_list){&hook, 1};
     o.hooks = &h, o.n_hooks = 1;
     rfr_graphs_wait(NULL);
-    assert_int_equal(rfr_last_error()->status, RFR_INVALID); /* before all this */
+    assert_int_equal(rfr_last_error()->status, RFR_INVALID); /* an earlier error */
     rft_refused(rfr_graphs_create(ctx, &c, 1, &o, &g), "graphs.hook", "in capture");
     assert_int_equal(strstr(rfr_last_error()->message, "in capture: schedule.") != NULL, passed == 1);
     assert_int_equal(strstr(rfr_last_error()->message, "of-a-hook.txt:2: ") != NULL, passed == 1);
@@ -601,7 +602,7 @@ static void test_hook_errors(void **state) {
   }
 }
 
-/* Overwrites all tensors of the event, as a reduction in place would. */
+/* Overwrites all tensors of the event, as an in-place reduction would. */
 static rfr_status spoil(const rfr_hook_event *e, void *user) {
   if (e->capture) return RFR_OK;
   assert_int_equal(e->n_outputs, 2);
@@ -617,7 +618,7 @@ static rfr_status spoil(const rfr_hook_event *e, void *user) {
   return RFR_OK;
 }
 
-/* In warm-up wgrad hooks see the gradients that the part wrote, in scratch memory. */
+/* In warm-up, wgrad hooks see the gradients that the part wrote to scratch memory. */
 static void test_hooks_of_gradients(void **state) {
   (void)state;
   static float grad[C * C], before[C * C];
@@ -660,7 +661,7 @@ static void test_allocation_faults(void **state) {
   rfr_trace_destroy(t);
 }
 
-/* Slots are adjacent and each is packed: memory is near the bound. */
+/* Slots are adjacent and each is packed, so memory is close to the lower bound. */
 static void test_memory(void **state) {
   (void)state;
   static const char *const texts[] = {"0F0 0B0", "0F0 0F1 0F2 0B0 0B1 0B2", "0F0 0F1 0I0 0I1 0W0 0W1"};

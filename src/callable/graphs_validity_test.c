@@ -16,15 +16,15 @@ typedef struct step_results {
 
 static const char of_slots[] = "0F0 0F1 0B0 0F2 0B1 0B2"; /* microbatches 0 and 2 share a slot */
 
-/* A call with the last call's result, in place or as a copy. Before a call of microbatch 2, all earlier results in the
- * slot are tried, and all but those in `good` are refused. */
+/* Makes a call with the last call's result, in place or as a copy. Before a call of microbatch 2 it tries all earlier
+ * results in the slot: all but those in `good` must be refused. */
 static void give(rfr_graphs *g, bool back, int block, int m, const rfr_tensor *from, bool copied, rfr_tensor given[4],
                  unsigned char *result) {
   static unsigned char copy[BYTES];
   const rfr_type type = {.dtype = RFR_F32, .rank = 2, .shape = {T, C}};
   rfr_tensor out;
   memcpy(copy, from->data, BYTES);
-  const unsigned good = !back ? (unsigned)block : block ? 3 : 3 | 8; /* bits: y of 0, y of 1, dx of 0, dx of 1 */
+  const unsigned good = !back ? (unsigned)block : block ? 3 : 3 | 8; /* a bit mask: y of 0, y of 1, dx of 0, dx of 1 */
   for (int k = 0; k < 4 && m == 2 && !copied; k++)
     for (int inner = 0; inner < 2; inner++) {
       const rfr_binding in = {NULL, type, (unsigned char *)given[k].data + (inner ? 16 : 0)};
@@ -65,7 +65,8 @@ static void run_with_inputs(const rft_scene *s, bool copied, step_results *out) 
   rfr_schedule_destroy(schedule);
 }
 
-/* Results of earlier calls of this microbatch may be passed in place; slot memory of another microbatch is refused. */
+/* Results of earlier calls of the same microbatch may be passed in place; slot memory of another microbatch is
+ * refused. */
 static void test_given_from_slot(void **state) {
   (void)state;
   static step_results plain, direct;
@@ -158,7 +159,7 @@ static void test_given_in_inference(void **state) {
   OK(rfr_graphs_forward(g, 1, 0, &(rfr_binding){NULL, type, y[0].data}, 1, &z, 1));
   rft_refused(rfr_graphs_forward(g, 0, 1, &(rfr_binding){NULL, type, y[0].data}, 1, &y[1], 1), "argument", "\"x\"");
   for (int m = 1; m < 3; m++) OK(rfr_graphs_forward(g, 0, m, &x, 1, &y[m], 1));
-  assert_ptr_equal(y[1].data, y[2].data); /* the same address, which is microbatch 2's now */
+  assert_ptr_equal(y[1].data, y[2].data); /* the address is the same, but the value is that of microbatch 2 */
   OK(rfr_graphs_forward(g, 1, 1, &x, 1, &z, 1));
   OK(rfr_graphs_forward(g, 1, 2, &(rfr_binding){NULL, type, y[2].data}, 1, &z, 1));
   OK(rfr_graphs_end_step(g));
@@ -209,7 +210,7 @@ static void test_linked_from_slot(void **state) {
 
 /* ---- casts of parameters, gathered around the calls ---- */
 
-/* y = x bf16(w)'. If w is resident, its cast is computed once per step. */
+/* y = x bf16(w)'. If w is always in memory, its cast is computed once per step. */
 static rfr_trace *cast_trace(const char *name, bool frozen) {
   rfr_trace *t;
   OK(rfr_trace_create(ctx, &t));
@@ -242,7 +243,7 @@ typedef struct cast_results {
   float dw[2][2][C * C];
 } cast_results;
 
-/* How parameters are gathered: 'h' resident, 'g' rfr_callable.gathered, 'w' by warm-up hooks. */
+/* How parameters are gathered: 'h' they stay in memory, 'g' rfr_callable.gathered, 'w' by warm-up hooks. */
 static void run_cast(char how, const char *text, bool frozen, cast_results *r) {
   static const rfr_type square = {RFR_F32, 2, {C, C}}, half = {RFR_BF16, 2, {T, C}};
   static const char *const names[2] = {"w0", "w1"};
@@ -309,7 +310,7 @@ static void run_cast(char how, const char *text, bool frozen, cast_results *r) {
   for (int i = 0; i < 2; i++) rfr_trace_destroy((rfr_trace *)c[i].trace);
 }
 
-/* Gathered parameters are valid only within calls: their casts are computed there, with the same bits. */
+/* Gathered parameters are valid only within calls, so each call computes their casts. Results are bitwise equal. */
 static void test_made_of_gathered(void **state) {
   static const char *const schedules[] = {"0F0 0F1 0B0 0B1", "0F0 0F1 0I0 0I1 0W0 0W1"};
   static cast_results held, got;

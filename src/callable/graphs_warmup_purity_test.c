@@ -16,8 +16,8 @@ enum { ROWS = 6, WIDTH = 16, CALLABLES = 2, EDGE = 64 };
 
 /* ---- two callables ---- */
 
-/* Each has a norm, a GEMM and masks of both streams. The first counts in a state; the second is frozen except for its
- * bias. */
+/* Each has a norm, a GEMM and dropout masks of both random streams. The first counts in a state; the second is frozen
+ * except for its bias. */
 static rfr_trace *record(int i) {
   rfr_trace *t;
   char name[8];
@@ -64,7 +64,7 @@ typedef struct callers { /* with guard bytes between */
   unsigned char edge5[EDGE];
 } callers;
 
-/* Some sums are -0, which would turn to 0 if warm-up added its zeros to it. */
+/* Some accumulated gradients are -0, which would become 0 if warm-up added its zeros to them. */
 static void fill(callers *m) {
   float *f = (float *)m;
   for (size_t i = 0; i < sizeof *m / sizeof *f; i++) f[i] = (float)((i * 7919) % 1000) / 2000 - 0.25f;
@@ -192,7 +192,7 @@ static void test_warm_up(void **state) {
       assert_memory_equal(&now, &first, sizeof now);
       unchanged(&m, &after, "two steps");
     }
-    /* sums continued from their values, the state counted, nothing else changed */
+    /* gradients were accumulated, the state was updated, nothing else has changed */
     assert_memory_not_equal(after.grad_w0, before.grad_w0, sizeof before.grad_w0);
     assert_memory_not_equal(after.count, before.count, sizeof before.count);
     assert_memory_equal(&after, &before, offsetof(callers, count));

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Main gradients of grouped weights, packed or separate, with W directly after I or later: the same bits, without
+ * Main gradients of grouped weights, packed or separate, with W directly after I or later: bitwise equal, without
  * memory for the gradients of all experts. In f32 or 16 bits, zeroed or accumulated, as their entries say; available
  * only after the last W; checked like tensors.
  */
@@ -59,7 +59,7 @@ static rfr_status make(const scene *s, rfr_graphs **g, rfr_schedule **schedule) 
   rfr_graphs_options o = rfr_graphs_options_default();
   rfr_trace *t = record(s);
   rfr_main_gradient main[MOST];
-  for (int i = 0; i < s->n_main; i++) { /* the shape of the parameter, unless the test sets one */
+  for (int i = 0; i < s->n_main; i++) { /* the parameter's shape, unless the test sets another one */
     main[i] = s->main[i];
     const rfr_type type = t->values[t->inputs[rfi_names_find(&t->input_names, main[i].parameter)]].type;
     if (main[i].type.rank == 0)
@@ -124,7 +124,7 @@ static void run(rfr_graphs *g, const scene *s, const rfr_schedule *schedule) {
   OK(rfr_graphs_begin_step(g, NULL, 0));
   for (int i = 0; i < n; i++) {
     const int m = a[i].microbatch;
-    int64_t used = 0; /* rows in groups; in the other rows the output's gradient is NaN */
+    int64_t used = 0; /* rows in groups; the output's gradient is NaN in the other rows */
     for (int k = 0; k < GROUPS; k++) used += splits[m][k];
     void *x = draw(&tx, 20 + (uint64_t)m);
     char *dy = draw(&ty, 30 + (uint64_t)m);
@@ -156,7 +156,7 @@ static void *gradient(rfr_graphs *g, const char *name, rfr_tensor *x) {
 
 /* ---- grouped weights ---- */
 
-/* No result that is not written in place is as large as one expert's gradient. */
+/* Every result that is as large as one expert's gradient is written in place. */
 static void has_no_weight_buffer(const rfr_graphs *g) {
   const rfr_trace *t = rfr_graphs_trace(g, 0);
   int products = 0;
@@ -168,7 +168,7 @@ static void has_no_weight_buffer(const rfr_graphs *g) {
   for (int i = 0; i < t->n_ops; i++) {
     if (t->ops[i].def->code != RFI_OP_grouped_wgrad) continue;
     products++;
-    assert_int_equal(t->ops[i].attr[1].i, GROUPS); /* all experts, because kernels choose by this count */
+    assert_int_equal(t->ops[i].attr[1].i, GROUPS); /* all experts, because the choice of kernel depends on this count */
   }
   assert_true(products > 0);
 }
@@ -222,7 +222,8 @@ static void test_grouped(void **state) {
 
 /* ---- types, zeroing and accumulation ---- */
 
-/* The same in f32, except that a narrow sum over two microbatches is rounded twice, each time from f32. */
+/* A narrow main gradient equals the f32 one, except that a narrow sum over two microbatches is rounded twice, each time
+ * from f32. */
 static void test_narrow(void **state) {
   (void)state;
   static const char *const names[] = {"front", "norm", "bias", "w0"};
@@ -262,7 +263,7 @@ static void test_narrow(void **state) {
     }
 }
 
-/* Two steps with the same values: accumulated gradients are the sum of both, zeroed ones those of the second. */
+/* Two steps with the same values: accumulated gradients are the sum of both steps, cleared ones those of the second. */
 static void test_kept_and_cleared(void **state) {
   (void)state;
   scene s = {.separate = true, .delayed = true, .dtype = RFR_BF16};
@@ -302,7 +303,7 @@ static void refused(rfr_status st, const char *slug, const char *text) {
   if (strcmp(e->slug, slug) != 0 || !strstr(e->message, text)) fail_msg("%s: %s", e->slug, e->message);
 }
 
-/* A dense view is accepted; for another one the message has its shape and strides. */
+/* A dense view is accepted; for a strided one the message has its shape and strides. */
 static void test_views(void **state) {
   (void)state;
   static const int64_t dense[2] = {IN, 1}, padded[2] = {IN + 8, 1}, turned[2] = {1, IN};
@@ -321,7 +322,7 @@ static void test_views(void **state) {
   refused(make(&s, &g, &schedule), "program.state", "\"front\": 1 strides for rank 2");
 }
 
-/* A main gradient has a full type: without one, or with memory of another size, creation fails and clears nothing. */
+/* A main gradient must have a complete type and memory of that size: otherwise creation fails and clears nothing. */
 static void test_types(void **state) {
   (void)state;
   static _Alignas(16) unsigned char memory[IN * IN * 4];
@@ -331,7 +332,7 @@ static void test_types(void **state) {
   scene s = {.dtype = RFR_BF16, .n_main = 1, .main = {entry("front", 0, RFR_I32)}};
   refused(make(&s, &g, &schedule), "program.state", "\"front\": set type: dtype f32, bf16 or f16");
   s.main[0] = rft_main_gradient("front", square, memory, 0);
-  if (strcmp(rfi_ctx_device(ctx), "cpu") == 0) { /* a GPU does not reach this memory */
+  if (strcmp(rfi_ctx_device(ctx), "cpu") == 0) { /* a GPU cannot access this memory */
     memset(memory, 1, sizeof memory);
     OK(make(&s, &g, &schedule));
     OK(rfr_graphs_begin_step(g, NULL, 0));

@@ -10,7 +10,7 @@
 
 enum { ATTEMPTED = 0, SEED = 2, BLOCK = 4 };
 
-/* Reads the state of a stream among the inputs of programs or callables. */
+/* Reads the state of a random stream among the inputs of programs or callables. */
 static rfr_status read_block(const rfi_executor *m, const char *stream, int64_t block[BLOCK], void **at) {
   char name[sizeof RFI_STREAM_PREFIX + RFI_STREAM_NAME];
   if (stream && strlen(stream) > RFI_STREAM_NAME) return rfi_fail(RFI_E_PROGRAM_NAME, "no stream \"%s\"", stream);
@@ -32,7 +32,7 @@ static rfr_status get(const rfi_executor *m, const char *stream, rfr_rng *out) {
   return RFR_OK;
 }
 
-/* Keeps the other counts of the block. */
+/* Keeps the other counters of the step block. */
 static rfr_status set(const rfi_executor *m, const char *stream, const rfr_rng *rng) {
   int64_t block[BLOCK];
   void *at;

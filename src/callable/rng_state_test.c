@@ -21,7 +21,7 @@ static rfr_value ones(rfr_trace *t) { return rfr_fill(t, 1, RFR_F32, 1, (int64_t
 
 /* ---- programs ---- */
 
-/* Replaces a trace by the result of parsing its printed form: the streams' numbers are kept. */
+/* Replaces a trace by the result of parsing its printed form: streams keep their numbers. */
 static rfr_trace *reread(rfr_trace *t) {
   rft_text text = {0};
   rfr_trace *again;
@@ -35,7 +35,7 @@ static rfr_trace *reread(rfr_trace *t) {
   return again;
 }
 
-/* Masks of the default stream, of "left", and of "right", twice: that of a number of its own too. */
+/* Masks of the default stream, of "left", and of "right" twice, once under an explicit number. */
 static rfr_programs *three_streams(bool ends) {
   rfr_trace *t;
   OK(rfr_trace_create(ctx, &t));
@@ -63,7 +63,7 @@ static void mask_of(rfr_programs *p, const char *name, float *mask) {
   OK(rfr_programs_read(p, &x, mask));
 }
 
-/* The mask by its address: site `site` of the stream of this number. */
+/* The expected mask at site `site` of the stream with this number. */
 static void expected(rfr_rng rng, uint64_t stream, uint32_t site, float *mask) {
   for (int i = 0; i < N; i++) {
     const uint32_t word =
@@ -97,7 +97,7 @@ static int differences(const float *a, const float *b) {
   return n;
 }
 
-/* Two ranks: they have the same state of one stream, and a fork each of the other. */
+/* Two ranks have the same state of one stream, and a different fork each of the other. */
 static void test_ranks(void **state) {
   (void)state;
   static float mask[3][2][N], again[N];
@@ -138,7 +138,7 @@ static void test_ranks(void **state) {
   }
 }
 
-/* A step that ends also advances a stream, also in a replay. */
+/* The end of a step also advances a stream, also in a replay. */
 static void test_steps(void **state) {
   (void)state;
   static float mask[4][N];
@@ -164,7 +164,7 @@ static void test_steps(void **state) {
 
 /* ---- callables ---- */
 
-/* y = dropout(w . f(dropout(x))): of an x of ones, y and dx are 0 where one of the masks is. */
+/* y = dropout(w . f(dropout(x))). For an x of ones, y and dx are 0 where a mask is 0. */
 static rfr_graphs *callable(rfr_recompute recompute, const char *schedule_text, rfr_schedule **schedule) {
   rfr_trace *t;
   rfr_graphs *g;
@@ -268,8 +268,8 @@ static void rng_is(rfr_graphs *g, const char *stream, uint64_t seed, int64_t ste
   assert_true(rng.seed == seed && rng.step == step);
 }
 
-/* Without a set call, masks differ from step to step, recomputed or not. After a rewind, after an abort and a retry,
- * and in new graphs, steps of the same number have the same masks. */
+/* Without a set call, masks differ from step to step, with and without recompute. After a rewind, after an abort and a
+ * retry, and in new graphs, steps with the same number have the same masks. */
 static void test_counted_steps(void **state) {
   (void)state;
   static float out[4][2][2][N], again[2][2][N], mask[2][N];
@@ -316,7 +316,7 @@ static void test_counted_steps(void **state) {
   }
 }
 
-/* y = dropout(x), with the step block and two streams; the callable counts the second stream itself. */
+/* y = dropout(x), with the step block and two streams; the callable advances the second stream itself. */
 static rfr_trace *three_counts(void) {
   rfr_trace *t;
   OK(rfr_trace_create(ctx, &t));
@@ -329,8 +329,8 @@ static rfr_trace *three_counts(void) {
   return t;
 }
 
-/* Counters in the caller's memory and counters that a callable writes are not advanced; warm-up and capture are no
- * steps. */
+/* Counters in the caller's memory, and counters that a callable writes, are not advanced. Warm-up and capture do not
+ * count as steps. */
 static void test_who_counts(void **state) {
   (void)state;
   static const rfr_type block = {.dtype = RFR_I64, .rank = 1, .shape = {4}};

@@ -64,7 +64,7 @@ static void load_floats(float *out, rfr_dtype from, const unsigned char *src, in
   }
 }
 
-/* The double next to x toward zero, its last bit set unless it is x. */
+/* The double next to x toward zero, with its last bit set unless it equals x. */
 static double odd_double(int64_t x) {
   uint64_t magnitude = x < 0 ? 0 - (uint64_t)x : (uint64_t)x, cut = 0;
   int shift = 0;
@@ -77,7 +77,7 @@ static double odd_double(int64_t x) {
   return x < 0 ? -y : y;
 }
 
-/* `is_last`: the double is the result, else it is rounded on. */
+/* `is_last`: the double is the result; otherwise it is rounded further. */
 static void load_doubles(double *out, rfr_dtype from, const unsigned char *src, int n, int is_last) {
   if (from == RFR_F64) {
     memcpy(out, src, 8 * (size_t)n);
@@ -130,7 +130,7 @@ static void store_floats(rfr_dtype to, unsigned char *dst, const float *in, int 
   }
 }
 
-/* The float next to x toward zero, its last bit set unless it is x. */
+/* The float next to x toward zero, with its last bit set unless it equals x. */
 static float odd_float(double x) {
   float y = (float)x;
   if (isnan(x) || y == x) return y;

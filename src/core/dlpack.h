@@ -12,7 +12,7 @@
 #include "refrain/tensor.h"
 
 enum { RFI_DL_MAJOR = 1, RFI_DL_MINOR = 1 };
-/* Kinds of memory: of the host, of a GPU, pinned memory of the host, and managed memory. */
+/* Kinds of memory: host memory, GPU memory, pinned host memory, and managed memory. */
 enum { RFI_DL_CPU = 1, RFI_DL_CUDA = 2, RFI_DL_CUDA_HOST = 3, RFI_DL_CUDA_MANAGED = 13 };
 enum { RFI_DL_READ_ONLY = 1 };
 

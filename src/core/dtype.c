@@ -31,7 +31,7 @@ static const dtype_row rows[RFR_DTYPE_COUNT] = {
 typedef struct layout {
   int exponent, mantissa, bias;
   uint32_t largest;  /* pattern of the largest finite value */
-  uint32_t overflow; /* what a larger one becomes: `largest`, or infinity */
+  uint32_t overflow; /* what a larger value becomes: `largest`, or infinity */
   uint32_t nan;      /* the pattern that a NaN becomes; 0: the type has none */
 } layout;
 
@@ -68,8 +68,8 @@ static float float_of(uint32_t u) {
 static uint32_t encode(const layout *f, uint32_t u) {
   const uint32_t sign = (u >> 31) << (f->exponent + f->mantissa), magnitude = u & 0x7FFFFFFF;
   if (magnitude > F32_INFINITY) return f->nan == 0 ? f->largest : sign | f->nan;
-  /* value = significand * 2^(e - 23); a subnormal f32 is far below half of any smallest
-   * value here, so that its missing hidden bit does not matter. */
+  /* value = significand * 2^(e - 23). A subnormal f32 is far below half of any smallest value here, so its missing
+   * hidden bit does not matter. */
   const int e = (int)(magnitude >> 23) - 127, smallest = 1 - f->bias;
   const uint32_t significand = (magnitude & 0x7FFFFF) | F32_HIDDEN;
   const int shift = 23 - f->mantissa + (e < smallest ? smallest - e : 0);
@@ -92,7 +92,7 @@ static float decode(const layout *f, uint32_t bits) {
   uint32_t exponent = magnitude >> f->mantissa, mantissa = magnitude & ((1u << f->mantissa) - 1);
   if (exponent == 0) {
     if (mantissa == 0) return float_of(sign);
-    /* Subnormal here, normal in f32: shift the leading one up to the hidden bit's place. */
+    /* Subnormal here but normal in f32: shift the leading one to the place of the hidden bit. */
     int up = 0;
     while ((mantissa << up >> f->mantissa) == 0) up++;
     const uint32_t rest = (mantissa << up) & ((1u << f->mantissa) - 1);
@@ -106,7 +106,7 @@ static uint32_t encode_bf16(uint32_t u) {
   return (u + 0x7FFF + ((u >> 16) & 1)) >> 16;
 }
 
-/* The exponent that is not below the value: scaled by its inverse, nothing overflows. */
+/* The smallest exponent that is not below the value: scaled by its inverse, nothing overflows. */
 static uint32_t encode_e8m0(uint32_t u) {
   u &= 0x7FFFFFFF;
   if (u > F32_INFINITY) return 0xFF;

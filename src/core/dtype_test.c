@@ -3,8 +3,8 @@
  * Element types against an independent formula, over every bit pattern.
  *
  * The reference reads a pattern as sign * 2^e * (1 + m / 2^k) in double and rounds with rint on a scaled long double;
- * the library uses neither. Between every two neighbours the midpoint and the two floats next to it are tested, so that
- * every rounding decision of a type is tested once.
+ * the library uses neither. Between every two adjacent values the midpoint and the two floats next to it are tested, so
+ * that every rounding decision of a type is tested once.
  */
 #include "refrain/dtype.h"
 
@@ -145,7 +145,7 @@ static void test_beyond_the_largest(void **state) {
       assert_same_value(s->dtype, -0x1p-126, round_trip(s->dtype, -0x1p-126f), -0.0);
     }
   }
-  /* A NaN stays a NaN if its payload is only in the bits that bf16 cuts. */
+  /* A NaN stays a NaN even if its payload is only in the bits that bf16 drops. */
   assert_int_equal(rfr_float_to_bits(RFR_BF16, rfr_float_from_bits(RFR_F32, 0x7F800001)) & 0x7FC0, 0x7FC0);
   assert_int_equal(rfr_float_to_bits(RFR_BF16, rfr_float_from_bits(RFR_F32, 0xFFA50001)), 0xFFE5);
 }
@@ -271,7 +271,7 @@ static long double expected(rfr_dtype to, long double x) {
   return isnan(x) ? 0 : x <= low ? low : x >= high ? high : truncl(x);
 }
 
-/* A source element that is likely to be near a rounding decision: few bits, or a tie and a little. */
+/* A source element that is likely to be near a rounding decision: few bits, or a tie and slightly more. */
 static void fill_element(rfr_dtype dtype, unsigned char *p, uint64_t *s) {
   const uint64_t r = next_random(s), kind = r % 4;
   int64_t i = (int64_t)(next_random(s) >> (r >> 8) % 64);
@@ -339,7 +339,7 @@ static void test_convert_rounds_once(void **state) {
   assert_int_equal(b, 0x3F81);
   rfi_convert(RFR_BF16, &b, RFR_I64, &i, 1);
   assert_int_equal(b, 0x5D81);
-  const int64_t j = ((int64_t)1 << 60) + ((int64_t)1 << 36) + 1; /* a tie in f32 but for the last bit */
+  const int64_t j = ((int64_t)1 << 60) + ((int64_t)1 << 36) + 1; /* in f32 it would be a tie */
   rfi_convert(RFR_F32, &f, RFR_I64, &j, 1);
   assert_true(f == 0x1.000002p60f);
   int32_t n = 17;

@@ -46,7 +46,7 @@ static void assert_distinct(rfi_u32x4 *draws, size_t n) {
 
 static void test_addresses_are_distinct(void **state) {
   (void)state;
-  /* Small numbers, the bit of every place, and the ends of the documented ranges. */
+  /* Small numbers, each power of two, and the ends of the documented ranges. */
   static const uint64_t blocks[] = {0, 1, 2, 255, 256, 1u << 31, 1ull << 32, 1ull << 39, (1ull << 40) - 1};
   static const uint32_t sites[] = {0, 1, 2, 3, 255, 256, 1u << 16, 1u << 23, (1u << 24) - 1};
   static const uint32_t microbatches[] = {0, 1, 2, 7, 255, 1u << 15, (1u << 16) - 1};
@@ -94,7 +94,7 @@ static void test_stream_keys(void **state) {
   double flipped = 0;
   for (size_t i = 1; i < n; i++) flipped += __builtin_popcountll(keys[i] ^ keys[i - 1]);
   assert_true(fabs(flipped / (double)(n - 1) - 32) < 0.1);
-  /* And no two are equal: sorted by a simple radix on the whole key. */
+  /* All keys differ: sorted by a simple radix sort on the full key. */
   static uint64_t other[N * N];
   for (int shift = 0; shift < 64; shift += 16) {
     static size_t start[65537];
@@ -107,13 +107,13 @@ static void test_stream_keys(void **state) {
   for (size_t i = 1; i < n; i++) assert_true(keys[i - 1] < keys[i]);
 }
 
-/* Deterministic, so a bound of five standard deviations is a fixed fact, not a gamble. */
+/* Deterministic, so a bound of five standard deviations can be tested. */
 static void test_distribution(void **state) {
   (void)state;
   enum { BLOCKS = 1 << 17, N = 4 * BLOCKS };
   static int64_t bytes[4][256];
   static int64_t bits[32];
-  double sum = 0, squares = 0, neighbours = 0, last = 0.5;
+  double sum = 0, squares = 0, lagged = 0, last = 0.5;
   const uint64_t key = rfi_stream_key(1234, 5);
   for (uint64_t b = 0; b < BLOCKS; b++) {
     const rfi_u32x4 r = rfi_draw4(key, b, 9, 1, 77);
@@ -121,7 +121,7 @@ static void test_distribution(void **state) {
       const double u = (r.v[k] + 0.5) / 4294967296.0;
       sum += u;
       squares += u * u;
-      neighbours += (u - 0.5) * (last - 0.5);
+      lagged += (u - 0.5) * (last - 0.5);
       last = u;
       for (int i = 0; i < 32; i++) bits[i] += r.v[k] >> i & 1;
       for (int i = 0; i < 4; i++) bytes[i][r.v[k] >> 8 * i & 255]++;
@@ -129,7 +129,7 @@ static void test_distribution(void **state) {
   }
   assert_true(fabs(sum / N - 0.5) < 5 * sqrt(1.0 / 12 / N));
   assert_true(fabs(squares / N - 1.0 / 3) < 5 * sqrt(4.0 / 45 / N));
-  assert_true(fabs(neighbours / N) < 5 * (1.0 / 12) / sqrt(N));
+  assert_true(fabs(lagged / N) < 5 * (1.0 / 12) / sqrt(N));
   for (int i = 0; i < 32; i++) assert_true(fabs((double)bits[i] - N / 2.0) < 5 * sqrt(N / 4.0));
   for (int i = 0; i < 4; i++) {
     double chi = 0;

@@ -35,8 +35,8 @@ typedef struct exported {
   int64_t shape[RFR_MAX_RANK], strides[RFR_MAX_RANK];
 } exported;
 
-/* Number of elements of a shape; false if a dimension is negative or the product overflows. For an empty tensor the
- * product without its zeros must fit too, because strides are computed from it. */
+/* The number of elements of a shape; false if a dimension is negative or the product overflows. For an empty tensor the
+ * product without its zeros must not overflow either, because strides are computed from it. */
 static bool count_elements(int rank, const int64_t *shape, int64_t *n) {
   int64_t product = 1;
   bool is_empty = false;
@@ -75,7 +75,7 @@ static void delete_exported(DLManagedTensorVersioned *dl) {
   if (release != NULL) release(user);
 }
 
-/* The GPU of a context, where a tensor without host memory is. */
+/* The GPU of a context, which owns a tensor without host memory. */
 static void find_device(const rfr_ctx *ctx, rfi_dl_tensor *t) {
   const char *device = rfi_ctx_device(ctx), *number = strchr(device, ':');
   if (strncmp(device, "cuda", 4) != 0) return;

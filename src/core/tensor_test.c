@@ -96,7 +96,7 @@ static void test_devices(void **state) {
   float data[6];
   rfr_ctx *ctx;
   rfr_ctx_options o = rfr_ctx_options_default();
-  o.device = "cuda:1"; /* nothing is opened before it is used */
+  o.device = "cuda:1"; /* must not be opened before it is used */
   assert_int_equal(rfr_ctx_create(&o, &ctx), RFR_OK);
   rfr_tensor t = make_tensor(RFR_F32, 2, (const int64_t[]){2, 3}, data);
   DLManagedTensorVersioned *dl;
@@ -235,7 +235,7 @@ static void test_in_refuses(void **state) {
   assert_refused(rfr_tensor_from_dlpack(NULL, &t), "NULL");
 
   make_foreign(&f)->dl.version.major = 2;
-  f.dl.tensor.shape = (int64_t *)8; /* an unknown layout: no pointer in it may be followed */
+  f.dl.tensor.shape = (int64_t *)8; /* an unknown layout: no pointer in it may be dereferenced */
   assert_refused(rfr_tensor_from_dlpack(&f.dl, &t), "version 2.3");
   make_foreign(&f)->dl.version.major = 0;
   assert_refused(rfr_tensor_from_dlpack(&f.dl, &t), "version 0.3");
@@ -249,7 +249,7 @@ static void test_in_refuses(void **state) {
   assert_refused(rfr_tensor_from_dlpack(&f.dl, &t), "shape (3, 4) has strides (1, 3)");
   memcpy(f.strides, (const int64_t[]){8, 1}, 16); /* rows with a gap */
   assert_refused(rfr_tensor_from_dlpack(&f.dl, &t), "strides (8, 1)");
-  memcpy(f.strides, (const int64_t[]){0, 1}, 16); /* one row for all */
+  memcpy(f.strides, (const int64_t[]){0, 1}, 16); /* all rows are one row (stride 0) */
   assert_refused(rfr_tensor_from_dlpack(&f.dl, &t), "strides (0, 1)");
   memcpy(f.strides, (const int64_t[]){4, -1}, 16);
   assert_refused(rfr_tensor_from_dlpack(&f.dl, &t), "strides (4, -1)");

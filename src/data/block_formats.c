@@ -45,7 +45,7 @@ static void encode_bf16(const float *x, int64_t n, uint8_t *b) {
 
 /* ---- blocks of 32 ---- */
 
-/* Elements 0 to 15 are the low four bits of the bytes, 16 to 31 the high ones. `high`: one more bit of each element. */
+/* Elements 0 to 15 are the low four bits of the bytes, 16 to 31 the high four. `high`: a fifth bit of each element. */
 static int nibble(const uint8_t *q, int i) { return i < 16 ? q[i] & 15 : q[i - 16] >> 4; }
 
 static int high_bit(const uint8_t *q, int i) { return q[i / 8] >> (i % 8) & 1; }

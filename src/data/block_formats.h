@@ -14,12 +14,12 @@
 
 typedef struct rfi_block_format {
   const char *name; /* as llama.cpp writes it: "Q4_K" */
-  uint32_t id;      /* ggml_type of a GGUF file */
+  uint32_t id;      /* ggml_type in a GGUF file */
   int elements, bytes;
-  rfr_dtype dtype; /* of a plain format; RFR_DTYPE_COUNT for blocks and for integers */
-  /* n blocks to n * elements floats. NULL: the format is known but cannot be decoded. */
+  rfr_dtype dtype; /* dtype of a plain format; RFR_DTYPE_COUNT for blocks and integers */
+  /* Decodes n blocks to n * elements floats. NULL: the format is known but cannot be decoded. */
   void (*decode)(const uint8_t *blocks, int64_t n, float *out);
-  /* n * elements floats to n blocks; NULL: the format cannot be written. */
+  /* Encodes n * elements floats to n blocks; NULL: the format cannot be written. */
   void (*encode)(const float *x, int64_t n, uint8_t *blocks);
 } rfi_block_format;
 

@@ -30,9 +30,9 @@ struct rfi_checkpoint_writer {
   rfr_comm *comm; /* NULL: one rank */
   char *run, *folder, *temporary;
   int64_t step;
-  rfi_file *file; /* the one being written */
+  rfi_file *file; /* the file that is being written */
   char *name;     /* its name */
-  json_t *files;  /* of the manifest; before it is written those of this rank */
+  json_t *files;  /* entries of the manifest; until it is written, those of this rank */
 };
 
 static bool leads(const rfi_checkpoint_writer *w) { return rfr_comm_rank(w->comm) <= 0; }
@@ -54,7 +54,7 @@ static rfr_status printed_path(rfr_ctx *ctx, char **out, const char *run, int64_
 
 /* ---- writing ---- */
 
-/* Destroys a writer; the temporary folder is the leader's. */
+/* Frees a writer; the temporary folder belongs to rank 0. */
 static void free_writer(rfi_checkpoint_writer *w) {
   rfi_file_close(w->file);
   json_decref(w->files);
@@ -66,13 +66,13 @@ static void free_writer(rfi_checkpoint_writer *w) {
 }
 
 static void discard(rfi_checkpoint_writer *w) {
-  rfi_file_close(w->file); /* before its folder is removed */
+  rfi_file_close(w->file); /* must precede removing its folder */
   w->file = NULL;
   if (leads(w) && w->temporary) rfi_tree_discard(w->temporary);
   free_writer(w);
 }
 
-/* The process of rank 0, on all ranks. */
+/* Sends the process id of rank 0 to all ranks. */
 static rfr_status find_leader(rfr_ctx *ctx, rfr_comm *comm, int64_t *process) {
   void *all;
   *process = getpid();
@@ -85,7 +85,7 @@ static rfr_status find_leader(rfr_ctx *ctx, rfr_comm *comm, int64_t *process) {
 
 static rfr_status make_folder(const rfi_checkpoint_writer *w) {
   RFI_TRY(rfi_dir_create(w->run));
-  RFI_TRY(rfi_tree_remove(w->ctx, w->temporary)); /* of a dead process with our number */
+  RFI_TRY(rfi_tree_remove(w->ctx, w->temporary)); /* left by a dead process that had our process id */
   return rfi_dir_create(w->temporary);
 }
 
@@ -97,7 +97,7 @@ static rfr_status check_folder(const rfi_checkpoint_writer *w) {
                      "rank 0 created this folder, but this rank does not see it: all ranks need the same file system");
 }
 
-/* folder NULL: of the step. */
+/* folder NULL: that of the step. */
 static rfr_status set_paths(rfi_checkpoint_writer *w, const char *run, const char *folder, int64_t process) {
   RFI_TRY(rfi_path_join(w->ctx, "", run, &w->run));
   w->files = json_object();
@@ -147,7 +147,7 @@ rfr_status rfi_checkpoint_begin_folder(rfr_ctx *ctx, const char *folder, rfi_che
   return s;
 }
 
-/* Makes the file being written durable and notes it. */
+/* Makes the current file durable and adds its entry. */
 static rfr_status finish_file(rfi_checkpoint_writer *w) {
   if (!w->file) return RFR_OK;
   rfi_hash hash;
@@ -220,7 +220,7 @@ static rfr_status merge_files(rfi_checkpoint_writer *w, int from, const char *te
   return s;
 }
 
-/* The files of all ranks; rank 0 keeps them. */
+/* Gathers the entries of all ranks on rank 0. */
 static rfr_status gather_files(rfi_checkpoint_writer *w) {
   enum { MOST = RFI_EXCHANGE_BYTES };
   const int ranks = rfr_comm_size(w->comm);
@@ -239,7 +239,7 @@ static rfr_status gather_files(rfi_checkpoint_writer *w) {
   return s;
 }
 
-/* *shown: the checkpoint is in its place, and no failure may remove it. */
+/* *shown: the checkpoint is visible under its name, so no failure may remove it. */
 static rfr_status publish(rfi_checkpoint_writer *w, bool *shown) {
   bool exchanged;
   if (w->step != NO_STEP) RFI_TRY(write_manifest(w));
@@ -329,7 +329,7 @@ static rfr_status check_named(rfr_ctx *ctx, const char *folder, const char *name
   return s;
 }
 
-/* The sizes alone. */
+/* Checks only the sizes. */
 static rfr_status check_sizes(rfr_ctx *ctx, const char *folder, json_t *files) {
   const char *name;
   json_t *entry;
@@ -340,7 +340,7 @@ static rfr_status check_sizes(rfr_ctx *ctx, const char *folder, json_t *files) {
   return RFR_OK;
 }
 
-/* Names all files and compares this rank's share with the manifest: a file is checked by the rank that has the fewest
+/* Lists all files and compares this rank's share with the manifest: a file is checked by the rank that has the fewest
  * bytes so far. */
 static rfr_status check_share(rfr_ctx *ctx, rfr_comm *comm, const char *folder, json_t *files, rfi_paths *names) {
   const int ranks = rfr_comm_size(comm) > 1 ? rfr_comm_size(comm) : 1, own = ranks > 1 ? rfr_comm_rank(comm) : 0;
@@ -365,7 +365,7 @@ static rfr_status check_share(rfr_ctx *ctx, rfr_comm *comm, const char *folder, 
   return s;
 }
 
-/* Whether loading reads a file, besides any safetensors file. */
+/* Whether loading reads a file, in addition to safetensors files. */
 static bool is_loaded(const char *name) {
   static const char *const names[] = {"config.json", "state.json", "model.safetensors.index.json",
                                       "adapter_config.json"};
@@ -408,7 +408,7 @@ fail:
   return s;
 }
 
-/* All ranks have an open checkpoint, or none. `s`: of this rank's share. */
+/* Either all ranks get an open checkpoint, or none. `s`: the status of this rank's share. */
 static rfr_status agree_on(rfr_ctx *ctx, rfr_comm *comm, rfr_status s, rfi_checkpoint **out) {
   s = rfi_comm_agree(ctx, comm, s);
   if (s == RFR_OK) return RFR_OK;
@@ -450,7 +450,7 @@ static int64_t parse_name(const char *name, bool *temporary) {
   return p == name + 5 || (*p && !*temporary) ? -1 : step;
 }
 
-/* The names in a run's folder; none for a run that has not started. */
+/* Lists the names in a run's folder; none if the run has not started. */
 static rfr_status list_run(rfr_ctx *ctx, const char *run, rfi_paths *names) {
   char kind;
   *names = (rfi_paths){.ctx = ctx};
@@ -458,8 +458,8 @@ static rfr_status list_run(rfr_ctx *ctx, const char *run, rfi_paths *names) {
   return kind ? rfi_dir_list(run, names) : RFR_OK;
 }
 
-/* The newest checkpoint before step `below`, by number: a step of more than six digits sorts before smaller ones. -1:
- * there is none. */
+/* The newest checkpoint before step `below`, compared as numbers, because a step of more than six digits sorts before
+ * smaller ones as text. -1: there is none. */
 static int64_t newest_below(const rfi_paths *names, int64_t below, const char **name) {
   int64_t step = -1;
   for (int i = 0; i < names->n; i++) {
@@ -470,7 +470,7 @@ static int64_t newest_below(const rfi_paths *names, int64_t below, const char **
   return step;
 }
 
-/* All ranks must look at the same checkpoint. */
+/* All ranks must use the same checkpoint. */
 static rfr_status check_same_step(rfr_ctx *ctx, rfr_comm *comm, int64_t step) {
   void *all;
   rfr_status s = RFR_OK;
@@ -537,9 +537,9 @@ static rfr_status delete_beyond(rfr_ctx *ctx, const char *folder, int keep, int 
   return s;
 }
 
-/* ---- what a killed process has left ---- */
+/* ---- leftovers of killed processes ---- */
 
-/* Whether the name's process has ended, as far as this machine knows. Our own has no writer open. */
+/* Whether the process in the name has ended, as far as this machine knows. Our own process has no open writer here. */
 static bool has_ended(const char *name) {
   const char *number = strstr(name, ".tmp-") + 5;
   char *end;
@@ -565,7 +565,7 @@ static rfr_status count_bytes(rfr_ctx *ctx, const char *folder, int64_t *bytes) 
   return s;
 }
 
-/* `out` NULL: of all processes, without counting. */
+/* Visits the leftovers of killed processes. `out` NULL: those of all processes, without counting. */
 static rfr_status visit_leftovers(rfr_ctx *ctx, const char *run, bool remove, rfi_leftovers *out) {
   rfi_paths names;
   rfr_status s = list_run(ctx, run, &names);

@@ -26,18 +26,18 @@
 
 typedef struct rfi_checkpoint_writer rfi_checkpoint_writer;
 
-/* Makes the run's folder where needed and the temporary folder in it. `comm` NULL: one rank. */
+/* Creates the run's folder if needed, and the temporary folder in it. `comm` NULL: one rank. */
 rfr_status rfi_checkpoint_begin(rfr_ctx *ctx, rfr_comm *comm, const char *run, int64_t step,
                                 rfi_checkpoint_writer **out);
-/* The same for a folder at a path of its own, without manifest; it must not exist. */
+/* The same for a folder at a given path, without manifest; it must not exist. */
 rfr_status rfi_checkpoint_begin_folder(rfr_ctx *ctx, const char *folder, rfi_checkpoint_writer **out);
-/* Starts a file; the one started before is finished. The writer owns it: append to it, nothing else. */
+/* Starts a file and finishes the previous one. The writer owns it: the caller may only append to it. */
 rfr_status rfi_checkpoint_file(rfi_checkpoint_writer *writer, const char *name, rfi_file **file);
-/* A file with its full contents. */
+/* Adds a file with its full contents. */
 rfr_status rfi_checkpoint_add(rfi_checkpoint_writer *writer, const char *name, const void *data, size_t n);
-/* `s`: the status of this rank so far. If all ranks have RFR_OK: manifest, fsync, rename, fsync; replaces a checkpoint
- * of the same step. The writer is destroyed; on an error the temporary folder is removed too. Returns the same status
- * on all ranks, but for dist.peer. */
+/* `s`: the status of this rank so far. If all ranks have RFR_OK: writes the manifest, fsync, rename, fsync; replaces a
+ * checkpoint of the same step. Destroys the writer; on an error removes the temporary folder. Returns the same status
+ * on all ranks, except dist.peer. */
 rfr_status rfi_checkpoint_finish(rfi_checkpoint_writer *writer, rfr_status s);
 
 typedef struct rfi_checkpoint {
@@ -65,13 +65,13 @@ rfr_status rfi_checkpoint_latest(rfr_ctx *ctx, rfr_comm *comm, const char *run, 
 /* Deletes the oldest complete checkpoints beyond the newest `keep` (>= 1), and temporary folders left by earlier runs.
  * Damaged ones are kept for the user to inspect. */
 rfr_status rfi_checkpoint_retain(rfr_ctx *ctx, const char *run, int keep);
-/* Unfinished checkpoints of processes that were killed: those of processes that run on this machine are left out. */
+/* Unfinished checkpoints of killed processes; those of processes that still run on this machine do not count. */
 typedef struct rfi_leftovers {
   int n;
   int64_t bytes;
-  char first[64]; /* a name; "": none */
+  char first[64]; /* the first name; "": none */
 } rfi_leftovers;
-/* Counts them, and with `remove` removes them; the caller has the lock of the run. */
+/* Counts them, and removes them if `remove`; the caller must have locked the run. */
 rfr_status rfi_checkpoint_leftovers(rfr_ctx *ctx, const char *run, bool remove, rfi_leftovers *out);
 
 #endif

@@ -18,9 +18,9 @@ enum { RANKS = 3 };
 
 typedef struct job {
   char run[256];
-  int step, fail_at, error; /* of this rank's system calls */
+  int step, fail_at, error; /* fault of this rank's system calls */
   bool sticky;
-  rfr_status early; /* instead of writing */
+  rfr_status early; /* error before writing */
   /* results */
   rfr_status status;
   char slug[64], message[512];
@@ -48,7 +48,7 @@ static rfr_status work(void *rank, int number, rfr_comm *comm, rfr_ctx *own) {
   j->calls = fault.calls;
   snprintf(j->slug, sizeof j->slug, "%s", rfr_last_error()->slug);
   snprintf(j->message, sizeof j->message, "%s", rfr_last_error()->message);
-  return RFR_OK; /* the job has the status */
+  return RFR_OK; /* the status is in the job */
 }
 
 static void start(job *jobs, rft_folder *f, int step) {
@@ -88,7 +88,7 @@ static void cycle(void **state) {
   }
 }
 
-/* All ranks have the error of one of them. */
+/* All ranks must have the error of one of them. */
 static void expect_same_error(const job *jobs, int from) {
   char prefix[32];
   snprintf(prefix, sizeof prefix, "rank %d: ", from);
@@ -165,7 +165,7 @@ static rfr_status read_latest(void *rank, int number, rfr_comm *comm, rfr_ctx *o
   snprintf(j->slug, sizeof j->slug, "%s", rfr_last_error()->slug);
   snprintf(j->message, sizeof j->message, "%s", rfr_last_error()->message);
   rfi_checkpoint_close(c);
-  return RFR_OK; /* the reader has the status */
+  return RFR_OK; /* the status is in the reader */
 }
 
 static void read_all(int ranks, reader *readers, rft_folder *f, const char *run) {
@@ -188,7 +188,7 @@ static void save_step(rft_folder *f, int step) {
   assert_int_equal(rfi_checkpoint_finish(w, s), RFR_OK);
 }
 
-/* Each rank reads its share of the bytes. If one finds damage, all take the same older checkpoint, or fail alike. */
+/* Each rank reads its share of the bytes. If one rank finds damage, all use the same older checkpoint, or all fail. */
 static void shares(void **state) {
   rft_folder *f = *state;
   reader all[RANKS], one;
@@ -204,7 +204,7 @@ static void shares(void **state) {
     assert_int_equal(all[r].step, 2);
     assert_int_equal(all[r].skipped, 0);
     assert_int_equal(all[r].files, 2 * RANKS + 1);
-    assert_in_range(all[r].calls, 6000, 8000); /* a third, and all of the manifest */
+    assert_in_range(all[r].calls, 6000, 8000); /* a third of the files, and the complete manifest */
   }
   for (int i = 0; i < 2 * RANKS; i++) {
     snprintf(name, sizeof name, "run/step-000002/part-%d.safetensors", i);
@@ -229,7 +229,7 @@ static void shares(void **state) {
   }
 }
 
-/* A rank that sees another folder. */
+/* One rank sees another folder. */
 static void other_folder(void **state) {
   rft_folder *f = *state;
   reader all[RANKS];

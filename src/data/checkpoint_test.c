@@ -140,7 +140,7 @@ static void test_damage(void **state) {
     }
     if (n > 0) {
       rft_write(f, name, data, n - 1);                                         /* cut */
-      if (strcmp(files[i], "MANIFEST.json") != 0) expect_damaged(f, files[i]); /* only its newline is missing */
+      if (strcmp(files[i], "MANIFEST.json") != 0) expect_damaged(f, files[i]); /* only its last line feed is missing */
       rft_write(f, name, data, n / 2);
       expect_damaged(f, files[i]);
     }
@@ -166,8 +166,8 @@ static void test_damage(void **state) {
   assert_string_equal(rfr_last_error()->slug, "checkpoint");
 }
 
-/* Every system call fails, once or from then on (a disk that stays full). The last good checkpoint loads, every visible
- * one is complete, and no temporary folder grows over time. */
+/* Every system call fails, once or permanently (a full disk). The last good checkpoint must load, every visible one
+ * must be complete, and leftovers must not accumulate. */
 static void test_every_fault(void **state) {
   rft_folder *f = *state;
   assert_int_equal(save(f, 1, "good"), RFR_OK);
@@ -239,20 +239,20 @@ static void test_retain(void **state) {
   char *run = rft_path(f, "run");
   assert_int_equal(rfi_checkpoint_retain(f->ctx, run, 1), RFR_OK);
   for (int step = 1; step <= 5; step++) assert_int_equal(save(f, step * 10, "x"), RFR_OK);
-  rft_write(f, "run/step-000060.tmp-123/model.safetensors", "half", 4); /* a run that was killed */
+  rft_write(f, "run/step-000060.tmp-123/model.safetensors", "half", 4); /* left by a killed run */
   rft_write(f, "run/log.jsonl", "{}", 2);
   rft_write(f, "run/step-notes/a", "mine", 4);
   rft_write(f, "run/step-000050/state.json", "damaged", 7);
   assert_int_equal(rfi_checkpoint_retain(f->ctx, run, 0), RFR_INVALID);
   assert_int_equal(rfi_checkpoint_retain(f->ctx, run, 2), RFR_OK);
-  /* 50 is damaged: it does not count and is kept for the user; 40 and 30 are the newest complete ones. */
+  /* 50 is damaged, so it does not count and is kept for the user; 40 and 30 are the newest complete ones. */
   assert_string_equal(listing(f, "run"), "log.jsonl step-000030 step-000040 step-000050 step-notes");
   assert_int_equal(latest(f, NULL), 40);
   assert_int_equal(rfi_checkpoint_retain(f->ctx, rft_path(f, "run"), 2), RFR_OK);
   assert_string_equal(listing(f, "run"), "log.jsonl step-000030 step-000040 step-000050 step-notes");
 }
 
-/* If any call fails during deletion, every folder with a checkpoint's name is still complete. */
+/* If any call fails during deletion, every folder with the name of a checkpoint must still be complete. */
 static void test_retain_faults(void **state) {
   rft_folder *f = *state;
   bool done = false;
@@ -277,7 +277,7 @@ static void test_retain_faults(void **state) {
   }
 }
 
-/* A file that loading reads but the manifest does not list has no hash: the checkpoint is refused. */
+/* A checkpoint is refused if a file that loading reads is not in the manifest, because it has no hash. */
 static void test_unlisted(void **state) {
   rft_folder *f = *state;
   static const char *const names[] = {"optimizer.safetensors", "config.json", "model.safetensors.index.json"};

@@ -24,7 +24,7 @@ enum { DATA_STREAM = 0x64617461, FEISTEL_ROUNDS = 6 };
 
 typedef struct source { /* a file */
   char *path;           /* as matched */
-  rfi_split split;      /* unless blocks are held out */
+  rfi_split split;      /* not used if blocks are held out */
   rfi_hash hash;
   int64_t size;
   bool kept;
@@ -33,22 +33,22 @@ typedef struct source { /* a file */
 typedef struct document {
   int source;
   rfi_split split;
-  int64_t offset, size; /* in its file */
-  int64_t start;        /* in its split's tokens */
+  int64_t offset, size; /* in the file */
+  int64_t start;        /* in the tokens of its split */
   int64_t tokens;
 } document;
 
 typedef struct text_dataset {
-  rfi_dataset base; /* first: a text_dataset is an rfi_dataset */
+  rfi_dataset base; /* must be first: a text_dataset is an rfi_dataset */
   rfr_ctx *ctx;
   source *sources; /* sorted by path */
   int n_sources;
   document *documents; /* sorted by split, then path, then offset */
   int n, capacity;
-  uint8_t *bytes[2];     /* without an encoder: the tokens */
-  rfi_token_table of[2]; /* with an encoder: the tokens, one row per document */
+  uint8_t *bytes[2];     /* without an encoder: bytes are tokens */
+  rfi_token_table of[2]; /* with an encoder: one row per document */
   const document *first[2];
-  int *files[2]; /* the sources with bytes in each split */
+  int *files[2]; /* the sources that have bytes in each split */
   double fraction;
   rfi_dataset_encode_fn encode;
   void *encode_user;
@@ -76,10 +76,12 @@ rfr_status rfi_find_files(const char *root, const char *const *patterns, int n, 
 }
 
 bool rfi_is_held_out(uint64_t hash, double fraction) {
-  return hash % 10000 < (uint64_t)(fraction * 10000 + 0.5); /* rounded: 0.07 * 10000 is a little over 700 */
+  /* rounded, because 0.07 * 10000 is slightly more than 700 */
+  return hash % 10000 < (uint64_t)(fraction * 10000 + 0.5);
 }
 
-/* Both lists are sorted: one pass makes the sources of both splits; files held out by name leave the training split. */
+/* Both lists are sorted, so one pass merges them to the sources of both splits. Files held out by name leave the
+ * training split. */
 static rfr_status list_sources(text_dataset *ds, const rfi_paths *train, const rfi_paths *held) {
   RFI_TRY(RFI_ALLOC(ds->ctx, ((size_t)train->n + (size_t)held->n + 1) * sizeof *ds->sources, &ds->sources));
   for (int i = 0, j = 0; i < train->n || j < held->n;) {
@@ -143,7 +145,7 @@ rfr_status rfi_check_text(const char *path, const char *data, size_t n) {
   return RFR_OK;
 }
 
-/* A file's bytes, which must still be those that were hashed. Free with rfi_free. */
+/* Reads a file, which must still have the bytes that were hashed. Free with rfi_free. */
 static rfr_status read_source(const text_dataset *ds, const char *root, const source *f, char **data) {
   char *path;
   size_t n;
@@ -182,8 +184,8 @@ static int by_content(const void *a, const void *b) {
   return strcmp(x->path, y->path);
 }
 
-/* Among equal files one that is held out by name is kept, so that no held-out text is trained on; otherwise the first
- * by path. */
+/* Of equal files one that is held out by name is kept, so that no held-out text is trained on; otherwise the first by
+ * path. */
 static rfr_status drop_duplicates(text_dataset *ds, bool named) {
   source **order;
   RFI_TRY(RFI_ALLOC(ds->ctx, ((size_t)ds->n_sources + 1) * sizeof *order, &order));
@@ -230,7 +232,8 @@ static rfr_status add_document(text_dataset *ds, document d) {
   return RFR_OK;
 }
 
-/* Whether the split by path leaves text on both sides: more than the first byte of a document is held out. */
+/* Whether the split by path leaves text on both sides; the first byte of a document does not count, because it is not
+ * predicted. */
 static bool is_split(const text_dataset *ds) {
   bool has[2] = {false, false};
   for (int i = 0; i < ds->n_sources; i++)
@@ -238,8 +241,8 @@ static bool is_split(const text_dataset *ds) {
   return has[RFI_TRAIN] && has[RFI_VALIDATION];
 }
 
-/* The end of the block that starts at `start`: after the first line that ends at its length or later, but at most at
- * twice its length. */
+/* The end of the block that starts at `start`: the end of the first line at its length or later, but at most twice its
+ * length. */
 static int64_t block_end(const char *data, int64_t n, int64_t start, int64_t length) {
   if (n - start <= length) return n;
   const int64_t last = n - start < 2 * length ? n : start + 2 * length, first = start + length - 1;
@@ -247,16 +250,16 @@ static int64_t block_end(const char *data, int64_t n, int64_t start, int64_t len
   return newline ? newline - data + 1 : last;
 }
 
-/* A power of two from 256 to 65536, so that a file has 256 blocks or more, as far as these limits allow. */
+/* A power of two from 256 to 65536, so that a file has at least 256 blocks, as far as these limits allow. */
 static int64_t block_length(int64_t size) {
   int64_t length = 65536;
   while (length > 256 && size / length < 256) length /= 2;
   return length;
 }
 
-/* Makes one document of each block, held out by the hash of its bytes: equal blocks lie in one split, and a block stays
- * where it is when files are added. Where the hashes leave a split empty, the blocks of the smallest or largest hash
- * change sides. */
+/* Makes a document of each block. Blocks are held out by the hash of their bytes, so equal blocks are in one split, and
+ * a block stays in its split when files are added. If the hashes leave a split empty, the blocks with the smallest or
+ * largest hash change sides. */
 static rfr_status split_blocks(text_dataset *ds, const char *root) {
   uint64_t *hash = NULL, low = UINT64_MAX, high = 0;
   int capacity = 0;
@@ -298,7 +301,7 @@ static rfr_status split_blocks(text_dataset *ds, const char *root) {
   rfi_free(ds->ctx, hash);
   RFI_TRY(s);
   ds->base.stats.blocks = ds->n;
-  /* Consecutive blocks of a split are one document. */
+  /* Consecutive blocks of a split form one document. */
   int kept = 0;
   for (int i = 0; i < ds->n; i++) {
     const document d = ds->documents[i];
@@ -335,7 +338,7 @@ static rfr_status lay_out(text_dataset *ds) {
   return RFR_OK;
 }
 
-/* Appends the documents of source `i` to their splits; `next` are the first documents that are not there yet. */
+/* Appends the documents of source `i` to their splits; `next`: the first documents that are not appended yet. */
 static void add_bytes(text_dataset *ds, int i, const char *data, int next[2], const int end[2]) {
   for (int split = 0; split < 2; split++)
     for (; next[split] < end[split] && ds->documents[next[split]].source == i; next[split]++) {
@@ -347,7 +350,7 @@ static void add_bytes(text_dataset *ds, int i, const char *data, int next[2], co
     }
 }
 
-/* A file that is tokenized with others. */
+/* A file of a group that is tokenized together. */
 typedef struct encoded {
   int source;
   int first[2], last[2]; /* its documents in each split */
@@ -373,8 +376,8 @@ static rfr_status encode_source(const text_dataset *ds, const char *root, encode
   return s;
 }
 
-/* Tokenizes files on all threads. The error is that of the first file with one. This thread encodes that file again,
- * because the error is thread-local. */
+/* Tokenizes files on all threads. The error is that of the first file that has one. This thread encodes that file
+ * again, because errors are thread-local. */
 static rfr_status encode_sources(const text_dataset *ds, const char *root, encoded *group, int n) {
   const int most = rfi_ctx_threads(ds->ctx), threads = most < n ? most : n;
   if (threads == 1) {
@@ -408,7 +411,7 @@ static rfr_status append_tokens(text_dataset *ds, const encoded *e) {
   return RFR_OK;
 }
 
-/* Files are in memory in groups, of so many files, or of so many bytes and one file more. */
+/* Files are read in groups: up to a number of files, or up to a number of bytes and one more file. */
 enum { GROUP_FILES = 1024, GROUP_BYTES = 64 << 20 };
 
 static rfr_status load_tokens(text_dataset *ds, const char *root, int next[2], const int end[2]) {
@@ -552,7 +555,7 @@ uint64_t rfi_permute(uint64_t index, uint64_t n, uint64_t key, uint64_t epoch) {
 int64_t rfi_dataset_position(const rfi_dataset *ds, uint64_t seed, int64_t sample) {
   uint64_t W = (uint64_t)ds->stats.windows[RFI_TRAIN], N = (uint64_t)ds->stats.tokens[RFI_TRAIN];
   uint64_t S = (uint64_t)ds->sequence, epoch = (uint64_t)sample / W, key = rfi_stream_key(seed, DATA_STREAM);
-  /* The start is drawn over all tokens, so that the tokens that two windows share change from epoch to epoch. */
+  /* The start is drawn over all tokens, so that the tokens shared by two windows change from epoch to epoch. */
   uint64_t start = draw(key, epoch, FEISTEL_ROUNDS, 0) % N;
   return (int64_t)((start + rfi_permute((uint64_t)sample % W, W, key, epoch) * S) % N);
 }
@@ -590,7 +593,7 @@ static rfr_status stream_window(rfi_dataset *ds, rfi_split split, uint64_t seed,
   else at = sample < ds->stats.windows[split] ? sample * (S - ds->context) : N;
   for (int64_t i = 0; i < S;) {
     if (at == N && ring) at = 0;
-    doc_offsets[(*n_docs)++] = (int32_t)i; /* the loop runs once for each document, and once for the padding */
+    doc_offsets[(*n_docs)++] = (int32_t)i; /* the loop runs once per document, and once for the padding */
     if (at == N) {
       for (; i < S; i++) tokens[i] = 0, targets[i] = RFI_IGNORED_TARGET;
       break;
@@ -603,7 +606,7 @@ static rfr_status stream_window(rfi_dataset *ds, rfi_split split, uint64_t seed,
     i += n;
     at += n;
   }
-  const int64_t known = !ring && sample > 0 ? ds->context : 0; /* targets of the window before */
+  const int64_t known = !ring && sample > 0 ? ds->context : 0; /* targets of the previous window */
   for (int64_t i = 0; i < known; i++) targets[i] = RFI_IGNORED_TARGET;
   return RFR_OK;
 }

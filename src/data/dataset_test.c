@@ -75,7 +75,7 @@ static void test_training_windows(void **state) {
   }
   assert_int_equal(at, N);
 
-  int from_zero = 0; /* windows that begin at byte 0: one in every epoch if the ring began there */
+  int from_zero = 0; /* the number of windows that begin at byte 0: one per epoch if the ring always began there */
   for (int64_t epoch = 0; epoch < 4; epoch++) {
     int *times = calloc((size_t)N, sizeof *times);
     for (int64_t k = 0; k < W; k++) {
@@ -114,7 +114,7 @@ static void test_training_windows(void **state) {
   free(stream);
   free(document);
 
-  /* Sample i is the same whatever was asked before, also far ahead, also from another object. */
+  /* Sample i does not depend on earlier calls, even far ahead, or from another object. */
   rfi_dataset *again;
   int32_t a[3][S], b[3][S];
   int n;
@@ -128,7 +128,7 @@ static void test_training_windows(void **state) {
   rfi_dataset_close(ds);
 }
 
-/* As many documents begin in a window as there are: in the smallest case one at every byte. */
+/* Many documents may begin in a window: in the smallest case one at every byte. */
 static void test_small_documents(void **state) {
   rft_folder *f = *state;
   rft_write(f, "a", "1", 1);
@@ -150,8 +150,8 @@ static void test_small_documents(void **state) {
   rfi_dataset_close(ds);
 }
 
-/* One pass over the held-out split predicts every byte but the first of each document, once, in order, from at least
- * as many bytes before it as windows have for context, where its document has so many. */
+/* One pass over the held-out split predicts every byte except the first of each document exactly once, in order. It is
+ * predicted from at least `context` earlier bytes, if its document has so many. */
 static void check_validation(rft_folder *f, int S, int context) {
   const char *const pattern = "**/*.txt";
   rfi_dataset_options o = {.root = f->path, .validation_fraction = 0.4, .sequence = S, .context = context};
@@ -210,7 +210,7 @@ static void test_split_is_stable(void **state) {
   assert_int_equal(open_it(f, "**/*.txt", 0.25, 4, &after), RFR_OK);
   const rfi_dataset_stats *a = rfi_dataset_get_stats(before), *b = rfi_dataset_get_stats(after);
   assert_false(rfi_hash_equal(a->hash, b->hash));
-  for (int i = 0; i < a->files[RFI_VALIDATION]; i++) { /* no held-out text is trained on later */
+  for (int i = 0; i < a->files[RFI_VALIDATION]; i++) { /* held-out text is not trained on after files are added */
     int found = 0;
     for (int j = 0; j < b->files[RFI_VALIDATION]; j++)
       found += strcmp(rfi_dataset_file(before, RFI_VALIDATION, i, NULL),
@@ -238,7 +238,7 @@ static void test_duplicates(void **state) {
   assert_string_equal(rfi_dataset_file(ds, RFI_TRAIN, 0, NULL), "a.txt");
   rfi_dataset_close(ds);
 
-  /* Held out by name: the copies leave the training split, not the held-out one. */
+  /* If one of several equal files is held out by name, the copies leave the training split. */
   const char *train[] = {"*.txt", "**/*.txt"}, *held[] = {"held/*"};
   rfi_dataset_options o = {.root = f->path, .validation_patterns = held, .n_validation_patterns = 1, .sequence = 4};
   assert_int_equal(rfi_dataset_open(f->ctx, train, 2, &o, &ds), RFR_OK);
@@ -263,7 +263,7 @@ static void write_lines(rft_folder *f, const char *name, int first, int n) {
 
 enum { MOST_LINES = 70000 };
 
-/* Marks the lines of a split. Every document is a run of complete lines. */
+/* Marks the lines of a split. Every document must consist of complete lines. */
 static int64_t mark_lines(rfi_dataset *ds, rfi_split split, unsigned char *line) {
   enum { S = 64 };
   static char text[4 << 20];
@@ -316,7 +316,7 @@ static void test_blocks(void **state) {
     for (int k = 0; k < (int)sizes[i]; k++) assert_int_equal(train[k] + held[k], 1);
     rfi_dataset_close(ds);
   }
-  /* With more files, held-out text stays held out. */
+  /* With more files, held-out text must stay held out. */
   memcpy(before, held, sizeof before);
   write_lines(f, "b.txt", 30000, 9000);
   assert_int_equal(open_it(f, "[ab].txt", 0.1, 64, &ds), RFR_OK);
@@ -327,7 +327,7 @@ static void test_blocks(void **state) {
   rfi_dataset_close(ds);
 }
 
-/* Few blocks: where the hashes of all lie on one side, one block changes sides. */
+/* With few blocks whose hashes are all on one side, one block changes sides. */
 static void test_few_blocks(void **state) {
   rft_folder *f = *state;
   rfi_dataset *ds;
@@ -350,7 +350,7 @@ static void test_equal_blocks(void **state) {
       memset(text[j] + 256 * i, 'a' + i % 20, 255);
       text[j][256 * i + 255] = '\n';
     }
-  memset(text[1], 'Z', 255); /* not a file that is equal */
+  memset(text[1], 'Z', 255); /* a similar file that is not equal */
   rft_write(f, "a.txt", text[0], sizeof text[0]);
   rft_write(f, "b.txt", text[1], sizeof text[1]);
   rfi_dataset *ds;
@@ -403,7 +403,7 @@ static void test_binary(void **state) {
     assert_string_equal(rfr_last_error()->slug, "data.binary");
     if (!strstr(rfr_last_error()->message, name) || !strstr(rfr_last_error()->message, files[i].says))
       fail_msg("%s", rfr_last_error()->message);
-    /* The same when it is held out by name. */
+    /* The same if it is held out by name. */
     const char *train = "good.txt", *held = pattern;
     rfi_dataset_options o = {.root = f->path, .validation_patterns = &held, .n_validation_patterns = 1, .sequence = 4};
     assert_int_equal(rfi_dataset_open(f->ctx, &train, 1, &o, &ds), RFR_INVALID);
@@ -428,7 +428,7 @@ static void test_nothing_there(void **state) {
   expect_empty(f, "empty.txt", 0, 4, "0 bytes");
   expect_empty(f, "*.md", 0, 5, "5 bytes");
   rfi_dataset *ds;
-  for (int i = 0; i < 2; i++) { /* one block: it can be neither held out nor trained on alone */
+  for (int i = 0; i < 2; i++) { /* a single block can be neither held out nor trained on alone */
     assert_int_equal(open_it(f, "short.md", i ? 0.99995 : 0.00005, 1, &ds), RFR_INVALID);
     assert_string_equal(rfr_last_error()->slug, "data.held_out");
   }
@@ -458,7 +458,7 @@ static rfr_status encode_twice(void *user, const char *path, rfi_hash file, cons
   return RFR_OK;
 }
 
-/* Files are tokenized on all threads: tokens, their order and the error do not depend on the number of threads. */
+/* Files are tokenized on all threads; tokens, their order and the error must not depend on the number of threads. */
 static void test_threads(void **state) {
   rft_folder *f = *state;
   const char *pattern = "**/*.txt";

@@ -39,7 +39,7 @@ static bool faulted(void) {
   return true;
 }
 
-/* For transfers: also interrupts and shortens. */
+/* For reads and writes: also interrupts and shortens them. */
 static bool transfer_faulted(size_t *n) {
   rfi_io_fault *f = thread_fault;
   if (!f) return false;
@@ -54,8 +54,8 @@ static bool transfer_faulted(size_t *n) {
   return faulted();
 }
 
-/* Never returns 0, 1 or 2: where the host has closed its standard streams, what other code prints would go into our
- * files. */
+/* Never returns descriptor 0, 1 or 2: if the host program has closed its standard streams, its output would be written
+ * into our file. */
 static int sys_open(const char *path, int flags, mode_t mode) {
   if (faulted()) return -1;
   int fd;
@@ -69,7 +69,7 @@ static int sys_open(const char *path, int flags, mode_t mode) {
 }
 
 static int sys_close(int fd) {
-  int rc = close(fd); /* the descriptor is gone even when this fails */
+  int rc = close(fd); /* the descriptor is closed even if this fails */
   return faulted() ? -1 : rc;
 }
 
@@ -98,7 +98,7 @@ static ssize_t write_without_signal(int fd, const void *data, size_t n) {
 static ssize_t sys_write(int fd, const void *data, size_t n) {
   return transfer_faulted(&n) ? -1 : write_without_signal(fd, data, n);
 }
-/* Within a file, so that no limit is reached. */
+/* Writes within the file, so no size limit is reached. */
 static ssize_t sys_pwrite(int fd, const void *data, size_t n, int64_t offset) {
   return transfer_faulted(&n) ? -1 : pwrite(fd, data, n, offset);
 }
@@ -125,7 +125,7 @@ static DIR *sys_opendir(const char *path) { return faulted() ? NULL : opendir(pa
 static struct dirent *sys_readdir(DIR *dir) { return faulted() ? NULL : readdir(dir); }
 static int sys_lock(int fd) { return faulted() ? -1 : flock(fd, LOCK_EX | LOCK_NB); }
 
-/* The message of an errno without the locale's language and without a shared buffer. */
+/* The message of an errno, independent of the locale and without a shared buffer. */
 static const char *reason(int error) {
   const char *text = strerrordesc_np(error);
   return text ? text : "unknown error";
@@ -307,7 +307,7 @@ rfr_status rfi_file_hash(rfr_ctx *ctx, const char *path, int64_t *size, rfi_hash
   }
   *size = file->size;
   *hash = rfi_hasher_result(hasher);
-fail: /* also reached on success */
+fail: /* reached on success too */
   rfi_free(ctx, chunk);
   rfi_hasher_destroy(hasher);
   rfi_file_close(file);
@@ -333,10 +333,10 @@ rfr_status rfi_file_write(rfr_ctx *ctx, const char *path, const void *data, size
     errno = ENAMETOOLONG;
     return fail_errno(RFI_E_FILE_WRITE, path, "create");
   }
-  /* A file left by a dead process with our number is no error: take the next free name. */
+  /* A file left by a dead process that had our process id is not an error: use the next free name. */
   for (int attempt = 0; attempt < 100; attempt++) {
     snprintf(temporary, sizeof temporary, "%s.tmp-%ld-%d", path, (long)getpid(), attempt);
-    if (lstat(temporary, &st) != 0) break; /* a hint only: creation decides */
+    if (lstat(temporary, &st) != 0) break; /* only a hint: creating the file decides */
   }
   RFI_TRY(rfi_file_create(ctx, temporary, &file));
   rfr_status s = rfi_file_append(file, data, n);
@@ -344,7 +344,7 @@ rfr_status rfi_file_write(rfr_ctx *ctx, const char *path, const void *data, size
   else s = rfi_file_finish(file, NULL);
   if (s == RFR_OK && sys_rename(temporary, path) != 0) s = fail_errno(RFI_E_FILE_WRITE, path, "replace");
   if (s != RFR_OK) {
-    unlink(temporary); /* not sys_unlink: the first failure is the one to report */
+    unlink(temporary); /* not sys_unlink, because the first failure must be reported */
     return s;
   }
   return rfi_dir_sync(parent_of(path, folder, sizeof folder));
@@ -414,7 +414,8 @@ const char *rfi_journal_append(int fd, const char *line, size_t n) {
     }
     const char *why = reason(wrote < 0 ? errno : EIO);
     struct stat st;
-    /* The lock makes us the only writer, so the last bytes are ours. If this fails too, a part of the line remains. */
+    /* The lock makes us the only writer, so the last bytes are ours. If removing them fails too, a part of the line
+     * remains. */
     const bool clean = done == 0 || (fstat(fd, &st) == 0 && ftruncate(fd, st.st_size - (off_t)done) == 0);
     return clean ? why : "its last line is cut";
   }
@@ -554,7 +555,8 @@ rfr_status rfi_dir_replace(const char *from, const char *to, bool *exchanged) {
     return RFR_OK;
   }
   if (errno != EINVAL && errno != ENOSYS) return fail_errno(RFI_E_FILE_WRITE, to, "replace");
-  /* The file system cannot exchange: rename the old folder to a name that every reader ignores, then the new one. */
+  /* The file system cannot exchange names: rename the old folder to a name that every reader ignores, then the new
+   * one. */
   char old[PATH_MAX];
   if ((size_t)snprintf(old, sizeof old, "%s-old", from) >= sizeof old) errno = ENAMETOOLONG;
   else if (sys_rename(to, old) == 0 && sys_rename(from, to) == 0) return RFR_OK;
@@ -637,7 +639,7 @@ rfr_status rfi_path_temporary(rfr_ctx *ctx, const char *path, char **out) {
 
 rfr_status rfi_file_rename(rfr_ctx *ctx, const char *from, const char *path) {
   char *parent;
-  RFI_TRY(rfi_path_parent(ctx, path, &parent)); /* may fail, so it comes before the file has its name */
+  RFI_TRY(rfi_path_parent(ctx, path, &parent)); /* may fail, so it precedes the rename */
   rfr_status s = sys_rename(from, path) != 0 ? fail_errno(RFI_E_FILE_WRITE, path, "rename") : RFR_OK;
   if (s == RFR_OK) s = rfi_dir_sync(parent);
   rfi_free(ctx, parent);

@@ -17,7 +17,7 @@
 
 /* Makes the calling thread's file system calls fail or stutter; for tests. */
 typedef struct rfi_io_fault {
-  int64_t fail_at;  /* the call that fails, 1 is the next; 0: none */
+  int64_t fail_at;  /* the number of the call that fails, 1 for the next one; 0: none */
   int error;        /* its errno */
   bool sticky;      /* all later calls fail too */
   int max_transfer; /* reads and writes move at most this many bytes; 0: no limit */
@@ -62,21 +62,22 @@ rfr_status rfi_file_hash(rfr_ctx *ctx, const char *path, int64_t *size, rfi_hash
 /* The kind of `path`: 'f' a regular file, 'd' a folder, 'l' a link to a folder, '?' another kind, 0 no such path. If
  * the kind cannot be determined, the call fails. */
 rfr_status rfi_path_kind(const char *path, char *kind);
-/* Whether `path` is a symbolic link that leads to nothing; its kind is 0. */
+/* Whether `path` is a dangling symbolic link; rfi_path_kind returns 0 for it. */
 rfr_status rfi_path_dangles(const char *path, bool *dangles);
 
 /* A journal is a file of lines with one writer at a time: the open descriptor is a lock. */
-/* *taken, and no descriptor (-1), if another process has it open; a file system without locks is accepted. */
+/* *taken is set, and the descriptor is -1, if another process has the file open. A file system without locks is
+ * accepted. */
 rfr_status rfi_journal_open(const char *path, int *fd, bool *taken);
-/* Appends the full line; on failure no part of it, and the reason. */
+/* Appends a complete line; after a failure no part of it is in the file, and the reason is returned. */
 const char *rfi_journal_append(int fd, const char *line, size_t n);
 void rfi_journal_close(int fd); /* accepts -1 */
 
 /* Creates a folder and its missing parents, durably; an existing one is fine. */
 rfr_status rfi_dir_create(const char *path);
-/* Whether files can be created in a folder, or the folder in the nearest one above it that exists. */
+/* Whether files can be created in a folder, or the folder itself in its nearest existing parent. */
 rfr_status rfi_dir_check_writable(const char *path);
-/* Free bytes of the file system of a folder, or of the nearest folder above it; INT64_MAX: unknown. */
+/* Free bytes of the file system of a folder, or of its nearest existing parent; INT64_MAX: unknown. */
 rfr_status rfi_dir_space(const char *path, int64_t *bytes);
 /* Makes the names in a folder durable. */
 rfr_status rfi_dir_sync(const char *path);
@@ -107,10 +108,9 @@ rfr_status rfi_dir_list(const char *path, rfi_paths *paths);
 bool rfi_match(const char *pattern, const char *text);
 bool rfi_ends_in(const char *text, const char *end);
 
-/* Adds the files that match `pattern`, relative to `root` (or absolute), as paths
- * relative to `root`. `*`, `?` and sets match within one name and not a leading dot;
- * the name `**` stands for any number of folders and goes through no link, so a walk
- * ends; a pattern whose last name is plain and names a folder means all files below it. */
+/* Adds the files that match `pattern`, relative to `root` (or absolute), as paths relative to `root`. `*`, `?` and sets
+ * match within one name and do not match a leading dot. The name `**` matches any number of folders and follows no
+ * links, so a walk ends. If the last name of a pattern is plain and names a folder, all files below it match. */
 rfr_status rfi_glob(const char *root, const char *pattern, rfi_paths *paths);
 
 /* root/name, or name itself if it is absolute. Free with rfi_free. */

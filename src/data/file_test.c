@@ -25,7 +25,7 @@ static void test_write_and_read(void **state) {
   assert_string_equal(data, "second");
   rfi_free(f->ctx, data);
   char name[64];
-  snprintf(name, sizeof name, "a.txt.tmp-%ld-0", (long)getpid()); /* left by a dead process with our number */
+  snprintf(name, sizeof name, "a.txt.tmp-%ld-0", (long)getpid()); /* left by a dead process that had our process id */
   rft_write(f, name, "x", 1);
   assert_int_equal(rfi_file_write(f->ctx, path, "second", 6), RFR_OK);
   int64_t size;
@@ -114,7 +114,7 @@ static void test_every_fault(void **state) {
   assert_true(done);
 }
 
-/* If a line does not fit, no part of it remains, even if a part was written before. */
+/* If a line cannot be written completely, no part of it remains, even if a part was written before. */
 static void test_journal(void **state) {
   rft_folder *f = *state;
   char *path = rft_path(f, "log"), *data;
@@ -187,7 +187,7 @@ static void test_match(void **state) {
   for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
     if (rfi_match(cases[i].pattern, cases[i].text) != cases[i].match)
       fail_msg("\"%s\" against \"%s\"", cases[i].pattern, cases[i].text);
-  char text[2001], pattern[401]; /* exponential for a matcher that tries every `*` again */
+  char text[2001], pattern[401]; /* takes exponential time in a matcher that tries every `*` again */
   memset(text, 'a', 2000);
   text[2000] = 0;
   for (int i = 0; i < 199; i++) memcpy(pattern + 2 * i, "*a", 2);

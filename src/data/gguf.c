@@ -19,8 +19,8 @@ enum {
   KEY_LIMIT = 65535,
   ALIGNMENT = 32,
   ALIGNMENT_LIMIT = 1 << 16,
-  KEY_BYTES = 8 + 1 + 4 + 1,            /* at least: length, one byte, type, value */
-  TENSOR_BYTES = 8 + 1 + 4 + 8 + 4 + 8, /* at least: length, one byte, rank, dimension, type, offset */
+  KEY_BYTES = 8 + 1 + 4 + 1,            /* minimum bytes of a key: length, one byte, type, value */
+  TENSOR_BYTES = 8 + 1 + 4 + 8 + 4 + 8, /* minimum bytes of a tensor: length, one byte, rank, dimension, type, offset */
   SLAB = 4 << 20,                       /* bytes of a tensor that are read at once */
   PIECE = 4096                          /* elements that a thread decodes at once */
 };
@@ -30,7 +30,7 @@ struct rfi_gguf {
   rfi_file *file;
   int64_t size;
   uint8_t *data;           /* the first n bytes of the file */
-  size_t n, capacity, pos; /* pos: of the parser */
+  size_t n, capacity, pos; /* pos: position of the parser */
   uint32_t version;
   rfi_gguf_value *keys;
   rfi_gguf_tensor *tensors;
@@ -82,7 +82,7 @@ static const int sizes[RFI_GGUF_KINDS] = {
     [RFI_GGUF_U32] = 4, [RFI_GGUF_I32] = 4, [RFI_GGUF_F32] = 4, [RFI_GGUF_BOOL] = 1,
     [RFI_GGUF_U64] = 8, [RFI_GGUF_I64] = 8, [RFI_GGUF_F64] = 8};
 
-/* A key or the name of a tensor: bytes [*at, *at + *n). */
+/* Reads the name of a key or a tensor: bytes [*at, *at + *n). */
 static rfr_status take_name(rfi_gguf *g, const char *what, uint64_t limit, size_t *at, size_t *n) {
   uint64_t length;
   const size_t start = g->pos;
@@ -122,7 +122,7 @@ static rfr_status skip_elements(rfi_gguf *g, const char *key, rfi_gguf_kind kind
   return RFR_OK;
 }
 
-/* The names are offsets until the buffer has its final place. */
+/* Names are stored as offsets until the buffer has its final address. */
 static rfr_status take_key(rfi_gguf *g, rfi_gguf_value *v, size_t *name) {
   size_t n;
   uint64_t kind, count = 1;
@@ -186,7 +186,7 @@ static int compare_tensors(const void *a, const void *b) {
   return strcmp((*(const rfi_gguf_tensor *const *)a)->name, (*(const rfi_gguf_tensor *const *)b)->name);
 }
 
-/* Duplicates are neighbors in an array that is sorted by name. */
+/* Sorts by name, so that duplicates are adjacent. */
 static rfr_status sort_names(rfi_gguf *g) {
   RFI_TRY(RFI_ALLOC(g->ctx, ((size_t)g->n_keys + 1) * sizeof *g->keys_by_name, &g->keys_by_name));
   RFI_TRY(RFI_ALLOC(g->ctx, ((size_t)g->n_tensors + 1) * sizeof *g->tensors_by_name, &g->tensors_by_name));
@@ -210,7 +210,7 @@ static bool round_up(int64_t *x, int64_t step) {
   return true;
 }
 
-/* The tensors lie one after the other, each aligned. Makes the offsets relative to the file. */
+/* Checks that the tensors are adjacent, each aligned, and makes the offsets relative to the file. */
 static rfr_status place_tensors(rfi_gguf *g) {
   const rfi_gguf_value *given = rfi_gguf_key(g, "general.alignment");
   int64_t alignment = ALIGNMENT, start = (int64_t)g->pos, next = 0;
@@ -389,7 +389,7 @@ rfr_status rfi_gguf_string(const rfi_gguf *g, const rfi_gguf_value *v, const cha
 
 /* ---- tensor data ---- */
 
-/* The place of stored row r in the order of the model. */
+/* The index in the model of stored row r. */
 static int64_t place(int64_t r, int64_t head_dim) {
   if (head_dim == 0) return r;
   const int64_t i = r % head_dim;
@@ -398,13 +398,13 @@ static int64_t place(int64_t r, int64_t head_dim) {
 
 typedef struct reading {
   const rfi_block_format *format;
-  int64_t width, blocks; /* of a row, in elements and in blocks */
+  int64_t width, blocks; /* size of a row, in elements and in blocks */
   int64_t head_dim;
   rfr_dtype dtype;
   char *out;
 } reading;
 
-/* Decodes n blocks (at most PIECE elements), of which the first is block b of the tensor's rows. */
+/* Decodes n blocks (at most PIECE elements), starting with block b of the tensor's rows. */
 static void decode_piece(const reading *r, const uint8_t *from, int64_t b, int64_t n) {
   const int64_t size = rfr_dtype_bits(r->dtype) / 8;
   float values[PIECE];

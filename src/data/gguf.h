@@ -63,10 +63,10 @@ const char *rfi_gguf_path(const rfi_gguf *g);
 uint32_t rfi_gguf_version(const rfi_gguf *g);
 
 int rfi_gguf_key_count(const rfi_gguf *g);
-const rfi_gguf_value *rfi_gguf_key_at(const rfi_gguf *g, int i); /* in the order of the file */
+const rfi_gguf_value *rfi_gguf_key_at(const rfi_gguf *g, int i); /* In the order of the file. */
 const rfi_gguf_value *rfi_gguf_key(const rfi_gguf *g, const char *key);
 int rfi_gguf_tensor_count(const rfi_gguf *g);
-const rfi_gguf_tensor *rfi_gguf_tensor_at(const rfi_gguf *g, int i); /* in the order of the file */
+const rfi_gguf_tensor *rfi_gguf_tensor_at(const rfi_gguf *g, int i); /* In the order of the file. */
 const rfi_gguf_tensor *rfi_gguf_tensor_find(const rfi_gguf *g, const char *name);
 
 /* Element i of a value. Another kind, or an index past the end, is an error that names the key. A string is not

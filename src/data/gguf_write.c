@@ -10,7 +10,7 @@ enum { ALIGNMENT = 32, SLAB = 1 << 20 };
 
 typedef struct tensor {
   const rfi_block_format *format;
-  int64_t width, rows; /* of the last dimension, and the product of the others */
+  int64_t width, rows; /* the last dimension, and the product of the others */
   int64_t bytes;
 } tensor;
 
@@ -19,12 +19,12 @@ struct rfi_gguf_writer {
   rfr_status status;      /* the first error */
   rfi_string keys, infos; /* as in the file */
   uint64_t n_keys;
-  rfi_gguf_kind list_kind; /* of the list that is being written */
+  rfi_gguf_kind list_kind; /* kind of the list that is being written */
   rfi_arena *arena;
   tensor *tensors;
   int n, capacity;
-  int current;  /* whose rows are written */
-  int64_t done; /* rows of it */
+  int current;  /* the tensor whose rows are written */
+  int64_t done; /* number of its rows so far */
   int64_t bytes;
 };
 

@@ -26,7 +26,7 @@ void rfi_gguf_put_u32(rfi_gguf_writer *w, const char *key, int64_t x); /* an err
 void rfi_gguf_put_f32(rfi_gguf_writer *w, const char *key, double x);
 void rfi_gguf_put_bool(rfi_gguf_writer *w, const char *key, bool x);
 void rfi_gguf_put_text(rfi_gguf_writer *w, const char *key, const char *text, size_t n);
-/* A list of `count` elements of a kind: exactly that many calls of the next two functions follow. */
+/* A list of `count` elements of a kind; exactly so many calls of the next two functions must follow. */
 void rfi_gguf_put_list(rfi_gguf_writer *w, const char *key, rfi_gguf_kind kind, int64_t count);
 void rfi_gguf_put_item(rfi_gguf_writer *w, const char *text, size_t n); /* of a list of strings */
 void rfi_gguf_put_number(rfi_gguf_writer *w, double x);                 /* of a list of i32 or f32 */

@@ -11,7 +11,7 @@
 
 #include "data/file.h"
 
-/* Whether byte c is in the set after `[`. Sets *end to the byte after `]`, or to NULL if the set is never closed: then
+/* Whether byte c is in the set after `[`. Sets *end to the byte after `]`, or to NULL if the set is not closed: then
  * the bracket is an ordinary byte. */
 static bool in_set(const char *p, unsigned char c, const char **end) {
   bool inverted = *p == '!' || *p == '^', found = false;
@@ -50,7 +50,7 @@ bool rfi_ends_in(const char *text, const char *end) {
   return n >= m && strcmp(text + n - m, end) == 0;
 }
 
-/* Backtracking to the last `*` is enough: bytes that an earlier one could give up, the last one can take as well. */
+/* Backtracking to the last `*` is sufficient: it can match all bytes that an earlier `*` could give up. */
 bool rfi_match(const char *pattern, const char *text) {
   const char *star = NULL, *retry = NULL;
   while (*text) {
@@ -74,7 +74,7 @@ bool rfi_match(const char *pattern, const char *text) {
 
 typedef struct walk {
   rfi_paths *out;
-  size_t root; /* bytes of `path` before the part that goes out */
+  size_t root; /* bytes of `path` that are not part of the result */
   size_t n;    /* bytes in `path` */
   char path[PATH_MAX];
 } walk;
@@ -113,7 +113,8 @@ static rfr_status walk_entries(walk *w, const char *name, const char *pattern, b
     if (s != RFR_OK) break;
     char kind;
     s = rfi_path_kind(shown(w), &kind);
-    /* The last name of a pattern takes files alone when it has wildcards: `src/` + `*` is not all of src. */
+    /* If the last name of a pattern has wildcards it matches only files: `src/` + `*` does not match all files below
+     * src. */
     if (s != RFR_OK) break;
     if (folders_only ? kind == 'd' : *pattern || kind == 'f') s = walk_from(w, pattern);
     pop(w, before);
@@ -137,7 +138,7 @@ static rfr_status walk_from(walk *w, const char *pattern) {
   if (n == 2 && memcmp(pattern, "**", 2) == 0) {
     while (*rest == '/') rest++;
     if (*rest == 0) return walk_from(w, "**/*"); /* `a/` + `**` names all files below a */
-    /* Two in a row mean the same as one and would visit each folder many times. */
+    /* Consecutive ones mean the same as one and would visit each folder many times. */
     if (rest[0] == '*' && rest[1] == '*' && (rest[2] == '/' || rest[2] == 0)) return walk_from(w, rest);
     RFI_TRY(walk_from(w, rest));
     return walk_entries(w, NULL, pattern, true);

@@ -18,15 +18,15 @@ struct rfi_lines {
   rfr_ctx *ctx;
   char *name;
   rfi_file *file;          /* NULL: bytes in memory */
-  const uint8_t *bytes;    /* of `size` */
-  int64_t size, taken;     /* of the input; bytes read from it */
-  int64_t limit, produced; /* decompressed bytes */
+  const uint8_t *bytes;    /* in memory: `size` bytes */
+  int64_t size, taken;     /* bytes of the input; bytes read so far */
+  int64_t limit, produced; /* limit of, and number of, decompressed bytes */
   packing packing;
   uint8_t *input; /* compressed bytes [input_at, input_end) */
   size_t input_at, input_end, input_size;
   z_stream gzip;
   ZSTD_DStream *zstd;
-  bool in_frame; /* between the start and the end of a gzip member or zstd frame */
+  bool in_frame; /* inside a gzip member or zstd frame */
   bool ended;
   char *buffer; /* text [at, end) */
   size_t at, end, capacity;
@@ -108,7 +108,7 @@ static rfr_status fill(rfi_lines *l) {
   return RFR_OK;
 }
 
-/* Makes room for at least one byte after the text. */
+/* Makes space for at least one byte after the text. */
 static rfr_status make_room(rfi_lines *l) {
   if (l->at > 0) {
     memmove(l->buffer, l->buffer + l->at, l->end - l->at);

@@ -17,8 +17,8 @@ enum { RFI_LINES_RATIO = 1000 };
 
 typedef struct rfi_lines rfi_lines;
 
-/* The first bytes of the file decide how it is decompressed; a name that ends in .gz or .zst must agree with them.
- * Errors: file.*, data.compressed. */
+/* The first bytes of the file determine the compression; a name that ends in .gz or .zst must agree. Errors: file.*,
+ * data.compressed. */
 rfr_status rfi_lines_open(rfr_ctx *ctx, const char *path, rfi_lines **out);
 /* The same for `n` bytes in memory, which must stay valid; `name` is the file's name in errors, `limit` the largest
  * number of decompressed bytes. */

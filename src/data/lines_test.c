@@ -118,7 +118,7 @@ static void test_damage(void **state) {
   free(packed);
 }
 
-/* A file that decompresses to far more bytes than text does is refused before it is read to its end. */
+/* A file that decompresses to many more bytes than text would is refused before it is read to its end. */
 static void test_bomb(void **state) {
   rft_folder *f = *state;
   const size_t block = 1 << 20;

@@ -15,15 +15,15 @@ enum { SOURCE_STREAM = 0x6d697800, CREDIT_STREAM = 0x63726564, UNIT_BITS = 40 };
 
 typedef struct part {
   rfi_dataset *data;
-  int64_t unit;  /* credit of a window, of 2^UNIT_BITS for all sources */
+  int64_t unit;  /* credit per window; the sum over all sources is 2^UNIT_BITS */
   double epochs; /* INFINITY: no limit */
-  int64_t most;  /* windows of `epochs` */
+  int64_t most;  /* the number of windows in `epochs` */
 } part;
 
 typedef struct cursor {
-  int64_t next;    /* window that is drawn next */
+  int64_t next;    /* the next window to draw */
   int64_t *credit; /* (n) */
-  int64_t *counts; /* (n): windows before `next` */
+  int64_t *counts; /* (n): windows per source before `next` */
 } cursor;
 
 typedef struct mixture {
@@ -31,9 +31,9 @@ typedef struct mixture {
   rfr_ctx *ctx;
   part *parts;
   int n;
-  bool held_out; /* by name: the first source has all held-out windows */
+  bool held_out; /* by name, so the first source has all held-out windows */
   bool seeded;
-  uint64_t seed; /* of `most` and the cursors */
+  uint64_t seed; /* the seed for which `most` and the cursors were computed */
   cursor windows, counted;
 } mixture;
 
@@ -63,7 +63,7 @@ static rfr_status set_seed(mixture *m, uint64_t seed) {
   return RFR_OK;
 }
 
-/* Draws window c->next. The result is its source, -1 if all are used up. */
+/* Draws window c->next. Returns its source; -1: all sources are used up. */
 static int draw_source(const mixture *m, cursor *c) {
   int64_t sum = 0;
   int best = -1;
@@ -101,7 +101,7 @@ static rfr_status mixture_window(rfi_dataset *base, rfi_split split, uint64_t se
                             n_docs);
 }
 
-/* Sources have epochs, a mixture has none. */
+/* The sources have epochs; a mixture has none. */
 static rfr_status mixture_windows(rfi_dataset *base, uint64_t seed, int64_t epochs, int64_t *out) {
   (void)base, (void)seed, (void)epochs;
   *out = 0;

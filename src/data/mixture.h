@@ -17,17 +17,18 @@
 
 typedef struct rfi_mixture_source {
   rfi_dataset *data; /* owned by the mixture */
-  double share;      /* over 0; relative to the sum of all */
-  double epochs;     /* at most so many; INFINITY: no limit */
+  double share;      /* > 0, relative to the sum of all */
+  double epochs;     /* maximum number of epochs; INFINITY: no limit */
 } rfi_mixture_source;
 
-/* Copies the sources, and takes their data sets also if it fails. All have windows of the same length. `held_out`: the
- * held-out windows are those of the first source alone, because all have the same. Errors: argument. */
+/* Copies the sources and takes ownership of their data sets, even if it fails. All must have windows of the same
+ * length. `held_out`: the held-out windows are those of the first source, because all have the same. Errors:
+ * argument. */
 rfr_status rfi_mixture_open(rfr_ctx *ctx, const rfi_mixture_source *sources, int n, bool held_out, rfi_dataset **out);
-/* The number of sources; 0: `ds` is no mixture. */
+/* The number of sources; 0: `ds` is not a mixture. */
 int rfi_mixture_sources(const rfi_dataset *ds);
-/* The source of a training document, or row, of the mixture; *document becomes its number in that source. `ds` itself
- * if it is not a mixture. */
+/* The source of a training document, or row, of the mixture; *document becomes its index in that source. Returns `ds`
+ * itself if it is not a mixture. */
 const rfi_dataset *rfi_mixture_document(const rfi_dataset *ds, int64_t *document);
 /* counts[i]: windows of source i among the first `windows` of training, fewer if the sources have fewer; their sum in
  * *total. */

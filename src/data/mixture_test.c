@@ -43,7 +43,7 @@ static int source_of(rfi_dataset *ds, uint64_t seed, int64_t sample) {
 
 static const double no_limit[] = {INFINITY, INFINITY, INFINITY};
 
-/* Every prefix has the shares, and the counts agree with the windows. */
+/* Every prefix has the given shares, and the counts agree with the windows. */
 static void test_shares(void **state) {
   rft_folder *f = *state;
   const double shares[] = {5, 3, 0.5};
@@ -63,7 +63,7 @@ static void test_shares(void **state) {
   rfi_dataset_close(ds);
 }
 
-/* A source has as many windows as its epochs say; then the others continue, until none is left. */
+/* A source provides as many windows as its epochs allow; then the others continue until none is left. */
 static void test_limits(void **state) {
   rft_folder *f = *state;
   const double shares[] = {6, 1, 1}, epochs[] = {2, 3, 1};

@@ -6,7 +6,7 @@
  * sorted by name serves lookups. Reads are pread into the caller's memory, so that a file shortened by another process
  * gives a status.
  *
- * The files of several ranks get one table of full tensors, with offsets of their own, in which the bytes of each
+ * The files of several ranks get one table of full tensors, with new offsets, in which the bytes of each
  * tensor are adjacent; segments map these offsets to files.
  */
 #include "data/safetensors.h"
@@ -21,20 +21,20 @@
 
 enum { HEADER_LIMIT = 100000000, CONVERT_CHUNK = 1 << 18 };
 
-/* Bytes of the table that lie in one file. */
+/* A range of the tensor data that is in one file. */
 typedef struct segment {
-  int64_t begin, bytes, offset; /* offset: in the file */
+  int64_t begin, bytes, offset; /* offset: within the file */
   rfi_file *file;
 } segment;
 
 struct rfi_safetensors {
   rfr_ctx *ctx;
-  rfi_file *file; /* NULL: those of `ranks` */
+  rfi_file *file; /* NULL: the files of `ranks` are used */
   rfi_safetensors **ranks;
   int n_ranks;
-  segment *segments; /* in order */
+  segment *segments; /* in ascending order */
   int n_segments;
-  char *names;    /* of tensors whose parts are in files of ranks */
+  char *names;    /* names of tensors whose parts are in the files of ranks */
   json_t *header; /* owns the names */
   rfi_stored *tensors;
   const rfi_stored **by_name;
@@ -163,7 +163,7 @@ static rfr_status read_header(rfi_safetensors *st) {
   rfi_free(st->ctx, text);
   RFI_TRY(s);
 
-  /* An entry takes more than 8 bytes of text, so n bounds the count. */
+  /* An entry takes more than 8 bytes of text, which bounds the count. */
   RFI_TRY(RFI_ALLOC(st->ctx, (json_object_size(st->header) + 1) * sizeof *st->tensors, &st->tensors));
   const char *name;
   json_t *entry;
@@ -220,7 +220,7 @@ void rfi_safetensors_close(rfi_safetensors *st) {
 /* ---- files of several ranks ---- */
 
 typedef struct part {
-  const char *name; /* of the full tensor */
+  const char *name; /* name of the full tensor */
   int64_t first;
   const rfi_safetensors *from;
   const rfi_stored *stored;
@@ -242,7 +242,7 @@ static const char *read_number(const char *text, int64_t *out) {
   return text + n;
 }
 
-/* NAME@FIRST; copies the name to *to. */
+/* Parses NAME@FIRST; copies the name to *to. */
 static rfr_status read_part(const rfi_safetensors *st, const rfi_stored *stored, char **to, part *out) {
   const char *at = strrchr(stored->name, '@'), *end = at ? read_number(at + 1, &out->first) : NULL;
   if (!end || *end)
@@ -266,7 +266,7 @@ static rfr_status read_shape(const rfi_safetensors *st, const char *name, rfi_st
   return text ? RFR_OK : BAD("\"%.200s\": its shape is no list of sizes", name);
 }
 
-/* The tensor whose parts are p[0] to p[n - 1], and their segments. */
+/* Adds the tensor with the parts p[0] to p[n - 1], and its segments. */
 static rfr_status join_parts(rfi_safetensors *st, const part *p, int n, int64_t *end) {
   rfi_stored *full = &st->tensors[st->n];
   const rfi_stored *first = p->stored;

@@ -50,11 +50,11 @@ const char *rfi_safetensors_metadata(const rfi_safetensors *st, const char *key)
 
 /* The tensor's bytes as stored; `bytes` must be stored->bytes. */
 rfr_status rfi_safetensors_read(rfi_safetensors *st, const rfi_stored *stored, void *data, size_t bytes);
-/* The tensor's elements as `dtype`; converts between the float types where they differ
- * (round to nearest even). `elements` must be stored->elements. */
+/* Reads the tensor's elements as `dtype`; converts between float types if they differ (rounding to nearest even).
+ * `elements` must be stored->elements. */
 rfr_status rfi_safetensors_read_as(rfi_safetensors *st, const rfi_stored *stored, rfr_dtype dtype, void *data,
                                    int64_t elements);
-/* The same for the n elements from `first`. Any thread; errors are those of the calling thread. */
+/* The same for the n elements from `first` on. May be called by any thread, which gets its own errors. */
 rfr_status rfi_safetensors_read_range(rfi_safetensors *st, const rfi_stored *stored, rfr_dtype dtype, void *data,
                                       int64_t first, int64_t n);
 
@@ -66,17 +66,17 @@ typedef struct rfi_safetensors_entry {
   int rank;
   int64_t shape[RFI_SAFETENSORS_RANK];
 } rfi_safetensors_entry;
-/* `metadata` holds n_metadata pairs key, value beside {"format": "pt"}. *bytes (may be
- * NULL) is how many bytes of tensors must follow. */
+/* `metadata` has n_metadata pairs key, value in addition to {"format": "pt"}. *bytes (may be NULL): the number of bytes
+ * of tensors that must follow. */
 rfr_status rfi_safetensors_write_header(rfr_ctx *ctx, rfi_file *file, const rfi_safetensors_entry *entries, int n,
                                         const char *const *metadata, int n_metadata, int64_t *bytes);
 
-/* The file of a rank's parts. */
+/* The same for the file of a rank's parts. */
 enum { RFI_PART_FILE = 64 };
 void rfi_safetensors_part_file(char name[RFI_PART_FILE], const char *kind, int rank, int ranks);
 typedef struct rfi_safetensors_part {
-  rfi_safetensors_entry full; /* the tensor */
-  int64_t first, count;       /* elements */
+  rfi_safetensors_entry full; /* shape of the full tensor */
+  int64_t first, count;       /* elements of the part */
 } rfi_safetensors_part;
 rfr_status rfi_safetensors_write_parts_header(rfr_ctx *ctx, rfi_file *file, const rfi_safetensors_part *parts, int n);
 

@@ -14,7 +14,7 @@ typedef struct source_dataset {
   rfr_ctx *ctx;
   rfr_data_source source;
   int64_t sequence, vocab_size;
-  int64_t position[2]; /* after the last window of each split */
+  int64_t position[2]; /* position after the last window of each split */
 } source_dataset;
 
 static void close_source(rfi_dataset *ds) { rfi_free(((source_dataset *)ds)->ctx, ds); }
@@ -120,7 +120,7 @@ rfr_status rfi_source_dataset_open(rfr_ctx *ctx, const rfr_data_source *source, 
   stats->tokens[RFI_TRAIN] = source->train_windows * sequence;
   stats->tokens[RFI_VALIDATION] = stats->validation_predicted = source->validation_windows * sequence;
   stats->hash = rfi_hash_bytes(name, strlen(name));
-  ds->source.name = NULL; /* the caller's */
+  ds->source.name = NULL; /* it belongs to the caller */
   *out = &ds->base;
   return RFR_OK;
 }

@@ -14,7 +14,7 @@
 /* Copies *source. Errors: argument. */
 rfr_status rfi_source_dataset_open(rfr_ctx *ctx, const rfr_data_source *source, int64_t sequence, int64_t vocab_size,
                                    rfi_dataset **out);
-/* The position after the last window of training; `seek` sets that of the next one. */
+/* The position after the last training window; `seek` sets the position of the next one. */
 int64_t rfi_source_dataset_position(const rfi_dataset *ds);
 void rfi_source_dataset_seek(rfi_dataset *ds, int64_t position);
 

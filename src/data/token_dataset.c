@@ -13,24 +13,24 @@
 
 typedef struct token_source {
   char *path;        /* as matched */
-  rfi_token_file of; /* without `ends` */
-  int64_t first;     /* of its ids, over all files */
-  rfi_hash hash;     /* of its ids and documents */
-  bool has[2];       /* ids in each split */
+  rfi_token_file of; /* `ends` is not set */
+  int64_t first;     /* number of its first id, counted over all files */
+  rfi_hash hash;     /* hash of its ids and documents */
+  bool has[2];       /* whether it has ids in each split */
 } token_source;
 
 typedef struct piece {
-  int64_t start; /* in its split */
-  int64_t first; /* over all files */
+  int64_t start; /* position in its split */
+  int64_t first; /* number of its first id, counted over all files */
 } piece;
 
-enum { OPEN_FILES = 16 }; /* at once; a file has the place of its number modulo this */
+enum { OPEN_FILES = 16 }; /* files that are open at the same time; a file has slot (number modulo this) */
 
 typedef struct token_dataset {
   rfi_dataset base; /* first */
   rfr_ctx *ctx;
   char *root;
-  token_source *sources; /* that are kept: held-out ones first, each group sorted by path */
+  token_source *sources; /* the sources that are kept: held-out ones first, each group sorted by path */
   int n_sources;
   int *files[2]; /* sources with ids in each split */
   piece *pieces[2];
@@ -57,7 +57,7 @@ static rfr_status grow(token_dataset *ds, rfi_split split) {
   return RFR_OK;
 }
 
-/* Appends n ids to a split, as a piece or, with `joins`, to the piece before if they follow it. */
+/* Appends n ids to a split: as a piece or, with `joins` if they follow the previous piece, to that. */
 static rfr_status add_ids(token_dataset *ds, token_source *f, rfi_split split, int64_t first, int64_t n, bool joins) {
   rfi_dataset_stats *stats = &ds->base.stats;
   const int pieces = stats->documents[split];
@@ -66,7 +66,7 @@ static rfr_status add_ids(token_dataset *ds, token_source *f, rfi_split split, i
   if (!joins || !last || last->first < f->first || last->first + stats->tokens[split] - last->start != first) {
     RFI_TRY(grow(ds, split));
     ds->pieces[split][stats->documents[split]++] = (piece){stats->tokens[split], first};
-    stats->trained[split]--; /* the first id of a document is no target */
+    stats->trained[split]--; /* the first id of a document is not a target */
   }
   stats->tokens[split] += n;
   stats->trained[split] += n;
@@ -80,8 +80,8 @@ enum { SCAN_IDS = 1 << 16, LEAST_PAIRS = 8 };
 
 typedef struct scan {
   rfi_file *file;
-  int64_t at, end, vocab; /* ids read, and of the file */
-  bool halves;            /* all second ids are 0 so far, as if ids had twice the width */
+  int64_t at, end, vocab; /* ids read, ids of the file */
+  bool halves;            /* every second id has been 0, as if ids had twice the width */
   int32_t *ids;           /* (SCAN_IDS) */
   int64_t used, n;
   rfi_hasher *unit, *all;
@@ -106,14 +106,14 @@ static rfr_status hash_unit(scan *x, const rfi_token_file *f, int64_t n, rfi_has
   return RFR_OK;
 }
 
-/* A power of two from 256 to 65536, so that a file has 256 blocks or more, as far as these limits allow. */
+/* A power of two from 256 to 65536, so that a file has at least 256 blocks, as far as these limits allow. */
 static int64_t block_length(int64_t tokens) {
   int64_t length = 65536;
   while (length > 256 && tokens / length < 256) length /= 2;
   return length;
 }
 
-/* Reads the ids of a file and adds them to splits: that of `split`, or with a fraction that of their hashes. */
+/* Reads the ids of a file and adds them to a split: to `split`, or with a fraction to that of their hashes. */
 static rfr_status scan_ids(token_dataset *ds, token_source *f, rfi_split split, scan *x) {
   const bool splits = ds->fraction > 0, documents = f->of.documents > 0;
   const int64_t block = splits ? block_length(f->of.tokens) : f->of.tokens;
@@ -160,7 +160,7 @@ static rfr_status scan_file(token_dataset *ds, token_source *f, const char *path
 
 /* ---- files ---- */
 
-/* Whether a source that is kept has the same ids and documents. */
+/* Whether an earlier source has the same ids and documents. */
 static bool is_duplicate(const token_dataset *ds, const token_source *f) {
   for (int i = 0; i < ds->n_sources; i++)
     if (ds->sources[i].of.tokens == f->of.tokens && rfi_hash_equal(ds->sources[i].hash, f->hash)) return true;
@@ -232,7 +232,7 @@ static rfr_status list_files(token_dataset *ds) {
   return RFR_OK;
 }
 
-/* Of every piece and its split, and of the ids of the files. */
+/* Hashes every piece with its split, and the ids of the files. */
 static rfr_status hash_all(token_dataset *ds) {
   rfi_hasher *h;
   RFI_TRY(rfi_hasher_create(ds->ctx, &h));
@@ -299,7 +299,7 @@ static const char *token_source_file(const rfi_dataset *base, rfi_split split, i
   return f->path;
 }
 
-/* The piece that has token `at` of a split. */
+/* Finds the piece that contains token `at` of a split. */
 static int piece_at(const token_dataset *ds, rfi_split split, int64_t at) {
   int low = 0, high = ds->base.stats.documents[split];
   while (high - low > 1) {

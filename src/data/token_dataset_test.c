@@ -48,7 +48,7 @@ static rfr_status encode(void *user, const char *path, rfi_hash file, const char
   return RFR_OK;
 }
 
-/* Texts in train and held, and the same documents in t.bin and h.bin. */
+/* Writes texts to train and held, and the same documents to t.bin and h.bin. */
 static void write_both(rft_folder *f) {
   rfi_token_writer *w[2];
   OK(rfi_token_writer_create(f->ctx, rft_path(f, "t.bin"), RFR_TOKENS_MEGATRON, VOCAB, &w[0]));
@@ -120,7 +120,7 @@ static void write_raw(rft_folder *f, const char *name, int n, int seed) {
   free(ids);
 }
 
-/* More files than are open at once; each is a document. Every id is an input in every epoch. */
+/* More files than can be open at the same time; each is a document. Every id is an input in every epoch. */
 static void many_files(void **state) {
   rft_folder *f = *state;
   enum { N = 40, S = 50 };
@@ -164,7 +164,7 @@ static void many_files(void **state) {
 
 /* ---- the split ---- */
 
-/* Documents of 5 ids that `split` has, by their first id; each is complete. */
+/* The documents of 5 ids in `split`, by their first id; each must be complete. */
 static void mark(rfi_dataset *ds, rfi_split split, char *seen) {
   enum { S = 5 };
   const rfi_dataset_stats *stats = rfi_dataset_get_stats(ds);
@@ -188,7 +188,7 @@ static void write_documents(rft_folder *f, const char *name, int first, int n, i
   rfi_token_writer_destroy(w);
 }
 
-/* Documents are held out by their ids: more files move none, and equal ones are on one side. */
+/* Documents are held out by their ids: more files do not move them, and equal ones are in one split. */
 static void documents_split(void **state) {
   rft_folder *f = *state;
   char before[VOCAB] = {0}, train[VOCAB] = {0}, held[VOCAB] = {0};
@@ -231,7 +231,7 @@ static void blocks_split(void **state) {
   assert_in_range(s->held_out_blocks, 15, 70);
   assert_int_equal(s->files[RFI_TRAIN] + s->files[RFI_VALIDATION], 2);
   int64_t at[2] = {0, 0}, block = 0;
-  for (int64_t i = 0; i < N; i += 256, block++) { /* each block is next in one of the splits */
+  for (int64_t i = 0; i < N; i += 256, block++) { /* the next number of each block is in one of the splits */
     const int64_t some = N - i < 256 ? N - i : 256;
     int found = 0;
     for (int split = 0; split < 2 && !found; split++) {

@@ -35,7 +35,7 @@ typedef struct stream {
   size_t used, n;
 } stream;
 
-/* The next number of `bytes` bytes, which the stream has. */
+/* The next number, of `bytes` bytes; the stream must have it. */
 static rfr_status next(stream *s, size_t bytes, void *out) {
   if (s->used == s->n) {
     s->n = s->end - s->at < (int64_t)sizeof s->data ? (size_t)(s->end - s->at) : sizeof s->data;
@@ -199,7 +199,7 @@ static rfr_status inspect_file(const char *path, rfi_file *file, int raw_width, 
              f->size - f->size % raw_width, raw_width);
 }
 
-/* A link to an index that is gone: without it, the ids would be read without their documents. */
+/* A dangling link to an index is an error: without the index, the ids would be read without their documents. */
 static rfr_status check_link(const char *path, const char *index) {
   bool dangles;
   RFI_TRY(rfi_path_dangles(index, &dangles));
@@ -308,7 +308,7 @@ static rfr_status check_absent(const char *path) {
   return kind ? rfi_fail_at(RFI_E_EXPORT_EXISTS, path, 0, "the file exists already") : RFR_OK;
 }
 
-/* Removes a file that an interrupted call of a process with our number left. */
+/* Removes a file left by an interrupted call of a process that had our process id. */
 static rfr_status start_file(rfr_ctx *ctx, const char *path, char **temporary, rfi_file **file) {
   RFI_TRY(rfi_path_temporary(ctx, path, temporary));
   RFI_TRY(rfi_tree_remove(ctx, *temporary));
@@ -341,13 +341,13 @@ rfr_status rfi_token_writer_create(rfr_ctx *ctx, const char *path, rfr_token_for
     return BAD(path, "the name of a token file ends in .bin, because training reads the tokens of such files");
   RFI_TRY(RFI_ALLOC(ctx, sizeof *w, &w));
   *w = (rfi_token_writer){.ctx = ctx, .format = format, .vocab = vocab};
-  /* Megatron's own rule has 65500, so that ids that its tokenizers add do not change the type. */
+  /* Megatron itself uses 65500, so that ids added by its tokenizers do not change the type. */
   w->width = vocab <= (format == RFR_TOKENS_MEGATRON ? 65499 : 65536) ? 2 : 4;
   rfr_status s = RFI_ALLOC(ctx, strlen(path) + 1, &w->path);
   if (s == RFR_OK) strcpy(w->path, path);
   if (s == RFR_OK) s = index_path(ctx, path, &w->index);
   if (s == RFR_OK) s = check_absent(w->path);
-  if (s == RFR_OK) s = check_absent(w->index); /* with it, any X.bin is read as Megatron's */
+  if (s == RFR_OK) s = check_absent(w->index); /* with it, any X.bin would be read as Megatron's */
   if (s == RFR_OK) s = start_file(ctx, w->path, &w->temporary, &w->file);
   if (s == RFR_OK) s = put_header(w);
   if (s == RFR_OK) *out = w;

@@ -40,7 +40,7 @@ static const struct golden {
 };
 enum { GOLDENS = sizeof goldens / sizeof *goldens };
 
-/* A file of numpy's, with room for 16 bytes more, which are 0; free with free(). */
+/* Reads a file of numpy's; 16 zero bytes follow it; free with free(). */
 static char *golden_file(const char *name, const char *end, size_t *n) {
   char path[1024], *data = calloc(1, 4096);
   snprintf(path, sizeof path, FILES "%s%s", name, end);
@@ -76,7 +76,7 @@ static void read_goldens(void **state) {
     if (g->ends) assert_memory_equal(t.ends, g->ends, (size_t)g->n_documents * sizeof *g->ends);
     OK(read_ids(f->ctx, path, &t, g->vocab, ids));
     assert_memory_equal(ids, g->ids, (size_t)g->n * sizeof *ids);
-    /* The largest id is the first that a smaller vocabulary lacks. */
+    /* Fails for a vocabulary that lacks only the largest id. */
     assert_int_equal(read_ids(f->ctx, path, &t, g->vocab - 1, ids), RFR_INVALID);
     char want[64];
     snprintf(want, sizeof want, "token %d is %d; the model has vocab_size %d", g->n == 8 ? 3 : 2, (int)g->vocab - 1,
@@ -134,7 +134,7 @@ static void write_goldens(void **state) {
   assert_non_null(strstr(rfr_last_error()->message, "ends in .bin"));
 }
 
-/* Ids have four bytes where two are too few: 65536 for raw ids, 65500 by Megatron's rule. */
+/* Ids have four bytes if two are too few: from 65536 ids on for raw ids, from 65500 on by Megatron's rule. */
 static void widths(void **state) {
   rft_folder *f = *state;
   static const struct {
@@ -160,11 +160,11 @@ static void widths(void **state) {
 
 /* ---- one fault each ---- */
 
-/* Files "x.bin" and, with `idx`, "x.idx" from a golden, one of them with a change. */
+/* Writes "x.bin" and, with `idx`, "x.idx" from a golden, one of them with a change. */
 static const struct damage {
   const char *golden;
-  char file;  /* b or i: which is changed */
-  int64_t at; /* byte that gets `bytes`; -1: the size changes by `bytes` */
+  char file;  /* the file that is changed: b or i */
+  int64_t at; /* `bytes` bytes at `at` become `value`; -1: the size changes by `bytes` */
   int64_t value, bytes;
   const char *message;
 } damages[] = {
@@ -216,7 +216,7 @@ static const struct damage {
     {"megatron32", 'i', 17, 8, 1, "begins at byte 8 of the ids; those before it end at 4"},
 };
 
-/* Changes a copy of a file; the new size. */
+/* Changes a copy of a file; returns the new size. */
 static size_t change(const struct damage *d, char *data, size_t n) {
   if (d->at >= 0) memcpy(data + d->at, &d->value, (size_t)d->bytes);
   return d->at >= 0 ? n : n + (size_t)d->bytes;
@@ -281,7 +281,7 @@ static void signs(void **state) {
     if (cases[i].message) assert_non_null(strstr(rfr_last_error()->message, cases[i].message));
     assert_int_equal(s, cases[i].message ? RFR_INVALID : RFR_OK);
     if (!cases[i].message) assert_int_equal(ids[1], w == 1 ? 255 : 65535);
-    if (w == 8) { /* the low half alone is an id of the vocabulary */
+    if (w == 8) { /* the low half alone would be an id of the vocabulary */
       memcpy(bin + 8, &(int64_t){((int64_t)1 << 32) + 3}, 8);
       rft_write(f, "s.bin", bin, 16);
       assert_int_equal(read_ids(f->ctx, rft_path(f, "s.bin"), &t, 65536, ids), RFR_INVALID);

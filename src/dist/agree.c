@@ -28,7 +28,8 @@ rfr_status rfi_comm_agree(rfr_ctx *ctx, rfr_comm *comm, rfr_status s) {
   }
   const rfr_status sent = rfi_comm_collect(ctx, comm, &mine, sizeof mine, &all);
   if (sent == RFR_OK) s = find_failure(all, ranks);
-  else if (mine.failed) s = rfi_fail_slug(mine.slug, "%s", mine.message); /* which comes before that of the exchange */
+  /* this rank's own error takes precedence over a failed exchange */
+  else if (mine.failed) s = rfi_fail_slug(mine.slug, "%s", mine.message);
   else s = sent;
   rfi_free(ctx, all);
   return s;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Ranks that are processes of an MPI job, for memory of the host. A collective has two phases: every rank sends the
+ * Ranks that are processes of an MPI job, for host memory. A collective has two phases: every rank sends the
  * description of its call to every other rank and compares all of them, so all ranks get the same status; then data are
  * exchanged in chunks, each of which is complete before the next one starts, so the staging memory is small and
  * operations in place are safe.
@@ -23,43 +23,45 @@
 #include "dist/comm.h"
 #include "dist/mpi/mpi_module.h"
 
-enum { CHUNK = 1 << 18, WHY = 200 };            /* bytes staged for each rank; of the reason of a failure */
-enum { LEAVES = -1, ABORTS = -2, MISSES = -3 }; /* kinds of calls, beside rfi_collective_kind */
+enum { CHUNK = 1 << 18, WHY = 200 };            /* staged bytes per rank; length of a failure message */
+enum { LEAVES = -1, ABORTS = -2, MISSES = -3 }; /* further values of header.kind, besides rfi_collective_kind */
 
 typedef struct header {
   int32_t kind, dtype;
   int64_t n, number;
 } header;
 
-/* A message on its way to another rank. */
+/* A message that MPI may still read. */
 typedef struct outgoing {
   struct outgoing *next;
-  int64_t bytes; /* sent before the data */
+  int64_t bytes; /* the size, sent before the data */
   int n;
-  void **requests; /* n, of the size and of each piece; NULL: ended */
+  void **requests; /* n requests, for the size and for each piece; NULL: completed */
   char *data;
 } outgoing;
 
 typedef struct mpi_comm {
-  rfr_comm comm; /* first */
+  rfr_comm comm; /* must be first */
   rfr_ctx *ctx;
   const rfi_mpi_module *mpi;
   void *link;
   double timeout;
   int64_t calls;
   atomic_bool aborted;
-  bool broken, differ; /* permanently; `why` has the reason */
+  bool broken, differ; /* permanent; `why` is the reason */
   char why[WHY];
-  header *headers; /* of each rank */
-  bool *waits;     /* for each rank */
-  char *staging;   /* CHUNK bytes for each rank */
+  header *headers; /* per rank */
+  bool *waits;     /* per rank: a transfer with it is in flight */
+  char *staging;   /* CHUNK bytes per rank */
   outgoing *outgoing;
-  int64_t incoming; /* size of the message that is received; outlives a receive that is given up */
+  /* receives the size of a message; in the struct, because MPI may write it after a receive was abandoned */
+  int64_t incoming;
   struct mpi_comm *kept_before;
 } mpi_comm;
 
-/* Destroyed while calls were open. MPI may still write into their memory, so it is kept until the process ends. The
- * list shows leak checkers that it is not lost. One thread of a process calls MPI. */
+/* Communicators that were destroyed while transfers were open. MPI may still write into their memory, so it stays
+ * allocated until the process ends; the list makes it reachable for leak checkers. One thread of a process calls
+ * MPI. */
 static mpi_comm *kept;
 
 /* ---- failures ---- */
@@ -96,14 +98,14 @@ static rfr_status start(mpi_comm *c, int peer, const void *to, int64_t to_bytes,
   return check(c, peer, c->mpi->start(c->link, peer, to, (size_t)to_bytes, from, (size_t)from_bytes));
 }
 
-/* A wait that polls. Ranks may share cores, so it spins little. */
-typedef struct patience {
+/* A polling wait. Ranks may share cores, so it spins only briefly. */
+typedef struct poll_wait {
   int64_t polls;
   double waited, before;
-} patience;
+} poll_wait;
 
-/* Between two polls; *late: the deadline and `more` seconds have passed. */
-static rfr_status pause_poll(mpi_comm *c, patience *p, double more, bool *late) {
+/* Call between two polls. *late: the timeout plus `more` seconds has passed. */
+static rfr_status pause_poll(mpi_comm *c, poll_wait *p, double more, bool *late) {
   enum { SPINS = 200, YIELDS = 2000, PAUSE_US = 50 };
   *late = false;
   if (atomic_load(&c->aborted)) return break_up(c, "rank %d has aborted the communicator", c->comm.rank);
@@ -118,11 +120,11 @@ static rfr_status pause_poll(mpi_comm *c, patience *p, double more, bool *late) 
   return RFR_OK;
 }
 
-/* Until all messages in flight have ended. A rank that misses several ranks waits longer: the others of them may wait
- * for one, and then report that one alone. `more`: seconds in addition to the timeout. */
+/* Waits until all transfers in flight have completed. A rank that misses several peers waits longer: if those peers
+ * wait for one other rank, they time out first and report that rank. `more`: seconds in addition to the timeout. */
 static rfr_status wait_for_all(mpi_comm *c, double more) {
   const double for_several = 3;
-  patience p = {0};
+  poll_wait p = {0};
   for (bool is_late = false;;) {
     int missing = 0;
     for (int r = 0; r < c->comm.size; r++) {
@@ -161,8 +163,8 @@ static rfr_status send_header(mpi_comm *c, int kind, const rfi_collective *w) {
   return RFR_OK;
 }
 
-/* All ranks have made their calls, and the calls agree. */
-static rfr_status meet(mpi_comm *c, const rfi_collective *w) {
+/* Returns when all ranks have made the same call. */
+static rfr_status match_calls(mpi_comm *c, const rfi_collective *w) {
   RFI_TRY(send_header(c, w ? (int)w->kind : LEAVES, w));
   RFI_TRY(wait_for_all(c, 0));
   const header *first = &c->headers[0];
@@ -197,8 +199,7 @@ static rfr_status all_gather(mpi_comm *c, const rfi_collective *w) {
 
 static int64_t chunk(int64_t bytes, int64_t done) { return bytes > done ? least(bytes - done, CHUNK) : 0; }
 
-/* `from` and `to` are different memory. Both ranks of a pair know what they send each other, so a pair that is done is
- * left out by both. */
+/* `from` and `to` must not overlap. Both ranks of a pair know both sizes, so both skip a pair that is done. */
 static rfr_status all_to_all(mpi_comm *c, const rfi_collective *w) {
   const int64_t each = rfi_collective_element(w->dtype), bytes = w->n * each;
   const char *from = w->from;
@@ -217,7 +218,7 @@ static rfr_status all_to_all(mpi_comm *c, const rfi_collective *w) {
   return RFR_OK;
 }
 
-/* The terms of a sum: this rank's, and the others' in staging memory. */
+/* The addends of a sum: this rank's data, and the other ranks' data in staging memory. */
 typedef struct terms {
   const mpi_comm *c;
   const char *own;
@@ -228,7 +229,8 @@ static const void *term(const void *user, int r) {
   return r == t->c->comm.rank ? t->own : t->c->staging + (int64_t)r * CHUNK;
 }
 
-/* Sends to each rank its part of x and sums this rank's part into `to`. Part r is elements [at[r], at[r] + n[r]). */
+/* Sends to each rank its part of x and sums this rank's part into `to`. Part r has count(r) elements from first(r)
+ * on. */
 static rfr_status reduce_parts(mpi_comm *c, const char *x, rfr_dtype dtype, int64_t (*first)(const void *, int),
                                int64_t (*count)(const void *, int), const void *user, char *to) {
   const int64_t each = rfi_collective_element(dtype), own = count(user, c->comm.rank);
@@ -241,7 +243,7 @@ static rfr_status reduce_parts(mpi_comm *c, const char *x, rfr_dtype dtype, int6
   return RFR_OK;
 }
 
-/* A chunk of a reduce_scatter: `m` elements of each rank's n. */
+/* A chunk of a reduce_scatter: `m` of the n elements of each rank. */
 typedef struct slab {
   int64_t n, done, m;
   int size;
@@ -294,7 +296,7 @@ static rfr_status run(rfr_comm *comm, const rfi_collective *w, void *stream) {
   mpi_comm *c = (mpi_comm *)comm;
   (void)stream;
   RFI_TRY(check_alive(c));
-  RFI_TRY(meet(c, w));
+  RFI_TRY(match_calls(c, w));
   if (w->n == 0) return RFR_OK;
   switch (w->kind) {
     case RFI_ALL_GATHER: return all_gather(c, w);
@@ -315,8 +317,8 @@ static void free_outgoing(mpi_comm *c, outgoing *m) {
   rfi_free(c->ctx, m);
 }
 
-/* Frees what has arrived. */
-static rfr_status sweep(mpi_comm *c) {
+/* Frees messages that have completed. */
+static rfr_status free_completed(mpi_comm *c) {
   for (outgoing **at = &c->outgoing; *at;) {
     outgoing *m = *at;
     bool all = true;
@@ -337,7 +339,7 @@ static rfr_status send(rfr_comm *comm, int to, const void *data, int64_t bytes, 
   outgoing *m = NULL;
   const size_t pieces = (size_t)((bytes + PIECE - 1) / PIECE);
   RFI_TRY(check_alive(c));
-  RFI_TRY(sweep(c));
+  RFI_TRY(free_completed(c));
   RFI_TRY(RFI_ALLOC(c->ctx, sizeof *m, &m));
   *m = (outgoing){.bytes = bytes};
   RFI_GOTO(RFI_ALLOC(c->ctx, sizeof *m->requests * (pieces + 1), &m->requests));
@@ -355,9 +357,9 @@ fail:
   return s;
 }
 
-/* The message of a rank is late, perhaps because that rank waits for another one. All ranks that wait so meet here: one
- * that does not come is at fault. */
-static rfr_status name_late(mpi_comm *c, int from) {
+/* A message is late; its sender may itself be waiting for another rank. All waiting ranks exchange headers here, so
+ * that the error names the rank that does not respond. */
+static rfr_status report_late(mpi_comm *c, int from) {
   const double grace = 3;
   if (c->timeout > grace) {
     RFI_TRY(send_header(c, MISSES, NULL));
@@ -367,13 +369,13 @@ static rfr_status name_late(mpi_comm *c, int from) {
 }
 
 static rfr_status receive_piece(mpi_comm *c, int from, void *data, int64_t bytes) {
-  patience p = {0};
+  poll_wait p = {0};
   void *request;
   RFI_TRY(check(c, from, c->mpi->receive(c->link, from, data, (size_t)bytes, &request)));
   for (bool is_late = false;;) {
     RFI_TRY(check(c, from, c->mpi->test_one(c->link, &request)));
-    if (!request) return sweep(c);
-    if (is_late) return name_late(c, from);
+    if (!request) return free_completed(c);
+    if (is_late) return report_late(c, from);
     RFI_TRY(pause_poll(c, &p, 0, &is_late));
   }
 }
@@ -399,7 +401,7 @@ static rfr_status receive(rfr_comm *comm, int from, void *data, int64_t bytes, v
 
 static void abort_calls(rfr_comm *comm) { atomic_store(&((mpi_comm *)comm)->aborted, true); }
 
-/* A rank that aborts notifies the others, if its last call has ended. */
+/* Notifies the other ranks of an abort, if this rank's last call has completed. */
 static void notify(mpi_comm *c) {
   if (c->broken) return;
   atomic_store(&c->aborted, false);
@@ -412,7 +414,7 @@ static void destroy(rfr_comm *comm) {
   if (!c) return;
   bool all = false;
   if (c->link && atomic_load(&c->aborted)) notify(c);
-  else if (c->link && !c->broken) all = meet(c, NULL) == RFR_OK && sweep(c) == RFR_OK && !c->outgoing;
+  else if (c->link && !c->broken) all = match_calls(c, NULL) == RFR_OK && free_completed(c) == RFR_OK && !c->outgoing;
   if (c->link) c->mpi->close(c->link, all);
   if (c->link && !all) {
     c->kept_before = kept;

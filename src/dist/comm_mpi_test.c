@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Communicators of MPI: the program starts itself under mpirun. Values are those of the thread engine, bit by bit; a
- * rank that calls something else, leaves, aborts, is killed or stopped gives every other rank a status that names it.
+ * Communicators of MPI: the program starts itself under mpirun. Values are bitwise equal to those of the thread engine;
+ * a rank that calls something else, leaves, aborts, is killed or stopped gives every other rank a status that names it.
  */
 #include <signal.h>
 #include <stdio.h>
@@ -59,7 +59,7 @@ static bool all_values(rfr_comm *c) {
   return good;
 }
 
-/* Every rank sends two messages to every other rank, of which the last sender's are received first. */
+/* Every rank sends two messages to every other rank, and receives those of the last sender first. */
 static bool messages(rfr_comm *c) {
   const int size = rfr_comm_size(c), rank = rfr_comm_rank(c);
   int32_t *x = calloc(MOST, sizeof *x);
@@ -78,7 +78,7 @@ static bool messages(rfr_comm *c) {
   return good;
 }
 
-/* The last rank does something else; the error of the others contains `says`. */
+/* The last rank deviates from the others, whose error must contain `says`. */
 static bool fails(rfr_comm *c, const char *how, const char *says) {
   const int size = rfr_comm_size(c);
   const bool last = rfr_comm_rank(c) == size - 1;
@@ -97,8 +97,8 @@ static bool fails(rfr_comm *c, const char *how, const char *says) {
   }
   if (rfr_comm_rank(c) == 0) printf("reported: %s\n", rfr_last_error()->message);
   fflush(stdout);
-  if (rfr_comm_rank(c) != 0 && !last) sleep(5); /* mpirun ends the job when a rank exits: rank 0 reports first */
-  return rfr_comm_all_reduce(c, x, y, 4, RFR_F32) != RFR_OK; /* later calls fail too */
+  if (rfr_comm_rank(c) != 0 && !last) sleep(5); /* mpirun ends the job when a rank exits, so rank 0 must report first */
+  return rfr_comm_all_reduce(c, x, y, 4, RFR_F32) != RFR_OK; /* later calls must fail too */
 }
 
 static int be_a_rank(const char *how, const char *says) {
@@ -107,14 +107,15 @@ static int be_a_rank(const char *how, const char *says) {
   rfr_ctx_options o = rfr_ctx_options_default();
   o.threads = 1;
   const double timeout =
-      strcmp(how, "stop") == 0 || strcmp(how, "chain") == 0 ? 4 : 60; /* of the other cases, no rank waits that long */
+      /* in the other cases no rank waits until the timeout */
+      strcmp(how, "stop") == 0 || strcmp(how, "chain") == 0 ? 4 : 60;
   if (rfr_ctx_create(&o, &own) != RFR_OK || rfr_comm_mpi_create(own, timeout, &c) != RFR_OK) {
     printf("%s\n", rfr_last_error()->message);
     return BAD;
   }
   const bool good = strcmp(how, "values") == 0 ? all_values(c) && messages(c) : fails(c, how, says);
   rfr_comm_destroy(c);
-  if (strcmp(how, "values") == 0) rfr_ctx_destroy(own); /* else messages may be in flight */
+  if (strcmp(how, "values") == 0) rfr_ctx_destroy(own); /* otherwise messages may be in flight */
   return good ? GOOD : BAD;
 }
 

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Communicators of threads: the placement of data, sums bit by bit in rank order, also in place. If a rank aborts,
- * leaves, makes another call or does not arrive, every other rank gets a status. A hang shows as a test that times out.
+ * Communicators of threads: the placement of data, sums in rank order, compared bit by bit, also in place. If a rank
+ * aborts, leaves, makes another call or does not arrive, every other rank gets a status. A hang shows as a test that
+ * times out.
  */
 #include <pthread.h>
 #include <stdlib.h>
@@ -33,7 +34,7 @@ static void *run_rank(void *arg) {
   return NULL;
 }
 
-/* Runs each rank on its own thread, then destroys the ends. */
+/* Runs each rank on its own thread, then destroys the communicators. */
 static void run_ranks(int size, double timeout, void (*work)(rank *r), const void *job, rank ranks[MOST_RANKS]) {
   rfr_comm *comm[MOST_RANKS];
   pthread_t thread[MOST_RANKS];
@@ -168,7 +169,7 @@ static void test_failures(void **state) {
 
 /* ---- ranks that work between two calls ---- */
 
-/* Rank 1 works for longer than the timeout, or stands still, before the others' next call. */
+/* Rank 1 works for longer than the timeout, or hangs, before the others' next call. */
 static void work_for_long(rank *r) {
   const bool works = *(const bool *)r->job;
   float x[4] = {1, 2, 3, 4}, y[4 * MOST_RANKS];
@@ -202,7 +203,7 @@ static void test_watch(void **state) {
 
 /* ---- the end ---- */
 
-/* All ranks have done their work; then rank 1 stands still. */
+/* All ranks have finished their work; then rank 1 hangs. */
 static void leave(rank *r) {
   rfr_ctx *own;
   OK(rfr_ctx_create(NULL, &own));
@@ -227,7 +228,7 @@ static void test_leave(void **state) {
 
 /* ---- messages ---- */
 
-/* Every rank sends three messages to every other rank, then receives them, the last sender's first. */
+/* Every rank sends three messages to every other rank, and receives those of the last sender first. */
 static void exchange_messages(rank *r) {
   int64_t x[3][50] = {{0}};
   for (int to = 0; to < r->size; to++)
@@ -245,7 +246,7 @@ static void exchange_messages(rank *r) {
   if (r->status == RFR_OK) r->status = rfr_comm_all_gather(r->comm, x[0], x[1], 1, RFR_U8);
 }
 
-/* Rank 1 does something else than rank 0 expects, and leaves a message that is not received. */
+/* Rank 1 makes another call than rank 0 expects, and sends a message that is never received. */
 static void fail_message(rank *r) {
   const char *how = r->job;
   char x[8] = "12345";

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Ranks that are threads of one process. A collective has four steps: publish the own call, meet, read the others'
- * memory, meet again. The last rank to arrive at the first meeting compares the calls, so all ranks get the same
- * status.
+ * Ranks that are threads of one process. A collective has four steps: publish the own call, wait at a barrier, read the
+ * other ranks' memory, wait at a second barrier. The last rank to arrive at the first barrier compares the calls, so
+ * all ranks get the same status.
  *
- * Only the first meeting can fail. A rank past it reads memory of ranks that wait in the second meeting, and every rank
- * past the first reaches the second, because a rank waits for nothing in between. So no rank leaves while another one
- * reads its memory, even if a rank aborts meanwhile.
+ * Only the first barrier can fail. After it a rank reads memory of ranks that wait at the second barrier; it waits for
+ * nothing in between, so every rank reaches the second barrier. No rank leaves while another one reads its memory, even
+ * if a rank aborts meanwhile.
  *
  * Messages between two ranks are copied into a list of the receiver, so a sender never waits.
  *
@@ -22,7 +22,7 @@
 #include "base/base.h"
 #include "dist/comm.h"
 
-enum { WHY = 160 }; /* bytes of a reason */
+enum { WHY = 160 }; /* length of a failure message */
 
 typedef struct message {
   struct message *next;
@@ -32,26 +32,28 @@ typedef struct message {
 } message;
 
 typedef struct end {
-  rfr_comm comm; /* first */
+  rfr_comm comm; /* must be first */
   struct group *group;
-  message *messages; /* that were not received, in the order of sending */
+  message *messages; /* not received yet, in the order of sending */
   rfi_collective call;
-  bool here; /* in the current meeting */
+  bool arrived; /* has arrived at the current barrier */
 } end;
 
 typedef struct group {
   rfr_ctx *ctx;
-  pthread_mutex_t mutex; /* of all below, but for calls of ranks that are past the first meeting: those stand still */
+  /* protects the fields below. A rank's `call` does not change between the first and the last barrier, so it is read
+   * without the mutex */
+  pthread_mutex_t mutex;
   pthread_cond_t changed;
-  int size, ends, here;
-  uint64_t meetings;
+  int size, ends, arrived;
+  uint64_t generation;
   double timeout;
-  bool broken, differ; /* permanently; `why` has the reason */
+  bool broken, differ; /* permanent; `why` is the reason */
   char why[WHY];
   end end[];
 } group;
 
-/* ---- meetings ---- */
+/* ---- barriers ---- */
 
 static __attribute__((format(printf, 2, 3))) void break_up(group *g, const char *format, ...) {
   va_list args;
@@ -74,26 +76,26 @@ static void compare(group *g) {
   }
 }
 
-static void wait_or_break(end *e, uint64_t meeting, const struct timespec *until) {
+static void wait_or_fail(end *e, uint64_t generation, const struct timespec *until) {
   group *g = e->group;
-  while (g->meetings == meeting && !g->broken) {
+  while (g->generation == generation && !g->broken) {
     if (g->timeout <= 0) pthread_cond_wait(&g->changed, &g->mutex);
-    else if (pthread_cond_timedwait(&g->changed, &g->mutex, until) == ETIMEDOUT && g->meetings == meeting) {
+    else if (pthread_cond_timedwait(&g->changed, &g->mutex, until) == ETIMEDOUT && g->generation == generation) {
       int late = 0;
-      while (g->end[late].here) late++;
+      while (g->end[late].arrived) late++;
       break_up(g, "rank %d did not arrive within %g seconds", late, g->timeout);
     }
   }
 }
 
-static void close_meeting(group *g) {
-  for (int r = 0; r < g->size; r++) g->end[r].here = false;
-  g->here = 0;
-  g->meetings++;
+static void release_barrier(group *g) {
+  for (int r = 0; r < g->size; r++) g->end[r].arrived = false;
+  g->arrived = 0;
+  g->generation++;
   pthread_cond_broadcast(&g->changed);
 }
 
-/* Of a wait that begins now; the caller holds the mutex. */
+/* The deadline of a wait that starts now; the caller holds the mutex. */
 static struct timespec deadline(const group *g) {
   struct timespec until;
   clock_gettime(CLOCK_MONOTONIC, &until);
@@ -103,39 +105,39 @@ static struct timespec deadline(const group *g) {
   return until;
 }
 
-/* The first meeting: all ranks have made their calls, and the calls agree. */
-static rfr_status meet(end *e, const rfi_collective *call) {
+/* The first barrier of a call: returns when all ranks have made the same call. */
+static rfr_status match_calls(end *e, const rfi_collective *call) {
   group *g = e->group;
   pthread_mutex_lock(&g->mutex);
   const struct timespec until = deadline(g);
-  const uint64_t meeting = g->meetings;
+  const uint64_t generation = g->generation;
   if (!g->broken) {
     e->call = *call;
-    e->here = true;
-    if (++g->here == g->size) {
+    e->arrived = true;
+    if (++g->arrived == g->size) {
       compare(g);
-      close_meeting(g);
+      release_barrier(g);
     } else {
-      wait_or_break(e, meeting, &until);
+      wait_or_fail(e, generation, &until);
     }
   }
-  const bool held = g->meetings != meeting && !g->differ;
-  rfr_status s = held ? RFR_OK : rfi_fail(g->differ ? RFI_E_DIST_MISMATCH : RFI_E_DIST_PEER, "%s", g->why);
+  const bool matched = g->generation != generation && !g->differ;
+  rfr_status s = matched ? RFR_OK : rfi_fail(g->differ ? RFI_E_DIST_MISMATCH : RFI_E_DIST_PEER, "%s", g->why);
   pthread_mutex_unlock(&g->mutex);
   return s;
 }
 
-/* A later meeting, which every rank reaches. */
-static void meet_again(end *e) {
+/* A later barrier of a call, which every rank reaches. */
+static void wait_at_barrier(end *e) {
   group *g = e->group;
   pthread_mutex_lock(&g->mutex);
-  const uint64_t meeting = g->meetings;
-  if (++g->here == g->size) close_meeting(g);
-  while (g->meetings == meeting) pthread_cond_wait(&g->changed, &g->mutex);
+  const uint64_t generation = g->generation;
+  if (++g->arrived == g->size) release_barrier(g);
+  while (g->generation == generation) pthread_cond_wait(&g->changed, &g->mutex);
   pthread_mutex_unlock(&g->mutex);
 }
 
-/* ---- the work ---- */
+/* ---- collectives ---- */
 
 static const char *at(const void *base, int64_t element, rfr_dtype dtype) {
   return (const char *)base + element * rfi_collective_element(dtype);
@@ -145,7 +147,7 @@ static void copy(void *to, const void *from, int64_t n, rfr_dtype dtype) {
   if (n > 0 && to != from) memcpy(to, from, (size_t)(n * rfi_collective_element(dtype)));
 }
 
-/* Where all ranks' terms of a sum begin. */
+/* The addends of a sum, one per rank. */
 typedef struct terms {
   const group *g;
   int64_t first;
@@ -168,7 +170,7 @@ static void all_reduce(end *e) {
   const int64_t own = rfi_collective_begin(c->n, e->comm.rank, g->size),
                 next = rfi_collective_begin(c->n, e->comm.rank + 1, g->size);
   sum(g, own, next - own, c->dtype, (char *)at(c->to, own, c->dtype));
-  meet_again(e);
+  wait_at_barrier(e);
   for (int r = 0; r < g->size; r++) {
     const int64_t first = rfi_collective_begin(c->n, r, g->size), last = rfi_collective_begin(c->n, r + 1, g->size);
     copy((char *)at(c->to, first, c->dtype), at(g->end[r].call.to, first, c->dtype), last - first, c->dtype);
@@ -179,7 +181,7 @@ static rfr_status run(rfr_comm *comm, const rfi_collective *what, void *stream) 
   end *e = (end *)comm;
   const group *g = e->group;
   (void)stream;
-  RFI_TRY(meet(e, what));
+  RFI_TRY(match_calls(e, what));
   if (what->kind == RFI_ALL_GATHER)
     for (int r = 0; r < g->size; r++)
       copy((char *)at(what->to, r * what->n, what->dtype), g->end[r].call.from, what->n, what->dtype);
@@ -189,7 +191,7 @@ static rfr_status run(rfr_comm *comm, const rfi_collective *what, void *stream) 
            rfi_collective_received(what, r), what->dtype);
   else if (what->kind == RFI_REDUCE_SCATTER) sum(g, comm->rank * what->n, what->n, what->dtype, what->to);
   else all_reduce(e);
-  meet_again(e);
+  wait_at_barrier(e);
   return RFR_OK;
 }
 
@@ -278,7 +280,7 @@ static void destroy(rfr_comm *comm) {
   rfi_free(g->ctx, g);
 }
 
-/* That of all ends: the group has one. */
+/* The timeout belongs to the group, so it applies to all its ranks. */
 static void set_timeout(rfr_comm *comm, double timeout) {
   group *g = ((end *)comm)->group;
   pthread_mutex_lock(&g->mutex);

@@ -15,12 +15,12 @@ typedef struct group {
   rfr_comm *comm;
   int first, size, own;
   rfr_dtype dtype;
-  int64_t each; /* bytes of an element */
-  char *parts;  /* of the other ranks, CHUNK / size + 1 elements for each */
+  int64_t each; /* bytes per element */
+  char *parts;  /* received parts: CHUNK / size + 1 elements for each other rank */
   int64_t room;
 } group;
 
-/* Elements [begin(r), begin(r + 1)) of a chunk are part r. */
+/* Part r of a chunk is elements [begin(r), begin(r + 1)). */
 static int64_t begin(const group *g, int64_t n, int r) { return rfi_collective_begin(n, r, g->size); }
 
 typedef struct terms {

@@ -23,7 +23,7 @@ enum { MOST_RANKS = 1 << 20, MAGIC = 0x52465249, PAUSE_US = 50000 };
 
 /* ---- the environment ---- */
 
-/* Variables of a launcher; the first row whose number of ranks is set counts. */
+/* Environment variables of launchers; the first row whose world size is set is used. */
 static const struct variables {
   const char *launcher, *ranks, *rank, *local;
 } rows[] = {
@@ -72,7 +72,7 @@ static bool ready(int fd, short events, double until) {
   return left > 0 && poll(&p, 1, left > 1e6 ? 1000000000 : (int)(1000 * left) + 1) == 1;
 }
 
-/* All n bytes in one direction. */
+/* Sends or receives all n bytes. */
 static bool transfer(int fd, void *data, size_t n, bool send_them, double until) {
   for (size_t done = 0; done < n;) {
     if (!ready(fd, send_them ? POLLOUT : POLLIN, until)) return false;
@@ -86,7 +86,7 @@ static bool transfer(int fd, void *data, size_t n, bool send_them, double until)
   return true;
 }
 
-/* A socket that listens at the address, or is connected to it; -1: see errno. */
+/* Returns a socket that listens at the address or is connected to it; -1: see errno. */
 static int open_socket(const struct addrinfo *a, bool listens) {
   const int one = 1, fd = socket(a->ai_family, a->ai_socktype | SOCK_CLOEXEC, a->ai_protocol);
   if (fd < 0) return -1;
@@ -104,7 +104,7 @@ typedef struct request {
   int32_t magic, ranks, rank;
 } request;
 
-/* Rank 0 gives the id to every other rank. */
+/* Rank 0 sends the id to every other rank. */
 static rfr_status serve(const rfr_launch *l, int listener, void *id, double until) {
   for (int served = 1; served < l->ranks;) {
     request r = {0};
@@ -126,7 +126,7 @@ static rfr_status serve(const rfr_launch *l, int listener, void *id, double unti
 
 static rfr_status ask(const rfr_launch *l, const struct addrinfo *a, void *id, double until) {
   request r = {MAGIC, l->ranks, l->rank};
-  for (; rfi_now() < until; usleep(PAUSE_US)) { /* rank 0 may not listen yet */
+  for (; rfi_now() < until; usleep(PAUSE_US)) { /* rank 0 may not be listening yet */
     const int fd = open_socket(a, false);
     if (fd < 0) continue;
     const bool got = transfer(fd, &r, sizeof r, true, until) && transfer(fd, id, RFR_NCCL_ID_BYTES, false, until);

@@ -42,7 +42,7 @@ static void test_variables(void **state) {
     int rank, ranks, local, port;
   } rows[] = {
       {"", "", 0, 1, 0, 0},
-      {"RANK=3", "", 0, 1, 0, 0}, /* a word that other programs use */
+      {"RANK=3", "", 0, 1, 0, 0}, /* other programs also set RANK */
       {"OMPI_COMM_WORLD_SIZE=4 OMPI_COMM_WORLD_RANK=3 OMPI_COMM_WORLD_LOCAL_RANK=1", "Open MPI", 3, 4, 1, 0},
       {"WORLD_SIZE=8 RANK=5 LOCAL_RANK=1 MASTER_ADDR=localhost MASTER_PORT=29500", "torchrun", 5, 8, 1, 29500},
       {"PMI_SIZE=2 PMI_RANK=1", "PMI", 1, 2, 1, 0},
@@ -96,7 +96,7 @@ static void share_all(int n, peer *peers, int ranks_of_last) {
     if (r == n - 1) peers[r].launch.ranks = ranks_of_last;
   }
   memset(peers[0].id, 'x', sizeof peers[0].id);
-  for (int r = n - 1; r >= 0; r--) pthread_create(&thread[r], NULL, share, &peers[r]); /* rank 0 comes last */
+  for (int r = n - 1; r >= 0; r--) pthread_create(&thread[r], NULL, share, &peers[r]); /* rank 0 joins last */
   for (int r = 0; r < n; r++) pthread_join(thread[r], NULL);
 }
 

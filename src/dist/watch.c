@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Ranks that work at different speeds until the next call of a communicator. A thread of each rank meets the others
- * once a period while the rank makes progress (rfi_ctx_progress). A call first meets them until all ranks are in a
- * call. So a rank waits for meetings only, with the timeout of the communicator. A rank that makes progress is never
- * late, and the error names a rank that is stopped or stuck.
+ * Ranks that work at different speeds between two calls of a communicator. While a rank makes progress
+ * (rfi_ctx_progress), a thread of it exchanges a heartbeat with the other ranks once per period. A call first exchanges
+ * heartbeats until all ranks are in a call. So a rank waits only for heartbeats, with the timeout of the communicator.
+ * A rank that makes progress is never late, and the error names a rank that is stopped or stuck.
  *
- * A meeting is an exchange of one byte: whether the rank is in a call. All ranks see the same bytes, so they leave the
- * meetings before a call after the same one.
+ * A heartbeat is an exchange of one byte: whether the rank is in a call. All ranks see the same bytes, so they continue
+ * with the call after the same heartbeat.
  */
 #include "dist/watch.h"
 
@@ -23,15 +23,15 @@ struct rfi_watch {
   rfr_ctx *ctx;
   rfr_comm *comm;
   pthread_t thread;
-  pthread_mutex_t mutex; /* of the communicator and all below */
+  pthread_mutex_t mutex; /* protects the communicator and the fields below */
   pthread_cond_t changed;
   bool ended, failed;
-  char slug[48], message[512]; /* of the failure */
+  char slug[48], message[512]; /* the first failure */
   char all[MOST_RANKS];
 };
 
-/* *together: all ranks are in a call. */
-static rfr_status meet(rfi_watch *w, char in_call, bool *together) {
+/* *together: all ranks are inside a call. */
+static rfr_status exchange_heartbeat(rfi_watch *w, char in_call, bool *together) {
   rfr_comm *c = w->comm;
   const rfi_collective gather = {.kind = RFI_ALL_GATHER, .dtype = RFR_U8, .n = 1, .from = &in_call, .to = w->all};
   if (w->failed) return rfi_fail_slug(w->slug, "%s", w->message);
@@ -58,7 +58,7 @@ static void *watch(void *user) {
     at.tv_sec += PERIOD_SECONDS;
     while (!w->ended && pthread_cond_timedwait(&w->changed, &w->mutex, &at) != ETIMEDOUT) continue;
     const int64_t progress = rfi_ctx_progress(w->ctx);
-    if (!w->ended && progress != before) meet(w, 0, &together);
+    if (!w->ended && progress != before) exchange_heartbeat(w, 0, &together);
     before = progress;
   }
   pthread_mutex_unlock(&w->mutex);
@@ -69,7 +69,7 @@ rfr_status rfi_watch_enter(rfi_watch *w) {
   rfr_status s = RFR_OK;
   if (!w) return RFR_OK;
   pthread_mutex_lock(&w->mutex);
-  for (bool together = false; s == RFR_OK && !together;) s = meet(w, 1, &together);
+  for (bool together = false; s == RFR_OK && !together;) s = exchange_heartbeat(w, 1, &together);
   if (s != RFR_OK) pthread_mutex_unlock(&w->mutex);
   return s;
 }
@@ -98,7 +98,7 @@ rfr_status rfi_comm_watch(rfr_ctx *ctx, rfr_comm *c) {
   pthread_condattr_destroy(&monotonic);
   c->watch = w;
   if (pthread_create(&w->thread, NULL, watch, w) == 0) return RFR_OK;
-  w->ended = true; /* there is no thread to end */
+  w->ended = true; /* no thread has to be joined */
   rfi_comm_unwatch(c);
   return rfi_fail(RFI_E_NO_MEMORY, "cannot create the thread that watches the other ranks");
 }
@@ -106,7 +106,7 @@ rfr_status rfi_comm_watch(rfr_ctx *ctx, rfr_comm *c) {
 rfr_status rfi_comm_unwatch(rfr_comm *c) {
   rfi_watch *w = c ? c->watch : NULL;
   if (!w) return RFR_OK;
-  const bool runs = !w->ended; /* which this function alone sets */
+  const bool runs = !w->ended; /* `ended` is set by this function only */
   const rfr_status s = runs ? rfi_watch_enter(w) : RFR_OK;
   if (s != RFR_OK) pthread_mutex_lock(&w->mutex);
   w->ended = true;

@@ -11,13 +11,14 @@
 
 typedef struct rfi_watch rfi_watch;
 
-/* Until rfi_comm_unwatch; all ranks call both at the same places. `ctx`: its progress is that of this rank. No program
- * with collectives runs meanwhile. With one rank, or comm NULL: nothing. Errors: memory.alloc. */
+/* Active until rfi_comm_unwatch; all ranks call both at the same points. Progress of `ctx` counts as progress of this
+ * rank. No program with collectives may run meanwhile. With one rank, or comm NULL, it does nothing. Errors:
+ * memory.alloc. */
 rfr_status rfi_comm_watch(rfr_ctx *ctx, rfr_comm *comm);
-/* Waits until all ranks are here; accepts NULL and what is not watched. Errors: dist.peer. */
+/* Waits until all ranks have called it. Accepts NULL and communicators that are not watched. Errors: dist.peer. */
 rfr_status rfi_comm_unwatch(rfr_comm *comm);
 
-/* Around each call of a communicator; `w` NULL: nothing. After an error of enter there is no leave. */
+/* Enclose each call of a communicator; `w` NULL: no effect. After an error of enter, leave must not be called. */
 rfr_status rfi_watch_enter(rfi_watch *w);
 void rfi_watch_leave(rfi_watch *w);
 void rfi_watch_set_timeout(rfi_watch *w, rfr_comm *comm, double timeout);

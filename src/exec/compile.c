@@ -20,8 +20,8 @@ rfr_watch_options rfr_watch_options_default(void) {
 
 /* ---- inputs, shared by name ---- */
 
-/* Inputs of ring ops: the host fills and reads them while programs run, also those of ops that passes have removed, and
- * that of the watch, which passes add. */
+/* The inputs of ring ops, which the host accesses while programs run. This includes rings whose ops were removed by
+ * passes, and the watch ring, which a pass adds. */
 static void mark_rings(rfr_programs *p, const rfr_trace *t) {
   for (int i = 0; i < t->n_ops; i++) {
     const rfi_opr *op = &t->ops[i];
@@ -44,7 +44,7 @@ static rfr_status add_inputs(rfr_programs *p, const rfi_program *g, const rfr_tr
 
 /* ---- one program ---- */
 
-/* From the options of the compile. */
+/* The pass options that follow from the compile options. */
 static rfi_pass_options pass_options(rfr_programs *p, const rfi_program *g) {
   rfi_pass_options o = rfi_executor_pass_options(&p->m);
   o.fuse = p->options.fuse;
@@ -85,7 +85,7 @@ static rfr_status compile_one(rfr_programs *p, rfi_program *g, const rfr_trace *
 
 /* ---- persistent memory ---- */
 
-/* Places inputs and results of phase load, which each program has for itself. */
+/* Places inputs and results of phase load; each program has its own. */
 static rfr_status place_persistent(rfr_programs *p) {
   rfi_layout_clear(&p->m.layout);
   rfi_storage_place(&p->m.store, &p->m.layout, RFI_REGION_RING);
@@ -109,7 +109,7 @@ static rfr_status place_persistent(rfr_programs *p) {
 
 /* ---- the budget ---- */
 
-/* Other passes may leave other values to watch. */
+/* Other recompute levels may leave other values to watch. */
 static void resize_watch(rfr_programs *p, const rfi_program *g) {
   const int i = rfi_names_find(&g->u.trace->input_names, RFI_WATCH_NAME);
   if (i < 0 || p->watched.n == 0 || g != &p->program[p->watched_program]) return;
@@ -145,7 +145,7 @@ rfr_status rfi_program_frontier(rfr_programs *p, const rfi_program *g, rfi_front
   return rfi_frontier_create(rfi_unit_stage(&g->u, "fuse")->trace, &o, false, out);
 }
 
-/* Plans a program again with the first recompute level that fits in `room`, or with its smallest plan. */
+/* Replans a program at the first recompute level that fits in `room`, or with its smallest plan. */
 static rfr_status recompute(rfr_programs *p, rfi_program *g, int64_t room) {
   rfi_pass_options o = pass_options(p, g);
   RFI_TRY(rfi_program_frontier(p, g, &o.frontier));
@@ -160,7 +160,7 @@ static rfr_status recompute(rfr_programs *p, rfi_program *g, int64_t room) {
                          (long long)g->plan.bytes, (long long)room);
 }
 
-/* Programs share the step-scoped part: each has what the persistent part leaves of the budget. */
+/* Programs share the step-scoped part: each may use the budget less the persistent part. */
 static rfr_status meet_budget(rfr_programs *p) {
   RFI_TRY(place_persistent(p));
   const int64_t room = p->options.budget - rfi_layout_at(&p->m.layout, RFI_REGION_SLOT);
@@ -246,7 +246,7 @@ static rfr_status report_branches(rfr_programs *p) {
 
 /* ---- offsets and memory ---- */
 
-/* The step-scoped part is shared: it has the bytes of the largest program. */
+/* The step-scoped part is shared, so it has the size of the largest program. */
 static void share_step(rfr_programs *p, bool debug) {
   int64_t *most = &p->m.layout.bytes[RFI_REGION_SLOT];
   *most = 0;
@@ -257,7 +257,7 @@ static void share_step(rfr_programs *p, bool debug) {
   }
 }
 
-/* Tries again without side streams before it fails. Untouched bytes of the step keep the pattern. */
+/* If allocation fails, retries once without side streams. Untouched step-scoped bytes keep the fill pattern. */
 static rfr_status allocate_arena_or_serial(rfr_programs *p) {
   bool fewer;
   const rfr_status s = rfi_layout_allocate(&p->m.layout, p->m.backend, p->m.device, RFI_PATTERN);
@@ -291,11 +291,12 @@ static rfr_status plan_programs(rfr_programs *p) {
   share_step(p, false);
   if (!p->options.plan_only)
     RFI_TRY(rfi_layout_check_budget(&p->m.layout, p->options.budget, p->options.recompute, false));
-  if (p->options.debug) share_step(p, true); /* the budget is for the program; debugging it needs more bytes */
+  /* the budget applies to the program without the debug mode's extra bytes */
+  if (p->options.debug) share_step(p, true);
   return rfi_step_memory_reserve(&p->m);
 }
 
-/* Takes the plan's offsets. */
+/* Copies the plan's offsets. */
 static void place_step(rfi_program *g) {
   for (int i = 0, k = 0; i < g->plan.n; i++) {
     const rfi_buffer *b = &g->plan.buffer[i];
@@ -329,9 +330,10 @@ rfr_status rfi_programs_attach(rfr_programs *p) {
   return RFR_OK;
 }
 
-/* Memory, and the addresses in it; those of step memory later, as graphs may be created that need more of it. */
+/* Allocates memory and sets the addresses in it. Addresses in step memory are set later, because graphs that are
+ * created later may need more of it. */
 static rfr_status allocate(rfr_programs *p) {
-  if (p->options.tune) RFI_TRY(rfi_tune(p)); /* before the arena takes the device's memory */
+  if (p->options.tune) RFI_TRY(rfi_tune(p)); /* tuning needs device memory, so it precedes the arena */
   RFI_TRY(allocate_memory(p));
   rfi_storage_attach(&p->m.store, &p->m.layout, p->m.backend->host);
   for (int i = 0; i < p->n; i++) {

@@ -107,7 +107,7 @@ static void test_plan_only(void **state) {
   rfr_rng rng;
   int n;
   o.plan_only = 1;
-  o.budget = 1; /* is compared by the caller */
+  o.budget = 1; /* ignored with plan_only; the caller compares */
   rfr_programs *p = rft_compile(t, &o);
   OK(rfr_program_plan(p, 0, &sum));
   assert_true(sum.planned_bytes > (int64_t)MANY * (IN + OUT) * 4);
@@ -174,7 +174,7 @@ static void test_memory_by_kind(void **state) {
   rfr_trace_destroy(one);
 }
 
-/* The LM head makes its gradients in the forward phase: they are gradients in every table. */
+/* The LM head computes its gradients in the forward phase; every table must still list them as gradients. */
 static void test_kind_of_head_gradients(void **state) {
   (void)state;
   enum { T = 16, C = 24, V = 40 };
@@ -210,7 +210,7 @@ static void test_kind_of_head_gradients(void **state) {
   rfr_trace_destroy(t);
 }
 
-/* The host fills a ring also if a pass has removed the op that reads it. */
+/* The host fills a ring even if a pass has removed the op that reads it. */
 static void test_unread_ring(void **state) {
   (void)state;
   rfr_trace *t;
@@ -261,7 +261,7 @@ static void test_null_results(void **state) {
   rfr_trace_destroy(t);
 }
 
-/* A copy stays within one tensor of the programs, whatever the caller's rfr_tensor says. */
+/* A copy must stay within one tensor of the programs, whatever size the caller's rfr_tensor has. */
 static void test_copies(void **state) {
   (void)state;
   rfr_trace *t = linear_trace(ctx, ROWS, false);
@@ -301,7 +301,8 @@ int main(void) {
       rft_context_test(test_shared_names),   rft_context_test(test_other_context),
       rft_context_test(test_unfinished),     rft_context_test(test_plan_only),
       rft_context_test(test_memory_by_kind), rft_context_test(test_kind_of_head_gradients),
-      rft_context_test(test_unread_ring), rft_context_test(test_null_results),   rft_context_test(test_copies),
+      rft_context_test(test_unread_ring),    rft_context_test(test_null_results),
+      rft_context_test(test_copies),
   };
   return cmocka_run_group_tests_name("compile", tests, NULL, NULL);
 }

@@ -106,18 +106,18 @@ static rfr_status check_results(rfr_programs *p, rfi_program *g, const rfi_bound
 
 /* ---- memory ---- */
 
-/* Checked ranges: of each buffer its guard and, while it is dead, its poison; then these. */
+/* The checked ranges: a guard per buffer, a dead-buffer fill per buffer, then the ranges below. */
 enum { FIRST_GUARD, LAST_GUARD, REST_OF_WORKSPACE, WORKSPACE_GUARD, OTHER_RANGES };
 int rfi_debug_ranges(int n) { return 2 * n + OTHER_RANGES; }
 
 static rfi_range guard(const unsigned char *at) { return (rfi_range){at, RFI_GUARD, RFI_PATTERN, 0}; }
 static rfi_range poison(const unsigned char *at, int64_t bytes) { return (rfi_range){at, bytes, RFI_POISON, 0}; }
 
-/* Lists the ranges that op `op` must leave unchanged. */
+/* Lists the ranges that op `op` must not write. */
 static void watch(rfr_programs *p, const rfi_plan *plan, int op) {
   const unsigned char *step = rfi_address(&p->m.layout, RFI_REGION_SLOT, 0), *shared = step + RFI_GUARD;
   const int64_t most = most_workspace(plan);
-  int64_t used = 0; /* bytes of op's workspace */
+  int64_t used = 0; /* bytes of the workspace of `op` */
   for (int i = 0; i < plan->n; i++) {
     const rfi_buffer *b = &plan->buffer[i];
     const bool live = b->first <= op && op <= b->last, shares = is_workspace(b);

@@ -16,7 +16,7 @@
  * program_hooks.c where hooks of programs run
  * tune.c      choices made by measuring
  * watched.c   statistics of watched values
- * program_info.c  answers about the result
+ * program_info.c  queries of compiled programs
  */
 #ifndef RFI_EXEC_H
 #define RFI_EXEC_H
@@ -29,8 +29,8 @@
 
 enum { RFI_GUARD = 256, RFI_PATTERN = 0xA5, RFI_POISON = 0xFF, RFI_WINDOW = 1 << 20 };
 
-typedef struct rfi_hook_span { /* the forward or the backward of a microbatch, between its hooks */
-  rfr_hook_point point;        /* before it */
+typedef struct rfi_hook_span { /* the forward or the backward of one microbatch, enclosed by hooks */
+  rfr_hook_point point;        /* the point of its pre hooks */
   int microbatch;              /* -1: the program has none */
   int first, end;              /* bound ops */
 } rfi_hook_span;
@@ -41,12 +41,12 @@ typedef struct rfi_program {
   rfi_plan plan;
   int n_side_ops;                 /* ops on the side stream */
   int64_t branch_bytes;           /* bytes that the side stream adds to the plan */
-  rfi_location *place;            /* per value: its storage */
-  double flops, recomputed_flops; /* the first includes the second */
+  rfi_location *place;            /* storage per value */
+  double flops, recomputed_flops; /* flops includes recomputed_flops */
   double compile_seconds;
-  rfi_hook_span *span; /* in order; none without hooks */
+  rfi_hook_span *span; /* in execution order; NULL without hooks */
   int n_spans;
-  rfr_tensor *event_tensors; /* room for those of a hook event */
+  rfr_tensor *event_tensors; /* capacity for the tensors of one hook event */
 } rfi_program;
 
 struct rfr_programs {
@@ -55,29 +55,29 @@ struct rfr_programs {
   rfi_program *program;
   int n;
   rfr_hooks *hooks;  /* per program; NULL: none */
-  bool in_hooked;    /* a program runs, or is captured, between its hooks */
+  bool in_hooked;    /* a program with hooks is running or being captured */
   bool attached;     /* addresses are set */
-  rfi_watch watched; /* n 0: nothing. `patterns` are valid during the compile */
+  rfi_watch watched; /* n is 0 if nothing is watched. `patterns` are valid during the compile only */
   int watched_program;
-  rfr_choice *choice; /* made by tuning */
+  rfr_choice *choice; /* choices made by tuning */
   int n_choices, cap_choices;
-  rfi_range *watch;      /* debug: ranges that must be filled with one byte; host and device access them */
-  unsigned char *window; /* debug on a GPU: RFI_WINDOW bytes, to which results are copied for the host */
+  rfi_range *watch;      /* debug: ranges that must contain one byte value; host and device access them */
+  unsigned char *window; /* debug on a GPU: RFI_WINDOW bytes through which the host reads results */
 };
 
 /* The i-th program, for public calls: an error without programs or past the last. */
 rfr_status rfi_program_get(const rfr_programs *p, int i, rfi_program **out);
 
-/* Calls that need the programs' memory: an error without programs, or after a compile with plan_only. */
+/* Check for calls that need the programs' memory: an error without programs, or after a compile with plan_only. */
 rfr_status rfi_check_allocated(const rfr_programs *p, const char *call);
-/* The same, and the i-th program. */
+/* The same check; also returns the i-th program. */
 rfr_status rfi_program_get_allocated(const rfr_programs *p, int i, const char *call, rfi_program **out);
 
-/* The stream of a GPU that runs and copies are enqueued into; NULL: calls return when they are done. */
+/* The GPU stream on which runs and copies are enqueued; NULL: calls are synchronous. */
 void *rfi_programs_stream(const rfr_programs *p);
 
 /* ---- compile.c ---- */
-/* Sets the addresses, before programs run or are captured for the first time. */
+/* Sets the addresses; must precede the first run or capture. */
 rfr_status rfi_programs_attach(rfr_programs *p);
 
 /* The recompute frontier of a program whose traces are kept, and its levels. */
@@ -85,16 +85,16 @@ rfr_status rfi_program_frontier(rfr_programs *p, const rfi_program *g, rfi_front
 rfi_levels rfi_frontier_levels(rfi_frontier *l);
 
 /* ---- program_info.c ---- */
-/* The k-th output of a program; false: it is a strided view, which has no dense tensor. */
+/* The k-th output of a program; false if it is a strided view, which has no dense tensor. */
 bool rfi_program_output_at(const rfr_programs *p, int program, int k, rfr_tensor *out);
 
 /* ---- select.c ---- */
-/* Selects a kernel for every op: fills bound[] (n_ops entries) with shapes, workspace sizes and placeholder addresses.
- * *n gets the number of entries; views have no kernel. */
+/* Selects a kernel for every op: fills bound[] (at most n_ops entries) with shapes, workspace sizes and placeholder
+ * addresses. *n gets the number of entries; views have no kernel. */
 rfr_status rfi_select_ops(const rfi_executor *m, const rfr_trace *t, rfi_bound *bound, int *n);
-/* Workspace of each op's kernel, bytes[n_ops], as rfi_pass_options wants it. */
+/* The workspace of each op's kernel, bytes[n_ops], as rfi_pass_options requires. */
 rfr_status rfi_select_workspaces(void *executor, const rfr_trace *t, int64_t *bytes);
-/* The same for a program, with its FLOPs; the report gets a line for each grouped GEMM. */
+/* The same for a program; also computes its FLOPs. The report gets a line for each grouped GEMM. */
 rfr_status rfi_select_program(rfr_programs *p, rfi_program *program, rfi_report *report);
 
 /* ---- run.c ---- */
@@ -102,36 +102,37 @@ rfr_status rfi_select_program(rfr_programs *p, rfi_program *program, rfi_report 
  * replay.signature, naming the first field that differs. */
 rfr_status rfi_check_captured(const char *name, const rfr_type *type, const void *at, const rfr_binding *now);
 
-/* rfi_unit_agree for the step of each program; all ranks together. */
+/* rfi_unit_agree for the step of each program; all ranks call it together. */
 rfr_status rfi_programs_agree(rfr_programs *p);
 
-/* Host memory of which rfr_programs_write makes fast copies: pinned if the device is a GPU. Free it with unstage,
- * before the programs are destroyed. */
+/* Host memory from which rfr_programs_write copies fast: pinned if the device is a GPU. Free it with unstage before the
+ * programs are destroyed. */
 rfr_status rfi_programs_stage(rfr_programs *p, size_t bytes, void **out);
 void rfi_programs_unstage(rfr_programs *p, void *memory); /* accepts NULL */
 
 /* ---- program_hooks.c ---- */
 bool rfi_program_has_hooks(const rfr_programs *p, const rfi_program *g);
 rfr_status rfi_programs_copy_hooks(rfr_programs *p, const rfr_hooks *from); /* accepts NULL */
-/* Finds the spans between hooks, after all plans are made. Errors: argument, for hooks that would never run. */
+/* Finds the spans between hooks, once all plans are made. Errors: argument, for hooks that would never run. */
 rfr_status rfi_program_place_hooks(rfr_programs *p, rfi_program *g);
-/* The step, eagerly; the capture of the step. Both between their hooks. */
+/* Runs the step eagerly, and captures it. Both call the hooks. */
 rfr_status rfi_program_run_hooked(rfr_programs *p, rfi_program *g);
 rfr_status rfi_program_capture_hooked(rfr_programs *p, rfi_program *g);
 
 /* ---- tune.c ---- */
-/* Makes the backend's choices for the bound ops: those of the options, or by measuring. */
+/* Tunes the bound ops: applies the stored choices of the options, or measures. */
 rfr_status rfi_tune(rfr_programs *p);
 
 /* ---- debug.c ---- */
-/* Fills guards and dead buffers, before the first op of a part. */
+/* Fills guards and dead buffers before the first op of a part. */
 rfr_status rfi_debug_begin(rfr_programs *p, const rfi_program *program);
 /* Runs bound ops with a check after each: finite results, guards, poison. */
 rfr_status rfi_debug_run(rfr_programs *p, rfi_program *program, int from, int end);
-/* Puts the name and the layer of op `op` in front of the current error, of a program or callable; RFR_OK stays. */
+/* Prepends the name and the layer of op `op`, of a program or callable, to the current error. Does nothing for
+ * RFR_OK. */
 rfr_status rfi_name_op(rfr_status s, const rfr_trace *t, const char *name, int op);
-/* Lays out values that never share a byte, each followed by a guard; all workspaces share one place at the start.
- * Buffers of the plan shrink to their exact bytes. Returns the bytes needed. */
+/* Lays out the values without sharing, each followed by a guard; all workspaces share one range at the start. Buffers
+ * of the plan shrink to their exact bytes. Returns the bytes needed. */
 int64_t rfi_debug_layout(rfi_program *program);
 /* Number of memory ranges that are checked for a plan of n buffers. */
 int rfi_debug_ranges(int n);

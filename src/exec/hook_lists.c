@@ -36,7 +36,7 @@ rfr_status rfi_check_hooks(const rfr_hooks *h, int n_hooks, int n, const char *o
   return RFR_OK;
 }
 
-/* If a hook returns the status of a failed library call, that call's error becomes part of the message. */
+/* If a hook returns the status of a failed library call, the message of that call becomes part of the error. */
 static rfr_status run_hook(const rfi_hooked *x, const rfr_hook_list *list, int i, const rfr_hook_event *event) {
   rfi_fail_status(RFR_OK); /* clears earlier errors */
   const rfr_status s = list->hooks[i].fn(event, list->hooks[i].user);
@@ -49,8 +49,8 @@ static rfr_status run_hook(const rfi_hooked *x, const rfr_hook_list *list, int i
   return rfi_fail_status(s);
 }
 
-/* Runs all of a post list, also after an error, because each hook undoes something of its own. Keeps the first error,
- * `s` or that of a hook. */
+/* Runs all post hooks, even after an error, because each hook undoes its own work. Keeps the first error: `s`, or that
+ * of a hook. */
 static rfr_status run_post(const rfi_hooked *x, rfr_hook_event *event, rfr_status s) {
   for (int i = 0; i < x->post->n; i++) {
     char text[2048];

@@ -37,7 +37,7 @@ unsigned char *rfi_address(const rfi_layout *l, rfi_region region, int64_t offse
 
 enum { TEXT = 256 };
 
-/* The bytes of the regions that have some. */
+/* Text: the size of each region that is not empty. */
 static const char *describe(const rfi_layout *l, char text[TEXT]) {
   static const char *const names[RFI_REGIONS] = {"", "", "for the step", "shared", "gathered", "for warm-up"};
   char slots[32];
@@ -83,7 +83,7 @@ rfr_status rfi_find_level(const rfi_levels *l, int low, int64_t budget, int *lev
   RFI_TRY(l->plan(l->user, l->last, budget, &bytes));
   if (bytes > budget) return rfi_find_smallest(l, budget, level);
   *level = l->last;
-  while (low < *level) { /* levels below `low` do not fit, *level does */
+  while (low < *level) { /* levels below `low` do not fit; level *level does */
     const int now = low + (*level - low) / 2;
     RFI_TRY(l->plan(l->user, now, budget, &bytes));
     if (bytes <= budget) *level = now;

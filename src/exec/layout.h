@@ -22,9 +22,9 @@ typedef enum rfi_region {
   RFI_REGION_SHARED,
   RFI_REGION_WINDOW,
   RFI_REGION_SCRATCH,
-  RFI_REGIONS, /* the end of the range; of a place: nowhere */
-  RFI_NAMED,   /* of a place: that of a name (storage.h); */
-  RFI_FIXED    /* the caller's memory, one address per slot */
+  RFI_REGIONS, /* as an offset: the end of the range; as a location: not placed */
+  RFI_NAMED,   /* as a location: stored under a name (storage.h) */
+  RFI_FIXED    /* as a location: the caller's memory, one address per slot */
 } rfi_region;
 
 typedef struct rfi_location {
@@ -34,12 +34,12 @@ typedef struct rfi_location {
 
 typedef struct rfi_layout {
   int64_t bytes[RFI_REGIONS];
-  int slots; /* of callables; 0: programs */
+  int slots; /* slots of callables; 0 for programs */
   unsigned char *ring, *arena;
-  rfr_step_memory *step; /* NULL: the regions from slots on are in the arena */
+  rfr_step_memory *step; /* NULL: the regions from RFI_REGION_SLOT on are in the arena */
 } rfi_layout;
 
-/* Whether bytes lie in a range, which NULL is not, or share some with it. */
+/* Whether the bytes lie within the range; whether they overlap it. Both are false if range is NULL. */
 static inline bool rfi_lies_in(const void *data, int64_t bytes, const void *range, int64_t range_bytes) {
   const uintptr_t at = (uintptr_t)data, first = (uintptr_t)range;
   return range && at >= first && bytes <= range_bytes && at - first <= (uintptr_t)(range_bytes - bytes);
@@ -49,36 +49,37 @@ static inline bool rfi_overlaps(const void *data, int64_t bytes, const void *ran
   return range && at + (uintptr_t)bytes > first && at < first + (uintptr_t)range_bytes;
 }
 
-/* Forgets the bytes of all regions. */
+/* Sets the size of every region to 0. */
 void rfi_layout_clear(rfi_layout *l);
-/* The offset of a region in the range; of RFI_REGIONS: the bytes of all, with what step memory has beyond them. */
+/* The offset of a region in the range. RFI_REGIONS: the total size, or the size of the step memory if it is larger. */
 int64_t rfi_layout_at(const rfi_layout *l, rfi_region region);
-/* The bytes of the layout's own regions from slots on. */
+/* The total size of the layout's own regions from RFI_REGION_SLOT on. */
 int64_t rfi_layout_step_bytes(const rfi_layout *l);
 /* Appends bytes to a region. */
 rfi_location rfi_layout_add(rfi_layout *l, rfi_region region, int64_t bytes);
 unsigned char *rfi_address(const rfi_layout *l, rfi_region region, int64_t offset);
 
-/* plan.over_budget if the regions exceed a budget (0: none), with the bytes of each. `fixed`: no recompute can lower
+/* plan.over_budget if the regions exceed a budget (0: none), with the size of each. `fixed`: recompute cannot lower
  * them. */
 rfr_status rfi_layout_check_budget(const rfi_layout *l, int64_t budget, rfr_recompute recompute, bool fixed);
 
-/* Recompute levels that `plan` can plan, each with less memory than the one before. As plans are packed, one more level
- * can need a little more. */
+/* The recompute levels that `plan` can plan, in order of descending live bytes. Packing is not perfect, so the plan of
+ * one more level can be slightly larger. */
 typedef struct rfi_levels {
   int first, last;
-  rfr_status (*plan)(void *user, int level, int64_t enough, int64_t *bytes); /* more than `enough` is too much */
+  rfr_status (*plan)(void *user, int level, int64_t enough, int64_t *bytes); /* a plan above `enough` does not fit */
   void *user;
 } rfi_levels;
 
-/* The first level from `low` on that fits in the budget, by bisection. If the last one does not: rfi_find_smallest. */
+/* Finds the first level from `low` on that fits in the budget, by bisection. If the last level does not fit, calls
+ * rfi_find_smallest. */
 rfr_status rfi_find_level(const rfi_levels *l, int low, int64_t budget, int *level);
-/* Of evenly spaced levels, from the last down, the first that needs at most `enough` bytes, else the smallest. Which
- * levels are tried does not depend on the budget, so a budget that a refusal names works. */
+/* Among evenly spaced levels, from the last down: the first that needs at most `enough` bytes, else the smallest. The
+ * set of tried levels does not depend on the budget, so the budget that an error suggests works. */
 rfr_status rfi_find_smallest(const rfi_levels *l, int64_t enough, int *level);
 
-/* Allocates what is not allocated yet, without step memory. Rings and persistent bytes become zeros, all others and the
- * guard `byte`. */
+/* Allocates memory that is not allocated yet, except step memory. Rings and persistent bytes are zeroed; all others and
+ * the guard are filled with `byte`. */
 rfr_status rfi_layout_allocate(rfi_layout *l, const rfi_backend *b, rfi_device *d, unsigned char byte);
 void rfi_layout_free(rfi_layout *l, const rfi_backend *b, rfi_device *d);
 

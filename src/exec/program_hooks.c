@@ -42,7 +42,7 @@ static bool is_of(const rfi_program *g, int bound, rfr_hook_point point, int mic
   return op->microbatch == microbatch && (point == RFR_HOOK_PRE_FORWARD ? op->phase == RFR_PHASE_FORWARD : backward);
 }
 
-/* Appends the span of a microbatch, if it has one. */
+/* Appends the span of a microbatch, unless it is empty. */
 static rfr_status add_span(rfi_program *g, rfr_hook_point point, int microbatch) {
   const int after = g->n_spans > 0 ? g->span[g->n_spans - 1].end : g->u.first[RFI_PART_F];
   rfi_hook_span s = {point, microbatch, -1, -1};
@@ -60,7 +60,7 @@ static rfr_status add_span(rfi_program *g, rfr_hook_point point, int microbatch)
                   g->u.name, point == RFR_HOOK_PRE_FORWARD ? "forward" : "backward", microbatch);
 }
 
-/* Without microbatches all ops are those of one, numbered -1. */
+/* Without microbatches all ops belong to microbatch -1. */
 static rfr_status find_spans(rfr_programs *p, rfi_program *g) {
   int last = -1;
   for (int i = g->u.first[RFI_PART_F]; i < g->u.n_bound; i++) {
@@ -75,7 +75,7 @@ static rfr_status find_spans(rfr_programs *p, rfi_program *g) {
   return RFR_OK;
 }
 
-/* Hooks of a part that the program lacks would never run. */
+/* Refuses hooks of a part that the program lacks, because they would never run. */
 static rfr_status check_points(const rfr_programs *p, const rfi_program *g) {
   static const char *const parts[] = {"forward", "backward", "wgrad: weight gradients are part of the backward"};
   for (int at = RFR_HOOK_PRE_FORWARD; at <= RFR_HOOK_POST_WGRAD; at++) {
@@ -106,7 +106,7 @@ typedef struct work {
   int from, end; /* bound ops */
 } work;
 
-/* Waits, also after a failure, because a hook may read or free what the ops use. */
+/* Waits even after a failure, because a hook may read or free memory that the ops use. */
 static rfr_status run_ops(void *user) {
   const work *w = user;
   const rfr_status s = w->p->options.debug ? rfi_debug_run(w->p, w->g, w->from, w->end)
@@ -170,7 +170,7 @@ static rfr_status run_spans(rfr_programs *p, rfi_program *g) {
   return run_ops(&w);
 }
 
-/* Until the end no other user may have the step memory, which holds what the parts hand over. */
+/* Keeps the step memory until the end, because it holds the values that one part computes for the next. */
 rfr_status rfi_program_run_hooked(rfr_programs *p, rfi_program *g) {
   RFI_TRY(rfi_step_memory_take(&p->m, true));
   p->in_hooked = true;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Hooks of programs: where in the step they run, the bits with and without them, what they see, what happens if one
- * fails, and what is refused.
+ * Hooks of programs: where in the step they run, results with and without them, the values that they read, what happens
+ * if one fails, and what is refused.
  */
 #include <math.h>
 #include <stdio.h>
@@ -47,10 +47,10 @@ static rfr_trace *record(int microbatches) {
   return t;
 }
 
-typedef struct notes { /* calls of all hooks; the one that fails */
+typedef struct notes { /* the calls of all hooks, as text; `fails`: the number of the call that fails */
   char text[512];
   int calls, fails;
-  const rfr_programs *p; /* checks the event's tensors */
+  const rfr_programs *p; /* its tensors are compared with those of the event */
 } notes;
 
 static rfr_status note(const rfr_hook_event *e, void *user) {
@@ -75,7 +75,7 @@ static rfr_status note(const rfr_hook_event *e, void *user) {
   return n->calls++ == n->fails ? RFR_IO : RFR_OK;
 }
 
-/* One hook at each point that a program of these microbatches has. */
+/* One hook at each point that a program with this many microbatches has. */
 static rfr_hooks hooks_at(const rfr_hook *hook, int microbatches) {
   rfr_hooks h = rfr_hooks_default();
   h.pre_forward = h.post_forward = (rfr_hook_list){hook, 1};
@@ -83,7 +83,7 @@ static rfr_hooks hooks_at(const rfr_hook *hook, int microbatches) {
   return h;
 }
 
-/* Like the public call, the compile may lose hooks and lists afterwards. */
+/* The compile copies hooks and lists, as the public header promises: the caller's may be freed afterwards. */
 static rfr_programs *compile(const rfr_trace *t, notes *n, int microbatches, int debug, rfr_step_memory *step) {
   rfr_hook hook = {note, n};
   rfr_hooks h = hooks_at(&hook, microbatches);
@@ -137,7 +137,7 @@ static void test_order_and_bits(void **state) {
   order_and_bits(0, "f-1F-1");
 }
 
-/* A hook gathers the weights before the forward, another one drops them: the ops run between the two. */
+/* One hook gathers the weights before the forward, another one frees them after it. */
 static rfr_status gather(const rfr_hook_event *e, void *user) {
   const float *shadow = user;
   for (int i = 0; i < e->n_parameters; i++)
@@ -203,7 +203,8 @@ static void test_failures(void **state) {
   rfr_trace_destroy(t);
 }
 
-/* An op that fails: the post hooks of its part run with `failed` set, no later ones, and its error is returned. */
+/* An op fails: the post hooks of its part run with `failed` set, no later hooks run, and the error of the op is
+ * returned. */
 static void test_failing_op(void **state) {
   (void)state;
   notes n = {.fails = -1};
@@ -211,7 +212,7 @@ static void test_failing_op(void **state) {
   rfr_trace *t = record(MICROBATCHES);
   rfr_programs *p = compile(t, &n, MICROBATCHES, 1, NULL);
   OK(rfr_programs_tensor(p, "x", &x));
-  ((float *)x.data)[ROWS * WIDTH] = NAN; /* of microbatch 1 */
+  ((float *)x.data)[ROWS * WIDTH] = NAN; /* in microbatch 1 */
   rft_refused(rfr_program_run(p, 0), "debug.nonfinite", "not finite");
   assert_string_equal(n.text, "f0F0b0B0f1F1!");
   rfr_programs_destroy(p);
@@ -229,7 +230,7 @@ static void test_capture(void **state) {
   OK(rfr_program_replay(p, 0, NULL, 0));
   assert_string_equal(n.text, "f-1cF-1c");
   assert_same(plain, p);
-  n.fails = n.calls; /* the next capture's first hook: there is no graph then */
+  n.fails = n.calls; /* the first hook of the next capture fails, so the program has no graph */
   rft_refused(rfr_program_capture(p, 0), "graphs.hook", "microbatch -1, in capture");
   rft_refused(rfr_program_replay(p, 0, NULL, 0), "program.order", "before rfr_program_capture");
   rfr_programs_destroy(p);
@@ -258,7 +259,7 @@ static void test_capture(void **state) {
   rfr_trace_destroy(t);
 }
 
-/* Two programs, hooks for one: the other is captured as always. */
+/* Only one of two programs has hooks; the other is captured without. */
 static void test_one_of_two(void **state) {
   (void)state;
   notes n = {.fails = -1};
@@ -271,7 +272,7 @@ static void test_one_of_two(void **state) {
   OK(rfr_compile(ctx, 1, (const rfr_trace *const *)t, NULL, NULL, &p));
   rfr_programs_destroy(p);
   const rfr_status s = rfr_compile(ctx, 2, (const rfr_trace *const *)t, (const char *const[]){"step", "other"}, &o, &p);
-  rft_refused(s, "program.state", "\"x\""); /* of another shape */
+  rft_refused(s, "program.state", "\"x\""); /* another shape */
   rfr_trace_destroy(t[1]);
   t[1] = record(MICROBATCHES);
   OK(rfr_compile(ctx, 2, (const rfr_trace *const *)t, (const char *const[]){"step", "other"}, &o, &p));
@@ -286,7 +287,7 @@ static void test_one_of_two(void **state) {
   for (int i = 0; i < 2; i++) rfr_trace_destroy(t[i]);
 }
 
-typedef struct reentry { /* programs that a hook runs, and what came of it */
+typedef struct reentry { /* a hook that runs programs; slug: the error that it got */
   rfr_programs *p;
   char slug[32];
 } reentry;
@@ -358,7 +359,7 @@ static void test_refused(void **state) {
   for (int i = 0; i < 2; i++) rfr_trace_destroy(t[i]);
 }
 
-/* Each allocation of a compile with hooks fails once; the context's teardown finds leaks. */
+/* Each allocation of a compile with hooks fails once; destroying the context reports leaks. */
 static void test_no_memory(void **state) {
   (void)state;
   notes n = {.fails = -1};

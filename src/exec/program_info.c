@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Answers about compiled programs: tensors, plan, memory by kind, traces, costs. Nothing runs here.
+ * Queries of compiled programs: tensors, plan, memory by kind, traces, costs. Nothing runs here.
  */
 #include <string.h>
 
@@ -92,7 +92,8 @@ rfr_status rfr_program_plan(const rfr_programs *p, int program, rfr_plan_summary
 
 typedef enum memory_kind { OUTPUT, ACTIVATION, GRADIENT, WORKSPACE, N_MEMORY_KINDS } memory_kind;
 
-/* Fused ops of the forward, such as the LM head with its loss, make gradients too: ops.def names them "dx", "dw". */
+/* Fused ops of the forward, such as the LM head with its loss, also compute gradients. ops.def names those results
+ * "dx", "dw". */
 static bool is_gradient(const rfi_opr *op, int result) {
   if (op->clone_of >= 0) return false; /* recomputed in a phase of the backward */
   if (op->phase == RFR_PHASE_DGRAD || op->phase == RFR_PHASE_WGRAD) return true;
@@ -135,7 +136,7 @@ rfr_status rfr_program_plan_buffer(const rfr_programs *p, int program, int i, rf
   return RFR_OK;
 }
 
-/* Marks what ops update together with a parameter: moments, master weights, averages. */
+/* Marks the states that ops update together with a parameter: moments, master weights, averages. */
 static void mark_optimizer(const rfr_programs *p, const rfr_trace *t, bool *optimizer) {
   for (int i = 0; i < t->n_ops; i++) {
     const rfi_opr *op = &t->ops[i];
@@ -171,7 +172,7 @@ static rfr_status count_persistent(const rfr_programs *p, rfr_memory *out) {
   return RFR_OK;
 }
 
-/* The op at which most bytes of the plan are live. */
+/* The op at which the plan has the most live bytes. */
 static rfr_status find_peak(const rfi_program *g, int *op) {
   const int n = g->u.trace->n_ops + 2;
   int64_t *change, live = 0, most = -1;
@@ -209,7 +210,8 @@ rfr_status rfr_programs_memory(const rfr_programs *p, rfr_memory *out) {
   return RFR_OK;
 }
 
-/* In a ring of N ranks every rank passes on N - 1 parts; an all_reduce reduces and gathers parts of 1 / N. */
+/* Volume of a ring algorithm over N ranks: every rank passes on N - 1 parts; an all_reduce reduces and gathers parts of
+ * 1 / N. */
 static int64_t sent_by(const rfr_trace *t, const rfi_opr *op) {
   const int at = rfi_attr_find(op->def, "ranks");
   if (op->def->outside || !(op->def->flags & RFI_COLLECTIVE) || at < 0 || op->n_in < 1) return 0;
@@ -238,7 +240,8 @@ rfr_status rfr_program_op(const rfr_programs *p, int program, int i, rfr_plan_op
 
 enum { CHUNK = 1 << 20 };
 
-/* Adds the bytes of [offset, offset + bytes) for the step, in lines that still have the pattern; `chunk` has CHUNK. */
+/* Adds the number of bytes of [offset, offset + bytes), relative to the step-scoped part, in cache lines that still
+ * have the pattern. `chunk` has CHUNK bytes. */
 static rfr_status count_untouched(const rfr_programs *p, int64_t offset, int64_t bytes, unsigned char *chunk,
                                   int64_t *untouched) {
   for (int64_t at = 0; at < bytes; at += CHUNK) {
@@ -254,7 +257,7 @@ static rfr_status count_untouched(const rfr_programs *p, int64_t offset, int64_t
   return RFR_OK;
 }
 
-/* Calls that read the step-scoped bytes. */
+/* Check for calls that read step-scoped bytes. */
 static rfr_status check_attached(const rfr_programs *p, const char *call) {
   RFI_TRY(rfi_check_allocated(p, call));
   if (p->attached) return RFR_OK;

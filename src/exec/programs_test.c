@@ -18,7 +18,7 @@
 #include "exec/exec.h"
 #include "support/context.h"
 
-/* ---- the chain: six bias-free linears, every even weight frozen ---- */
+/* ---- a chain of six bias-free linears; every weight with an even index is frozen ---- */
 
 enum { ROWS = 24, LINEARS = 6 };
 static const int64_t width[LINEARS + 1] = {32, 64, 128, 64, 32, 64, 32};
@@ -69,7 +69,7 @@ static int64_t saved_bytes(const rfr_trace *t) {
   return bytes;
 }
 
-/* The same bits, and not all of them zeros. */
+/* Bitwise equal, and not all zeros. */
 static void assert_same_sums(const rfr_tensor *a, const rfr_tensor *b) {
   assert_memory_equal(a->data, b->data, (size_t)a->bytes);
   double norm = 0;
@@ -238,8 +238,8 @@ static void test_eager_equals_replay(void **state) {
   rfr_trace_destroy(t);
 }
 
-/* One batch and the same rows in three microbatches differ by rounding alone; without
- * dropout, whose masks are addressed by microbatch. */
+/* One batch, and the same rows in three microbatches, differ by rounding only. Without dropout, because masks depend on
+ * the microbatch. */
 static void test_passes_off(void **state) {
   (void)state;
   rfr_trace *t = training_step((step_shape){3, 21, true});
@@ -256,7 +256,7 @@ static void test_passes_off(void **state) {
     OK(rfr_program_run(b, 0));
     OK(rfr_program_run(c, 0));
   }
-  /* pruning changes no bit; fusing changes the order of some sums */
+  /* pruning keeps results bitwise equal; fusion changes the order of some sums */
   assert_true(state_hash(a) == state_hash(b));
   assert_true(fabsf(loss_of(a) - loss_of(c)) < 1e-5f);
   /* with the head fused the logits are never stored in full */
@@ -272,7 +272,7 @@ static void test_passes_off(void **state) {
   rfr_trace_destroy(t);
 }
 
-/* Weight gradients of later microbatches add onto the first one's bytes: no temporary. */
+/* Weight gradients of later microbatches accumulate into the first one's memory, without a temporary. */
 static void test_accumulates_in_place(void **state) {
   (void)state;
   rfr_trace *t = training_step((step_shape){4, 16, false});
@@ -288,7 +288,7 @@ static void test_accumulates_in_place(void **state) {
   rfr_trace_destroy(t);
 }
 
-/* Each line of memory under a value was written; a workspace's padding may stay as it was. */
+/* Each cache line of a value was written; the padding of a workspace need not be. */
 static void check_touched(const rfr_programs *p) {
   const rfi_plan *plan = &p->program[0].plan;
   const unsigned char *base = rfi_address(&p->m.layout, RFI_REGION_SLOT, 0);
@@ -319,7 +319,7 @@ static void test_plan(void **state) {
   assert_true(s.transient_planned_bytes >= s.transient_lower_bound_bytes);
   assert_true((double)s.transient_planned_bytes <= 1.01 * (double)s.transient_lower_bound_bytes);
   assert_int_equal(s.planned_bytes, s.persistent_bytes + s.transient_planned_bytes);
-  /* no two buffers alive at once share a byte; all lie inside */
+  /* buffers that are live at the same time do not overlap; all lie in the arena */
   for (int i = 0; i < s.n_buffers; i++) {
     rfr_plan_buffer a, b;
     OK(rfr_program_plan_buffer(p, 0, i, &a));
@@ -331,7 +331,7 @@ static void test_plan(void **state) {
     }
   }
   init_step(p);
-  int64_t values = 0; /* nothing has run: all of them are unwritten */
+  int64_t values = 0; /* nothing has run, so all are unwritten */
   for (int i = 0; i < p->program[0].plan.n; i++)
     if (p->program[0].plan.buffer[i].value >= 0) values += p->program[0].plan.buffer[i].bytes;
   assert_int_equal(rfr_program_unwritten_bytes(p, 0), values);
@@ -346,7 +346,7 @@ static void test_plan(void **state) {
   check_touched(p);
   assert_int_equal(rfr_program_unwritten_bytes(p, 0), 0);
   OK(rfr_programs_check(p));
-  /* a budget one byte below the plan is refused, and says how much it needs */
+  /* a budget one byte below the plan is refused, and the error names the bytes needed */
   rfr_compile_options o = rfr_compile_options_default();
   rfr_programs *q;
   o.budget = s.planned_bytes;
@@ -362,8 +362,8 @@ static void test_plan(void **state) {
   rfr_trace_destroy(t);
 }
 
-/* A step with a non-finite gradient changes no weight and no moment, is counted, and the
- * next good step is as if it had not been; the debug mode names op and layer. */
+/* A step with a non-finite gradient changes no weight and no moment, and is counted. The next good step gives the same
+ * result as without it. The debug mode reports op and layer. */
 static void test_nonfinite_step(void **state) {
   (void)state;
   rfr_trace *t = training_step((step_shape){2, 21, false});
@@ -426,7 +426,7 @@ static void test_replay_signature(void **state) {
   assert_int_equal(rfr_program_replay(p, 0, &b, 1), RFR_MISMATCH);
   b = (rfr_binding){"absent", x.type, x.data};
   assert_int_equal(rfr_program_replay(p, 0, &b, 1), RFR_MISMATCH);
-  assert_true(state_hash(p) == before); /* nothing has run */
+  assert_true(state_hash(p) == before); /* nothing was executed */
   rfr_programs_destroy(p);
   rfr_trace_destroy(t);
 }
@@ -438,7 +438,7 @@ static rfr_trace *doubling(int64_t rows, const char *input) {
   OK(rfr_trace_create(ctx, &t));
   rfr_value x = rfr_input(t, input, RFR_ROLE_INPUT, RFR_F32, 2, ((int64_t[]){rows, 32}));
   rfr_value w = rfr_input(t, "w", RFR_ROLE_FROZEN, RFR_F32, 2, ((int64_t[]){48, 32}));
-  rfr_value half = rfr_cast(t, w, RFR_BF16); /* depends on a frozen weight alone: phase load */
+  rfr_value half = rfr_cast(t, w, RFR_BF16); /* depends only on a frozen weight: phase load */
   rfr_output(t, "y", rfr_linear(t, rfr_cast(t, x, RFR_BF16), half, RFR_NONE));
   OK(rfr_trace_finish(t));
   return t;
@@ -513,11 +513,11 @@ static void test_refused(void **state) {
   }
 }
 
-/* ---- gradients that are added onto a state ---- */
+/* ---- gradients that are accumulated into a state ---- */
 
 enum { ONTO_ROWS = 13, ONTO_K = 24, ONTO_N = 40, ONTO_MICROBATCHES = 3 };
 
-/* Two layers, the first weight used twice; `onto`: one microbatch's gradients are added onto states. */
+/* Two layers, the first weight used twice; `onto`: the gradients of one microbatch are accumulated into states. */
 static rfr_trace *onto_trace(int microbatches, bool onto) {
   static const char *const names[] = {"w0", "w1", "norm", "bias"};
   static const int64_t shape[][2] = {{ONTO_K, ONTO_K}, {ONTO_N, ONTO_K}, {ONTO_K}, {ONTO_N}};
@@ -545,8 +545,8 @@ static rfr_trace *onto_trace(int microbatches, bool onto) {
   return t;
 }
 
-/* One microbatch after the other adds up onto a state as all of them do within one trace, to the bit, in the state's
- * own bytes; products and sums add there themselves where the fuse pass runs. */
+/* Accumulating microbatches into a state, one program run each, is bitwise equal to accumulating them in one trace. No
+ * temporary is used; after the fuse pass GEMMs and sums write into the state themselves. */
 static void test_gradient_onto(void **state) {
   (void)state;
   for (int fuse = 0; fuse < 2; fuse++) {
@@ -592,7 +592,7 @@ static void test_profile(void **state) {
   (void)state;
   enum { T = 12, H = 2, D = 8, IN = 24, CAPACITY = 40, WINDOW = 11, MOST = 16 };
   static const int32_t documents[3] = {0, 4, 12};
-  static const int64_t text[4] = {7, 14, 0, 0}; /* seven tokens are cached, seven are to be taken */
+  static const int64_t text[4] = {7, 14, 0, 0}; /* seven tokens are cached, the next seven are processed */
   rfr_op_time times[MOST];
   rfr_trace *t;
   OK(rfr_trace_create(ctx, &t));
@@ -622,7 +622,7 @@ static void test_profile(void **state) {
   memset(y.data, 0, sizeof replayed);
 
   int n = -1;
-  OK(rfr_program_profile(p, 0, NULL, 0, &n)); /* counts and runs nothing */
+  OK(rfr_program_profile(p, 0, NULL, 0, &n)); /* returns the count, runs nothing */
   assert_int_equal(n, p->program[0].u.n_bound - p->program[0].u.first[RFI_PART_F]);
   assert_in_range(n, 2, MOST);
   assert_int_equal(rfr_program_profile(p, 0, times, n - 1, &n), RFR_INVALID);
@@ -631,7 +631,7 @@ static void test_profile(void **state) {
   OK(rfr_program_profile(p, 0, times, MOST, &n));
   assert_memory_equal(y.data, replayed, sizeof replayed);
   double end = 0;
-  bool product = false, attention = false, cached = false;
+  bool gemm = false, attention = false, cached = false;
   for (int i = 0; i < n; i++) {
     rfr_plan_op op;
     OK(rfr_program_op(p, 0, times[i].op, &op));
@@ -640,19 +640,19 @@ static void test_profile(void **state) {
     assert_true(times[i].kernel[0] != '\0');
     assert_int_equal(times[i].dtype, RFR_F32);
     if (strcmp(op.name, "matmul") == 0) {
-      product = true;
+      gemm = true;
       assert_true(times[i].flops == 2.0 * T * IN * H * D);
       assert_true(times[i].bytes == 4.0 * (T * IN + H * D * IN + T * H * D));
     } else if (strcmp(op.name, "attention") == 0) {
-      attention = true; /* two products over the pairs of a causal mask within each document */
+      attention = true; /* two GEMMs over the pairs of a causal mask within each document */
       assert_true(fabs(times[i].flops - 2.0 * 2 * (4 * 5 / 2 + 8 * 9 / 2) * H * D) < 1e-6);
       assert_string_equal(times[i].kernel, rfi_ctx_isa(ctx));
     } else if (strcmp(op.name, "attention_cached") == 0) {
-      cached = true; /* of positions 7 to 13 the first four see all before them, the others the window */
+      cached = true; /* positions 7 to 13: the first four see all previous positions, the others a window */
       assert_true(fabs(times[i].flops - 2.0 * 2 * (8 + 9 + 10 + 4 * WINDOW) * H * D) < 1e-6);
     }
   }
-  assert_true(product && attention && cached);
+  assert_true(gemm && attention && cached);
   rfr_programs_destroy(p);
 
   rfr_compile_options debug = rfr_compile_options_default();
@@ -663,7 +663,7 @@ static void test_profile(void **state) {
   rfr_trace_destroy(t);
 }
 
-/* Every allocation of compiling fails once: a status each time, nothing leaks. */
+/* Every allocation of compile fails once: each failure is a status, and no memory leaks. */
 static void test_allocation_faults(void **state) {
   (void)state;
   rfr_trace *t = training_step((step_shape){2, 8, true});

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Run, capture, replay: the backend runs bound ops one by one, captures the same ops as a
- * graph, and launches the graph, so eager and captured runs execute the same calls. A replay
- * first compares the caller's bindings with the captured inputs and runs nothing on a
- * mismatch. A profile is a third loop over the same calls; the other two never read a clock.
+ * Run, capture, replay: the backend runs bound ops one by one, captures the same ops as a graph, and launches the
+ * graph, so eager and captured runs execute the same calls. A replay first compares the caller's bindings with the
+ * captured inputs and runs nothing on a mismatch. A profile is a third loop over the same calls; the other two read no
+ * clock.
  */
 #include <stdio.h>
 #include <string.h>
@@ -17,7 +17,7 @@ static rfr_status check_hook(const rfr_programs *p) {
   return rfi_fail(RFI_E_PROGRAM_ORDER, "a hook of these programs cannot run or capture them");
 }
 
-/* Before ops run. */
+/* Check before ops run. */
 static rfr_status begin(rfr_programs *p) {
   RFI_TRY(check_hook(p));
   RFI_TRY(rfi_programs_attach(p));
@@ -58,7 +58,8 @@ static rfr_dtype first_float(const rfi_call *call) {
   return call->out[0].type.dtype;
 }
 
-/* The share of an op's work, counted by shapes, that the values of an operand leave. They may be on a device. */
+/* The fraction of an op's work, as counted from shapes, that is really done: it depends on the values of an operand,
+ * which may be on a device. */
 static rfr_status read_share(rfr_programs *p, const rfi_opr *op, const rfi_call *call, double *share) {
   const rfi_share *rule = op->def->share;
   if (!rule) return RFR_OK;
@@ -74,7 +75,7 @@ static rfr_status read_share(rfr_programs *p, const rfi_opr *op, const rfi_call 
   return s;
 }
 
-/* Ops that shared a launch get its time in proportion to their bytes. */
+/* The time of a shared launch is divided among its ops in proportion to their bytes. */
 static rfr_status run_timed(rfr_programs *p, const rfi_program *g, rfi_bound *bound, int n, rfr_op_time *times) {
   const double begin = rfi_now();
   for (int i = 0, many; i < n; i += many) {
@@ -88,7 +89,7 @@ static rfr_status run_timed(rfr_programs *p, const rfi_program *g, rfi_bound *bo
       const rfi_opr *op = &g->u.trace->ops[b->op];
       const rfi_cost cost = op->cost;
       double share = 1;
-      RFI_TRY(read_share(p, op, &b->call, &share)); /* now: a later op may overwrite these values */
+      RFI_TRY(read_share(p, op, &b->call, &share)); /* read before a later op overwrites the values */
       const double own = bytes > 0 ? seconds * cost.bytes / bytes : seconds / many;
       times[k] =
           (rfr_op_time){b->op, b->kernel, start - begin, own, cost.flops * share, cost.bytes, first_float(&b->call)};
@@ -185,7 +186,7 @@ rfr_status rfr_programs_poll(rfr_programs *p, int *idle) {
 
 /* ---- copies from and to the host ---- */
 
-/* Whether x's bytes lie within `whole`, a tensor of these programs with the same type. */
+/* Whether x lies within `whole`, a tensor of these programs, and has its type. */
 static bool is_part(const rfr_tensor *x, const rfr_tensor *whole) {
   return memcmp(&x->type, &whole->type, sizeof x->type) == 0 &&
          rfi_lies_in(x->data, x->bytes, whole->data, whole->bytes);

@@ -20,7 +20,7 @@ static void fill_arg(const rfr_trace *t, rfr_value v, rfi_arg *arg) {
   memcpy(arg->stride, x->stride, sizeof arg->stride);
 }
 
-/* A dead result has no bytes, but it has a type: kernels may take sizes from any result. */
+/* A dead result has no memory but still a type: kernels may read sizes from any result. */
 static rfr_status type_dead_results(rfr_ctx *ctx, const rfi_opr *op, rfi_arg *args) {
   rfr_type *types, out[RFI_MAX_NAMES];
   bool any = false;
@@ -42,7 +42,7 @@ static rfr_status type_dead_results(rfr_ctx *ctx, const rfi_opr *op, rfi_arg *ar
   return s;
 }
 
-/* Gives a collective op the communicator, which must have the op's number of ranks. */
+/* Sets the communicator of a collective op; its size must be the op's number of ranks. */
 static rfr_status set_comm(const rfi_executor *m, const rfi_opr *op, rfi_bound *b) {
   const int64_t ranks = op->attr[0].i;
   const char *file = op->at.file ? op->at.file : "";
@@ -53,7 +53,7 @@ static rfr_status set_comm(const rfi_executor *m, const rfi_opr *op, rfi_bound *
   if (m->comm->size != ranks)
     return rfi_fail_at(RFI_E_DIST_COMM, file, op->at.line, "%s over %lld ranks has a communicator of %d", op->def->name,
                        (long long)ranks, m->comm->size);
-  /* On cuda:none nothing is sent, so any engine stands for NCCL. */
+  /* On cuda:none nothing is sent, so any communicator can replace NCCL. */
   const bool planned = strcmp(rfi_ctx_device(m->ctx), "cuda:none") == 0;
   if (m->comm->table->host != m->backend->host && !planned)
     return rfi_fail_at(RFI_E_DIST_COMM, file, op->at.line, "%s on %s has a communicator of %s", op->def->name,
@@ -62,7 +62,7 @@ static rfr_status set_comm(const rfi_executor *m, const rfi_opr *op, rfi_bound *
   return RFR_OK;
 }
 
-/* Fills the call of op i with args, selects its kernel and asks for the workspace. */
+/* Fills the call of op i with its arguments, selects the kernel and queries its workspace. */
 static rfr_status select_op(const rfi_executor *m, const rfr_trace *t, int i, rfi_arg *args, rfi_bound *b) {
   const rfi_opr *op = &t->ops[i];
   for (int k = 0; k < op->n_in; k++) fill_arg(t, op->in[k], &args[k]);
@@ -97,8 +97,7 @@ rfr_status rfi_select_ops(const rfi_executor *m, const rfr_trace *t, rfi_bound *
   return RFR_OK;
 }
 
-/* Reports the kernel of a grouped GEMM and the reason for it, since there are several; of other ops, a reason against a
- * faster kernel. */
+/* Reports the kernel of a grouped GEMM and why it was chosen; for other ops, why there is no faster kernel. */
 static rfr_status report_choice(const rfr_trace *t, const rfi_bound *b, rfi_report *report) {
   const rfi_opr *op = &t->ops[b->op];
   if (!b->why && !rfi_is_grouped_gemm(op->def, &b->call)) return RFR_OK;

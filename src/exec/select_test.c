@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Selecting kernels: sizes that a library cannot take, ops without a kernel.
+ * Selecting kernels: sizes that a library does not support, ops without a kernel.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -14,7 +14,7 @@
 #include "refrain/ops.h"
 #include "support/context.h"
 
-/* A product of sizes beyond 32 bits, planned without memory. */
+/* A GEMM with more than 2^32 elements, planned without memory. */
 static void plan_product(rfr_dtype dtype, int64_t batch, int64_t M, int64_t N, int64_t K, bool ta) {
   rfr_trace *t;
   rfr_plan_summary sum;
@@ -34,7 +34,7 @@ static void plan_product(rfr_dtype dtype, int64_t batch, int64_t M, int64_t N, i
   rfr_trace_destroy(t);
 }
 
-/* oneDNN counts in 32 bits at places: it divides by zero at multiples of 2^32. */
+/* oneDNN uses 32-bit sizes in places: it divides by zero at multiples of 2^32. */
 static void test_huge_products(void **state) {
   (void)state;
   static const int64_t huge[] = {(int64_t)1 << 31, (int64_t)1 << 32, ((int64_t)1 << 32) + 64, (int64_t)1 << 33};
@@ -59,7 +59,7 @@ static rfr_status launcher(const rfr_call *c) {
   return RFR_OK;
 }
 
-/* A registered op runs on a GPU where it has a launcher; without one, compiling says which field is not set. */
+/* A registered op runs on a GPU if it has a launcher; without one, compiling reports which field is missing. */
 static void test_registered_launcher(void **state) {
   (void)state;
   rfr_ctx_options co = rfr_ctx_options_default();

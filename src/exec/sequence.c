@@ -16,7 +16,7 @@ enum { ENTRIES = 62 };
 
 typedef struct entry {
   int32_t op, dtype;
-  int64_t n; /* elements of the operand */
+  int64_t n; /* elements of operand 0 */
 } entry;
 
 typedef struct sequence {
@@ -28,7 +28,7 @@ _Static_assert(sizeof(sequence) == RFI_SEQUENCE_BYTES, "room of a rank");
 
 static void add(sequence *s, const rfi_opr *op, const rfi_call *call) {
   const entry e = {.op = op->def->code, .dtype = call->in[0].type.dtype, .n = rfi_count(&call->in[0].type)};
-  const unsigned char *bytes = (const unsigned char *)&e;                                /* without padding */
+  const unsigned char *bytes = (const unsigned char *)&e;                                /* the struct has no padding */
   for (size_t i = 0; i < sizeof e; i++) s->hash = (s->hash ^ bytes[i]) * 1099511628211u; /* FNV-1a */
   if (s->n < ENTRIES) s->entry[s->n] = e;
   s->n++;
@@ -53,7 +53,7 @@ static const char *describe(const sequence *s, int64_t i, char *text, size_t siz
   return text;
 }
 
-/* All ranks have the same error. */
+/* All ranks get the same error. */
 static rfr_status compare(const char *name, const sequence *all, int ranks) {
   char first[96], other[96];
   int r = 1;

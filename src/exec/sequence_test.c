@@ -15,12 +15,12 @@
 
 enum { RANKS = 3, ODD = 1, MOST = 80 };
 
-/* How the programs of rank ODD differ. */
+/* How the programs of rank ODD differ from the others. */
 typedef enum difference { SAME, ORDER, FEWER, SIZE, TYPE, LATE, PROGRAM } difference;
 
 typedef struct rank {
   difference how;
-  bool eager, debug, at_once; /* at_once: compared without a run */
+  bool eager, debug, at_once; /* compare without running */
   const char *says;           /* NULL: no error */
 } rank;
 
@@ -28,7 +28,7 @@ static rfr_value operand(rfr_trace *t, const char *name, int64_t n, rfr_dtype dt
   return rfr_input(t, name, RFR_ROLE_INPUT, dtype, 1, &n);
 }
 
-/* Counts its runs in the state "step". */
+/* Counts its executions in the state "step". */
 static rfr_trace *record(rfr_ctx *own, difference how, bool odd, int program) {
   char name[16];
   rfr_trace *t;

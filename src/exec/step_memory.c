@@ -50,7 +50,7 @@ rfr_status rfi_step_memory_reserve(const rfi_executor *m) {
   return RFR_OK;
 }
 
-/* Waits for the fill, since another user may begin in another stream. */
+/* Waits for the fill, because the next user may start on another stream. */
 rfr_status rfi_step_memory_allocate(const rfi_executor *m) {
   rfr_step_memory *s = m->layout.step;
   if (!s || s->data) return RFR_OK;
@@ -64,7 +64,7 @@ rfr_status rfi_step_memory_allocate(const rfi_executor *m) {
 
 static void *stream_of(const rfi_executor *m) { return m->backend->stream ? m->backend->stream(m->device) : NULL; }
 
-/* Refuses what could run beside the holder's work. */
+/* Refuses work that could run concurrently with the holder's. */
 static rfr_status check_idle(const rfr_step_memory *s, const rfi_executor *m) {
   const rfi_executor *holder = s->holder;
   bool idle = true;

@@ -23,16 +23,16 @@ typedef enum rfi_part {
 static inline bool rfi_is_parameter(int role) { return role == RFR_ROLE_TRAINABLE || role == RFR_ROLE_FROZEN; }
 
 typedef struct rfi_named {
-  rfr_tensor tensor; /* with data, once it is allocated */
-  rfi_region region; /* rings, persistent, or windows: an unreduced gradient, valid between two REDUCEs */
+  rfr_tensor tensor; /* its data is set once it is allocated */
+  rfi_region region; /* ring, persistent, or window: an unreduced gradient, valid between two REDUCEs */
   int64_t offset;    /* in the region; -1: the caller's memory, or not placed */
-  int64_t scratch;   /* in scratch memory, which warm-up uses if it is written */
-  bool written;      /* by some callable */
-  int writer;        /* of a state: the callable that writes it in a part; -1 */
+  int64_t scratch;   /* offset of the scratch copy that warm-up uses if the tensor is written */
+  bool written;      /* a callable writes it */
+  int writer;        /* the callable whose part `writer_part` writes this state; -1: none */
   rfi_part writer_part;
-  bool accumulate; /* a main gradient that is kept when a step begins */
-  int parameter;   /* of a main gradient: its parameter; else -1 */
-  int gradient;    /* of a parameter: its main gradient; -1 */
+  bool accumulate; /* the main gradient is not cleared when a step begins */
+  int parameter;   /* of a main gradient: the index of its parameter; else -1 */
+  int gradient;    /* of a parameter: the index of its main gradient; -1: none */
 } rfi_named;
 
 typedef struct rfi_storage {
@@ -41,15 +41,15 @@ typedef struct rfi_storage {
   int n, capacity;
 } rfi_storage;
 
-/* NULL: there is no such name, or name is NULL. */
+/* NULL: the name does not exist, or name is NULL. */
 rfi_named *rfi_storage_find(const rfi_storage *s, const char *name);
-/* Adds an input of a unit. *fresh: the new entry, persistent; NULL: it exists. Errors: program.state if it exists with
- * another type or role; `kind` and `unit` are for the message. */
+/* Adds an input of a unit. *fresh: the new, persistent entry; NULL: the name exists already. Errors: program.state if
+ * it exists with another type or role; `kind` and `unit` are for the message. */
 rfr_status rfi_storage_add(rfi_storage *s, rfi_arena *a, const rfi_value *x, const char *kind, const char *unit,
                            rfi_named **fresh);
-/* Places what is ours in a region. */
+/* Assigns offsets in a region to the tensors that are not the caller's. */
 void rfi_storage_place(rfi_storage *s, rfi_layout *l, rfi_region region);
-/* Sets the addresses of what is placed. */
+/* Sets the addresses of placed tensors. */
 void rfi_storage_attach(rfi_storage *s, const rfi_layout *l, bool host);
 
 #endif

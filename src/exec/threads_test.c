@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Contexts are independent: several threads compile, capture and replay at once, each with
- * its own context, and get the bits of a single thread. Under ThreadSanitizer this test finds
- * hidden global state. The floating-point mode of the host's threads changes no bit, and is
- * restored afterwards.
+ * Contexts are independent: several threads compile, capture and replay at once, each with its own context, and get
+ * bitwise the results of a single thread. Under ThreadSanitizer this test finds hidden global state. The floating-point
+ * mode of the host's threads does not change results, and is restored afterwards.
  */
 #include <fenv.h>
 #include <pthread.h>
@@ -128,7 +127,7 @@ typedef struct rounded {
   int mode, debug;
   float y[ROWS * WIDTH];
   rfr_status status;
-  int kept; /* threads of the pool in the mode that they were given */
+  int kept; /* pool threads that kept the floating-point mode they were given */
 } rounded;
 
 static rfr_status round_program(rfr_ctx *ctx, rounded *r) {
@@ -147,7 +146,7 @@ static rfr_status round_program(rfr_ctx *ctx, rounded *r) {
   for (int i = 0; s == RFR_OK && i < 2; i++) {
     s = rfr_programs_tensor(p, i ? "w" : "x", &x);
     for (int k = 0; s == RFR_OK && k < (i ? WIDTH : ROWS) * WIDTH; k++)
-      ((float *)x.data)[k] = (float)(k * 37 % 1009 - 504) / 512.0f; /* exact in any mode */
+      ((float *)x.data)[k] = (float)(k * 37 % 1009 - 504) / 512.0f; /* exact in every rounding mode */
   }
   if (s == RFR_OK) s = rfr_programs_load(p);
   if (s == RFR_OK) s = rfr_program_run(p, 0);
@@ -157,7 +156,7 @@ static rfr_status round_program(rfr_ctx *ctx, rounded *r) {
   return s;
 }
 
-/* In a separate thread, so that the pool is new: compilers' runtimes keep one per thread. */
+/* In a separate thread, so that the pool is new: OpenMP runtimes have one pool per thread. */
 static void *round_host(void *arg) {
   rounded *r = arg;
   rfr_ctx *ctx;
@@ -192,7 +191,7 @@ static void test_rounding_mode(void **state) {
     pthread_join(thread, NULL);
     assert_int_equal(other.status, RFR_OK);
     assert_memory_equal(near.y, other.y, sizeof near.y);
-    assert_int_equal(other.kept, near.kept); /* one without OpenMP */
+    assert_int_equal(other.kept, near.kept); /* 1 without OpenMP */
   }
 }
 

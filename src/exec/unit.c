@@ -61,7 +61,7 @@ rfr_status rfi_unit_select(const rfi_executor *m, rfi_exec_unit *u) {
   return RFR_OK;
 }
 
-/* Copies the kernels, with their own arguments. */
+/* Copies the kernels; each copy has its own arguments. */
 static rfr_status copy_bound(const rfi_executor *m, const rfi_exec_unit *u, rfi_bound **out) {
   rfi_bound *to = *out = rfi_arena_alloc(m->strings, sizeof *to * (size_t)(u->n_bound + 1));
   if (!to) return RFR_NO_MEMORY;
@@ -101,7 +101,7 @@ void rfi_unit_set_addresses(rfi_exec_unit *u, int slot, unsigned char *(*address
   }
 }
 
-/* Names the op that failed in the backend's last run, capture or launch, if the backend knows it. */
+/* Adds the failed op of the backend's last run, capture or launch to the error, if the backend knows it. */
 static rfr_status name_failed(rfr_status s, const rfi_executor *m, const rfi_exec_unit *u, const rfi_bound *bound) {
   const int i = s == RFR_OK ? -1 : m->backend->failed(m->device);
   return i < 0 ? s : rfi_name_op(s, u->trace, u->name, bound[i].op);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * Statistics of watched values against sums in f64 over the values themselves, eager against replay, with and without
- * recomputation; what watching leaves as it is; what is refused.
+ * recomputation; what watching must not change; what is refused.
  */
 #include <math.h>
 #include <stdio.h>
@@ -96,7 +96,7 @@ static void assert_stats(const rfr_watched *w, const sums *s) {
   assert_true(w->largest == s->largest && w->smallest == s->smallest && w->zeros == s->zeros / s->n);
 }
 
-/* Row 1 is zeros; with `bad` an element is NaN and one infinite. */
+/* Row 1 is zeros; with `bad`, one element is NaN and one infinite. */
 static void fill(rfr_programs *p, bool bad) {
   rfr_tensor x;
   rft_fill_inputs(p);
@@ -153,7 +153,7 @@ static void assert_equal_rows(const rfr_programs *p, const rfr_programs *q, int6
     const int k = find(q, name);
     rfr_watched a, b;
     OK(rfr_programs_watched(p, step, n, &a));
-    if (k < 0) continue; /* recomputed values are fused otherwise */
+    if (k < 0) continue; /* a recomputed value may be removed by another fusion */
     OK(rfr_programs_watched(q, step, k, &b));
     assert_memory_equal(&a.elements, &b.elements, sizeof a - offsetof(rfr_watched, elements));
   }
@@ -170,8 +170,8 @@ static void assert_same_weights(const rfr_programs *p, const rfr_programs *q) {
   }
 }
 
-/* Eager, replayed, recomputed and debugged programs have the same statistics, and the weights of one that watches
- * nothing. */
+/* Eager, replayed, recomputed and debugged programs have bitwise equal statistics, and the same weights as a program
+ * that watches nothing. */
 static void test_same_bits(void **state) {
   (void)state;
   rfr_trace *t = record_step(true);
@@ -210,8 +210,8 @@ static void test_names(void **state) {
                                       "mlp.gelu.1", "grad:down.input", "mlp.sum",        "up.output.1"};
   rfr_trace *t = record_step(true);
   rfr_programs *p = compile_watched(t, "*", 1, RFR_RECOMPUTE_KEEP);
-  for (int i = 0; i < 12; i++)
-    if ((find(p, names[i]) >= 0) != (i != 8 && i < 10)) fail_msg("%s", names[i]); /* a name counts in a microbatch */
+  for (int i = 0; i < 12; i++) /* ambiguous names are numbered within a microbatch */
+    if ((find(p, names[i]) >= 0) != (i != 8 && i < 10)) fail_msg("%s", names[i]);
   assert_non_null(strstr(rfr_program_report(p, 0, "lower"), "watched: \"*\": "));
   rfr_programs_destroy(p);
   p = compile_watched(t, "grad:*.weight", 1, RFR_RECOMPUTE_KEEP);
@@ -261,7 +261,7 @@ static void test_refused(void **state) {
   assert_int_equal(rfr_programs_watched(p, -1, 0, &x), RFR_INVALID);
   assert_int_equal(rfr_programs_watched(p, 0, 0, NULL), RFR_INVALID);
   assert_int_equal(rfr_programs_watched(NULL, 0, 0, &x), RFR_INVALID);
-  assert_int_equal(rfr_programs_watched(p, 0, 0, &x), RFR_INVALID); /* nothing has run */
+  assert_int_equal(rfr_programs_watched(p, 0, 0, &x), RFR_INVALID); /* nothing was executed */
   assert_string_equal(rfr_last_error()->slug, "program.order");
   rfr_programs_destroy(p);
   rfr_trace_destroy(t);

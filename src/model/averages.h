@@ -11,7 +11,7 @@
 
 /* Opens the optimizer's files of a checkpoint. Errors: run.ema if it has no averages; safetensors; file.*. */
 rfr_status rfi_averages_open(rfr_ctx *ctx, const char *folder, rfi_safetensors **out);
-/* The average of the parameter `name`, NULL if it has none: it was not trained. */
+/* The average of the parameter `name`; NULL: it has none, because it was not trained. */
 const rfi_stored *rfi_averages_find(const rfi_safetensors *st, const char *name);
 /* Reads the average of `name`, n elements, as f32; *found false: it has none, and `values` is unchanged. Errors: those
  * of reading; checkpoint for another size or a value that is not finite. */

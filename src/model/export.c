@@ -25,18 +25,18 @@
 #include "text/gguf_tokenizer.h"
 
 #define SHARD_BYTES 5000000000
-enum { CHUNK = 1 << 20 }; /* elements that are converted at once */
+enum { CHUNK = 1 << 20 }; /* elements per conversion */
 
 typedef struct exporter {
   rfr_ctx *ctx;
-  char *base, *folder; /* of the weights; of the adapter, or NULL */
+  char *base, *folder; /* folder of the weights; folder of the adapter, or NULL */
   rfi_hf_notes notes;
-  rfr_model_config c; /* dtype: of the result */
+  rfr_model_config c; /* dtype: that of the result */
   rfi_weights *weights;
-  rfi_safetensors *averages; /* that replace trained weights; NULL: none */
+  rfi_safetensors *averages; /* averages that replace trained weights; NULL: none */
   rfi_peft *peft;
   rfr_adapter *adapter;
-  rfr_model_config run; /* of the run of a checkpoint's adapter: its dtype and format of the base */
+  rfr_model_config run; /* for an adapter of a run: dtype and format of the base in that run */
 } exporter;
 
 rfr_export_options rfr_export_options_default(void) {
@@ -45,7 +45,7 @@ rfr_export_options rfr_export_options_default(void) {
 
 /* ---- reading ---- */
 
-/* Finds the weights and the adapter of a MODEL: a run's newest checkpoint; for an adapter also its base model. */
+/* Finds the weights and the adapter of a MODEL: a run's newest checkpoint; for an adapter, also its base model. */
 static rfr_status find_model(exporter *e, const char *model) {
   char *path = NULL, kind = 0;
   rfi_checkpoint *checkpoint = NULL;
@@ -115,7 +115,7 @@ static rfr_status hash_base(exporter *e, char hash[33]) {
   return RFR_OK;
 }
 
-/* If the adapter is that of a run, reads how the run had the base, and checks that the base is the same. */
+/* If the adapter belongs to a run, reads how the run stored the base, and checks that the base is the same. */
 static rfr_status check_base(exporter *e) {
   char *path = NULL, kind, mine[33];
   json_t *state = NULL;
@@ -187,7 +187,7 @@ static void close_model(exporter *e) {
   rfi_free(e->ctx, e->folder);
 }
 
-/* The average of a parameter, instead of the trained values; *found false: it has none. */
+/* The average of a parameter, which replaces the trained values; *found false: it has none. */
 static rfr_status read_average(exporter *e, const rfr_parameter *p, float *values, bool *found) {
   *found = false;
   if (!e->averages) return RFR_OK;
@@ -203,7 +203,7 @@ static rfr_status read_adapter(exporter *e, const rfr_model_config *with, int i,
   return averaged ? RFR_OK : rfi_peft_read(e->peft, with, i, *out);
 }
 
-/* Adds the adapter of a parameter to its values. */
+/* Merges the adapter of a parameter into its values. */
 static rfr_status merge(exporter *e, const rfi_adapter_target *target, float *values) {
   float *parts[3] = {NULL};
   rfr_status s = RFR_OK;
@@ -246,7 +246,7 @@ static rfr_status check_space(const char *out, int64_t bytes) {
 
 /* ---- folders ---- */
 
-/* Parameters [first, end) are one file. */
+/* Parameters [first, end) of one file. */
 typedef struct shard {
   int first, end;
   char name[64];
@@ -427,7 +427,7 @@ static rfr_status write_temporary(exporter *e, rfi_gguf_writer *w, const char *t
   return s;
 }
 
-/* Writes the file whose keys and tensors the writer has. */
+/* Writes a file with the writer's keys and tensors. */
 static rfr_status write_gguf(exporter *e, rfi_gguf_writer *w, const char *out, write_tensors write) {
   rfr_status s;
   char *temporary = NULL, *parent = NULL;
@@ -435,7 +435,7 @@ static rfr_status write_gguf(exporter *e, rfi_gguf_writer *w, const char *out, w
   RFI_GOTO(rfi_dir_create(parent));
   RFI_GOTO(check_space(parent, rfi_gguf_writer_bytes(w)));
   RFI_GOTO(rfi_path_temporary(e->ctx, out, &temporary));
-  RFI_GOTO(rfi_tree_remove(e->ctx, temporary)); /* of a dead process with our number */
+  RFI_GOTO(rfi_tree_remove(e->ctx, temporary)); /* left by a dead process that had our process id */
   s = write_temporary(e, w, temporary, write);
   if (s == RFR_OK) s = rfi_file_rename(e->ctx, temporary, out);
   if (s != RFR_OK) rfi_tree_discard(temporary);
@@ -464,7 +464,7 @@ static rfr_status read_part(exporter *e, const rfi_adapter_target *target, int p
   return read_adapter(e, &with, target->first + part, p, out);
 }
 
-/* The file has one alpha for all targets: llama.cpp scales by alpha / rank. */
+/* The file has one alpha for all targets, because llama.cpp scales by alpha / rank. */
 static rfr_status put_adapter(exporter *e, rfi_gguf_writer *w) {
   const rfi_block_format *f32 = rfi_block_format_named("F32");
   double alpha = 0.0;
@@ -498,7 +498,7 @@ static rfr_status put_adapter(exporter *e, rfi_gguf_writer *w) {
   return RFR_OK;
 }
 
-/* The rows of B are those of the weight. */
+/* The order of B's rows is that of the weight. */
 static rfr_status write_adapter(exporter *e, rfi_gguf_writer *w, rfi_file *file) {
   rfr_status s = RFR_OK;
   for (int i = 0; s == RFR_OK && i < 2 * e->adapter->n; i++) {
@@ -564,7 +564,7 @@ static rfr_status append_average(exporter *e, const rfr_model_config *with, int 
   return s;
 }
 
-/* The adapter's averages as its file of weights, in f32. */
+/* Writes the adapter's averages as its weights, in f32. */
 static rfr_status write_averages(exporter *e, rfi_checkpoint_writer *w) {
   rfr_model_config with = e->c;
   with.adapter = e->adapter;

@@ -94,7 +94,7 @@ static float *read_f32(rfr_ctx *ctx, const char *model, const char *name, int64_
   return data;
 }
 
-/* Every f32 weight of a folder is the same after an export, by the names of the model `c`. */
+/* Every f32 weight of a folder must be unchanged by an export, by the names of the model `c`. */
 static void compare_all(rfr_ctx *ctx, const char *from, const char *to) {
   rfr_model_config c = rfr_model_config_default(RFR_MODEL_LLAMA);
   rfr_parameter p;
@@ -103,7 +103,7 @@ static void compare_all(rfr_ctx *ctx, const char *from, const char *to) {
     int64_t n = 0, m = 0;
     float *a = read_f32(ctx, from, p.name, &n), *b = read_f32(ctx, to, p.name, &m);
     assert_int_equal(n, m);
-    /* The norms of Gemma lose a bit when 1 is added. */
+    /* The norms of Gemma lose a bit because 1 is added. */
     for (int64_t k = 0; k < n; k++)
       if (fabsf(a[k] - b[k]) > (strstr(p.name, "norm") ? 1e-6f : 0.0f)) fail_msg("%s: %s differs", to, p.name);
     free(a);
@@ -119,13 +119,13 @@ static void folders(void **state) {
     snprintf(path, sizeof path, MODELS "%s", names[i]);
     export_as(f, path, "hf", NULL, "folder");
     compare_all(f->ctx, path, rft_path(f, "folder"));
-    if (i >= 5) continue; /* GGUF has no key for a window of Mistral, or for Gemma 2's scale */
+    if (i >= 5) continue; /* GGUF has no key for the window of Mistral, or for Gemma 2's scale */
     export_as(f, path, "gguf", "f32", "m.gguf");
     compare_all(f->ctx, path, rft_path(f, "m.gguf"));
   }
 }
 
-/* Numbers within f32. */
+/* Compares numbers up to f32 precision. */
 static bool same_json(const json_t *a, const json_t *b) {
   const char *key;
   const json_t *x;
@@ -232,7 +232,7 @@ static void refused(void **state) {
   rfr_export_options o = rfr_export_options_default();
   assert_int_equal(rfr_export(f->ctx, MODELS "qwen3", rft_path(f, "here"), &o), RFR_INVALID);
   assert_string_equal(rfr_last_error()->slug, "export.exists");
-  /* Every failing file call leaves no file. */
+  /* After any failed file call no file is left. */
   for (int k = 1; k < 60; k++) {
     rfi_io_fault fault = {.fail_at = k, .error = 28};
     o.format = k % 2 ? "gguf" : "hf";
@@ -246,7 +246,7 @@ static void refused(void **state) {
   rfi_paths_deinit(&names);
 }
 
-/* W + scale B A of one target, in f64; the other formats have the same values. */
+/* W + scale B A of one target, in f64; the other formats must have the same values. */
 static void adapters(void **state) {
   rft_folder *f = *state;
   rft_folder from = {.ctx = f->ctx, .path = MODELS "adapters/llama-lora"};
@@ -279,7 +279,7 @@ static void adapters(void **state) {
   free(base);
   free(merged);
   compare_all(f->ctx, rft_path(f, "merged"), rft_path(f, "merged.gguf"));
-  /* The file for llama.cpp: A as it is, the rows of B interleaved as those of q. */
+  /* The file for llama.cpp: A is unchanged; the rows of B are interleaved like those of q. */
   export_as(f, rft_path(f, "adapter"), "gguf-lora", NULL, "lora.gguf");
   rfi_gguf *g;
   rfi_safetensors *st;
@@ -340,7 +340,7 @@ static void inspects(void **state) {
     rfi_string_deinit(&text);
   }
   assert_int_not_equal(rfr_inspect(f->ctx, MODELS "missing", 1, collect, NULL), RFR_OK);
-  rft_write(f, "step-000007/x", "", 0); /* the folder of a run is not described as a model without tensors */
+  rft_write(f, "step-000007/x", "", 0); /* a run folder must not be described as a model without tensors */
   rfi_string text = {.ctx = f->ctx};
   assert_int_equal(rfr_inspect(f->ctx, f->path, 0, collect, &text), RFR_INVALID);
   assert_string_equal(rfr_last_error()->slug, "run.folder");

@@ -42,7 +42,7 @@ static const rfi_gguf_value *key_of(const rfi_gguf *g, const rfi_gguf_architectu
   return rfi_gguf_key(g, name);
 }
 
-/* A size; an array has one element for each layer, which must be equal. */
+/* A size; if it is an array, it has one element per layer, and all must be equal. */
 static rfr_status get_size(const rfi_gguf *g, const rfi_gguf_value *v, int64_t *out) {
   RFI_TRY(rfi_gguf_int(g, v, 0, out));
   for (int64_t i = 1; i < v->count; i++) {
@@ -53,8 +53,8 @@ static rfr_status get_size(const rfi_gguf *g, const rfi_gguf_value *v, int64_t *
   return RFR_OK;
 }
 
-/* The files store f32; config.json has the shortest decimal that reads back equal, 1e-05 and not 9.999999747378752e-06.
- */
+/* The files store f32; config.json gets the shortest decimal that reads back equal: 1e-05, not
+ * 9.999999747378752e-06. */
 static double shortest(double x) {
   char text[32];
   double value = x;
@@ -160,8 +160,8 @@ static rfr_status read_list(rfr_ctx *ctx, rfi_gguf *g, const rfi_gguf_tensor *t,
   return s;
 }
 
-/* Phi-3's factors. An attention factor that the lengths give within f32 is left out: the reader of config.json computes
- * it. */
+/* Reads Phi-3's factors. An attention factor that equals the one derived from the lengths, up to f32, is left out: the
+ * reader of config.json computes it. */
 static rfr_status read_longrope(rfr_ctx *ctx, rfi_gguf *g, const rfi_gguf_architecture *a, json_t *o) {
   static const char *const tensors[] = {"rope_factors_short.weight", "rope_factors_long.weight"}, *const fields[] = {
                                                                                                       "short_factor",
@@ -326,7 +326,7 @@ rfr_status rfi_gguf_config(rfr_ctx *ctx, rfi_gguf *g, json_t **out) {
 
 /* ---- tensors ---- */
 
-/* Whether the tensor has the model's shape with the experts as first dimension; dimensions of 1 are ignored. */
+/* Whether the tensor has the model's shape with the experts as the first dimension; dimensions of 1 are ignored. */
 static bool has_shape(const rfi_gguf_tensor *t, int64_t experts, bool transposed, int rank, const int64_t *shape) {
   int64_t have[4], want[5];
   int n = 0, m = 0;
@@ -348,7 +348,8 @@ static void print_shape(char *text, size_t size, int rank, const int64_t *shape)
   if (n < size) snprintf(text + n, size - n, "]");
 }
 
-/* Reads a tensor in full, changes it as f32, and converts it. For vectors, and matrices that must be transposed. */
+/* Reads a complete tensor, changes it as f32, and converts it. Used for vectors, and for matrices that must be
+ * transposed. */
 static rfr_status read_changed(rfr_ctx *ctx, rfi_gguf *g, const rfi_gguf_tensor *t, rfi_gguf_change how,
                                int64_t head_dim, rfr_dtype dtype, void *out) {
   const int64_t columns = t->shape[t->rank - 1], rows = t->elements / columns, size = rfr_dtype_bits(dtype) / 8;

@@ -38,10 +38,10 @@ rfr_status rfi_gguf_write_parameter(rfr_ctx *ctx, rfi_gguf_writer *w, rfi_file *
 
 /* Adds the keys of an adapter on a model; alpha is the scale times the rank. Errors: model.config. */
 rfr_status rfi_gguf_put_adapter(rfi_gguf_writer *w, const rfr_model_config *c, double alpha);
-/* The tensor of a block's parameter that is one matrix. *head_dim: its rows are stored interleaved (rfi_gguf_read),
- * or 0. False: there is no such matrix. */
+/* The tensor of a block's parameter that is a single matrix. *head_dim: its rows are stored interleaved
+ * (rfi_gguf_read), or 0. False: there is no such matrix. */
 bool rfi_gguf_matrix_name(const rfr_model_config *c, int parameter, char *out, size_t size, int64_t *head_dim);
-/* Rows of a matrix in the order of the file; the two arrays do not overlap. */
+/* Copies the rows of a matrix into the order of the file; the two arrays must not overlap. */
 void rfi_gguf_interleave(const float *from, int64_t rows, int64_t width, int64_t head_dim, float *to);
 
 /* Refuses a model that llama.cpp would compute differently; type: the model_type of config.json, for errors. */

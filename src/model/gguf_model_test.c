@@ -82,7 +82,8 @@ static void gemma2_scale(void **state) {
   assert_true(c.attention_scalar == 10.0);
 }
 
-/* Replaces the first occurrence of `from` in a file by `to`, of the same length; at + `after` is the first byte. */
+/* Finds the first occurrence of `from` in a file, and overwrites the bytes at offset `after` from its start with `to`.
+ * The length of the file does not change. */
 static void patch(char *data, size_t n, const char *from, size_t after, const void *to, size_t n_to) {
   const size_t length = strlen(from);
   for (size_t i = 0; i + length + after + n_to <= n; i++) {

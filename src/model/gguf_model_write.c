@@ -103,8 +103,8 @@ static int file_type(const rfi_block_format *format) {
   return 0;
 }
 
-/* One tensor of the file: `count` groups of `rows` rows of the parameter, the first at `first`, the next `step` rows
- * later. */
+/* One tensor of the file: `count` groups of `rows` rows of the parameter; the first group begins at `first`, the next
+ * `step` rows later. */
 typedef struct part {
   char name[160];
   const rfi_block_format *format;
@@ -202,7 +202,8 @@ static rfr_status write_part(rfr_ctx *ctx, rfi_gguf_writer *w, rfi_file *file, c
     for (int64_t i = 0; i < width; i++) values[i] += 1.0f;
   if (t->how != RFI_GGUF_INTERLEAVED && t->how != RFI_GGUF_TRANSPOSED)
     return rfi_gguf_write_rows(w, file, values, t->rows);
-  const int64_t rows = t->rank == 1 ? width : t->rows, n = t->rank == 1 ? 1 : width; /* a bias has rows of one */
+  /* a bias counts as rows of one element */
+  const int64_t rows = t->rank == 1 ? width : t->rows, n = t->rank == 1 ? 1 : width;
   RFI_TRY(RFI_ALLOC(ctx, (size_t)(rows * n) * sizeof *moved, &moved));
   if (t->how == RFI_GGUF_INTERLEAVED) {
     rfi_gguf_interleave(values, rows, n, c->head_dim, moved);

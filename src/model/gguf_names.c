@@ -126,7 +126,7 @@ static const char *find_module(const module *rows, size_t n, const char *name, s
 }
 #define FIND(rows, name, length) find_module(rows, sizeof rows / sizeof rows[0], name, length)
 
-/* A number of a name, and the text after it and a dot; -1: there is none. */
+/* A number in a name, followed by a dot; *rest: the text after the dot. -1: there is none. */
 static int64_t number_at(const char **text) {
   int64_t x = 0;
   const char *p = *text;

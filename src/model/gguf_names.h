@@ -8,8 +8,8 @@
 #include "data/gguf.h"
 
 typedef struct rfi_gguf_architecture {
-  const char *name, *model_type, *moe_type; /* moe_type: with expert_count; NULL: without experts */
-  bool interleaved;                         /* rows of q and k */
+  const char *name, *model_type, *moe_type; /* moe_type: the name if expert_count is given; NULL: no experts */
+  bool interleaved;                         /* rows of q and k are interleaved */
   bool norm_plus_one;
   bool transposed; /* GEMM weights are Conv1D in the library */
   bool post_norms; /* norms after the branches */
@@ -22,7 +22,7 @@ typedef enum rfi_gguf_use {
   RFI_GGUF_SIZE,
   RFI_GGUF_REAL,
   RFI_GGUF_CHECKED
-} rfi_gguf_use; /* CHECKED: read by its own name */
+} rfi_gguf_use; /* CHECKED: read by a separate name */
 typedef struct rfi_gguf_hyperparameter {
   const char *key, *field; /* of the GGUF file after "ARCHITECTURE.", and of config.json */
   rfi_gguf_use use;
@@ -39,8 +39,8 @@ typedef enum rfi_gguf_change {
 } rfi_gguf_change;
 rfi_gguf_change rfi_gguf_change_of(const rfi_gguf_architecture *a, const char *name, int rank);
 
-/* The name of the tensor that has a Hugging Face tensor; *expert: which part of the packed tensor, or -1. False: no
- * such name. g NULL: of a file to be written. */
+/* The GGUF name of a Hugging Face tensor; *expert: its part of the packed tensor, or -1. False: there is no such name.
+ * g NULL: the names of a file that is written. */
 bool rfi_gguf_translate(const rfi_gguf *g, const rfi_gguf_architecture *a, const char *name, char *out, size_t size,
                         int64_t *expert);
 

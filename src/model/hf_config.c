@@ -89,8 +89,8 @@ static const struct {
                {"pruned_heads", EMPTY}};
 
 /* Fields that change the mathematics of other model types of the library, version 5.23. The library ignores them for
- * the families here, but a folder that has one was made for other code. They change nothing if they are null, false, 0
- * or empty; factors, if they are 1. */
+ * the families here, but a folder with such a field was made for other code. They are accepted if they are null, false,
+ * 0 or empty, or for factors if they are 1. */
 static const char changing[] =
     "activation_sparsity_pattern alibi altup_num_inputs apply_residual_connection_post_layernorm "
     "attention_chunk_size attention_k_eq_v attn_temperature_tuning audio_config block_types cca_time0 clip_qkv "
@@ -275,8 +275,8 @@ static bool is_known(const char *key) {
   return found;
 }
 
-/* Adds the unknown field names of an object to the list; nonzero when out of memory. `known_names`: NULL for fields of
- * config.json itself. */
+/* Adds the unknown field names of an object to the list; returns nonzero when out of memory. `known_names`: NULL for
+ * fields of config.json itself. */
 static int add_unknown(json_t *list, const json_t *o, const char *prefix, const char *known_names) {
   const char *key;
   json_t *value;

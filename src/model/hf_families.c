@@ -45,7 +45,7 @@ static rfr_status check_text(const json_t *o, const char *file, const char *key,
   return rfi_fail_at(RFI_E_MODEL_CONFIG, file, 0, "%s is %.100s; only %s is supported", key, value, only);
 }
 
-/* A required number above 0. `missing`: the value that null stands for; NULL: null is an error. */
+/* A required number above 0. `missing`: the value for which null stands; NULL: null is an error. */
 static rfr_status read_positive(const json_t *o, const char *file, const char *key, const double *missing, double *to) {
   if (!json_object_get(o, key)) return rfi_fail_at(RFI_E_MODEL_CONFIG, file, 0, "%s is missing", key);
   if (missing) *to = *missing;
@@ -54,7 +54,7 @@ static rfr_status read_positive(const json_t *o, const char *file, const char *k
   return rfi_fail_at(RFI_E_MODEL_CONFIG, file, 0, "%s is %g; it must be positive", key, *to);
 }
 
-/* The library checks types: an integral value must be written as an integer. */
+/* The library checks types, so an integral value must be written as an integer. */
 static json_t *number(double x) { return x == floor(x) && x < 1e15 ? json_integer((json_int_t)x) : json_real(x); }
 
 static json_t *cap(double x) { return x > 0.0 ? json_real(x) : json_null(); }
@@ -96,7 +96,7 @@ static rfr_status read_layer_types(const json_t *o, const char *file, bool liste
   return RFR_OK;
 }
 
-/* Which layers have a window: none, all, or those that layer_types names. */
+/* The layers that have a window: none, all, or those that layer_types names. */
 typedef enum layers { NONE, ALL, LISTED } layers;
 
 /* Reads sliding_window, which must be given, and layer_types. Without layer_types the pattern in `c` stays. */
@@ -134,7 +134,7 @@ static rfr_status read_gemma_activation(const json_t *o, const char *file, const
   return c->type == RFR_MODEL_GEMMA ? check_text(o, file, "hidden_act", "gelu_pytorch_tanh", "gelu") : RFR_OK;
 }
 
-/* Fields of all types but GPT-2. `required`: the sizes that have no usable default. */
+/* Fields of all types except GPT-2. `required`: sizes without a usable default. */
 static rfr_status read_base(const json_t *o, const char *file, unsigned required, rfr_model_config *c) {
   const field fields[] = {{"vocab_size", &c->vocab_size, INT32_MAX, true},
                           {"hidden_size", &c->hidden_size, RFI_MOST_WIDTH, true},

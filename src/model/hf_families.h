@@ -13,19 +13,20 @@
 
 typedef struct rfi_hf_family {
   const char *type, *architecture; /* of config.json */
-  rfr_model_type model;            /* rfr_model_config_default(model) precedes `read` */
+  rfr_model_type model;            /* rfr_model_config_default(model) is called before `read` */
   double norm_eps, rope_theta;     /* the library's defaults */
   bool tied;
   rfr_status (*read)(const json_t *o, const char *file, rfr_model_config *c);
-  int (*write)(json_t *o, const rfr_model_config *c); /* adds the fields of the family; nonzero when out of memory */
-  const char *fields;                                 /* those of the fields that other families refuse (hf_config.c) */
+  /* adds the fields of the family; returns nonzero when out of memory */
+  int (*write)(json_t *o, const rfr_model_config *c);
+  const char *fields; /* fields that other families refuse (hf_config.c) and this one reads */
 } rfi_hf_family;
 
 /* NULL past the last one. */
 const rfi_hf_family *rfi_hf_family_at(int i);
 /* The family of a model_type; NULL: unknown. */
 const rfi_hf_family *rfi_hf_family_find(const char *type);
-/* The family as which a description is written. */
+/* The family with which a description is written. */
 const rfi_hf_family *rfi_hf_family_of(const rfr_model_config *c);
 bool rfi_hf_is_mixtral(const rfr_model_config *c);
 

@@ -23,8 +23,8 @@ static json_t *unused_loss_of(const json_t *o) {
   return NULL;
 }
 
-/* The ids of special tokens that an object has. A null is kept, because defaults of the library are numbers. NULL when
- * out of memory. */
+/* The ids of special tokens in an object. A null is kept, because the library's defaults are numbers. NULL when out of
+ * memory. */
 static json_t *ids_of(const json_t *o) {
   static const char *const keys[] = {"bos_token_id", "eos_token_id", "pad_token_id"};
   json_t *ids = json_object();
@@ -56,7 +56,7 @@ static const char *const file_names[RFI_HF_N_FILES] = {RFI_HF_FILES(FILE_NAME)};
 /* The files stay in memory for all checkpoints; the largest published tokenizer.json has about 35 MB. */
 enum { KEPT_FILE_LIMIT = 256 << 20 };
 
-/* The files of a folder; for a GGUF file, those that the folder would have. */
+/* The files of a folder; for a GGUF file, those of the corresponding folder. */
 static rfr_status read_files(rfr_ctx *ctx, const char *model, rfi_hf_notes *out) {
   static const char *const tokenizers[] = {"tokenizer.json", "tokenizer.model", "vocab.json",
                                            "vocab.txt",      "merges.txt",      "spiece.model"};

@@ -17,7 +17,7 @@ const char rfi_hf_rope_fields[] =
 
 typedef struct settings {
   const json_t *o;         /* the object with the scaling; NULL: none */
-  const char *file, *name; /* of the object */
+  const char *file, *name; /* keys of the object */
   const json_t *top;       /* config.json */
 } settings;
 
@@ -29,7 +29,7 @@ static rfr_status read_original(const settings *s, const rfr_model_config *c, in
   return rfi_json_get_int(s->top, s->file, key, false, 1, INT32_MAX, original);
 }
 
-/* The library takes 0 for a missing value. */
+/* The library uses 0 for a missing value. */
 static rfr_status read_or(const settings *s, const char *key, double missing, double *to) {
   *to = 0.0;
   RFI_TRY(rfi_json_get_real(s->o, s->file, key, false, to));
@@ -125,7 +125,7 @@ static rfr_status read_scaling(const settings *s, rfr_model_config *c) {
   RFI_TRY(rfi_hf_refuse(s->o, s->file, phi3 ? "partial_rotary_factor" : ""));
   if (phi3) RFI_TRY(read_partial(s->o, s->file, c));
   if (strcmp(type, "default") == 0) return RFR_OK;
-  /* Phi-3's class takes older names for longrope */
+  /* Phi-3's class accepts older names for longrope */
   if (strcmp(type, "longrope") == 0 || (phi3 && (strcmp(type, "su") == 0 || strcmp(type, "yarn") == 0)))
     return read_longrope(s, c);
   if (strcmp(type, "yarn") == 0 && !phi3) return read_yarn(s, c);
@@ -213,7 +213,7 @@ static json_t *yarn(const rfr_rope_extension *e) {
                    e->attention_factor, "original_max_position_embeddings", (json_int_t)e->original);
 }
 
-/* Version 4 of Phi-3's class takes exactly three fields. */
+/* Version 4 of Phi-3's class accepts exactly three fields. */
 static json_t *longrope(const rfr_model_config *c) {
   const rfr_rope_extension *e = &c->rope_extension;
   const bool phi3 = c->type == RFR_MODEL_PHI3;

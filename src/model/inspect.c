@@ -47,14 +47,15 @@ static rfr_status put_safetensors(report *r, const char *path) {
   return s;
 }
 
-/* The model's description, or why it cannot be loaded. Errors of the file system and of memory are returned; so is that
- * the folder is a run's. */
+/* The model's description, or the reason why it cannot be loaded. Errors of the file system and of memory are returned,
+ * and so is the error that the folder is a run. */
 static rfr_status put_model(report *r, const char *path) {
   rfr_model_config c = rfr_model_config_default(RFR_MODEL_LLAMA);
   rfi_hf_notes notes = {0};
   rfr_status s = rfi_hf_read(r->ctx, path, false, &c);
   if (s == RFR_OK) s = rfi_hf_notes_read(r->ctx, path, &notes);
-  if (s != RFR_OK && strcmp(rfr_last_error()->slug, "run.folder") == 0) return s; /* no model, and it names one */
+  /* the folder is not a model, and the error names one */
+  if (s != RFR_OK && strcmp(rfr_last_error()->slug, "run.folder") == 0) return s;
   if (s == RFR_INVALID || s == RFR_UNSUPPORTED || s == RFR_MISMATCH)
     return put(r->root, "not_supported", json_string(rfr_last_error()->message));
   if (s == RFR_OK) {
@@ -82,7 +83,7 @@ static rfr_status put_model(report *r, const char *path) {
 
 /* ---- kinds ---- */
 
-/* A value of the metadata; of a list, its length. */
+/* A value of the metadata; for a list, its length. */
 static rfr_status metadata_of(const rfi_gguf *g, const rfi_gguf_value *v, json_t **out) {
   char text[64];
   *out = NULL;
@@ -149,7 +150,7 @@ static rfr_status has_file(report *r, const char *folder, const char *name, char
   return rfi_path_kind(*path, kind);
 }
 
-/* The commands that take an adapter. */
+/* Lists the commands that accept an adapter. */
 static rfr_status put_use(report *r, const char *folder, const json_t *config) {
   const char *base = json_string_value(json_object_get(config, "base_model_name_or_path"));
   rfi_string text = {.ctx = r->ctx};

@@ -102,12 +102,12 @@ static bool is_common(const rfr_model_config *c, const char *module, property wh
   return true;
 }
 
-/* The last component of the module's name if it means all modules alike, otherwise the full name. */
+/* The last component of the module's name if it identifies modules that are all alike, otherwise the full name. */
 static const char *shortest(const rfr_model_config *c, const char *module, property what, double value) {
   return is_common(c, module, what, value) ? last_of(module) : module;
 }
 
-/* A number as an integer where it is one. */
+/* Writes a number as an integer if it is one. */
 static json_t *number(double x) { return x == floor(x) && x < 1e15 ? json_integer((json_int_t)x) : json_real(x); }
 
 /* The value that most targets have. */
@@ -256,8 +256,8 @@ static rfr_status check_fields(const rfi_peft *p) {
   return RFR_OK;
 }
 
-/* PEFT's patterns are regular expressions for the end of a module's name, at a dot. Names of modules are supported,
- * with ^ for the full name; a dot stands for any character, as there. */
+/* PEFT's patterns are regular expressions that match the end of a module's name, after a dot. Supported are names of
+ * modules, with ^ for the full name; a dot matches any character, as in PEFT. */
 static bool pattern_matches(const char *key, const char *module) {
   const bool full = *key == '^';
   key += full;
@@ -302,8 +302,8 @@ static const rfi_stored *find_part(const rfi_peft *p, const rfr_model_config *c,
   return find_named(p, name);
 }
 
-/* A of a parameter of the model, before the targets are known; NULL: none. A single A of a module of experts belongs to
- * the weight with as many inputs. */
+/* Finds A of a parameter of the model, before the targets are known; NULL: none. A single A of a module of experts
+ * belongs to the weight with as many inputs. */
 static const rfi_stored *find_a(const rfi_peft *p, const rfr_model_config *c, int i, const char *module) {
   static const char *const suffixes[] = {"lora_A.weight", "lora_embedding_A"};
   const rfi_stored *found[2] = {NULL};
@@ -347,7 +347,7 @@ static rfr_status find_target(const rfi_peft *p, const rfr_model_config *c, int 
   return RFR_OK;
 }
 
-/* Every tensor must be one of the adapter. */
+/* Checks that every tensor belongs to the adapter. */
 static rfr_status check_tensors(const rfi_peft *p, rfr_model_config c, const rfr_adapter *a) {
   int expected = 0;
   char name[RFI_PEFT_NAME];
@@ -402,7 +402,7 @@ fail:
 rfr_status rfi_peft_check_f32(const rfi_peft *p, const rfr_model_config *c, int i) {
   rfr_type type;
   const rfi_stored *stored = find_part(p, c, i, &type);
-  if (!stored || stored->dtype == RFR_F32) return RFR_OK; /* reading it reports that it is missing */
+  if (!stored || stored->dtype == RFR_F32) return RFR_OK; /* reading reports that it is missing */
   return rfi_fail_at(RFI_E_RESUME_MISMATCH, p->weights_path, 0,
                      "%s is %s, but a resume with master weights needs them in f32", stored->name, stored->dtype_name);
 }

@@ -31,18 +31,18 @@ typedef struct rfi_peft rfi_peft;
 /* Errors: adapter; json; safetensors; file.*. */
 rfr_status rfi_peft_open(rfr_ctx *ctx, const char *folder, rfi_peft **out);
 void rfi_peft_close(rfi_peft *p); /* accepts NULL */
-/* Whether adapter_config.json and the tensors agree on a module: `has_tensors` must be what target_modules,
- * exclude_modules and layers_to_transform say or, of a packed parameter, target_parameters. `in_block`: all-linear
- * includes it. Errors: adapter, with both sides. */
+/* Checks that adapter_config.json and the tensors agree on a module: `has_tensors` must equal what target_modules,
+ * exclude_modules and layers_to_transform select or, for a packed parameter, target_parameters. `in_block`: all-linear
+ * includes the module. Errors: adapter, with both sides. */
 rfr_status rfi_peft_check_target(rfr_ctx *ctx, const json_t *config, const char *path, const char *module, bool packed,
                                  bool in_block, bool has_tensors);
-/* Makes the adapter that the folder describes, for the model `c` without one. The tensors decide the targets. Errors:
- * adapter, with the field or tensor that is not supported or does not fit the model. */
+/* Creates the adapter that the folder describes, for the model `c`, which has none. The tensors determine the targets.
+ * Errors: adapter, with the field or tensor that is not supported or does not fit the model. */
 rfr_status rfi_peft_adapter(const rfi_peft *p, const rfr_model_config *c, double dropout, rfr_adapter **out);
-/* The tensor of parameter i must be f32, unless it is missing. Errors: resume.mismatch. */
+/* Checks that the tensor of parameter i is f32, unless it is missing. Errors: resume.mismatch. */
 rfr_status rfi_peft_check_f32(const rfi_peft *p, const rfr_model_config *c, int i);
-/* Reads the values of parameter i of the model's list, of the adapter, as f32, in our order. Errors: adapter for a
- * missing tensor or another shape; model.nonfinite; file.*. */
+/* Reads the values of parameter i of the model's list, which belongs to the adapter, as f32, in our order. Errors:
+ * adapter for a missing tensor or another shape; model.nonfinite; file.*. */
 rfr_status rfi_peft_read(rfi_peft *p, const rfr_model_config *c, int i, float *data);
 
 #endif

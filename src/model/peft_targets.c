@@ -22,8 +22,8 @@ typedef struct target_query {
   rfr_ctx *ctx;
   const json_t *config;
   const char *path, *module;
-  bool in_block;     /* all-linear means it */
-  const char *field; /* the field that decides; NULL: the fields say nothing */
+  bool in_block;     /* all-linear includes it */
+  const char *field; /* the field that selected it; NULL: no field */
   bool wanted;
 } target_query;
 
@@ -80,13 +80,13 @@ static rfr_status match_pattern(const target_query *q, const char *field, const 
   return s;
 }
 
-/* Whether the first n bytes of `text` are `name` or end in it after a dot. */
+/* Whether the first n bytes of `text` are `name`, or end in it after a dot. */
 static bool ends_in_name(const char *text, size_t n, const char *name) {
   const size_t k = strlen(name);
   return k <= n && strncmp(text + n - k, name, k) == 0 && (k == n || text[n - k - 1] == '.');
 }
 
-/* Whether a list has the name, or its end after a dot; *full: the name itself. */
+/* Whether a list contains the name, or the end of it after a dot; *full: the list contains the full name. */
 static rfr_status match_list(const target_query *q, const char *field, const json_t *list, bool *out, bool *full) {
   *out = *full = false;
   for (size_t i = 0; i < json_array_size(list); i++) {
@@ -112,8 +112,8 @@ static rfr_status match_field(const target_query *q, const char *field, bool *ou
 
 /* ---- layers ---- */
 
-/* The number of the module's layer: the first component that is a number, follows the name `after` (NULL: at least two
- * components) and is not the last one. -1: none. */
+/* The number of the module's layer: the first component that is a number, follows the name `after` (NULL: follows at
+ * least two components) and is not the last component. -1: none. */
 static int64_t layer_of(const char *module, const char *after) {
   for (const char *dot = strchr(module, '.'); dot; dot = strchr(dot + 1, '.')) {
     const size_t before = (size_t)(dot - module), digits = strspn(dot + 1, "0123456789");
@@ -138,7 +138,7 @@ static rfr_status find_layer(const target_query *q, int64_t *out) {
   return RFR_OK;
 }
 
-/* Whether layers_to_transform has the module's layer; without the field every layer is in it. */
+/* Whether layers_to_transform contains the module's layer; without the field every layer is selected. */
 static rfr_status match_layer(const target_query *q, bool *limited, bool *out) {
   static const char field[] = "layers_to_transform";
   const json_t *layers = json_object_get(q->config, field);

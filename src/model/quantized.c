@@ -17,7 +17,7 @@ typedef struct reader {
 
 #define BAD(...) rfi_fail_at(RFI_E_MODEL_WEIGHTS, r->path, 0, __VA_ARGS__)
 
-/* NAME + suffix as f32 (or as bytes) with exactly n elements; free with rfi_free. */
+/* Reads NAME + suffix as f32 (or as bytes) with exactly n elements; free with rfi_free. */
 static rfr_status read_part(const reader *r, const char *suffix, rfr_dtype dtype, int64_t n, void **out) {
   char name[NAME];
   rfi_safetensors *file;
@@ -109,7 +109,7 @@ static rfr_status read_state(const reader *r, int rank, const int64_t *shape, st
   return s;
 }
 
-/* The scale of each block; free with rfi_free. */
+/* Reads the scale of each block; free with rfi_free. */
 static rfr_status read_scales(const reader *r, const state *q, int64_t n, float **out) {
   rfr_ctx *ctx = r->files->ctx;
   void *codes = NULL, *map = NULL, *nested = NULL;

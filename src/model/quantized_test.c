@@ -20,7 +20,7 @@ static void assert_ok(rfr_status s, const char *call, int line) {
   if (s != RFR_OK) fail_msg("line %d: %s: %s", line, call, rfr_last_error()->message);
 }
 
-/* Reads all weights of a folder; *differ: the number of tensors with other bits than expected. */
+/* Reads all weights of a folder; *differ: the number of tensors that are not bitwise as expected. */
 static rfr_status read_all(rfr_ctx *ctx, const char *folder, rfi_safetensors *expected, int *differ) {
   rfr_model_config c = rfr_model_config_default(RFR_MODEL_LLAMA);
   rfi_weights *w;

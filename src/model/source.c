@@ -8,7 +8,7 @@
 #include "data/json_file.h"
 #include "model/gguf_model.h"
 
-/* If the folder is a run's, the error names its newest checkpoint. */
+/* If the folder is a run, the error names its newest checkpoint. */
 static rfr_status refuse_run(rfr_ctx *ctx, const char *folder, const char *config_path) {
   char kind;
   const char *newest = NULL;

@@ -20,12 +20,12 @@
 
 struct rfi_weights {
   rfr_ctx *ctx;
-  char *path;     /* of the single file, or of the index */
+  char *path;     /* path of the single file, or of the index */
   rfi_gguf *gguf; /* NULL: a folder */
   bool *gguf_was_read;
   char **names;
   rfi_safetensors **shards;
-  bool **was_read; /* for each tensor of each shard */
+  bool **was_read; /* per tensor of each shard */
   int n;
 };
 
@@ -33,7 +33,7 @@ static bool is_plain(const char *name) {
   return *name && !strchr(name, '/') && !strchr(name, '\\') && strcmp(name, ".") != 0 && strcmp(name, "..") != 0;
 }
 
-/* Takes w->shards[w->n], which was opened. */
+/* Adds w->shards[w->n], which has been opened. */
 static rfr_status add_shard(rfi_weights *w, const char *name) {
   const int at = w->n++;
   RFI_TRY(RFI_ALLOC(w->ctx, (size_t)rfi_safetensors_count(w->shards[at]) + 1, &w->was_read[at]));
@@ -174,7 +174,7 @@ static rfr_status find_outer(rfi_weights *w, const char *name, int *shard, const
   return RFR_OK;
 }
 
-/* For rfi_quantized_read: every tensor that it finds counts as read. */
+/* For rfi_quantized_read; every tensor that it finds counts as read. */
 static rfr_status find_part(void *user, const char *name, rfi_safetensors **file, const rfi_stored **stored) {
   rfi_weights *w = user;
   int shard = 0;

@@ -7,11 +7,11 @@
  *   DoRA   y = (x WT + (x (scale A)T) BT) m / n + b, n = the norm of each row of W + scale B A, without a gradient
  *
  * These are recorded as ordinary ops before the base GEMM, so that a GEMM in FP8, which cannot share an accumulator,
- * can add onto their result. The scale is applied to A (r,in), the smallest operand, and not to x AT (T,r): a power
- * of two gives the same bits. Layers that read one x share one GEMM with their A side by side.
- * The pass fuse replaces the two GEMMs and their sum by one op (fuse_lora.c), and the two terms of dx as well. The
- * pass prune removes the gradient of the frozen base weight. A recipe applies to the base GEMM alone. Packed experts
- * have A (E,r,in) and B (E,out,r) and use grouped GEMMs.
+ * can accumulate into their result. The scale is applied to A (r,in), the smallest operand, and not to x AT (T,r): a
+ * power of two gives the same bits. Layers that read one x share one GEMM with their A side by side. The pass fuse
+ * replaces the two GEMMs and their sum by one op (fuse_lora.c), and the two terms of dx as well. The pass prune removes
+ * the gradient of the frozen base weight. A recipe applies to the base GEMM alone. Packed experts have A (E,r,in) and B
+ * (E,out,r) and use grouped GEMMs.
  */
 #include "nn/adapter.h"
 
@@ -63,13 +63,13 @@ const rfi_adapter_target *rfi_adapter_owner(const rfr_model_config *c, int i, rf
   return &a->targets[(i - a->base_count) / each];
 }
 
-/* The weight is stored as (in,out), as in GPT-2's blocks. */
+/* Whether the weight is stored as (in,out), as in GPT-2's blocks. */
 static bool is_swapped(const rfr_model_config *c, int parameter) {
   return c->type == RFR_MODEL_GPT2 && is_linear(rfi_parameter_kind(c, parameter));
 }
 
 /* (out,in) of a target, and the strides of its weight over them. An embedding table (V,C) has out C and in V. Returns
- * the number of such weights: the experts of a packed one, else 1. */
+ * the number of such weights: the experts of a packed one, otherwise 1. */
 static int64_t layout(const rfr_model_config *c, int parameter, int64_t size[2], int64_t stride[2]) {
   rfr_parameter p = {.rank = 2};
   (void)rfr_model_parameter(c, parameter, &p);
@@ -179,7 +179,7 @@ rfr_adapter_options rfr_adapter_options_default(void) {
       .size = sizeof(rfr_adapter_options), .rank = 16, .alpha = 32.0, .targets = all_linear, .n_targets = 1};
 }
 
-/* Whether a pattern of targets means this parameter: its module, or the parameter itself. A name without dots and
+/* Whether a pattern of targets matches this parameter: its module, or the parameter itself. A name without dots and
  * wildcards is the last part of a module's name, as in target_modules of PEFT. */
 static bool matches(const rfr_model_config *c, const char *pattern, int i) {
   char module[96];
@@ -212,7 +212,7 @@ static void list_modules(const rfr_model_config *c, char *out, size_t size) {
   }
 }
 
-/* The targets among n that a pattern matches; at least one must. */
+/* Lists the targets among n that a pattern matches; at least one must match. */
 static rfr_status check_match(const rfr_model_config *c, const char *what, const char *pattern, const bool *among) {
   char modules[256];
   rfr_parameter p;
@@ -232,7 +232,7 @@ static rfr_status check_match(const rfr_model_config *c, const char *what, const
                   strcmp(what, "targets") == 0 ? "module" : "target", pattern, modules);
 }
 
-/* The number of the last pattern that matches; patterns later in the list win. */
+/* The number of the last pattern that matches, because later patterns in the list win. */
 static double number_of(const rfr_model_config *c, const rfr_adapter_number *numbers, int n, int i, double otherwise) {
   for (int k = 0; k < n; k++)
     if (matches(c, numbers[k].match, i)) otherwise = numbers[k].value;
@@ -288,8 +288,8 @@ static rfr_value scaled(rfr_trace *t, rfr_value x, double scale) {
   return scale == 1.0 ? x : rfr_scale(t, x, scale, RFR_NONE);
 }
 
-/* m / n for each row of the result: see the top. V = W + scale B A; a norm's reciprocal root mean square gives 1 / n.
- * */
+/* m / n for each row of the result: see the head of this file. V = W + scale B A; the reciprocal root mean square of a
+ * norm gives 1 / n. */
 static rfr_value magnitude_scale(rfr_trace *t, const rfi_adapter_target *target, rfr_value w, bool swapped, rfr_value a,
                                  rfr_value b, rfr_value magnitude, rfr_dtype to) {
   const double tiny = 1e-30;
@@ -305,8 +305,8 @@ static rfr_value magnitude_scale(rfr_trace *t, const rfi_adapter_target *target,
   return to == RFR_F32 ? g : rfr_cast(t, g, to);
 }
 
-/* The op of no microbatch that comes before those of all microbatches and equals this one; NULL: none. *open: such an
- * op can still be recorded. */
+/* Finds an op without a microbatch that precedes those of all microbatches and equals this one; NULL: none. *open: such
+ * an op can still be recorded. */
 static const rfi_opr *find_shared(const rfr_trace *t, const rfi_opr *like, bool *open) {
   *open = true;
   for (int i = 0; i < t->n_ops; i++) {
@@ -321,8 +321,8 @@ static const rfi_opr *find_shared(const rfr_trace *t, const rfi_opr *like, bool 
   return NULL;
 }
 
-/* An op on trained weights, recorded once if possible: then gradients are summed over microbatches before they are
- * scaled and sliced. Autodiff wants such an op before those of all microbatches. */
+/* Records an op on trained weights once if possible, so that gradients are summed over microbatches before they are
+ * scaled and sliced. Autodiff requires such an op to precede those of all microbatches. */
 static rfr_value of_weights(rfr_trace *t, rfi_opcode code, int n, rfr_value *in, rfi_attr attr) {
   const rfi_opr like = {.def = rfi_op_def_get(code), .n_in = n, .in = in, .attr = &attr};
   bool open;
@@ -336,7 +336,7 @@ static rfr_value of_weights(rfr_trace *t, rfi_opcode code, int n, rfr_value *in,
   return y;
 }
 
-/* scale A of n targets, one below the other. */
+/* scale A of n targets, stacked vertically. */
 static rfr_value scaled_a(rfr_trace *t, const rfr_value *parameters, const rfi_adapter_target *const *targets, int n) {
   rfr_value a[RFI_MOST_SHARED];
   for (int i = 0; i < n; i++) a[i] = parameters[targets[i]->first];
@@ -346,14 +346,15 @@ static rfr_value scaled_a(rfr_trace *t, const rfr_value *parameters, const rfi_a
 
 static bool drops(const rfr_adapter *a, rfr_value step) { return a->dropout > 0.0 && step != RFR_NONE; }
 
-/* Whether the A of two targets can be one tensor; a frozen one would get a gradient with the other. */
+/* Whether the A of two targets can be one tensor. A frozen one cannot be part of it, because it would get a gradient
+ * with the other. */
 static bool is_alike(const rfr_trace *t, const rfr_value *parameters, const rfi_adapter_target *p,
                      const rfi_adapter_target *q) {
   const rfr_value a = parameters[p->first], b = parameters[q->first];
   return p->scale == q->scale && a >= 0 && b >= 0 && t->values[a].role == t->values[b].role;
 }
 
-/* The targets of n weights that read one x; false: their A cannot be one tensor. */
+/* The targets of n weights that read the same x; false: their A cannot be one tensor. */
 static bool find_alike(const rfr_trace *t, const rfr_model_config *c, const rfr_value *parameters, const int *weights,
                        int n, rfr_value step, const rfi_adapter_target **targets) {
   for (int i = 0; i < n; i++) {

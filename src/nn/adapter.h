@@ -54,15 +54,15 @@ rfr_status rfi_adapter_create(rfr_ctx *ctx, const rfr_model_config *c, const rfi
 /* The i-th parameter of the model's list, i at least base_count. */
 rfr_status rfi_adapter_parameter(const rfr_model_config *c, int i, rfr_parameter *out);
 
-/* u[i] = x (scale A)T (T,r) of each of n weights, at most RFI_MOST_SHARED, that read x, by one GEMM. RFR_NONE where
- * that is not possible, as with dropout, whose masks differ. */
+/* u[i] = x (scale A)T (T,r) for each of n weights that read x, at most RFI_MOST_SHARED, by one GEMM. RFR_NONE if that
+ * is not possible, for example with dropout, whose masks differ. */
 void rfi_adapter_project(rfr_trace *t, const rfr_model_config *c, const rfr_value *parameters, const int *weights,
                          int n, rfr_value x, rfr_value step, rfr_value *u);
-/* Records scale A of n weights that read one x, before the ops of the first microbatch. */
+/* Records scale A of n weights that read the same x, before the ops of the first microbatch. */
 void rfi_adapter_prepare(rfr_trace *t, const rfr_model_config *c, const rfr_value *parameters, const int *weights,
                          int n, rfr_value step);
 /* x W + b in the layout of the model's type, plus the adapter of the parameter `weight`. u: from rfi_adapter_project,
- * or RFR_NONE. `to` is the type of the result. `step`: a step block turns dropout on, RFR_NONE off. */
+ * or RFR_NONE. `to`: the type of the result. `step`: the step block, which enables dropout; RFR_NONE disables it. */
 rfr_value rfi_adapter_linear(rfr_trace *t, const rfr_model_config *c, const rfr_value *parameters, int weight,
                              rfr_value x, rfr_value u, rfr_value bias, rfr_value step, rfr_dtype to);
 /* y plus the adapter of a packed weight of experts; x, y: rows sorted by expert. */

@@ -29,7 +29,7 @@ rfr_value rfi_nn_block(const rfi_nn *n, rfr_value x) {
   y = (rfr_model_has_experts(n->c, n->layer) ? rfi_nn_moe : rfi_nn_mlp)(n, y);
   if (rfi_has_post_norms(n->c)) y = rfi_nn_norm(n, y, RFI_PARAM_POST2);
   y = rfi_nn_scale(n, rfi_nn_dropout(n, y), n->c->residual_multiplier);
-  /* where all is recomputed, from the input of each block */
+  /* the layers whose activations are all recomputed, from the input of each block */
   const rfr_policy policy = rfi_trace_records(n->t) ? (rfr_policy)n->t->policy : RFR_POLICY_AUTO;
   if (policy == RFR_POLICY_RECOMPUTE) rfr_set_recompute(n->t, RFR_POLICY_KEEP);
   x = rfr_add(n->t, x, y);

@@ -307,10 +307,10 @@ static float normal(uint32_t a, uint32_t b, float scale) {
   return (float)sum * scale;
 }
 
-/* Between -bound and bound: the middles of 2^24 equal parts, which are exact in f32. */
+/* Uniform between -bound and bound: the midpoints of 2^24 equal intervals, which are exact in f32. */
 static float centred(uint32_t a, float bound) { return ((float)(a >> 8) + 0.5f - 8388608.0f) * 0x1p-23f * bound; }
 
-enum { MANY = 1 << 14 }; /* from this many numbers on, threads are faster */
+enum { MANY = 1 << 14 }; /* with fewer numbers, threads are slower */
 
 rfr_status rfr_parameter_fill(const rfr_parameter *p, uint64_t seed, rfr_dtype dtype, int threads, void *data) {
   if (dtype != RFR_F32 && dtype != RFR_BF16 && dtype != RFR_F16)

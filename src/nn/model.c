@@ -55,8 +55,8 @@ static rfr_value embed(const rfi_nn *n, rfr_value tokens) {
   return rfi_nn_dropout(n, x);
 }
 
-/* The layers from `first` to `end`: x are the tokens before the first layer, and the result is that of the last norm
- * after the last one. */
+/* The layers from `first` to `end`. For the first layer x are the tokens; after the last layer the result is that of
+ * the final norm. */
 static rfr_value forward(rfi_nn *n, rfr_value x, int64_t first, int64_t end) {
   rfi_nn_prepare(n, first, end);
   if (first == 0) x = embed(n, x);

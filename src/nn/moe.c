@@ -44,7 +44,7 @@ static rfr_value shared_expert(const rfi_nn *n, rfr_value x) {
   return rfr_mul(n->t, rfi_nn_mlp(n, x), rfr_expand(n->t, gate, 1, n->c->hidden_size));
 }
 
-/* x (R,K) times the weight of each row's expert, and the weight's adapter. */
+/* x (R,K) times the weight of each row's expert, plus the adapter of the weight. */
 static rfr_value experts_linear(const rfi_nn *n, rfr_value x, rfi_param_kind weight, rfr_value offsets) {
   const rfr_value y = rfr_grouped_linear(n->t, x, rfi_nn_parameter(n, weight), offsets, RFR_NONE, RFR_NONE);
   return rfi_adapter_experts(n->t, n->c, n->parameters, rfi_parameter_index(n->c, weight, n->layer), x, offsets, y);
@@ -58,7 +58,7 @@ static rfr_value experts_mlp(const rfi_nn *n, rfr_value rows, rfr_value offsets,
   return experts_linear(n, y, RFI_PARAM_EXPERT_DOWN, offsets);
 }
 
-/* A choice of experts, and the rows sorted by it. */
+/* The chosen experts, and the rows sorted by expert. */
 typedef struct routing {
   rfr_value weight, splits, order, place;
 } routing;
@@ -73,8 +73,8 @@ static rfr_value own_experts(const rfi_nn *n, rfr_value x, const routing *r) {
   return rfr_moe_unpermute(t, y, r->order, r->place, RFR_NONE);
 }
 
-/* Experts of all ranks. Rows and their weights go to the ranks that have the experts, are sorted there, and come back;
- * so a row is computed as on one rank, and its terms are added in the same order. */
+/* Expert parallelism: rows and their weights are sent to the ranks that have the experts, are sorted there, and are
+ * sent back. So a row is computed as on one rank, and its terms are added in the same order. */
 static rfr_value spread_experts(const rfi_nn *n, rfr_value x, const routing *r) {
   const rfr_model_config *c = n->c;
   rfr_trace *t = n->t;

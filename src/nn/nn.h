@@ -13,14 +13,15 @@
 
 /* Limits of a description; checked by rfr_model_config_check, and by readers before a value is used. */
 enum {
-  RFI_MOST_WIDTH = 1 << 20, /* hidden_size */
-  RFI_MOST_INNER = 1 << 24, /* intermediate_size, of an expert too; heads x head_dim */
-  RFI_MOST_HEADS = 1 << 16, /* num_attention_heads, head_dim */
+  RFI_MOST_WIDTH = 1 << 20, /* maximum hidden_size */
+  RFI_MOST_INNER = 1 << 24, /* maximum intermediate_size, also of an expert; maximum heads x head_dim */
+  RFI_MOST_HEADS = 1 << 16, /* maximum num_attention_heads; maximum head_dim */
   RFI_MOST_EXPERTS = 1 << 16,
-  RFI_MOST_EXPERTS_IN_ALL = 1 << 20 /* layers x experts */
+  RFI_MOST_EXPERTS_IN_ALL = 1 << 20 /* maximum layers x experts */
 };
 enum { RFI_DROPOUT_STREAM = 1 }; /* random stream of all dropout of a model; the ops differ by site */
-#define RFI_MOST_ELEMENTS 0x1p50 /* of all parameters: byte counts of weights and states stay far below 2^63 */
+/* maximum elements of all parameters: byte counts of weights and states stay far below 2^63 */
+#define RFI_MOST_ELEMENTS 0x1p50
 
 /* The parameters of a model or layer by purpose. The bias of a weight is the next enumerator. */
 typedef enum rfi_param_kind {
@@ -80,28 +81,29 @@ int rfi_parameter_index(const rfr_model_config *c, rfi_param_kind kind, int64_t 
 
 /* The layer of the i-th parameter, that of an adapter included: -1 before the layers, c->layers after them. */
 int64_t rfi_parameter_layer(const rfr_model_config *c, int i);
-/* The layers from `first` to `end` - 1 of a pipeline's stage: x are i32 (T) tokens before the first layer, otherwise
- * (T,C) from the layer before; the result is (T,C), after the last layer that of the last norm. A model with experts
- * has no access to their routing here. */
+/* The layers from `first` to `end` - 1, as a stage of a pipeline. x is i32 (T) tokens for the first layer, otherwise
+ * (T,C) from the previous layer. The result is (T,C), for the last layer that of the final norm. The routing of a model
+ * with experts is not returned. */
 rfr_value rfi_model_layers(rfr_trace *t, const rfr_model_config *c, const rfr_value *parameters, rfr_value x,
                            rfr_value offsets, rfr_value step, int64_t first, int64_t end);
 
-/* The purpose of the i-th parameter of the model, the adapter's not included. */
+/* The purpose of the i-th parameter of the model, without those of the adapter. */
 rfi_param_kind rfi_parameter_kind(const rfr_model_config *c, int i);
 /* Whether a tensor is a weight of experts, or its gradient or state. */
 bool rfi_is_of_experts(const char *name);
-/* Elements of all parameters. The sizes must be within their own limits. */
+/* The number of elements of all parameters. The sizes must be within their own limits. */
 double rfi_model_elements(const rfr_model_config *c);
 
-/* The frequencies, in radians per position, of a model with rope_extension or rotary_dim, for programs with documents
- * of at most `longest` rows, and the factor of rotated columns. Returns their number, at most RFR_MAX_LIST. */
+/* Computes the frequencies, in radians per position, of a model with rope_extension or rotary_dim, for programs with
+ * documents of at most `longest` rows, and the factor by which rotated columns are multiplied. Returns their number, at
+ * most RFR_MAX_LIST. */
 int rfi_rope_frequencies(const rfr_model_config *c, int64_t longest, double *frequency, double *scale);
 
 /* Declares the i-th parameter as an input of the trace; a quantized one is frozen. */
 rfr_value rfi_declare_parameter(rfr_trace *t, const rfr_model_config *c, int i, rfr_role role);
 /* The values of the i-th parameter: the parameter, or its dequantized values. */
 rfr_value rfi_parameter_values(rfr_trace *t, const rfr_model_config *c, const rfr_value *parameters, int i);
-/* A linear weight of a block, the experts' included. */
+/* A linear weight of a block, including those of experts. */
 bool rfi_is_linear(rfi_param_kind kind);
 
 /* The state of recording one forward pass. */
@@ -109,24 +111,25 @@ typedef struct rfi_nn {
   rfr_trace *t;
   const rfr_model_config *c;
   const rfr_value *parameters;
-  rfr_value offsets;   /* i32 (documents+1); with a cursor: RFR_NONE */
+  rfr_value offsets;   /* i32 (documents+1); RFR_NONE with a cursor */
   rfr_value cursor;    /* of a text with cached keys and values; otherwise RFR_NONE */
   int64_t capacity;    /* rows of the caches */
   rfr_value positions; /* i32 (T): row within its document */
   rfr_value step;      /* RFR_NONE: no dropout */
-  rfr_experts experts; /* members that the caller does not want are NULL */
+  rfr_experts experts; /* members are NULL if the caller does not need them */
   int64_t tokens;      /* T */
   int64_t layer;
-  int64_t routers; /* layers with experts before this layer */
+  int64_t routers; /* number of layers with experts before this layer */
 } rfi_nn;
 
 rfr_value rfi_nn_parameter(const rfi_nn *n, rfi_param_kind kind); /* RFR_NONE if the model does not have it */
 /* x W (+ b), with W in the layout of the model type. */
 rfr_value rfi_nn_linear(const rfi_nn *n, rfr_value x, rfi_param_kind weight);
-/* The same with the adapter's part that linears of one x share, u[i] of rfi_nn_project for at most 3 weights. */
+/* The same with the adapter's part that several linears of x share: u[i] of rfi_nn_project, for at most 3 weights. */
 rfr_value rfi_nn_linear_with(const rfi_nn *n, rfr_value x, rfi_param_kind weight, rfr_value u);
 void rfi_nn_project(const rfi_nn *n, rfr_value x, const rfi_param_kind *weights, int count, rfr_value *u);
-/* Records what the adapters of layers `first` to `end` - 1 need of their weights alone; before anything else. */
+/* Records the ops on adapters of layers `first` to `end` - 1 that depend only on weights; must precede everything
+ * else. */
 void rfi_nn_prepare(rfi_nn *n, int64_t first, int64_t end);
 rfr_value rfi_nn_norm(const rfi_nn *n, rfr_value x, rfi_param_kind weight);
 rfr_value rfi_nn_dropout(const rfi_nn *n, rfr_value x);

@@ -189,7 +189,7 @@ static void first_values(void **state) {
   }
   assert_float_equal(sum / N, 0.0, 5 * 0.02 / sqrt(N));
   assert_float_equal(sqrt(squares / N), 0.02, 0.02 * 0.03);
-  assert_float_equal(cross / N / (0.02 * 0.01), 0.0, 5 / sqrt(N)); /* names give independent numbers */
+  assert_float_equal(cross / N / (0.02 * 0.01), 0.0, 5 / sqrt(N)); /* the names give independent numbers */
   float again[N];
   assert_int_equal(rfr_parameter_fill(&up, 8, RFR_F32, 1, again), RFR_OK);
   assert_memory_not_equal(a, again, sizeof again);

@@ -157,7 +157,7 @@ static int count(const rfr_model_config *c, int which, bool experts) {
   return n;
 }
 
-/* Number of parameters of the layers before `layer`. */
+/* The number of parameters of the layers before `layer`. */
 static int before(const rfr_model_config *c, int64_t layer) {
   int with = 0;
   for (int64_t l = 0; l < layer && c->experts > 0; l++) with += rfr_model_has_experts(c, l);
@@ -200,7 +200,7 @@ static void describe(const rfr_model_config *c, const row *r, int64_t layer, rfr
   out->init = r->init == '1' ? RFR_INIT_ONES : r->init == '0' ? RFR_INIT_ZEROS : RFR_INIT_NORMAL;
   if (r->init == '1' && rfi_is_gemma(c)) out->init = RFR_INIT_ZEROS; /* Gemma stores the scale minus one */
   out->std = c->init_std;
-  /* 2L branches are summed in the residual stream: this keeps its variance at that of one branch. */
+  /* the residual stream sums 2L branches: this keeps its variance at that of one branch */
   if (r->init == 'r') out->std = c->init_std / sqrt(2.0 * (double)c->layers);
 }
 

@@ -15,7 +15,7 @@ static double pair_of(const rfr_model_config *c, double turns, double columns) {
   return columns * log((double)c->rope_extension.original / (turns * 2 * M_PI)) / (2 * log(c->rope_theta));
 }
 
-/* Divides frequencies by the factor: from pair `high` on all, up to pair `low` none. */
+/* Divides frequencies by the factor: fully from pair `high` on, not at all up to pair `low`. */
 static void yarn(const rfr_model_config *c, int pairs, double *frequency) {
   const rfr_rope_extension *e = &c->rope_extension;
   double low = pair_of(c, e->beta_fast, 2.0 * pairs), high = pair_of(c, e->beta_slow, 2.0 * pairs);

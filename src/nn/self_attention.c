@@ -27,7 +27,7 @@ static rfr_value cached(const rfi_nn *n, const char *which, rfr_value x) {
   return rfr_cache_write(n->t, cache, x, n->cursor);
 }
 
-/* Rows of the longest document that this program may have. */
+/* Rows of the longest document that this program accepts. */
 static int64_t longest_document(const rfi_nn *n) {
   const int64_t rows = n->cursor == RFR_NONE ? n->tokens : n->capacity;
   const int64_t longest = n->c->longest > 0 ? n->c->longest : n->c->max_positions;

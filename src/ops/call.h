@@ -4,7 +4,7 @@
  * from outside the tree receive the same. A kernel does not see the trace.
  *
  * Kernel contract: no allocation; no synchronization except among its own threads; the amount of work and its split
- * depend on shapes only, not on values; no write outside its results and its workspace; the same bits for the same
+ * depend on shapes only, not on values; no write outside its results and its workspace; bitwise equal results for equal
  * inputs and the same number of threads. A kernel must handle empty tensors.
  */
 #ifndef RFI_CALL_H

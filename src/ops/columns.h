@@ -5,17 +5,17 @@
  * Rows are added in chunks, each from zero in f32, and the chunks are added in f64. So the error is that of one chunk,
  * however many rows there are, and the accumulators stay in the L1 cache. The work is split over columns, without
  * partial results, or over chunks, whose sums a second loop adds in order. The second way suits operands that an op
- * split over rows has just written: each thread finds its rows in its cache. The bits do not depend on the way, the
- * split or the number of threads.
+ * split over rows has just written: each thread finds its rows in its cache. Results are bitwise equal for both ways,
+ * every split and every number of threads.
  */
 #ifndef RFI_COLUMNS_H
 #define RFI_COLUMNS_H
 
 #include "ops/walk.h"
 
-enum { RFI_COLUMN_UNIT = 16, RFI_COLUMN_ROWS = 32 }; /* a cache line of f32; rows in a chunk */
+enum { RFI_COLUMN_UNIT = 16, RFI_COLUMN_ROWS = 32 }; /* one cache line of f32; rows per chunk */
 
-/* Adds row `row` of columns column ... column + n - 1 (n <= RFI_BLOCK) to sum. */
+/* Adds row `row` of columns column ... column + n - 1 to sum; n <= RFI_BLOCK. */
 typedef void (*rfi_column_fn)(const rfi_call *c, int64_t row, int64_t column, int64_t n, float *sum);
 
 /* total[0 ... n-1] += the columns' sums over all rows. */
@@ -32,13 +32,13 @@ static inline void rfi_sum_rows(const rfi_call *c, int64_t rows, int64_t column,
 
 static inline int64_t rfi_column_units(int64_t columns) { return (columns + RFI_COLUMN_UNIT - 1) / RFI_COLUMN_UNIT; }
 
-/* total[0 ... n-1] += column sums of chunks with a distance of `stride` floats, in order. */
+/* Adds column sums of chunks, `stride` floats apart from each other, to total[0 ... n-1], in order. */
 static inline void rfi_sum_chunks(const float *chunk, int64_t chunks, int64_t stride, int64_t n, double *total) {
   for (int64_t k = 0; k < chunks; k++)
     for (int64_t j = 0; j < n; j++) total[j] += chunk[k * stride + j];
 }
 
-/* y (columns) = the sums, or y + the sums if `accumulate`; a part's items are units of RFI_COLUMN_UNIT columns. */
+/* y (columns) = the sums, or y + the sums if `accumulate`. The items of a part are units of RFI_COLUMN_UNIT columns. */
 static inline void rfi_columns_part(const rfi_call *c, const rfi_arg *y, int64_t rows, int64_t columns, int64_t begin,
                                     int64_t end, bool accumulate, rfi_column_fn add) {
   double total[RFI_BLOCK] __attribute__((aligned(64)));

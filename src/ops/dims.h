@@ -29,14 +29,14 @@ static inline void rfi_strided_loop_dim(rfi_strided_loop *w, int64_t dim, const 
   w->dim[d] = merge ? w->dim[d] * dim : dim;
   for (int k = 0; k < w->n; k++) w->stride[k][d] = stride[k];
 }
-/* Call after the last dimension: makes sure that there is at least one. */
+/* Call it after the last dimension: it makes sure that there is at least one. */
 static inline void rfi_strided_loop_end(rfi_strided_loop *w) {
   if (w->rank) return;
   w->rank = 1;
   w->dim[0] = 1;
   for (int k = 0; k < w->n; k++) w->stride[k][0] = 1;
 }
-/* Initializes the loop over n arguments of the first one's shape. */
+/* Initializes the loop over n arguments; the first one's shape applies to all. */
 static inline void rfi_strided_loop_init(rfi_strided_loop *w, int n, const rfr_arg *const *args) {
   int64_t stride[RFI_STRIDED_LOOP_ARGS];
   rfi_strided_loop_start(w, n);

@@ -7,7 +7,7 @@
 
 #include "ops/call.h"
 
-/* The description of a call; false: its op is no GEMM. */
+/* Describes a call as a GEMM; false: its op is not a GEMM. */
 static inline bool rfi_call_gemm(const rfi_op_def *def, const rfi_call *call, rfi_gemm_desc *d) {
   rfr_type in[RFI_MAX_NAMES], out[RFI_MAX_NAMES];
   rfi_infer c = {def, call->n_in < RFI_MAX_NAMES ? call->n_in : RFI_MAX_NAMES, in, call->attr, out, NULL};

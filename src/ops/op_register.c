@@ -2,7 +2,7 @@
  *
  * Registered ops: a description becomes a definition in the context.
  *
- * The rest of the library uses an op by its definition, so a registered op needs a case of its own
+ * The rest of the library uses an op by its definition, so a registered op needs a special case
  * only at kernel selection, where its kernel comes from the definition. Results of its callbacks are
  * checked here: types must be well formed, gradients must have their operand's shape. A definition
  * is not changed or freed before its context is destroyed, because traces point to it.
@@ -13,16 +13,16 @@
 #include "base/base.h"
 #include "ops/rule.h"
 
-/* One block of the context: definition, callbacks, name. */
+/* One allocation of the context: definition, callbacks, name. */
 typedef struct registered {
   rfi_owned link;
-  rfi_op_def def; /* directly after the link: rfi_op_def_find relies on it */
+  rfi_op_def def; /* must follow the link directly: rfi_op_def_find relies on it */
   struct rfi_outside outside;
   char name[RFI_OP_NAME];
 } registered;
 _Static_assert(offsetof(registered, def) == sizeof(rfi_owned), "the definition follows the link");
 
-/* ---- what the definition calls ---- */
+/* ---- callbacks of the definition ---- */
 
 static rfi_infer with_user(const rfi_infer *c) {
   rfi_infer own = *c;
@@ -140,7 +140,7 @@ typedef struct word {
 
 static bool words_equal(word a, word b) { return a.n == b.n && memcmp(a.s, b.s, a.n) == 0; }
 
-/* Splits at blanks; each word up to one of `ends` must be a name of its own. */
+/* Splits at blanks; each word before one of `ends` must be unique. */
 static rfr_status split(const char *field, const char *text, const char *ends, int most, word *words, int *n) {
   *n = 0;
   for (const char *s = text ? text : "";;) {

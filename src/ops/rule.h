@@ -12,7 +12,7 @@
 /* ---- shape rules ---- */
 
 enum { RFI_TYPE_TEXT = 160 };
-/* "bf16[7,13]" into buf; returns buf. */
+/* Writes "bf16[7,13]" into buf; returns buf. */
 const char *rfi_type_text(char buf[RFI_TYPE_TEXT], const rfr_type *t);
 
 static inline bool rfi_present(const rfi_infer *c, int i) { return i < c->n_in && c->in[i].rank >= 0; }
@@ -37,7 +37,7 @@ void rfi_emit_begin(rfi_grad *g, int i);
 rfr_value rfi_emit_cast(rfi_grad *g, rfr_value v, rfr_dtype to);
 /* The type that operand i's gradient must have. */
 rfr_dtype rfi_emit_dtype(const rfi_grad *g, int i);
-/* Sets operand i's gradient to v, cast if needed; ends what rfi_emit_begin began. */
+/* Sets operand i's gradient to v, cast if needed; ends the recording that rfi_emit_begin began. */
 void rfi_emit_end(rfi_grad *g, int i, rfr_value v);
 
 static inline rfr_value rfi_emit(rfi_grad *g, rfi_opcode code, int n_in, const rfr_value *in, const rfi_attr *attr) {
@@ -46,7 +46,7 @@ static inline rfr_value rfi_emit(rfi_grad *g, rfi_opcode code, int n_in, const r
 
 /* ---- random numbers ---- */
 
-/* The number of a stream of the random state `state`: a named state's depends on its name. */
+/* The number of a stream of the random state `state`; for a named state it depends on the name. */
 int64_t rfi_stream_number(const rfr_trace *t, rfr_value state, int stream);
 
 #endif

@@ -4,8 +4,7 @@
  *
  * A core keeps a limited number of cache lines in flight, and the hardware prefetcher stops at page ends, so explicit
  * prefetch helps an update that reads four arrays. A normal store first reads its line from memory; a non-temporal
- * store of a full line does not. It suits data that would be evicted before it is read again. Neither changes a bit of
- * the results.
+ * store of a full line does not. It suits data that would be evicted before it is read again. Neither changes results.
  */
 #ifndef RFI_STREAM_H
 #define RFI_STREAM_H
@@ -18,7 +17,10 @@
 
 #include "ops/walk.h"
 
-enum { RFI_LINE = 64, RFI_STREAM_BYTES = 1 << 20 /* larger operands have left the cache before they are read */ };
+enum {
+  RFI_LINE = 64,
+  RFI_STREAM_BYTES = 1 << 20 /* larger operands are evicted from the cache before they are read */
+};
 
 /* Prefetches elements i ... i + n - 1 of a dense operand; addresses past its end are allowed. */
 static inline void rfi_fetch(const rfi_arg *a, int64_t i, int64_t n) {

@@ -102,7 +102,7 @@ static inline float rfi_tanhf(float x) {
 static inline float rfi_softcap(float x, float cap) { return cap * rfi_tanhf(x / cap); }
 static inline float rfi_softcap_slope(float y, float cap) { return (1.0f - y / cap) * (1.0f + y / cap); }
 
-/* e^(t^2) erfc(t) / u with u = 1 / (1 + t/2), for t >= 0: smooth in u over (0, 1]. */
+/* e^(t^2) erfc(t) / u with u = 1 / (1 + t/2), for t >= 0: a smooth function of u on (0, 1]. */
 static inline float rfi_erfcx_over_u(float u) {
   float p = 0.0453516663f;
   p = p * u - 0.245581905f;
@@ -169,9 +169,9 @@ static inline float rfi_dot(const float *a, const float *b, int64_t n) {
   return s;
 }
 
-/* ---- splitting work ---- */
+/* ---- dividing work among threads ---- */
 
-/* Below this many element visits a parallel region costs more than it gains. */
+/* With fewer element visits than this a parallel region takes longer than a single thread. */
 enum { RFI_GRAIN = 32768 };
 
 /* The number of parts for n items of `cost` element visits each. */

@@ -23,8 +23,8 @@ static inline const char *rfi_element(const rfi_arg *a, int64_t offset) {
   return (const char *)a->data + offset * (rfr_dtype_bits(a->type.dtype) / 8);
 }
 
-/* Conversions of a block. Each kernel file has them once and calls them. Inlined at every read and write of a block,
- * they take two fifths of the time in which the kernels are compiled, and make no kernel faster. */
+/* Conversions of a block. Each kernel file has them once and calls them: if they were inlined at every access to a
+ * block, they would take two fifths of the compile time of the kernels, and make no kernel faster. */
 #define RFI_BLOCK_FN static __attribute__((noinline, unused)) void
 RFI_BLOCK_FN rfi_widen_bf16(float *restrict to, const uint16_t *restrict from, int64_t stride, int64_t n) {
   if (stride == 1)
@@ -45,7 +45,7 @@ RFI_BLOCK_FN rfi_narrow_f16(uint16_t *restrict to, const float *restrict from, i
   for (int64_t i = 0; i < n; i++) to[i] = rfi_f32_to_f16(from[i]);
 }
 
-/* n <= RFI_BLOCK elements from `offset` as f32: the operand's own memory or `buffer`. */
+/* Returns n <= RFI_BLOCK elements from `offset` on as f32: the operand's own memory or `buffer`. */
 static inline const float *rfi_read(float *buffer, const rfi_arg *a, int64_t offset, int64_t stride, int64_t n) {
   switch (a->type.dtype) {
     case RFR_BF16: rfi_widen_bf16(buffer, (const uint16_t *)a->data + offset, stride, n); break;
@@ -59,8 +59,8 @@ static inline const float *rfi_read(float *buffer, const rfi_arg *a, int64_t off
   return buffer;
 }
 
-/* Where to write a block of a dense result; rfi_flush stores it. A block of an unused result is written to the buffer
- * and dropped. */
+/* The memory for a block of a dense result; rfi_flush stores it. A block of an unused result is written to the buffer
+ * and discarded. */
 static inline float *rfi_target(float *buffer, const rfi_arg *a, int64_t offset) {
   return a->data && a->type.dtype == RFR_F32 ? (float *)a->data + offset : buffer;
 }
@@ -99,9 +99,9 @@ static inline rfr_status rfi_check_floats(const rfi_call *c) {
 
 static inline int64_t rfi_arg_count(const rfi_arg *a) { return rfi_count(&a->type); }
 
-/* ---- walks ---- */
+/* ---- loops over strided arguments ---- */
 
-/* The offset of flat element i in each argument, and the number of elements to the end of the row, to `end`, or of a
+/* The offset of flat element i in each argument. Returns the number of elements up to the end of the row, `end`, or a
  * block. */
 static inline int64_t rfi_strided_loop_at(const rfi_strided_loop *w, int64_t i, int64_t end, int64_t *offset) {
   int last = w->rank - 1;

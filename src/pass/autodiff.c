@@ -17,16 +17,16 @@
 
 #include "pass/frozen.h"
 
-enum { ALL = -2 }; /* every microbatch, and the ops that run once per step */
+enum { ALL = -2 }; /* all microbatches, and the ops that run once per step */
 
 typedef struct autodiff {
   rfi_rewrite r;
-  bool everything;                    /* frozen inputs are requested too, where gradient rules exist */
+  bool everything;                    /* also differentiate with respect to frozen inputs, where gradient rules exist */
   bool *influenced, *needed, *weight; /* per value of the old trace */
   rfr_value *cotangent;               /* per old value, a value of the new trace */
-  rfr_dtype *sum;                     /* per old value: type in which a weight's gradients are summed */
+  rfr_dtype *sum;                     /* per old value: the type in which a weight's gradients are summed */
   double *seed;                       /* per old value: constant cotangent of a loss root */
-  bool *linear;                       /* per op: walked as part of the sum that makes the loss */
+  bool *linear;                       /* per op: an op of the sum that forms the loss */
   rfr_value loss;
 } autodiff;
 
@@ -39,7 +39,7 @@ static rfr_status fail_op(rfi_error error, const rfi_opr *op, const char *what, 
 
 /* ---- requested gradients ---- */
 
-/* A gradient requested in 16 bits is summed in 16 bits: it takes half the memory. */
+/* A gradient requested in 16 bits is summed in 16 bits, which halves its memory. */
 static rfr_dtype sum_of(rfr_dtype requested) {
   return requested == RFR_BF16 || requested == RFR_F16 ? requested : RFR_F32;
 }
@@ -74,7 +74,7 @@ static rfr_status find_requested(autodiff *a, const rfr_trace *t) {
   return RFR_OK;
 }
 
-/* Does an op take part in the backward? */
+/* Whether an op takes part in the backward. */
 static bool counts(const autodiff *a, const rfi_opr *op) {
   for (int j = 0; j < op->n_out; j++)
     if (op->out[j] >= 0 && a->needed[op->out[j]] && a->influenced[op->out[j]]) return true;
@@ -118,8 +118,8 @@ static rfr_status sweep(autodiff *a, const rfr_trace *t) {
   return RFR_OK;
 }
 
-/* Walks the sum that forms the loss; a value that keeps a seed is a root. A summand with another reader has no
- * cotangent that is known in advance: its op is differentiated like any other. */
+/* Finds the terms of the sum that forms the loss; a value with a seed is a root. A term with another reader has no
+ * constant cotangent, so its op is differentiated like any other. */
 static void find_roots(autodiff *a, const rfr_trace *t, bool *elsewhere) {
   a->seed[a->loss] = 1;
   for (int i = t->n_ops - 1; i >= 0; i--) {
@@ -141,7 +141,7 @@ static void find_roots(autodiff *a, const rfr_trace *t, bool *elsewhere) {
 
 /* ---- the backward of one op ---- */
 
-/* The state that a cotangent is added onto; NULL: none. */
+/* The state into which a cotangent is accumulated; NULL: none. */
 static const rfi_value *state_of(const rfr_trace *t, rfr_value cotangent) {
   if (cotangent < 0) return NULL;
   const rfi_value *owner = &t->values[t->values[cotangent].base];
@@ -163,7 +163,7 @@ static rfr_status contribute(autodiff *a, rfr_value v, rfr_value dx, rfr_source 
   return rfr_trace_status(t);
 }
 
-/* Any number: a grouped GEMM with separate weights has one operand for each. */
+/* Dynamically sized: a grouped GEMM with separate weights has one operand per weight. */
 typedef struct operands {
   rfr_value *in, *dx;
   bool *need, *weight;
@@ -240,14 +240,14 @@ fail:
   return s;
 }
 
-/* Gives the roots of a microbatch their constant cotangent. */
+/* Sets the constant cotangents of the roots of a microbatch. */
 static rfr_status seed_roots(autodiff *a, int microbatch) {
   const rfr_trace *from = a->r.from;
   rfr_trace *t = a->r.to;
   for (rfr_value v = 0; v < from->n_values; v++) {
     if (a->seed[v] == 0 || !a->influenced[v]) continue;
     const rfi_value *x = &from->values[v];
-    const rfi_opr *op = x->op < 0 ? NULL : &from->ops[x->op]; /* NULL: the summand is an input */
+    const rfi_opr *op = x->op < 0 ? NULL : &from->ops[x->op]; /* NULL: the term is an input */
     int of = op ? op->microbatch : -1;
     if (microbatch != ALL && of != microbatch) continue;
     rfr_scope(t, op ? op->scope : "");
@@ -274,7 +274,7 @@ static rfr_status finish_gradient(autodiff *a, const rfi_opr *op) {
   rfr_scope(t, op->scope);
   rfr_microbatch(t, -1);
   rfr_set_phase(t, RFR_PHASE_WGRAD);
-  /* on the path, but every rule returned zero */
+  /* on the gradient path, but every rule returned zero */
   if (g == RFR_NONE) g = rfr_fill_at(t, op->at, 0, to, w->type.rank, w->type.shape);
   else if (t->values[g].type.dtype != to) g = rfr_cast_at(t, op->at, g, to);
   if (g >= 0 && t->values[g].op >= 0) {
@@ -286,7 +286,7 @@ static rfr_status finish_gradient(autodiff *a, const rfi_opr *op) {
   return rfr_trace_status(t);
 }
 
-/* A gradient that is added onto a state starts its sum with that state. */
+/* A gradient that is accumulated into a state starts its sum with that state. */
 static rfr_status begin_onto(autodiff *a, const rfr_trace *t) {
   for (int i = 0; i < t->n_ops; i++) {
     const rfi_opr *op = &t->ops[i];
@@ -301,7 +301,7 @@ static rfr_status begin_onto(autodiff *a, const rfr_trace *t) {
   return RFR_OK;
 }
 
-/* ---- the walk ---- */
+/* ---- the backward of a trace ---- */
 
 /* Refuses a loss that is not a sum over microbatches. Ops on the gradient path must be recorded in ascending
  * microbatch order, after those of no microbatch, and must not read a value of another microbatch, whose backward has
@@ -355,7 +355,7 @@ static rfr_status walk(autodiff *a, const rfr_trace *t) {
   return s;
 }
 
-/* Everything but the end of the new trace. */
+/* Everything except the end of the new trace. */
 static rfr_status differentiate(autodiff *a, const rfr_trace *in) {
   size_t n = (size_t)in->n_values + 1;
   a->loss = RFR_NONE;
@@ -391,8 +391,8 @@ static void deinit(autodiff *a, rfr_ctx *ctx) {
   rfi_free(ctx, a->sum);
 }
 
-/* Differentiates again as if every frozen input were trained, for the fusions that depend on it and for the report.
- * Where a rule fails, no fusion that changes bits is allowed. */
+/* Differentiates a second time as if every frozen input were trained, for the fusions that depend on it and for the
+ * report. If a rule fails, no fusion that changes results is allowed. */
 static rfr_status compare_trained(const autodiff *a, const rfr_trace *in, rfi_report *report) {
   autodiff full = {.everything = true};
   bool any = false;

@@ -124,7 +124,7 @@ static void test_refused(void **state) {
   OK(rfr_trace_create(ctx, &t));
   rfr_value x = weight(t, "x", M, K), w = weight(t, "w", N, K), y = rfr_linear(t, x, w, RFR_NONE);
   rfr_output(t, "g", rfr_gradient(t, rfr_sum(t, y, -1), x, RFR_F32));
-  t->values[x].role = RFR_ROLE_INPUT; /* refused at recording, but a parsed trace may have it */
+  t->values[x].role = RFR_ROLE_INPUT; /* recording refuses it, but a parsed trace may contain it */
   expect_refused(t, "autodiff.role", "\"x\"");
 
   OK(rfr_trace_create(ctx, &t));

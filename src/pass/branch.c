@@ -6,19 +6,18 @@
  * starts after the last op of the main stream that it conflicts with (searched only a few ops back). The first later op
  * of the main stream that conflicts with a side op waits for the side stream.
  *
- * In a program with collectives over ranks the side stream has these alone, in their order, which is that of every
- * rank. Each is waited for separately, by the first op of the main stream that conflicts with it. A reduction is read
- * late, so the main stream waits for it after the next reductions begin: at most two groups of unreduced gradients are
- * live.
+ * In a program with collectives over ranks the side stream has only these, in their order, which is that of every rank.
+ * Each is waited for separately, by the first op of the main stream that conflicts with it. A reduction is read late,
+ * so the main stream waits for it after the next reductions begin: at most two groups of unreduced gradients are live.
  *
  * Work is computed from shapes, so a trace has the same side stream on every device; steps with large ops have none. An
- * op's sums do not depend on its stream, so no bit depends on the side stream.
+ * op's sums do not depend on its stream, so the side stream does not change results.
  */
 #include "pass/branch.h"
 
 #include "base/base.h"
 
-/* About a microsecond on the largest device; a launch takes two. */
+/* The maximum size of a side op: about a microsecond on the largest device; a launch takes two. */
 enum { MOST_FLOPS = 1 << 29, MOST_BYTES = 4 << 20 };
 
 static bool is_small(const rfi_opr *op, int64_t workspace) {
@@ -31,7 +30,8 @@ static bool is_side_op(const rfr_trace *t, int i, const int64_t *workspace) {
          is_small(op, workspace[i]);
 }
 
-/* Per storage: the interval, from one wait to the next, in which a side op last read or wrote it. */
+/* Per storage: the last interval in which a side op read or wrote it. Intervals are separated by waits of the main
+ * stream. */
 typedef struct marks {
   int *read, *written;
   int interval;
@@ -68,7 +68,7 @@ static bool pair_conflicts(const rfr_trace *t, const rfi_opr *a, const rfi_opr *
   return false;
 }
 
-/* An op with a workspace starts at itself: a workspace belongs to one op of the plan. */
+/* An op with a workspace cannot start earlier, because a workspace is live only at its own op. */
 static int earliest_start(const rfr_trace *t, int i, const int64_t *workspace, const rfi_side_op *side) {
   enum { FAR = 8 };
   int from = i;
@@ -81,7 +81,7 @@ static int earliest_start(const rfr_trace *t, int i, const int64_t *workspace, c
 }
 
 static int walk(const rfr_trace *t, const int64_t *workspace, marks *m, rfi_side_op *side) {
-  int n = 0, first = 0; /* of the interval */
+  int n = 0, first = 0; /* count and first op of the interval */
   m->interval = 1;
   for (int i = 0; i <= t->n_ops; i++) {
     const bool end = i == t->n_ops;
@@ -116,7 +116,7 @@ static int next_on_main(const rfr_trace *t, int i) {
   return i;
 }
 
-/* The end of the next group of reductions after the group of op i; n_ops: there is none. */
+/* The end of the group of reductions that follows the group of op i; n_ops: there is none. */
 static int after_next_group(const rfr_trace *t, int i) {
   int k = next_on_main(t, i);
   while (k < t->n_ops && t->ops[k].def->code != RFI_OP_reduce_scatter) k++;

@@ -7,7 +7,7 @@
 
 #include "trace/trace.h"
 
-/* A side op may start at op `from` of the main stream, which is itself or an earlier op, and must be done before op
+/* A side op may start when the main stream reaches op `from`, itself or an earlier op. It must be done before op
  * `until`, the first that waits for it (n_ops: the end of the step). until 0: the op runs on the main stream. */
 typedef struct rfi_side_op {
   int from, until;

@@ -19,8 +19,8 @@
 
 static uint32_t draw(uint64_t seed, uint64_t i) { return rfi_draw4(rfi_stream_key(seed, 4), i, 0, 0, 0).v[0]; }
 
-/* Op indices: 0 computes a. On the side stream: 1 and 4, both from a; 4 may start when 2 does. On the main stream: 2
- * and 3, from a; 5, which reads the result of 1; 6. */
+/* Op indices: op 0 computes a. On the side stream: 1 and 4, both read a; 4 may start together with 2. On the main
+ * stream: 2 and 3, which read a; 5, which reads the result of 1; 6. */
 static void test_waits(void **state) {
   (void)state;
   rfr_trace *t;
@@ -50,7 +50,8 @@ static void test_waits(void **state) {
   rfr_trace_destroy(t);
 }
 
-/* A gather is waited for by its reader; a reduction, if nothing reads it earlier, after the next one begins. */
+/* The main stream waits for a gather at its reader. It waits for a reduction after the next reduction has begun, unless
+ * an earlier op reads the result. */
 static void test_collectives(void **state) {
   (void)state;
   rfr_trace *t;
@@ -59,7 +60,7 @@ static void test_collectives(void **state) {
   rfr_value reduced[3];
   assert_int_equal(rfr_trace_create(ctx, &t), RFR_OK);
   rfr_value a = rfr_fill(t, 1, RFR_F32, 1, &size), all = rfr_all_gather(t, a, 2);
-  rfr_set_phase(t, RFR_PHASE_WGRAD); /* with collectives small ops stay on the main stream */
+  rfr_set_phase(t, RFR_PHASE_WGRAD); /* in a trace with collectives small ops stay on the main stream */
   rfr_copy(t, a);
   rfr_copy(t, all);
   for (int k = 0; k < 3; k++) {
@@ -77,7 +78,7 @@ static void test_collectives(void **state) {
   rfr_trace_destroy(t);
 }
 
-/* Copies of earlier values, a third of them of phase wgrad. */
+/* Random copies of earlier values; a third of them have phase wgrad. */
 static rfr_trace *random_trace(uint64_t seed, int n) {
   rfr_trace *t;
   assert_int_equal(rfr_trace_create(ctx, &t), RFR_OK);

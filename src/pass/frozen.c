@@ -11,9 +11,9 @@
 
 #include <string.h>
 
-/* The needed readers of each storage of one trace. */
+/* The reads of each storage of one trace. */
 typedef struct reads {
-  int *first; /* the earliest backward op, views not counted; -1: none */
+  int *first; /* the earliest backward op that is not a view; -1: none */
   int *last;  /* the latest op; -1: none */
   int *count;
   bool *by_view;
@@ -58,11 +58,11 @@ static rfr_status find_reads(const rfi_rewrite *r, const rfr_value *cotangent, r
   return s;
 }
 
-/* ---- which values and ops of the two traces are the same ---- */
+/* ---- matching values and ops of the two traces ---- */
 
 typedef struct matching {
-  rfr_value *value; /* of real->to: the same value of full->to, RFR_NONE */
-  int *op;          /* of real->to: the same op of full->to, -1 */
+  rfr_value *value; /* per value of real->to: the same value of full->to, or RFR_NONE */
+  int *op;          /* per op of real->to: the same op of full->to, or -1 */
 } matching;
 
 static bool is_same_op(const rfi_opr *a, const rfi_opr *b, const rfr_value *value) {
@@ -72,9 +72,9 @@ static bool is_same_op(const rfi_opr *a, const rfi_opr *b, const rfr_value *valu
   return rfi_attrs_equal(a, b);
 }
 
-/* The backward ops of `real` are a subsequence of those of `full`: rules record an op for each wanted gradient. */
+/* The backward ops of `real` are a subsequence of those of `full`: rules record an op for each requested gradient. */
 static void match_ops(const rfi_rewrite *real, const rfi_rewrite *full, matching *m) {
-  enum { MISSES = 64 }; /* ops of `real` without a partner until the search ends: it stays linear */
+  enum { MISSES = 64 }; /* the search ends after so many ops of `real` without a match, so that it stays linear */
   const rfr_trace *t = real->to, *u = full->to;
   for (int i = 0; i < t->n_ops; i++) m->op[i] = -1;
   for (rfr_value v = 0; v < t->n_values; v++) m->value[v] = RFR_NONE;
@@ -132,7 +132,7 @@ fail:
 
 /* ---- the report ---- */
 
-/* purpose: per op of full->to, the frozen input nearest to it whose gradient depends on it. */
+/* purpose: per op of full->to, the nearest frozen input whose gradient depends on it. */
 static void find_purpose(const rfi_rewrite *full, const rfr_value *cotangent, rfr_value *value, rfr_value *purpose) {
   const rfr_trace *t = full->to, *from = full->from;
   for (int v = 0; v < t->n_values; v++) value[v] = RFR_NONE;

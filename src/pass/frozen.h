@@ -15,11 +15,11 @@ static inline bool rfi_is_frozen_float(const rfr_trace *t, rfr_value v) {
 /* Both functions compare two differentiated traces of one recorded trace, neither ended yet: `real`, and `full`, in
  * which frozen inputs have gradients too. cotangent: of `full`, per recorded value, RFR_NONE without one. */
 
-/* Sets if_trained of real->to's values. */
+/* Sets if_trained of the values of real->to. */
 rfr_status rfi_mark_reads(const rfi_rewrite *real, const rfi_rewrite *full, const rfr_value *cotangent);
-/* One line for each gradient that only `full` computes, followed by the values that only `full` saves from forward to
- * backward for it; then a line of totals. A value saved for several gradients is listed once, at the one that reads it
- * first. `sum`: per recorded value the element type of its gradient. */
+/* Reports a line for each gradient that only `full` computes, followed by the values that only `full` saves from
+ * forward to backward for it; then a line of totals. A value saved for several gradients is listed once, at the
+ * gradient that reads it first. `sum`: per recorded value the element type of its gradient. */
 rfr_status rfi_report_pruned(const rfi_rewrite *real, const rfi_rewrite *full, const rfr_value *cotangent,
                              const rfr_dtype *sum, rfi_report *report);
 

@@ -3,25 +3,24 @@
  * Fuse: these rewrites in this order, and those of adapters (fuse_lora.c).
  *
  *  loss head   logits = x wT (softcapped or not), cross_entropy(logits), its gradient (cast or not) and the two GEMMs
- * of
- *              that gradient become one op that processes the rows in chunks, so that the full logits never exist. The
- *              op computes dx and dw in the same loop, because a joint trace has the cotangent of the loss in advance.
- *              Changes bits: dw is summed chunk by chunk, and the gradient of the logits stays f32 or is rounded as the
- *              kernel needs it. The cotangent of token_loss is known only after the loss of all rows: its head becomes
- *              two ops, of which the second computes the logits again.
+ *              of that gradient become one op that processes the rows in chunks, so that the full logits never exist.
+ *              The op computes dx and dw in the same loop, because a joint trace has the cotangent of the loss in
+ *              advance. Not exact: dw is summed chunk by chunk, and the gradient of the logits stays f32 or is rounded
+ *              as the kernel needs it. The cotangent of token_loss is known only after the loss of all rows: its head
+ *              becomes two ops, of which the second computes the logits again.
  *  slices      the gradient of a packed tensor, a sum of pads that tile an axis, becomes one concat. Exact, except that
  *              a zero keeps its sign.
  *  packed      where one op computes all operands of such a concat (dq, dk and dv of attention, dgate and dup of
  *              SwiGLU), it writes them into the packed tensor. Exact.
  *  norms       the gradients of a norm and the add of the residual gradient become one op (fuse_norm.c). Exact.
  *  gelu        a dgrad and the gradient of GELU after it become one GEMM, where the backend has it (fuse_gelu.c).
- *              Changes bits.
- *  parts       sums of all slices of two results become one sum; a grouped wgrad whose slices are added onto separate
- *              gradients is split by group (fuse_parts.c). Exact.
- *  accumulate  add(g, product) or accumulate(product, g) becomes a GEMM that adds onto g in place: the weight gradient
- *              of a microbatch, or the second branch of a residual stream. Changes bits: a 16-bit sum is rounded once
- *              instead of twice, an f32 sum has another order. Exact for a reduction in f32. Decided as if every
- *              frozen input were trained (rfi_mark_reads), so that freezing changes no bit.
+ *              Not exact.
+ *  parts       sums of all slices of two results become one sum; a grouped wgrad whose slices are accumulated into
+ *              separate gradients is split by group (fuse_parts.c). Exact.
+ *  accumulate  add(g, gemm) or accumulate(gemm, g) becomes a GEMM that accumulates into g in place: the weight
+ *              gradient of a microbatch, or the second branch of a residual stream. Not exact: a 16-bit sum is rounded
+ *              once instead of twice, an f32 sum has another order. Exact for a reduction in f32. Decided as if every
+ *              frozen input were trained (rfi_mark_reads), so that freezing weights does not change results.
  */
 #include <string.h>
 
@@ -30,7 +29,7 @@
 /* ---- loss head ---- */
 
 typedef struct head {
-  int logits, softcap, loss, bwd, softcap_bwd, cast, dx, dw; /* op indices; -1: not there */
+  int logits, softcap, loss, bwd, softcap_bwd, cast, dx, dw; /* op indices; -1: absent */
 } head;
 
 static bool reads(const rfi_opr *op, rfr_value v) {
@@ -50,17 +49,17 @@ static bool match_head(const rfr_trace *t, const rfi_uses *uses, int i, head *h)
   const rfi_opr *ce = &t->ops[i];
   if ((ce->def->code != RFI_OP_cross_entropy && !is_per_row(ce)) || ce->out[0] < 0) return false;
   const rfi_opcode backward = is_per_row(ce) ? RFI_OP_token_loss_bwd : RFI_OP_cross_entropy_bwd;
-  rfr_value logits = ce->in[0]; /* what the loss reads; `made`: result of the GEMM */
+  rfr_value logits = ce->in[0]; /* logits: input of the loss; `made`: result of the GEMM */
   const int above = t->values[logits].op;
   const bool capped = above >= 0 && t->ops[above].def->code == RFI_OP_softcap;
   rfr_value made = capped ? t->ops[above].in[0] : logits;
   *h = (head){t->values[made].op, capped ? above : -1, i, -1, -1, -1, -1, -1};
   if (capped && (uses[made].count != 1 || uses[made].output)) return false;
   if (h->logits < 0 || uses[logits].output || !is_matmul(&t->ops[h->logits], 0, 1)) return false;
-  const rfi_opr *product = &t->ops[h->logits];
-  if (t->values[product->in[0]].type.rank != 2) return false;
-  /* a strided x or w would need a copy: such heads are not fused */
-  if (!rfi_is_dense(&t->values[product->in[0]]) || !rfi_is_dense(&t->values[product->in[1]])) return false;
+  const rfi_opr *gemm = &t->ops[h->logits];
+  if (t->values[gemm->in[0]].type.rank != 2) return false;
+  /* a strided x or w would need a copy, so such heads are not fused */
+  if (!rfi_is_dense(&t->values[gemm->in[0]]) || !rfi_is_dense(&t->values[gemm->in[1]])) return false;
   for (int k = above + 1; k <= uses[logits].last; k++) {
     const rfi_opr *op = &t->ops[k];
     if (k == i || !reads(op, logits)) continue;
@@ -71,7 +70,7 @@ static bool match_head(const rfr_trace *t, const rfi_uses *uses, int i, head *h)
   if (h->bwd < 0) return h->softcap_bwd < 0 && (ce->out[1] < 0 || uses[ce->out[1]].count == 0);
   const rfi_opr *bwd = &t->ops[h->bwd];
   if (ce->out[1] < 0 || uses[ce->out[1]].count != 1 || bwd->in[3] != ce->out[1]) return false;
-  /* the cotangent of a sum must be a constant, known before the loss */
+  /* the cotangent of a summed loss must be a constant, because the fused op computes gradients in the forward */
   int seed = t->values[bwd->in[0]].op;
   if (!is_per_row(ce) && (seed < 0 || t->ops[seed].def->code != RFI_OP_fill)) return false;
   rfr_value d = bwd->out[0];
@@ -87,12 +86,12 @@ static bool match_head(const rfr_trace *t, const rfi_uses *uses, int i, head *h)
   for (int k = t->values[d].op + 1; k <= uses[d].last; k++) {
     const rfi_opr *op = &t->ops[k];
     if (!reads(op, d)) continue;
-    if (is_matmul(op, 0, 0) && op->in[0] == d && op->in[1] == product->in[1] && h->dx < 0) h->dx = k;
-    else if (is_matmul(op, 1, 0) && op->in[0] == d && op->in[1] == product->in[0] && h->dw < 0) h->dw = k;
+    if (is_matmul(op, 0, 0) && op->in[0] == d && op->in[1] == gemm->in[1] && h->dx < 0) h->dx = k;
+    else if (is_matmul(op, 1, 0) && op->in[0] == d && op->in[1] == gemm->in[0] && h->dw < 0) h->dw = k;
     else return false;
   }
-  /* the fused op has fixed result types; dw is cast afterwards if needed */
-  if (h->dx >= 0 && t->values[t->ops[h->dx].out[0]].type.dtype != t->values[product->in[0]].type.dtype) return false;
+  /* the fused op has fixed result types, so dw is cast afterwards if needed */
+  if (h->dx >= 0 && t->values[t->ops[h->dx].out[0]].type.dtype != t->values[gemm->in[0]].type.dtype) return false;
   return true;
 }
 
@@ -106,15 +105,15 @@ static rfr_status map_dw(rfi_rewrite *r, const rfi_opr *dw, rfr_value made) {
   return to == RFR_F32 ? RFR_OK : rfi_rewrite_new(r, &cast, NULL, &r->map[dw->out[0]]);
 }
 
-/* The head of a cross-entropy as one op, or that of token_loss: its forward, then with `dloss` its gradients. */
+/* Appends the head of a cross-entropy as one op; of token_loss, its forward, or with `dloss` its gradients. */
 static rfr_status append_head(rfi_rewrite *r, const head *h, int64_t chunk, rfr_value dloss, rfr_phase phase) {
   const rfr_trace *t = r->from;
-  const rfi_opr *ce = &t->ops[h->loss], *product = &t->ops[h->logits];
+  const rfi_opr *ce = &t->ops[h->loss], *gemm = &t->ops[h->logits];
   const bool per_row = is_per_row(ce), grads = dloss != RFR_NONE;
   rfr_value out[RFI_MAX_NAMES], in[6];
   int n = 0;
-  in[n++] = r->map[product->in[0]];
-  in[n++] = r->map[product->in[1]];
+  in[n++] = r->map[gemm->in[0]];
+  in[n++] = r->map[gemm->in[1]];
   in[n++] = r->map[ce->in[1]];
   if (!per_row) in[n++] = r->map[ce->in[2]];
   in[n++] = dloss;
@@ -152,14 +151,14 @@ static rfr_status emit_head(rfi_rewrite *r, const head *h, int64_t chunk, rfi_re
       (long long)rfi_bytes(&t->values[ce->in[0]].type) * (h->bwd >= 0 ? 2 : 1) * (h->softcap < 0 ? 1 : 2));
 }
 
-/* Rows of logits at a time in a head. */
+/* Rows of logits per chunk of a head. */
 static int64_t rows_at_once(const rfi_rewriter *w, const head *h) {
   const rfr_trace *t = w->to.from;
   const rfr_type *x = &t->values[t->ops[h->logits].in[0]].type;
   return w->o->loss_rows ? w->o->loss_rows(x->shape[0], x->shape[1]) : w->o->loss_chunk;
 }
 
-/* The fused op takes the place of the loss. */
+/* Puts the fused op in the place of the loss. */
 static void mark_heads(rfi_rewriter *w) {
   head h;
   for (int i = 0; i < w->to.from->n_ops; i++) {
@@ -183,7 +182,8 @@ static rfr_status visit_head(rfi_rewriter *w, int i) {
     if (h.dw >= 0) w->skip[h.dw] = true;
     return emit_head(&w->to, &h, rows_at_once(w, &h), w->report);
   }
-  if (op->def->code == RFI_OP_fill && w->to.map[op->out[0]] >= 0) return RFR_OK; /* already copied for a head */
+  /* recorded already, before a fused head */
+  if (op->def->code == RFI_OP_fill && w->to.map[op->out[0]] >= 0) return RFR_OK;
   return rfi_rewrite_op(&w->to, i, NULL);
 }
 
@@ -200,7 +200,7 @@ static bool overlap(const rfi_opr *a, const rfi_opr *b, const rfr_trace *t) {
   return a->attr[1].i < b->attr[1].i + nb && b->attr[1].i < a->attr[1].i + na;
 }
 
-/* Adds the producer of v to the tiles, sorted by start: a pad, or a sum of pads. */
+/* Adds the producer of v, a pad or a sum of pads, to the tiles; they are sorted by start. */
 static bool find_tiles(const rfr_trace *t, const rfi_uses *uses, rfr_value v, int depth, tiles *s) {
   const rfi_opr *op = t->values[v].op < 0 ? NULL : &t->ops[t->values[v].op];
   if (!op || depth == RFI_MAX_NAMES || uses[v].count != 1 || uses[v].output) return false;
@@ -255,7 +255,7 @@ static rfr_status visit_slices(rfi_rewriter *w, int i) {
   fused.def = rfi_op_def_get(RFI_OP_concat);
   fused.n_in = found.n;
   fused.in = operands;
-  fused.attr = t->ops[found.op[0]].attr; /* the axis, which both have first */
+  fused.attr = t->ops[found.op[0]].attr; /* the axis, which is the first attribute of both ops */
   fused.reason = "fused: concat of slice gradients";
   RFI_TRY(rfi_rewrite_as(&w->to, i, &fused, NULL));
   return rfi_report_line(w->report,
@@ -273,7 +273,7 @@ static rfr_status fuse_slices(const rfr_trace *in, const rfi_pass_options *o, rf
 
 static const struct {
   rfi_opcode plain, packed;
-  int first, parts, rank; /* results first .. first + parts - 1, of this rank: packed along dimension 1 */
+  int first, parts, rank; /* results first .. first + parts - 1 have this rank and are packed along dimension 1 */
   const char *reason;
 } packs[] = {
     {RFI_OP_attention_bwd, RFI_OP_attention_bwd_packed, 0, 3, 3, "fused: dq, dk and dv packed"},
@@ -281,8 +281,8 @@ static const struct {
     {RFI_OP_swiglu_weighted_bwd, RFI_OP_swiglu_weighted_bwd_packed, 1, 2, 2, "fused: dgate and dup packed"},
 };
 
-/* The concat along columns whose operand k is the k-th packed result of op i, directly or reshaped to a matrix, and
- * that is its only reader; -1: none. *view: the reshape, or -1. */
+/* The concat along columns whose operand k is the k-th packed result of op i, directly or reshaped to a matrix. The
+ * concat must be the only reader. -1: none. *view: the reshape, or -1. */
 static int part_of(const rfi_rewriter *w, int i, int k, int row, int *view) {
   const rfr_trace *t = w->to.from;
   rfr_value v = t->ops[i].out[packs[row].first + k];
@@ -299,7 +299,7 @@ static int part_of(const rfi_rewriter *w, int i, int k, int row, int *view) {
              : -1;
 }
 
-/* The concat of the gradients of op i, -1: none; *row: index into packs. */
+/* The concat of the gradients of op i; -1: none. *row: index into packs. */
 static int match_packed(const rfi_rewriter *w, int i, int *row, int views[RFI_MAX_NAMES]) {
   int concat = -1;
   for (*row = 0; *row < (int)(sizeof packs / sizeof *packs); ++*row) {
@@ -354,13 +354,13 @@ static rfr_status fuse_packed(const rfr_trace *in, const rfi_pass_options *o, rf
 
 /* ---- accumulate ---- */
 
-/* The optional operand that this result is added onto, -1: none. */
+/* The optional operand into which this result is accumulated; -1: none. */
 static int acc_operand(const rfi_op_def *def, int result) {
   int k = def->alias[result];
   return k >= 0 && strncmp(def->operand[k], "acc", 3) == 0 ? k : -1;
 }
 
-/* Readers of each storage, in order: those of base b are reader[start[b]] up to start[b + 1]. */
+/* Readers of each storage, in op order: reader[start[b]] up to start[b + 1] read base b. */
 typedef struct readers {
   int *start;
   struct reader {
@@ -372,7 +372,7 @@ typedef struct readers {
 static rfr_status find_readers(const rfr_trace *t, readers *r) {
   size_t n = 0;
   RFI_TRY(RFI_ALLOC(t->ctx, sizeof *r->start * (size_t)(t->n_values + 2), &r->start));
-  int *next = r->start + 1; /* counts first, then the next free place, finally the end */
+  int *next = r->start + 1; /* holds counts first, then the next free index, finally the end */
   for (int i = 0; i < t->n_ops; i++)
     for (int k = 0; k < t->ops[i].n_in; k++)
       if (t->ops[i].in[k] >= 0) {
@@ -389,23 +389,23 @@ static rfr_status find_readers(const rfr_trace *t, readers *r) {
   return RFR_OK;
 }
 
-/* Whether the GEMM that computes `product` may add onto g in place and so replace op `add`. */
+/* Whether the GEMM that computes `gemm` may accumulate into g in place, and so replace op `add`. */
 static bool can_accumulate(const rfr_trace *t, const rfi_uses *uses, const readers *r, const rfr_value *onto,
-                           rfr_value g, rfr_value product, int add) {
-  const rfi_value *p = &t->values[product], *a = &t->values[g];
-  const bool in_place = t->ops[add].def->code == RFI_OP_accumulate; /* later readers of g's bytes read the sum */
+                           rfr_value g, rfr_value gemm, int add) {
+  const rfi_value *p = &t->values[gemm], *a = &t->values[g];
+  const bool in_place = t->ops[add].def->code == RFI_OP_accumulate; /* later readers of g's memory read the sum */
   if (p->if_trained & RFI_READ_MORE || (!in_place && t->values[a->base].if_trained & RFI_READ_LATER)) return false;
-  if (p->op < 0 || (a->op < 0 && !in_place) || a->op >= p->op || p->base != product || uses[product].count != 1 ||
-      uses[product].output)
+  if (p->op < 0 || (a->op < 0 && !in_place) || a->op >= p->op || p->base != gemm || uses[gemm].count != 1 ||
+      uses[gemm].output)
     return false;
   const rfi_opr *op = &t->ops[p->op];
   int acc = acc_operand(op->def, p->result);
-  if (acc < 0 || (acc < op->n_in && op->in[acc] >= 0) || onto[product] >= 0) return false;
+  if (acc < 0 || (acc < op->n_in && op->in[acc] >= 0) || onto[gemm] >= 0) return false;
   if (memcmp(&p->type, &a->type, sizeof p->type) != 0) return false;
   if (op->def->code == RFI_OP_matmul && op->in[2] >= 0) return false;
   if (op->def->code == RFI_OP_lora_matmul && op->in[4] >= 0) return false;
-  /* g must own dense bytes without a reader from the product on: the product overwrites them, and would read its own
-   * result if it read g */
+  /* g must own dense memory that nothing reads from the GEMM on, because the GEMM overwrites it; the GEMM itself must
+   * not read it either */
   if (uses[g].output || !rfi_is_dense(a)) return false;
   if (in_place) {
     for (int k = r->start[a->base]; k < r->start[a->base + 1]; k++)
@@ -429,8 +429,8 @@ static rfr_status fuse_accumulate(const rfr_trace *in, const rfi_pass_options *o
   rfi_rewrite r = {.from = in};
   rfi_uses *uses = NULL;
   readers read = {NULL, NULL};
-  rfr_value *onto = NULL;  /* per result: the value that it is added onto, RFR_NONE */
-  rfr_value *moved = NULL; /* per add: the product that replaces its result */
+  rfr_value *onto = NULL;  /* per result: the value into which it is accumulated, or RFR_NONE */
+  rfr_value *moved = NULL; /* per add: the GEMM result that replaces its result, or RFR_NONE */
   *out = NULL;
   RFI_GOTO(rfi_count_uses(in, &uses));
   RFI_GOTO(find_readers(in, &read));
@@ -443,10 +443,10 @@ static rfr_status fuse_accumulate(const rfr_trace *in, const rfi_pass_options *o
     const bool in_place = op->def->code == RFI_OP_accumulate;
     if (op->def->code != RFI_OP_add && !in_place) continue;
     for (int k = in_place; k < 2 && moved[i] < 0; k++) {
-      rfr_value g = op->in[k], product = op->in[1 - k];
-      if (!can_accumulate(in, uses, &read, onto, g, product, i)) continue;
-      moved[i] = product;
-      onto[product] = g;
+      rfr_value g = op->in[k], gemm = op->in[1 - k];
+      if (!can_accumulate(in, uses, &read, onto, g, gemm, i)) continue;
+      moved[i] = gemm;
+      onto[gemm] = g;
     }
   }
   RFI_GOTO(rfi_rewrite_begin(in, &r));

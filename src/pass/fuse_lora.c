@@ -3,31 +3,31 @@
  * Fuses the GEMM of a frozen weight with the narrow GEMM of its adapter into one lora_matmul with one accumulator:
  *   forward   y = x WT + u BT, u = c x AT
  *   dgrad     dx = dy W + du A, du = c dy B
- * u must come from x: other sums of GEMMs keep their bits. (sum + du A) + dy W becomes sum + lora_matmul, which
- * fuse_accumulate adds in place.
+ * u must come from x: other sums of GEMMs are not fused, and their results stay bitwise equal. (sum + du A) + dy W
+ * becomes sum + lora_matmul, which fuse_accumulate adds in place.
  *
- * A GEMM in FP8 has an accumulator of its own. There the narrow GEMM comes first and writes the result, and those in
- * FP8 add onto it in their epilogues: (s1 + s2) + u A becomes (u A + s1) + s2, with s1 and s2 moved after u A. In the
- * other order the narrow GEMM would read and write the sum, which takes twice its time.
+ * A GEMM in FP8 cannot share its accumulator. There the narrow GEMM comes first and writes the result, and those in FP8
+ * accumulate into it in their epilogues: (s1 + s2) + u A becomes (u A + s1) + s2, with s1 and s2 moved after u A. In
+ * the other order the narrow GEMM would read and write the sum, which takes twice its time.
  *
- * Recompute can drop the result of this op. It cannot drop that of a GEMM onto which another GEMM is added in place. A
+ * Recompute can drop the result of this op. It cannot drop that of a GEMM into which another GEMM accumulates. A
  * backend without a kernel for lora_matmul gets the two GEMMs back after recompute (rfi_split_lora, in lower).
  */
 #include "ops/op_index.h"
 #include "pass/pass.h"
 
-enum { MOST_INNER = 256 }; /* a longer reduction stays a separate GEMM */
+enum { MOST_INNER = 256 }; /* with a longer reduction the two GEMMs stay separate */
 
 typedef struct fusion {
-  rfr_value wide, narrow; /* results of the two GEMMs; RFR_NONE: op is not fused */
-  rfr_value rest;         /* the sum's other terms; RFR_NONE: none */
+  rfr_value wide, narrow; /* results of the two GEMMs; RFR_NONE: the op is not fused */
+  rfr_value rest;         /* the other terms of the sum; RFR_NONE: none */
 } fusion;
 
 static bool is_together(const rfi_opr *a, const rfi_opr *b) {
   return a->phase == b->phase && a->microbatch == b->microbatch;
 }
 
-/* The op that computes v, if op `reader` alone reads it and nothing depends on other readers; NULL otherwise. */
+/* The op that computes v, if it has this code and v has no reader besides op `reader`; otherwise NULL. */
 static const rfi_opr *maker_of(const rfr_trace *t, const rfi_uses *uses, rfr_value v, const rfi_opr *reader,
                                rfi_opcode code) {
   const rfi_value *x = &t->values[v];
@@ -43,8 +43,8 @@ static bool is_plain(const rfr_trace *t, const rfi_opr *op) {
   return t->values[op->in[0]].type.rank == 2 && !op->attr[0].i && (op->n_in < 4 || op->in[3] < 0);
 }
 
-/* Whether u is c (x m) for a matrix m, with or without dropout of x: then x w + u b is x (w + c m b). Or u is a slice
- * of columns of such a value, or has one beside others. */
+/* Whether u is c (x m) for a matrix m, with or without dropout of x, so that x w + u b is x (w + c m b). Also true if u
+ * is a slice of columns of such a value, or a concatenation that contains one. */
 static bool is_low_rank_of(const rfr_trace *t, rfr_value u, rfr_value x) {
   const rfi_opr *op = t->values[u].op < 0 ? NULL : &t->ops[t->values[u].op];
   if (op && op->def->code == RFI_OP_slice) return is_low_rank_of(t, op->in[0], x);
@@ -57,7 +57,7 @@ static bool is_low_rank_of(const rfr_trace *t, rfr_value u, rfr_value x) {
   return from == x || (dropout && dropout->def->code == RFI_OP_dropout && dropout->in[0] == x);
 }
 
-/* Whether the results of two GEMMs, added by `reader`, can share an accumulator; *f gets the narrow one. */
+/* Whether the results of two GEMMs that `reader` adds can share an accumulator; sets *f. */
 static bool pair(const rfr_trace *t, const rfi_uses *uses, rfr_value a, rfr_value b, const rfi_opr *reader, fusion *f) {
   const rfi_opr *p = maker_of(t, uses, a, reader, RFI_OP_matmul), *q = maker_of(t, uses, b, reader, RFI_OP_matmul);
   if (!p || !q || !is_plain(t, p) || !is_plain(t, q) || p->attr[1].i != q->attr[1].i || p->attr[2].i != q->attr[2].i)
@@ -86,7 +86,7 @@ static void find(const rfr_trace *t, const rfi_uses *uses, fusion *f, bool *gone
       const int at = sum ? t->values[add->in[k]].op : -1;
       if (!sum || f[at].wide >= 0) continue;
       for (int j = 0; j < 2 && !found; j++) {
-        /* p is read by the inner sum, q by the outer one */
+        /* the inner sum reads p, the outer sum reads q */
         found =
             maker_of(t, uses, sum->in[j], add, RFI_OP_matmul) && pair(t, uses, sum->in[j], add->in[1 - k], add, &f[i]);
         if (found) f[i].rest = sum->in[1 - j];
@@ -154,9 +154,9 @@ done:
 
 enum { MOST_TERMS = 12 };
 
-/* A sum of GEMMs, by op, in its order. */
+/* the GEMMs of a sum, as op indices in the order of the sum */
 typedef struct sum {
-  int narrow[MOST_TERMS], scaled[MOST_TERMS], inner[MOST_TERMS]; /* inner: the adds inside it */
+  int narrow[MOST_TERMS], scaled[MOST_TERMS], inner[MOST_TERMS]; /* inner: its add ops except the last */
   int n_narrow, n_scaled, n_inner;
 } sum;
 
@@ -166,7 +166,7 @@ static bool note(int *ops, int *n, int op) {
   return true;
 }
 
-/* Collects the terms of v, which op `reader` alone reads; false if one is neither a scaled nor a narrow GEMM. */
+/* Collects the terms of v, whose only reader is op `reader`; false if a term is neither a scaled nor a narrow GEMM. */
 static bool find_terms(const rfr_trace *t, const rfi_uses *uses, rfr_value v, const rfi_opr *reader, sum *s) {
   const int at = t->values[v].op, acc = RFI_IN_matmul_scaled_acc;
   const rfi_opr *op = maker_of(t, uses, v, reader, RFI_OP_matmul_scaled);
@@ -180,7 +180,7 @@ static bool find_terms(const rfr_trace *t, const rfi_uses *uses, rfr_value v, co
          find_terms(t, uses, op->in[1], op, s);
 }
 
-/* Whether op i is a sum of scaled and narrow GEMMs in which a scaled one comes before a narrow one. */
+/* Whether op i is a sum of scaled and narrow GEMMs in which a scaled one precedes a narrow one. */
 static bool match_sum(const rfr_trace *t, const rfi_uses *uses, int i, sum *s) {
   const rfi_opr *add = &t->ops[i];
   *s = (sum){.n_narrow = 0};
@@ -236,14 +236,14 @@ static rfr_status split(rfi_rewrite *r, int i) {
   for (int k = 0; k < 6; k++) in[k] = k < op->n_in && op->in[k] >= 0 ? r->map[op->in[k]] : RFR_NONE;
   first[0] = in[0], first[1] = in[1], first[2] = in[4], first[3] = in[5];
   second[0] = in[2], second[1] = in[3];
-  rfi_opr product = *op;
-  product.def = rfi_op_def_get(RFI_OP_matmul);
-  product.n_in = 4, product.in = first, product.attr = attr;
-  if (op->clone_of >= 0) product.clone_of = r->op_map[op->clone_of] - 1; /* the first of the two that replace it */
-  RFI_TRY(rfi_rewrite_new(r, &product, NULL, &second[3]));
-  product.in = second;
-  product.clone_of = op->clone_of;
-  return rfi_rewrite_as(r, i, &product, NULL);
+  rfi_opr gemm = *op;
+  gemm.def = rfi_op_def_get(RFI_OP_matmul);
+  gemm.n_in = 4, gemm.in = first, gemm.attr = attr;
+  if (op->clone_of >= 0) gemm.clone_of = r->op_map[op->clone_of] - 1; /* of the two replacement ops, the first */
+  RFI_TRY(rfi_rewrite_new(r, &gemm, NULL, &second[3]));
+  gemm.in = second;
+  gemm.clone_of = op->clone_of;
+  return rfi_rewrite_as(r, i, &gemm, NULL);
 }
 
 rfr_status rfi_split_lora(const rfr_trace *in, rfi_report *report, rfr_trace **out) {

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * Adapters as one op: the forward and dgrad of a layer with LoRA become lora_matmul, also where dx is a sum over
- * several layers; gradients equal those without the fusion but for rounding; recompute drops the results and keeps the
- * bits; a narrow GEMM that does not come from the same operand is left alone; and GEMMs in FP8 are added onto the
- * narrow one.
+ * several layers; gradients equal those without the fusion but for rounding; recompute drops the results, and gradients
+ * stay bitwise equal; a narrow GEMM that does not come from the same operand is left alone; and GEMMs in FP8 accumulate
+ * into the result of the narrow one.
  */
 #include <math.h>
 #include <stdio.h>
@@ -36,7 +36,7 @@ static rfr_value layer(rfr_trace *t, const char *name, rfr_value x, int64_t out,
   return rfr_add(t, y, rfr_matmul(t, u, b, RFR_NONE, 0, 1, RFR_F32));
 }
 
-/* A chain of layers, then layers that all read its result: their dx has a pair of terms for each. */
+/* A chain of layers, followed by layers that all read its result, whose dx has a pair of terms per layer. */
 static rfr_trace *record(bool dropout, const rfr_recipe *recipe) {
   static const int64_t outs[OUTS] = {48, 16, 16};
   rfr_trace *t;
@@ -86,7 +86,7 @@ static rfr_programs *compile(const rfr_trace *t, int fuse, rfr_recompute recompu
   return p;
 }
 
-/* Compares all outputs; tolerance 0: bit by bit. */
+/* Compares all outputs; tolerance 0: bitwise. */
 static void compare(const rfr_trace *t, const rfr_programs *p, const rfr_programs *q, double tolerance) {
   for (int i = 0; i < t->n_outputs; i++) {
     rfr_tensor a, b;
@@ -112,7 +112,7 @@ static void test_step(void **state) {
     assert_int_equal(count(fused, "fuse", RFI_OP_lora_matmul, RFR_PHASE_FORWARD), DEPTH + OUTS);
     /* no gradient of the input x: the first layer has no dgrad. With dropout, du A is multiplied by the mask. */
     assert_int_equal(count(fused, "fuse", RFI_OP_lora_matmul, RFR_PHASE_DGRAD), dropout ? 0 : DEPTH - 1 + OUTS);
-    assert_int_equal(count(fused, "lower", RFI_OP_lora_matmul, -1), 0); /* the CPU multiplies twice */
+    assert_int_equal(count(fused, "lower", RFI_OP_lora_matmul, -1), 0); /* the CPU runs two GEMMs */
     compare(t, fused, plain, 1e-5);
     compare(t, small, fused, 0);
     const rfr_trace *after = rfr_program_trace(small, 0, "recompute");
@@ -127,8 +127,8 @@ static void test_step(void **state) {
   }
 }
 
-/* In FP8 each sum begins with the narrow GEMM, in the forward and, for dx of one layer and of several, in the
- * backward. */
+/* In FP8 each sum begins with the narrow GEMM: in the forward, and in the backward for dx of one layer and of several
+ * layers. */
 static void test_scaled(void **state) {
   (void)state;
   const rfr_recipe recipe = rfr_recipe_default(RFR_RECIPE_FP8_CURRENT);
@@ -155,7 +155,7 @@ static void test_scaled(void **state) {
   rfr_trace_destroy(t);
 }
 
-/* x w + u b with u from elsewhere, with a wider u, and with results that have a second reader. */
+/* x w + u b where u is unrelated to x, where u is wider, and where a result has a second reader. */
 static void test_left_alone(void **state) {
   rfr_trace *t;
   (void)state;

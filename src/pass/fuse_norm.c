@@ -13,7 +13,7 @@
 #include "pass/pass.h"
 
 typedef struct norm_ops {
-  int dx, dw, db, add; /* op indices; -1: not there */
+  int dx, dw, db, add; /* op indices; -1: absent */
   rfr_value other;     /* the other operand of the add */
 } norm_ops;
 

@@ -6,7 +6,7 @@
  * If every part of one result is added to the same part of another, as over microbatches, the packed results are added
  * instead, and each sum is a part of that sum. Exact. The one add left can become an in-place GEMM (accumulate).
  *
- * If each part is accumulated onto a separate value, as onto the main gradients of separate weights, the wgrad is split
+ * If each part is accumulated into a separate value, as into the main gradients of separate weights, the wgrad is split
  * into one op per group. Each can accumulate in place, and the gradients of all groups never exist at once. Exact.
  */
 #include <string.h>
@@ -16,20 +16,20 @@
 typedef struct part {
   rfr_value full; /* the packed value; RFR_NONE: not a part */
   int64_t at;
-  bool summed; /* a part of the sum that `full` was added to */
+  bool summed; /* v is a part of a sum that has replaced `full` */
 } part;
 
 typedef struct parts {
   const rfi_uses *uses;
-  part *sum;       /* per op: the part that it adds, of the later of the two packed values */
-  part *onto;      /* per packed value: the value that its parts are added to */
+  part *sum;       /* per add: the part that it adds, of the later one of the two packed values */
+  part *onto;      /* per packed value: the value to whose parts its parts are added */
   int64_t *count;  /* per packed value: number of its parts that are added */
   rfr_value *made; /* per packed value: the sum, in the new trace */
 } parts;
 
 static bool read_once(const parts *p, rfr_value v) { return p->uses[v].count == 1 && !p->uses[v].output; }
 
-/* The packed value of which v is a part, by its views. */
+/* Finds the packed value of which v is a part, through views. */
 static part seen(const rfr_trace *t, const parts *p, rfr_value v) {
   const part none = {.full = RFR_NONE};
   const int view = t->values[v].op;
@@ -46,7 +46,7 @@ static part part_of(const rfr_trace *t, const parts *p, rfr_value v) {
   return op >= 0 && p->sum[op].full >= 0 ? p->sum[op] : seen(t, p, v);
 }
 
-/* Whether v is the result of an op that could accumulate onto another value. */
+/* Whether v is the result of an op that could accumulate into another value. */
 static bool adds_onto(const rfr_trace *t, rfr_value v) {
   const rfi_opr *op = t->values[v].op < 0 ? NULL : &t->ops[t->values[v].op];
   const int acc = op ? op->def->alias[t->values[v].result] : -1;
@@ -68,7 +68,7 @@ static void match(const rfr_trace *t, parts *p, int i) {
   }
 }
 
-/* Whether all parts of v are added to the parts of one other value. */
+/* Whether all parts of v are added to parts of one other value. */
 static bool is_full(const rfr_trace *t, const parts *p, rfr_value v) {
   for (; p->onto[v].full >= 0; v = p->onto[v].full) {
     const int64_t n = t->values[v].type.shape[0];
@@ -84,7 +84,7 @@ static void skip_views(const rfr_trace *t, const parts *p, rfr_value v, bool *sk
   skip[t->values[t->ops[t->values[v].op].in[0]].op] = on;
 }
 
-/* Replaces the sum at op i by a part of the packed sum; the first part emits the packed sum. */
+/* Replaces the add at op i by a part of the packed sum; for the first part, also records the packed sum. */
 static rfr_status emit(rfi_rewrite *r, parts *p, int i, rfi_report *report) {
   const rfr_trace *t = r->from;
   const rfi_opr *op = &t->ops[i];
@@ -101,7 +101,8 @@ static rfr_status emit(rfi_rewrite *r, parts *p, int i, rfi_report *report) {
                             (long long)p->count[sum.full], t->values[sum.full].op,
                             t->ops[t->values[sum.full].op].def->name, op->scope[0] ? " in " : "", op->scope));
   }
-  if (read_once(p, op->out[0]) && p->sum[p->uses[op->out[0]].last].full >= 0) return RFR_OK; /* added full again */
+  /* the packed sum is itself added as a whole */
+  if (read_once(p, op->out[0]) && p->sum[p->uses[op->out[0]].last].full >= 0) return RFR_OK;
   v = p->made[sum.full];
   const rfi_opr *const views[2] = {slice, view};
   for (int k = 0; k < 2; k++) {
@@ -158,11 +159,11 @@ done:
   return s;
 }
 
-/* ---- parts accumulated onto separate values ---- */
+/* ---- parts accumulated into separate values ---- */
 
 enum { OFFSETS = 2, ACC };
 
-/* The grouped wgrad of which op i accumulates part *at; -1: none. */
+/* The grouped wgrad of which op i accumulates part number *at; -1: none. */
 static int own_part(const rfi_rewriter *w, int i, int64_t *at) {
   const rfr_trace *t = w->to.from;
   const parts p = {.uses = w->uses};
@@ -174,15 +175,15 @@ static int own_part(const rfi_rewriter *w, int i, int64_t *at) {
   return op->def->code == RFI_OP_grouped_wgrad && (op->n_in <= ACC || op->in[ACC] < 0) ? t->values[x.full].op : -1;
 }
 
-/* Skips grouped wgrads of which every part is accumulated so, and the views of the parts. */
+/* Skips grouped wgrads whose parts are all accumulated into separate values, and the views of the parts. */
 static void mark_own(rfi_rewriter *w) {
   const rfr_trace *t = w->to.from;
   const parts p = {.uses = w->uses};
   int64_t at;
   for (int i = 0; i < t->n_ops; i++) {
-    const int product = own_part(w, i, &at);
-    if (product < 0) continue;
-    w->skip[product] = !w->uses[t->ops[product].out[0]].output;
+    const int gemm = own_part(w, i, &at);
+    if (gemm < 0) continue;
+    w->skip[gemm] = !w->uses[t->ops[gemm].out[0]].output;
     skip_views(t, &p, t->ops[i].in[0], w->skip, true);
   }
   for (int i = 0; i < t->n_ops; i++) /* it has another reader */
@@ -191,8 +192,8 @@ static void mark_own(rfi_rewriter *w) {
           t->ops[t->values[t->ops[i].in[k]].op].def->code == RFI_OP_grouped_wgrad)
         w->skip[t->values[t->ops[i].in[k]].op] = false;
   for (int i = 0; i < t->n_ops; i++) {
-    const int product = own_part(w, i, &at);
-    if (product >= 0 && !w->skip[product]) skip_views(t, &p, t->ops[i].in[0], w->skip, false);
+    const int gemm = own_part(w, i, &at);
+    if (gemm >= 0 && !w->skip[gemm]) skip_views(t, &p, t->ops[i].in[0], w->skip, false);
   }
 }
 
@@ -207,9 +208,9 @@ static rfr_status emit_view(rfi_rewriter *w, const rfi_opr *like, rfi_opcode cod
 static rfr_status visit_own(rfi_rewriter *w, int i) {
   const rfr_trace *t = w->to.from;
   int64_t at;
-  const int product = own_part(w, i, &at);
-  if (product < 0 || !w->skip[product]) return rfi_rewrite_op(&w->to, i, NULL);
-  const rfi_opr *op = &t->ops[i], *wgrad = &t->ops[product];
+  const int gemm = own_part(w, i, &at);
+  if (gemm < 0 || !w->skip[gemm]) return rfi_rewrite_op(&w->to, i, NULL);
+  const rfi_opr *op = &t->ops[i], *wgrad = &t->ops[gemm];
   const rfr_type *type = &t->values[op->out[0]].type;
   const rfi_attr slice[3] = {rfi_i(0), rfi_i(at), rfi_i(2)};
   rfi_attr one = rfi_i(0), flat = rfi_i(0);
@@ -227,7 +228,7 @@ static rfr_status visit_own(rfi_rewriter *w, int i) {
   RFI_TRY(emit_view(w, op, RFI_OP_reshape, made, &flat, &w->to.map[op->out[0]]));
   if (t->values[op->out[0]].name[0]) rfr_value_set_name(w->to.to, w->to.map[op->out[0]], t->values[op->out[0]].name);
   if (at > 0) return rfr_trace_status(w->to.to);
-  return rfi_report_line(w->report, "fused: op %d %s%s%s split by group, in place: -%lld bytes; exact", product,
+  return rfi_report_line(w->report, "fused: op %d %s%s%s split by group, in place: -%lld bytes; exact", gemm,
                          wgrad->def->name, wgrad->scope[0] ? " in " : "", wgrad->scope,
                          (long long)rfi_bytes(&t->values[wgrad->out[0]].type));
 }

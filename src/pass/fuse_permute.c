@@ -28,7 +28,8 @@ static bool is_for_amax(const rfi_rewriter *w, rfr_value v) {
 
 static bool is_dead(const rfi_rewriter *w, rfr_value v) { return v < 0 || w->uses[v].count == 0; }
 
-/* The moe_permute whose rows op k, a grouped_quantize, encodes in a way that can come first; -1: none. */
+/* The moe_permute whose rows op k, a grouped_quantize, encodes, if tokens can be encoded before they are permuted; -1:
+ * none. */
 static int match(const rfi_rewriter *w, int k) {
   const rfr_trace *t = w->to.from;
   const rfi_opr *q = &t->ops[k];
@@ -71,7 +72,7 @@ static rfr_status visit(rfi_rewriter *w, int k) {
   for (int j = RFI_OUT_quantize_row; j <= RFI_OUT_quantize_amax; j++)
     dead[j] = j != RFI_OUT_quantize_row && j != RFI_OUT_quantize_row_scale;
   dead[RFI_OUT_quantize_amax] = is_dead(w, q->out[RFI_OUT_grouped_quantize_amax]);
-  op.def = rfi_op_def_get(RFI_OP_quantize); /* the attributes are those of grouped_quantize */
+  op.def = rfi_op_def_get(RFI_OP_quantize); /* the attributes are copied from grouped_quantize */
   op.n_in = 4, op.in = first;
   op.clone_of = permute->clone_of < 0 ? -1 : w->to.op_map[permute->clone_of];
   op.reason = "before permute";

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * Quantize before permute: a layer of experts with the pass and without it has the same results and the same scales bit
- * for bit, with recompute and without. Only one given scale for all groups lets quantize come first, and only rows that
- * moe_route sends somewhere. With --device cuda on a GPU.
+ * for bit, with recompute and without. The pass applies only with one given scale for all groups, and only to rows in
+ * the order of moe_route's choices. With --device cuda on a GPU.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -18,7 +18,7 @@ typedef struct cell {
   rfr_recipe_kind recipe;
   rfr_dtype type;
   int64_t width;
-  bool norm, weighted, shown; /* shown: the sorted rows are an output too */
+  bool norm, weighted, shown; /* shown: the sorted rows are also an output */
   rfr_recompute recompute;
 } cell;
 
@@ -122,7 +122,7 @@ static void check(const cell *c) {
   const bool given = c->recipe == RFR_RECIPE_FP8_DELAYED, first = given && !c->weighted && !c->shown;
   const int again = c->recompute == RFR_RECOMPUTE_ALL;
   assert_int_equal(count(q, RFI_OP_permute_codes), 0);
-  /* dy's rows, and x's; recompute that keeps the rows quantizes them twice */
+  /* quantizes rows of dy and of x; recompute that keeps the rows quantizes both twice */
   assert_in_range(count(p, RFI_OP_permute_codes), given + first * !again, given + first * (1 + again));
   if (first && c->norm && !again) assert_int_equal(count(p, RFI_OP_rmsnorm_quantize), 1);
   for (size_t i = 0; i < sizeof results / sizeof *results; i++) same(p, q, results[i]);

@@ -4,17 +4,17 @@
  * op, X_quantize (src/ops/quant/fused.h). If no other op reads the result, it is not stored in 16 bits. Exact: the
  * result is rounded before it is quantized. It runs after recompute, because a recomputed norm or SwiGLU needs fewer
  * operands than it has here, and after an add is fused with its norm. Only one scale for a tensor: the other scalings
- * have kernels of their own.
+ * have separate kernels.
  */
 #include "ops/quant/fused.h"
 #include "pass/pass.h"
 
-/* The same phase and microbatch, and both clones or both originals. */
+/* Whether phase and microbatch are equal, and both ops are clones or neither is. */
 static bool are_together(const rfi_opr *a, const rfi_opr *b) {
   return a->phase == b->phase && a->microbatch == b->microbatch && (a->clone_of < 0) == (b->clone_of < 0);
 }
 
-/* Whether the value exists before op i, or is a slice of an input and can be copied there. */
+/* Whether the value exists before op i, or is a slice of an input and can be recorded there. */
 static bool is_ready(const rfr_trace *t, rfr_value v, int i) {
   const int op = v < 0 ? -1 : t->values[v].op;
   if (op < i) return true;
@@ -55,7 +55,7 @@ static bool match(const rfi_rewriter *w, int i, rfi_fused_form *form, int found[
   return true;
 }
 
-/* The scale in the new trace; a slice that comes later is copied now. */
+/* The scale in the new trace; records its slice now if that comes later in the old trace. */
 static rfr_status scale_of(rfi_rewriter *w, rfr_value scale, rfr_value *out) {
   *out = RFR_NONE;
   if (scale < 0) return RFR_OK;

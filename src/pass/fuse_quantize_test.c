@@ -16,7 +16,7 @@ enum { T = 48, C = 32, I = 64 };
 typedef struct cell {
   rfr_recipe_kind recipe;
   rfr_dtype type;
-  bool layernorm, shown, high; /* shown: the quantized results are outputs too */
+  bool layernorm, shown, high; /* shown: the quantized results are also outputs */
   rfr_recompute recompute;
 } cell;
 
@@ -38,7 +38,7 @@ static rfr_value norm(rfr_trace *t, const cell *c, rfr_value x, rfr_value w) {
   return c->layernorm ? rfr_layernorm(t, x, w, RFR_NONE, 1e-5) : rfr_rmsnorm(t, x, w, 1e-5);
 }
 
-/* `up` has an input of its own: otherwise two gradients of h would be added in a GEMM, which changes bits. */
+/* `up` has a separate input: otherwise a GEMM would accumulate two gradients of h, which rounds differently. */
 static rfr_trace *record(const cell *c) {
   rfr_recipe recipe = rfr_recipe_default(c->recipe);
   rfr_trace *t;
@@ -49,7 +49,7 @@ static rfr_trace *record(const cell *c) {
   parameters(t, w);
   const rfr_value other = rfr_cast(t, w[OTHER], c->type);
   const rfr_value x = rfr_cast(t, w[X], c->type);
-  rfr_output(t, "x0", x); /* so that no GEMM adds onto it in place, which changes bits */
+  rfr_output(t, "x0", x); /* so that no GEMM accumulates into it in place, which rounds differently */
   rfr_recipe_begin(t, &recipe);
   const rfr_value h = norm(t, c, x, w[NORM1]);
   const rfr_value a = rfr_swiglu(t, linear(t, c, h, w[GATE]), linear(t, c, other, w[UP]));

@@ -7,7 +7,7 @@
  */
 #include "pass/pass.h"
 
-enum { WINDOW = 16 }; /* ops between the two: routing weights and views */
+enum { WINDOW = 16 }; /* maximum number of ops between the two, such as routing weights and views */
 
 /* A grouped GEMM with one packed weight, without bias and scale. */
 static bool is_plain(const rfi_opr *op) {
@@ -33,7 +33,7 @@ static rfr_value packed_of(const rfr_trace *t, rfr_value gate, rfr_value up) {
   return halves ? all : RFR_NONE;
 }
 
-/* The same phase and microbatch, and both clones or both originals. */
+/* Whether phase and microbatch are equal, and both ops are clones or neither is. */
 static bool are_together(const rfi_opr *a, const rfi_opr *b) {
   return a->phase == b->phase && a->microbatch == b->microbatch && (a->clone_of < 0) == (b->clone_of < 0);
 }
@@ -44,29 +44,29 @@ static bool reads(const rfr_trace *t, const rfi_opr *op, rfr_value v) {
   return false;
 }
 
-/* Whether op k may be swapped with the producer of v: it is a view, or independent of v. */
+/* Whether op k may move before the producer of v: it is a view, or independent of v. */
 static bool is_movable(const rfr_trace *t, int k, rfr_value v) {
   const rfi_opr *op = &t->ops[k];
   if (op->def->flags & RFI_VIEW) return true;
   return !reads(t, op, v) && !(op->def->flags & (RFI_STATE | RFI_HOST | RFI_COLLECTIVE));
 }
 
-/* The swiglu_weighted that reads the halves of the result of op i, within WINDOW ops; -1: none. */
+/* The swiglu_weighted that reads both halves of the result of op i, within WINDOW ops; -1: none. */
 static int match(const rfr_trace *t, int i) {
-  const rfi_opr *product = &t->ops[i];
-  if (!is_plain(product)) return -1;
+  const rfi_opr *gemm = &t->ops[i];
+  if (!is_plain(gemm)) return -1;
   int k = i + 1;
   while (k < t->n_ops && k < i + WINDOW && t->ops[k].def->code != RFI_OP_swiglu_weighted &&
-         is_movable(t, k, product->out[0]))
+         is_movable(t, k, gemm->out[0]))
     k++;
   const rfi_opr *act = &t->ops[k];
   if (k == t->n_ops || act->def->code != RFI_OP_swiglu_weighted || act->out[0] < 0) return -1;
-  const bool weighted_by_itself = t->values[act->in[2]].base == t->values[product->out[0]].base;
-  const bool halves = packed_of(t, act->in[0], act->in[1]) == product->out[0];
-  return halves && !weighted_by_itself && are_together(product, act) ? k : -1;
+  const bool weighted_by_itself = t->values[act->in[2]].base == t->values[gemm->out[0]].base;
+  const bool halves = packed_of(t, act->in[0], act->in[1]) == gemm->out[0];
+  return halves && !weighted_by_itself && are_together(gemm, act) ? k : -1;
 }
 
-/* Copies the ops between the two that read y, or those that do not. */
+/* Copies the ops between the two: those that read y, or those that do not. */
 static rfr_status move_between(rfi_rewriter *w, int i, int k, rfr_value y, bool read) {
   const rfr_trace *t = w->to.from;
   for (int j = i + 1; j < k; j++) {
@@ -77,21 +77,21 @@ static rfr_status move_between(rfi_rewriter *w, int i, int k, rfr_value y, bool 
   return RFR_OK;
 }
 
-/* Fuses the GEMM at i and the activation at k. Ops between the two move before the fused op, views of the GEMM's result
- * after it. */
+/* Fuses the GEMM at op i and the activation at op k. Ops between the two move before the fused op; views of the GEMM's
+ * result move after it. */
 static rfr_status emit(rfi_rewriter *w, int i, int k) {
   const rfr_trace *t = w->to.from;
-  const rfi_opr *product = &t->ops[i], *act = &t->ops[k];
-  const rfr_value y = product->out[0];
+  const rfi_opr *gemm = &t->ops[i], *act = &t->ops[k];
+  const rfr_value y = gemm->out[0];
   RFI_TRY(move_between(w, i, k, y, false));
   rfr_value in[4] = {0}, out[RFI_MAX_NAMES];
-  rfi_opr op = *product;
-  for (int n = 0; n < 3; n++) in[n] = w->to.map[product->in[n]];
+  rfi_opr op = *gemm;
+  for (int n = 0; n < 3; n++) in[n] = w->to.map[gemm->in[n]];
   in[3] = w->to.map[act->in[2]];
   op.def = rfi_op_def_get(RFI_OP_grouped_swiglu);
   op.n_in = 4;
   op.in = in;
-  op.clone_of = product->clone_of < 0 ? -1 : w->to.op_map[product->clone_of];
+  op.clone_of = gemm->clone_of < 0 ? -1 : w->to.op_map[gemm->clone_of];
   op.reason = "fused: grouped GEMM + SwiGLU";
   RFI_TRY(rfi_rewrite_new(&w->to, &op, NULL, out));
   w->to.op_map[i] = w->to.op_map[k] = w->to.to->n_ops - 1;
@@ -101,7 +101,7 @@ static rfr_status emit(rfi_rewriter *w, int i, int k) {
   RFI_TRY(move_between(w, i, k, y, true));
   RFI_TRY(rfr_trace_status(w->to.to));
   return rfi_report_line(w->report, "fused: op %d grouped_matmul + swiglu_weighted%s%s: -%lld bytes read; exact", i,
-                         product->scope[0] ? " in " : "", product->scope, (long long)rfi_bytes(&t->values[y].type));
+                         gemm->scope[0] ? " in " : "", gemm->scope, (long long)rfi_bytes(&t->values[y].type));
 }
 
 static rfr_status visit(rfi_rewriter *w, int i) {

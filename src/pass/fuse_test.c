@@ -1,10 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Fusions that claim to be exact: the same program with the pass and without it gives the
- * same gradients bit for bit, for every subset of trained parameters; and the pass made what
- * it should, no more than the subset wants. There is one microbatch: gradients that add onto
- * those of an earlier one are rounded in another way, and the report says so. A softcapped loss
- * head, which changes bits, agrees within rounding.
+ * Fusions that claim to be exact: the same program with the pass and without it gives the same gradients bit for bit,
+ * for every subset of trained parameters; and the pass makes the expected fusions, and computes only the gradients that
+ * the subset requests. There is one microbatch: gradients that are accumulated into those of an earlier one are rounded
+ * in another way, and the report says so. A softcapped loss head is not exact and agrees within rounding.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -31,7 +30,7 @@ static rfr_value parameter(rfr_trace *t, unsigned trained, int i, int rank, int6
                    ((int64_t[]){a, b}));
 }
 
-/* Two blocks of residual stream in `type`: packed attention after a layernorm, a GEMM after an rmsnorm. */
+/* Two blocks with a residual stream in `type`: packed attention after a layernorm, a GEMM after an rmsnorm. */
 static rfr_trace *blocks(rfr_ctx *ctx, unsigned trained, rfr_dtype type) {
   rfr_trace *t;
   rfr_value p[N_PARAMETERS];
@@ -52,7 +51,7 @@ static rfr_trace *blocks(rfr_ctx *ctx, unsigned trained, rfr_dtype type) {
   for (int i = 0; i < 3; i++) head[i] = rfr_reshape(t, rfr_slice(t, qkv, 1, i * C, C), 3, ((int64_t[]){T, HEADS, D}));
   rfr_value o = rfr_attention(t, head[0], head[1], head[2], offsets, &(rfr_attention_options){.causal = 1});
   o = rfr_linear(t, rfr_reshape(t, o, 2, ((int64_t[]){T, C})), rfr_cast(t, p[PROJ], type), RFR_NONE);
-  rfr_output(t, "x0", x); /* so that no GEMM adds onto the stream in place, which rounds differently */
+  rfr_output(t, "x0", x); /* so that no GEMM accumulates into the stream in place, which rounds differently */
   x = rfr_add(t, x, o);
   rfr_output(t, "x1", x);
   h = rfr_rmsnorm(t, x, p[SCALE2], 1e-5);
@@ -115,7 +114,7 @@ static void check(rfr_ctx *ctx, unsigned trained, rfr_dtype type) {
   assert_int_equal(count(p, RFI_OP_layernorm_dx) + count(p, RFI_OP_rmsnorm_dx), 0);
   assert_int_equal(count(p, RFI_OP_add_rmsnorm), 1);
   assert_int_equal(count(q, RFI_OP_add_rmsnorm), 0);
-  /* every gradient of slices is one result, and no sum of the stream's gradients is left */
+  /* all gradients of slices are packed, and no separate sum of the stream's gradients is left */
   assert_int_equal(count(p, RFI_OP_attention_bwd_packed), (trained & ((1u << PROJ) - 1)) != 0);
   assert_int_equal(count(p, RFI_OP_attention_bwd) + count(p, RFI_OP_concat), 0);
   assert_int_equal(count(p, RFI_OP_pad), 0);
@@ -150,8 +149,8 @@ static void test_exact(void **state) {
   }
 }
 
-/* The fusions rely on this: a sum over rows is split over rows if they are dense and over columns if they are not, on
- * any number of threads, with the same bits. */
+/* The fusions rely on this invariant: a sum over rows is bitwise the same for dense rows (split over rows) and strided
+ * rows (split over columns), with any number of threads. */
 static void test_sum_over_rows(void **state) {
   (void)state;
   enum { ROWS = 101, COLUMNS = 531 };
@@ -207,7 +206,7 @@ static rfr_trace *capped_head(rfr_ctx *ctx, unsigned trained, rfr_dtype type, bo
   return t;
 }
 
-/* Gate and up are halves of one GEMM, in the order of the slices: their gradients are one result. In the other order
+/* Gate and up are halves of one GEMM, in the order of the slices, so their gradients are one result. In the other order
  * they are not fused, because the halves of that result would be swapped. */
 static void test_gate_and_up(void **state) {
   (void)state;
@@ -215,7 +214,8 @@ static void test_gate_and_up(void **state) {
   rfr_ctx *ctx;
   OK(rfr_ctx_create(NULL, &ctx));
   for (int k = 0; k < 8; k++) {
-    const int swapped = k % 2, heads = k / 4; /* split into heads, the halves of a row are not those of its heads */
+    /* after a split into heads, the halves of a row are not the halves of each head */
+    const int swapped = k % 2, heads = k / 4;
     const rfr_dtype type = k / 2 % 2 ? RFR_BF16 : RFR_F32;
     rfr_tensor a, b;
     rfr_trace *t;
@@ -245,13 +245,13 @@ static void test_gate_and_up(void **state) {
   rfr_ctx_destroy(ctx);
 }
 
-/* The same with row weights, whose gradient is a result of that op if it is needed. */
+/* The same with row weights, whose gradient is another result of that op if it is needed. */
 static void test_weighted_gate_and_up(void **state) {
   (void)state;
   rfr_ctx *ctx;
   OK(rfr_ctx_create(NULL, &ctx));
   for (int k = 0; k < 12; k++) {
-    const int wanted = 1 + k % 3, swapped = k / 3 % 2; /* 1: the product's weight, 2: the rows' */
+    const int wanted = 1 + k % 3, swapped = k / 3 % 2; /* 1: the GEMM's weight is frozen, 2: the rows' weights are */
     const unsigned trained = (wanted & 1u ? 1u << W2 : 0) | (wanted & 2u ? 1u << BIAS1 : 0);
     const rfr_dtype type = k / 6 ? RFR_BF16 : RFR_F32;
     rfr_trace *t;
@@ -293,8 +293,8 @@ static void test_weighted_gate_and_up(void **state) {
 /* Experts with two GEMMs and row weights; the halves of the first result are gate and up. */
 typedef struct experts {
   rfr_dtype type;
-  bool swapped, biased, separate, shared; /* up before gate; shared: h has another reader */
-  bool forward, itself;                   /* without other readers; rows are weighted by a column of gate */
+  bool swapped, biased, separate, shared; /* flags: up precedes gate; h has another reader */
+  bool forward, itself;                   /* flags: no other readers; a column of gate weights the rows */
 } experts;
 
 enum { GROUPS = 3, WIDE = 12 };
@@ -376,7 +376,8 @@ static void test_experts(void **state) {
   rfr_ctx_destroy(ctx);
 }
 
-/* Matrix units take operands of one type: GEMMs of the backward have such operands even where results were wider. */
+/* Tensor cores take operands of one type, so GEMMs of the backward have such operands even if a result of the forward
+ * is wider. */
 static void check_operands(const rfr_programs *p) {
   const rfr_trace *t = rfr_program_trace(p, 0, "lower");
   for (int i = 0; i < t->n_ops; i++) {
@@ -416,7 +417,7 @@ static void test_softcapped_head(void **state) {
   rfr_ctx_destroy(ctx);
 }
 
-/* A head is fused too if its weight gradient is added to a narrow state; the sum is rounded once. */
+/* A head is fused even if its weight gradient is accumulated into a narrow state; the sum is rounded once. */
 static void test_head_onto(void **state) {
   (void)state;
   enum { V = 11 };

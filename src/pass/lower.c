@@ -14,7 +14,7 @@ static bool accepts(const rfi_op_def *def, const rfi_value *x) {
   return (def->flags & RFI_ROWS) && (x->type.shape[last] == 1 || x->stride[last] == 1);
 }
 
-/* Appends a dense copy of x with the labels of `of`, the op that reads it; NULL: an output. */
+/* Appends a dense copy of x with the labels of `of`, the op that reads it; NULL: of an output. */
 static rfr_status emit_copy(rfi_rewrite *r, const rfi_opr *of, rfr_value x, const char *reason, rfr_value *dense) {
   rfi_opr copy = {.def = rfi_op_def_get(RFI_OP_copy),
                   .n_in = 1,
@@ -28,8 +28,8 @@ static rfr_status emit_copy(rfi_rewrite *r, const rfi_opr *of, rfr_value x, cons
   return rfi_rewrite_new(r, &copy, NULL, dense);
 }
 
-/* dense[v]: the dense copy of old value v, RFR_NONE while there is none. Only ops that need a dense operand read it:
- * a kernel that accepts both may sum in another order, and the bits of an op must not depend on other ops. */
+/* dense[v]: the dense copy of old value v, RFR_NONE if there is none yet. Only ops that need a dense operand read it: a
+ * kernel that accepts both layouts may sum in another order, and the result of an op must not depend on other ops. */
 static rfr_status lower_op(rfi_rewrite *r, int i, rfr_value *dense, rfi_report *report) {
   const rfi_opr *op = &r->from->ops[i];
   rfr_value stack[32], *in = stack;
@@ -57,7 +57,7 @@ static rfr_status lower_op(rfi_rewrite *r, int i, rfr_value *dense, rfi_report *
   return s;
 }
 
-/* At the end of the trace, so that a view of a state shows the state after the step. */
+/* Copied at the end of the trace, so that a view of a state shows the state after the step. */
 static rfr_status lower_outputs(rfi_rewrite *r, const rfr_value *copied, rfi_report *report) {
   for (int i = 0; i < r->from->n_outputs; i++) {
     rfr_value old = r->from->outputs[i].value, x = r->map[old], dense = copied[old];
@@ -65,7 +65,7 @@ static rfr_status lower_outputs(rfi_rewrite *r, const rfr_value *copied, rfi_rep
     if (dense < 0) RFI_TRY(emit_copy(r, NULL, x, "lowered: outputs are dense", &dense));
     RFI_TRY(rfi_report_line(report, "copied: output \"%s\", a strided view: +%lld bytes", r->from->outputs[i].name,
                             (long long)rfi_bytes(&r->to->values[x].type)));
-    r->map[old] = dense; /* also for a second output of the same value */
+    r->map[old] = dense; /* also used by a second output of the same value */
   }
   return RFR_OK;
 }

@@ -41,7 +41,7 @@ static rfr_value matrix(rfr_trace *t, const char *name) {
   return rfr_input(t, name, RFR_ROLE_INPUT, RFR_F32, 2, ((int64_t[]){6, 8}));
 }
 
-/* Two readers of one strided view share one copy; an op that accepts strides reads the view. */
+/* Two readers of one strided view share a copy; an op that accepts strides reads the view. */
 static void test_copies(void **state) {
   (void)state;
   rfr_trace *t;
@@ -75,7 +75,7 @@ static void test_outputs(void **state) {
   done(t);
 }
 
-/* An add and the norm after it become one op, if the sum has another reader and fusion is on. */
+/* An add and the norm after it become one op if the sum has another reader and fusion is enabled. */
 static void test_add_norm(void **state) {
   (void)state;
   for (int i = 0; i < 4; i++) {

@@ -6,9 +6,9 @@
  * that waits for it.
  *
  * Placement is best fit on a skyline, the height reached at each op. The lowest stretch takes the highest-ranked buffer
- * that lives within it; if there is none, it rises to its lower neighbour. (Rectangles: Burke, Kendall and Whitwell,
- * Operations Research 52, 2004; lifetimes: Sekiyama, Imai, Negishi and Kawachiya, arXiv 1804.10001.) A heap of
- * stretches and a tree of unplaced buffers keep this near n log n.
+ * that lives within it; if there is none, it rises to the lower of its adjacent stretches. (Rectangles: Burke, Kendall
+ * and Whitwell, Operations Research 52, 2004; lifetimes: Sekiyama, Imai, Negishi and Kawachiya, arXiv 1804.10001.) A
+ * heap of stretches and a tree of unplaced buffers keep this near n log n.
  *
  * The nested lifetimes of training steps stack without gaps; most others leave small ones. If one ranking ends above
  * the lower bound, the next is tried. If none comes close, the buffers above the bound get a higher rank and placement
@@ -29,7 +29,7 @@ static int by_first(const void *a, const void *b) {
   return x->value < y->value ? -1 : x->value > y->value;
 }
 
-/* Extends the buffers of a side op to the time in which it may run. */
+/* Extends the lifetimes of a side op's buffers to the time in which it may run. */
 static void extend(const rfr_trace *t, const rfi_side_op *side, rfi_life *life) {
   for (int i = 0; i < t->n_ops; i++) {
     const rfi_opr *op = &t->ops[i];
@@ -63,25 +63,25 @@ static rfr_status collect(const rfr_trace *t, const int64_t *workspace, const rf
 
 /* ---- the skyline ---- */
 
-typedef struct stretch { /* of ops, all at one height */
+typedef struct stretch { /* a range of ops at which the skyline has one height */
   int64_t height;
-  int first, last, before, after; /* ops, inclusive; neighbours, -1: none */
-  bool gone;                      /* merged into the one before */
+  int first, last, before, after; /* ops, inclusive; adjacent stretches, -1: none */
+  bool gone;                      /* merged into the previous one */
 } stretch;
 
 /* A tree over the buffers: node k has the children 2k and 2k + 1, buffer i is node leaves + i. */
-typedef struct node { /* of the unplaced buffers below */
-  int rank, last;     /* the least of each; INT_MAX: none */
+typedef struct node { /* over the unplaced buffers of a subtree */
+  int rank, last;     /* the minimum of each; INT_MAX: none */
 } node;
 
 typedef struct packer {
   rfi_plan *p;
-  int *rank; /* per buffer, all different; the least is placed first */
+  int *rank; /* per buffer, all different; buffers are placed in ascending order */
   node *tree;
   int leaves, n_stretches, n_heap;
-  int span; /* points in time: the ops and the end */
+  int span; /* points in time: the ops, and the end of the step */
   stretch *stretch;
-  int *heap; /* of stretches: the lowest on top, the first among equals */
+  int *heap; /* a heap of stretches: the lowest, of equal ones the first, is on top */
   int64_t *live;
 } packer;
 
@@ -90,7 +90,7 @@ static bool is_lower(const packer *w, int a, int b) {
   return x->height != y->height ? x->height < y->height : x->first < y->first;
 }
 
-/* Restores the heap after a change of its top. */
+/* Restores the heap after its top has changed. */
 static void sink(packer *w) {
   int k = 0, top = w->heap[0];
   for (int child; (child = 2 * k + 1) < w->n_heap; k = child) {
@@ -110,8 +110,8 @@ static void add_stretch(packer *w, stretch x) {
   w->heap[k] = s;
 }
 
-/* Stretch s is the first of the lowest ones; merges the following stretches of equal height into it. */
-static void swallow_equal(packer *w, int s) {
+/* Stretch s is the first of the lowest ones. Merges the following stretches of equal height into it. */
+static void merge_equal(packer *w, int s) {
   stretch *x = &w->stretch[s];
   while (x->after >= 0 && w->stretch[x->after].height == x->height) {
     stretch *y = &w->stretch[x->after];
@@ -127,8 +127,8 @@ static void set_node(packer *w, int k) {
   w->tree[k] = (node){a->rank < b->rank ? a->rank : b->rank, a->last < b->last ? a->last : b->last};
 }
 
-/* Of the buffers [from, to) below node k, which has [low, low + width), the one that ranks first
- * of those that end by `last`: *found, if it ranks before what was found so far. */
+/* Searches the buffers [from, to) of the subtree k, which has [low, low + width), for the one with the lowest rank that
+ * ends by `last`; updates *found if its rank is lower. */
 static void search(const packer *w, int k, int low, int width, int from, int to, int last, int *found) {
   const node *x = &w->tree[k];
   if (low >= to || low + width <= from || x->last > last || x->rank >= (*found < 0 ? INT_MAX : w->rank[*found])) return;
@@ -136,15 +136,16 @@ static void search(const packer *w, int k, int low, int width, int from, int to,
     *found = low;
     return;
   }
-  int half = width / 2, second = w->tree[2 * k + 1].rank < w->tree[2 * k].rank; /* the better child goes first */
+  int half = width / 2, second = w->tree[2 * k + 1].rank < w->tree[2 * k].rank; /* search the better child first */
   search(w, 2 * k + second, low + second * half, half, from, to, last, found);
   search(w, 2 * k + !second, low + !second * half, half, from, to, last, found);
 }
 
-/* The buffer to place into a stretch of ops, -1 if none lives within it. */
+/* The buffer to place into a stretch of ops; -1 if no buffer lives within it. */
 static int best_within(const packer *w, int first, int last) {
   int bounds[2], found = -1;
-  for (int k = 0; k < 2; k++) { /* buffers before bounds[k] start before op `first`, or by `last` */
+  /* buffers before bounds[0] start before `first`; buffers before bounds[1] start by `last` */
+  for (int k = 0; k < 2; k++) {
     int low = 0, high = w->p->n;
     while (low < high) {
       int middle = low + (high - low) / 2;
@@ -170,7 +171,7 @@ static void put(packer *w, int s, int i) {
   for (int k = (w->leaves + i) / 2; k > 0; k /= 2) set_node(w, k);
 }
 
-/* Places every buffer by rank; returns the highest end. */
+/* Places every buffer in the order of ranks; returns the highest end. */
 static int64_t place(packer *w) {
   int64_t end = 0;
   for (int i = 0; i < w->leaves; i++)
@@ -184,12 +185,12 @@ static int64_t place(packer *w) {
     if (x->gone) {
       w->heap[0] = w->heap[--w->n_heap];
     } else {
-      swallow_equal(w, s);
+      merge_equal(w, s);
       if ((i = best_within(w, x->first, x->last)) >= 0) {
         put(w, s, i);
         left--;
         if (x->height > end) end = x->height;
-      } else { /* the unplaced buffers need a wider stretch, so there is a neighbour */
+      } else { /* every unplaced buffer needs a wider stretch, so there is an adjacent one */
         int64_t before = x->before < 0 ? INT64_MAX : w->stretch[x->before].height;
         int64_t after = x->after < 0 ? INT64_MAX : w->stretch[x->after].height;
         x->height = before < after ? before : after;
@@ -213,8 +214,8 @@ static int by_key(const void *a, const void *b) {
   return x->index - y->index;
 }
 
-/* Bytes live during each op and at the end, whose highest is the bound, as a tree of maxima: node
- * k has the children 2k and 2k + 1, op i is node span + i. */
+/* Live bytes during each op and at the end, as a tree of maxima; the maximum of all is the lower bound. Node k has the
+ * children 2k and 2k + 1, op i is node span + i. */
 static rfr_status find_live(packer *w) {
   rfi_plan *p = w->p;
   RFI_TRY(RFI_ALLOC(p->ctx, sizeof *w->live * (2 * (size_t)w->span + 1), &w->live));
@@ -232,7 +233,7 @@ static rfr_status find_live(packer *w) {
   return RFR_OK;
 }
 
-/* Most bytes live during any op of a lifetime. */
+/* Maximum of live bytes over the ops of a lifetime. */
 static int64_t most_live(const packer *w, const rfi_buffer *b) {
   int64_t most = 0;
   for (int l = b->first + w->span, r = b->last + w->span + 1; l < r; l /= 2, r /= 2) {
@@ -242,8 +243,8 @@ static int64_t most_live(const packer *w, const rfi_buffer *b) {
   return most;
 }
 
-/* The first ranking places the buffers that live during the peak at the bottom, longest lifetime first. The others are
- * for traces that it does not pack without gaps. */
+/* The first ranking places buffers that are live at the peak first, longest lifetime first. The others are for traces
+ * that it cannot pack without gaps. */
 enum { RANKINGS = 6 };
 static key rank_of(const packer *w, int ranking, int i) {
   const rfi_buffer *b = &w->p->buffer[i];
@@ -270,15 +271,15 @@ static void set_ranks(packer *w, key *keys) {
   for (int i = 0; i < w->p->n; i++) w->rank[keys[i].index] = i;
 }
 
-static void rank_anew(packer *w, int ranking, key *keys) {
+static void set_ranking(packer *w, int ranking, key *keys) {
   for (int i = 0; i < w->p->n; i++) keys[i] = rank_of(w, ranking, i);
   set_ranks(w, keys);
 }
 
-/* Raises the rank of the buffers above the bound, each by a random fraction ("squeaky wheel": Joslin and Clements, JAIR
- * 10, 1999), and sometimes that of others. */
-static void blame(packer *w, key *keys, uint64_t *random) {
-  bool all = next_random(random) % 2; /* all of them, or about one in eight */
+/* Raises the priority of the buffers above the bound, each by a random fraction, and sometimes that of other buffers
+ * ("squeaky wheel" optimization: Joslin and Clements, JAIR 10, 1999). */
+static void raise_priority(packer *w, key *keys, uint64_t *random) {
+  bool all = next_random(random) % 2; /* every buffer above the bound, or about one in eight */
   for (int i = 0; i < w->p->n; i++) {
     const rfi_buffer *b = &w->p->buffer[i];
     uint64_t draw = next_random(random);
@@ -304,13 +305,13 @@ static bool try_ranks(packer *w, choice *best) {
   return true;
 }
 
-static void back_to(packer *w, const choice *best) {
+static void restore(packer *w, const choice *best) {
   for (int i = 0; i < w->p->n; i++) w->p->buffer[i].offset = best->offset[i];
   memcpy(w->rank, best->rank, sizeof *w->rank * (size_t)w->p->n);
 }
 
 static rfr_status solve(rfi_plan *p, int n_ops) {
-  enum { ROUNDS = 64, PLACEMENTS = 1 << 16, PATIENCE = 24 }; /* PATIENCE: rounds without gain from one start */
+  enum { ROUNDS = 64, PLACEMENTS = 1 << 16, PATIENCE = 24 }; /* PATIENCE: rounds without improvement before a restart */
   rfr_status s;
   packer w = {.p = p, .leaves = 1, .span = n_ops + 1};
   key *keys = NULL;
@@ -320,28 +321,28 @@ static rfr_status solve(rfi_plan *p, int n_ops) {
   while (w.leaves < p->n) w.leaves *= 2;
   RFI_GOTO(RFI_ALLOC(p->ctx, n * sizeof *w.rank, &w.rank));
   RFI_GOTO(RFI_ALLOC(p->ctx, 2 * (size_t)w.leaves * sizeof *w.tree, &w.tree));
-  RFI_GOTO(RFI_ALLOC(p->ctx, (2 * n + 1) * sizeof *w.stretch, &w.stretch)); /* a buffer adds two at most */
+  RFI_GOTO(RFI_ALLOC(p->ctx, (2 * n + 1) * sizeof *w.stretch, &w.stretch)); /* each buffer adds at most two */
   RFI_GOTO(RFI_ALLOC(p->ctx, (2 * n + 1) * sizeof *w.heap, &w.heap));
   RFI_GOTO(RFI_ALLOC(p->ctx, n * sizeof *keys, &keys));
   RFI_GOTO(RFI_ALLOC(p->ctx, n * sizeof *best.offset, &best.offset));
   RFI_GOTO(RFI_ALLOC(p->ctx, n * sizeof *best.rank, &best.rank));
   RFI_GOTO(find_live(&w));
   p->bytes = INT64_MAX;
-  int64_t near = p->lower_bound / 1000; /* close enough to the bound: no further ranking is tried */
+  int64_t near = p->lower_bound / 1000; /* close enough to the bound: no other ranking is tried */
   for (int ranking = 0; ranking < RANKINGS && p->bytes > p->lower_bound + near; ranking++) {
-    rank_anew(&w, ranking, keys);
+    set_ranking(&w, ranking, keys);
     try_ranks(&w, &best);
   }
   int rounds = PLACEMENTS / p->n < ROUNDS ? PLACEMENTS / p->n : ROUNDS;
   for (int idle = PATIENCE; rounds > 0 && p->bytes > p->lower_bound + 5 * near; rounds--) {
     if (idle++ >= PATIENCE) {
-      back_to(&w, &best);
+      restore(&w, &best);
       idle = 0;
     }
-    blame(&w, keys, &random);
+    raise_priority(&w, keys, &random);
     if (try_ranks(&w, &best)) idle = 0;
   }
-  back_to(&w, &best);
+  restore(&w, &best);
 fail:
   rfi_free(p->ctx, w.rank);
   rfi_free(p->ctx, w.tree);

@@ -19,8 +19,8 @@
 
 static uint32_t draw(uint64_t seed, uint64_t i) { return rfi_draw4(rfi_stream_key(seed, 3), i, 0, 0, 0).v[0]; }
 
-/* A trace of n fills of up to 64 times `most` bytes; a copy reads fill i some time later, in an order that is never
- * easy. */
+/* A trace of n fills of up to 64 times `most` bytes. Some time later a copy reads fill i, in an order that is hard to
+ * pack. */
 enum { PENDING = 16 };
 static rfr_trace *random_trace(uint64_t seed, int n, int64_t most) {
   rfr_trace *t;
@@ -52,7 +52,8 @@ static void check_plan(const rfi_plan *p) {
   assert_true(highest == p->bytes && p->bytes >= p->lower_bound);
 }
 
-/* Lifetimes that do not occur in training, few and large: for many of them no plan meets the bound, but half do. */
+/* Few and large random lifetimes, unlike those of training. For many of them no plan meets the bound, but at least half
+ * must. */
 static void test_random(void **state) {
   (void)state;
   enum { PROGRAMS = 120 };
@@ -94,7 +95,7 @@ static void test_empty(void **state) {
   rfr_trace_destroy(t);
 }
 
-/* A forward that saves, a backward that frees in reverse: the bound is met exactly. */
+/* A forward saves values and a backward frees them in reverse order: the bound must be met exactly. */
 static void test_nested(void **state) {
   (void)state;
   enum { LAYERS = 40 };

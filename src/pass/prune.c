@@ -45,7 +45,7 @@ rfr_status rfi_dce(const rfr_trace *in, rfi_report *report, rfr_trace **out) {
       continue;
     }
     for (int j = 0; j < op->n_out; j++) {
-      /* The next version of a state is an effect: it stays without a reader. */
+      /* The next version of a state is a side effect, so it is kept even without a reader. */
       dead[j] = op->out[j] >= 0 && !needed[op->out[j]] && !(op->def->flags & RFI_STATE);
       if (dead[j])
         RFI_GOTO(rfi_report_line(report, "pruned: result %s of op %d %s%s%s, no reader: -%lld bytes",
@@ -67,13 +67,13 @@ fail:
 
 typedef struct cse {
   const rfr_trace *t;
-  rfr_value *same;   /* value -> the earlier value that equals it */
+  rfr_value *same;   /* per value: the earlier value that equals it */
   bool *gone;        /* per op: merged into an earlier one */
-  bool *shared;      /* per op: merged with ops of other microbatches */
-  int8_t *to;        /* per op: the phase that it is hoisted to, -1 where it stays */
-  bool split_phases; /* values of weights alone serve all microbatches, though the trace has one */
-  bool sharded;      /* weights are gathered only for a while */
-  int *slot;         /* open-addressing table of op indices, -1 empty */
+  bool *shared;      /* per op: merged with equal ops of other microbatches */
+  int8_t *to;        /* per op: the phase to which it is hoisted; -1: it is not hoisted */
+  bool split_phases; /* the trace has one microbatch, but values that depend only on weights serve all microbatches */
+  bool sharded;      /* weights are gathered only temporarily */
+  int *slot;         /* hash table of op indices with open addressing; -1: empty */
   uint64_t mask;
 } cse;
 
@@ -123,10 +123,11 @@ static void find_same(cse *c) {
 
 /* ---- hoisting ---- */
 
-/* The inputs that a value depends on, ascending: constants, frozen inputs, weights, the step. */
+/* The kind of input that a value depends on, in ascending order: constants, frozen inputs, weights, the step. A value
+ * has the maximum over its inputs. */
 enum { DEPENDS_NONE, DEPENDS_FROZEN, DEPENDS_WEIGHT, DEPENDS_STEP };
 
-/* The scales of delayed scaling, which change only when a step ends. */
+/* Whether an input is a scale of delayed scaling: it changes only when a step ends. */
 static bool is_scale(const rfr_trace *t, int input) {
   return strcmp(t->values[t->inputs[input]].name, RFR_RECIPE_SCALE) == 0;
 }
@@ -134,12 +135,12 @@ static bool is_scale(const rfr_trace *t, int input) {
 static void find_dependence(const rfr_trace *t, const cse *c, uint8_t *depends) {
   for (int i = 0; i < t->n_inputs; i++) {
     int role = t->values[t->inputs[i]].role;
-    depends[t->inputs[i]] = role == RFR_ROLE_CONST       ? DEPENDS_FROZEN
-                            : c->sharded                 ? DEPENDS_STEP
+    depends[t->inputs[i]] = role == RFR_ROLE_CONST              ? DEPENDS_FROZEN
+                            : c->sharded                        ? DEPENDS_STEP
                             : is_scale(t, i) && c->split_phases ? DEPENDS_WEIGHT
-                            : role == RFR_ROLE_FROZEN    ? DEPENDS_FROZEN
-                            : role == RFR_ROLE_TRAINABLE ? DEPENDS_WEIGHT
-                                                         : DEPENDS_STEP;
+                            : role == RFR_ROLE_FROZEN           ? DEPENDS_FROZEN
+                            : role == RFR_ROLE_TRAINABLE        ? DEPENDS_WEIGHT
+                                                                : DEPENDS_STEP;
   }
   for (int i = 0; i < t->n_ops; i++) {
     const rfi_opr *op = &t->ops[i];
@@ -151,13 +152,13 @@ static void find_dependence(const rfr_trace *t, const cse *c, uint8_t *depends) 
   }
 }
 
-/* The phase that op i moves to, or -1 where it stays. */
+/* The phase to which op i is hoisted; -1: it is not hoisted. */
 static int hoisted(const rfr_trace *t, const cse *c, const uint8_t *depends, int i) {
   const rfi_opr *op = &t->ops[i];
   if (c->gone[i] || op->n_out == 0 || op->out[0] < 0 || !mergeable(op)) return -1;
   if (op->def->flags & RFI_LOCAL) return -1;
   int d = depends[op->out[0]];
-  if (d == DEPENDS_FROZEN) return RFR_PHASE_LOAD; /* views too: they need no kernel */
+  if (d == DEPENDS_FROZEN) return RFR_PHASE_LOAD; /* includes views, which need no kernel */
   if (d == DEPENDS_WEIGHT && c->split_phases) return RFR_PHASE_SETUP;
   if (d <= DEPENDS_WEIGHT && c->shared[i]) return RFR_PHASE_SETUP;
   return -1;

@@ -69,14 +69,14 @@ static void test_random(void **state) {
     rfr_microbatch(t, m);
     rfr_output(t, m ? "b" : "a", rfr_dropout(t, x, step, 0.5, 0));
   }
-  op = &t->ops[t->n_ops - 1]; /* the same site as the first */
+  op = &t->ops[t->n_ops - 1]; /* has the same site as the first */
   memcpy((rfi_attr *)op->attr, t->ops[0].attr, sizeof *op->attr * (size_t)op->def->n_attrs);
   t = prune(t, (rfi_pass_options){0});
   assert_int_equal(count(t, RFI_OP_dropout, -1), 2);
   done(t);
 }
 
-/* Ops without a reader go, results too; updates of a state stay. */
+/* Ops without a reader are removed, and so are results; updates of a state are kept. */
 static void test_dead(void **state) {
   (void)state;
   rfr_trace *t;
@@ -95,7 +95,8 @@ static void test_dead(void **state) {
   done(t);
 }
 
-/* Frozen: to load. Weights: to setup, if several microbatches share the op or phases are split. Shards: nowhere. */
+/* Ops on frozen inputs are hoisted to load. Ops on weights are hoisted to setup if several microbatches share them or
+ * phases are split. Ops on shards are not hoisted. */
 static void test_hoist(void **state) {
   (void)state;
   static const struct {

@@ -14,8 +14,9 @@
  * inputs to phase load, so frozen weights and inputs need no special case here.
  *
  * A weight that is stored in quantized form is the result of a dequantize op. Stored in FP8, its codes and its scale
- * are operands as they are; a GEMM that reads the other layout gets transposed codes. Other formats are dequantized
- * and quantized for each GEMM (split_dequantize.c), with scales of their own also in fp8_delayed: they do not change.
+ * are operands as they are; a GEMM that reads the other layout gets transposed codes. Other formats are dequantized and
+ * quantized for each GEMM (split_dequantize.c). Their scales are computed from the weight also in fp8_delayed, because
+ * the weight does not change.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -40,33 +41,33 @@ static bool is_separate(const rfi_opr *op) { return op->def->code == RFI_OP_grou
 
 typedef struct linear {
   int32_t number;
-  int forward; /* op of the old trace: the first with this number */
-  int ordinal; /* among the linears of its microbatch */
+  int forward; /* op of the old trace: the first op with this number */
+  int ordinal; /* index among the linears of its microbatch */
 } linear;
 
-/* A quantized tensor: an op of the new trace. */
+/* A quantized copy of a tensor, made by an op of the new trace. */
 typedef struct copy {
   rfi_quantizer how;
-  rfr_value offsets; /* of groups; RFR_NONE: not grouped */
+  rfr_value offsets; /* offsets of groups; RFR_NONE: not grouped */
   int microbatch;
-  int op;   /* of the new trace */
-  int next; /* of the same tensor; -1: none */
+  int op;   /* index in the new trace */
+  int next; /* the next copy of the same tensor; -1: none */
 } copy;
 
 typedef struct pass {
   rfi_rewrite r;
   rfi_report *report;
   rfi_arena *arena;
-  linear *linears; /* by number */
+  linear *linears; /* indexed by number */
   int n_linears;
   int *first; /* per old value: its newest copy; -1: none */
   copy *copies;
   int n_copies, cap_copies;
   rfi_delayed delayed;
-  rfr_value step, microbatch; /* of the new trace: the step block, the microbatch's number; RFR_NONE: there is none */
+  rfr_value step, microbatch; /* of the new trace: the step block and the microbatch number; RFR_NONE: absent */
   int first_slot;
-  int64_t first_linear; /* of the draws: linears recorded in earlier callables */
-  bool several; /* microbatches */
+  int64_t first_linear; /* number of linears recorded in earlier callables, for the addresses of random draws */
+  bool several;         /* there are several microbatches */
   int gemms, quantized, stored;
 } pass;
 
@@ -81,7 +82,7 @@ static int by_number(const void *a, const void *b) {
 static const linear *linear_of(const pass *p, const rfi_opr *op) {
   const linear key = {.number = op->label.linear};
   int low = 0, high = p->n_linears;
-  while (low < high) { /* the first one that is not less */
+  while (low < high) { /* the first linear whose number is not smaller */
     const int middle = (low + high) / 2;
     if (p->linears[middle].number < key.number) low = middle + 1;
     else high = middle;
@@ -89,7 +90,7 @@ static const linear *linear_of(const pass *p, const rfi_opr *op) {
   return &p->linears[low];
 }
 
-/* Microbatches are recorded one after the other, so that an ordinal counts from the last change of the label. */
+/* Microbatches are recorded one after the other, so ordinals restart when the label changes. */
 static rfr_status find_linears(pass *p, const rfr_trace *t) {
   int n = 0, next = 0, once = 0, current = -1;
   RFI_TRY(RFI_ALLOC(t->ctx, sizeof *p->linears * (size_t)(t->n_ops + 1), &p->linears));
@@ -110,7 +111,7 @@ static rfr_status find_linears(pass *p, const rfr_trace *t) {
   return RFR_OK;
 }
 
-/* A GEMM that sums over rows: the first operand is transposed. */
+/* Whether a GEMM sums over rows: its first operand is transposed. */
 static bool is_wgrad(const rfi_opr *op) {
   return op->def->code == RFI_OP_grouped_wgrad || (op->def->code == RFI_OP_matmul && op->attr[0].i);
 }
@@ -119,7 +120,7 @@ static bool is_wgrad(const rfi_opr *op) {
 
 static bool is_forward(const linear *l, int i) { return l->forward == i; }
 
-/* Why a GEMM is not quantized, as a clause in buf; NULL: it is. */
+/* Why a GEMM is not quantized, as a clause in buf; NULL: it is quantized. */
 static const char *left_because(const rfr_trace *t, const linear *l, int i, char *buf, size_t size) {
   const rfi_opr *op = &t->ops[i], *forward = &t->ops[l->forward];
   if (op->label.recipe == RFI_RECIPE_KEEP) {
@@ -135,7 +136,7 @@ static const char *left_because(const rfr_trace *t, const linear *l, int i, char
   const rfr_type *x = &t->values[forward->in[0]].type;
   const rfr_type *w = &t->values[forward->in[is_separate(forward) ? SEPARATE : W]].type;
   const int64_t N = w->shape[w->rank - (forward->attr[grouped ? 0 : 1].i ? 2 : 1)], K = x->shape[1];
-  const int64_t M = grouped ? unit : x->shape[0]; /* the rows of a group are values, padded inside the ops */
+  const int64_t M = grouped ? unit : x->shape[0]; /* the sizes of groups are run-time values; the ops pad them */
   if (M % unit == 0 && N % unit == 0 && K % unit == 0) return NULL;
   rfi_snprintf(buf, size, "%lld x %lld x %lld are not multiples of %lld", (long long)x->shape[0], (long long)N,
                (long long)K, (long long)unit);
@@ -162,7 +163,7 @@ static rfi_opr proto_of(const pass *p, int i, rfi_opcode code, int n_in, rfr_val
   return op;
 }
 
-/* Appends the op that quantizes x, of the new trace, for op i. `offsets`: x has the rows of groups. */
+/* Appends the op that quantizes x, a value of the new trace, for op i. `offsets`: the rows of x are grouped. */
 static rfr_status quantize(pass *p, int i, rfr_value x, rfi_operand operand, rfr_value offsets,
                            const rfi_quantizer *how, int microbatch, int *index) {
   const rfi_opr *op = &p->r.from->ops[i];
@@ -193,7 +194,7 @@ static rfr_status quantize(pass *p, int i, rfr_value x, rfi_operand operand, rfr
   return delays ? rfi_delayed_note(&p->delayed, amax) : RFR_OK;
 }
 
-/* The microbatch of a copy of x, which op reads: a tensor that all microbatches share is quantized once. */
+/* The microbatch of the quantized copy of x that op reads. A tensor that all microbatches share is quantized once. */
 static int microbatch_of(const rfr_trace *t, const rfi_opr *op, rfr_value x) {
   const rfi_value *v = &t->values[x];
   const bool shared =
@@ -201,7 +202,7 @@ static int microbatch_of(const rfr_trace *t, const rfi_opr *op, rfr_value x) {
   return shared ? -1 : op->microbatch;
 }
 
-/* The op that quantizes x, of the old trace, for op i; later ones share it. */
+/* The op that quantizes x, a value of the old trace, for op i; later ops share it. */
 static rfr_status copy_of(pass *p, int i, rfr_value x, rfi_operand operand, rfr_value offsets, const rfi_opr **out) {
   const rfr_trace *t = p->r.from;
   const rfi_opr *op = &t->ops[i];
@@ -228,11 +229,11 @@ static rfr_status copy_of(pass *p, int i, rfr_value x, rfi_operand operand, rfr_
 /* One operand of a GEMM y = a bT. */
 typedef struct factor {
   rfi_operand operand;
-  bool transposed; /* reads the copy `col` */
-  bool grouped;    /* has the rows of groups */
+  bool transposed; /* reads the result `col` of the quantized copy */
+  bool grouped;    /* its rows are grouped */
 } factor;
 
-/* The factors of op i, a GEMM of linear l. */
+/* Finds the two operands of op i, a GEMM of linear l. */
 static void factors_of(const rfr_trace *t, const linear *l, int i, factor f[2]) {
   const rfi_opr *op = &t->ops[i], *forward = &t->ops[l->forward];
   const bool grouped = forward->def->code == RFI_OP_grouped_matmul, wgrad = is_wgrad(op);
@@ -246,10 +247,10 @@ static void factors_of(const rfr_trace *t, const linear *l, int i, factor f[2]) 
 
 /* A quantized operand of a scaled GEMM. */
 typedef struct scaled {
-  rfr_value q, scale, global; /* global: RFR_NONE but in nvfp4 */
+  rfr_value q, scale, global; /* global: RFR_NONE except in nvfp4 */
 } scaled;
 
-/* The dequantize op of v, a weight that is stored as `how` would quantize it; NULL: it is not. */
+/* The dequantize op of v, a weight that is stored as `how` would quantize it; NULL: it is not stored so. */
 static const rfi_opr *stored_of(const rfr_trace *t, rfr_value v, const rfi_quantizer *how) {
   const rfi_opr *op = t->values[v].op < 0 ? NULL : &t->ops[t->values[v].op];
   const bool stored = op && op->def->code == RFI_OP_dequantize &&
@@ -258,7 +259,7 @@ static const rfi_opr *stored_of(const rfr_trace *t, rfr_value v, const rfi_quant
   return stored ? op : NULL;
 }
 
-/* Appends `code` with one operand, a rewritten form of a stored weight, for op i. */
+/* Appends an op with the code `code` that converts a stored weight, for op i. */
 static rfr_status stored_form(pass *p, int i, rfi_opcode code, rfr_value x, const rfi_attr *attr, rfr_value *out) {
   rfi_opr op = proto_of(p, i, code, 1, &x, attr);
   op.label = (rfi_label){0, 0};
@@ -309,8 +310,8 @@ static rfr_status stack(pass *p, int i, const rfi_opr *like, int n, rfr_value *x
   return append(p, i, like, RFI_OP_concat, n, x, rfi_i(0), out);
 }
 
-/* The separate weights of op i: each is quantized alone, so that a frozen one is quantized once at load, and the copies
- * are stacked as the scaled GEMM reads them. */
+/* The separate weights of op i. Each is quantized by itself, so that a frozen one is quantized once at load; then the
+ * copies are stacked as the scaled GEMM reads them. */
 static rfr_status stacked(pass *p, int i, const factor *f, scaled *out) {
   const rfi_opr *op = &p->r.from->ops[i];
   const int n = op->n_in - SEPARATE;
@@ -330,8 +331,8 @@ static rfr_status stacked(pass *p, int i, const factor *f, scaled *out) {
   return x[2 * n] < 0 ? RFR_OK : stack(p, i, &like, n, x + 2 * n, &out->global);
 }
 
-/* The quantized operand k of op i. Rows of groups are quantized with the offsets of the forward, which cover all
- * groups; those of a wgrad may cover some. */
+/* The quantized operand k of op i. Grouped rows are quantized with the offsets of the forward, which cover all groups,
+ * because those of a wgrad may cover only some. */
 static rfr_status quantized(pass *p, int i, int k, const factor *f, scaled *out) {
   const rfi_opr *op = &p->r.from->ops[i], *forward = &p->r.from->ops[linear_of(p, op)->forward], *c;
   if (k == W && is_separate(op)) return stacked(p, i, f, out);
@@ -345,14 +346,15 @@ static rfr_status quantized(pass *p, int i, int k, const factor *f, scaled *out)
 
 /* ---- the groups of a wgrad ---- */
 
-/* The first group whose weight op i, a grouped wgrad, computes: separate weights may be trained in part. */
+/* The first group whose weight gradient op i, a grouped wgrad, computes: of separate weights, only some may be
+ * trained. */
 static int64_t first_group(const rfr_trace *t, const rfi_opr *op) {
   const rfi_value *offsets = &t->values[op->in[OFFSETS]];
   const rfi_opr *from = offsets->op < 0 ? NULL : &t->ops[offsets->op];
   return from && from->def->code == RFI_OP_slice ? from->attr[RFI_AT_slice_start].i : 0;
 }
 
-/* Takes the part of the scales (groups) that belongs to n groups. Scales of blocks belong to rows. */
+/* Slices the scales to those of n groups. Block scales belong to rows, so they are not sliced. */
 static rfr_status part_of(pass *p, int i, int64_t first, int64_t n, rfr_value *scale) {
   if (*scale < 0 || rfr_value_type(p->r.to, *scale).rank != 1) return RFR_OK;
   const rfi_attr part[3] = {rfi_i(0), rfi_i(first), rfi_i(n)};
@@ -365,7 +367,7 @@ static rfr_value mapped(const pass *p, const rfi_opr *op, int k) {
   return k < op->n_in && op->in[k] >= 0 ? p->r.map[op->in[k]] : RFR_NONE;
 }
 
-/* A scaled wgrad in place of op i, for the groups of its offsets. */
+/* Replaces op i by a scaled wgrad for the groups of its offsets. */
 static rfr_status grouped_wgrad(pass *p, int i, scaled m[2]) {
   const rfi_opr *old = &p->r.from->ops[i];
   const int64_t groups = p->r.from->values[old->in[OFFSETS]].type.shape[0] - 1, of = old->attr[1].i;
@@ -380,8 +382,8 @@ static rfr_status grouped_wgrad(pass *p, int i, scaled m[2]) {
   return rfi_rewrite_as(&p->r, i, &op, NULL);
 }
 
-/* A scaled GEMM in place of op i. */
-static rfr_status product(pass *p, int i) {
+/* Replaces op i by a scaled GEMM. */
+static rfr_status scale_gemm(pass *p, int i) {
   const rfi_opr *old = &p->r.from->ops[i];
   scaled m[2];
   factor f[2];
@@ -408,7 +410,7 @@ static rfr_status visit(pass *p, int i) {
   const char *because = left_because(t, linear_of(p, op), i, buf, sizeof buf);
   if (!because) {
     p->quantized++;
-    return product(p, i);
+    return scale_gemm(p, i);
   }
   RFI_TRY(rfi_report_line(p->report, "not quantized: op %d %s%s%s: %s", i, op->def->name, op->scope[0] ? " in " : "",
                           op->scope, because));
@@ -417,7 +419,7 @@ static rfr_status visit(pass *p, int i) {
 
 /* ---- the pass ---- */
 
-/* The needs of the linears under recipes; one that is not quantized only counts as a linear. */
+/* Collects the needs of the linears under recipes; one that is not quantized is only counted. */
 static rfr_status find_use(const pass *p, const rfr_trace *t, rfi_recipe_use *use) {
   char buf[200];
   *use = (rfi_recipe_use){.linears = p->n_linears};
@@ -444,13 +446,13 @@ rfr_status rfi_recipe_use_of(const rfr_trace *t, rfi_recipe_use *out) {
   return s;
 }
 
-/* The input with this name, in the new trace; RFR_NONE: there is none. */
+/* The input with this name in the new trace; RFR_NONE: absent. */
 static rfr_value input_named(const pass *p, const char *name) {
   const int i = rfi_names_find(&p->r.from->input_names, name);
   return i < 0 ? RFR_NONE : p->r.map[p->r.from->inputs[i]];
 }
 
-/* Finds the operands of draws, and declares the states of fp8_delayed. */
+/* Finds the operands of random draws, and declares the states of fp8_delayed. */
 static rfr_status prepare(pass *p, const rfi_pass_options *o) {
   const rfr_trace *t = p->r.from;
   rfi_recipe_use use;
@@ -470,7 +472,7 @@ static rfr_status prepare(pass *p, const rfi_pass_options *o) {
   return rfi_delayed_begin(&p->delayed, &p->r, p->arena, o->split_phases ? o->slots : use.slots);
 }
 
-/* The labels are consumed. */
+/* Later passes do not need the labels. */
 static void remove_labels(rfr_trace *t) {
   for (int i = 0; i < t->n_ops; i++) t->ops[i].label = (rfi_label){0, 0};
   t->n_recipes = 0;

@@ -8,11 +8,11 @@
  * In a whole step the states are updated by its last ops, with the largest amax of each slot over all microbatches and,
  * in a program with collectives, over all ranks: one all_gather of scope "recipe" gives every rank the amax values of
  * all ranks, so that all ranks compute the same states. A skipped step does not change them. A collect_amax takes at
- * most RFR_MAX_LIST amaxes, so several may follow one another, each onto the result of the one before it.
+ * most RFR_MAX_LIST amaxes, so several may follow one another, each with the result of the one before it as an operand.
  *
- * In graphed callables each part collects its amaxes onto a third state, recipe.amax (2,S), which all callables of the
+ * In graphed callables each part collects its amaxes into a third state, recipe.amax (2,S), which all callables of the
  * set share and the graphs clear when a step begins. The graphs update the other two when the step ends
- * (exec/graphs/graph_counts.c).
+ * (callable/graph_counts.c).
  */
 #include "pass/quantize.h"
 
@@ -59,7 +59,7 @@ rfr_status rfi_delayed_note(rfi_delayed *d, rfi_amax amax) {
 
 /* ---- the end of the step ---- */
 
-/* The ranks of the program: those of its collectives. */
+/* The number of ranks of the program, as its collectives have it. */
 static int64_t ranks_of(const rfr_trace *t) {
   int64_t ranks = 1;
   for (int i = 0; i < t->n_ops; i++)
@@ -81,7 +81,7 @@ static rfi_opr last_op(rfi_opcode code, int n_in, rfr_value *in, const rfi_attr 
 
 enum { ONTO = RFI_IN_collect_amax_onto, AMAX = RFI_IN_collect_amax_amax };
 
-/* Appends the op that collects list[0 .. n) onto *amax, f32 (2,S), a row per format. */
+/* Appends the op that collects list[0 .. n) into *amax, f32 (2,S), a row per format. */
 static rfr_status collect_list(const rfi_delayed *d, rfi_rewrite *r, const rfi_amax *list, int n, rfr_phase phase,
                                rfr_value *amax) {
   const int64_t slots = rfr_value_type(r->to, d->scale).shape[0];
@@ -109,7 +109,8 @@ static rfr_status collect(const rfi_delayed *d, rfi_rewrite *r, rfr_value *amax)
   return RFR_OK;
 }
 
-/* In a callable each part collects its amaxes onto a state: parts run in any order, and a maximum has none. */
+/* In a callable each part collects its amaxes into a state. Parts run in any order, which is safe because a maximum
+ * does not depend on it. */
 static rfr_status collect_parts(const rfi_delayed *d, rfi_rewrite *r) {
   rfi_amax list[RFR_MAX_LIST];
   rfr_value amax = d->amax_state;
@@ -126,7 +127,7 @@ static rfr_status collect_parts(const rfi_delayed *d, rfi_rewrite *r) {
   return rfr_trace_status(r->to);
 }
 
-/* The rows of all ranks, for an update that takes their largest. */
+/* Gathers the amaxes of all ranks, for an update with the maximum over ranks. */
 static rfr_status gather(rfi_rewrite *r, int64_t ranks, rfr_value *amax) {
   const rfi_attr all = rfi_i(ranks);
   const rfi_opr op = last_op(RFI_OP_all_gather, 1, amax, &all);
@@ -150,7 +151,7 @@ rfr_status rfi_delayed_end(const rfi_delayed *d, rfi_rewrite *r) {
     if (t->ops[i].def->code == RFI_OP_step_end) skip = r->map[t->ops[i].in[1]];
     backward = backward || t->ops[i].phase == RFR_PHASE_DGRAD || t->ops[i].phase == RFR_PHASE_WGRAD;
   }
-  if (!backward) return RFR_OK; /* an evaluation reads the scales */
+  if (!backward) return RFR_OK; /* an evaluation only reads the scales */
   RFI_TRY(collect(d, r, &amax));
   if (ranks_of(t) > 1) RFI_TRY(gather(r, ranks_of(t), &amax));
   return update(d, r, amax, skip);

@@ -8,8 +8,8 @@
 #define STOCHASTIC RFR_QUANTIZE_STOCHASTIC
 #define HADAMARD RFR_QUANTIZE_HADAMARD
 
-/* FP8 formats come from the recipe; E2M1 has one. wgrad multiplies the Hadamard-transformed copies of x and
- * dy, so the transforms cancel. */
+/* The recipe sets the FP8 formats; FP4 has only E2M1. wgrad multiplies Hadamard-transformed copies of x and dy, so the
+ * transforms cancel. */
 static const struct {
   int64_t unit;
   bool fp4;

@@ -16,11 +16,11 @@
 #include "pass/plan.h"
 #include "pass/recompute_model.h"
 
-/* FLOPs that take as long as moving one byte: between vector code on a CPU and matrix units. Affects only the order of
- * choices. */
+/* FLOPs that take as long as moving one byte: a value between those of vector code on a CPU and of tensor cores.
+ * Affects only the order of choices. */
 static const double FLOPS_PER_BYTE = 32;
-/* Memory above this fraction of the peak counts as near it: several microbatches, or forward and backward, can have
- * nearly equal peaks that no single class lowers together. */
+/* Memory above this fraction of the peak counts as near the peak. Several microbatches, or forward and backward, can
+ * have nearly equal peaks that no single class lowers together. */
 static const double NEAR_PEAK = 0.9;
 
 typedef struct member {
@@ -29,9 +29,9 @@ typedef struct member {
 } member;
 
 typedef struct class {
-  int first, n; /* members */
+  int first, n; /* range of members */
   bool marked;  /* policy recompute */
-  int taken;    /* order in which it was first chosen; -1: not chosen */
+  int taken;    /* position in the order in which classes were first chosen; -1: not chosen */
 } class;
 
 /* How a class is taken: all members; all members, their operands kept; all but every second or fourth member, which
@@ -42,21 +42,21 @@ typedef enum kind { ALL_MEMBERS, SHALLOW, KEEP_SECOND, KEEP_FOURTH, IN_LATER, IN
 typedef struct rfi_frontier {
   rfr_ctx *ctx;
   rfi_recompute_model m;
-  rfr_trace *ordered; /* the model's trace, where that is ours */
+  rfr_trace *ordered; /* the model's trace, if the frontier owns it */
   rfi_pass_options own;
   const rfi_pass_options *o;
   member *member;
   class *class;
-  double *score; /* per class and kind: benefit when last evaluated */
+  double *score; /* per class and kind: the benefit when it was last evaluated */
   bool *stale;
   int n_members, n_classes, n_taken;
-  int *op; /* chosen ops in order; op + n_ops of the trace: its clone for the later program */
+  int *op; /* chosen ops in order; op + n_ops: the op's clone for the later program */
   int n_ops;
-  int *level; /* level[k]: number of chosen ops at level k; level 0 has none */
-  bool *full; /* per level: with its needless members its plan is smaller */
+  int *level; /* level[k]: number of chosen ops at level k; level 0 has 0 */
+  bool *full; /* per level: the plan is smaller with the members that drop_needless would remove */
   double *benefit;
   int n_levels, n_marked; /* n_marked: the level with the marked ops */
-  int evaluations;        /* choices evaluated: the cost of the search, in sweeps over the trace */
+  int evaluations;        /* number of evaluated choices: the cost of the search, in passes over the trace */
 } frontier;
 
 /* ---- classes ---- */
@@ -69,18 +69,18 @@ static uint64_t mix(uint64_t h, const void *data, size_t n) {
 
 static uint64_t op_hash(const rfr_trace *t, const rfi_opr *op) {
   uint64_t h = mix(0xcbf29ce484222325u, &op->def->code, sizeof op->def->code);
-  for (int k = 0; k < op->def->n_attrs; k++) /* sites of random ops differ by design */
+  for (int k = 0; k < op->def->n_attrs; k++) /* ignore the sites of random ops, which always differ */
     if (strcmp(op->def->attr[k], "site") != 0) h = mix(h, &op->attr[k], sizeof op->attr[k]);
   for (int k = 0; k < op->n_in; k++)
     if (op->in[k] >= 0) h = mix(h, &t->values[op->in[k]].type, sizeof(rfr_type));
   for (int j = 0; j < op->n_out; j++)
     if (op->out[j] >= 0) h = mix(h, &t->values[op->out[j]].type, sizeof(rfr_type));
-  for (const char *c = op->scope; *c; c++) /* "layer3.mlp" and "layer4.mlp" are equal */
+  for (const char *c = op->scope; *c; c++) /* treats "layer3.mlp" and "layer4.mlp" as equal */
     if (*c < '0' || *c > '9') h = mix(h, c, 1);
   return mix(h, &op->policy, sizeof op->policy);
 }
 
-/* Hashes of each op alone, and of each op with its neighbours in the forward. */
+/* Hashes of each op alone, and of each op with its producers and readers in the forward. */
 static rfr_status hash_ops(const rfi_recompute_model *m, uint64_t **out) {
   const rfr_trace *t = m->t;
   uint64_t *own, *near;
@@ -107,7 +107,7 @@ static int by_place(const void *a, const void *b) {
   if (x->microbatch != y->microbatch) return x->microbatch < y->microbatch ? -1 : 1;
   return x->op - y->op;
 }
-/* The first layers of all microbatches come first: their values live longest. */
+/* The first layers of all microbatches come first, because their values live longest. */
 static int by_rank(const void *a, const void *b) {
   const member *x = a, *y = b;
   if (x->key != y->key) return x->key < y->key ? -1 : 1;
@@ -137,7 +137,7 @@ static rfr_status find_classes(frontier *l) {
       l->class[l->n_classes++] = (class){i, 0, t->ops[l->member[i].op].policy == RFR_POLICY_RECOMPUTE, l->member[i].op};
     l->class[l->n_classes - 1].n++;
   }
-  /* in trace order, so that ties do not depend on hashes */
+  /* sorted in trace order, so that ties do not depend on hashes */
   qsort(l->class, (size_t)l->n_classes, sizeof *l->class, by_first_op);
   for (int i = 0; i < l->n_classes; i++) l->class[i].taken = -1;
   return RFR_OK;
@@ -151,7 +151,7 @@ static void choose(frontier *l, int op) {
   l->op[l->n_ops++] = op;
 }
 
-/* Chooses one member and, unless shallow, the producers of its operands, recursively, whose results only the forward
+/* Chooses one member. Unless shallow, also chooses, recursively, the producers of those operands that only the forward
  * reads. */
 static void choose_member(frontier *l, int op, bool shallow) {
   const rfi_recompute_model *m = &l->m;
@@ -166,7 +166,7 @@ static void choose_member(frontier *l, int op, bool shallow) {
   }
 }
 
-/* The same for the later program, which has separate clones. */
+/* The same for the later program, whose clones are separate. */
 static void choose_later(frontier *l, int op) {
   const rfi_recompute_model *m = &l->m;
   const int n = m->t->n_ops;
@@ -208,12 +208,12 @@ static void set_level(frontier *l, int k) {
 
 static double work(const rfi_choice_cost *c) { return c->bytes + c->flops / FLOPS_PER_BYTE; }
 
-/* The benefit of a class: bytes freed near the peak per unit of work; 0 or less: none. */
+/* The benefit of a class: bytes freed near the peak per unit of work; 0 or less: no benefit. */
 static double evaluate_move(frontier *l, int c, kind how, const rfi_choice_cost *now, double threshold) {
   int levels = l->n_levels;
   const bool later = how == IN_LATER || how == IN_EACH;
   if (later && l->m.lates == 1) return 0;
-  if (later && l->class[c].marked && !l->m.delayed) return 0; /* kept for the wgrad that follows directly */
+  if (later && l->class[c].marked && !l->m.delayed) return 0; /* wgrad follows directly, so it reads dgrad's clones */
   add_levels(l, &l->class[c], how);
   if (l->n_levels == levels) return 0;
   rfi_choice_cost then = rfi_recompute_evaluate(&l->m, threshold);
@@ -224,8 +224,8 @@ static double evaluate_move(frontier *l, int c, kind how, const rfi_choice_cost 
   return (now->area - then.area) / (more > 1 ? more : 1);
 }
 
-/* Earlier scores are nearly upper bounds of the present ones, so only the best are evaluated again. Scores of 0 are
- * evaluated again when no other is left. */
+/* Earlier scores are nearly upper bounds of the current ones, so only the best are evaluated again. Scores of 0 are
+ * evaluated again only if no other is left. */
 static int best_move(frontier *l, bool marked, const rfi_choice_cost *now, double threshold) {
   int n = l->n_classes * KINDS;
   for (int sweep = 0; sweep < 2; sweep++) {
@@ -248,8 +248,8 @@ static int best_move(frontier *l, bool marked, const rfi_choice_cost *now, doubl
   return -1;
 }
 
-/* Adds levels, of marked classes only or of all, while they free memory near the peak; the frontier ends where the peak
- * is lowest. */
+/* Adds levels, of marked classes only or of all classes, as long as they free memory near the peak. The frontier ends
+ * at the level with the lowest peak. */
 static void extend_frontier(frontier *l, bool marked) {
   int top = l->n_levels;
   set_level(l, top - 1);
@@ -281,8 +281,8 @@ static void extend_frontier(frontier *l, bool marked) {
   remove_levels(l, top);
 }
 
-/* Unchooses members that do not lower the peak, mostly of the first microbatch, which has no gradients yet. The class
- * chosen last is tried first. */
+/* Removes chosen members that do not lower the peak, mostly those of the first microbatch, which has no gradients yet.
+ * Starts with the class chosen last. */
 static bool drop_needless(frontier *l) {
   bool dropped = false;
   rfi_choice_cost now = rfi_recompute_evaluate(&l->m, 0);
@@ -317,7 +317,7 @@ static bool drop_needless(frontier *l) {
 
 /* ---- planning ---- */
 
-/* Step-scoped bytes of the real plan of the present choice. */
+/* Step-scoped bytes of the real plan of the current choice. */
 static rfr_status plan_chosen(frontier *l, int64_t *bytes) {
   rfr_status s;
   rfr_ctx *ctx = l->m.t->ctx;
@@ -348,7 +348,7 @@ static int64_t level_peak(frontier *l, int k) {
   return c.possible ? c.peak : INT64_MAX;
 }
 
-/* The lowest level from `low` on whose live bytes are at most `bytes`; the last level if none. */
+/* The lowest level from `low` on whose live bytes are at most `bytes`, else the last level. */
 static int find_level(frontier *l, int low, int64_t bytes) {
   int high = l->n_levels - 1;
   while (low < high) {
@@ -359,7 +359,7 @@ static int find_level(frontier *l, int low, int64_t bytes) {
   return low;
 }
 
-/* Chooses level k, or the next possible one: the first member of a class may need another member. */
+/* Chooses level k, or the next level that is possible: the first member of a class may need another member. */
 static int choose_level(frontier *l, int k) {
   while (k < l->n_levels - 1 && level_peak(l, k) == INT64_MAX) k++;
   set_level(l, k);
@@ -413,7 +413,8 @@ static rfr_status frontier_init(frontier *l, const rfr_trace *t, const rfi_pass_
   RFI_GOTO(RFI_ALLOC(t->ctx, n * KINDS * sizeof *l->score, &l->score));
   RFI_GOTO(RFI_ALLOC(t->ctx, n * KINDS * sizeof *l->stale, &l->stale));
   RFI_GOTO(
-      RFI_ALLOC(t->ctx, 2 * RFI_LATES * n * sizeof *l->op, &l->op)); /* the second half: undo list of drop_needless */
+      /* the second half is the undo list of drop_needless */
+      RFI_ALLOC(t->ctx, 2 * RFI_LATES * n * sizeof *l->op, &l->op));
   RFI_GOTO(RFI_ALLOC(t->ctx, RFI_LATES * n * sizeof *l->level, &l->level));
   RFI_GOTO(RFI_ALLOC(t->ctx, RFI_LATES * n * sizeof *l->full, &l->full));
   RFI_GOTO(RFI_ALLOC(t->ctx, RFI_LATES * n * sizeof *l->benefit, &l->benefit));
@@ -434,7 +435,7 @@ static bool is_chosen(const frontier *l, int op) {
   return l->m.chosen[op] || (l->m.lates > 1 && l->m.chosen[op + l->m.t->n_ops]);
 }
 
-/* Reports marked values that are kept. */
+/* Reports marked values that are kept, with the reason. */
 static rfr_status report_refused(const frontier *l, rfi_report *report) {
   const rfr_trace *t = l->m.t;
   for (int i = 0; i < t->n_ops; i++) {
@@ -459,7 +460,7 @@ static rfr_status report_choice(frontier *l, int64_t before, rfi_report *report)
                          c.clones, c.flops, c.bytes, (long long)before, (long long)c.peak, l->evaluations);
 }
 
-/* Writes the trace of the chosen ops. */
+/* Records the trace of the chosen ops. */
 static rfr_status rewrite(frontier *l, int64_t before, rfi_report *report, rfr_trace **out) {
   RFI_TRY(rfi_recompute_apply(&l->m, report, out));
   rfr_status s = report_refused(l, report);
@@ -498,7 +499,7 @@ rfr_status rfi_pass_recompute(const rfr_trace *in, const rfi_pass_options *o, rf
   return s;
 }
 
-/* ---- frontiers for the caller ---- */
+/* ---- frontiers for callers ---- */
 
 rfr_status rfi_frontier_create(const rfr_trace *in, const rfi_pass_options *o, bool marked_alone, rfi_frontier **out) {
   rfr_status s;
@@ -541,7 +542,8 @@ double rfi_frontier_benefit(const rfi_frontier *l, int level) { return l->benefi
 
 static double point_work(const rfr_frontier_point *p) { return p->extra_bytes + p->extra_flops / FLOPS_PER_BYTE; }
 
-/* Adds a point unless another is better in bytes and work; removes points that it beats, except the first. */
+/* Adds a point unless another point dominates it in bytes and work; removes the points that it dominates, except the
+ * first. */
 static void add_point(rfr_frontier_point *points, int *n, const rfr_frontier_point *p, const rfr_frontier_point *top) {
   if (top && p->planned_bytes <= top->planned_bytes) return;
   while (*n > 1 && points[*n - 1].planned_bytes >= p->planned_bytes && point_work(&points[*n - 1]) >= point_work(p))
@@ -553,7 +555,8 @@ rfr_status rfi_frontier_points(rfi_frontier *l, int last, rfr_frontier_point *po
   const int64_t high = level_peak(l, l->n_marked), low = level_peak(l, last);
   rfr_frontier_point top, p;
   *n = 0;
-  RFI_TRY(rfi_frontier_plan(l, last, 0, &top)); /* first: only larger plans are a trade-off */
+  /* the last level bounds the trade-off: only larger plans are points of it */
+  RFI_TRY(rfi_frontier_plan(l, last, 0, &top));
   for (int i = 0, done = -1; i < max - 1; i++) {
     const int k = i == 0 ? l->n_marked : find_level(l, l->n_marked, high - (high - low) / (max - 1) * i);
     if (k <= done || k >= last) continue;

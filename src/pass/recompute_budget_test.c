@@ -29,11 +29,12 @@ static void test_budget(void **state) {
     rfr_plan_summary s = rft_plan(p);
     if (s.planned_bytes > budget) fail_msg("%lld planned, %lld allowed", (long long)s.planned_bytes, (long long)budget);
     double ratio = (double)s.transient_planned_bytes / (double)s.transient_lower_bound_bytes;
-    /* real shapes are held to 1.01 in plan_shapes_test; here, with the oldest kernels' workspaces, 1.024 was seen */
+    /* plan_shapes_test requires 1.01 for real shapes; here 1.024 was measured, with the workspaces of the portable
+     * kernels */
     if (ratio > 1.03) fail_msg("budget %d: %f of the bytes live at once", i, ratio);
     if (i == 0) assert_int_equal(rft_clones(p), 0);
     else assert_true(rft_clones(p) > 0);
-    if (i == STEPS) assert_true(rfr_program_flops(p, 0) > flops); /* only the last bytes cost GEMMs */
+    if (i == STEPS) assert_true(rfr_program_flops(p, 0) > flops); /* only the smallest plan recomputes GEMMs */
     if (i == 0) flops = rfr_program_flops(p, 0);
     rft_init_llama(p, LAYERS, MICROBATCHES);
     OK(rfr_program_run(p, 0));
@@ -43,7 +44,7 @@ static void test_budget(void **state) {
     OK(rfr_programs_check(p));
     rfr_programs_destroy(p);
   }
-  /* below that, the error names the smallest budget that works: it works, and one byte less does not */
+  /* below that, the error names the smallest budget that works: that budget works, and one byte less does not */
   rfr_compile_options o = rfr_compile_options_default();
   rfr_programs *p;
   o.recompute = RFR_RECOMPUTE_AUTO;
@@ -63,7 +64,7 @@ static void test_budget(void **state) {
   rfr_trace_destroy(t);
 }
 
-/* Programs share the step-scoped part: a program that fits recomputes nothing. */
+/* Programs share the step-scoped part, so a program that fits recomputes nothing. */
 static void test_programs(void **state) {
   (void)state;
   rfr_trace *t[2] = {rft_llama(3, 2, RFR_POLICY_AUTO), rft_llama(1, 1, RFR_POLICY_AUTO)};
@@ -80,7 +81,7 @@ static void test_programs(void **state) {
   rfr_trace_destroy(t[1]);
 }
 
-/* The search walks over the trace as many times for a deep model as for a shallow one. */
+/* The number of passes over the trace does not depend on the depth of the model. */
 static void test_linear(void **state) {
   (void)state;
   int evaluations[2];
@@ -120,11 +121,11 @@ static void test_frontier(void **state) {
     assert_true(f[i].extra_bytes + 1.0 / 32 * f[i].extra_flops >
                 f[i - 1].extra_bytes + 1.0 / 32 * f[i - 1].extra_flops);
   }
-  /* every point is a budget that works; below the last one none does */
+  /* every point is a budget that works; below the last one no budget works */
   for (int i = 0; i < n; i += 5) {
     rfr_programs *q = rft_recompute(t, RFR_RECOMPUTE_AUTO, f[i].planned_bytes);
     assert_true(rft_plan(q).planned_bytes <= f[i].planned_bytes);
-    assert_in_range(rft_clones(q), 0, f[i].recomputed); /* the first level that fits */
+    assert_in_range(rft_clones(q), 0, f[i].recomputed); /* the first level that fits is chosen */
     rfr_programs_destroy(q);
   }
   rfr_compile_options o = rfr_compile_options_default();
@@ -142,7 +143,7 @@ static void test_frontier(void **state) {
   rfr_trace_destroy(t);
 }
 
-/* Workspaces and ops that only the lowered trace has count. */
+/* The plan counts workspaces, and ops that exist only in the lowered trace. */
 static rfr_status hidden_workspace(void *bytes_of_op, const rfr_trace *t, int64_t *bytes) {
   for (int i = 0; i < t->n_ops; i++) bytes[i] = *(int64_t *)bytes_of_op;
   return RFR_OK;
@@ -161,7 +162,7 @@ static void test_planner_decides(void **state) {
     rfr_frontier_point point;
     rfr_trace *u, *lowered;
     rfi_plan plan;
-    bytes_of_op = 6000; /* after the search */
+    bytes_of_op = 6000; /* changes after the search */
     OK(rfi_frontier_plan(o.frontier, o.level, 0, &point));
     OK(rfi_pass_recompute(fused, &o, &report, &u));
     OK(rfi_pass_lower(u, &o, &report, &lowered));

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Clones are the ops that they stand in for; no clone repeats an effect or saves nothing; their memory model agrees
- * with the trace that is written.
+ * A clone computes what the original op computes; no op with an effect is cloned, and no clone saves nothing; the
+ * memory model of clones agrees with the new trace.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -33,7 +33,7 @@ static void check_round_trip(const rfr_trace *t, int count, const char *const *w
   free(s.data);
 }
 
-/* Lowering fuses a sum and its norm to one op; a clone may be of either. */
+/* Lowering fuses a sum and its norm to one op; the original of a clone may be either. */
 static bool is_part_of(rfi_opcode part, rfi_opcode whole) {
   return (whole == RFI_OP_add_layernorm && (part == RFI_OP_add || part == RFI_OP_layernorm)) ||
          (whole == RFI_OP_add_rmsnorm && (part == RFI_OP_add || part == RFI_OP_rmsnorm));
@@ -46,7 +46,7 @@ static void test_clones(void **state) {
   static const char *const stages[] = {"recompute", "lower"};
   for (int s = 0; s < 2; s++) {
     const rfr_trace *u = rfr_program_trace(p, 0, stages[s]);
-    int dropouts = 0, products = 0;
+    int dropouts = 0, gemms = 0;
     OK(rfr_trace_verify(u));
     check_round_trip(u, 2, (const char *const[]){" clone_of=", "recompute of %"});
     for (int i = 0; i < u->n_ops; i++) {
@@ -54,32 +54,34 @@ static void test_clones(void **state) {
       if (c->clone_of < 0) continue;
       const rfi_opr *o = &u->ops[c->clone_of];
       assert_true(c->def == o->def || is_part_of(c->def->code, o->def->code));
-      assert_memory_equal(c->attr, o->attr, sizeof *c->attr * (size_t)c->def->n_attrs); /* the site of a mask too */
+      /* including the site of a mask */
+      assert_memory_equal(c->attr, o->attr, sizeof *c->attr * (size_t)c->def->n_attrs);
       assert_int_equal(c->microbatch, o->microbatch);
       assert_string_equal(c->scope, o->scope);
       assert_true(c->phase == RFR_PHASE_DGRAD || c->phase == RFR_PHASE_WGRAD);
       assert_int_equal(o->phase, RFR_PHASE_FORWARD);
       assert_false(c->def->flags & (RFI_STATE | RFI_HOST));
-      for (int j = 0; j < c->n_out; j++) /* nothing is written in place */
+      for (int j = 0; j < c->n_out; j++) /* no clone writes in place */
         if (c->out[j] >= 0 && !(c->def->flags & RFI_VIEW)) assert_int_equal(u->values[c->out[j]].base, c->out[j]);
-      for (int k = i + 1; k < u->n_ops; k++) /* once per microbatch, not for dgrad and wgrad each */
+      for (int k = i + 1; k < u->n_ops; k++) /* one clone per microbatch, not one each for dgrad and wgrad */
         assert_false(u->ops[k].clone_of == c->clone_of);
       dropouts += c->def->code == RFI_OP_dropout;
-      products += c->def->code == RFI_OP_matmul;
+      gemms += c->def->code == RFI_OP_matmul;
     }
     assert_true(dropouts > 0);
-    assert_true(products > 0);
+    assert_true(gemms > 0);
   }
   const char *report = rfr_program_report(p, 0, "recompute");
   assert_non_null(strstr(report, "recomputed: %"));
   assert_non_null(strstr(report, "bytes moved"));
-  assert_non_null(strstr(report, "for another clone")); /* values of the forward alone, the GEMM before a rope */
+  /* for example, the GEMM before a rope: only the forward reads its result */
+  assert_non_null(strstr(report, "for another clone"));
   assert_non_null(strstr(report, "peak of live bytes"));
   rfr_programs_destroy(p);
   rfr_trace_destroy(t);
 }
 
-/* A block of clones comes right before the op that needs the last one. */
+/* A block of clones comes directly before the op that needs its last clone. */
 static void test_lazy(void **state) {
   (void)state;
   rfr_trace *t = rft_llama(3, 1, RFR_POLICY_AUTO);
@@ -89,7 +91,7 @@ static void test_lazy(void **state) {
     if (u->ops[i].clone_of < 0) continue;
     int user = i + 1;
     while (u->ops[user].clone_of >= 0) user++;
-    bool needed = false; /* by the block or its user */
+    bool needed = false; /* read within the block, or by the op after it */
     for (int k = i + 1; k <= user; k++)
       for (int n = 0; n < u->ops[k].n_in; n++)
         for (int j = 0; j < u->ops[i].n_out; j++)
@@ -100,7 +102,7 @@ static void test_lazy(void **state) {
   rfr_trace_destroy(t);
 }
 
-/* ---- ops that may be cloned, and ops that save nothing ---- */
+/* ---- ops that may be cloned, and ops that save no memory ---- */
 
 enum { ROWS = 32, WIDTH = 48 };
 
@@ -126,7 +128,7 @@ static int clones_named(const rfr_programs *p, rfi_opcode code) {
   return n;
 }
 
-/* silu of silu of ... of x w: the chain is long, so that the peak can be lowered. */
+/* A chain of silu and linear, long enough that the peak can be lowered. */
 static rfr_value silus(rfr_trace *t, rfr_value h, rfr_value w, int n) {
   for (int i = 0; i < n; i++) h = rfr_linear(t, rfr_silu(t, h), w, RFR_NONE);
   return h;
@@ -152,7 +154,7 @@ static void test_policies(void **state) {
       rfr_programs_destroy(p);
       rfr_trace_destroy(t);
     }
-  /* the policy is part of the trace */
+  /* the policy is part of the printed trace */
   rfr_value x, w;
   rfr_trace *a = begin(&x, &w), *b = begin(&x, &w);
   rfr_set_recompute(b, RFR_POLICY_KEEP);
@@ -164,7 +166,7 @@ static void test_policies(void **state) {
   rfr_trace_destroy(b);
 }
 
-/* A cast that halves the saved bytes: recomputing it would keep twice its bytes. */
+/* A cast that halves the saved bytes: recomputing it would keep its operand, which is twice as large. */
 static void test_gains_nothing(void **state) {
   (void)state;
   rfr_value x, w;
@@ -183,7 +185,7 @@ static void test_gains_nothing(void **state) {
   const rfr_trace *u = line.stage[4].trace;
   for (int i = 0; i < u->n_ops; i++)
     if (u->ops[i].clone_of >= 0 && u->ops[i].def->code == RFI_OP_cast) {
-      /* not without its operand, unless the operand is an input, which is live anyway */
+      /* recomputed only together with its operand, unless the operand is an input, which is live anyway */
       int maker = u->values[u->ops[i].in[0]].op;
       assert_true(maker < 0 || u->ops[maker].clone_of >= 0);
     }
@@ -192,15 +194,15 @@ static void test_gains_nothing(void **state) {
   rfr_trace_destroy(t);
 }
 
-/* An op that reads a state before the state's next version is not recomputed after it, even if its result is needed
- * late; the op that writes the state is not recomputed either. */
+/* An op that reads a state before its next version is not recomputed after it, even if its result is needed late. The
+ * op that writes the state is never recomputed. */
 static void test_effects(void **state) {
   (void)state;
   rfr_value x, w, skip;
   rfr_trace *t = begin(&x, &w);
   rfr_value ring = rfr_input(t, "ring", RFR_ROLE_STATE, RFR_F64, 2, ((int64_t[]){2, 2})), step = rfr_step_block(t);
   rfr_value other = rfr_input(t, "other", RFR_ROLE_TRAINABLE, RFR_F32, 2, ((int64_t[]){ROWS, WIDTH}));
-  rfr_value h = rfr_silu(t, rfr_mul(t, other, x)); /* reads the version that sgd overwrites next */
+  rfr_value h = rfr_silu(t, rfr_mul(t, other, x)); /* reads the version that sgd overwrites */
   rfr_value norm = rfr_grad_norm(t, 1, &other, &skip), rate;
   rfr_lr_options lr = rfr_lr_options_default();
   rate = rfr_lr_schedule(t, step, &lr);
@@ -219,7 +221,7 @@ static void test_effects(void **state) {
       assert_false(u->ops[i].def->flags & (RFI_STATE | RFI_HOST));
       assert_int_not_equal(u->ops[i].def->code, RFI_OP_mul);
     }
-  /* if it is chosen anyway, it is recognised as impossible */
+  /* a choice that contains it is impossible */
   const rfr_trace *fused = rfr_program_trace(p, 0, "fuse");
   rfi_pass_options o = {.recompute = RFR_RECOMPUTE_ALL};
   rfi_recompute_model m;
@@ -238,7 +240,7 @@ static void test_effects(void **state) {
   rfr_trace_destroy(t);
 }
 
-/* A value that the forward overwrites in place is not recomputed, nor is the op that overwrites it. */
+/* Neither a value that the forward overwrites in place nor the op that overwrites it is recomputed. */
 static void test_in_place(void **state) {
   (void)state;
   rfr_value x, w;
@@ -265,7 +267,7 @@ static void test_in_place(void **state) {
   rfr_trace_destroy(t);
 }
 
-/* A clone belongs to one microbatch: a value that several microbatches read is kept. */
+/* A clone belongs to one microbatch, so a value that several microbatches read is kept. */
 static void test_shared(void **state) {
   (void)state;
   rfr_trace *t = rft_llama(2, 3, RFR_POLICY_AUTO);
@@ -304,13 +306,13 @@ static void test_clone_of_moves(void **state) {
   OK(rfi_dce(t, &report, &u));
   assert_int_equal(u->n_ops, 3);
   assert_int_equal(u->ops[1].clone_of, 0);
-  assert_int_equal(u->ops[2].clone_of, -1); /* its original was removed: it is the only one */
+  assert_int_equal(u->ops[2].clone_of, -1); /* its original was removed, so it is not a clone any more */
   rfi_string_deinit(&report.text);
   rfr_trace_destroy(t);
   rfr_trace_destroy(u);
 }
 
-/* Results of phase load are live during the whole step: the budget counts them. */
+/* Results of phase load are live during the entire step; the budget includes them. */
 static void test_load_counts(void **state) {
   (void)state;
   rfr_value x, w;
@@ -329,7 +331,7 @@ static void test_load_counts(void **state) {
   rfr_trace_destroy(t);
 }
 
-/* The memory model agrees with the trace that is written. */
+/* The memory model must agree with the trace that is recorded. */
 static void test_account(void **state) {
   (void)state;
   rfr_trace *t = rft_llama(3, 2, RFR_POLICY_AUTO);
@@ -362,7 +364,7 @@ static void test_account(void **state) {
   rfr_trace_destroy(t);
 }
 
-/* Live bytes of a trace with split phases: the peak, and those that cross the beginning of a phase. */
+/* Live bytes of a trace with split phases: the peak, and the bytes that live across the start of a phase. */
 static int64_t live_across(const rfr_trace *t, int phase, int64_t *peak) {
   int begin = 0;
   int64_t across = 0, *live = calloc((size_t)t->n_ops + 2, sizeof *live);
@@ -396,7 +398,7 @@ static int64_t live_across(const rfr_trace *t, int phase, int64_t *peak) {
   return across;
 }
 
-/* The same for the parts of a callable, with clones for one or both of the two late parts. */
+/* The same for the parts of a callable, with clones for dgrad, wgrad or both. */
 static void test_account_apart(void **state) {
   (void)state;
   enum { COPIES = 5 };

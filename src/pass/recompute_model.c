@@ -5,12 +5,12 @@
  * last reader in the forward. An operand of a clone is the clone of its producer if that is chosen too, else the
  * original, which then lives until the clone has read it.
  *
- * Never cloned: an op that writes onto an operand, writes state or has a host effect; an op whose result is written
- * onto later; an op with a reader in another microbatch, because a clone belongs to one. A choice is impossible if a
- * clone would read a storage after its next version was written.
+ * Never cloned: an op that writes into an operand's storage, writes state or has a host effect; an op whose result is
+ * overwritten later; an op with a reader in another microbatch, because a clone belongs to one. A choice is impossible
+ * if a clone would read a storage after its next version was written.
  *
  * With split_phases, forward (F), dgrad (I) and wgrad (W) are separate programs, and the trace has their ops in this
- * order. There are two backwards: a clone that both need is made in I and kept for W, or W has a clone of its own, as
+ * order. There are two backwards: a clone that both need is made in I and kept for W, or W has a separate clone, as
  * chosen. A value that lives from one program to the next takes bytes in every copy (microbatch in flight); a value
  * that lives within one program takes bytes once.
  *
@@ -28,7 +28,7 @@
 
 static void find_roots(rfi_recompute_model *m) {
   const rfr_trace *t = m->t;
-  rfr_value *newest = m->last; /* per base; free until the first evaluation */
+  rfr_value *newest = m->last; /* per base; uses m->last, which is unused until the first evaluation */
   for (rfr_value v = 0; v < t->n_values; v++) {
     m->root[v] = newest[v] = v;
     m->overwritten[v] = RFI_NEVER;
@@ -49,10 +49,10 @@ static void find_roots(rfi_recompute_model *m) {
   }
 }
 
-/* The op that produces v or the value that v is a view of; -1: an input. */
+/* The op that computes v, or the value that v is a view of; -1: an input. */
 static int producer(const rfi_recompute_model *m, rfr_value v) { return m->t->values[m->root[v]].op; }
 
-/* A state that is written: another microbatch may write it before a clone reads it. */
+/* Whether v is a state that is written: another microbatch may write it before a clone reads it. */
 static bool is_written_state(const rfi_recompute_model *m, const rfi_pass_options *o, rfr_value v) {
   const rfr_value root = m->root[v], base = m->t->values[root].base;
   const rfi_value *x = &m->t->values[base];
@@ -99,7 +99,7 @@ static void find_candidates(rfi_recompute_model *m, const rfi_pass_options *o) {
   }
 }
 
-/* With split_phases, inputs are part of each copy, and results of setup exist once for all microbatches. */
+/* With split_phases, inputs exist once per microbatch in flight, and results of setup once for all microbatches. */
 static bool is_step_scoped(const rfr_trace *t, const rfi_value *x, bool split_phases) {
   if (x->op < 0) return split_phases && (x->role == RFR_ROLE_INPUT || x->role == RFR_ROLE_INPUT_GRAD);
   const int phase = t->ops[x->op].phase;
@@ -114,8 +114,8 @@ static void find_bytes(rfi_recompute_model *m, bool split_phases) {
   }
 }
 
-/* The pass shard reduces a gradient as soon as it is complete, and this rank's part of it lives on. Only
- * RFR_SHARD_OPTIMIZER adds up those of several microbatches first. */
+/* The pass shard reduces a gradient as soon as it is complete; then only this rank's part stays live.
+ * RFR_SHARD_OPTIMIZER is the exception: it sums the gradients of several microbatches first. */
 static void find_reduced_bytes(rfi_recompute_model *m, const rfi_pass_options *o) {
   const rfr_trace *t = m->t;
   for (int i = 0; i < t->n_ops && o->ranks > 1 && o->shard != RFR_SHARD_NONE; i++) {
@@ -175,16 +175,16 @@ void rfi_recompute_model_deinit(rfi_recompute_model *m) {
   *m = (rfi_recompute_model){0};
 }
 
-/* ---- when is each clone needed ---- */
+/* ---- when each clone is needed ---- */
 
 static bool is_view(const rfi_recompute_model *m, int i) { return m->t->ops[i].def->flags & RFI_VIEW; }
 
-/* Clones by number; their ops and programs. */
+/* Iterates over clones by number; gives their ops and programs. */
 static int op_of(const rfi_recompute_model *m, int clone) { return clone % m->t->n_ops; }
 static int n_clones(const rfi_recompute_model *m) { return m->lates * m->t->n_ops; }
 static bool is_made(const rfi_recompute_model *m, int clone) { return m->time[clone] != RFI_NEVER; }
 
-/* The clone of op p that a reader in `late` reads; -1: it reads the original. */
+/* The clone of op p that a reader in `late` reads; -1: the reader reads the original. */
 static int clone_for(const rfi_recompute_model *m, int p, int late) {
   const int own = p + m->t->n_ops;
   if (p < 0 || late == RFI_EARLY) return -1;
@@ -201,7 +201,7 @@ static int clone_result(const rfi_recompute_model *m, rfr_value v, int clone) {
   return clone < m->t->n_ops ? v : v + m->t->n_values;
 }
 
-/* Marks the operands of op i as needed by op `when` of the backward, or by a clone before it. */
+/* Marks the operands of op i as needed by op `when` of the backward, or by a clone before `when`. */
 static bool need_operands(rfi_recompute_model *m, int i, int when) {
   const rfi_opr *op = &m->t->ops[i];
   bool possible = true;
@@ -232,8 +232,8 @@ static bool find_times(rfi_recompute_model *m) {
   return possible;
 }
 
-/* The new order: op i is preceded by the clones that it is the first to need, in forward order. start[i]: number of
- * clones before those; rank[c]: index of clone c among them. */
+/* Computes the new order: each op is preceded by the clones that it is the first to need, in forward order. start[i]:
+ * number of clones before those of op i; rank[c]: index of clone c among them. */
 static int find_order(rfi_recompute_model *m) {
   int n = m->t->n_ops, clones = 0;
   memset(m->start, 0, sizeof *m->start * (size_t)(n + 1));
@@ -254,7 +254,7 @@ static int clone_position(const rfi_recompute_model *m, int c) {
   return m->time[c] + m->start[m->time[c]] + m->rank[c];
 }
 
-/* ---- which storage lives when ---- */
+/* ---- lifetimes ---- */
 
 static void touch(rfi_recompute_model *m, rfr_value base, int at) {
   if (m->first[base] < 0 || at < m->first[base]) m->first[base] = at;
@@ -298,7 +298,7 @@ static void find_lives(rfi_recompute_model *m) {
   for (int i = 0; i < t->n_outputs; i++) m->last[t->values[t->outputs[i].value].base] = t->n_ops + m->start[t->n_ops];
 }
 
-/* Bytes that live from before the program `late` into it. */
+/* Bytes that are live from before program `late` into it. */
 static int64_t bytes_across(const rfi_recompute_model *m, int late) {
   const rfr_trace *t = m->t;
   const int begin = m->begins[late - RFI_LATE], at = begin + m->start[begin];
@@ -324,7 +324,7 @@ static int64_t sum_live(rfi_recompute_model *m, int clones, double level, int64_
   for (rfr_value v = 0; v < t->n_values; v++) {
     if (m->bytes[v] == 0 || m->last[v] < 0) continue;
     add_live(m, m->first[v], m->last[v], m->bytes[v]);
-    for (int c = v; c < m->lates * t->n_values; c += t->n_values) /* a clone's unread result is dead */
+    for (int c = v; c < m->lates * t->n_values; c += t->n_values) /* an unread result of a clone is dead */
       if (m->clone_first[c] >= 0 && m->clone_last[c] >= 0)
         add_live(m, m->clone_first[c], m->clone_last[c], m->bytes[v]);
   }
@@ -367,12 +367,12 @@ rfi_choice_cost rfi_recompute_evaluate(rfi_recompute_model *m, double level) {
 typedef struct writer {
   rfi_recompute_model *m;
   rfi_rewrite r;
-  rfr_value *clone; /* per clone's result: it in the new trace, RFR_NONE */
-  int *order;       /* clones by position */
+  rfr_value *clone; /* per result of a clone: its value in the new trace, or RFR_NONE */
+  int *order;       /* the clones in the new order */
   rfi_report *report;
 } writer;
 
-/* The value that a reader in the backward uses for v; its views are recorded again in the given phase. */
+/* The value that a reader in the backward uses for v; views of it are recorded again in the given phase. */
 static rfr_status late_operand(writer *w, rfr_value v, int late, int phase, rfr_value *out) {
   const rfr_trace *t = w->m->t;
   *out = RFR_NONE;
@@ -433,7 +433,7 @@ static rfr_status report_clone(const writer *w, int c) {
                          clone_position(m, c) - from, cost.bytes, cost.flops);
 }
 
-/* Writes clone c for an op of the given phase. */
+/* Records clone c for an op of the given phase. */
 static rfr_status write_clone(writer *w, int c, int phase, rfr_value *in) {
   const rfi_recompute_model *m = w->m;
   const int i = op_of(m, c);

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Recompute changes no bit: eager and captured, by none, some and all, with dropout, in f32
- * and bf16.
+ * Results with recompute are bitwise equal: eager and captured, by none, some and all, with dropout, in f32 and bf16.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -24,7 +23,7 @@ static void test_bits(void **state) {
     rfr_compile_options o = rfr_compile_options_default();
     o.recompute = (rfr_recompute)policy;
     o.budget = policy == RFR_RECOMPUTE_AUTO ? budget : 0;
-    o.debug = i == 6; /* every value has its own memory, and dead ones are poisoned */
+    o.debug = i == 6; /* in debug mode every value has separate memory, and dead values are filled with NaN */
     OK(rfr_compile(ctx, 1, (const rfr_trace *const *)&t, NULL, &o, &p[i]));
     rft_init_llama(p[i], LAYERS, MICROBATCHES);
     if (i % 2) OK(rfr_program_capture(p[i], 0));
@@ -34,7 +33,7 @@ static void test_bits(void **state) {
   assert_true(some > 0 && some < all);
   float first = 0, loss[RUNS];
   for (int k = 0; k < STEPS; k++) {
-    const int runs = k < CAREFUL_STEPS ? RUNS : RUNS - 1; /* the last one, with poison, is slow */
+    const int runs = k < CAREFUL_STEPS ? RUNS : RUNS - 1; /* the debug mode is slow */
     for (int i = 0; i < runs; i++) {
       rfr_tensor x;
       if (i % 2) OK(rfr_program_replay(p[i], 0, NULL, 0));
@@ -55,8 +54,8 @@ static void test_bits(void **state) {
   rfr_trace_destroy(t);
 }
 
-/* GPT-2 in bf16: biases, packed projections read through views, a table that is also the head, residual gradients that
- * are added in place. */
+/* GPT-2 in bf16: biases, packed projections that are read through views, tied embeddings, residual gradients that are
+ * accumulated in place. */
 static void test_bits_gpt2(void **state) {
   (void)state;
   rfr_model_config c = rfr_model_config_default(RFR_MODEL_GPT2);

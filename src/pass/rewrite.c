@@ -19,7 +19,7 @@ rfr_status rfi_report_line(rfi_report *r, const char *format, ...) {
   return rfi_string_printf(&r->text, "%s\n", line);
 }
 
-/* Copies the file name into the new arena; neighbouring ops mostly share it. */
+/* Copies the file name into the new arena; consecutive ops usually share it. */
 static rfr_status own_source(rfi_rewrite *r, rfr_source *at) {
   if (!at->file) return RFR_OK;
   if (!r->file || strcmp(r->file, at->file) != 0)
@@ -41,7 +41,7 @@ rfr_status rfi_rewrite_open(const rfr_trace *from, rfi_rewrite *r) {
   rfr_status s;
   *r = (rfi_rewrite){.from = from};
   RFI_GOTO(rfr_trace_create(from->ctx, &r->to));
-  /* the new trace is mostly as long as the old one */
+  /* the new trace usually has about as many values and ops as the old one */
   if (!rfi_arena_grow(r->to->arena, (void **)&r->to->values, &r->to->cap_values, from->n_values,
                       sizeof *from->values) ||
       !rfi_arena_grow(r->to->arena, (void **)&r->to->ops, &r->to->cap_ops, from->n_ops, sizeof *from->ops)) {
@@ -82,7 +82,7 @@ void rfi_rewrite_abort(rfi_rewrite *r) {
   r->op_map = NULL;
 }
 
-/* Strings die with the old trace, for a parsed one its source places too. */
+/* Strings belong to the old trace; in a parsed trace, source locations do too. */
 static rfr_status own_strings(rfi_rewrite *r, rfi_opr *op) {
   rfr_trace *t = r->to;
   RFI_TRY(own_source(r, &op->at));

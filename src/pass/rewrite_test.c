@@ -15,7 +15,7 @@
 #include "refrain/ops.h"
 #include "support/trace_sample.h"
 
-/* The copy owns its strings: it prints the same after the original, a parsed trace, was destroyed. */
+/* A copy of a trace owns its strings: it prints the same text after the original, a parsed trace, was destroyed. */
 static void test_copy(void **state) {
   (void)state;
   rfr_trace *t = rft_trace_sample(), *parsed, *copy;
@@ -73,7 +73,7 @@ static void test_uses(void **state) {
   rfr_trace_destroy(t);
 }
 
-/* An op that an earlier phase reads moves there with its producers. */
+/* If an earlier phase reads the result of an op, the op moves there together with its producers. */
 static void test_order_phases(void **state) {
   (void)state;
   rfr_trace *t = chain(), *ordered;

@@ -2,7 +2,7 @@
  *
  * Shard: distributes optimizer and parameters of a data-parallel step over its ranks. The step was recorded with an
  * all_reduce for each gradient, and every rank would keep all parameters and states. This pass replaces the all_reduce.
- * All modes have the same bits, but full sums in another order if there are several microbatches:
+ * All modes are bitwise equal, except that `full` sums in another order if there are several microbatches:
  *
  *   all modes   gradient -> reduce_scatter, as soon as the gradients of a bucket are complete; the norm is that of the
  *               squares of all parts, which every rank gathers
@@ -10,7 +10,7 @@
  *   optimizer   the update of this rank's part of w, its moments and its master weight, which are inputs of part size;
  *               each w is gathered once per step, before its first use
  *   full        each w is gathered for each of its uses, by layer, and its memory is free in between; the gradients of
- *               each microbatch are reduced by themselves and added to this rank's part
+ *               each microbatch are reduced separately and added to this rank's part
  *
  * A part is flat: ceil(n / ranks) elements, rounded up to PART, so that 8-bit moments have the blocks of the full
  * tensor and every part is aligned. The last parts are zero-padded.
@@ -27,50 +27,51 @@
 
 #include "pass/pass.h"
 
-enum { PART = 256, SMALL = 8 }; /* a bucket is small if the next one has more than SMALL times its elements */
+enum { PART = 256, SMALL = 8 }; /* a bucket is small if the next bucket has more than SMALL times its elements */
 
 typedef struct parameter {
-  bool own;           /* of this rank's experts */
+  bool own;           /* a weight of this rank's experts */
   int bucket;         /* -1: no op reads it */
-  int region;         /* the last one for which it was gathered; -1: none */
-  rfr_value part;     /* input of the new trace */
-  rfr_value gathered; /* with w's shape */
+  int region;         /* the last region for which it was gathered; -1: none */
+  rfr_value part;     /* input of the new trace: this rank's part */
+  rfr_value gathered; /* the gathered value, with the shape of w */
 } parameter;
 
 typedef struct bucket {
   const char *name;
-  int length; /* of its name */
+  int length; /* length of the name */
   int64_t elements;
-  int last; /* region in which it is read now */
+  int last; /* the last region that reads it, so far */
 } bucket;
 
-typedef struct gradient { /* a parameter's, or in mode full what one microbatch adds to it */
-  rfr_value value;        /* of the old trace */
+typedef struct gradient { /* the gradient of a parameter; in mode full, the contribution of one microbatch */
+  rfr_value value;        /* in the old trace */
   int sum, bucket, microbatch;
-  int after;      /* the op after which those of its bucket and microbatch are complete; -1: they are inputs */
-  rfr_value part; /* this rank's, reduced, in the new trace */
+  int after;      /* the op after which all gradients of its bucket and microbatch are complete; -1: they are inputs */
+  rfr_value part; /* in the new trace: this rank's part, reduced */
 } gradient;
 
 typedef struct region {
-  int bucket, first, last; /* ops of the old trace */
+  int bucket, first, last; /* a range of ops of the old trace */
 } region;
 
 typedef struct sharding {
   const rfi_pass_options *o;
   rfi_report *report;
   rfi_rewrite r;
-  int *of;            /* per value: the sharded parameter that it is, or a view of; -1 */
-  int *own;           /* per value: the parameter whose gradient, moment or master weight it is, -1 */
-  rfr_value *reduced; /* per value: this rank's part of a gradient, in the new trace, as far as it is added up */
-  rfr_value *again;   /* per value: a view of a parameter, in the new trace */
-  int *again_in;      /* the region for which it was recorded */
-  bool *sum;          /* per op: the all_reduce of a gradient */
-  unsigned *cut;      /* per op: a bit for each operand that is a gradient of earlier microbatches, added up later */
+  int *of;            /* per value: the sharded parameter that it is or is a view of; -1: none */
+  int *own;           /* per value: the parameter whose gradient, moment or master weight it is; -1: none */
+  rfr_value *reduced; /* per value: this rank's part of a gradient in the new trace, the sum so far */
+  rfr_value *again;   /* per value: a view of a gathered parameter, in the new trace */
+  int *again_in;      /* the region in which that view was recorded */
+  bool *sum;          /* per op: it is the all_reduce of a gradient */
+  /* per op: a bit mask of the operands that are gradients of earlier microbatches; these are added later */
+  unsigned *cut;
   parameter *parameter;
   bucket *bucket;
   region *region;
-  int n_buckets, n_regions, next; /* next: the first region whose gather is not placed */
-  gradient *gradient;             /* in the order of their reductions */
+  int n_buckets, n_regions, next; /* next: the first region whose gather is not recorded yet */
+  gradient *gradient;             /* in the order of the reductions */
   int n_gradients, n_reduced, n_added;
   int gathers, scatters;
 } sharding;
@@ -83,11 +84,11 @@ static int64_t part_size(const sharding *s, const rfr_type *type) {
 }
 
 static bool is_update(const rfi_opr *op) { return op->def->code == RFI_OP_adamw || op->def->code == RFI_OP_sgd; }
-/* Operand 0 of these ops is a parameter, or the average of one, whose part they read and write. */
+/* Whether operand 0 is a parameter, or its average, of which the op reads and writes this rank's part. */
 static bool writes_part(const rfi_opr *op) { return is_update(op) || op->def->code == RFI_OP_ema; }
 
-/* Marks the weights of this rank's experts: where rows go to the ranks of their experts, those of grouped GEMMs. They
- * stay as they are, and their gradients have the rows of all ranks already. */
+/* Marks the weights of this rank's experts: under expert parallelism, the weights of grouped GEMMs. They are not
+ * sharded, and their gradients already contain the rows of all ranks. */
 static void find_experts(sharding *s) {
   const rfr_trace *t = s->r.from;
   bool spread = false;
@@ -107,7 +108,7 @@ static bool is_sharded(const sharding *s, int input) {
   return x->role == RFR_ROLE_TRAINABLE || (x->role == RFR_ROLE_FROZEN && s->o->shard == RFR_SHARD_FULL);
 }
 
-/* Whether an op reads operand k as a gathered parameter; an update reads and writes the part. */
+/* The parameter that an op reads gathered as operand k; -1: none. An update reads and writes only the part. */
 static int reads(const sharding *s, const rfi_opr *op, int k) {
   return op->in[k] < 0 || (op->def->flags & RFI_VIEW) || (writes_part(op) && k == 0) ? -1 : s->of[op->in[k]];
 }
@@ -122,7 +123,8 @@ static int updated(const sharding *s, const rfi_opr *op) {
   return -1;
 }
 
-/* Marks each all_reduce that only updates and the norm read; *all: every gradient is one, except those of experts. */
+/* Marks each all_reduce that only updates and the norm read; *all: every gradient is such an all_reduce, except those
+ * of experts. */
 static rfr_status find_sums(sharding *s, bool *all) {
   const rfr_trace *t = s->r.from;
   rfi_uses *uses;
@@ -157,7 +159,7 @@ static rfr_status refuse(const rfi_value *x, const char *why) {
   return rfi_fail(RFI_E_DIST_SHARD, "\"%s\": %s", x->name, why);
 }
 
-/* Gives the gradient and the states of each sharded parameter to it. */
+/* Finds the parameter to which each gradient and each optimizer state belongs. */
 static rfr_status find_owners(sharding *s) {
   const rfr_trace *t = s->r.from;
   for (int i = 0; i < t->n_ops; i++) {
@@ -235,7 +237,7 @@ static void find_regions(sharding *s) {
     }
 }
 
-/* The operand to which op i adds, of which result v is the sum; -1: none. */
+/* The operand to which op i adds something, with the sum v; -1: none. */
 static int added_to(const rfr_trace *t, int i, rfr_value v) {
   const rfi_opr *op = &t->ops[i];
   if (op->def->code == RFI_OP_add) {
@@ -251,8 +253,8 @@ static bool is_alike(const rfr_type *a, const rfr_type *b) {
   return a->dtype == b->dtype && rfi_count(a) == rfi_count(b);
 }
 
-/* The gradient of the earlier microbatches to which that of a microbatch is added; RFR_NONE: none, or one that is read
- * elsewhere. The op that adds to it is cut off from it. */
+/* The gradient of the earlier microbatches to which the gradient of a microbatch is added; RFR_NONE: there is none, or
+ * another op reads it. Marks that operand of the adding op in cut[]. */
 static rfr_value earlier(sharding *s, const rfi_uses *uses, rfr_value v) {
   const rfr_trace *t = s->r.from;
   for (;;) {
@@ -292,7 +294,7 @@ static int compare_times(const void *a, const void *b) {
   return x->after != y->after ? (x->after > y->after) - (x->after < y->after) : compare_groups(a, b);
 }
 
-/* The end of the group of gradients that begins with number i. */
+/* The end of the group of gradients that begins at index i. */
 static int group_end(const sharding *s, int i) {
   int end = i + 1;
   while (end < s->n_gradients && by_group(&s->gradient[i], &s->gradient[end]) == 0) end++;
@@ -345,7 +347,7 @@ static rfr_status add_inputs(sharding *s) {
 
 /* ---- collectives ---- */
 
-/* A flat value of the ranks' parts with its padding dropped and w's shape. */
+/* Removes the padding from the flat value of all ranks' parts and gives it w's shape. */
 static rfr_value shaped(sharding *s, rfr_value x, const rfr_type *type) {
   rfr_trace *to = s->r.to;
   const int64_t n = rfi_count(type);
@@ -364,7 +366,7 @@ static rfr_status begin(sharding *s, const bucket *b, int phase, int microbatch,
   return RFR_OK;
 }
 
-/* Gathers what the next region reads; `before`: the op of the old trace that follows. */
+/* Gathers the parameters that the next region reads; `before`: the op of the old trace that follows. */
 static rfr_status gather(sharding *s, int before) {
   const rfr_trace *t = s->r.from;
   const region *x = &s->region[s->next];
@@ -392,7 +394,7 @@ static rfr_status gather(sharding *s, int before) {
                          x->first, x->last);
 }
 
-/* The gradient as the ranks' parts, flat and zero-padded. */
+/* The gradient, flat and zero-padded, as the ranks' parts. */
 static rfr_status flatten(sharding *s, gradient *g) {
   rfr_trace *to = s->r.to;
   const rfr_type *type = &s->r.from->values[g->value].type;
@@ -404,8 +406,8 @@ static rfr_status flatten(sharding *s, gradient *g) {
   return rfr_trace_status(to);
 }
 
-/* Adds up the parts before gradient `end`. It follows the next reductions, so that the main stream waits for none that
- * has just begun. */
+/* Sums the parts of gradients before `end`. Recorded after the next reductions have begun, so that the main stream does
+ * not wait for a reduction that has just begun. */
 static rfr_status add_parts(sharding *s, int end) {
   for (; s->n_added < end; s->n_added++) {
     const gradient *g = &s->gradient[s->n_added];
@@ -421,7 +423,7 @@ static rfr_status add_parts(sharding *s, int end) {
   return rfr_trace_status(s->r.to);
 }
 
-/* Gathers the sums of gradients `from` to `end`. */
+/* Gathers the sums of gradients `from` up to `end`. */
 static void gather_sums(sharding *s, int from, int end) {
   const rfr_trace *t = s->r.from;
   for (int k = from; k < end; k++) {
@@ -431,7 +433,7 @@ static void gather_sums(sharding *s, int from, int end) {
   }
 }
 
-/* Reduces the gradients that are complete after op i. In mode none all gathers follow all sums. */
+/* Reduces the gradients that are complete after op i. In mode none, all gathers follow all sums. */
 static rfr_status reduce(sharding *s, int i) {
   while (s->n_reduced < s->n_gradients && s->gradient[s->n_reduced].after == i) {
     const int from = s->n_reduced, end = group_end(s, from);
@@ -451,7 +453,7 @@ static rfr_status reduce(sharding *s, int i) {
 
 /* ---- ops ---- */
 
-/* Value v of the old trace for a reader; views of a parameter are recorded once in each region. */
+/* The new value of v, a value of the old trace, for a reader; views of a parameter are recorded once per region. */
 static rfr_value operand(sharding *s, rfr_value v) {
   const rfr_trace *t = s->r.from;
   const int p = v < 0 ? -1 : s->of[v];
@@ -484,7 +486,7 @@ static rfr_status rewrite_norm(sharding *s, int i) {
   return rfr_trace_status(to);
 }
 
-/* Whether op i only adds to the gradient of earlier microbatches; it disappears. */
+/* Whether op i only adds to the gradient of earlier microbatches; then it is removed. */
 static bool is_only_sum(const sharding *s, int i) {
   const int code = s->r.from->ops[i].def->code;
   return s->cut[i] && (code == RFI_OP_add || code == RFI_OP_accumulate);
@@ -517,7 +519,7 @@ static rfr_status rewrite_op(sharding *s, int i) {
   op.in = in;
   rfi_attr attr[RFI_MAX_ATTR];
   const int first = part ? rfi_attr_find(op.def, "first") : -1;
-  if (first >= 0) { /* draws belong to elements of the weight, whichever rank has them */
+  if (first >= 0) { /* draws are addressed by the element of the full weight */
     memcpy(attr, op.attr, sizeof *attr * (size_t)op.def->n_attrs);
     attr[first].i += s->o->rank * part_size(s, &s->r.from->values[old->in[0]].type);
     op.attr = attr;
@@ -529,7 +531,7 @@ static rfr_status rewrite_op(sharding *s, int i) {
 
 static rfr_status rewrite(sharding *s) {
   const rfr_trace *t = s->r.from;
-  int reached = 0; /* regions that have begun */
+  int reached = 0; /* number of regions that have begun */
   RFI_TRY(add_inputs(s));
   RFI_TRY(reduce(s, -1));
   for (int i = 0; i < t->n_ops; i++) {
@@ -568,7 +570,7 @@ static rfr_status analyze(sharding *s, bool *any) {
   if (!all && *any)
     return rfi_fail(RFI_E_DIST_SHARD, "the norm has a gradient that is not an all_reduce over the ranks");
   if (all) RFI_TRY(find_reductions(s));
-  for (int i = 0; i < t->n_ops; i++) { /* without an update that reads it, a sum stays as it is */
+  for (int i = 0; i < t->n_ops; i++) { /* without an update that reads it, an all_reduce is kept */
     s->sum[i] = all && s->sum[i] && s->own[t->ops[i].out[0]] >= 0;
     *any |= s->sum[i];
   }
@@ -586,7 +588,7 @@ static rfr_status allocate(sharding *s) {
   RFI_TRY(RFI_ALLOC(t->ctx, sizeof *s->again_in * (size_t)(t->n_values + 1), &s->again_in));
   RFI_TRY(RFI_ALLOC(t->ctx, sizeof *s->sum * (size_t)(t->n_ops + 1), &s->sum));
   RFI_TRY(RFI_ALLOC(t->ctx, sizeof *s->cut * (size_t)(t->n_ops + 1), &s->cut));
-  /* one for each sum, and one for each op that is cut off */
+  /* one per sum, and one per op with a mark in cut[] */
   RFI_TRY(RFI_ALLOC(t->ctx, sizeof *s->gradient * (size_t)(2 * t->n_ops + 1), &s->gradient));
   RFI_TRY(RFI_ALLOC(t->ctx, sizeof *s->parameter * (size_t)(t->n_inputs + 1), &s->parameter));
   RFI_TRY(RFI_ALLOC(t->ctx, sizeof *s->bucket * (size_t)(t->n_inputs + 1), &s->bucket));

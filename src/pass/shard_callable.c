@@ -5,8 +5,8 @@
  * after the passes and leaves all other ops unchanged:
  *
  *   "w" (shard) -> all_gather -> view of w's shape                        phase setup, before every reader of w
- *   the ops, which add onto the gathered gradient
- *   gathered gradient -> reduce_scatter -> added onto "grad.w" (shard)    phase optim, at the end
+ *   the ops, which accumulate into the gathered gradient
+ *   gathered gradient -> reduce_scatter -> added to "grad.w" (shard)      phase optim, at the end
  *
  * No op may read a parameter before its gather: prune hoists nothing where parameters are sharded.
  */
@@ -17,7 +17,7 @@
 typedef struct sharding {
   const rfi_shard *o;
   rfi_rewrite r;
-  rfr_value *shard; /* per input of the old trace: the input with this rank's shard of it; RFR_NONE: not sharded */
+  rfr_value *shard; /* per input of the old trace: the input with this rank's shard; RFR_NONE: not sharded */
 } sharding;
 
 static const rfr_source nowhere;
@@ -81,7 +81,7 @@ static rfr_status gather(sharding *s) {
   return rfr_trace_status(to);
 }
 
-/* Scatters the last version of the gathered gradient to the ranks. */
+/* Reduce-scatters the last version of the gathered gradient. */
 static rfr_status reduce(sharding *s, int i) {
   const rfr_trace *from = s->r.from;
   rfr_trace *to = s->r.to;

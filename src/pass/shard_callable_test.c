@@ -56,7 +56,7 @@ static void test_shards(void **state) {
   assert_int_equal(gathers, 2);
   assert_int_equal(scatters, 1);
   const rfr_value out = sharded->outputs[0].value;
-  assert_int_equal(sharded->values[out].base, *input_of(sharded, "grad.w")); /* added onto the shard */
+  assert_int_equal(sharded->values[out].base, *input_of(sharded, "grad.w")); /* accumulated into the shard */
   assert_int_equal(sharded->ops[sharded->n_ops - 1].def->code, RFI_OP_accumulate);
   rfi_string_deinit(&report.text);
   rfr_trace_destroy(t);

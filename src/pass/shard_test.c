@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Shard: a step over ranks that are threads has the same bits with every rfr_shard, and those of one rank with as many
+ * Shard: a step over ranks that are threads is bitwise equal with every rfr_shard, and equals one rank with as many
  * microbatches within rounding. With several microbatches per rank, RFR_SHARD_FULL has another order of sums and few
  * unreduced gradients. The pass places each gather one region ahead and refuses what it cannot shard.
  */
@@ -84,7 +84,7 @@ typedef struct rank {
   int ranks, microbatches;
   rfr_shard shard;
   bool bytes;
-  float weights[WEIGHTS][N], norm; /* of the master weights */
+  float weights[WEIGHTS][N], norm; /* weights: the master weights */
   int32_t zeros[WEIGHTS];
   int64_t persistent;
 } rank;
@@ -95,7 +95,7 @@ static uint16_t bf16(float x) {
   return (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
 }
 
-/* Elements of the full tensor in this rank's part: *n of them from the returned one. */
+/* The elements of the full tensor in this rank's part: returns the first, *n is their number. */
 static int64_t part_of(const rank *r, int number, const rfr_tensor *x, int64_t *n) {
   const int64_t all = rfi_count(&x->type), first = all == N ? 0 : all * number;
   (void)r;
@@ -230,7 +230,7 @@ static void shard(rfr_trace *t, rfr_shard mode, rfi_report *report, rfr_trace **
   OK(rfi_pass_shard(*joint, &o, report, out));
 }
 
-/* The places of gathers, reductions, sums of parts and GEMMs without wgrads, by layer. */
+/* The positions of gathers, reductions, sums of parts and GEMMs other than wgrads, by layer. */
 static void check_places(int microbatches, const char *want) {
   rfi_report report = {.text = {.ctx = ctx}};
   rfr_trace *t = record(ctx, 2, microbatches, false), *joint, *sharded;
@@ -254,8 +254,8 @@ static void check_places(int microbatches, const char *want) {
   rfr_trace_destroy(t), rfr_trace_destroy(joint), rfr_trace_destroy(sharded);
 }
 
-/* A gather stands before the region that precedes its own; a reduction right after its bucket's last gradient; the sum
- * with earlier microbatches after the next reduction. */
+/* A gather comes one region before the region that needs it. A reduction comes directly after its bucket's last
+ * gradient. The sum with earlier microbatches comes after the next reduction. */
 static void test_places(void **none) {
   (void)none;
   check_places(1, "g0g1m0g2m1g1m2r2g0m1r1m0r0go");
@@ -277,7 +277,7 @@ static int64_t planned(const rfr_trace *t, rfr_comm *comm, int64_t budget) {
   return memory.total;
 }
 
-/* Unreduced gradients of at most two layers are live, whatever the number of microbatches. */
+/* At most two layers have live unreduced gradients, whatever the number of microbatches. */
 static void test_unreduced(void **none) {
   (void)none;
   rfr_comm *ends[2];
@@ -293,7 +293,7 @@ static void test_unreduced(void **none) {
   rfr_comm_destroy(ends[0]), rfr_comm_destroy(ends[1]);
 }
 
-/* The bytes that this pass adds after `recompute` count for the budget. */
+/* The budget includes the bytes that this pass adds after `recompute`. */
 static void test_budget(void **none) {
   (void)none;
   rfr_comm *ends[2];
@@ -306,7 +306,7 @@ static void test_budget(void **none) {
     const int64_t budget = least + (all - least) * k / 32;
     const int64_t bytes = planned(t, ends[0], budget);
     assert_in_range(bytes, least, budget);
-    assert_true(bytes >= budget / 10 * 9); /* a budget is used, not left for the smallest plan */
+    assert_true(bytes >= budget / 10 * 9); /* a larger budget recomputes less than the smallest plan */
   }
   rfr_comm_destroy(ends[0]), rfr_comm_destroy(ends[1]);
   rfr_trace_destroy(t);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Quantized storage in a step: each op that reads the result of a local op (dequantize, transposed) gets a local op of
- * its own, just before it and with its labels, and so do the readers of what is cast or quantized from such a result.
+ * Quantized storage in a step: each op that reads the result of a local op (dequantize, transposed) gets a separate
+ * local op, just before it and with its labels, and so do the readers of what is cast or quantized from such a result.
  * So the values of a weight are live for one GEMM: the plan reuses their bytes, they are not kept for the backward, and
  * a recomputed GEMM recomputes them. Without this, CSE would give all microbatches and the backward one result that is
  * live for the full step. A result that is an output is not changed.
@@ -11,10 +11,10 @@
 typedef struct split {
   rfi_rewrite r;
   const rfi_uses *uses;
-  int made; /* local ops of the new trace */
+  int made; /* number of local ops in the new trace */
 } split;
 
-/* Whether each reader of op i gets an op of its own. */
+/* Whether each reader of op i gets a separate op. */
 static bool is_local(const split *s, int i) {
   const rfr_trace *t = s->r.from;
   const rfi_opr *op = &t->ops[i];
@@ -38,8 +38,8 @@ static bool reads(const rfi_opr *op, rfr_value v) {
   return false;
 }
 
-/* Appends the local ops whose results `reader` reads, with the labels of `labels`. Their chain ends at a stored
- * weight: an op of it has few operands. */
+/* Appends the local ops whose results `reader` reads, with the labels of `labels`. The chain is short: it ends at a
+ * stored weight. */
 static rfr_status make_operands(split *s, const rfi_opr *reader, const rfi_opr *labels) {
   const rfr_trace *t = s->r.from;
   for (int k = 0; k < reader->n_in; k++) {
@@ -83,8 +83,8 @@ rfr_status rfi_split_dequantize(const rfr_trace *in, rfi_report *report, rfr_tra
     RFI_GOTO(rfi_rewrite_op(&p.r, i, NULL));
   }
   if (results > 0)
-    RFI_GOTO(rfi_report_line(report, "local: %d results from stored weights, %d times, each for one product", results,
-                             p.made));
+    RFI_GOTO(
+        rfi_report_line(report, "local: %d results from stored weights, %d times, each for one GEMM", results, p.made));
   s = rfi_rewrite_end(&p.r, out);
   rfi_free(in->ctx, uses);
   return s;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * A frozen quantized weight in a step with two microbatches: each product has a dequantize op just before it and
+ * A frozen quantized weight in a step with two microbatches: each GEMM has a dequantize op just before it and
  * nothing else reads its result; the values are in no phase that runs once; and gradients are bitwise equal to a
  * program whose weights are the dequantized values, with any recompute.
  */
@@ -18,7 +18,7 @@ static rfr_value weight(rfr_trace *t, const char *name, rfr_quant format, int64_
   return rfr_input(t, name, RFR_ROLE_FROZEN, RFR_U8, 1, &bytes);
 }
 
-/* As a model records it: once for each microbatch. */
+/* Records the op once per microbatch, as a model does. */
 static rfr_value values_of(rfr_trace *t, rfr_value w, rfr_quant format, int64_t n, int64_t k) {
   const int64_t shape[2] = {n, k};
   return format == RFR_QUANT_NONE ? w : rfr_dequantize(t, w, format, 2, shape, RFR_F32);
@@ -46,7 +46,8 @@ static rfr_trace *record(rfr_quant format) {
   return t;
 }
 
-/* Every dequantize op has one reader, the op after it, of its own phase and microbatch. Returns their number. */
+/* Checks that every dequantize op has one reader, the op directly after it, of the same phase and microbatch. Returns
+ * their number. */
 static int check_ops(const rfr_trace *t) {
   int n = 0;
   for (int i = 0; i < t->n_ops; i++) {

@@ -26,7 +26,7 @@ static bool is_parameter(const rfi_value *x) {
   return x && x->op < 0 && (x->role == RFR_ROLE_TRAINABLE || x->role == RFR_ROLE_FROZEN);
 }
 
-/* The first parameter that an op reads, with the length of its name without ".weight". */
+/* The first parameter that an op reads; *length: length of its name without ".weight". */
 static const char *module_of(const rfr_trace *t, const rfi_opr *op, int *length) {
   static const char suffix[] = ".weight";
   for (int k = 0; k < op->n_in; k++) {
@@ -39,8 +39,8 @@ static const char *module_of(const rfr_trace *t, const rfi_opr *op, int *length)
   return NULL;
 }
 
-/* The result of a module is "MODULE.output", the gradient of its input "grad:MODULE.input"; of an op without a
- * parameter "SCOPE.OP". Further results are named by their op's row. */
+/* Names: the result of a module is "MODULE.output", the gradient of its input "grad:MODULE.input"; the result of an op
+ * without a parameter is "SCOPE.OP". Further results have the name of ops.def. */
 static void describe(const rfr_trace *t, const rfi_opr *op, int j, char name[NAME]) {
   int length = 0;
   const char *module = module_of(t, op, &length);
@@ -53,13 +53,13 @@ static void describe(const rfr_trace *t, const rfi_opr *op, int j, char name[NAM
                module ? module : op->scope, module || op->scope[0] ? "." : "", own);
 }
 
-/* Whether results of the op can be watched right after it. */
+/* Whether results of the op can be watched directly after it. */
 static bool is_of_step(const rfi_opr *op) {
   return (op->phase == RFR_PHASE_FORWARD || op->phase == RFR_PHASE_DGRAD) && op->clone_of < 0 &&
          !(op->def->flags & (RFI_STATE | RFI_HOST));
 }
 
-/* Values of a microbatch that would have the same name get a number from 1 on, so that microbatches agree. */
+/* Values of one microbatch with the same name are numbered from 1 on, so that the names agree between microbatches. */
 typedef struct counts {
   rfi_names names;
   int *count, n, capacity;
@@ -102,8 +102,8 @@ rfr_status rfi_watch_name(rfr_trace *t) {
 
 /* ---- what can be watched ---- */
 
-/* A value of the last trace under its name. `at`: the op after which it is summed up; of a gradient, before which; -1:
- * the end of the step. */
+/* A value of the last trace with its name. `at`: the op after which its sums are computed; for a gradient, the op
+ * before which; -1: the end of the step. */
 typedef struct candidate {
   const char *name;
   rfr_value value;
@@ -113,11 +113,11 @@ typedef struct candidate {
 
 typedef struct list {
   const rfr_trace *t;
-  rfr_trace *to; /* its arena has the names */
-  int end;       /* the op that ends the step: only ops before it count */
+  rfr_trace *to; /* the names are in its arena */
+  int end;       /* the op that ends the step: later ops are ignored */
   candidate *item;
   int n, capacity;
-  rfi_names gradients; /* named already */
+  rfi_names gradients; /* names that are already used */
 } list;
 
 static rfr_status add(list *l, const char *name, rfr_value v, int at, bool gradient) {
@@ -127,7 +127,8 @@ static rfr_status add(list *l, const char *name, rfr_value v, int at, bool gradi
   return RFR_OK;
 }
 
-/* The gradients that optimizer ops read, by their parameter: the operand `w`, or the owner of a momentum `b`. */
+/* Adds the gradients that optimizer ops read, under the names of their parameters: the operand `w`, or the owner of a
+ * momentum `b`. */
 static rfr_status add_gradients(list *l) {
   for (int i = 0; i < l->end; i++) {
     const rfi_opr *op = &l->t->ops[i];
@@ -173,7 +174,8 @@ static rfr_status add_results(list *l) {
   return RFR_OK;
 }
 
-/* Drops values that some microbatches lack, because they recompute them: the sums would be those of the others. */
+/* Removes values that some microbatches lack because they are recomputed there: the sums would not cover all
+ * microbatches. */
 static rfr_status drop_partial(list *l, const rfr_trace *named) {
   rfi_names names = {0};
   int *missing = NULL, n = 0, capacity = 0, kept = 0;
@@ -271,7 +273,7 @@ static rfr_status report_removed(const list *l, const rfr_trace *named, const ch
                          removed ? "; without those that fusion removes, such as " : "", removed ? first : "");
 }
 
-/* Gives the candidates that patterns match their rows, from 1 on. */
+/* Assigns rows, from 1 on, to the candidates that match a pattern. */
 static rfr_status match(list *l, const rfr_trace *named, const rfi_watch *w, rfi_report *report, int *rows) {
   rfi_names row_of = {0};
   *rows = 0;
@@ -297,9 +299,9 @@ static rfr_status match(list *l, const rfr_trace *named, const rfi_watch *w, rfi
 typedef struct adder {
   rfi_rewrite r;
   const list *l;
-  rfr_value ring, step; /* their newest versions */
+  rfr_value ring, step; /* their newest versions in the new trace */
   bool *filled;         /* per row */
-  int *first, *next;    /* candidates by op */
+  int *first, *next;    /* lists of candidates, per op */
 } adder;
 
 static rfr_status sum_up(adder *a, const candidate *c, rfr_value v, const rfi_opr *of) {
@@ -328,7 +330,7 @@ static rfr_value newest(const rfr_trace *t, rfr_value input) {
   return input;
 }
 
-/* The ops at the end of the step: weights and states, then the sequence number. */
+/* Records the ops at the end of the step: weights and states, then the sequence number. */
 static rfr_status end_step(adder *a) {
   for (int k = 0; k < a->l->n; k++) {
     const candidate *c = &a->l->item[k];
@@ -346,7 +348,7 @@ static rfr_status end_step(adder *a) {
   return rfi_rewrite_new(&a->r, &op, NULL, &a->ring);
 }
 
-/* The first op that writes an input; their number: none does. */
+/* The first op that writes an input; n_ops if no op does. */
 static int first_writer(const rfr_trace *t, rfr_value input) {
   for (int i = 0; i < t->n_ops; i++)
     for (int j = 0; j < t->ops[i].n_out; j++) {
@@ -370,7 +372,7 @@ static rfr_status copy_ops(adder *a) {
   return a->l->end < t->n_ops ? RFR_OK : end_step(a);
 }
 
-/* Candidates with a row, as a list for each op in the order of the results. */
+/* Builds a list per op of the candidates with a row, in the order of the results. */
 static rfr_status index_candidates(adder *a, int rows) {
   const list *l = a->l;
   a->first = rfi_arena_alloc(a->r.to->arena, sizeof *a->first * (size_t)(l->t->n_ops + 1));

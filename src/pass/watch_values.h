@@ -11,13 +11,12 @@
 
 /* Watched values of a program. */
 typedef struct rfi_watch {
-  const char *const *patterns; /* rfr_name_matches */
+  const char *const *patterns; /* syntax: rfr_name_matches */
   int n;
-  int64_t slots; /* steps that the ring holds */
+  int64_t slots; /* number of steps in the ring */
 } rfi_watch;
 
-/* Gives each unnamed value of the forward and the backward a name, in the trace after autodiff: see
- * rfr_watch_options. */
+/* Names the unnamed values of the forward and the backward in the trace after autodiff: see rfr_watch_options. */
 rfr_status rfi_watch_name(rfr_trace *t);
 /* Adds the ring and its ops to `last`, the trace after all other passes. `named`: the trace after autodiff. *names gets
  * the n names of rows 1 to n, in the new trace's arena. Errors: watch.name; argument, without a step block. */

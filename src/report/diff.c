@@ -46,7 +46,7 @@ static rfr_status read_config(rfr_ctx *ctx, const char *folder, json_t **out) {
   return s;
 }
 
-/* The row of `list` that begins with a name; NULL: none. */
+/* The row of `list` with this name; NULL: none. */
 static const json_t *find_row(const json_t *list, const char *name) {
   for (size_t i = 0; i < json_array_size(list); i++) {
     const json_t *row = json_array_get(list, i);
@@ -57,7 +57,8 @@ static const json_t *find_row(const json_t *list, const char *name) {
 
 static json_t *at(const json_t *row, size_t i) { return json_incref(json_array_get(row, i)); }
 
-/* Rows [name, value, source] that differ; without `sources` rows [name, value]. Rows of both lists, in their order. */
+/* Lists the rows [name, value, source] that differ; without `sources`, rows [name, value]. Keeps the order of both
+ * lists. */
 static rfr_status diff_rows(const json_t *const lists[2], const char *name_key, bool sources, json_t *out) {
   for (int side = 0; side < 2; side++)
     for (size_t i = 0; i < json_array_size(lists[side]); i++) {
@@ -97,8 +98,8 @@ rfr_status rfi_diff_config(rfr_ctx *ctx, const char *const folders[2], json_t *o
 typedef struct curve {
   const char *name;
   rfi_series series;
-  bool held_out, most; /* of evaluations; the best value is the largest */
-  bool counts;         /* a difference is one of the runs */
+  bool held_out, most; /* held_out: of the evaluations; most: the best value is the largest */
+  bool counts;         /* a difference means that the runs differ */
 } curve;
 
 static const curve curves[] = {
@@ -112,10 +113,10 @@ static const curve curves[] = {
 };
 
 typedef struct comparison {
-  int64_t points[2];       /* values that are numbers */
+  int64_t points[2];       /* number of values that are numbers */
   double last[2], best[2]; /* NaN: none */
   double area;             /* sum of the distances at `common` steps */
-  int64_t common, first;   /* steps with a number in both; the first step that differs, -1: none */
+  int64_t common, first;   /* number of steps with a value in both; the first step that differs, -1: none */
 } comparison;
 
 static void take(comparison *c, const curve *k, int side, double x) {
@@ -125,7 +126,8 @@ static void take(comparison *c, const curve *k, int side, double x) {
   if (isnan(c->best[side]) || (k->most ? x > c->best[side] : x < c->best[side])) c->best[side] = x;
 }
 
-/* Steps ascend in both logs. A step that one log lacks, and a number that one step lacks, are differences. */
+/* Steps ascend in both logs. A step that is missing in one log, and a value that is missing in one step, are
+ * differences. */
 static comparison compare(const rfi_run_log *const logs[2], const curve *k) {
   const rfi_log_rows *rows[2];
   comparison c = {.last = {NAN, NAN}, .best = {NAN, NAN}, .first = -1};
@@ -180,7 +182,7 @@ rfr_status rfi_diff_curves(const rfi_run_log *const logs[2], json_t *out, bool *
 static rfr_status diff_runs(const rfr_report *r, const char *const folders[2], json_t *out, bool *different) {
   const rfi_run_log *const logs[2] = {&r->runs[0].log, &r->runs[1].log};
   RFI_TRY(rfi_diff_set_pair(out, "runs", json_string(r->runs[0].name), json_string(r->runs[1].name)));
-  RFI_TRY(rfi_json_set(out, "equal", json_false())); /* first in the text; set below */
+  RFI_TRY(rfi_json_set(out, "equal", json_false())); /* added first for the order of the text; set below */
   RFI_TRY(rfi_diff_config(r->ctx, folders, out, different));
   RFI_TRY(rfi_diff_curves(logs, out, different));
   RFI_TRY(rfi_diff_weights(r->ctx, folders, out, different));

@@ -29,7 +29,7 @@ rfr_status rfi_diff_print(const json_t *diff, int64_t most, rfi_string *out);
 
 /* object[key] = [a, b], taking the references; NULL becomes null. */
 rfr_status rfi_diff_set_pair(json_t *object, const char *key, json_t *a, json_t *b);
-/* A new reference; null if it is not finite. */
+/* A number as a new reference; null if it is not finite. */
 json_t *rfi_diff_real(double x);
 
 #endif

@@ -152,13 +152,13 @@ static void curves(void **state) {
   assert_true(number(pair(named(list, "lr"), "best", 0)) == 0.5);
   assert_true(json_is_null(json_object_get(named(list, "lr"), "first_step")));
   assert_true(json_is_null(json_object_get(named(list, "held-out loss"), "first_step")));
-  assert_int_equal(number(json_object_get(norm, "first_step")), 3); /* not a number in one of them */
+  assert_int_equal(number(json_object_get(norm, "first_step")), 3); /* a value that is not a number in one of them */
   assert_int_equal(number(pair(norm, "points", 1)), 2);
   const json_t *speed = named(list, "tokens_per_second");
   assert_int_equal(number(json_object_get(speed, "first_step")), 1);
   assert_true(json_is_false(json_object_get(speed, "counts")));
   json_decref(v);
-  /* Steps that one run lacks differ, even if all common ones are equal; its own speed does not. */
+  /* Steps missing in one run are differences, even if all common steps are equal; speed is not compared. */
   static const char start[] = "{\"event\": \"start\", \"step\": 0}\n"
                               "{\"event\": \"metrics\", \"step\": 1, \"loss\": 4, \"lr\": 0.5, \"grad_norm\": 2, "
                               "\"tokens\": 10, \"seconds\": 7}\n";
@@ -188,7 +188,7 @@ static void configuration(void **state) {
   json_t *v = object_of(f, "a", "b", 1);
   const json_t *list = json_object_get(v, "config"), *lr = named(list, "optimizer.lr"),
                *steps = named(list, "run.steps");
-  assert_int_equal(json_array_size(list), 3); /* another source alone is no difference */
+  assert_int_equal(json_array_size(list), 3); /* only another source is not a difference */
   assert_string_equal(json_string_value(pair(lr, "values", 0)), "0.5");
   assert_string_equal(json_string_value(pair(lr, "values", 1)), "0.25");
   assert_string_equal(json_string_value(pair(lr, "sources", 0)), "a.yaml:3");
@@ -200,7 +200,7 @@ static void configuration(void **state) {
   assert_string_equal(json_string_value(pair(named(json_object_get(v, "facts"), "device"), "values", 1)), "y");
   json_decref(v);
   write_text(f, "b", "config.yaml", config_a);
-  json_decref(object_of(f, "a", "b", 0)); /* the machine does not count */
+  json_decref(object_of(f, "a", "b", 0)); /* the machine is not compared */
 }
 
 static void weights(void **state) {
@@ -218,7 +218,7 @@ static void weights(void **state) {
                       {"shape", RFR_F32, 3, w},        {"same", RFR_F32, 2, nan_w}};
   write_run(f, "a", log_a);
   write_run(f, "b", log_a);
-  write_checkpoint(f, "a", 1, "model", b, 8); /* an older one is not read */
+  write_checkpoint(f, "a", 1, "model", b, 8); /* an older checkpoint is not read */
   write_checkpoint(f, "a", 3, "model", a, 8);
   write_checkpoint(f, "b", 3, "model", b, 8);
   json_t *v = object_of(f, "a", "b", 1);
@@ -227,7 +227,7 @@ static void weights(void **state) {
   assert_int_equal(json_array_size(list), 6);
   assert_true(number(json_object_get(named(list, "w"), "max_abs")) == 2.5);
   assert_true(number(json_object_get(named(list, "w"), "relative")) == 0.5);
-  assert_true(number(json_object_get(named(list, "zero"), "max_abs")) == 0); /* -0: other bits */
+  assert_true(number(json_object_get(named(list, "zero"), "max_abs")) == 0); /* -0 has other bits */
   assert_true(number(json_object_get(named(list, "nan"), "max_abs")) == 1);
   assert_true(number(json_object_get(named(list, "half"), "max_abs")) == 0);
   assert_string_equal(json_string_value(pair(named(list, "half"), "dtypes", 0)), "BF16");
@@ -238,7 +238,7 @@ static void weights(void **state) {
   assert_string_equal(json_string_value(pair(o, "missing", 0)), "gone");
   assert_string_equal(json_string_value(pair(o, "extra", 0)), "new");
   json_decref(v);
-  /* The text has the largest differences first, and says how many are left out. */
+  /* The text lists the largest differences first, and states how many are left out. */
   rft_text text;
   int different;
   OK(diff(f, "a", "b", 0, 4, &text, &different));
@@ -259,7 +259,7 @@ static void weights(void **state) {
   json_decref(v);
 }
 
-/* More elements than are read at once, and one that differs at the end. */
+/* A tensor with more elements than are read at once, of which one at the end differs. */
 static void long_tensor(void **state) {
   rft_folder *f = *state;
   enum { N = 200000 };
@@ -281,7 +281,7 @@ static void long_tensor(void **state) {
   free(x);
 }
 
-/* Control characters of a configuration do not reach a terminal. */
+/* Control characters in a configuration must not reach a terminal. */
 static void hostile(void **state) {
   rft_folder *f = *state;
   rft_text text;

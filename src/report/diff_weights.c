@@ -12,20 +12,21 @@
 #include "data/safetensors.h"
 #include "report/diff.h"
 
-typedef struct tensors { /* of a checkpoint */
+typedef struct tensors { /* folder of a checkpoint */
   int64_t step;          /* -1: no checkpoint */
   rfi_safetensors *files[2];
 } tensors;
 
 typedef struct difference {
   const rfi_stored *stored[2];
-  double max_abs, relative; /* NaN: not a number in one of them, or another shape or type of integers */
+  /* NaN: a value is not a number in one of them, or they have another shape or integer type */
+  double max_abs, relative;
   bool equal;
 } difference;
 
 /* ---- files ---- */
 
-/* KIND.safetensors of a checkpoint, or those of its ranks; NULL: none. */
+/* Opens KIND.safetensors of a checkpoint, or those of its ranks; NULL: none. */
 static rfr_status open_kind(rfr_ctx *ctx, const rfi_checkpoint *c, const char *kind, rfi_safetensors **out) {
   char name[64], *path;
   bool one = false;
@@ -126,7 +127,7 @@ static rfr_status compare(rfr_ctx *ctx, rfi_safetensors *const files[2], differe
 
 /* ---- all tensors ---- */
 
-/* Tensors without a number first, then the largest relative difference; by name among equal ones. */
+/* Sorts tensors without a number first, then by descending relative difference, then by name. */
 static int by_size(const void *x, const void *y) {
   const difference *a = x, *b = y;
   if (isnan(a->relative) != isnan(b->relative)) return isnan(a->relative) ? -1 : 1;

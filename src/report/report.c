@@ -19,16 +19,16 @@
 #include "report/thin.h"
 
 enum {
-  POINTS = 140000, /* of all curves: about 1.6 MB */
+  POINTS = 140000, /* points of all curves: about 1.6 MB */
   LEAST_POINTS = 200,
   MOST_POINTS = 4000,
   TIME_POINTS = 400,
-  BUFFERS = 3000,  /* of all plans */
-  OPS = 1000,      /* of all profiles */
-  CELLS = 60000,   /* of all heat maps */
+  BUFFERS = 3000,  /* buffers of all plans */
+  OPS = 1000,      /* rows of all profiles */
+  CELLS = 60000,   /* cells of all heat maps */
   WATCHED = 60000, /* numbers of all watched values */
   MOST_COLUMNS = 400,
-  EVENTS = 400, /* of each run */
+  EVENTS = 400, /* events of each run */
   SAMPLES = 60
 };
 
@@ -159,7 +159,7 @@ static rfr_status put_curves(rfi_inert *j, const char *key, const rfi_log_rows *
   return RFR_OK;
 }
 
-/* "elapsed": [steps, seconds] at some steps: the page turns steps into times between them. */
+/* "elapsed": [steps, seconds] at some steps; the page interpolates the times of other steps. */
 static void put_elapsed(rfi_inert *j, const rfi_run_log *log) {
   const rfi_log_rows *rows = &log->rows;
   const int64_t every = rows->n > TIME_POINTS ? (rows->n + TIME_POINTS - 1) / TIME_POINTS : 1;
@@ -177,7 +177,7 @@ static void put_elapsed(rfi_inert *j, const rfi_run_log *log) {
 
 /* ---- experts ---- */
 
-/* "loads": for each column the largest load of a layer over the steps of the column, in percent of the mean. */
+/* "loads": per column the largest load of a layer over the steps of the column, in percent of the mean. */
 static void put_loads(rfi_inert *j, const rfi_run_log *log, int64_t cells) {
   if (log->layers == 0) return;
   int64_t columns = cells / log->layers;

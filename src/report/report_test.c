@@ -115,7 +115,7 @@ static const char log_text[] =
     "{\"event\": \"metrics\", \"step\": 4, \"time\": 5003, \"loss\": 2}\n"
     "{\"event\": \"end\", \"step\": 4, \"time\": 5003, \"message\": \"stopped\"}\n";
 
-/* The run was killed after step 3 and continued from step 2, 4,000 seconds later. */
+/* The run was killed after step 3 and resumed from step 2, 4,000 seconds later. */
 static void test_resumed(void **state) {
   rft_folder *f = *state;
   rfi_run_log log;
@@ -129,16 +129,16 @@ static void test_resumed(void **state) {
     assert_true(log.rows.items[i].elapsed == seconds[i]);
   }
   assert_true(log.rows.items[0].value[RFI_SERIES_tokens_per_second] == 128.0);
-  assert_true(isnan(log.rows.items[2].value[RFI_SERIES_loss])); /* the later line, and null is not a number */
+  assert_true(isnan(log.rows.items[2].value[RFI_SERIES_loss])); /* the later line counts, and null is not a number */
   assert_true(log.rows.items[1].skipped && !log.rows.items[3].skipped);
-  assert_int_equal(log.evaluations.n, 0); /* its step is lost */
+  assert_int_equal(log.evaluations.n, 0); /* the resumed run has lost its step */
   assert_int_equal(log.step, 4);
   assert_int_equal(log.steps, 8);
   assert_string_equal(rfi_run_log_end(&log), "stopped");
   rfi_run_log_close(&log);
 }
 
-/* A line that is being written is left for later; reading again adds it. */
+/* An incomplete last line is skipped; the next reading adds it. */
 static void test_growing(void **state) {
   rft_folder *f = *state;
   rfi_run_log log;
@@ -169,7 +169,7 @@ static void refused(rft_folder *f, const char *file, const char *content, const 
   rfr_status s = open_all(f, 1, &name, &r);
   if (s == RFR_OK) s = rfr_report_page(r, 0, collect, &t);
   if (s == RFR_OK) fail_msg("%s is accepted: %s", file, content);
-  assert_int_equal(t.n, 0); /* no half page */
+  assert_int_equal(t.n, 0); /* a page is complete or absent */
   if (strcmp(rfr_last_error()->slug, slug) != 0 || !strstr(rfr_last_error()->message, says))
     fail_msg("%s: [%s] %s", file, rfr_last_error()->slug, rfr_last_error()->message);
   rfr_report_close(r);
@@ -221,7 +221,7 @@ static double cell(const json_t *watched, const char *statistic, size_t row, siz
   return json_is_null(x) ? -1 : json_number_value(x);
 }
 
-/* Step 4 was written by two sessions, step 7 is lost; the names are those of the last line. */
+/* Two sessions wrote step 4, and step 7 is lost; the names are those of the last line. */
 static void test_watched(void **state) {
   rft_folder *f = *state;
   write_text(f, "run/log.jsonl", log_text);
@@ -333,7 +333,7 @@ static void test_hostile(void **state) {
     char path[200];
     snprintf(path, sizeof path, "%s/log.jsonl", names[i]);
     for (char *s = path; *s; s++)
-      if (s[0] == '<' && s[1] == '/') s[1] = '\\'; /* no folder in a folder */
+      if (s[0] == '<' && s[1] == '/') s[1] = '\\'; /* the folder does not exist */
     write_text(f, path, "{\"event\": \"warning\", \"step\": 0, \"message\": \"</script><!-- \\u2028\"}\n");
   }
   text t;

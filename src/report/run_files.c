@@ -288,7 +288,8 @@ rfr_status rfi_run_files_samples(rfr_ctx *ctx, const char *folder, int64_t most,
   if (s == RFR_OK) s = rfi_lines_open(ctx, path, &file);
   rfi_inert_begin(j, "samples", '[');
   while (s == RFR_OK && (s = rfi_lines_next(file, &text, &n, &line)) == RFR_OK && text) {
-    const int64_t every = lines > most ? (lines + most - 1) / most : 1; /* evenly, the last one always */
+    /* evenly spaced; always includes the last one */
+    const int64_t every = lines > most ? (lines + most - 1) / most : 1;
     if ((lines - line) % every == 0) s = put_sample(path, line, text, n, j);
   }
   rfi_inert_end(j, ']');

@@ -73,8 +73,8 @@ static rfr_status add_loads(rfi_run_log *log, const json_t *layers) {
   return RFR_OK;
 }
 
-/* Tokens per second since an earlier row, at least a tenth of a second ago. On a GPU steps are launched ahead, so the
- * seconds of a single step may be those of reading its numbers alone. */
+/* Tokens per second since an earlier row that is at least a tenth of a second older. On a GPU steps are launched ahead,
+ * so the time of a single step may be only that of reading its numbers. */
 static double speed_of(rfi_run_log *log, const json_t *o, int64_t step) {
   const double tokens = number(o, "tokens"), seconds = number(o, "seconds"), time = number(o, "time");
   const double passed = time - log->paced_time, steps = (double)(step - log->paced_step);
@@ -109,7 +109,7 @@ static rfr_status add_event(rfi_run_log *log, const char *kind, const char *mess
   return copy_text(log->ctx, message, &e->text);
 }
 
-/* A session begins after `step` steps: rows after it were logged by a session whose later steps are lost. */
+/* A session begins after `step` steps. Rows with later steps come from an earlier session that has lost these steps. */
 static void begin_session(rfi_run_log *log, int64_t step, double time) {
   rfi_log_rows *r = &log->rows, *e = &log->evaluations;
   while (r->n > 0 && r->items[r->n - 1].step > step) r->n--;
@@ -133,13 +133,13 @@ static rfr_status take_line(rfi_run_log *log, const json_t *o) {
   const double time = number(o, "time"), steps = number(o, "steps");
   const bool starts = strcmp(kind, "start") == 0;
   if (starts) begin_session(log, step, time > 0.0 ? time : 0.0);
-  /* Lines before a start have no step. If the session is then refused, the run stays where it was. */
+  /* Lines before a start have no step. If the session is then refused, the run's step does not change. */
   if (strcmp(kind, "compile") != 0) pass_time(log, time);
   else if (time > 0.0) log->written = time;
   if (starts || step > log->step) log->step = step;
   if (steps > 0) log->steps = (int64_t)steps;
   if (strcmp(kind, "metrics") == 0) return add_row(log, &log->rows, o, step);
-  log->paced_time = 0.0; /* the time of this event is not that of steps */
+  log->paced_time = 0.0; /* the time of this event does not count steps */
   if (strcmp(kind, "evaluation") == 0) {
     rfi_log_rows *e = &log->evaluations; /* a resume of a finished run evaluates its last step again */
     if (e->n > 0 && e->items[e->n - 1].step == step) e->n--;

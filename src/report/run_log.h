@@ -26,7 +26,7 @@ const char *rfi_series_name(rfi_series s);
 /* A number that a line lacks is NaN. */
 typedef struct rfi_log_row {
   int64_t step;
-  double elapsed; /* seconds of the run before this row, without pauses between a stop and a resume */
+  double elapsed; /* seconds of the run up to this row, without the pauses between a stop and a resume */
   bool skipped;   /* no weight was updated */
   double value[RFI_SERIES_N];
 } rfi_log_row;
@@ -44,17 +44,18 @@ typedef struct rfi_log_event {
 typedef struct rfi_run_log {
   rfr_ctx *ctx;
   char *path;
-  int64_t offset, line;        /* read so far */
-  int64_t step, steps;         /* last one logged; of the run, 0: not known */
-  double elapsed, since, last; /* of the last line; of its session, the time of the start; the time of the last line */
-  double written;              /* time of the last line, seconds since 1970; 0: the log has no times */
-  int64_t paced_step;          /* the row that speeds are measured from, and its time; 0: the next one */
+  int64_t offset, line; /* read so far */
+  int64_t step, steps;  /* the step logged last; steps of the run, 0: unknown */
+  /* of the last line; at the start of its session; time of the last line within the session */
+  double elapsed, since, last;
+  double written;     /* time of the last line, seconds since 1970; 0: the log has no times */
+  int64_t paced_step; /* step and time of the row from which speed is measured; 0: start with the next row */
   double paced_time;
-  int64_t tokens; /* of the last row */
+  int64_t tokens; /* tokens of the last row */
   rfi_log_rows rows, evaluations;
   rfi_log_event *events;
   int64_t n_events, events_capacity;
-  int layers;   /* with experts, of each row of `loads` */
+  int layers;   /* number of layers with experts, columns of `loads` */
   float *loads; /* (rows.n, layers): most_load of each layer; NaN: not logged */
   int64_t loads_capacity;
 } rfi_run_log;

@@ -11,7 +11,7 @@
 
 enum { MOST_COLUMNS = 200, LEAST_COLUMNS = 12, NUMBERS = 8 };
 
-/* Statistics of the page, by their place in a value's list (watched_log.h). */
+/* The shown statistics, by their index in a value's list (watched_log.h). */
 static const struct {
   const char *key;
   int at;
@@ -21,10 +21,10 @@ enum { SHOWN = sizeof shown / sizeof shown[0] };
 typedef struct watched {
   rfr_ctx *ctx;
   char *path;
-  int64_t *line, *step; /* of the lines that count */
+  int64_t *line, *step; /* steps of the lines that count */
   int64_t n, capacity;
   json_t **value; /* the object `values` of each shown line */
-  int64_t *at;    /* and its step */
+  int64_t *at;    /* the step of each */
   int64_t columns, names;
   json_t **kept; /* the parsed lines */
 } watched;
@@ -39,7 +39,7 @@ static rfr_status parse(const char *path, const char *text, size_t n, int64_t li
 }
 
 static rfr_status add_line(watched *w, int64_t line, int64_t step) {
-  while (w->n > 0 && w->step[w->n - 1] >= step) w->n--; /* of a session whose later steps are lost */
+  while (w->n > 0 && w->step[w->n - 1] >= step) w->n--; /* written by a session that has lost these steps */
   if (w->n == w->capacity) {
     const int64_t capacity = w->capacity ? 2 * w->capacity : 64;
     int64_t *lines;
@@ -71,7 +71,7 @@ static rfr_status read_steps(watched *w) {
   return s;
 }
 
-/* The i-th shown line counts from the end, so that the last one is among them. */
+/* The i-th shown line, counted from the end, so that the last one is shown. */
 static int64_t line_of(const watched *w, int64_t column) {
   return w->n - 1 - (w->columns - 1 - column) * w->n / w->columns;
 }

@@ -14,7 +14,7 @@ enum { PLAIN = 0, BOLD = 1, RED = 31, GREEN = 32, BLUE = 34, GRAY = 90 };
 typedef struct screen {
   rfi_string text;
   rfr_status status;
-  int columns, used; /* of the line */
+  int columns, used; /* columns of the current line */
   bool colour;
 } screen;
 
@@ -163,7 +163,7 @@ static void put_evaluations(screen *s, const rfi_run_log *log) {
   end_line(s);
 }
 
-/* The mean of the rows that a column of the chart stands for; NaN: none has a loss. */
+/* The mean of the rows in a column of the chart; NaN: none has a loss. */
 static double column_mean(const rfi_log_rows *rows, int64_t column, int64_t columns) {
   double sum = 0;
   int64_t n = 0;
@@ -173,7 +173,7 @@ static double column_mean(const rfi_log_rows *rows, int64_t column, int64_t colu
   return n > 0 ? sum / (double)n : NAN;
 }
 
-/* The loss as bars of eighths of a row. */
+/* Draws the loss as bars with a resolution of an eighth of a row. */
 static void put_chart(screen *s, const rfi_log_rows *rows) {
   static const char *const eighths[] = {" ",
                                         "\xe2\x96\x81",

@@ -33,7 +33,7 @@ static void says(const char *what) {
   if (!strstr(screen, what)) fail_msg("\"%s\" is not in:\n%s", what, screen);
 }
 
-/* Columns of the widest line; escape sequences have none, a character of UTF-8 has one. */
+/* The width of the widest line; escape sequences have no width, a UTF-8 character counts as one. */
 static int widest(void) {
   int most = 0, n = 0;
   for (const char *s = screen; *s; s++) {
@@ -78,7 +78,7 @@ static void test_numbers(void **state) {
   says("run  run.diverged");
   assert_null(strstr(screen, " left"));
   assert_null(strchr(screen, '\033'));
-  write_log(f, 100, /* a resume that was refused after it compiled */
+  write_log(f, 100, /* a resume that was refused after it had compiled */
             "{\"event\": \"end\", \"step\": 100, \"time\": 1100, \"message\": \"done\"}\n"
             "{\"event\": \"compile\", \"step\": 0, \"time\": 5000, \"message\": \"compiled 2 programs\"}\n");
   draw(f, "run", 80, 0, 0);
@@ -87,7 +87,7 @@ static void test_numbers(void **state) {
   says("time     1m40s\n");
 }
 
-/* Every width, few and many rows. */
+/* Tests every width, with few and many rows. */
 static void test_widths(void **state) {
   rft_folder *f = *state;
   static const int rows[] = {0, 1, 2, 39, 3000};

@@ -9,8 +9,8 @@
 
 #include "report/run_log.h"
 
-/* Indices into rows of the points of a series that stay, ascending, at most max(most, 4); NaN never stays. `out` has
- * space for `most` + 4; returns their number. */
+/* The indices into rows of the points of a series that are kept, ascending, at most max(most, 4); NaN is never kept.
+ * `out` has space for `most` + 4; returns their number. */
 int64_t rfi_thin(const rfi_log_rows *rows, rfi_series series, int64_t most, int64_t *out);
 
 #endif

@@ -37,7 +37,7 @@ static void put_row(values *v, const char *group, const rfi_log_row *row) {
   for (int i = 0; i < RFI_SERIES_N; i++) put(v, group, rfi_series_name((rfi_series)i), row->value[i]);
 }
 
-/* The client shows these as step and time. */
+/* The client displays these as step and time. */
 static void put_place(values *v, const rfi_log_row *row, double start) {
   put(v, "", "_step", (double)row->step);
   put(v, "", "_runtime", row->elapsed);
@@ -105,7 +105,7 @@ static rfr_status begin(rfi_wandb *w, rfr_ctx *ctx, const rfi_report_run *run, c
 
 /* ---- the file ---- */
 
-/* Rows and evaluations by step; both of one step are one record. */
+/* Adds rows and evaluations in the order of steps; both of one step form one record. */
 static void put_steps(rfi_wandb *w, const rfi_run_log *log, double start) {
   static const rfi_log_row none = {.step = INT64_MAX};
   values last = {.n = 0};
@@ -128,7 +128,7 @@ static void put_steps(rfi_wandb *w, const rfi_run_log *log, double start) {
   rfi_wandb_end(w, last.items, last.n, log->elapsed, end && strcmp(end, "done") != 0 && strcmp(end, "stopped") != 0);
 }
 
-/* Eight digits that stay the same for a run, so that a second upload replaces the first. */
+/* Eight digits that depend only on the run, so that a second upload replaces the first. */
 static void name_file(const rfi_report_run *run, double start, char id[9], char when[32]) {
   char text[64];
   struct tm tm;

@@ -54,7 +54,7 @@ static void put_bytes(rfi_wandb *w, rfi_string *out, int field, const void *data
   put(w, out, data, n);
 }
 
-/* Readers refuse a file with text that is no UTF-8; a name of a folder may be that. */
+/* Readers refuse a file with text that is not UTF-8, but a folder name may have any bytes. */
 static void put_text(rfi_wandb *w, rfi_string *out, int field, const char *text) {
   const size_t n = strlen(text);
   rfi_string valid = {.ctx = w->text.ctx};
@@ -96,8 +96,8 @@ static void put_part(rfi_wandb *w, int type, const char *data, size_t n) {
   put(w, &w->text, data, n);
 }
 
-/* The message as a record of its field, split where a block of the file ends. A rest of a block that has no room for a
- * head is zeros. */
+/* Writes the message as a record of its field, split where a block of the file ends. If a block has too little space
+ * left for a header, the rest is zeros. */
 static void put_record(rfi_wandb *w, int field) {
   static const char zeros[HEAD];
   rfi_string record = {.ctx = w->text.ctx};

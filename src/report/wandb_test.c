@@ -94,7 +94,7 @@ static void test_blocks(void **state) {
   rfi_wandb_deinit(&w);
 }
 
-/* The first record of a step with a value of n bytes; returns the bytes of the file. */
+/* Writes a first record of a step with a value of n bytes; returns the bytes of the file. */
 static size_t begin_with(rfi_wandb *w, rft_folder *f, char *text, size_t n) {
   const rfi_wandb_value value = {"text", text};
   *w = (rfi_wandb){.text = {.ctx = f->ctx}};
@@ -159,7 +159,8 @@ static void test_run(void **state) {
   expect(rfr_report_wandb(r, 0, rft_path(f, "out")), "write");
   assert_int_equal(rfr_report_wandb(r, 0, rft_path(f, "out")), RFR_INVALID);
   assert_string_equal(rfr_last_error()->slug, "export.exists");
-  assert_null(strstr(rfr_last_error()->message, "nothing was written")); /* earlier runs of the report were */
+  /* earlier runs of the report were already written */
+  assert_null(strstr(rfr_last_error()->message, "nothing was written"));
   rfr_report_close(r);
   expect(rfi_dir_list(rft_path(f, "out"), &names), "list");
   assert_int_equal(names.n, 1);
@@ -176,7 +177,7 @@ static void test_run(void **state) {
   rfi_paths_deinit(&names);
 }
 
-/* Readers refuse text that is no UTF-8. */
+/* Readers refuse text that is not UTF-8. */
 static void test_name(void **state) {
   rft_folder *f = *state;
   rfi_wandb w = {.text = {.ctx = f->ctx}};

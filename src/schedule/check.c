@@ -144,14 +144,14 @@ static rfr_status check_counts(const rfr_schedule *s) {
 
 /* ---- order within a rank ---- */
 
-/* Of two actions of one rank, `later` must be after `sooner`, if both exist. */
+/* If both of these actions of one rank exist, `later` must come after `sooner`. */
 static rfr_status require_after(const rfr_schedule *s, int later, int sooner) {
   char where[PLACE];
   if (later < 0 || sooner < later) return RFR_OK;
   return bad(s, RFI_E_SCHEDULE_ORDER, later, "comes before %s, which it needs", place(s, sooner, where));
 }
 
-/* A message joins two actions on two ranks: `send` of `stage` and `recv` of `other`. */
+/* A message connects two actions on two ranks: `send` of `stage` and `recv` of `other`. */
 static rfr_status check_message(const rfr_schedule *s, int send, int stage, int recv, int other, int m) {
   const int from = rfi_schedule_at(s, send, stage, m), to = rfi_schedule_at(s, recv, other, m);
   if (from < 0 && to < 0) return RFR_OK;
@@ -191,7 +191,7 @@ static rfr_status check_places(const rfr_schedule *s) {
   return RFR_OK;
 }
 
-/* Actions of a full stage: weights are gathered before they are read; OPT comes after all gradient sums. */
+/* Actions of a full stage: weights must be gathered before they are read; OPT must follow all gradient sums. */
 typedef struct stage_state {
   bool gathers, gathered;
   int last_w, last_reduce, step; /* indices; -1 */
@@ -250,11 +250,11 @@ static rfr_status check_stages(const rfr_schedule *s) {
 
 /* Messages between two ranks are received in the order in which they were sent: one channel per direction. */
 static rfr_status check_channels(const rfr_schedule *s) {
-  int *newest = NULL; /* by sending rank: index of the message received last; those of other receivers are older */
+  int *newest = NULL; /* by sending rank: the message received last; only valid for the current receiver */
   char where[PLACE];
   rfr_status status = RFI_ALLOC(s->ctx, sizeof *newest * (size_t)s->ranks * 2, &newest);
   if (status != RFR_OK) return status;
-  int *of = newest + s->ranks; /* the receiving rank, + 1 */
+  int *of = newest + s->ranks; /* the receiving rank + 1 */
   for (int r = 0; r < s->ranks && status == RFR_OK; r++)
     for (int i = s->begin[r]; i < s->begin[r + 1] && status == RFR_OK; i++) {
       const rfr_action a = s->action[i];
@@ -291,7 +291,7 @@ int rfi_schedule_need(const rfr_schedule *s, int index) {
   }
 }
 
-/* Reports the cycle in which some ranks wait. next[r]: index of the action at which rank r has stopped. */
+/* Reports the cycle in which some ranks wait. next[r]: the action at which rank r has stopped. */
 static rfr_status deadlock(const rfr_schedule *s, const int *next) {
   enum { SHOWN = 6 };
   int r = 0, length = 1;
@@ -312,7 +312,7 @@ static rfr_status deadlock(const rfr_schedule *s, const int *next) {
                      length, text, first);
 }
 
-/* Runs every rank as far as possible. A rank that stops is resumed by the action that it waits for. */
+/* Runs every rank as far as possible. The action for which a stopped rank waits resumes it. */
 static rfr_status run_through(rfr_schedule *s) {
   int *next = NULL;
   const size_t ranks = (size_t)s->ranks, actions = (size_t)s->n;

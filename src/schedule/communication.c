@@ -33,8 +33,8 @@ static rfr_status chain(const rfr_schedule *s, int *before) {
   return RFR_OK;
 }
 
-/* Receives the message that action `made` sends, after the earlier ones. taken[i]: 1 + the next message in the chain,
- * or -1 once it is received. */
+/* Receives the message that action `made` sends, and the earlier ones before it. taken[i]: 1 + the next message in the
+ * chain, or -1 once it is received. */
 static rfr_status receive(const rfr_schedule *s, const int *before, int *taken, int made, rfr_schedule *out) {
   int i = made;
   taken[made] = 0;

@@ -4,7 +4,7 @@
  * it is stage r or 2 p - 1 - r, so that the pipeline turns around on the last rank.
  *
  * 1F1B, interleaved and ZB-H1 share one walk: forwards until every rank has work when the last rank's first backward
- * arrives, then a forward and a backward in turns, then the remaining backwards. With several chunks, microbatches run
+ * arrives, then forwards and backwards alternately, then the remaining backwards. With several chunks, microbatches run
  * in groups: one group's forwards of chunk 0, of chunk 1, ..., then those of the next group. The walk keeps every rank
  * busy only if a group has as many microbatches as there are ranks. So a smaller group is walked at that size, and
  * actions of missing microbatches are left out: the remaining actions keep their order, so there is no deadlock. ZB-V
@@ -17,7 +17,7 @@
 
 #include "schedule/schedule.h"
 
-enum { MOST = 1 << 28 }; /* actions, including those that are left out */
+enum { MOST = 1 << 28 }; /* number of actions, including those that are left out */
 
 rfr_schedule_options rfr_schedule_options_default(void) {
   return (rfr_schedule_options){
@@ -50,7 +50,7 @@ static int64_t walked(const maker *k, int n) { return n == 0 ? 0 : k->v > 1 && n
 /* The number of forwards that a rank walks. */
 static int64_t walk_length(const maker *k) { return (walked(k, k->g) * (k->m / k->g) + walked(k, k->m % k->g)) * k->v; }
 
-/* The i-th action of the walk; its microbatch is k->m if it does not exist. */
+/* The i-th action of the walk; if it does not exist, its microbatch is k->m. */
 static void place_of(const maker *k, int64_t i, int *chunk, int *microbatch) {
   const int64_t whole = walked(k, k->g) * k->v, groups = k->m / k->g, group = i / whole < groups ? i / whole : groups;
   const int size = group < groups ? k->g : k->m % k->g;
@@ -71,7 +71,8 @@ static void backward(maker *k, int op, int r, int64_t i) {
   add(k, op, (k->v - 1 - c) * k->p + r, m);
 }
 
-/* split: W is a separate action, r backwards after its I, so that every rank keeps about as much as the first one. */
+/* split: W is a separate action, r backwards after its I, so that every rank needs about as much memory as the
+ * first. */
 static void one_forward_one_backward(maker *k, int r, bool split) {
   const int64_t total = walk_length(k),
                 ahead = (int64_t)(k->p - r - 1) * (k->v > 1 ? 2 : 1) + (int64_t)(k->v - 1) * walked(k, k->g);
@@ -138,7 +139,7 @@ static rfr_status check_options(const rfr_schedule_options *o, maker *k) {
                     k->v);
   k->g = grouped ? o->group ? o->group : k->p : k->m;
   if (k->g > k->m) k->g = k->m;
-  const int64_t longest = (int64_t)k->m + 2 * (int64_t)k->p; /* of a group walk and of ZB-V, in microbatches */
+  const int64_t longest = (int64_t)k->m + 2 * (int64_t)k->p; /* size of a group and of ZB-V, in microbatches */
   if ((int64_t)k->p * k->v > MOST || longest * k->v > MOST || walk_length(k) * 3 > MOST / k->p ||
       longest * k->v * 3 > MOST / k->p)
     return rfi_fail(RFI_E_OVERFLOW, "%s: %d ranks x %d chunks x %d microbatches are more than %d actions", name, k->p,

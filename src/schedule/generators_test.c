@@ -25,7 +25,7 @@ static rfr_schedule *made(rfr_schedule_kind kind, int p, int m, int v, int g) {
   return s;
 }
 
-/* ---- the plain simulation ---- */
+/* ---- the reference simulation ---- */
 
 enum { STAGES = 32, BATCHES = 32, RANKS = 12 };
 typedef struct plain {
@@ -134,7 +134,8 @@ static void check_ascending(const rfr_schedule *s) {
         assert_true(rfi_schedule_at(s, op, stage, m - 1) < rfi_schedule_at(s, op, stage, m));
 }
 
-/* With messages, the same actions are in the same order; messages cost nothing, so no action takes longer. */
+/* With messages, the same actions must be in the same order. Messages cost nothing here, so no action may take
+ * longer. */
 static void check_communication(const rfr_schedule *s) {
   rfr_schedule *with, *again;
   rfr_schedule_result a, b;
@@ -237,8 +238,8 @@ static void test_figures(void **state) {
   }
 }
 
-/* GPipe and 1F1B take (m + p - 1) (F + B). A step is never shorter than a rank's work, nor than one microbatch's way
- * through all ranks. */
+/* GPipe and 1F1B take (m + p - 1) (F + B). A step is never shorter than the work of one rank, nor than one microbatch's
+ * path through all ranks. */
 static void test_closed_forms(void **state) {
   (void)state;
   rfr_stage_costs costs = rfr_stage_costs_default();
@@ -452,7 +453,7 @@ static void test_costs_refused(void **state) {
   rfr_schedule_destroy(s);
 }
 
-/* Random lists are accepted exactly if the plain simulation finishes. */
+/* Random lists must be accepted exactly if the reference simulation finishes. */
 static void test_random(void **state) {
   (void)state;
   uint64_t x = 88172645463325252u;
@@ -524,8 +525,9 @@ static void test_waits(void **state) {
       }
 }
 
-/* Rank 1 has stages 1 and 4. Rank 3 asks for the gradient of stage 4, microbatch 1, only after it has microbatch 2,
- * which rank 0 sends after it has the gradient of microbatch 0: with one buffer rank 1 cannot send that. */
+/* Rank 1 has stages 1 and 4. Rank 3 receives the gradient of stage 4, microbatch 1, only after it has received
+ * microbatch 2, which rank 0 sends after it has received the gradient of microbatch 0. With one buffer rank 1 cannot
+ * send that. */
 static void test_waits_in_a_cycle(void **state) {
   static const char stuck[] =
       "0F0 0SEND_F0 0F1 0SEND_F1 0RECV_B0 0B0 0F2 0SEND_F2 0RECV_B1 0B1 0RECV_B2 0B2\n"

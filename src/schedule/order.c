@@ -104,7 +104,7 @@ static rfr_status take_lists(reader *q) {
 
 static rfr_status convert(const reader *q, int chunks, rfr_schedule *s) {
   enum { F = RFR_ACTION_F, B = RFR_ACTION_B, W = RFR_ACTION_W };
-  /* for each chunk: how many F, B and W were read */
+  /* per chunk: the number of F, B and W so far */
   int(*seen)[RFR_ACTION_COUNT] = rfi_arena_alloc(q->arena, sizeof *seen * (size_t)chunks);
   bool *split = rfi_arena_alloc(q->arena, (size_t)chunks);
   if (!seen || !split) return RFR_NO_MEMORY;

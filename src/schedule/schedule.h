@@ -29,11 +29,12 @@ struct rfr_schedule {
   int *rank_of; /* [stages] */
   int *layers;  /* [stages] */
   int *
-      at[RFR_ACTION_COUNT]; /* [stages * microbatches]: index of an action, -1; NULL for those of a whole stage. I and W
-                                of a B are the B */
-  int *order;               /* all actions, each after those that it needs */
-  int *slots;               /* [stages] */
-  int *slot;                /* [stages * microbatches] */
+      /* [stages * microbatches]: index of an action, or -1; NULL for actions of a full stage. For a B, I and W are the
+       * B */
+      at[RFR_ACTION_COUNT];
+  int *order; /* all actions, each after those on which it depends */
+  int *slots; /* [stages] */
+  int *slot;  /* [stages * microbatches] */
 };
 
 /* ---- creation ---- */
@@ -46,8 +47,8 @@ rfr_status rfi_schedule_add(rfr_schedule *s, int op, int stage, int microbatch);
 /* Checks the actions and derives the other members. On failure destroys the schedule and sets *s to NULL. */
 rfr_status rfi_schedule_close(rfr_schedule **s);
 
-/* The parts of rfi_schedule_close. check.c: counts and order of the actions; fills at, rank_of, order. slots.c: slots.
- */
+/* The steps of rfi_schedule_close. check.c: counts and order of the actions; sets at, rank_of, order. slots.c:
+ * slots. */
 rfr_status rfi_schedule_check(rfr_schedule *s);
 rfr_status rfi_schedule_color(rfr_schedule *s);
 
@@ -63,12 +64,12 @@ static inline int rfi_schedule_at(const rfr_schedule *s, int op, int stage, int 
 }
 /* The rank of an action. */
 static inline int rfi_schedule_rank_of(const rfr_schedule *s, int index) { return s->rank_of[s->action[index].stage]; }
-/* The one action on which an action depends besides the earlier ones of its rank; -1: none. */
+/* The only action on which an action depends besides the earlier ones of its rank; -1: none. */
 int rfi_schedule_need(const rfr_schedule *s, int index);
 /* The window of a microbatch in a stage: indices of its first and last action. */
 int rfi_schedule_first(const rfr_schedule *s, int stage, int microbatch);
 int rfi_schedule_last(const rfr_schedule *s, int stage, int microbatch);
-/* Whether the schedule also works where a sender waits for its receiver, as between GPUs, if each rank has so many
+/* Whether the schedule also works if a sender waits for its receiver, as between GPUs, when each rank has so many
  * buffers (1 or more) for the gradients that it sends; see waits.c. Errors: schedule.deadlock. */
 rfr_status rfi_schedule_check_waits(const rfr_schedule *s, int buffers);
 

@@ -27,7 +27,7 @@ static const rfr_stage_costs *costs_of(const simulation *q, int stage) {
   return &q->costs[q->n_costs == 1 ? 0 : stage];
 }
 
-/* A cost, 0 if none is given; B is then I and W. */
+/* A cost, 0 if none is given; the cost of B is that of I plus W. */
 static double cost(const simulation *q, int op, int stage) {
   const double *seconds = costs_of(q, stage)->seconds;
   if (op == RFR_ACTION_B && seconds[op] < 0) return seconds[RFR_ACTION_I] + seconds[RFR_ACTION_W];
@@ -62,7 +62,7 @@ static rfr_status check_costs(const simulation *q) {
 
 /* ---- time ---- */
 
-/* The time that a message of action `index` takes to another rank. */
+/* The time that the message of action `index` needs to reach another rank. */
 static double transit(const simulation *q, int index) {
   const rfr_action a = q->s->action[index];
   const bool is_forward = a.op == RFR_ACTION_F || a.op == RFR_ACTION_SEND_F;
@@ -88,12 +88,12 @@ static void run(const simulation *q, double *start, double *end, double *now, rf
 
 /* ---- memory ---- */
 
-/* Index of the action that makes a microbatch's output gradient available. */
+/* The action that makes a microbatch's output gradient available. */
 static int gradient_first(const rfr_schedule *s, int stage, int microbatch) {
   const int recv = rfi_schedule_at(s, RFR_ACTION_RECV_B, stage, microbatch);
   if (recv >= 0) return recv;
-  const bool beside = stage + 1 < s->stages && s->rank_of[stage] == s->rank_of[stage + 1];
-  return rfi_schedule_at(s, RFR_ACTION_I, beside ? stage + 1 : stage, microbatch);
+  const bool adjacent = stage + 1 < s->stages && s->rank_of[stage] == s->rank_of[stage + 1];
+  return rfi_schedule_at(s, RFR_ACTION_I, adjacent ? stage + 1 : stage, microbatch);
 }
 
 /* Bytes of a rank: with all slots allocated separately, and at the peak of live bytes. */

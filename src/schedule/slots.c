@@ -25,7 +25,8 @@ rfr_status rfi_schedule_color(rfr_schedule *s) {
   const size_t pairs = (size_t)s->stages * (size_t)s->microbatches;
   s->slots = rfi_arena_alloc(s->arena, sizeof *s->slots * (size_t)s->stages);
   s->slot = rfi_arena_alloc(s->arena, sizeof *s->slot * pairs);
-  /* A list of free slots per stage: newest is the one freed last, or -1; free_slot has the one freed before each. */
+  /* A list of free slots per stage: `newest` is the one freed last, or -1; free_slot links to the one freed before
+   * each. */
   int *free_slot = NULL;
   int *newest = NULL;
   rfr_status status = RFR_NO_MEMORY;

@@ -18,14 +18,14 @@
 typedef struct waits {
   const rfr_schedule *s;
   int buffers;
-  int *next; /* of each rank: index of its first action that has not begun */
-  int *n;    /* of each rank: number of its SEND_B so far */
-  int *sent; /* of each rank and buffer: index of its last SEND_B */
+  int *next; /* per rank: its first action that has not begun */
+  int *n;    /* per rank: the number of its SEND_B so far */
+  int *sent; /* per rank and buffer: its last SEND_B */
 } waits;
 
 static int *buffer_of(const waits *w, int rank) { return &w->sent[rank * w->buffers + w->n[rank] % w->buffers]; }
 
-/* The RECV that a SEND_B waits for; -1: none. */
+/* The RECV for which a SEND_B waits; -1: none. */
 static int receive_of(const waits *w, int index) {
   const rfr_schedule *s = w->s;
   const int rank = rfi_schedule_rank_of(s, index);
@@ -41,7 +41,7 @@ static bool can_begin(const waits *w, int index) {
          (receive < 0 || w->next[rfi_schedule_rank_of(s, receive)] >= receive);
 }
 
-/* The number of actions that begin. */
+/* The number of actions that can begin. */
 static int advance(const waits *w, int rank) {
   const int from = w->next[rank];
   for (int *i = &w->next[rank]; *i < w->s->begin[rank + 1] && can_begin(w, *i); ++*i) {

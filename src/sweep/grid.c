@@ -93,7 +93,7 @@ static const rfi_yaml *nth(const rfi_yaml *list, int64_t i) {
   return item;
 }
 
-/* The product of all axes. */
+/* The number of points: the product over all axes. */
 static rfr_status add_product(reader *r, int64_t line) {
   int64_t total = 1;
   for (int a = 0; a < r->n_axes; a++) {

@@ -10,9 +10,9 @@
 /* One run. */
 typedef struct rfi_point {
   const char **sets;   /* KEY=VALUE */
-  rfi_config_id *keys; /* of each */
+  rfi_config_id *keys; /* overrides of each run */
   int n;
-  int64_t line; /* in the grid's file, for errors */
+  int64_t line; /* line in the grid's file, for errors */
 } rfi_point;
 
 typedef struct rfi_grid {

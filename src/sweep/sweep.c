@@ -21,10 +21,10 @@ enum { MOST_BYTES = 1 << 20, ERROR_BYTES = 1024 };
 typedef struct run {
   char name[24];
   char *folder;
-  const char **sets; /* common ones, then those of the point */
+  const char **sets; /* common overrides, then those of the point */
   int n_sets;
   const rfi_point *point;
-  rfi_hash hash; /* of the resolved configuration */
+  rfi_hash hash; /* hash of the resolved configuration */
   rfr_sweep_state state;
   bool started;
   double loss, bits, seconds;
@@ -36,7 +36,7 @@ struct rfr_sweep {
   rfr_ctx *ctx;
   rfi_arena *arena;
   char *folder, *path; /* FOLDER/sweep.json */
-  const char *file;    /* of the grid */
+  const char *file;    /* hash of the grid */
   char *config, *config_folder;
   rfi_hash config_hash;
   rfi_grid grid;
@@ -53,7 +53,7 @@ static const char *const state_names[] = {"waiting", "running", "stopped", "fail
 
 /* ---- the configurations ---- */
 
-/* A key may be in the grid or in the common overrides. */
+/* A key must not be in both the grid and the common overrides. */
 static rfr_status check_common(const rfr_sweep *s, const rfi_point *p) {
   for (int i = 0; i < s->n_common; i++)
     for (int k = 0; k < p->n; k++) {
@@ -365,7 +365,7 @@ rfr_status rfr_sweep_get(const rfr_sweep *s, int i, rfr_sweep_run *out) {
   return RFR_OK;
 }
 
-/* The configuration of a run that is to start is the one that was checked. */
+/* The configuration of a run that starts must be the one that was checked. */
 static rfr_status check_unchanged(const rfr_sweep *s) {
   char *text;
   size_t n;
@@ -396,7 +396,7 @@ int rfr_sweep_rank(const rfr_sweep *s, int *out) {
     bits = bits && isfinite(s->runs[i].bits);
     out[n++] = i;
   }
-  for (int i = 1; i < n; i++) /* insertion: equal runs stay in the order of the grid */
+  for (int i = 1; i < n; i++) /* insertion sort: equal runs stay in the order of the grid */
     for (int k = i; k > 0; k--) {
       const run *a = &s->runs[out[k - 1]], *b = &s->runs[out[k]];
       if (bits ? a->bits <= b->bits : a->loss <= b->loss) break;

@@ -13,7 +13,7 @@
 
 #include "text/tokenizer_parts.h"
 
-enum { SHORT = 48, PAGE = 256, PAGES = RFI_CODE_POINTS / PAGE, CUT_BITS = 22 /* at most */ };
+enum { SHORT = 48, PAGE = 256, PAGES = RFI_CODE_POINTS / PAGE, CUT_BITS = 22 /* maximum */ };
 #define NO_PAIR UINT64_MAX
 #define NO_RANK UINT32_MAX
 
@@ -32,12 +32,12 @@ struct rfi_bpe {
   char prefix[64], suffix[64];
   size_t n_prefix, n_suffix;
   int32_t unknown;
-  int32_t byte_id[256];  /* raw: the symbol of a byte; else <0xHH>, -1: none */
-  int32_t *pages[PAGES]; /* ids of single characters, -1: none; page NULL: none in it */
+  int32_t byte_id[256];  /* raw: the symbol of each byte; otherwise the token <0xHH>, -1: none */
+  int32_t *pages[PAGES]; /* pages with the ids of single characters, -1: no id; NULL: a page without ids */
   bool byte_fallback;
-  int32_t *raw_table; /* raw with ignore_merges: ids by the hash of their bytes */
+  int32_t *raw_table; /* raw with ignore_merges: hash table of ids, by their bytes */
   uint32_t raw_mask;
-  uint64_t *cuts; /* bit set of pairs of characters that a merge joins */
+  uint64_t *cuts; /* bit set of the pairs of characters that some merge joins */
   int cut_shift;
 };
 
@@ -69,7 +69,7 @@ static rfr_status set_char(rfr_ctx *ctx, rfi_bpe *m, uint32_t c, int32_t id) {
   return RFR_OK;
 }
 
-/* Tokens of one character, and the tokens that stand for bytes. */
+/* Finds the tokens of one character, and the tokens that stand for bytes. */
 static rfr_status find_symbols(rfr_ctx *ctx, rfi_bpe *m) {
   memset(m->byte_id, -1, sizeof m->byte_id);
   for (int b = 0; b < 256; b++) {
@@ -88,7 +88,7 @@ static rfr_status find_symbols(rfr_ctx *ctx, rfi_bpe *m) {
   return RFR_OK;
 }
 
-/* The bytes that a printable token stands for; false if a character of it stands for none. */
+/* The bytes for which a printable token stands; false if one of its characters stands for no byte. */
 static bool raw_bytes(rfi_bytes t, char *out, size_t *n) {
   *n = 0;
   for (size_t i = 0; i < t.n;) {
@@ -114,12 +114,12 @@ static rfr_status index_raw(rfr_ctx *ctx, rfi_bpe *m) {
     while (m->raw_table[i] >= 0) i = (i + 1) & m->raw_mask;
     m->raw_table[i] = id;
   }
-fail: /* also reached on success */
+fail: /* reached on success too */
   rfi_free(ctx, bytes);
   return s;
 }
 
-/* Whether the token's text, as bytes, is s. */
+/* Whether the bytes of a token equal s. */
 static bool is_raw_text(rfi_bytes t, const char *s, size_t n) {
   size_t at = 0;
   for (size_t i = 0; i < t.n; at++)
@@ -161,7 +161,7 @@ static rfr_status add_merge(rfi_bpe *m, const rfi_tokenizer_spec *spec, int64_t 
   const uint64_t key = key_of(a, b);
   uint64_t i = scatter(key) >> m->shift;
   while (m->pairs[i].key != NO_PAIR && m->pairs[i].key != key) i = (i + 1) & m->mask;
-  m->pairs[i] = (pair){key, (uint32_t)rank, id}; /* of equal pairs, the last one counts */
+  m->pairs[i] = (pair){key, (uint32_t)rank, id}; /* of equal pairs, the last one is used */
   if (!m->can_cut) return RFR_OK;
   size_t last = x->left.n - 1, first = 0;
   while (last > 0 && rfi_utf8_continues(x->left.text[last])) last--;
@@ -239,7 +239,7 @@ rfr_status rfi_bpe_cut(const rfi_bpe *m, rfr_ctx *ctx, const char *s, const rfi_
       const uint32_t c = rfi_utf8_next(s, &i);
       const bool is_known = char_id(m, c) >= 0;
       const uint64_t bit = cut_bit(m, before, c);
-      /* Characters that the vocabulary lacks become bytes, or one unknown token together with their neighbours. */
+      /* Characters missing from the vocabulary become bytes, or one unknown token together with adjacent ones. */
       if (known && is_known && !(m->cuts[bit / 64] >> bit % 64 & 1)) {
         RFI_TRY(rfi_pieces_add(ctx, out, begin, at));
         begin = at;
@@ -254,7 +254,7 @@ rfr_status rfi_bpe_cut(const rfi_bpe *m, rfr_ctx *ctx, const char *s, const rfi_
 
 /* ---- symbols ---- */
 
-/* Id of the character s[begin, end) of a piece of n bytes with the prefix and the suffix. */
+/* The id of the character s[begin, end) in a piece of n bytes with the prefix and the suffix. */
 static int32_t affixed(const rfi_bpe *m, const char *s, size_t begin, size_t end, size_t n) {
   char text[4 + sizeof m->prefix + sizeof m->suffix];
   size_t at = 0;
@@ -271,7 +271,7 @@ static bool has_bytes(const rfi_bpe *m, const char *s, size_t n) {
   return true;
 }
 
-/* A character without a token, a fallback and an unknown token is dropped, as tokenizers does. */
+/* A character that has no token, no fallback and no unknown token is dropped, as tokenizers does. */
 static size_t split_chars(const rfi_bpe *m, const char *s, size_t n, rfi_symbol *x) {
   size_t count = 0, end;
   rfi_symbol unknown = {.id = -1};

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * All words are one array of symbols with separators between them. A merged symbol stays at the position of its first
- * byte, and its length is stored at its first and its last position, so both neighbors are found in one step. Each pair
- * has a list of positions where it stood when they were added; a position whose symbols have changed since is skipped.
- * So a merge visits its own occurrences alone, whatever the length of words, and all merges together take about as many
- * visits as the words have bytes.
+ * byte, and its length is stored at its first and its last position, so both adjacent tokens are found in one step.
+ * Each pair has a list of positions where it stood when they were added; a position whose symbols have changed since is
+ * skipped. So a merge visits its own occurrences alone, whatever the length of words, and all merges together take
+ * about as many visits as the words have bytes.
  *
  * Counts in the heap may be too large, never too small: a pair whose count has fallen is pushed again with its count.
  * The count of a merged pair stays as it was. A pair can come back after its merge, if another merge makes a text that
@@ -49,7 +49,7 @@ typedef struct trainer {
   uint32_t unused; /* list of nodes */
   candidate *heap;
   size_t n_heap, heap_capacity;
-  uint32_t *touched; /* pairs that got positions in this merge */
+  uint32_t *touched; /* pairs that got new positions in this merge */
   size_t n_touched, touched_capacity;
   rfi_string text;
 } trainer;
@@ -78,7 +78,7 @@ static rfr_status grow_slots(trainer *t) {
   return RFR_OK;
 }
 
-/* The index of a pair, which is added if it is new. */
+/* The index of a pair; adds the pair if it is new. */
 static rfr_status find_pair(trainer *t, uint64_t key, uint32_t *out) {
   if (2 * t->n_pairs >= t->n_slots) RFI_TRY(grow_slots(t));
   size_t at = slot_of(key, t->n_slots);
@@ -105,7 +105,7 @@ static rfr_status new_node(trainer *t, uint32_t position, uint32_t *out) {
   return RFR_OK;
 }
 
-/* A pair stands at `position` in a word that occurs `count` times. */
+/* Adds an occurrence of a pair at `position` in a word that occurs `count` times. */
 static rfr_status add_pair(trainer *t, uint64_t key, int64_t count, uint32_t position) {
   uint32_t i, x;
   RFI_TRY(find_pair(t, key, &i));
@@ -199,7 +199,7 @@ static rfr_status count_pairs(trainer *t) {
   return push_touched(t);
 }
 
-/* Joins the symbols at p and after it. */
+/* Joins the symbol at p and the one after it. */
 static rfr_status merge_at(trainer *t, uint32_t p, uint32_t id) {
   const uint32_t middle = p + t->length[p], end = middle + t->length[middle];
   const uint32_t left = t->id[p], right = t->id[middle];
@@ -237,7 +237,7 @@ static rfr_status merge_all(trainer *t, uint32_t i, uint32_t id) {
 
 /* ---- merges ---- */
 
-/* Whether the pair may be merged; then *id is that of its text, which becomes a token if it is none. */
+/* Whether the pair may be merged. *id: the id of its text, which becomes a new token if it is not one yet. */
 static rfr_status make_token(trainer *t, const rfi_word_table *reserved, uint64_t key, rfi_trained_bpe *out, bool *may,
                              uint32_t *id) {
   const size_t offset = (size_t)out->n_special;
@@ -274,7 +274,7 @@ static rfr_status merge_loop(trainer *t, const rfi_word_table *reserved, int64_t
     bool may;
     RFI_TRY(find_pair(t, top.key, &i));
     const int64_t count = t->pairs[i].count;
-    if (t->pairs[i].head == NONE) continue; /* a second entry of a merged pair */
+    if (t->pairs[i].head == NONE) continue; /* a second heap entry of a merged pair */
     if (count != top.count) {
       if (count > 0) RFI_TRY(push(t, (candidate){count, top.key}));
       continue;
@@ -310,7 +310,7 @@ rfr_status rfi_bpe_train(rfr_ctx *ctx, const rfi_word_table *words, const rfi_wo
   RFI_GOTO(lay_out(&t, first));
   RFI_GOTO(count_pairs(&t));
   RFI_GOTO(merge_loop(&t, reserved, vocab_size, min_frequency < 1 ? 1 : min_frequency, out));
-fail: /* also reached on success */
+fail: /* reached on success too */
   rfi_free(ctx, t.id);
   rfi_free(ctx, t.length);
   rfi_free(ctx, t.word);
@@ -332,10 +332,10 @@ void rfi_trained_bpe_deinit(rfr_ctx *ctx, rfi_trained_bpe *t) {
 
 /* ---- cuts ---- */
 
-/* After a line feed that follows a visible character of ASCII and precedes a letter. With all patterns the line feed is
- * the end of a word there, whether the text goes on or not; with a blank before it, GPT-2's pattern would take both as
- * one word at the end of a text and as two before a letter. The cut is beside characters of ASCII, so it does not
- * change how invalid bytes are read. */
+/* Cuts after a line feed that follows a visible ASCII character and precedes a letter. With all patterns the line feed
+ * ends a word there, whether the text continues or not. (After a blank, GPT-2's pattern would make one word of both at
+ * the end of a text, and two before a letter.) The cut is next to ASCII characters, so it does not change how invalid
+ * bytes are read. */
 size_t rfi_words_cut(const char *s, size_t n, size_t from) {
   for (size_t i = from < 2 ? 2 : from; i < n; i++) {
     const char *line = memchr(s + i - 1, '\n', n - i);

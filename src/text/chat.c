@@ -82,7 +82,8 @@ rfr_status rfr_chat_template_create(rfr_ctx *ctx, const char *name, const char *
   return create(ctx, name, text ? text : "", n, object, out);
 }
 
-/* Adds the special tokens of tokenizer_config.json or special_tokens_map.json: strings, or objects with "content". */
+/* Adds the special tokens of tokenizer_config.json or special_tokens_map.json, which are strings or objects with
+ * "content". */
 static rfr_status add_tokens(const json_t *config, json_t *variables) {
   const char *key;
   json_t *value;
@@ -96,7 +97,7 @@ static rfr_status add_tokens(const json_t *config, json_t *variables) {
   return RFR_OK;
 }
 
-/* A file of the folder if it exists, as JSON; else NULL. */
+/* Reads a file of the folder as JSON; NULL if it does not exist. */
 static rfr_status load(rfr_ctx *ctx, const char *folder, const char *name, json_t **out) {
   char *path = NULL, *text;
   size_t n;
@@ -114,7 +115,7 @@ static rfr_status load(rfr_ctx *ctx, const char *folder, const char *name, json_
   return s;
 }
 
-/* The template of that name in a value of "chat_template": a string, or a list of {"name", "template"}. */
+/* The template with this name in a value of "chat_template": a string, or a list of {"name", "template"}. */
 static rfr_status choose(const char *place, const json_t *value, const char *choice, const json_t **out) {
   *out = NULL;
   if (json_is_string(value)) {
@@ -251,7 +252,7 @@ typedef struct session {
 
 /* A rendered text with the data to compare it. */
 typedef struct rendering {
-  rfi_arena *arena; /* of its memory, or NULL: that of the session */
+  rfi_arena *arena; /* arena of its memory; NULL: that of the session */
   rfi_text *text;
   struct rfi_tpart *parts;
   int n_parts;
@@ -274,7 +275,7 @@ static void add_member(rfi_render *r, rfi_tdict *d, const char *key, const json_
   rfi_tdict_set(r, d, rfi_text_new(r, key, strlen(key), RFI_TEXT_FOREIGN), rfi_tval_from_json(r, value, flags));
 }
 
-/* As apply_chat_template: members with null are dropped; reasoning has the names reasoning_content and thinking. */
+/* As apply_chat_template does: null members are dropped; reasoning has the names reasoning_content and thinking. */
 static rfi_tval message_value(rfi_render *r, const json_t *message, int number) {
   rfi_tdict *d = rfi_tdict_new(r);
   if (!d) return rfi_tval_none();
@@ -322,7 +323,7 @@ static rfr_status start(session *x, const rfr_chat_template *chat, const rfi_cha
   return r->status;
 }
 
-/* Renders the first n messages. `separate`: the memory is in its own arena. */
+/* Renders the first n messages. `separate`: in a separate arena. */
 static rfr_status render(session *x, int64_t n, bool prompt, bool separate, rendering *out) {
   rfi_render *r = &x->r;
   rfi_arena *const arena = r->arena;
@@ -330,7 +331,7 @@ static rfr_status render(session *x, int64_t n, bool prompt, bool separate, rend
   rfi_tlist list = *x->messages;
   *out = (rendering){0};
   list.n = n;
-  list.capacity = n; /* the list is immutable: values that share its items are copies */
+  list.capacity = n; /* values that share its items must be copied, because a list is immutable */
   if (separate) {
     RFI_TRY(rfi_arena_create(r->ctx, &out->arena));
     r->arena = out->arena;
@@ -420,7 +421,7 @@ static rfr_status fail_mask(const session *x, int64_t i, const char *why) {
 }
 
 /* The header that the template writes before an assistant message: the end of `prompt` that the text without generation
- * prompt does not have, or that the template writes outside its loop over the messages. */
+ * prompt lacks, or that the template writes outside its loop over the messages. */
 static rfr_status header_of(session *x, int64_t i, const rendering *prompt, size_t *begin) {
   rendering plain;
   const rfr_status s = render(x, i, false, true, &plain);
@@ -459,7 +460,7 @@ static rfr_status mark_by_loop(session *x, const rendering *full, int64_t i, con
   while (content < end && !(rfi_text_flags_at(s, content) & RFI_TEXT_CONTENT)) content++;
   size_t k = 0;
   while (header + k < p->n && begin + k < end && p->data[header + k] == s->data[begin + k]) k++;
-  if (header + k < p->n) { /* a part of the prompt: up to the message's own text, or to the end of a piece */
+  if (header + k < p->n) { /* a part of the prompt: up to the message's own text, or to the end of a piece of output */
     const bool has_text = content < end && begin + k >= content;
     size_t common = has_text ? content : begin;
     for (int piece = 0; !has_text && piece < full->n_pieces && full->pieces[piece] <= begin + k; piece++)

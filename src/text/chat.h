@@ -16,7 +16,7 @@ typedef struct rfi_chat_input {
   const json_t *tools;     /* a list, or NULL */
   const json_t *variables; /* an object, or NULL */
   bool add_generation_prompt;
-  int64_t date; /* as rfr_chat_options.date */
+  int64_t date; /* see rfr_chat_options.date */
 } rfi_chat_input;
 
 /* rfr_chat_render and rfr_chat_render_training. */

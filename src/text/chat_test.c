@@ -97,7 +97,7 @@ static void not_trained(const char *text, const char *messages, const char *slug
   rfr_chat_template_destroy(chat);
 }
 
-/* {% generation %} is followed to the byte, through string operations and macros. */
+/* {% generation %} marks the exact bytes, through string operations and macros. */
 static void generation(void **state) {
   (void)state;
   trained("{% for m in messages %}{{ m.role[0] }}:{% if m.role == 'assistant' %}{% generation %} {{ m.content }}</s>\n"
@@ -110,7 +110,8 @@ static void generation(void **state) {
       turns, "A(-[X</T>B])C(-[Y</T>D])");
 }
 
-/* Templates that are no prefix of themselves: earlier thoughts are cut, the end of the text has a token of its own. */
+/* Templates whose rendered prefixes are not prefixes of the text: earlier thoughts are removed, or the end of the text
+ * has a token of its own. */
 static void prefixes(void **state) {
   (void)state;
   /* thoughts of earlier turns are removed */
@@ -118,11 +119,11 @@ static void prefixes(void **state) {
       "{% for m in messages %}{% set c = m.content if loop.last or m.role == 'user' else m.content.split('</t>')[-1] %}"
       "{{ '<|' + m.role + '|>' + c + '<e>\n' }}{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}",
       turns, "<|user|>A<e>\n<|assistant|>[B<e>]\n<|user|>C<e>\n<|assistant|>[<t>y</t>D<e>]\n");
-  /* the prompt opens a thought that earlier turns do not have */
+  /* the prompt opens a thought that earlier turns lack */
   trained("{% for m in messages %}{% set c = m.content if m.role == 'user' else m.content.split('</t>')[-1] %}"
           "{{ '<|' + m.role + '|>' + c + '<e>' }}{% endfor %}{% if add_generation_prompt %}<|assistant|><t>{% endif %}",
           turns, "<|user|>A<e><|assistant|>[B<e>]<|user|>C<e><|assistant|>[D<e>]");
-  /* the template answers for the missing thought: up to the end of the piece that both texts have */
+  /* the template completes the missing thought: trained up to the end of the piece that both texts share */
   trained("{% for m in messages %}{{ '<|' + m.role + '|>' }}{% if m.role == 'assistant' %}</t>{% endif %}{{ "
           "m.content[8:] }}"
           "<e>{% endfor %}{% if add_generation_prompt %}<|assistant|><t>{% endif %}",
@@ -135,11 +136,11 @@ static void prefixes(void **state) {
   trained("{% for m in messages %}{{ m.role[0]|upper ~ ': ' ~ m.content ~ '\n' }}"
           "{% if loop.last and add_generation_prompt %}A: {% endif %}{% endfor %}",
           turns, "U: A\nA: [<t>x</t>B\n]U: C\nA: [<t>y</t>D\n]");
-  /* no prompt at all; a system message that is moved to the last user message */
+  /* no prompt at all; a system message that is moved into the last user message */
   trained("{% for m in messages %}{% if m.role == 'user' %}[I]{{ 'S ' if loop.index0 == messages|length - 2 }}"
           "{{ m.content }}[/I]{% else %} {{ m.content }}</s>{% endif %}{% endfor %}",
           turns, "[I]A[/I][ <t>x</t>B</s>][I]S C[/I][ <t>y</t>D</s>]");
-  /* white space of the message itself stays */
+  /* white space of the message itself is kept */
   trained("{% for m in messages %}{{ m.content }} {% endfor %}",
           "[{\"role\":\"user\",\"content\":\"A\"},{\"role\":\"assistant\",\"content\":\"B \"}]", "A [B  ]");
   trained("{% for m in messages %}{{ m.content }}{% endfor %}", "[{\"role\":\"user\",\"content\":\"A\"}]", "A");
@@ -174,7 +175,7 @@ static void foreign(const char *text, const char *expected) {
   rfr_chat_template_destroy(chat);
 }
 
-/* Every operation keeps where its bytes came from. */
+/* Every operation keeps the origin of its bytes. */
 static void provenance(void **state) {
   (void)state;
   foreign("<s>{{ messages[0].content }}{{ bos_token }}{{ extra }}", "<s>[ <|e|>\n<s> ]<s>[<s>]");
@@ -195,7 +196,7 @@ static void provenance(void **state) {
           "<s>[user]<e>");
 }
 
-/* As apply_chat_template: null members are absent, reasoning has two names. */
+/* As apply_chat_template does: null members are absent, reasoning has two names. */
 static void members(void **state) {
   (void)state;
   render("{{ messages[0].content is defined }}{{ messages[0].reasoning_content }}{{ messages[0].thinking }}{{ tools is "

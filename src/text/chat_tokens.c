@@ -26,7 +26,7 @@ static void add_stop(int32_t id, int32_t *ids, int most, int *n) {
   if (id >= 0 && *n < most) ids[(*n)++] = id;
 }
 
-/* The first special token that the template writes after an assistant's text. */
+/* The first special token that the template writes after the assistant's text. */
 static rfr_status find_end_of_turn(const rfr_chat_template *chat, const rfr_tokenizer *tokenizer, int32_t *out) {
   static const char messages[] =
       "[{\"role\": \"user\", \"content\": \"a\"}, {\"role\": \"assistant\", \"content\": \"b\"}]";

@@ -31,7 +31,7 @@
 #define NOT_WORD "[^\\\\r\\\\n\\\\p{L}\\\\p{N}]?"
 
 static const struct pre {
-  const char *names; /* of tokenizer.ggml.pre; the first one is written */
+  const char *names; /* values of tokenizer.ggml.pre; the first one is written */
   const char *json;
   bool nfc, ignore_merges, bos;
 } pres[] = {
@@ -53,7 +53,7 @@ static const struct pre {
          "[0-9][0-9][0-9]") ", " BYTE_LEVEL("false")),
      false, false, false}};
 
-/* Kinds of tokens in tokenizer.ggml.token_type. */
+/* Token types in tokenizer.ggml.token_type. */
 enum { NORMAL = 1, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE };
 
 typedef struct vocabulary {
@@ -110,7 +110,7 @@ static rfr_status type_of(const rfi_gguf *g, const vocabulary *v, int64_t i, int
 
 static json_t *text_of(const char *text, size_t n) { return json_stringn(text, n); }
 
-/* "vocab" and "added_tokens": control tokens are special, user-defined ones are not. */
+/* Writes "vocab" and "added_tokens". Control tokens are special, user-defined ones are not. */
 static rfr_status add_tokens(const rfi_gguf *g, const vocabulary *v, json_t *root, json_t *vocab) {
   json_t *added = json_array();
   size_t cursor = 0;
@@ -148,7 +148,7 @@ static rfr_status set_token(const rfi_gguf *g, const vocabulary *v, json_t *o, c
   return rfi_json_set(o, key, text_of(text, n));
 }
 
-/* Tokens around a text. */
+/* Writes the tokens that are added around a text. */
 static rfr_status set_ends(const rfi_gguf *g, const vocabulary *v, bool bos, json_t *root) {
   bool eos = false;
   RFI_TRY(get_flag(g, "tokenizer.ggml.add_bos_token", &bos));
@@ -234,12 +234,12 @@ static rfr_status set_bytes(const rfi_gguf *g, const vocabulary *v, json_t *root
 
 /* ---- sentencepiece BPE ---- */
 
-enum { LONGEST = 256 }; /* bytes of a token that gets merges */
+enum { LONGEST = 256 }; /* maximum bytes of a token for which merges are generated */
 
 /* A merge of two tokens to the token `to`. */
 typedef struct merge {
   double score;
-  int32_t to, left_characters, right_characters, at; /* at: bytes of the left token */
+  int32_t to, left_characters, right_characters, at; /* at: length of the left token in bytes */
 } merge;
 typedef struct merges {
   rfr_ctx *ctx;
@@ -247,7 +247,7 @@ typedef struct merges {
   size_t n, capacity;
 } merges;
 
-/* In the order of falling scores, then of generate_merges in transformers. */
+/* In the order of descending scores, then of generate_merges in transformers. */
 static int compare_merges(const void *a, const void *b) {
   const merge *x = a, *y = b;
   if (x->score != y->score) return x->score > y->score ? -1 : 1;
@@ -270,7 +270,8 @@ static rfr_status add_merge(merges *m, merge one) {
   return RFR_OK;
 }
 
-/* All pairs of tokens that merge to this token. Control, byte and user-defined tokens are never merged from text. */
+/* Lists all pairs of tokens that merge to this token. Control, byte and user-defined tokens never result from merging
+ * text. */
 static rfr_status split_token(const json_t *vocab, const char *text, size_t n, double score, int64_t id, merges *out) {
   int32_t characters = 0, left = 0;
   for (size_t i = 0; i < n; i++) characters += ((unsigned char)text[i] & 0xc0) != 0x80;
@@ -302,7 +303,7 @@ static rfr_status make_merges(const rfi_gguf *g, const vocabulary *v, const json
   for (size_t i = 0; s == RFR_OK && i < made->n; i++) {
     const merge *m = &made->items[i];
     const char *text = texts[m->to], *right = text + m->at;
-    size_t n = 0; /* bytes of the right token */
+    size_t n = 0; /* length of the right token in bytes */
     for (int32_t k = 0; k < m->right_characters; k++) do
         n++;
       while (((unsigned char)right[n] & 0xc0) == 0x80);
@@ -361,7 +362,7 @@ static rfr_status build_tokenizer(rfr_ctx *ctx, const rfi_gguf *g, const vocabul
   size_t n = 0;
   if (kind) RFI_TRY(rfi_gguf_string(g, kind, &text, &n));
   const bool bytes = n == 4 && memcmp(text, "gpt2", 4) == 0, pieces = n == 5 && memcmp(text, "llama", 5) == 0;
-  /* Each object is part of `root` before the next call that can fail. */
+  /* Each object becomes part of `root` before the next call that can fail. */
   RFI_TRY(rfi_json_set(root, "version", json_string("1.0")));
   json_t *model = json_object();
   RFI_TRY(rfi_json_set(root, "model", model));
@@ -412,7 +413,7 @@ static rfr_status build_config(const rfi_gguf *g, const vocabulary *v, json_t *r
   return set_template(g, root);
 }
 
-/* The ids that end a generated text: the end of the text, of a turn and of a message. */
+/* The ids that end a generated text: the end of text, of a turn and of a message. */
 static rfr_status build_generation(const rfi_gguf *g, const vocabulary *v, json_t *root) {
   static const char *const keys[] = {"tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id"};
   if (v->bos >= 0) RFI_TRY(rfi_json_set(root, "bos_token_id", json_integer(v->bos)));
@@ -488,7 +489,7 @@ static const char *type_name(const json_t *o) {
 
 static bool is_type(const json_t *o, const char *name) { return strcmp(type_name(o), name) == 0; }
 
-/* The first component of a type, also inside a sequence; NULL: there is none. */
+/* The first component with a type, also inside a sequence; NULL: there is none. */
 static const json_t *find_component(const json_t *o, const char *members, const char *type) {
   if (is_type(o, type)) return o;
   const json_t *list = json_object_get(o, members);
@@ -497,7 +498,7 @@ static const json_t *find_component(const json_t *o, const char *members, const 
   return NULL;
 }
 
-/* The parts of a pre-tokenizer that change tokens, as text. */
+/* The fields of a pre-tokenizer that affect tokens, as text. */
 static rfr_status canonical(const json_t *o, rfi_string *out) {
   const json_t *list = json_object_get(o, "pretokenizers");
   if (is_type(o, "Sequence")) {
@@ -612,7 +613,8 @@ static rfr_status put_merges(rfr_ctx *ctx, rfi_gguf_writer *w, const writer *o, 
   return s;
 }
 
-/* Sentencepiece has scores instead of merges: the higher, the earlier. Tokens that no merge makes come last. */
+/* Sentencepiece has scores instead of merges: earlier tokens have higher scores. Tokens that no merge makes come
+ * last. */
 static rfr_status set_scores(rfr_ctx *ctx, writer *o, const json_t *merges) {
   const json_t *vocab = json_object_get(o->model, "vocab");
   const double last = (double)json_array_size(merges);
@@ -676,7 +678,7 @@ static void put_ids(rfi_gguf_writer *w, const writer *o) {
   if (eos >= 0) rfi_gguf_put_u32(w, "tokenizer.ggml.eos_token_id", eos);
   if (unknown >= 0) rfi_gguf_put_u32(w, "tokenizer.ggml.unknown_token_id", unknown);
   if (pad >= 0) rfi_gguf_put_u32(w, "tokenizer.ggml.padding_token_id", pad);
-  /* Another id that ends a text is the end of a turn. */
+  /* Another id that ends a text is taken as the end of a turn. */
   const json_t *ends = json_object_get(o->from->generation, "eos_token_id");
   for (size_t i = 0; i < json_array_size(ends); i++) {
     const json_t *id = json_array_get(ends, i);

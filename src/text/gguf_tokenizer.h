@@ -11,11 +11,11 @@
 
 #include "data/gguf_write.h"
 
-/* The text of tokenizer.json, tokenizer_config.json (with chat_template) or generation_config.json (ids that begin and
- * end a text) for a GGUF file, followed by a NUL; free with rfi_free. *data NULL: the file has no vocabulary, or `name`
- * is another file. Errors: tokenizer.unsupported for an unknown kind or pre-tokenizer; gguf. */
+/* Returns the text of tokenizer.json, tokenizer_config.json (with chat_template) or generation_config.json (ids that
+ * begin and end a text) for a GGUF file, followed by a NUL; free with rfi_free. *data NULL: the file has no vocabulary,
+ * or `name` is another file. Errors: tokenizer.unsupported for an unknown kind or pre-tokenizer; gguf. */
 rfr_status rfi_gguf_text_file(rfr_ctx *ctx, const rfi_gguf *g, const char *name, char **data, size_t *n);
-/* The files of a folder that a vocabulary is made from; NULL where the folder has none. */
+/* The files of a folder from which a vocabulary is made; NULL if the folder lacks one. */
 typedef struct rfi_gguf_text_files {
   const char *file;        /* tokenizer.json, for errors */
   const json_t *tokenizer; /* required */

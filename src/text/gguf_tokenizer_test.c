@@ -78,7 +78,7 @@ static void files(void **state) {
   json_decref(o);
   assert_null(file_of(f->ctx, FILES "bytes.gguf", "merges.txt"));
   assert_null(file_of(f->ctx, FILES "llama.gguf", "tokenizer.json")); /* no vocabulary */
-  /* The template of a file, by the public call. */
+  /* The template of a file, through the public call. */
   rfr_chat_template *chat;
   OK(rfr_chat_template_open(f->ctx, FILES "bytes.gguf", NULL, &chat));
   rfr_chat_template_destroy(chat);
@@ -86,7 +86,7 @@ static void files(void **state) {
   rfr_chat_template_destroy(chat);
 }
 
-/* The files of a vocabulary, written to a GGUF file, are the same files again. */
+/* A vocabulary that is written to a GGUF file must give the same files again. */
 static void written(void **state) {
   rft_folder *f = *state;
   static const char *const names[] = {"bytes", "pieces"};
@@ -120,7 +120,7 @@ static void written(void **state) {
   }
 }
 
-/* A vocabulary of one change each. */
+/* A vocabulary with one change each. */
 static void refused(void **state) {
   rft_folder *f = *state;
   static const struct {
@@ -162,8 +162,8 @@ static void refused(void **state) {
   }
 }
 
-/* Files of tests/data/fuzz/gguf whose vocabulary has another type, length or id than it must have: classes of
- * advisories for other readers of GGUF. */
+/* Files of tests/data/fuzz/gguf whose vocabulary has a wrong type, length or id: classes of advisories for other
+ * readers of GGUF. */
 static void hostile(void **state) {
   rft_folder *f = *state;
   static const struct {

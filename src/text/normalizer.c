@@ -17,7 +17,7 @@ typedef struct step {
   char *content;
   size_t n_content;
   bool left, right, clean, chinese, strip_accents, lowercase;
-  uint32_t *trie; /* charsmap: a double array, and the texts that it points into */
+  uint32_t *trie; /* charsmap: a double array, and the texts to which it points */
   size_t n_trie;
   const char *texts;
   size_t n_texts;
@@ -133,7 +133,7 @@ static rfr_status add_point(rfi_encoder *e, size_t *n, uint32_t c, int32_t chang
   return RFR_OK;
 }
 
-/* Sorts runs of marks by their class; equal ones keep their order. Long runs are counted, so that they take linear
+/* Sorts sequences of marks by their class; equal ones keep their order. Long sequences use counting, which takes linear
  * time. */
 static rfr_status sort_marks(rfi_encoder *e, size_t n) {
   point *x = e->points[0];
@@ -223,8 +223,8 @@ static rfr_status write_form(const rfi_unicode *categories, rfi_encoder *e, cons
   return RFR_OK;
 }
 
-/* Runs of characters that the form keeps and that start no decomposition are copied: below U+0300 for NFC, else ASCII.
- * The last character before others belongs to them, because it may compose. */
+/* Copies sequences of characters that the form does not change and that start no decomposition: below U+0300 for NFC,
+ * else ASCII. The last character before others is not copied, because it may compose with them. */
 static rfr_status write_runs(const rfi_unicode *categories, rfi_encoder *e, const rfi_view *v, bool compat,
                              bool composes, rfi_text_buffer *b) {
   const unsigned char lead = composes && !compat ? 0xCC : 0x80;
@@ -290,7 +290,7 @@ static rfr_status write_chars(const rfi_unicode *categories, rfi_encoder *e, con
 
 /* ---- sentencepiece's charsmap ---- */
 
-/* The text that replaces s: that of its shortest prefix in the map, as tokenizers has it. False: none. */
+/* The replacement of the shortest prefix of s in the map, as in tokenizers. False: none. */
 static bool charsmap_find(const step *t, const char *s, size_t n, rfi_bytes *out) {
   size_t at = 0;
   uint32_t unit = t->trie[0];
@@ -328,7 +328,7 @@ static size_t grapheme_end(const rfi_view *v, size_t i) {
   return i;
 }
 
-/* Writes a replacement; its k-th character comes from the k-th that it replaces, or the last. */
+/* Writes a replacement; the origin of its k-th character is the k-th replaced character, or the last. */
 static rfr_status write_replaced(rfi_encoder *e, const rfi_view *v, size_t begin, size_t end, rfi_bytes by,
                                  rfi_text_buffer *b) {
   size_t from = begin;
@@ -363,7 +363,7 @@ static rfr_status write_charsmap(const step *t, rfi_encoder *e, const rfi_view *
 
 /* ---- all steps ---- */
 
-/* The content comes from the last character that it replaces. */
+/* The origin of `content` is the last character that it replaces. */
 static rfr_status write_replace(const step *t, rfi_encoder *e, const rfi_view *v, rfi_text_buffer *b) {
   size_t at = 0, last = SIZE_MAX, done = 0, begin, end;
   for (;;) {
@@ -395,7 +395,7 @@ static rfi_view stripped(const step *t, const rfi_view *v) {
   return rfi_view_part(v, begin, end);
 }
 
-/* The buffer that *v does not lie in. */
+/* Returns the buffer in which *v does not lie. */
 static rfi_text_buffer *next_buffer(rfi_encoder *e, const rfi_view *v) {
   rfi_text_buffer *first = &e->normal[0];
   rfi_text_buffer *b = first->s && v->s >= first->s && v->s < first->s + first->capacity ? &e->normal[1] : first;

@@ -7,7 +7,7 @@
 
 #include <string.h>
 
-enum { LEVELS = 4 }; /* 64^4 = 16777216 amounts of room; data.sequence has the same limit */
+enum { LEVELS = 4 }; /* 64^4 = 16777216 numbers of free tokens; data.sequence has the same limit */
 
 typedef struct room_set {
   uint64_t *words[LEVELS];
@@ -22,7 +22,7 @@ static void set_remove(room_set *set, uint32_t x) {
     if ((set->words[level][x >> 6] &= ~((uint64_t)1 << (x & 63))) != 0) return;
 }
 
-/* The least member that is at least x; -1: none. */
+/* The smallest member that is at least x; -1: none. */
 static int32_t set_next(const room_set *set, uint32_t x) {
   for (int level = 0; level < LEVELS; level++) {
     const uint64_t word = set->words[level][x >> 6] & (~(uint64_t)0 << (x & 63));
@@ -31,13 +31,13 @@ static int32_t set_next(const room_set *set, uint32_t x) {
       while (level-- > 0) x = x << 6 | (uint32_t)__builtin_ctzll(set->words[level][x]);
       return (int32_t)x;
     }
-    x = (x >> 6) + 1; /* words after this one */
+    x = (x >> 6) + 1; /* later words */
     if (level + 1 < LEVELS && x >> (6 * (LEVELS - level - 1)) != 0) return -1;
   }
   return -1;
 }
 
-/* Indices of rows, by falling length. */
+/* Indices of rows in order of descending length. */
 static void sort_rows(const int32_t *lengths, int64_t n, int32_t capacity, int64_t *starts, int64_t *order) {
   for (int64_t i = 0; i < n; i++) starts[lengths[i] - 1]++;
   int64_t at = 0;
@@ -53,8 +53,8 @@ typedef struct state {
   room_set set;
   int64_t *starts; /* (capacity) */
   int64_t *order;  /* (n) */
-  int64_t *open;   /* (capacity + 1) first window with this room, -1: none */
-  int64_t *next;   /* (n) window of the same room, by window */
+  int64_t *open;   /* (capacity + 1) first window with so many free tokens, -1: none */
+  int64_t *next;   /* (n) next window with the same number, by window */
   int64_t *window; /* (n) of each row, in placing order */
 } state;
 

@@ -11,7 +11,7 @@
 
 static uint32_t draw(uint32_t *state) { return *state = *state * 1664525u + 1013904223u; }
 
-/* Windows of the plain search: the window with the least room that is enough. */
+/* The reference search: the window with the smallest sufficient number of free tokens. */
 static int64_t plain_windows(const int32_t *lengths, int64_t n, int32_t capacity) {
   int32_t *room = malloc(((size_t)n + 1) * sizeof *room);
   int64_t windows = 0;
@@ -70,7 +70,7 @@ static void test_largest_capacity(void **state) {
   rfi_packing_deinit(&p);
 }
 
-/* The order of equal lengths changes the windows, not their number. */
+/* The order of rows of equal length affects the windows, not their number. */
 static void test_order(void **state) {
   rft_folder *f = *state;
   const int32_t a[] = {5, 5, 3, 3, 2}, b[] = {5, 3, 5, 2, 3};

@@ -31,7 +31,7 @@ typedef struct translation {
   const char *s;
   size_t n, i;
   rfi_string out;
-  set sets[NESTING + 1]; /* one per level of nested classes */
+  set sets[NESTING + 1]; /* one per level of nesting */
 } translation;
 
 #define REFUSE(t, ...) rfi_fail_at(RFI_E_TOKENIZER_UNSUPPORTED, (t)->file, 0, __VA_ARGS__)
@@ -99,7 +99,7 @@ static bool add_script(set x, const char *name) {
   return found;
 }
 
-/* Adds the class that the letter of an escape names; \p reads its name. */
+/* Adds the class of an escape's letter; \p also reads its name. */
 static rfr_status add_class(translation *t, char letter, set x) {
   set y = NULL;
   const bool invert = letter >= 'A' && letter <= 'Z';
@@ -120,7 +120,7 @@ static rfr_status add_class(translation *t, char letter, set x) {
     rfi_set_add_spaces(y);
   } else if (letter == 'd' || letter == 'D') mask = RFI_IN(RFI_ND);
   else if (letter == 'h' || letter == 'H') rfi_set_add(y, '0', '9'), rfi_set_add(y, 'a', 'f'), rfi_set_add(y, 'A', 'F');
-  else { /* w: as Oniguruma has it, with all numbers and without the joiners */
+  else { /* w: as in Oniguruma, with all numbers and without the joiners */
     mask = RFI_LETTER | RFI_MARK | RFI_NUMBER | RFI_IN(RFI_PC);
     rfi_set_add(y, 0x24B6, 0x24E9);
     rfi_set_add(y, 0x1F130, 0x1F149);
@@ -153,7 +153,7 @@ static rfr_status emit_set(translation *t, const uint64_t *x) {
   return rfi_string_append(&t->out, "]", 1);
 }
 
-/* The code point of an escape that is one; *is_one false: it is not, and t->i is unchanged. Starts after the
+/* The code point of an escape; *is_one false: the escape is something else, and t->i is unchanged. Starts after the
  * backslash. */
 static rfr_status read_escaped(translation *t, uint32_t *c, bool *is_one) {
   static const char from[] = "nrtfvae", to[] = "\n\r\t\f\v\a\x1B";
@@ -184,7 +184,7 @@ static rfr_status read_escaped(translation *t, uint32_t *c, bool *is_one) {
 
 static bool names_class(char letter) { return letter && strchr("pPsSdDwWhH", letter) != NULL; }
 
-/* A class; starts after its bracket. */
+/* Reads a class; starts after its bracket. */
 static rfr_status read_set(translation *t, int depth) {
   set *level = &t->sets[depth];
   if (depth > NESTING) return unsupported(t, "so deep a class");
@@ -213,7 +213,7 @@ static rfr_status read_set(translation *t, int depth) {
       continue;
     }
     if (c == '&' && t->i + 1 < t->n && t->s[t->i + 1] == '&') {
-      /* The set so far is one operand; the rest is read into an empty set. */
+      /* The set so far is the first operand; the second is read into an empty set. */
       t->i += 2;
       if (all) rfi_set_intersect(all, x);
       else if ((s = RFI_ALLOC(t->ctx, RFI_SET_BYTES, &all)) == RFR_OK) memcpy(all, x, RFI_SET_BYTES);
@@ -250,7 +250,7 @@ static rfr_status read_set(translation *t, int depth) {
   return s;
 }
 
-/* "(": groups that mean the same in PCRE2. */
+/* Reads "(": only groups that mean the same in PCRE2. */
 static rfr_status read_group(translation *t) {
   static const char *const starts[] = {"(?:", "(?=", "(?!", "(?<=", "(?<!", "(?>", "(?i:", "(?i)", "(?-i:"};
   const char *rest = t->s + t->i;
@@ -334,7 +334,7 @@ static rfr_status compile(rfi_pattern *p, const translation *t) {
                           &error, &at, c);
   pcre2_compile_context_free(c);
   if (p->code) {
-    pcre2_jit_compile(p->code, PCRE2_JIT_COMPLETE); /* without it, the interpreter gives the same matches */
+    pcre2_jit_compile(p->code, PCRE2_JIT_COMPLETE); /* if it fails, the interpreter gives the same matches */
     return RFR_OK;
   }
   char text[128] = "";
@@ -358,7 +358,7 @@ rfr_status rfi_pattern_create(rfr_ctx *ctx, const char *file, const char *where,
   RFI_GOTO(translate(&t));
   RFI_GOTO(compile(p, &t));
   *out = p;
-fail: /* also reached on success */
+fail: /* reached on success too */
   for (int i = 0; i <= NESTING; i++) rfi_free(ctx, t.sets[i]);
   rfi_string_deinit(&t.out);
   if (s != RFR_OK) rfi_pattern_destroy(ctx, p);

@@ -53,7 +53,7 @@ rfi_bytes rfi_word_pattern_text(rfr_word_pattern pattern) {
   return (rfi_bytes){known[i].text, strlen(known[i].text)};
 }
 
-/* The matches of a known pattern cover the text, so kept matches and isolated ones are the same. */
+/* The matches of a known pattern cover the text, so keeping and isolating matches give the same pieces. */
 static matcher find_matcher(const rfi_step *s) {
   const bool covers = s->behavior == RFI_SPLIT_ISOLATED || (s->behavior == RFI_SPLIT_REMOVED && s->invert);
   for (size_t i = 0; s->is_regex && covers && i < sizeof known / sizeof *known; i++)
@@ -134,7 +134,7 @@ static const uint8_t ascii_class[128] = {
 #undef L
 };
 
-/* Class of the character at s[i]; *next is where the one after it begins. */
+/* The class of the character at s[i]; *next is the start of the next character. */
 static inline class class_at(const rfi_unicode *categories, const char *s, size_t i, size_t *next) {
   const unsigned char byte = (unsigned char)s[i];
   *next = i + 1;
@@ -143,7 +143,7 @@ static inline class class_at(const rfi_unicode *categories, const char *s, size_
   return class_of(categories, rfi_utf8_next(s, next));
 }
 
-/* The end of the run of a class that begins at or before i. */
+/* The end of the sequence of one class that begins at or before i. */
 static inline size_t run_end(const rfi_unicode *categories, const char *s, size_t n, size_t i, class c) {
   size_t next;
   while (i < n && class_at(categories, s, i, &next) == c) i = next;
@@ -152,7 +152,7 @@ static inline size_t run_end(const rfi_unicode *categories, const char *s, size_
 
 /* ---- matchers ---- */
 
-/* The end of a run of white space at i, without its last character if a visible character follows and others remain:
+/* The end of the white space at i, without its last character if a visible character follows and others remain:
  * \s+(?!\S)|\s+ */
 static size_t space_end(const rfi_unicode *categories, const char *s, size_t n, size_t i) {
   const size_t end = run_end(categories, s, n, i, SPACE);
@@ -189,7 +189,7 @@ static size_t contraction_end(const char *s, size_t n, size_t i) {
   return (unsigned char)s[i + 1] == 0xC5 && (unsigned char)b == 0xBF ? i + 3 : 0;
 }
 
-/* Pattern of Llama 3 with up to `digits` numbers in a piece; that of Qwen 2 has one. */
+/* The pattern of Llama 3 with up to `digits` digits in a piece; the pattern of Qwen 2 has one. */
 static size_t next_llama3(const rfi_unicode *categories, const char *s, size_t n, size_t i, int digits) {
   size_t next, after = 0;
   const size_t end = contraction_end(s, n, i);
@@ -238,7 +238,7 @@ static rfr_status keep(rfr_ctx *ctx, rfi_pieces *out, size_t begin, size_t end) 
   return begin < end ? rfi_pieces_add(ctx, out, begin, end) : RFR_OK;
 }
 
-/* Joins segments as the behavior says. */
+/* Joins segments as the behavior requires. */
 static rfr_status join(rfi_encoder *e, size_t n, rfi_split_behavior behavior, rfi_pieces *out) {
   const rfi_segment *x = e->segments;
   for (size_t i = 0, next; i < n; i = next) {
@@ -247,7 +247,7 @@ static rfr_status join(rfi_encoder *e, size_t n, rfi_split_behavior behavior, rf
     if (behavior == RFI_SPLIT_REMOVED && x[i].is_match) continue;
     if (behavior == RFI_SPLIT_CONTIGUOUS)
       for (; next < n && x[next].is_match == x[i].is_match; next++) end = x[next].end;
-    /* A match that follows another match is a piece of its own. */
+    /* A match that follows another match is a separate piece. */
     if (behavior == RFI_SPLIT_MERGED_WITH_PREVIOUS && !x[i].is_match && next < n && x[next].is_match)
       end = x[next++].end;
     if (behavior == RFI_SPLIT_MERGED_WITH_NEXT && x[i].is_match && next < n && !x[next].is_match) end = x[next++].end;
@@ -293,7 +293,7 @@ static rfr_status split_chars(const rfi_pretokenizer *p, const step *t, rfi_enco
   return join(e, n, behavior, out);
 }
 
-/* Runs of word characters, and runs of others that are not white space. */
+/* Splits into sequences of word characters, and sequences of others that are not white space. */
 static rfr_status split_words(const rfi_pretokenizer *p, rfr_ctx *ctx, const char *s, rfi_piece piece,
                               rfi_pieces *out) {
   size_t begin = piece.begin;
@@ -310,7 +310,7 @@ static rfr_status split_words(const rfi_pretokenizer *p, rfr_ctx *ctx, const cha
   return run ? keep(ctx, out, begin, piece.end) : RFR_OK;
 }
 
-/* White space is removed, each punctuation character is a piece. */
+/* Removes white space; each punctuation character is a piece. */
 static rfr_status split_bert(const rfi_pretokenizer *p, rfr_ctx *ctx, const char *s, rfi_piece piece, rfi_pieces *out) {
   size_t begin = piece.begin;
   for (size_t i = piece.begin; i < piece.end;) {
@@ -344,7 +344,7 @@ static rfr_status split_before(const step *t, rfr_ctx *ctx, const char *s, rfi_p
   return keep(ctx, out, begin, piece.end);
 }
 
-/* ---- steps that write the text anew ---- */
+/* ---- steps that write a new text ---- */
 
 static bool starts_with(const rfi_view *v, rfi_piece piece, const char *s, size_t n) {
   return piece.end - piece.begin >= n && memcmp(v->s + piece.begin, s, n) == 0;
@@ -379,7 +379,7 @@ rfr_status rfi_print_bytes(rfr_ctx *ctx, const rfi_view *v, size_t begin, size_t
 
 typedef enum rewrite { METASPACE, PREFIX, PRINT } rewrite;
 
-/* Writes all pieces into a buffer; *v becomes it, and the pieces lie in it. */
+/* Writes all pieces into a buffer; *v becomes the buffer, and the pieces refer to it. */
 static rfr_status rewrite_pieces(const step *t, rewrite what, rfi_encoder *e, rfi_view *v, const rfi_pieces *in,
                                  rfi_pieces *out) {
   rfi_text_buffer *b = &e->mapped[v->s == e->mapped[0].s && v->s];

@@ -5,10 +5,10 @@
 
 #include "data/lines.h"
 
-enum { BATCH_ROWS = 8192, BATCH_BYTES = 16 << 20 }; /* that are tokenized at a time */
+enum { BATCH_ROWS = 8192, BATCH_BYTES = 16 << 20 }; /* maximum rows that are tokenized at a time */
 
 typedef struct line {
-  size_t offset, n; /* in the batch's text */
+  size_t offset, n; /* offsets in the batch's text */
   int64_t number;
   rfr_status status;
   uint32_t *ids;
@@ -52,8 +52,8 @@ static void free_lines(rfi_row_batch *b) {
   b->text.n = 0;
 }
 
-/* Tokenizes the lines of a batch on all threads. The error is that of the first line with one. This thread encodes that
- * line again, because the error is thread-local. */
+/* Tokenizes the lines of a batch on all threads. The error is that of the first line that has one. This thread encodes
+ * that line again, because errors are thread-local. */
 static rfr_status encode_batch(rfi_row_batch *b, rfi_row_tokens_fn add, void *user) {
   const int threads = b->threads;
   rfr_status s = threads > 1 ? rfi_check_fork(threads) : RFR_OK;

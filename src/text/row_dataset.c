@@ -16,10 +16,10 @@
 #include "text/row_batch.h"
 
 enum {
-  ORDER_STREAM = 0x726f7773, /* random streams: the order of rows, "rows" in ASCII; of windows; of shares */
+  ORDER_STREAM = 0x726f7773, /* random streams: for the order of rows ("rows" in ASCII), of windows, and for shares */
   WINDOW_STREAM,
   SHARE_STREAM,
-  ONCE = -1 /* in place of an epoch: each row once, in the order of the files */
+  ONCE = -1 /* used as an epoch: each row once, in the order of the files */
 };
 
 typedef struct row_file {
@@ -27,17 +27,17 @@ typedef struct row_file {
   int64_t size;
   rfi_hash hash;
   double weight;
-  bool held_out; /* by name */
-  bool dropped;  /* empty, or equal to a file that is kept */
+  bool held_out; /* held out by name */
+  bool dropped;  /* it is empty, or equals a file that is kept */
   rfi_token_table table;
-  int64_t first, n; /* rows of the training split */
+  int64_t first, n; /* number of rows in the training split */
 } row_file;
 
 typedef struct place {
-  int64_t start; /* in the table's tokens */
+  int64_t start; /* in the tokens of the table */
   int32_t n;
   int32_t file;
-  int64_t second; /* of a pair: the rejected answer, from `start`; 0 and 0: the row is one document */
+  int64_t second; /* the rejected answer of a pair, relative to `start`; 0 and 0: the row is one document */
   int32_t n_second;
 } place;
 
@@ -47,12 +47,12 @@ typedef struct packed_epoch {
   bool valid;
   uint64_t seed;
   int64_t epoch;
-  int64_t *rows; /* of the epoch, in placing order */
+  int64_t *rows; /* rows of the epoch, in placing order */
   rfi_packing packing;
 } packed_epoch;
 
 typedef struct row_dataset {
-  rfi_dataset base; /* first: a row_dataset is an rfi_dataset */
+  rfi_dataset base; /* must be first: a row_dataset is an rfi_dataset */
   rfr_ctx *ctx;
   row_file *files;
   int n_files;
@@ -61,9 +61,9 @@ typedef struct row_dataset {
   int64_t n[2];
   int sequence;
   bool pairs;                 /* rows are preferences */
-  bool packing, equal_epochs; /* all weights are whole numbers: epochs have the same rows */
+  bool packing, equal_epochs; /* all weights are integers, so every epoch has the same rows */
   packed_epoch packed[2];
-  int64_t *starts; /* first window of epochs 0 .. n_starts - 1, for one seed */
+  int64_t *starts; /* first window of each of the epochs 0 .. n_starts - 1, for one seed */
   int64_t n_starts, starts_capacity;
   uint64_t starts_seed;
 } row_dataset;
@@ -111,7 +111,7 @@ static rfr_status list_files(row_dataset *ds, const rfi_paths *train, const rfi_
   return RFR_OK;
 }
 
-/* Equal files are adjacent, with the one to keep first: one that is held out, otherwise the first by path. */
+/* Equal files are adjacent. The first one is kept: one that is held out, otherwise the first by path. */
 static int by_content(const void *a, const void *b) {
   const row_file *x = *(row_file *const *)a, *y = *(row_file *const *)b;
   if (x->size != y->size) return x->size < y->size ? -1 : 1;
@@ -241,7 +241,7 @@ static bool is_equal_pair(const row_dataset *ds, const row_file *f, const place 
   return true;
 }
 
-/* The tokens of a row that a window gets; row->n 0: the row is left out. */
+/* Sets the tokens of a row that a window gets; row->n 0: the row is left out. */
 static rfr_status fit_row(row_dataset *ds, const row_file *f, int64_t end, int64_t number, rfi_row_truncate truncate,
                           place *row) {
   rfi_dataset_stats *stats = &ds->base.stats;
@@ -289,7 +289,7 @@ static void add_row(row_dataset *ds, rfi_split split, const place *row) {
   if (split == RFI_TRAIN && f->n++ == 0) f->first = ds->n[split] - 1;
 }
 
-/* The split by hashes: rows are held out by `fraction`. If that leaves a split empty, it gets the rows with
+/* The split by hashes holds out a fraction `fraction` of the rows. If that leaves a split empty, it gets the rows with
  * the smallest or the largest hash. */
 typedef struct divide {
   bool by_hash, none, all;
@@ -382,12 +382,12 @@ static rfr_status hash_rows(row_dataset *ds) {
 
 /* ---- epochs ---- */
 
-/* Rows of a file that epochs 0 .. epoch - 1 have, beyond the whole passes of its weight. */
+/* The number of rows of a file in epochs 0 .. epoch - 1 beyond the full passes of its weight. */
 static int64_t shares_before(const row_file *f, int64_t epoch) {
   return (int64_t)floor((f->weight - floor(f->weight)) * (double)f->n * (double)epoch);
 }
 
-/* The rows of an epoch, in file order. */
+/* Lists the rows of an epoch in file order. */
 static rfr_status list_epoch(const row_dataset *ds, rfi_split split, uint64_t seed, int64_t epoch, int64_t **out,
                              int64_t *n) {
   int64_t at = 0;
@@ -413,7 +413,7 @@ static rfr_status list_epoch(const row_dataset *ds, rfi_split split, uint64_t se
   return RFR_OK;
 }
 
-/* Packs an epoch into ds->packed[split], if it is not there. */
+/* Packs an epoch into ds->packed[split], unless it is there already. */
 static rfr_status pack_epoch(row_dataset *ds, rfi_split split, uint64_t seed, int64_t epoch) {
   packed_epoch *p = &ds->packed[split];
   if (p->valid && p->seed == seed && p->epoch == epoch) return RFR_OK;
@@ -443,7 +443,7 @@ fail:
   return s;
 }
 
-/* Windows of the training split before `epoch`. */
+/* The number of windows of the training split before `epoch`. */
 static rfr_status windows_before(rfi_dataset *base, uint64_t seed, int64_t epoch, int64_t *out) {
   row_dataset *ds = (row_dataset *)base;
   if (ds->equal_epochs) {
@@ -483,7 +483,7 @@ static rfr_status find_epoch(row_dataset *ds, uint64_t seed, int64_t sample, int
     *index = sample % W;
     return RFR_OK;
   }
-  if (ds->starts_seed == seed && ds->n_starts > 1) { /* samples come in order: begin at the last epoch known */
+  if (ds->starts_seed == seed && ds->n_starts > 1) { /* starts at the last known epoch, because samples come in order */
     *epoch = ds->n_starts - 2;
     while (ds->starts[*epoch] > sample) --*epoch;
   }
@@ -498,7 +498,7 @@ static rfr_status find_epoch(row_dataset *ds, uint64_t seed, int64_t sample, int
 
 /* ---- windows ---- */
 
-/* Where a window is written. */
+/* The destination of a window. */
 typedef struct window {
   int32_t *tokens, *targets, *doc_offsets;
   int *n_docs;
@@ -513,7 +513,7 @@ static void put_document(window *w, const uint32_t *ids, int32_t n) {
   }
 }
 
-/* Packs the epoch of a sample. *index: its window there; one past the last if there is none. */
+/* Packs the epoch of a sample. *index: the sample's window there; one past the last if there is none. */
 static rfr_status find_window(row_dataset *ds, rfi_split split, bool once, uint64_t seed, int64_t sample,
                               int64_t *index) {
   int64_t epoch = 0;
@@ -595,7 +595,7 @@ const uint32_t *rfi_row_dataset_row(const rfi_dataset *base, rfi_split split, in
   *n = 0;
   if (i < 0 || i >= ds->n[split]) return NULL;
   const place *row = &ds->rows[split][i];
-  *n = row->second + (ds->pairs ? row->n_second : row->n); /* of a pair, also what was cut from the chosen answer */
+  *n = row->second + (ds->pairs ? row->n_second : row->n); /* for a pair, also what was cut from the chosen answer */
   return ds->files[row->file].table.ids + row->start;
 }
 

@@ -29,35 +29,37 @@
 typedef enum rfi_row_truncate { RFI_ROW_CUT, RFI_ROW_DROP, RFI_ROW_REFUSE } rfi_row_truncate;
 
 typedef struct rfi_row_dataset_options {
-  const char *root; /* what relative patterns start from; NULL: the working folder */
+  const char *root; /* the folder of relative patterns; NULL: the working folder */
   const char *const *patterns;
-  const double *weights;      /* of each pattern, over 0; a file has that of the first pattern it matches; NULL: 1 */
-  int n_patterns;             /* 0: the rows of validation_patterns alone */
+  /* weight of each pattern, > 0; a file has the weight of the first pattern that matches; NULL: 1 */
+  const double *weights;
+  int n_patterns;             /* 0: only the rows of validation_patterns are held out */
   double validation_fraction; /* as rfi_dataset_options */
   const char *const *validation_patterns;
   int n_validation_patterns;
   int sequence;
   bool packing;
   rfi_row_truncate truncate;
-  rfi_row_form form;      /* of all files; RFI_ROW_FORM_COUNT: each file's first row decides, which is no preference */
-  rfi_token_cache *cache; /* used during the call */
+  /* form of all files; RFI_ROW_FORM_COUNT: detected from the first row of each file, never a preference */
+  rfi_row_form form;
+  rfi_token_cache *cache; /* used only during the call */
 } rfi_row_dataset_options;
 
 /* The encoder must be valid during the call. Errors: data.row, data.format, data.compressed, data.long, data.untrained,
  * data.empty, data.held_out, template.*, chat.*, tokenizer, file.*. */
 rfr_status rfi_row_dataset_open(const rfi_row_encoder *encoder, const rfi_row_dataset_options *options,
                                 rfi_dataset **out);
-/* Row i of a split, in the order of the files: *n ids with RFI_TOKEN_TRAINED; NULL past the end. `ds` is of
- * rfi_row_dataset_open. */
+/* Row i of a split, in the order of the files: *n ids with RFI_TOKEN_TRAINED; NULL past the end. `ds` must be a row
+ * data set. */
 const uint32_t *rfi_row_dataset_row(const rfi_dataset *ds, rfi_split split, int64_t i, int64_t *n);
 
-/* For preferences, which need the numbers of the rows in a window, and each row once: window `sample` of a split as
- * rfi_dataset_window has it, or, with `once`, of all rows of the split in the order of the files. `rows` gets the
- * numbers of its rows, at most one for each RFI_PAIR_TOKENS tokens. */
+/* For preferences, which need the numbers of the rows in a window and a pass with each row once: returns window
+ * `sample` of a split like rfi_dataset_window, or with `once` the window of a pass with all rows of the split in the
+ * order of the files. `rows` gets the numbers of its rows, at most one per RFI_PAIR_TOKENS tokens. */
 rfr_status rfi_row_dataset_window(rfi_dataset *ds, rfi_split split, bool once, uint64_t seed, int64_t sample,
                                   int32_t *tokens, int32_t *targets, int32_t *doc_offsets, int *n_docs, int32_t *rows,
                                   int *n_rows);
-/* The number of windows that have all rows of a split once. */
+/* The number of windows of the pass with each row of a split once. */
 rfr_status rfi_row_dataset_windows_once(rfi_dataset *ds, rfi_split split, int64_t *out);
 
 #endif

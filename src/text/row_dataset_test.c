@@ -63,7 +63,7 @@ static window get(rfi_dataset *ds, rfi_split split, uint64_t seed, int64_t sampl
   return w;
 }
 
-/* Checks a window's documents against the form of the rows, and counts each row. */
+/* Checks the documents of a window against the form of the rows, and counts each row. */
 static void count_rows(const window *w, int *seen) {
   for (int d = 0; d < w->n; d++) {
     const int end = d + 1 < w->n ? w->docs[d + 1] : S;
@@ -160,7 +160,7 @@ static void test_weights(void **state) {
   }
   for (int i = 40; i < 81; i++) assert_int_equal(seen[i], 2);
   rfi_dataset_close(o.ds);
-  /* From the middle, without the samples before it. */
+  /* Starts in the middle, without requesting the samples before. */
   const window w = (assert_int_equal(open_rows(&o, NULL), RFR_OK), get(o.ds, RFI_TRAIN, 3, before - 1));
   rfi_dataset_close(o.ds);
   assert_int_equal(open_rows(&o, NULL), RFR_OK);
@@ -198,7 +198,7 @@ static void test_split(void **state) {
   assert_int_equal(bytes, predicted);
   for (int i = 0; i < 400; i++) assert_int_equal(seen[i] + held[i], 1);
   rfi_dataset_close(o.ds);
-  /* A row stays on its side when files are added. */
+  /* A row stays in its split when files are added. */
   write_rows(f, "b.jsonl", 400, 100);
   assert_int_equal(open_rows(&o, "*.jsonl"), RFR_OK);
   int again[500] = {0};
@@ -208,7 +208,7 @@ static void test_split(void **state) {
   }
   assert_memory_equal(again, held, sizeof held);
   rfi_dataset_close(o.ds);
-  /* Few rows: the side that the hashes leave empty gets one. */
+  /* With few rows, a split that the hashes leave empty gets one row. */
   write_rows(f, "c.jsonl", 0, 2);
   for (double fraction = 0.001; fraction < 1; fraction += 0.99) {
     o.options.validation_fraction = fraction;
@@ -305,7 +305,7 @@ static void test_loss(void **state) {
   write_text(f, "p.jsonl", "{\"prompt\": \"a\", \"chosen\": \"b\", \"rejected\": \"c\"}");
   assert_int_equal(open_rows(&o, "p.jsonl"), RFR_INVALID);
   assert_string_equal(rfr_last_error()->slug, "data.preference");
-  /* The first bad line is reported, whatever thread reads it. */
+  /* The error is that of the first bad line, whichever thread reads it. */
   char text[4096], *at = text;
   for (int i = 0; i < 90; i++) at += sprintf(at, i > 60 ? "{\"text\": %d}\n" : "{\"text\": \"%d\"}\n", i);
   rft_write(f, "e.jsonl", text, (size_t)(at - text));
@@ -313,8 +313,8 @@ static void test_loss(void **state) {
   assert_non_null(strstr(rfr_last_error()->message, "e.jsonl:62:10: text: is a number"));
 }
 
-/* Each pair is two documents of one window, in all kinds of passes; a pair that is too long loses the end of its longer
- * answer. */
+/* Each pair must be two documents of one window, in all kinds of passes. A pair that is too long loses the end of its
+ * longer answer. */
 static void test_pairs(void **state) {
   rft_folder *f = *state;
   char text[8192], *at = text;

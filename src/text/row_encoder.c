@@ -6,11 +6,11 @@
 #include "text/chat.h"
 #include "text/tokenizer.h"
 
-/* The date that strftime_now of a template gives, so that the tokens of a row do not depend on the day of the training:
- * 2024-07-26, the default date in the template of Llama 3. */
+/* The date that strftime_now of a template returns: 2024-07-26, the default date in the template of Llama 3. It is
+ * fixed so that the tokens of a row do not depend on the day of training. */
 #define DATE 1721952000
 
-enum { VERSION = 2 }; /* of the tokens that this file makes; part of the key of caches */
+enum { VERSION = 2 }; /* version of the tokens that this file makes; part of the key of caches */
 
 void rfi_row_tokens_deinit(rfi_row_tokens *t) {
   rfr_tokens_deinit(&t->tokens);
@@ -68,8 +68,8 @@ static bool is_trained(const rfr_span *spans, size_t n, size_t *at, size_t begin
   return *at < n && spans[*at].begin < end && spans[*at].begin < spans[*at].end;
 }
 
-/* Tokenizes a text; the spans are sorted and disjoint. `ends`: the tokens after the text are trained and include an end
- * token. */
+/* Tokenizes a text; the spans are sorted and disjoint. `ends`: the tokens added after the text are trained and must
+ * include an end token. */
 static rfr_status tokenize(const rfi_row_encoder *e, const char *text, size_t n, const rfr_encode_options *options,
                            const rfr_span *trained, size_t n_trained, bool ends, rfi_row_tokens *out) {
   size_t at = 0;
@@ -161,7 +161,7 @@ static int last_assistant(const json_t *messages) {
   return i > 0 ? i : 0;
 }
 
-/* A message of the model under another role would not be trained. */
+/* Refused: a message of the model under another role would not be trained. */
 static rfr_status check_roles(const json_t *messages) {
   static const char known[] = "system developer user assistant tool function ipython observation environment";
   for (size_t i = 0; i < json_array_size(messages); i++) {
@@ -210,7 +210,7 @@ static rfr_status encode(const rfi_row_encoder *e, const rfi_row *row, rfi_row_t
 
 /* ---- preferences ---- */
 
-/* Messages with which both answers begin; each answer keeps one. */
+/* The number of messages with which both answers begin; each answer must keep at least one. */
 static int shared_messages(const rfi_row *row) {
   size_t n = 0;
   while (n + 1 < json_array_size(row->chosen_messages) && n + 1 < json_array_size(row->rejected_messages) &&
@@ -219,7 +219,7 @@ static int shared_messages(const rfi_row *row) {
   return (int)n;
 }
 
-/* The prompt with one answer, as a row of its own. */
+/* Encodes the prompt with one answer as a separate row. */
 static rfr_status encode_answer(const rfi_row_encoder *e, const rfi_row *row, bool rejected, rfi_row_tokens *out) {
   rfi_row answer = *row;
   answer.form = RFI_ROW_completion;

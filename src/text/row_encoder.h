@@ -40,9 +40,9 @@ typedef struct rfi_row_encoder {
   rfi_row_loss loss;
 } rfi_row_encoder;
 
-/* The result, in memory that is reused. One for each thread. Starts as zeros. */
+/* The result, in memory that is reused; one per thread. Starts as zeros. */
 typedef struct rfi_row_tokens {
-  rfr_ctx *ctx; /* owner, after the first use */
+  rfr_ctx *ctx; /* the owner of the memory, after the first use */
   rfr_tokens tokens;
   uint32_t *ids;    /* n, with RFI_TOKEN_TRAINED */
   uint16_t *widths; /* n, bytes of text */
@@ -50,7 +50,7 @@ typedef struct rfi_row_tokens {
 } rfi_row_tokens;
 void rfi_row_tokens_deinit(rfi_row_tokens *tokens);
 
-/* Identifies everything of an encoder that changes tokens. */
+/* Identifies everything in an encoder that affects tokens. */
 rfr_status rfi_row_encoder_hash(const rfi_row_encoder *encoder, rfi_hash *out);
 /* One more than the largest id. */
 int64_t rfi_row_encoder_vocab(const rfi_row_encoder *encoder);
@@ -58,8 +58,8 @@ int64_t rfi_row_encoder_vocab(const rfi_row_encoder *encoder);
  * the form does not have), memory.alloc. */
 rfr_status rfi_row_encode(const rfi_row_encoder *encoder, const rfi_row *row, const char *file, int64_t line,
                           rfi_row_tokens *out);
-/* A document of a text file. `parallel`: on the context's threads; not from a parallel region. The result is the
- * same. */
+/* A document of a text file. `parallel`: uses the context's threads; must not be called from a parallel region then.
+ * The result is the same. */
 rfr_status rfi_text_encode(const rfi_row_encoder *encoder, const char *text, size_t n, bool parallel,
                            rfi_row_tokens *out);
 

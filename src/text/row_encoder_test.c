@@ -62,7 +62,7 @@ static void close_scene(scene *s) {
   rfr_tokenizer_destroy(s->tokenizer);
 }
 
-/* The tokens as text: special tokens as ^ (start), $ (end) and @ (BOS), trained runs in brackets. */
+/* The tokens as text: special tokens as ^ (start), $ (end) and @ (BOS), trained tokens in brackets. */
 static void show(const rfi_row_tokens *t, char *out) {
   bool trained = false;
   for (int64_t i = 0; i < t->n; i++) {
@@ -107,7 +107,7 @@ static void test_chat(void **state) {
   s.encoder.loss = RFI_ROW_LOSS_ALL;
   check(f, &s, RFI_ROW_chat, CHAT(USER("a") "," ANSWER("b")), "^[user\na$\n^assistant\nb$\n]");
   s.encoder.loss = RFI_ROW_LOSS_AUTO;
-  /* Special tokens in a message are text, for the user and for the assistant. */
+  /* Special tokens in a message are tokenized as text, for the user and for the assistant. */
   check(f, &s, RFI_ROW_chat, CHAT(USER("<|im_end|>") "," ANSWER("<|im_start|>")),
         "^user\n<|im_end|>$\n^assistant\n[<|im_start|>$]\n");
   check(f, &s, RFI_ROW_sharegpt,
@@ -151,7 +151,7 @@ static void test_preferences(void **state) {
         "{\"prompt\":[" USER("a") "," ANSWER("b") "," USER("c") "],\"chosen\":[" ANSWER("d") "],\"rejected\":[" ANSWER(
             "e") "]}",
         turns);
-  /* Without a prompt it is what both begin with. */
+  /* Without a prompt, the prompt is the common beginning of both answers. */
   check(f, &s, RFI_ROW_preference,
         "{\"chosen\":[" USER("a") "," ANSWER("b") "," USER("c") "," ANSWER("d") "],\"rejected\":[" USER("a") "," ANSWER(
             "b") "," USER("c") "," ANSWER("e") "]}",
@@ -166,7 +166,7 @@ static void test_preferences(void **state) {
   close_scene(&s);
 }
 
-/* A text is as its author wrote it, special tokens included. */
+/* Special tokens in a text row are matched. */
 static void test_texts(void **state) {
   rft_folder *f = *state;
   scene s = open_scene(f, true);

@@ -154,7 +154,7 @@ static rfr_status parse(const char *file, int64_t line, const char *text, size_t
   if (!*out) {
     if (json_error_code(&error) == json_error_out_of_memory || error.text[0] == 0)
       return rfi_fail_at(RFI_E_NO_MEMORY, file, line, "out of memory while reading JSON");
-    const char *near = strstr(error.text, "end of file"); /* jansson takes the line for a file */
+    const char *near = strstr(error.text, "end of file"); /* jansson's errors name the line as a file */
     return rfi_fail_at_column(RFI_E_DATA_ROW, file, line, error.column > 0 ? error.column : 1, "%.*s%s%s",
                               (int)(near ? near - error.text : 0), error.text, near ? "end of the line" : "",
                               near ? near + strlen("end of file") : error.text);
@@ -188,7 +188,7 @@ static rfr_status get_text(const place *at, const json_t *object, const char *ke
   return RFR_OK;
 }
 
-/* A message's content: a text, null, or a list of texts as {"type": "text", "text": ...}. */
+/* The content of a message: a text, null, or a list of texts as {"type": "text", "text": ...}. */
 static rfr_status check_content(const place *at, const json_t *message) {
   const json_t *content = json_object_get(message, "content");
   const place p = below(at, "content", 0);
@@ -236,7 +236,7 @@ static rfr_status append_message(const place *at, json_t *list, const char *role
   return RFR_OK;
 }
 
-/* `tools`: a list, or the text of one, as tables store it. */
+/* `tools`: a list, or a text that contains a list, as tables store it. */
 static rfr_status read_tools(const place *at, const json_t *object, rfi_row *row) {
   json_t *tools = json_object_get(object, "tools");
   const place p = below(at, "tools", 0);

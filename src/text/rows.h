@@ -30,26 +30,26 @@ typedef enum rfi_row_form {
 } rfi_row_form;
 const char *rfi_row_form_name(rfi_row_form form);
 
-enum { RFI_ROW_MESSAGES = 100000 /* messages of a row, at most */ };
+enum { RFI_ROW_MESSAGES = 100000 /* maximum messages of a row */ };
 
 typedef struct rfi_row {
   rfi_row_form form;
-  json_t *value;    /* the row, owned */
+  json_t *value;    /* the parsed row, owned */
   const char *text; /* a text row; the other members are unset */
   size_t text_n;
   json_t *messages;                            /* owned; NULL for a row of two texts */
-  int n_prompt;                                /* messages of the prompt; chat and sharegpt: 0 */
+  int n_prompt;                                /* number of prompt messages; 0 for chat and sharegpt */
   json_t *tools;                               /* owned, or NULL */
   char *prompt;                                /* alpaca: instruction and input; owned by the context */
-  const char *completion;                      /* of a prompt; preference: the chosen text */
+  const char *completion;                      /* completion of a prompt; preference: the chosen text */
   const char *rejected;                        /* preference: texts, or lists of messages after `messages` */
   json_t *chosen_messages, *rejected_messages; /* owned */
 } rfi_row;
 
 /* The form that the keys of a row indicate. `file` and `line` are for errors. Errors: data.row, data.format, memory. */
 rfr_status rfi_row_detect(const char *file, int64_t line, const char *text, size_t n, rfi_row_form *form);
-/* Reads one line as a row of `form`. Release with rfi_row_deinit, also after an error. Any number of threads. Errors:
- * data.row, memory.alloc. */
+/* Reads one line as a row of `form`. Release with rfi_row_deinit, also after an error. Thread-safe. Errors: data.row,
+ * memory.alloc. */
 rfr_status rfi_row_read(rfr_ctx *ctx, rfi_row_form form, const char *file, int64_t line, const char *text, size_t n,
                         rfi_row *row);
 void rfi_row_deinit(rfr_ctx *ctx, rfi_row *row);

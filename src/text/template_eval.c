@@ -29,10 +29,10 @@ typedef struct rfi_tmacro {
 
 typedef struct rfi_tloop {
   rfi_tlist *items;
-  int64_t next, index0, length; /* length -1: not known yet */
-  rfi_titerator *iterator;      /* items are taken from it, or NULL */
+  int64_t next, index0, length; /* number of items; -1: not known yet */
+  rfi_titerator *iterator;      /* the iterator that provides the items, or NULL */
   const rfi_tnode *target, *test;
-  scope *scope; /* around the loop */
+  scope *scope; /* the enclosing loop */
   rfi_tval current, previous, after, changed;
 } loop;
 
@@ -150,7 +150,7 @@ static void emit(rfi_render *r, const rfi_tval *v) {
   note_part(r);
 }
 
-/* The text that a body writes, in a scope of its own. */
+/* The text that a body writes, in a new scope. */
 static rfi_tval capture(rfi_render *r, const rfi_tnode *body, scope *s, uint32_t flags) {
   rfi_tbuilder b = {.r = r}, *const out = r->out;
   scope *const before = r->scope;
@@ -285,7 +285,7 @@ rfi_tval rfi_tval_call(rfi_render *r, const rfi_tval *f, const rfi_targs *args) 
 
 /* ---- loops ---- */
 
-/* Takes the next item that passes the condition; false at the end. */
+/* Gets the next item that passes the condition; false at the end. */
 static bool take(rfi_render *r, loop *l, rfi_tval *out) {
   while (rfi_render_step(r, 1)) {
     if (l->iterator) {

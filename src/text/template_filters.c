@@ -55,7 +55,7 @@ static void sort_items(rfi_render *r, rfi_tval *keys, rfi_tval *items, int64_t n
   for (int64_t out = 0; out < n; out++) {
     bool second = i == half;
     if (!second && k < n) {
-      /* keys without an order may be equal: jinja2 compares lists of keys */
+      /* keys without an order may be equal, because jinja2 compares lists of keys */
       const int order = rfi_tval_equal(r, &keys[k], &keys[i]) ? 0 : rfi_tval_order(r, &keys[k], &keys[i]);
       second = descending ? order == 1 : order == -1;
     }

@@ -13,7 +13,7 @@
 typedef struct writer {
   rfi_tbuilder b;
   rfi_render *r;
-  const rfi_text *indent; /* of one level, or NULL */
+  const rfi_text *indent; /* indentation of one level, or NULL */
   const rfi_text *item_separator, *key_separator;
   bool ascii, sorted;
 } writer;

@@ -59,7 +59,7 @@ static bool is_at(const lexer *x, uint32_t i, const char *text) {
   return x->n - i >= n && i <= x->n && memcmp(x->s + i, text, n) == 0;
 }
 
-/* The first byte from i on that is no white space. */
+/* The first byte from i on that is not white space. */
 static uint32_t skip_space(const lexer *x, uint32_t i) {
   while (i < x->n) {
     uint32_t size;
@@ -70,7 +70,7 @@ static uint32_t skip_space(const lexer *x, uint32_t i) {
   return i;
 }
 
-/* The end of [begin, end) without white space at its end. */
+/* The end of [begin, end) without trailing white space. */
 static uint32_t strip_end(const lexer *x, uint32_t begin, uint32_t end) {
   while (end > begin) {
     uint32_t i = end - 1;
@@ -82,7 +82,8 @@ static uint32_t strip_end(const lexer *x, uint32_t begin, uint32_t end) {
   return end;
 }
 
-/* Ends of tags: the byte after "%}" and so on with its sign and the white space that it removes, or 0. */
+/* Recognizes the end of a tag: returns the byte after "%}" and so on, including its sign and the white space that it
+ * removes; otherwise 0. */
 static uint32_t tag_end(const lexer *x, uint32_t i, const char *end, bool trims) {
   if (at(x, i) == '-' && is_at(x, i + 1, end)) return skip_space(x, i + 3);
   if (trims && at(x, i) == '+' && is_at(x, i + 1, end)) return i + 3;
@@ -90,7 +91,7 @@ static uint32_t tag_end(const lexer *x, uint32_t i, const char *end, bool trims)
   return i + 2 + (trims && at(x, i + 2) == '\n');
 }
 
-/* Data [begin, end) before a tag with this sign. */
+/* Adds the data [begin, end) before a tag with this sign. */
 static rfr_status add_data(lexer *x, uint32_t begin, uint32_t end, char sign, bool is_variable) {
   if (sign == '-') {
     end = strip_end(x, begin, end);
@@ -103,7 +104,7 @@ static rfr_status add_data(lexer *x, uint32_t begin, uint32_t end, char sign, bo
   return add(x, (rfi_ttoken){.type = RFI_TOKEN_DATA, .at = begin, .text = x->s + begin, .n = end - begin});
 }
 
-/* The byte after `{% raw %}` if that is at i, else 0. */
+/* The byte after `{% raw %}` if that is at i, otherwise 0. */
 static uint32_t raw_begin(const lexer *x, uint32_t i) {
   uint32_t k = i + 2;
   if (at(x, k) == '-' || at(x, k) == '+') k++;
@@ -128,7 +129,7 @@ static rfr_status lex_raw(lexer *x, uint32_t tag) {
     x->at = end;
     return add_data(x, begin, i, sign, false);
   }
-  if (begin == x->n) return RFR_OK; /* jinja2 accepts an open tag at the very end */
+  if (begin == x->n) return RFR_OK; /* jinja2 accepts an unclosed tag at the very end */
   return fail(x, tag, "{% raw %} has no {% endraw %}");
 }
 
@@ -187,7 +188,7 @@ static rfr_status lex_number(lexer *x) {
         base = wanted;
         end = k;
       }
-    } else { /* "0" and "00", but "01" is two numbers */
+    } else { /* "0" and "00" are numbers, but "01" is two numbers */
       for (k = begin + 1; at(x, k) == '0' || (at(x, k) == '_' && at(x, k + 1) == '0');) k++;
       end = k;
     }

@@ -85,7 +85,7 @@ struct rfi_tnode {
   uint32_t at;
   int op;           /* a token type; of a constant: an rfi_tconst; of a filter: its number of "." arguments */
   int symbol;       /* of a name */
-  int depth;        /* of the tree below */
+  int depth;        /* depth of the subtree */
   const char *text; /* NUL-terminated */
   uint32_t n;
   int64_t i;
@@ -99,10 +99,10 @@ struct rfi_tnode {
   int *params;
   int n_params;
   bool uses_varargs, uses_kwargs, uses_caller;
-  const void *cached; /* a text value made once by the parser */
+  const void *cached; /* a text value, made once by the parser */
 };
 
-/* Names that every template has. */
+/* Names that every template can use. */
 enum { RFI_SYMBOL_VARARGS, RFI_SYMBOL_KWARGS, RFI_SYMBOL_CALLER, RFI_SYMBOL_LOOP };
 
 typedef struct rfi_tsymbols {
@@ -123,9 +123,9 @@ typedef struct rfi_template {
   bool has_generation;
 } rfi_template;
 
-enum { RFI_TEMPLATE_BYTES = 1 << 20 }; /* the largest template */
+enum { RFI_TEMPLATE_BYTES = 1 << 20 }; /* maximum size of a template */
 
-/* Fails with a place: line and column of byte `at`. */
+/* Fails with the place of byte `at`: line and column. */
 rfr_status rfi_template_fail(const rfi_template *t, rfi_error error, uint32_t at, const char *format, ...)
     __attribute__((format(printf, 4, 5)));
 /* Splits t->source into tokens. */

@@ -157,7 +157,7 @@ static rfi_tval fail_undefined(rfi_render *r, const rfi_tval *v) {
   return rfi_tval_none();
 }
 
-/* A method or a member that is no item; absent if there is none. */
+/* The method or non-item member of a value; absent if there is none. */
 static rfi_tval python_attribute(rfi_render *r, const rfi_tval *object, const rfi_text *name) {
   bool refused = false;
   if (object->kind == RFI_T_NAMESPACE) {

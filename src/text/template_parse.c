@@ -13,11 +13,11 @@ enum { MAX_NESTING = 100, MAX_DEPTH = 400, MAX_SYMBOLS = 1024 };
 
 typedef struct parser {
   rfi_template *t;
-  const rfi_ttoken *token; /* the current one; the last has type RFI_TOKEN_EOF */
+  const rfi_ttoken *token; /* the current token; the last one has type RFI_TOKEN_EOF */
   rfr_status status;
   int nesting;
   bool uses_varargs, uses_kwargs, uses_caller;
-  int loops; /* loops around the statement, in this function */
+  int loops; /* number of loops around the statement, within this function */
 } parser;
 
 static rfi_tnode *expression(parser *p);
@@ -183,7 +183,7 @@ static bool enter(parser *p) {
   return true;
 }
 
-/* A tuple without brackets, or the one expression; `end` is a name that ends it, or NULL. */
+/* Parses a tuple without brackets, or a single expression; `end` is a name that ends it, or NULL. */
 static rfi_tnode *tuple(parser *p, bool simple, bool with_else, const char *end, bool in_brackets);
 
 static rfi_tnode *list_or_dict(parser *p, bool is_dict) {
@@ -283,7 +283,7 @@ static void add_name(parser *p, rfi_tnode *call, const char *name) {
   names[i] = name;
 }
 
-/* Arguments in brackets, after the kids that the node has. */
+/* Parses arguments in brackets, after the kids that the node already has. */
 static void arguments(parser *p, rfi_tnode *call) {
   const rfi_ttoken *open = expect(p, '(', "\"(\"");
   bool comma = false, named = false, splat = false, double_splat = false;
@@ -422,7 +422,7 @@ static rfi_tnode *unary(parser *p, bool with_filter) {
   return n;
 }
 
-/* Left-associative operators; level 0 is the loosest: + -, then ~, then * / // %, then **. */
+/* Left-associative operators; level 0 has the lowest precedence: + -, then ~, then * / // %, then **. */
 static rfi_tnode *arithmetic(parser *p, int level) {
   if (level == 4) return unary(p, true);
   rfi_tnode *left = arithmetic(p, level + 1);
@@ -603,7 +603,7 @@ static rfi_tnode *with_statement(parser *p, uint32_t at) {
   return n;
 }
 
-/* The body of a macro is a function of its own: loops around it cannot be left from inside. */
+/* The body of a macro is a separate function: break and continue cannot leave loops around it. */
 static rfi_tnode *macro_body(parser *p, rfi_tnode *macro, const char *end) {
   const bool varargs = p->uses_varargs, kwargs = p->uses_kwargs, caller = p->uses_caller;
   const int loops = p->loops;
@@ -711,8 +711,8 @@ static rfi_tnode *statement(parser *p) {
   return fail(p, k->at, "unknown statement \"%s\"", s);
 }
 
-/* Statements up to one of the words in `ends`, which stays the current token; NULL: up to the end of the template. A
- * block's own begin has been read up to its "%}". */
+/* Parses statements up to one of the words in `ends`, which stays the current token; NULL: up to the end of the
+ * template. The start of a block has been parsed up to its "%}". */
 static rfi_tnode *body_until(parser *p, const char *ends) {
   if (ends) {
     skip(p, ':');
@@ -774,7 +774,7 @@ rfr_status rfi_template_parse(rfr_ctx *ctx, const char *name, const char *text, 
   RFI_GOTO(rfi_template_lex(t));
   if (!rfi_arena_grow(t->arena, (void **)&t->tokens, &t->capacity, t->n_tokens + 2, sizeof *t->tokens))
     RFI_GOTO(rfr_last_error()->status);
-  /* two ends, so that the token after any other one exists */
+  /* two end tokens, so that every other token has a successor */
   for (int i = 0; i < 2; i++) t->tokens[t->n_tokens + i] = (rfi_ttoken){.type = RFI_TOKEN_EOF, .at = (uint32_t)t->n};
   parser p = {.t = t, .token = t->tokens, .status = RFR_OK};
   static const char *const first[] = {"varargs", "kwargs", "caller", "loop"};

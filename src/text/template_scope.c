@@ -14,7 +14,7 @@ enum { KNOWN = 1, STORED = 2, UNSET = 4 };
 
 typedef struct symbols {
   const struct symbols *parent;
-  uint8_t *state; /* of each symbol */
+  uint8_t *state; /* per symbol */
 } symbols;
 
 typedef struct analysis {
@@ -41,7 +41,7 @@ static void store_target(symbols *s, const rfi_tnode *n) {
   for (int i = 0; n->type == RFI_NODE_TUPLE && i < n->n_kids; i++) store_target(s, n->kids[i]);
 }
 
-/* A copy to be freed with release, or one without states after an error. */
+/* A copy, to be freed with release; without states after an error. */
 static symbols branch(analysis *a, const symbols *from, const symbols *parent) {
   symbols s = {.parent = parent};
   if (a->status == RFR_OK) a->status = RFI_ALLOC(a->t->ctx, (size_t)a->t->symbols.n, &s.state);

@@ -356,7 +356,7 @@ METHOD(title) { return cased(r, self, args, 't'); }
 METHOD(capitalize) { return cased(r, self, args, 'c'); }
 METHOD(swapcase) { return cased(r, self, args, 's'); }
 
-/* Whether [begin, end) of a text with bounds in code points has the part at its begin or end. */
+/* Whether [begin, end), in code points, of a text starts (or ends) with the part. */
 static bool matches_edge(rfi_render *r, const rfi_text *s, const rfi_tval *part, size_t begin, size_t end,
                          bool at_end) {
   if (part->kind == RFI_T_TUPLE) {
@@ -369,7 +369,7 @@ static bool matches_edge(rfi_render *r, const rfi_text *s, const rfi_tval *part,
   return memcmp(s->data + (at_end ? end - p->n : begin), p->data, p->n) == 0;
 }
 
-/* The bytes of [start, stop) in code points, negative ones from the end. */
+/* The byte range of [start, stop) in code points; negative ones count from the end. */
 static bool bounds(rfi_render *r, rfi_text *s, const rfi_tval *start, const rfi_tval *stop, size_t *begin,
                    size_t *end) {
   const int64_t n = rfi_text_chars(r, s);

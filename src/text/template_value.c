@@ -68,7 +68,7 @@ bool rfi_unicode_is_space(int32_t c) {
 
 /* ---- texts ---- */
 
-/* Its count is known, so it is never written. */
+/* Shared by all; its count is already known, so it is never written. */
 static const rfi_text empty_text = {.data = "", .chars = 0};
 
 rfi_text *rfi_text_constant(rfi_arena *arena, const char *data, uint32_t n) {
@@ -94,7 +94,7 @@ rfi_tval rfi_text_copy(rfi_render *r, const char *data, size_t n, uint32_t flags
   return rfi_text_new(r, copy, copy ? n : 0, flags);
 }
 
-/* The run that has a byte, by bisection. */
+/* Finds the run that contains a byte, by bisection. */
 static int run_at(const rfi_text *s, size_t byte) {
   int low = 0, high = s->n_runs - 1;
   while (low < high) {
@@ -321,7 +321,7 @@ rfi_tval *rfi_tdict_find_name(rfi_render *r, const rfi_tdict *d, const char *nam
   return rfi_tdict_find(r, d, &key);
 }
 
-/* Appends without looking for an equal key. */
+/* Appends without checking for an equal key. */
 static void append_pair(rfi_render *r, rfi_tdict *d, rfi_tval key, rfi_tval value) {
   if (!rfi_render_step(r, 1)) return;
   if (d->n == d->capacity && !grow(r, &d->items, d->n, &d->capacity, 2)) return;

@@ -35,11 +35,11 @@ typedef struct rfi_trun {
 typedef struct rfi_text {
   const char *data; /* valid UTF-8; no NUL at the end */
   uint32_t n;
-  uint32_t flags; /* of all bytes, if there are no runs */
+  uint32_t flags; /* flags of all bytes, if there are no runs */
   const rfi_trun *runs;
   int n_runs;
-  bool safe;     /* result of the filters safe and escape */
-  int64_t chars; /* code points; -1: not counted yet */
+  bool safe;     /* the value is a result of the filters safe or escape */
+  int64_t chars; /* number of code points; -1: not counted yet */
 } rfi_text;
 
 typedef enum rfi_tkind {
@@ -71,15 +71,15 @@ typedef struct rfi_render rfi_render;
 typedef struct rfi_tlist {
   rfi_tval *items;
   int64_t n, capacity;
-  int depth;                 /* of nesting, at least 1 */
+  int depth;                 /* depth of nesting, at least 1 */
   bool foreign;              /* from the conversation */
-  const char *view;          /* of a view: "dict_keys", ... */
-  int64_t start, stop, step; /* of a range */
+  const char *view;          /* type name of a view: "dict_keys", ... */
+  int64_t start, stop, step; /* fields of a range */
 } rfi_tlist;
 
 typedef struct rfi_tdict {
   rfi_tval *items;     /* key, value, key, value, ... */
-  int64_t n, capacity; /* of pairs */
+  int64_t n, capacity; /* number of pairs */
   int depth;
   bool foreign;
   int message; /* 1 + the index of the message, or 0 */
@@ -94,7 +94,7 @@ typedef struct rfi_titerator {
 typedef struct rfi_targs {
   rfi_tval *items;
   int n;
-  const char **names; /* of the named ones */
+  const char **names; /* names of the named ones */
   rfi_tval *named;
   int n_named;
 } rfi_targs;
@@ -116,7 +116,7 @@ struct rfi_tval {
     struct rfi_tmethod *method;
     struct rfi_tcycle *cycle;
     rfi_tfunction function;
-    const char *hint; /* of an undefined value: a name, or NULL */
+    const char *hint; /* an undefined value: its name, or NULL */
   } as;
 };
 
@@ -145,11 +145,11 @@ struct rfi_render {
   rfr_ctx *ctx;
   rfi_arena *arena;
   const rfi_template *t;
-  rfr_status status; /* of the first error */
-  uint32_t at;       /* byte of the node that is evaluated */
+  rfr_status status; /* status of the first error */
+  uint32_t at;       /* source position of the node that is evaluated */
   int depth;
   int64_t steps;
-  size_t bytes; /* taken from the arena */
+  size_t bytes; /* bytes used in the arena */
   int64_t date;
   struct rfi_tscope *scope;
   rfi_tbuilder *out;
@@ -160,7 +160,7 @@ struct rfi_render {
     int message;
   } * parts;
   int n_parts, capacity_parts;
-  size_t *pieces; /* ends of what single statements wrote, ascending */
+  size_t *pieces; /* ends of the outputs of single statements, ascending */
   int n_pieces, capacity_pieces;
   rfi_tbuilder *root;
 };
@@ -178,7 +178,7 @@ enum {
 /* Errors. */
 void *rfi_render_fail(rfi_render *r, const char *format, ...) __attribute__((format(printf, 2, 3)));
 void *rfi_render_limit(rfi_render *r, const char *format, ...) __attribute__((format(printf, 2, 3)));
-/* Counts work; false once the limit has passed or an error has occurred. */
+/* Counts work; returns false after the limit is exceeded or an error has occurred. */
 bool rfi_render_step(rfi_render *r, int64_t steps);
 void *rfi_render_alloc(rfi_render *r, size_t bytes); /* zeroed */
 
@@ -216,7 +216,7 @@ const char *rfi_tval_type(const rfi_tval *v); /* "a string": for messages */
 bool rfi_tval_truth(const rfi_tval *v);
 bool rfi_tval_is_number(const rfi_tval *v);          /* bool too */
 bool rfi_tval_as_int(const rfi_tval *v, int64_t *i); /* int and bool */
-double rfi_tval_as_float(const rfi_tval *v);         /* of a number */
+double rfi_tval_as_float(const rfi_tval *v);         /* must be a number */
 bool rfi_tval_equal(rfi_render *r, const rfi_tval *a, const rfi_tval *b);
 /* -1, 0, 1 for a < b, a == b, a > b; 2 for NaN. Fails for values without an order. */
 int rfi_tval_order(rfi_render *r, const rfi_tval *a, const rfi_tval *b);
@@ -226,7 +226,7 @@ void rfi_tval_print(rfi_tbuilder *b, const rfi_tval *v);  /* appends str() */
 void rfi_tval_repr(rfi_tbuilder *b, const rfi_tval *v);
 void rfi_float_repr(char out[40], double f);
 int64_t rfi_tval_length(rfi_render *r, const rfi_tval *v); /* len() */
-/* The items that a loop over v takes; an iterator is used up. NULL: not iterable (the error is set). */
+/* The items that a loop over v visits; consumes an iterator. NULL: not iterable (the error is set). */
 rfi_tlist *rfi_tval_items(rfi_render *r, const rfi_tval *v);
 bool rfi_tval_is_iterable(const rfi_tval *v);
 
@@ -251,15 +251,16 @@ rfi_tval rfi_tval_slice(rfi_render *r, const rfi_tval *object, const rfi_tval bo
 /* text % value */
 rfi_tval rfi_text_format(rfi_render *r, const rfi_text *format, const rfi_tval *value);
 
-/* Calls. `names`: blank-separated parameters, of which the first `required` must be passed; the others stay absent. */
+/* Binds arguments. `names`: blank-separated parameters, of which the first `required` must be passed; the others stay
+ * absent. */
 bool rfi_targs_bind(rfi_render *r, const char *what, const rfi_targs *args, const char *names, int required,
                     rfi_tval *out);
 rfi_tval rfi_tval_call(rfi_render *r, const rfi_tval *function, const rfi_targs *args);
 rfi_tval rfi_tmethod_new(rfi_render *r, const rfi_tval *self, rfi_tfunction call);
-/* The method of a text, list, dictionary, ...; NULL: it has none of this name. */
+/* The method of a text, list, dictionary, ...; NULL: there is no method with this name. */
 rfi_tfunction rfi_tmethod_find(rfi_render *r, const rfi_tval *self, const rfi_text *name, bool *refused);
 rfi_tval rfi_tloop_attribute(rfi_render *r, const rfi_tval *loop, const rfi_text *name);
-/* Filters and tests; NULL args of a test or filter are no arguments. */
+/* Filters and tests; args NULL: no arguments. */
 rfi_tval rfi_filter_call(rfi_render *r, const char *name, const rfi_tval *value, const rfi_targs *args);
 bool rfi_test_call(rfi_render *r, const char *name, const rfi_tval *value, const rfi_targs *args);
 rfi_tfunction rfi_global_find(const char *name);

@@ -12,7 +12,7 @@
 typedef struct rfi_text_documents {
   const rfi_row_encoder *encoder;
   rfi_token_cache *cache;
-  const char *root; /* the paths of files are relative to it */
+  const char *root; /* paths of files are relative to it */
 } rfi_text_documents;
 
 /* An rfi_dataset_encode_fn; `user` is an rfi_text_documents. Errors: tokenizer, memory.alloc. */

@@ -5,7 +5,7 @@
 
 #include "data/file.h"
 
-/* The cache folder of a file. Free with rfi_free. */
+/* The cache folder for a file. Free with rfi_free. */
 static rfr_status folder_of(const rfi_token_cache *cache, const char *path, char **out) {
   static const char name[] = ".refrain";
   const char *slash = strrchr(path, '/');

@@ -10,11 +10,11 @@
 
 typedef struct rfi_token_cache {
   rfr_ctx *ctx;
-  const char *folder; /* NULL: no cache; "": a folder .refrain beside each file, which git ignores */
+  const char *folder; /* NULL: no cache; "": a folder .refrain in the folder of each file, which git ignores */
   void (*warn)(void *user, const char *line); /* NULL: none */
   void *user;
   bool warned;
-  int hits; /* files whose tokens were found */
+  int hits; /* number of files whose tokens were found */
 } rfi_token_cache;
 
 /* The cached tokens of the file at `path`; *found is false if there are none. Errors: memory.alloc. */

@@ -17,7 +17,7 @@ typedef struct trie_node {
   unsigned char byte;
 } trie_node;
 typedef struct trie {
-  trie_node *nodes; /* the first is the root; NULL: no token */
+  trie_node *nodes; /* the first is the root; NULL: the trie is empty */
   size_t n, capacity;
   bool first[256]; /* bytes that begin a token */
 } trie;
@@ -31,7 +31,7 @@ struct rfr_tokenizer {
   trie raw_added, normal_added;
   uint8_t *is_special; /* by id */
   rfi_token_model model;
-  rfi_bpe *bpe; /* the one of the model's kind; the others are NULL */
+  rfi_bpe *bpe; /* only the one of the model's kind is set */
   rfi_unigram *unigram;
   rfi_wordpiece *wordpiece;
   rfi_normalizer *normalizer;
@@ -294,7 +294,7 @@ typedef struct match {
   size_t begin, end;
 } match;
 
-/* The next added token at or after `from`, with the white space that it takes. */
+/* The next added token at or after `from`, including the white space that it strips. */
 static match next_added(const rfr_tokenizer *k, const trie *t, const rfi_view *v, size_t from,
                         const rfr_encode_options *o) {
   match m = {-1, v->n, v->n};
@@ -339,7 +339,7 @@ static match next_added(const rfr_tokenizer *k, const trie *t, const rfi_view *v
 
 enum { CACHED_BYTES = 512 };
 
-/* Makes the state of an encoder for a text of n bytes. A short text needs no cache. */
+/* Creates the state of an encoder for a text of n bytes. A short text needs no cache. */
 static rfr_status prepare(const rfr_tokenizer *k, rfr_tokens *t, size_t n) {
   rfi_encoder *e = t->scratch;
   if (!e) {
@@ -366,7 +366,7 @@ static rfr_status copy_ids(rfr_ctx *ctx, const rfi_tokenizer_spec *spec, const c
   return RFR_OK;
 }
 
-/* An added token is looked for in normalized text, so its own text is normalized too. */
+/* An added token is matched in normalized text, so its own text is normalized too. */
 static rfr_status add_normalized(rfr_tokenizer *k, rfi_encoder *e, int32_t token) {
   const rfi_bytes text = k->added[token].content;
   rfi_view v = {.s = text.text, .n = text.n};
@@ -406,7 +406,7 @@ static void hash_steps(rfi_hasher *h, const rfi_step *x, int n) {
   }
 }
 
-/* Decoders and stop ids change no id of a text and are left out. */
+/* Hashes everything that affects ids; decoders and stop ids do not. */
 static rfr_status hash_spec(rfr_tokenizer *k, const rfi_tokenizer_spec *p) {
   rfi_hasher *h;
   RFI_TRY(rfi_hasher_create(k->ctx, &h));
@@ -440,8 +440,8 @@ static rfr_status hash_spec(rfr_tokenizer *k, const rfi_tokenizer_spec *p) {
   return RFR_OK;
 }
 
-/* BPE after a last step ByteLevel can read the bytes themselves. A byte without a token would become the unknown
- * token, which only the general form of the model handles. */
+/* BPE can read bytes directly if the last step is ByteLevel. A byte without a token would become the unknown token,
+ * which only the general form of the model supports. */
 static bool reads_bytes(const rfr_tokenizer *k, const rfi_tokenizer_spec *spec) {
   const int n = spec->n_pre_tokenizers;
   if (spec->model != RFI_BPE || n == 0 || spec->pre_tokenizers[n - 1].kind != RFI_PRE_BYTE_LEVEL) return false;
@@ -585,7 +585,7 @@ static rfr_status encode_model(const rfr_tokenizer *k, rfi_encoder *e, const cha
   return rfi_wordpiece_encode(k->wordpiece, e, s, n, out);
 }
 
-/* Appends the tokens of a piece; begins are offsets in the piece. */
+/* Appends the tokens of a piece; `begin` is relative to the piece. */
 static rfr_status encode_piece(const rfr_tokenizer *k, rfi_encoder *e, const char *s, size_t n, rfr_tokens *out) {
   uint64_t key[2], other[2];
   rfi_cache_entry *x;
@@ -624,7 +624,7 @@ static rfr_status encode_pieces(const rfr_tokenizer *k, rfi_encoder *e, const rf
   return RFR_OK;
 }
 
-/* Pieces for each thread, at least. */
+/* Minimum number of pieces per thread. */
 enum { PARALLEL_PIECES = 8192 };
 
 static rfr_status make_parts(const rfr_tokenizer *k, rfi_encoder *e, int n) {
@@ -640,7 +640,7 @@ static rfr_status make_parts(const rfr_tokenizer *k, rfi_encoder *e, int n) {
   return RFR_OK;
 }
 
-/* Each thread encodes a share of the pieces into tokens of its own. */
+/* Each thread encodes a share of the pieces into a separate list of tokens. */
 static rfr_status encode_shares(const rfr_tokenizer *k, rfi_encoder *e, const rfi_view *v, const rfi_pieces *pieces,
                                 int threads, rfr_tokens *out) {
   const size_t n = pieces->n;
@@ -666,7 +666,7 @@ static rfr_status encode_shares(const rfr_tokenizer *k, rfi_encoder *e, const rf
   return RFR_OK;
 }
 
-/* A text without added tokens, normalized. */
+/* Encodes a text without added tokens that are not normalized. */
 static rfr_status encode_text(const rfr_tokenizer *k, rfi_encoder *e, rfi_view v, const rfr_encode_options *o,
                               rfr_tokens *out) {
   rfi_pieces *pieces;

@@ -22,7 +22,7 @@ typedef struct rfi_bytes {
   size_t n;
 } rfi_bytes;
 
-/* Kinds of steps. A step uses the fields that its comment names. */
+/* Kinds of steps. A step uses the fields named in its comment. */
 typedef enum rfi_step_kind {
   /* normalizers */
   RFI_NORM_NFC,
@@ -91,11 +91,11 @@ typedef struct rfi_merge {
   rfi_bytes left, right;
 } rfi_merge;
 
-/* Everything is borrowed for the call of rfi_tokenizer_create. Zeros are valid defaults except for ids. */
+/* Everything is borrowed during rfi_tokenizer_create. Zeros are valid defaults, except for ids. */
 typedef struct rfi_tokenizer_spec {
   const char *name; /* file, for errors */
   rfi_token_model model;
-  const rfi_bytes *tokens; /* by id; text NULL: the id is not in use by the model (it may be an added token's) */
+  const rfi_bytes *tokens; /* by id; text NULL: the model does not use the id (an added token may) */
   int64_t n_tokens;
   const double *scores;    /* Unigram: n_tokens log-probabilities */
   const rfi_merge *merges; /* BPE: by rank */
@@ -108,7 +108,7 @@ typedef struct rfi_tokenizer_spec {
   int64_t n_added;
   const rfi_step *normalizers, *pre_tokenizers, *decoders;
   int n_normalizers, n_pre_tokenizers, n_decoders;
-  const int32_t *before, *after; /* tokens around a text, with add_special */
+  const int32_t *before, *after; /* tokens that add_special adds around a text */
   int n_before, n_after;
   int32_t bos, eos;    /* -1: none */
   const int32_t *stop; /* ids that end a generated text; eos is added */
@@ -123,7 +123,7 @@ enum {
 
 /* Errors: tokenizer, tokenizer.unsupported, RFR_NO_MEMORY. */
 rfr_status rfi_tokenizer_create(rfr_ctx *ctx, const rfi_tokenizer_spec *spec, rfr_tokenizer **out);
-/* Identifies everything of the description that changes ids: the key of token caches. */
+/* Identifies everything in the description that affects ids: the key of token caches. */
 rfi_hash rfi_tokenizer_hash(const rfr_tokenizer *tokenizer);
 
 /* A tokenizer.json from memory; `name` is its file in errors. bos, eos and stop ids stay empty. */

@@ -70,7 +70,7 @@ void rfi_decode_chain_destroy(rfr_ctx *ctx, rfi_decode_chain *c) {
 /* State of a step. */
 typedef struct state {
   rfi_string held, work; /* held: bytes that wait for the next token */
-  int64_t count;         /* tokens so far */
+  int64_t count;         /* number of tokens so far */
   int64_t stripped;      /* characters removed at the start of a fused token; -1: another character came */
   bool has_held;
 } state;
@@ -110,7 +110,7 @@ static rfr_status replace(rfi_string *out, const char *s, size_t n, const char *
   return RFR_OK;
 }
 
-/* The value of "<0xHH>", -1: not that. Exactly two digits. */
+/* The value of "<0xHH>" with exactly two digits; otherwise -1. */
 static int fallback_byte(const char *s, size_t n) {
   static const char digits[] = "0123456789ABCDEFabcdef";
   if (n != 6 || memcmp(s, "<0x", 3) != 0 || s[5] != '>') return -1;
@@ -124,7 +124,8 @@ static int fallback_byte(const char *s, size_t n) {
   return value;
 }
 
-/* A run of byte tokens is a text, or one U+FFFD per byte if it is not valid UTF-8 as a unit: so do tokenizers. */
+/* Consecutive byte tokens are decoded together: as text, or if that is not valid UTF-8 as one U+FFFD per byte, as
+ * tokenizers does. */
 static rfr_status flush_bytes(rfr_decoder *d, int i) {
   state *x = &d->states[i];
   const size_t n = x->held.n;
@@ -135,7 +136,8 @@ static rfr_status flush_bytes(rfr_decoder *d, int i) {
   return RFR_OK;
 }
 
-/* Passes the complete characters of the kept bytes to the next step; at the end also an incomplete one, as U+FFFD. */
+/* Passes the complete characters of the kept bytes to the next step; at the end, replaces an incomplete one by
+ * U+FFFD. */
 static rfr_status flush_utf8(rfr_decoder *d, int i, bool at_end) {
   state *x = &d->states[i];
   const char *s = x->held.data;
@@ -146,7 +148,7 @@ static rfr_status flush_utf8(rfr_decoder *d, int i, bool at_end) {
     k += valid;
     if (k == n) break;
     const int length = rfi_utf8_length(s + k, n - k);
-    /* A maximal part that reaches the end may become a character; a byte that begins none may not. */
+    /* An invalid part that reaches the end may still become a character, unless its first byte begins none. */
     char first = s[k];
     const bool waits = (size_t)-length == n - k && (unsigned char)first >= 0xC2 && (unsigned char)first <= 0xF4;
     if (waits && !at_end) break;
@@ -158,7 +160,7 @@ static rfr_status flush_utf8(rfr_decoder *d, int i, bool at_end) {
   return RFR_OK;
 }
 
-/* A token's bytes; if a character stands for no byte, its own text. */
+/* The bytes of a token; if one of its characters stands for no byte, the token's own text. */
 static rfr_status add_byte_level(rfr_decoder *d, int i, const char *s, size_t n) {
   state *x = &d->states[i];
   bool is_bytes = true;
@@ -217,7 +219,7 @@ static rfr_status add_wordpiece(rfr_decoder *d, int i, const char *s, size_t n) 
   return step_add(d, i + 1, x->work.data ? x->work.data : "", x->work.n);
 }
 
-/* The suffix becomes a blank, but not in the last token; so a token waits for the next. */
+/* The suffix becomes a blank, except in the last token; so a token is held until the next one arrives. */
 static rfr_status flush_bpe(rfr_decoder *d, int i, bool is_last) {
   const rfi_decode_step *t = &d->chain->steps[i];
   state *x = &d->states[i];

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Reads tokenizer.json as the Python package tokenizers writes it, and the files beside it that name the tokens at the
- * ends of a text.
+ * Reads tokenizer.json as the Python package tokenizers writes it, and the files of its folder that name the tokens at
+ * the ends of a text.
  *
  * Every component is either read with all its fields or refused by its key path. If a component were ignored, the ids
  * would differ from those that the model was trained on.
@@ -26,7 +26,7 @@ typedef struct reader {
   rfi_added_token *added;
   rfi_step normalizers[RFI_STEPS_LIMIT], pre_tokenizers[RFI_STEPS_LIMIT], decoders[RFI_STEPS_LIMIT];
   int32_t before[IDS], after[IDS], stop[IDS];
-  int32_t *index; /* Unigram: its tokens by hash, -1: empty */
+  int32_t *index; /* Unigram: hash table of its tokens, -1: empty */
   size_t index_mask;
   char (*places)[64]; /* key paths of the steps */
   int n_places;
@@ -95,7 +95,7 @@ static rfr_status get_behavior(const reader *r, const json_t *o, const char *whe
   return RFR_OK;
 }
 
-/* Files of older versions have add_prefix_space in place of prepend_scheme. */
+/* Files of older versions have add_prefix_space instead of prepend_scheme. */
 static rfr_status get_metaspace(const reader *r, const json_t *o, const char *where, rfi_step *s) {
   static const char *const words[] = {"never", "first", "always"};
   bool prefix;
@@ -336,8 +336,8 @@ static rfr_status index_tokens(reader *r, size_t n) {
   return RFR_OK;
 }
 
-/* The value that serde_json, the JSON reader of tokenizers, reads from the shortest text of x. It rounds twice: the
- * digits as an integer, then the quotient by a power of ten. Ties between two paths depend on the last bit. */
+/* The value that serde_json, the JSON parser of tokenizers, reads from the shortest text of x. It rounds twice: first
+ * the digits as an integer, then the quotient by a power of ten. Ties between two paths depend on the last bit. */
 static double rounded_twice(double x) {
   char text[32], power[16];
   uint64_t digits = 0;
@@ -421,8 +421,8 @@ static int32_t model_id(const reader *r, const json_t *model, rfi_bytes text) {
   return -1;
 }
 
-/* As in tokenizers, a token that the model lacks gets the next free id, not the id in the file. A file with another id
- * is refused, because the ids would differ from the file. */
+/* As in tokenizers, a token that the model lacks gets the next free id, not the id in the file. A file with a different
+ * id is refused, because the ids would not be those of the file. */
 static rfr_status read_added(reader *r, const json_t *root) {
   const json_t *list = json_object_get(root, "added_tokens"), *model = json_object_get(root, "model");
   const json_t *vocab = json_object_get(model, "vocab");
@@ -465,7 +465,7 @@ static rfr_status put_id(const reader *r, const char *where, int32_t *ids, int *
   return RFR_OK;
 }
 
-/* Ids that the step adds before and after what earlier steps gave. */
+/* The ids that the step adds before and after the tokens of earlier steps. */
 static rfr_status wrap(reader *r, const char *where, const int32_t *before, int n_before, const int32_t *after,
                        int n_after) {
   rfi_tokenizer_spec *p = &r->spec;
@@ -517,7 +517,7 @@ static rfr_status read_post_processor(reader *r, const json_t *o, const char *wh
   char inner[64];
   if (!o || json_is_null(o)) return RFR_OK;
   if (!type) return BAD(r, "%s has no \"type\"", where);
-  if (strcmp(type, "ByteLevel") == 0) return RFR_OK; /* changes offsets alone */
+  if (strcmp(type, "ByteLevel") == 0) return RFR_OK; /* affects only offsets */
   if (strcmp(type, "TemplateProcessing") == 0) return read_template(r, o, where);
   if (strcmp(type, "BertProcessing") == 0 || strcmp(type, "RobertaProcessing") == 0) return read_pair(r, o, where);
   if (strcmp(type, "Sequence") != 0) return REFUSE(r, "%s: the post-processor \"%.40s\" is not supported", where, type);
@@ -570,7 +570,7 @@ static void reader_destroy(rfr_ctx *ctx, reader *r) {
   rfi_free(ctx, r);
 }
 
-/* ---- files beside tokenizer.json ---- */
+/* ---- files in the folder of tokenizer.json ---- */
 
 static int32_t id_of(const reader *r, const json_t *model, rfi_bytes text) {
   for (int64_t i = 0; i < r->spec.n_added; i++)
@@ -586,7 +586,7 @@ static int32_t named_id(const reader *r, const json_t *model, const json_t *conf
   return json_is_string(x) ? id_of(r, model, text_of(x)) : -1;
 }
 
-/* *out NULL: there is no such file. Integers are reals: model_max_length may have 31 digits. */
+/* *out NULL: the file does not exist. Integers are read as reals: model_max_length may have 31 digits. */
 static rfr_status load_beside(rfr_ctx *ctx, const char *folder, const char *name, json_t **out) {
   char *path = NULL, *text;
   size_t n;
@@ -619,14 +619,14 @@ static rfr_status read_ends(reader *r, const json_t *model, const char *folder) 
   const json_t *stop = json_object_get(generation, "eos_token_id");
   RFI_GOTO(put_stop(r, stop));
   for (size_t i = 0; i < json_array_size(stop); i++) RFI_GOTO(put_stop(r, json_array_get(stop, i)));
-fail: /* also reached on success */
+fail: /* reached on success too */
   json_decref(config);
   json_decref(map);
   json_decref(generation);
   return s;
 }
 
-/* `folder` NULL: no files beside it. */
+/* `folder` NULL: there are no other files. */
 static rfr_status create_from(rfr_ctx *ctx, const char *name, const char *text, size_t n, const char *folder,
                               rfr_tokenizer **out) {
   json_t *root = NULL;
@@ -637,7 +637,7 @@ static rfr_status create_from(rfr_ctx *ctx, const char *name, const char *text, 
   RFI_GOTO(read_root(r, root));
   if (folder) RFI_GOTO(read_ends(r, json_object_get(root, "model"), folder));
   RFI_GOTO(rfi_tokenizer_create(ctx, &r->spec, out));
-fail: /* also reached on success */
+fail: /* reached on success too */
   reader_destroy(ctx, r);
   json_decref(root);
   return s;
@@ -664,7 +664,7 @@ rfr_status rfr_tokenizer_open(rfr_ctx *ctx, const char *path, rfr_tokenizer **ou
   }
   if (!text) RFI_GOTO(rfi_file_read_limited(ctx, file ? file : path, FILE_LIMIT, &text, &n));
   RFI_GOTO(create_from(ctx, file ? file : path, text, n, is_model ? path : NULL, out));
-fail: /* also reached on success */
+fail: /* reached on success too */
   rfi_free(ctx, text);
   rfi_free(ctx, file);
   return s;

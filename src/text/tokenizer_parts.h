@@ -12,7 +12,8 @@
 
 /* ---- texts between the stages ---- */
 
-/* Valid UTF-8 with the offset in the caller's text that each byte came from; origin NULL: byte i is from base + i. */
+/* Valid UTF-8 with the origin of every byte: its offset in the caller's text. origin NULL: byte i comes from base +
+ * i. */
 typedef struct rfi_view {
   const char *s;
   size_t n;
@@ -63,8 +64,8 @@ typedef struct rfi_vocabulary {
   char *text;       /* each token followed by a NUL */
   uint32_t *begin;  /* n + 1; token i is text[begin[i]] .. text[begin[i + 1] - 1) */
   uint8_t *is_used; /* n */
-  uint8_t *is_mark; /* n; special tokens of more than one character: the model makes none from text */
-  int32_t *table;   /* ids by hash, -1: empty; tokens of the model alone */
+  uint8_t *is_mark; /* n; special tokens of more than one character: the model never makes them from text */
+  int32_t *table;   /* hash table of ids, -1: empty; only tokens of the model */
   uint32_t mask;
   size_t longest; /* bytes of a token */
 } rfi_vocabulary;
@@ -73,7 +74,7 @@ static inline rfi_bytes rfi_vocabulary_at(const rfi_vocabulary *v, int32_t id) {
 }
 /* The model's id of a text, -1: none. */
 int32_t rfi_vocabulary_find(const rfi_vocabulary *v, const char *s, size_t n);
-/* The same without marks. */
+/* The same; special tokens are ignored. */
 static inline int32_t rfi_vocabulary_find_text(const rfi_vocabulary *v, const char *s, size_t n) {
   const int32_t id = rfi_vocabulary_find(v, s, n);
   return id >= 0 && v->is_mark[id] ? -1 : id;
@@ -89,13 +90,13 @@ int rfi_char_byte(uint32_t c); /* -1: the character stands for no byte */
 typedef struct rfi_pattern rfi_pattern;
 /* `where`: the key path for errors. */
 rfr_status rfi_pattern_create(rfr_ctx *ctx, const char *file, const char *where, rfi_bytes text, rfi_pattern **out);
-/* The text itself. */
+/* A pattern that is a literal text. */
 rfr_status rfi_pattern_create_literal(rfr_ctx *ctx, rfi_bytes text, rfi_pattern **out);
 void rfi_pattern_destroy(rfr_ctx *ctx, rfi_pattern *p);
 
 /* ---- the encoder's state ---- */
 
-/* A part of a piece that a pattern matched, or that lies between two matches. */
+/* A part of a piece: a match of a pattern, or the text between two matches. */
 typedef struct rfi_segment {
   uint32_t begin, end;
   bool is_match;
@@ -103,7 +104,7 @@ typedef struct rfi_segment {
 
 typedef struct rfi_cache_entry {
   char key[15];
-  uint8_t n; /* bytes of the key, 0: empty */
+  uint8_t n; /* length of the key, 0: empty entry */
   int32_t ids[3];
   uint8_t count, begin[3];
 } rfi_cache_entry;
@@ -121,7 +122,7 @@ typedef struct rfi_candidate {
 
 typedef struct rfi_encoder {
   rfr_ctx *ctx;
-  rfr_tokens *parts; /* of the threads of a parallel call */
+  rfr_tokens *parts; /* encoders of the threads of a parallel call */
   int n_parts;
   const void *owner; /* the tokenizer that the cache is for */
   rfi_cache_entry *cache;
@@ -142,7 +143,7 @@ typedef struct rfi_encoder {
   size_t points_capacity[2];
 } rfi_encoder;
 
-/* Appends a token; the caller made room. */
+/* Appends a token; the caller has reserved the space. */
 static inline void rfi_tokens_put(rfr_tokens *t, int32_t id, uint32_t begin) {
   t->ids[t->n] = id;
   t->begins[t->n++] = begin;
@@ -152,22 +153,22 @@ static inline rfr_status rfi_tokens_reserve(rfr_ctx *ctx, rfr_tokens *t, size_t 
   return t->capacity - t->n >= (int64_t)more ? RFR_OK : rfi_tokens_grow(ctx, t, more);
 }
 
-/* The next match in s[0, n) at or after `at`, as an iteration over all matches finds it: an empty match right after the
- * last match, which ended at `last` (SIZE_MAX: none), is skipped. *begin is SIZE_MAX if there is no match. */
+/* The next match in s[0, n) at or after `at`, as an iteration over all matches finds it: an empty match directly after
+ * the last match, which ended at `last` (SIZE_MAX: none), is skipped. *begin is SIZE_MAX if there is no match. */
 rfr_status rfi_pattern_next(const rfi_pattern *p, rfi_encoder *e, const char *s, size_t n, size_t at, size_t last,
                             size_t *begin, size_t *end);
 void rfi_pattern_release(rfi_encoder *e);
 
 /* ---- parts ---- */
 
-/* Models append the tokens of one piece; begins are offsets in the piece. */
+/* Models append the tokens of one piece; `begin` of a token is relative to the piece. */
 typedef struct rfi_bpe rfi_bpe;
 /* `raw`: pieces are bytes of the text and the vocabulary is in printable characters. */
 rfr_status rfi_bpe_create(rfr_ctx *ctx, const rfi_tokenizer_spec *spec, const rfi_vocabulary *v, bool raw,
                           rfi_bpe **out);
 void rfi_bpe_destroy(rfr_ctx *ctx, rfi_bpe *m);
 rfr_status rfi_bpe_encode(const rfi_bpe *m, rfi_encoder *e, const char *s, size_t n, rfr_tokens *out);
-/* Cuts pieces where no merge can cross the cut: the tokens are the same, and pieces that repeat are found in the
+/* Cuts pieces where no merge can cross the cut. The tokens are the same, and pieces that repeat are found in the
  * cache. */
 rfr_status rfi_bpe_cut(const rfi_bpe *m, rfr_ctx *ctx, const char *s, const rfi_pieces *in, rfi_pieces *out);
 bool rfi_bpe_cuts(const rfi_bpe *m);
@@ -188,7 +189,7 @@ typedef struct rfi_normalizer rfi_normalizer;
 rfr_status rfi_normalizer_create(rfr_ctx *ctx, const rfi_tokenizer_spec *spec, const rfi_unicode *categories,
                                  rfi_normalizer **out);
 void rfi_normalizer_destroy(rfr_ctx *ctx, rfi_normalizer *p);
-/* *v becomes the normalized text, which may lie in the encoder. */
+/* *v becomes the normalized text, which may be in the encoder's memory. */
 rfr_status rfi_normalize(const rfi_normalizer *p, rfi_encoder *e, rfi_view *v);
 
 /* Pre-tokenizers. */
@@ -199,18 +200,19 @@ rfr_status rfi_pretokenizer_create(rfr_ctx *ctx, const rfi_tokenizer_spec *spec,
 void rfi_pretokenizer_destroy(rfr_ctx *ctx, rfi_pretokenizer *p);
 /* Appends the printable characters of bytes [begin, end). */
 rfr_status rfi_print_bytes(rfr_ctx *ctx, const rfi_view *v, size_t begin, size_t end, rfi_text_buffer *b);
-/* Splits *v; *v and *pieces point into the encoder. */
+/* Splits *v; *v and *pieces refer to the encoder's memory. */
 rfr_status rfi_pretokenize(const rfi_pretokenizer *p, rfi_encoder *e, rfi_view *v, rfi_pieces **pieces);
 
-/* The regular expression of a pattern of words; a Split step with it takes the handwritten matcher. */
+/* The regular expression of a word pattern; a Split step with it uses the handwritten matcher. */
 rfi_bytes rfi_word_pattern_text(rfr_word_pattern pattern);
-/* *v becomes a text in the encoder with U+FFFD for each maximal invalid part; its first `valid` bytes are valid. */
+/* *v becomes a text in the encoder's memory with U+FFFD for each maximal invalid part; its first `valid` bytes must be
+ * valid. */
 rfr_status rfi_repair(rfi_encoder *e, rfi_view *v, size_t valid);
 
 /* The chain of decoders of a tokenizer; tokenizer_decode.c reads it. */
 typedef struct rfi_decode_step {
   rfi_step_kind kind;
-  char *pattern, *content; /* as in rfi_step */
+  char *pattern, *content; /* see rfi_step */
   size_t n_pattern, n_content;
   int64_t start, stop;
   bool cleanup, never_prepended;

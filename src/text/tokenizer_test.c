@@ -114,7 +114,7 @@ static void test_references(void **state) {
 
 /* ---- long texts ---- */
 
-/* All texts of a reference, many times. */
+/* Concatenates all texts of a reference many times. */
 static char *long_text(const reference *r, size_t *n) {
   const json_t *cases = json_object_get(r->root, "cases");
   size_t capacity = 0;
@@ -194,7 +194,7 @@ static void check_small(rfr_ctx *ctx, const char *json, const char *text, const 
   rfr_tokenizer_destroy(k);
 }
 
-/* Of equal pairs the leftmost is merged, in short pieces and in long ones. */
+/* Of equal pairs the leftmost is merged, in short and in long pieces. */
 static void test_leftmost(void **state) {
   static const char json[] = "{\"model\":{\"type\":\"BPE\",\"vocab\":{\"a\":0,\"aa\":1},\"merges\":[\"a a\"]}}";
   rft_folder *f = *state;
@@ -209,7 +209,7 @@ static void test_leftmost(void **state) {
   check_small(f->ctx, json, text, ids, 51);
 }
 
-/* Two paths of one sum as tokenizers reads the scores: the one that is found first is kept. */
+/* Two paths have equal sums with the scores as tokenizers reads them: the first one is kept. */
 static void test_score(void **state) {
   static const char json[] = "{\"model\":{\"type\":\"Unigram\",\"unk_id\":0,\"vocab\":[[\"u\",-20.0],"
                              "[\"a\",-10.626903632435095],[\"b\",0.0],[\"ab\",-10.626903632435097]]}}";
@@ -236,7 +236,8 @@ static int count_id(const rfr_tokens *t, int32_t id) {
   return n;
 }
 
-/* In "<|end|>x<|end|>" each span that touches a special token suppresses it, also with one byte; the other stays. */
+/* In "<|end|>x<|end|>" each span that overlaps a special token suppresses it, even by one byte; the other token
+ * stays. */
 static void test_foreign(void **state) {
   rft_folder *f = *state;
   reference r = load(f->ctx, "gpt2.json");
@@ -274,7 +275,8 @@ static void test_foreign(void **state) {
   unload(&r);
 }
 
-/* The text of a special token is in the vocabulary of the model too: no model makes the token from foreign text. */
+/* The text of a special token is also in the model's vocabulary: the model must not make the token from foreign
+ * text. */
 static void test_foreign_vocabulary(void **state) {
   rft_folder *f = *state;
   static const char *const models[] = {
@@ -308,7 +310,7 @@ static void test_foreign_vocabulary(void **state) {
   }
 }
 
-/* A longer special token that reaches into a span gives way to a shorter one outside it. */
+/* If a longer special token overlaps a span, a shorter one outside the span is matched instead. */
 static void test_foreign_prefix(void **state) {
   rft_folder *f = *state;
   static const char json[] = "{\"added_tokens\":[{\"id\":2,\"content\":\"<s>\",\"special\":true},{\"id\":3,\"content\":"
@@ -361,7 +363,7 @@ static void test_invalid(void **state) {
 
 /* ---- streaming ---- */
 
-/* The ids of bytes F0 9F 98 80, one at a time: nothing is written before the last. */
+/* The ids of bytes F0 9F 98 80, one at a time: nothing is written before the last one. */
 static void test_stream(void **state) {
   rft_folder *f = *state;
   reference r = load(f->ctx, "gpt2.json");
@@ -496,7 +498,7 @@ static void test_nesting(void **state) {
 
 /* ---- our matchers against PCRE2 ---- */
 
-/* The same pattern in a group has no matcher, so PCRE2 runs it. */
+/* Putting the same pattern in a group disables the matcher, so PCRE2 runs it. */
 static void test_matchers(void **state) {
   static const char *const names[] = {"gpt2.json", "llama3.json", "qwen2.json"};
   static const char gpt2[] = "'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+";

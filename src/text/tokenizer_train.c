@@ -21,7 +21,7 @@ rfr_tokenizer_train_options rfr_tokenizer_train_options_default(void) {
 
 /* ---- options ---- */
 
-/* A special token has several characters, so that it is not one of the tokens of bytes. */
+/* A special token must have several characters, so that it is not one of the byte tokens. */
 static rfr_status check_special(const rfr_tokenizer_train_options *o, int64_t i) {
   const char *text = o->special[i];
   size_t first = 0;
@@ -60,7 +60,7 @@ static rfr_status check_options(rfr_tokenizer_train_options *o, bool is_file) {
 
 /* ---- words ---- */
 
-/* The part of `limit` that a file may have: files share it in proportion to their sizes. */
+/* The part of `limit` for a file: files share it in proportion to their sizes. */
 static int64_t share(int64_t limit, int64_t size, int64_t all) {
   if (limit == 0 || limit >= all) return limit ? limit : -1;
   return (int64_t)((double)limit * ((double)size / (double)all));
@@ -81,7 +81,7 @@ static rfr_status count_files(rfi_word_counter *counter, const rfi_paths *files,
   }
   for (int i = 0; i < files->n && s == RFR_OK; i++) {
     int64_t left = share(o->max_bytes, sizes[i], all);
-    if (left > 0 && left > o->max_bytes - t->bytes) left = o->max_bytes - t->bytes; /* rows that were compressed */
+    if (left > 0 && left > o->max_bytes - t->bytes) left = o->max_bytes - t->bytes; /* compressed files of rows */
     s = rfi_word_counter_add_file(counter, files->items[i], &left, &t->bytes);
   }
   rfi_free(ctx, sizes);
@@ -169,7 +169,8 @@ static rfr_status put_model(rfi_string *out, const rfi_trained_bpe *t, const rfr
     RFI_TRY(rfi_string_printf(out, "\": %u", id));
   }
   RFI_TRY(put(out, "\n    },\n    \"merges\": ["));
-  for (size_t i = 0; i < t->n_merges; i++) { /* a text with a blank between: printable characters have none */
+  /* a text with a blank in between, because printable characters contain none */
+  for (size_t i = 0; i < t->n_merges; i++) {
     RFI_TRY(put(out, i ? ",\n      \"" : "\n      \""));
     RFI_TRY(put_printable(out, t, t->merges[i].left));
     RFI_TRY(put(out, " "));
@@ -228,14 +229,14 @@ static rfr_status write_folder(rfr_ctx *ctx, const char *out, const rfi_string *
   memcpy(folder, out, n);
   RFI_GOTO(rfi_path_parent(ctx, folder, &parent));
   RFI_GOTO(rfi_path_temporary(ctx, folder, &temporary));
-  RFI_GOTO(rfi_tree_remove(ctx, temporary)); /* of a dead process with our number */
+  RFI_GOTO(rfi_tree_remove(ctx, temporary)); /* left by a dead process that had our process id */
   RFI_GOTO(rfi_dir_create(temporary));
   s = write_in(ctx, temporary, "tokenizer.json", tokenizer->data, tokenizer->n);
   if (s == RFR_OK) s = write_in(ctx, temporary, "tokenizer_config.json", config->data, config->n);
   if (s == RFR_OK && chat) s = write_in(ctx, temporary, "chat_template.jinja", chat_text, chat_n);
   if (s == RFR_OK) s = rfi_file_rename(ctx, temporary, folder);
   if (s != RFR_OK) rfi_tree_discard(temporary);
-fail: /* also reached on success */
+fail: /* reached on success too */
   rfi_free(ctx, temporary);
   rfi_free(ctx, folder);
   rfi_free(ctx, parent);
@@ -254,7 +255,7 @@ static rfr_status write_files(rfr_ctx *ctx, const char *out, bool is_file, const
   RFI_GOTO(rfi_path_parent(ctx, out, &parent));
   RFI_GOTO(rfi_dir_create(parent));
   s = is_file ? rfi_file_write(ctx, out, text.data, text.n) : write_folder(ctx, out, &text, &config, chat);
-fail: /* also reached on success */
+fail: /* reached on success too */
   rfr_tokenizer_destroy(tokenizer);
   rfi_string_deinit(&text);
   rfi_string_deinit(&config);
@@ -285,7 +286,7 @@ static rfr_status train(rfr_ctx *ctx, const char *const *paths, int n, const rfr
   t->merges = (int64_t)trained.n_merges;
   t->least = trained.least;
   RFI_GOTO(write_files(ctx, out, is_file, &trained, o, chat));
-fail: /* also reached on success */
+fail: /* reached on success too */
   rfr_chat_template_destroy(chat);
   rfi_trained_bpe_deinit(ctx, &trained);
   rfi_word_counter_destroy(counter);

@@ -90,7 +90,7 @@ static void test_golden(void **state) {
 
 enum { WORDS = 40, LONGEST = 24, MERGES = 60 };
 
-/* The definition: count all pairs, merge the best everywhere, again. */
+/* The definition: count all pairs, merge the best one everywhere, repeat. */
 static int plain_trainer(uint32_t words[WORDS][LONGEST], int n[WORDS], const int64_t count[WORDS], uint32_t next,
                          struct rfi_trained_merge out[MERGES]) {
   static int64_t counts[256 + MERGES][256 + MERGES];
@@ -140,7 +140,7 @@ static void test_plain(void **state) {
     }
     const int merges = plain_trainer(words, n, count, 256, wanted);
     expect(rfi_bpe_train(f->ctx, &table, &reserved, 256 + merges, 1, &trained), "train");
-    /* The plain trainer gives a text that is made in two ways two ids; such rounds are not compared. */
+    /* The reference trainer gives two ids to a text that can be made in two ways; such rounds are not compared. */
     size_t same = trained.n_merges;
     for (size_t i = 0; i < trained.n_merges && i < same; i++)
       if (trained.merges[i].left != wanted[i].left || trained.merges[i].right != wanted[i].right) same = i;
@@ -155,7 +155,7 @@ static void test_plain(void **state) {
 
 /* ---- words ---- */
 
-/* Words from texts that have all kinds of characters next to line feeds. */
+/* Makes words from texts that contain all kinds of characters next to line feeds. */
 static void random_text(uint64_t *seed, char *text, size_t n) {
   static const char *const parts[] = {"a",        "Bc",   "7",   "123", " ",        "  ", "\t",       "\n",
                                       "\n\n",     "\r\n", ".",   "'s",  "'",        "-",  "\xc3\xa9", "\xff",
@@ -211,7 +211,8 @@ static void test_cuts(void **state) {
   }
 }
 
-/* A text of several units: all numbers of threads write the same bytes, and patterns find the same files. */
+/* A text of several units: the written file is bitwise equal for every number of threads, and if a pattern names the
+ * same files. */
 static void test_threads(void **state) {
   rft_folder *f = *state;
   enum { BYTES = 1 << 20 };
@@ -257,7 +258,7 @@ static void test_threads(void **state) {
 
 static void collect(const char *text, size_t n, void *user) { expect(rfi_string_append(user, text, n), "collect"); }
 
-/* The written files are read: special tokens, the end of a text, and every byte. */
+/* Reads the written files: special tokens, the end of a text, and every byte. */
 static void test_round_trip(void **state) {
   rft_folder *f = *state;
   static const char *const special[] = {"<|end|>", "<|im_start|>", "\"\\\n"};
@@ -301,7 +302,7 @@ static void test_round_trip(void **state) {
   rfi_string_deinit(&decoded);
 }
 
-/* All texts of rows count, and of text files the same; a file in .json is the tokenizer alone. */
+/* All texts of rows are counted, as are text files; an output path that ends in .json gets only the tokenizer. */
 static void test_rows(void **state) {
   rft_folder *f = *state;
   static const struct {
@@ -345,7 +346,7 @@ static void test_rows(void **state) {
     if (!strstr(text, pairs[i])) fail_msg("no merge %s", pairs[i]);
 }
 
-/* Each file gives its first part, in full characters. */
+/* Each file contributes its beginning, in complete characters. */
 static void test_max_bytes(void **state) {
   rft_folder *f = *state;
   rfr_tokenizer_train_options o = options(300);
@@ -358,7 +359,7 @@ static void test_max_bytes(void **state) {
   o.max_bytes = 21;
   o.min_frequency = 1;
   expect(train(f, f->ctx, "*.txt", &o, "out", &t), "train");
-  assert_int_equal(t.bytes, 6 + 14); /* 7 bytes would end in the character */
+  assert_int_equal(t.bytes, 6 + 14); /* 7 bytes would end inside a character */
   assert_int_equal(t.words, 2);
   size_t n;
   char *made = rft_read(f, "out/tokenizer.json", &n);
@@ -367,7 +368,7 @@ static void test_max_bytes(void **state) {
   free(made);
 }
 
-/* A special token that text could spell is not made by merges; a token has at most 16384 bytes. */
+/* Merges never make a special token that text could spell; a token has at most 16384 bytes. */
 static void test_limits(void **state) {
   rft_folder *f = *state;
   static const char *const special[] = {"<|end|>", "abab"};
@@ -488,7 +489,7 @@ static void test_refused(void **state) {
   }
 }
 
-/* Every allocation fails once, and the folder has no file but the text. */
+/* Every allocation fails once, and the folder has no file except the text. */
 static void test_allocations(void **state) {
   rft_folder *f = *state;
   const rfr_tokenizer_train_options o = options(280);

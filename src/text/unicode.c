@@ -53,7 +53,7 @@ static void change(rfi_unicode *u, uint32_t first, uint32_t last, uint16_t set, 
     const uint32_t end = (c | 255) < last ? (c | 255) : last;
     uint16_t *index = &u->page[c >> 8];
     const uint16_t old = *index;
-    /* A page of one value is shared, so it is copied before a change. */
+    /* A page with one value is shared, so it is copied before a change. */
     if (old < RFI_CN + 1) {
       *index = (uint16_t)u->n++;
       memcpy(u->pages[*index], u->pages[old], sizeof u->pages[old]);

@@ -50,7 +50,7 @@ typedef enum rfi_category {
 
 enum { RFI_CODE_POINTS = 0x110000, RFI_CATEGORY_MASK = 31 };
 
-/* Flags above the category: the class of a character in components of tokenizers that use older tables. */
+/* Flags in addition to the category: the class of a character in components of tokenizers that use older tables. */
 enum {
   RFI_IS_MARK = 1 << 5, /* StripAccents, and combining classes */
   RFI_IS_BERT_MARK = 1 << 6,
@@ -85,7 +85,7 @@ void rfi_set_add_spaces(uint64_t *set); /* White_Space */
 void rfi_set_invert(uint64_t *set);
 void rfi_set_unite(uint64_t *set, const uint64_t *other);
 void rfi_set_intersect(uint64_t *set, const uint64_t *other);
-/* The first code point from c on that is in the set (or is not); RFI_CODE_POINTS: there is none. */
+/* The first code point from c on that is in the set (or is not in it); RFI_CODE_POINTS: there is none. */
 uint32_t rfi_set_next(const uint64_t *set, uint32_t c, bool in);
 
 /* The property White_Space. */
@@ -118,7 +118,7 @@ size_t rfi_utf8_put(uint32_t c, char out[4]);
 /* Bytes of the character at s, of which n > 0 bytes remain; -k if the first k bytes are a maximal invalid part, which
  * one U+FFFD replaces, as Unicode recommends. */
 int rfi_utf8_length(const char *s, size_t n);
-/* The first byte that belongs to no valid character; n if all are valid. */
+/* The first byte that is not part of a valid character; n if all are valid. */
 size_t rfi_utf8_valid(const char *s, size_t n);
 
 #endif

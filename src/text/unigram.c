@@ -25,13 +25,13 @@ struct rfi_unigram {
   int32_t byte_id[256];
   edge *edges;
   uint64_t mask;
-  int32_t *token; /* of a node, -1: none */
+  int32_t *token; /* token that ends at a node, -1: none */
 };
 
 /* The best path that ends at a byte. */
 typedef struct node {
   double score;
-  uint32_t begin; /* of its last token */
+  uint32_t begin; /* start of its last token */
   int32_t id;     /* -1: no path ends here */
 } node;
 
@@ -155,7 +155,7 @@ rfr_status rfi_unigram_encode(const rfi_unigram *m, rfi_encoder *e, const char *
   node *best = e->paths;
   size_t count = 0;
   RFI_TRY(find_paths(m, s, n, best));
-  /* The path is found from its end. */
+  /* Follows the path from its end. */
   for (size_t end = n; end > 0; count++) {
     size_t begin = best[end].begin;
     while (best[end].id == m->unknown && begin > 0 && best[begin].id == m->unknown) begin = best[begin].begin;

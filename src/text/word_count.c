@@ -64,7 +64,7 @@ static rfr_status count_batch(rfi_word_counter *c) {
   for (int k = 0; k < threads; k++)
     for (int i = k; i < n && failed == INT_MAX; i += threads)
       if (count_unit(c, &c->threads[k], c->batch.data + c->units[i].begin, c->units[i].n) != RFR_OK) failed = i;
-  /* The error is thread-local: this thread meets it again. */
+  /* Errors are thread-local, so this thread encodes the text again. */
   const rfr_status s = failed == INT_MAX
                            ? RFR_OK
                            : count_unit(c, &c->threads[0], c->batch.data + c->units[failed].begin, c->units[failed].n);
@@ -103,7 +103,7 @@ typedef struct sample {
   int64_t *left, *bytes;
 } sample;
 
-/* The part of a text that the limit allows, in full characters. */
+/* The part of the text within the limit, in complete characters. */
 static rfr_status add_text(const sample *x, const char *text, size_t n) {
   if (!text) return RFR_OK;
   if (*x->left >= 0 && n > (size_t)*x->left) {
@@ -168,14 +168,14 @@ fail:
 
 /* ---- text files ---- */
 
-/* The last place to cut in the second half; 0: there is none. */
+/* The last position to cut in the second half; 0: there is none. */
 static size_t last_cut(const char *s, size_t n) {
   size_t found = 0;
   for (size_t at = n / 2; (at = rfi_words_cut(s, n, at)) < n; at++) found = at;
   return found;
 }
 
-/* A text file in pieces, each with all words that begin in it. */
+/* Reads a text file in pieces; each has all words that begin in it. */
 static rfr_status add_text_file(const sample *x, const char *path) {
   rfr_ctx *ctx = x->counter->ctx;
   rfi_file *f;

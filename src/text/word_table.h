@@ -8,7 +8,7 @@
 #include "base/base.h"
 
 typedef struct rfi_word {
-  uint32_t begin, n; /* in the table's text */
+  uint32_t begin, n; /* offsets in the table's text */
   int64_t count;
 } rfi_word;
 

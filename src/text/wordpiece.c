@@ -8,7 +8,7 @@
 
 struct rfi_wordpiece {
   const rfi_vocabulary *v;
-  char prefix[64]; /* of tokens that continue a word */
+  char prefix[64]; /* prefix of tokens that continue a word */
   size_t n_prefix, longest;
   int32_t unknown;
   int64_t max_word;

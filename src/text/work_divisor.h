@@ -5,7 +5,7 @@
 #ifndef RFI_WORK_DIVISOR_H
 #define RFI_WORK_DIVISOR_H
 
-#ifdef FUZZING_BUILD_MODE_UNSAFE_FOR_PRODUCTION /* the name that libFuzzer and AFL++ document */
+#ifdef FUZZING_BUILD_MODE_UNSAFE_FOR_PRODUCTION /* the macro that libFuzzer and AFL++ document */
 #define RFI_WORK_DIVISOR 256
 #else
 #define RFI_WORK_DIVISOR 1

@@ -81,7 +81,7 @@ rfr_status rfr_trace_diff(const rfr_trace *a, const rfr_trace *b, rfr_write_fn w
   for (int i = 0; i < a->n_ops; i++) fa[i] = fingerprint(a, &a->ops[i]);
   for (int i = 0; i < b->n_ops; i++) fb[i] = fingerprint(b, &b->ops[i]);
   int i = 0, j = 0;
-  enum { WINDOW = 512 }; /* ops searched for a match: passes move ops little */
+  enum { WINDOW = 512 }; /* number of ops that are searched for a match, because passes move ops only a little */
   while (i < a->n_ops || j < b->n_ops) {
     if (i < a->n_ops && j < b->n_ops && fa[i] == fb[j]) {
       i++, j++;

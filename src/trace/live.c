@@ -20,7 +20,7 @@ rfr_status rfi_lives(const rfr_trace *t, rfi_life **out) {
   for (int v = 0; v < t->n_values; v++) life[v] = (rfi_life){-1, -1, false};
   for (int i = 0; i < t->n_ops; i++) {
     const rfi_opr *op = &t->ops[i];
-    /* A view reads no bytes: only its readers keep the base alive. */
+    /* A view reads nothing: only its readers keep the base alive. */
     if (op->def->flags & RFI_VIEW) continue;
     for (int k = 0; k < op->n_in; k++)
       if (op->in[k] >= 0) touch(&life[t->values[op->in[k]].base], i);

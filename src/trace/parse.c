@@ -18,7 +18,7 @@ typedef struct parser {
   const char *p, *end; /* rest of the current line, without comment */
   int line;
   rfr_trace *t;
-  double list[RFR_MAX_LIST]; /* of the current op, which has at most one */
+  double list[RFR_MAX_LIST]; /* of the current op; an op has at most one */
 } parser;
 
 static rfr_status bad(const parser *q, const char *what) {
@@ -92,7 +92,7 @@ static rfr_status take_quoted(parser *q, const char **out) {
   return RFR_OK;
 }
 
-/* Position in a table of names, by the word at the cursor. */
+/* The index in a table of names of the word at the cursor. */
 static int take_name(parser *q, const char *(*name)(int), int count) {
   size_t n = word_length(q);
   for (int i = 0; i < count; i++)
@@ -168,7 +168,7 @@ static rfr_status parse_input(parser *q) {
   return rfr_trace_status(q->t);
 }
 
-/* A printed result; compared with the inferred one. */
+/* A printed result, to be compared with the inferred one. */
 typedef struct claim {
   rfr_value id;
   const char *name;

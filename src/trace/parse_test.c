@@ -36,7 +36,8 @@ static void test_round_trip(void **state) {
   free(second.data);
 }
 
-/* Every line cut off, and every byte of the text replaced: refused or equal in meaning, never a crash. */
+/* Cuts off every line, and replaces every byte of the text: the result is refused or has the same meaning, never a
+ * crash. */
 static void test_parse_damaged(void **state) {
   (void)state;
   rfr_trace *t = rft_trace_sample(), *back;
@@ -139,7 +140,7 @@ static void test_parse_errors(void **state) {
   }
 }
 
-/* The memory that a text takes is linear in it, whatever the text repeats on one line. */
+/* The memory for a text is linear in its length, whatever is repeated on a line. */
 static void test_parse_memory(void **state) {
   (void)state;
   enum { REPEATS = 20000, PER_BYTE = 200 };

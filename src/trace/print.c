@@ -211,7 +211,7 @@ static rfr_status put_name(rfi_string *s, const rfr_trace *t, rfr_value v) {
   const char *name = t->values[v].name;
   if (!name[0]) return rfi_string_printf(s, "%%%d", v);
   for (const char *c = name; *c; c++)
-    if ((unsigned char)*c <= ' ' || *c == '"') return put_quoted(s, name); /* keeps the line in one piece */
+    if ((unsigned char)*c <= ' ' || *c == '"') return put_quoted(s, name); /* keeps the line from being split */
   return rfi_string_printf(s, "%s", name);
 }
 
@@ -248,7 +248,7 @@ rfr_status rfi_put_op_line(rfi_string *s, const rfr_trace *t, int i, int64_t liv
   return rfi_string_append(s, "\n", 1);
 }
 
-/* Length of a leading "layerN" in a scope, 0 if none; *number gets N. */
+/* The length of a leading "layerN" in a scope, 0 if there is none; *number gets N. */
 static size_t layer_prefix(const char *scope, int *number) {
   static const char word[] = "layer";
   size_t n = sizeof word - 1;
@@ -257,7 +257,7 @@ static size_t layer_prefix(const char *scope, int *number) {
   return scope[n] == 0 || scope[n] == '.' ? n : 0;
 }
 
-/* End of the run of ops that share op i's layer, phase and microbatch. */
+/* The end of the sequence of ops that share op i's layer, phase and microbatch. */
 static int group_end(const rfr_trace *t, int i) {
   int layer = 0, other = 0;
   bool in_layer = layer_prefix(t->ops[i].scope, &layer) > 0;
@@ -274,7 +274,7 @@ static bool groups_alike(const rfr_trace *t, int a, int b, int n) {
   for (int i = 0; i < n; i++) {
     const rfi_opr *x = &t->ops[a + i], *y = &t->ops[b + i];
     if (x->def != y->def || x->phase != y->phase || x->n_in != y->n_in) return false;
-    /* Sites of random ops always differ. */
+    /* Ignores the sites of random ops, which always differ. */
     for (int k = 0; k < x->def->n_attrs; k++)
       if (strcmp(x->def->attr[k], "site") != 0 && !rfi_attr_equal(x->def->attr_type[k], &x->attr[k], &y->attr[k]))
         return false;

@@ -13,7 +13,7 @@ const char *rfi_phase_name(int phase);
 const char *rfi_policy_name(int policy);
 /* "1.5 MiB" */
 rfr_status rfi_put_bytes(rfi_string *s, int64_t bytes);
-/* One op in the form for people, with newline; live < 0: without bytes. */
+/* Prints one op in the form for people, with newline; live < 0: without bytes. */
 rfr_status rfi_put_op_line(rfi_string *s, const rfr_trace *t, int op, int64_t live);
 
 #endif

@@ -37,7 +37,7 @@ rfr_recipe rfr_recipe_default(rfr_recipe_kind kind) {
                       .powers_of_two = kind == RFR_RECIPE_FP8_BLOCK};
 }
 
-/* The fault of a recipe; NULL: none. */
+/* The reason why a recipe is invalid; NULL: it is valid. */
 static const char *fault_of(const rfr_recipe *r) {
   const bool delayed = r->kind == RFR_RECIPE_FP8_DELAYED;
   if ((unsigned)r->kind >= (unsigned)COUNT(kinds)) return "kind is not a recipe";
@@ -181,7 +181,7 @@ const char *rfi_recipe_text(const rfr_trace *t, rfi_label label, char buf[RFI_RE
   return buf;
 }
 
-/* Takes `prefix` and the following word, up to a space or the end. */
+/* Reads `prefix` and the following word, up to a space or the end. */
 static bool take_word(const char **p, const char *prefix, char word[32]) {
   const size_t n = strlen(prefix);
   if (strncmp(*p, prefix, n) != 0) return false;

@@ -46,9 +46,9 @@ static void scopes(void **state) {
   assert_int_equal(last_label(t).recipe, 0);
   rfr_recipe_end(t);
   rfr_recipe_end(t);
-  rfr_linear(t, h, rfr_reshape(t, head, 2, ((int64_t[]){48, 32})), RFR_NONE); /* found through the view */
+  rfr_linear(t, h, rfr_reshape(t, head, 2, ((int64_t[]){48, 32})), RFR_NONE); /* the weight is found through the view */
   assert_int_equal(last_label(t).recipe, RFI_RECIPE_KEEP);
-  rfr_matmul(t, h, h, RFR_NONE, 1, 0, RFR_F32); /* a transposed first operand: not a linear */
+  rfr_matmul(t, h, h, RFR_NONE, 1, 0, RFR_F32); /* the first operand is transposed, so this is not a linear */
   assert_int_equal(last_label(t).recipe, 0);
   rfr_gelu(t, h, 0);
   assert_int_equal(last_label(t).recipe, 0);
@@ -59,7 +59,7 @@ static void scopes(void **state) {
   rfr_trace_destroy(t);
 }
 
-/* Weights that are trained in FP8, and inputs that are quantized already. */
+/* Refused: weights that are trained in FP8, and inputs that are already quantized. */
 static void quantized_operands(void **state) {
   (void)state;
   for (int of_weight = 0; of_weight < 2; of_weight++) {
@@ -117,7 +117,7 @@ static void refused(void **state) {
   rfr_trace_destroy(t);
 }
 
-/* One linear of each recipe, with every field set to something else. */
+/* One linear with each recipe; every field differs from its default. */
 static void text(void **state) {
   (void)state;
   rfr_trace *t, *again;

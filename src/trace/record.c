@@ -42,7 +42,7 @@ static rfr_value no_memory(rfr_trace *t) {
   return RFR_NONE;
 }
 
-/* The latched error becomes the calling thread's last error again. */
+/* Makes the latched error the calling thread's last error again. */
 rfr_status rfr_trace_status(const rfr_trace *t) {
   RFI_TRY(rfi_check_handle(t, "rfr_trace"));
   if (t->status == RFR_OK) return RFR_OK;
@@ -94,8 +94,8 @@ void rfr_scope(rfr_trace *t, const char *scope) {
   if (copy) t->scope = copy;
   else no_memory(t);
 }
-/* A random number is addressed by site and microbatch, so each microbatch numbers its sites from the same one. A
- * microbatch that is continued later takes sites that no other has. */
+/* Random numbers are addressed by site and microbatch, so each microbatch numbers its sites from the same start. A
+ * microbatch that is continued later gets sites that no other microbatch has. */
 void rfr_microbatch(rfr_trace *t, int microbatch) {
   if (!rfi_trace_records(t)) return;
   if (microbatch < -1 || microbatch > RFI_MAX_MICROBATCH) {
@@ -131,7 +131,8 @@ rfr_type rfr_value_type(const rfr_trace *t, rfr_value v) {
 const char *rfr_value_name(const rfr_trace *t, rfr_value v) { return is_value(t, v) ? t->values[v].name : ""; }
 int rfr_trace_op_count(const rfr_trace *t) { return t ? t->n_ops : 0; }
 
-/* From the ops, since a parsed trace has no recording state; backward ops repeat the sites of the forward. */
+/* Computed from the ops, because a parsed trace has no recording state; backward ops repeat the sites of the
+ * forward. */
 int64_t rfr_trace_sites(const rfr_trace *t) {
   int64_t n = 0;
   for (int i = 0; t && i < t->n_ops; i++) {
@@ -248,7 +249,7 @@ static rfr_status set_storage(rfr_trace *t, const rfi_opr *op, int j, rfr_value 
   return RFR_OK;
 }
 
-/* A list is compared by its numbers, other attributes as bytes. */
+/* Compares a list by its numbers, other attributes as bytes. */
 bool rfi_attr_equal(char type, const rfi_attr *a, const rfi_attr *b) {
   if (type != 'l') return memcmp(a, b, sizeof *a) == 0;
   return a->l.n == b->l.n && (a->l.n == 0 || memcmp(a->l.x, b->l.x, (size_t)a->l.n * sizeof *a->l.x) == 0);
@@ -270,13 +271,13 @@ uint64_t rfi_attrs_hash(const rfi_opr *op, uint64_t hash) {
   return hash;
 }
 
-/* `to` is zero; only the bytes used by each type are set, because attributes are compared as bytes. */
+/* `to` is zeroed; sets only the bytes that each type uses, because attributes are compared as bytes. */
 static rfr_status copy_attrs(rfr_trace *t, const rfi_op_def *def, const rfi_attr *from, rfi_attr *to) {
   for (int i = 0; i < def->n_attrs; i++) {
     switch (def->attr_type[i]) {
       case 'f': to[i].f = from[i].f; break;
       case 's':
-        to[i].s.rank = from[i].s.rank; /* an invalid rank too: the op's rule refuses it */
+        to[i].s.rank = from[i].s.rank; /* also an invalid rank, which the op's rule then refuses */
         for (int d = 0; d < from[i].s.rank && d < RFR_MAX_RANK; d++) to[i].s.dim[d] = from[i].s.dim[d];
         break;
       case 'l': {

@@ -47,7 +47,7 @@ static rfr_status check_types(const rfr_trace *t, const rfi_opr *op, int i) {
   return RFR_OK;
 }
 
-/* version[v]: the version of its base's bytes that value v shows; latest[b]: the newest version. */
+/* version[v]: the version of the storage that value v shows; latest[b]: the newest version of base b. */
 static rfr_status check_versions(const rfr_trace *t, int *version, int *latest) {
   for (int i = 0; i < t->n_ops; i++) {
     const rfi_opr *op = &t->ops[i];
@@ -100,8 +100,8 @@ static rfr_status check_updates(const rfr_trace *t, const rfi_opr *op) {
   return RFR_OK;
 }
 
-/* Ops of phase load run once, before all others: they read only frozen inputs and constants, and no op with a kernel
- * precedes them. */
+/* Ops of phase load run once, before all others: they may read only frozen inputs and constants, and no op with a
+ * kernel may precede them. */
 static rfr_status check_load(const rfr_trace *t, const rfi_opr *op, bool *others) {
   if (op->phase != RFR_PHASE_LOAD) {
     *others = *others || !(op->def->flags & RFI_VIEW);
@@ -118,7 +118,7 @@ static rfr_status check_load(const rfr_trace *t, const rfi_opr *op, bool *others
                      "%s of phase load follows an op of another phase, or reads a value that changes", op->def->name);
 }
 
-/* The bytes of all values: far below 63 bits, so that no partial sum overflows. */
+/* Limits the bytes of all values: far below 63 bits, so that no partial sum overflows. */
 static rfr_status check_bytes(const rfr_trace *t) {
   int64_t total = 0;
   for (rfr_value v = 0; v < t->n_values; v++) {

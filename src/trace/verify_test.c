@@ -29,7 +29,7 @@ static void test_stale_version(void **state) {
   rfr_trace_destroy(t);
 }
 
-/* Each rule, by a valid trace of which one field is broken. */
+/* Each rule is broken by changing one field of a valid trace. */
 static void test_rules(void **state) {
   (void)state;
   rfr_trace *t = rft_trace_sample();
@@ -70,7 +70,7 @@ static rfr_status load_of(rfr_role role) {
   return s;
 }
 
-/* Phase load reads only what never changes. */
+/* Phase load may read only inputs that never change. */
 static void test_load(void **state) {
   (void)state;
   OK(load_of(RFR_ROLE_FROZEN));

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Runs that train an adapter: the same bits eager, recomputed and resumed; bytes of weights, masters and moments in
- * closed form; nothing but the weights of the frozen base; linears of one x share a GEMM; the checkpoint is an
- * adapter's folder that another run starts from; another base is refused; a tensor without a gradient stops the run.
+ * Runs that train an adapter: bitwise equal eager, recomputed and resumed; bytes of weights, masters and moments in
+ * closed form; the frozen base has weights and nothing else; linear layers with the same x share a GEMM; the checkpoint
+ * is an adapter's folder that another run starts from; another base is refused; a tensor without a gradient stops the
+ * run.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -53,7 +54,7 @@ static void bits_dora(void **state) {
 
 /* ---- bytes ---- */
 
-/* The base in 16 bits has its weights and nothing else: no master weights, no moments, no gradient. */
+/* With a base in 16 bits, the base has only weights: no master weights, moments or gradients. */
 static void planned_bytes(void **state) {
   (void)state;
   enum { C = 24, I = 40, KV = 12, L = 2, V = 256, R = 3, RQ = 5 };
@@ -85,7 +86,7 @@ static void planned_bytes(void **state) {
   for (int v = 0; v < t->n_values; v++)
     if (strncmp(t->values[v].name, "d_", 2) == 0) gradients += rfi_bytes(&t->values[v].type);
   assert_int_equal(gradients, 4 * adapter);
-  int adds = 0; /* that of the losses of two microbatches: GEMMs of the adapter accumulate onto y and dx */
+  int adds = 0; /* one add, for the losses of two microbatches: the adapter's GEMMs accumulate into y and dx */
   for (int i = 0; i < t->n_ops; i++) adds += t->ops[i].def->code == RFI_OP_add;
   assert_int_equal(adds, 1);
   rfr_run_get_info(run, &info);
@@ -101,7 +102,7 @@ static void planned_bytes(void **state) {
 
 enum { RANK = 3, LAYERS = 2, MICROBATCHES = 2 };
 
-/* GEMMs of a phase, of all microbatches, with a result of (_,n), or (n,_) for gradients. */
+/* Counts the GEMMs of a phase, over all microbatches, whose result is (_,n), or (n,_) for gradients. */
 static int gemms(const rfr_trace *t, rfr_phase phase, int dimension, int64_t n) {
   int count = 0;
   for (int i = 0; i < t->n_ops; i++) {
@@ -111,7 +112,7 @@ static int gemms(const rfr_trace *t, rfr_phase phase, int dimension, int64_t n) 
   return count;
 }
 
-/* The A of q, k and v, and of gate and up, are one tensor unless something differs between them. */
+/* A of q, k and v, and of gate and up, is one tensor unless these differ in some way. */
 static void shared_gemms(void **state) {
   static const struct {
     const char *set;
@@ -135,12 +136,12 @@ static void shared_gemms(void **state) {
         &o);
     const rfr_trace *t = rfr_program_trace(run->programs, rfr_run_program_index(run, RFR_RUN_TRAIN), "lower");
     assert_non_null(t);
-    for (int k = 2; k <= 3; k++) { /* a GEMM of k ranks for each microbatch: u, and the gradient of A */
+    for (int k = 2; k <= 3; k++) { /* per microbatch one GEMM over k ranks for u, and one for the gradient of A */
       const int want = (k == 3 ? cases[i].qkv : cases[i].mlp) ? LAYERS * MICROBATCHES : 0;
       assert_int_equal(gemms(t, RFR_PHASE_FORWARD, 1, k * RANK), want);
       assert_int_equal(gemms(t, RFR_PHASE_WGRAD, 0, k * RANK), want);
     }
-    if (i == 0) { /* A is scaled once a step, and so is its gradient */
+    if (i == 0) { /* A and its gradient are scaled once per step */
       int scales = 0;
       for (int k = 0; k < t->n_ops; k++) scales += t->ops[k].def->code == RFI_OP_scale;
       assert_int_equal(scales, 2 * 4 * LAYERS);
@@ -152,7 +153,7 @@ static void shared_gemms(void **state) {
 
 /* ---- folders ---- */
 
-/* The run reports to `r` as long as it is open. */
+/* The run sends its events to `r` until it is closed. */
 static rfr_status open_again(rfr_ctx *ctx, const char *config, const char *name, int programs, rft_record *r,
                              rfr_run **run) {
   rfr_run_options o = rft_run_options(r);
@@ -161,7 +162,7 @@ static rfr_status open_again(rfr_ctx *ctx, const char *config, const char *name,
   return rfr_run_open(ctx, config, rft_run_folder(name), &o, run);
 }
 
-/* The base here is made from the seed: another seed is another base. */
+/* The base is initialized from the seed, so another seed gives another base. */
 static void another_base(void **state) {
   (void)state;
   rfr_ctx *ctx = rft_run_ctx(1);
@@ -183,7 +184,7 @@ static void another_base(void **state) {
   rfr_ctx_destroy(ctx);
 }
 
-/* A checkpoint is a folder of an adapter. A run that starts from it begins with its loss. */
+/* A checkpoint is an adapter folder. A run that starts from it begins with the same loss. */
 static void start_from(void **state) {
   (void)state;
   static const char *const adapters[] = {LORA, DORA};
@@ -237,7 +238,7 @@ static void check_stored(rfr_run *run, rfi_safetensors *st, const char *name, co
   free(data);
 }
 
-/* A checkpoint in bf16 has the f32 master weights, once: as the adapter. */
+/* A bf16 checkpoint stores the f32 master weights only once: as the adapter. */
 static void masters_saved(void **state) {
   (void)state;
   rfr_ctx *ctx = rft_run_ctx(1);
@@ -277,7 +278,7 @@ static void masters_saved(void **state) {
   rfr_ctx_destroy(ctx);
 }
 
-/* Without master weights a checkpoint has the 16-bit weights. A run with master weights cannot continue from it. */
+/* Without master weights a checkpoint stores the 16-bit weights. A run with master weights cannot continue from it. */
 static void masters_needed(void **state) {
   (void)state;
   static const char config[] =
@@ -304,7 +305,7 @@ static void masters_needed(void **state) {
   rfr_ctx_destroy(ctx);
 }
 
-/* A run that is read keeps its adapter's keys. */
+/* A run that is opened for reading keeps the keys of its adapter. */
 static void own_keys(void **state) {
   (void)state;
   static const char *const sets[][2] = {{"adapter.alpha=1", "adapter.alpha is \"6\" in the checkpoint and \"1\""},

@@ -13,7 +13,7 @@
 
 enum { RANDOM_STREAM = 4 };
 
-/* Window r of a batch. Its documents and pairs are appended. */
+/* Fills window r of a batch and appends its documents and pairs. */
 static rfr_status fill_window(rfr_run *run, rfi_split split, bool once, int64_t first, int64_t r,
                               const rfi_batch *batch, int64_t *n_documents, int64_t *n_pairs) {
   const rfi_settings *s = run->settings;
@@ -29,7 +29,7 @@ static rfr_status fill_window(rfr_run *run, rfi_split split, bool once, int64_t 
                                    batch->pairs + *n_pairs, &pairs));
   } else if (run->data) {
     RFI_TRY(rfi_dataset_window(run->data, split, s->seed, first + r, tokens, targets, offsets, &documents));
-  } else if (batch->pairs) { /* random tokens: a window is a pair */
+  } else if (batch->pairs) { /* random tokens: each window is a pair */
     documents = 2, pairs = 1;
     offsets[1] = (int32_t)(S / 2);
     batch->pairs[*n_pairs] = 0;
@@ -58,7 +58,7 @@ rfr_status rfi_fill_batch(rfr_run *run, rfi_split split, bool once, int64_t firs
   return RFR_OK;
 }
 
-/* The reference's numbers of the pairs of a microbatch; 0 without data. */
+/* The reference model's values for the pairs of a microbatch; 0 without data. */
 static void fill_reference(const rfr_run *run, const int32_t *pairs, float *reference) {
   const float *known = run->reference[RFI_TRAIN];
   for (int64_t p = 0; p < rfi_most_pairs(run->settings->spec.tokens); p++)

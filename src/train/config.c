@@ -82,7 +82,7 @@ typedef struct foreign {
   const char *names, *ours, *note;
 } foreign;
 
-/* The row of another trainer's key, or NULL. Case and "-" for "_" make no difference. */
+/* Finds the row of another trainer's key; NULL: none. Ignores case, and "-" equals "_". */
 static const foreign *foreign_key(const char *key) {
   static const foreign table[] = {
 #define RFI_FOREIGN(names, ours, note) {names, ours, note},
@@ -99,8 +99,8 @@ static const foreign *foreign_key(const char *key) {
   return NULL;
 }
 
-/* config.key with the way out: our key for another trainer's, else the nearest key of the section, else the section
- * that has such a key. `section` may be unknown. */
+/* Fails with config.key and a suggestion: our key for another trainer's, else the nearest key of the section, else the
+ * section that has such a key. `section` may be unknown. */
 static rfr_status unknown_key(const char *file, int64_t line, const char *section, const char *key) {
   const char *names[2 * RFI_CFG_COUNT], *suggestion = NULL, *last = strrchr(key, '.');
   const foreign *other = foreign_key(last ? last + 1 : key);
@@ -192,8 +192,8 @@ static rfr_status take_file(rfi_config *c, const char *text, size_t n) {
   return RFR_OK;
 }
 
-/* A value outside of a file. Lists, maps and quoted texts are parsed as YAML. Other texts are taken literally, so that
- * a pattern such as *.h needs no quotes. */
+/* Parses a value from outside of a file. Lists, maps and quoted texts are parsed as YAML. Other texts are taken
+ * literally, so that a pattern such as *.h needs no quotes. */
 static rfr_status parse_text(rfi_config *c, const char *file, const char *text, rfi_yaml **node) {
   if (*text && strchr("[{\"'", *text)) RFI_TRY(rfi_yaml_parse(c->arena, file, text, strlen(text), node));
   else if (!(*node = rfi_yaml_scalar(c->arena, text, 0))) return RFR_NO_MEMORY;
@@ -205,7 +205,7 @@ static void forget_lines(rfi_yaml *node) {
   for (rfi_yaml *child = node->first; child; child = child->next) forget_lines(child);
 }
 
-/* --set SECTION.KEY of a section that does not exist: guidance by the key, else by the section. */
+/* Fails for --set SECTION.KEY of an unknown section, with a suggestion from the key, else from the section. */
 static rfr_status unknown_set(const char *file, int64_t line, const char *section, const char *key) {
   return foreign_key(key) || foreign_key(section) ? unknown_key(file, line, section, key)
                                                   : unknown_key(file, line, "", section);
@@ -253,7 +253,7 @@ rfr_status rfi_config_set(rfi_config *c, rfi_config_id id, const char *text, con
 
 static bool given(const rfi_config *c, int id) { return c->source[id].from != NULL; }
 
-/* config.value at the line that gives the key. */
+/* Fails with config.value at the line of the key. */
 #define BAD(c, key, ...)                                                                                         \
   rfi_fail_at(RFI_E_CONFIG_VALUE, (c)->source[RFI_CFG_##key].line ? (c)->source[RFI_CFG_##key].from : (c)->file, \
               (c)->source[RFI_CFG_##key].line, __VA_ARGS__)
@@ -269,7 +269,7 @@ static bool given(const rfi_config *c, int id) { return c->source[id].from != NU
 static rfr_status check_required(const rfi_config *c) {
   for (int i = 0; i < RFI_CFG_COUNT; i++) {
     if (given(c, i) || strcmp(rows[i].initial, "required") != 0) continue;
-    if (*c->model && strcmp(rows[i].section, "model") == 0) continue; /* config.json has it */
+    if (*c->model && strcmp(rows[i].section, "model") == 0) continue; /* config.json has these keys */
     return rfi_fail_at(RFI_E_CONFIG_VALUE, c->file, 0, "the key %s is missing: %s", rows[i].path, rows[i].meaning);
   }
   return RFR_OK;
@@ -319,8 +319,8 @@ static rfr_status derive_model(rfi_config *c) {
                           : "model.hidden_act: this model_type supports only silu; only gpt2 has gelu_new");
 }
 
-/* Makes a path absolute. Relative paths start at the configuration's folder; the resolved configuration may be read
- * from another folder later. */
+/* Makes a path absolute. Relative paths are relative to the configuration's folder; the resolved configuration may be
+ * read from another folder later. */
 static rfr_status absolute(rfi_config *c, const char *folder, const char **path) {
   char here[PATH_MAX];
   if (**path == '/') return RFR_OK;
@@ -346,8 +346,8 @@ static rfr_status derive_folders(rfi_config *c, const char *folder) {
   return *c->model ? absolute(c, folder, &c->model) : RFR_OK;
 }
 
-/* A folder of an adapter has what the other keys say, except the dropout and the format of the base. A key of an
- * adapter without an adapter is an error: the run would train the model itself. */
+/* An adapter folder determines the other keys, except the dropout and the format of the base. A key of an adapter
+ * without an adapter is an error: the run would train the model itself. */
 static rfr_status derive_adapter(rfi_config *c) {
   for (int i = 0; i < RFI_CFG_COUNT; i++) {
     if (strcmp(rows[i].section, "adapter") != 0 || !given(c, i) || strcmp(c->source[i].from, "default") == 0) continue;
@@ -363,7 +363,7 @@ static rfr_status derive_adapter(rfi_config *c) {
   if (*c->adapter_from) {
     if (given(c, RFI_CFG_adapter_type) && c->adapter_type == RFI_ADAPTER_none)
       return BAD(c, adapter_from, "adapter.from: adapter.type is none; remove one of the two keys");
-    for (int i = 0; i < RFI_CFG_COUNT; i++) /* decided by the folder */
+    for (int i = 0; i < RFI_CFG_COUNT; i++) /* the folder determines these keys */
       if (strcmp(rows[i].section, "adapter") == 0 && given(c, i) && strcmp(c->source[i].from, "default") == 0 &&
           i != RFI_CFG_adapter_dropout && i != RFI_CFG_adapter_base)
         c->source[i] = (rfi_config_source){0};
@@ -416,7 +416,7 @@ static rfr_status derive_recipe(rfi_config *c) {
   return RFR_OK;
 }
 
-/* Derived values are in the ranges of the schema too, since a printed configuration is read again. */
+/* Derived values must be within the ranges of the schema too, because a printed configuration is read again. */
 static rfr_status check_derived(rfi_config *c) {
   for (int i = 0; i < RFI_CFG_COUNT; i++) {
     if (rows[i].kind != RFI_KIND_INT || !c->source[i].from || strcmp(c->source[i].from, "derived") != 0) continue;
@@ -428,7 +428,7 @@ static rfr_status check_derived(rfi_config *c) {
   return RFR_OK;
 }
 
-/* One of run.steps, run.epochs and run.time; --set of one replaces another in the file. */
+/* Exactly one of run.steps, run.epochs and run.time counts; --set of one replaces another one of the file. */
 static rfr_status check_length(rfi_config *c) {
   const rfi_config_id ids[] = {RFI_CFG_run_steps, RFI_CFG_run_epochs, RFI_CFG_run_time};
   const bool found[] = {c->run_steps > 0, c->run_epochs > 0, c->run_time > 0};
@@ -510,7 +510,8 @@ static rfr_status check_batch(const rfi_config *c) {
 
 /* Completes the phases and checks the numbers of each. */
 static rfr_status check_ramp(rfi_config *c) {
-  rfi_config_phase *phases = (rfi_config_phase *)c->batch_ramp.items; /* in our arena */
+  /* we allocated it in our arena, so it may be written */
+  rfi_config_phase *phases = (rfi_config_phase *)c->batch_ramp.items;
   const int64_t unit = c->data_sequence * c->batch_microbatch;
   int64_t before = 0;
   for (int i = 0; i < c->batch_ramp.n; before = phases[i++].until) {
@@ -549,7 +550,8 @@ static rfr_status resolve(rfi_config *c, const char *folder) {
   RFI_TRY(check_ramp(c));
   RFI_TRY(check_weights(c));
   RFI_TRY(check_mixture(c));
-  rfi_config_group *groups = (rfi_config_group *)c->optimizer_groups.items; /* in our arena */
+  /* we allocated it in our arena, so it may be written */
+  rfi_config_group *groups = (rfi_config_group *)c->optimizer_groups.items;
   for (int i = 0; i < c->optimizer_groups.n; i++)
     if (isnan(groups[i].weight_decay)) groups[i].weight_decay = c->optimizer_weight_decay;
   return RFR_OK;
@@ -605,7 +607,7 @@ bool rfi_config_is_used(const rfi_config *c, rfi_config_id id) {
   if (strcmp(rows[id].section, "preference") == 0 && c->data_format != RFI_FORMAT_preference) return false;
   const bool muon = id == RFI_CFG_optimizer_muon_momentum || id == RFI_CFG_optimizer_muon_scale;
   if (muon && c->optimizer_name != RFI_OPTIMIZER_muon) return false;
-  /* Checkpoints of versions without these keys have none of them. */
+  /* Not printed at their default, because checkpoints of earlier versions do not have these keys. */
   if (id == RFI_CFG_optimizer_rounding && c->optimizer_rounding == RFI_ROUNDING_nearest) return false;
   const bool ema =
       id == RFI_CFG_optimizer_ema || id == RFI_CFG_optimizer_ema_start || id == RFI_CFG_optimizer_ema_warmup;

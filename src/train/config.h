@@ -3,8 +3,8 @@
  * Reads a run's configuration, YAML or JSON, into one struct.
  *
  * Unknown keys, duplicate keys, values of a wrong type or out of range, anchors, aliases, tags and several documents
- * are errors with file and line; an unknown key comes with the nearest known one. Each value has a source. The printed
- * form reads back as the same values. config_schema.def is the only list of keys.
+ * are errors with file and line; the error of an unknown key names the most similar known one. Each value has a source.
+ * The printed form reads back as the same values. config_schema.def is the only list of keys.
  */
 #ifndef RFI_CONFIG_H
 #define RFI_CONFIG_H
@@ -136,7 +136,7 @@ enum { RFI_CHOICES_BACKWARD(RFI_CHOICE_ENUM) };
 RFI_CONFIG_TYPES(RFI_CONFIG_TYPE)
 #undef RFI_CONFIG_TYPE
 
-/* RFI_CFG_SECTION_KEY for each key, as RFI_CFG_model_hidden_size. */
+/* RFI_CFG_SECTION_KEY for each key, such as RFI_CFG_model_hidden_size. */
 typedef enum rfi_config_id {
 #define RFI_TOP(key, type, initial, accepted, resume, meaning) RFI_CFG_##key,
 #define RFI_KEY(section, key, type, initial, accepted, resume, meaning) RFI_CFG_##section##_##key,
@@ -147,8 +147,8 @@ typedef enum rfi_config_id {
 } rfi_config_id;
 
 typedef struct rfi_config_source {
-  const char *from; /* "default", "derived", a file's name, "--set"; NULL: not given */
-  int64_t line;     /* 1-based; 0: no line */
+  const char *from; /* "default", "derived", a file name or "--set"; NULL: the key has no value */
+  int64_t line;     /* 1-based; 0: unknown */
 } rfi_config_source;
 
 typedef struct rfi_config {
@@ -161,7 +161,7 @@ typedef struct rfi_config {
   rfi_config_source source[RFI_CFG_COUNT];
   rfr_ctx *ctx;
   rfi_arena *arena; /* owns all text and lists */
-  const char *file; /* name in errors */
+  const char *file; /* file name for errors */
 } rfi_config;
 
 /* Reads a configuration from memory. `file` is its name in errors and sources. Relative paths start at `folder`; NULL:
@@ -177,15 +177,15 @@ rfr_status rfi_config_set(rfi_config *config, rfi_config_id id, const char *text
 
 /* The resolved configuration as YAML; with `sources`, each line ends with the source of its value. */
 rfr_status rfi_config_print(const rfi_config *config, bool sources, rfi_string *out);
-/* The key has a value that counts: false for model.* if `model` is a folder, for `model` if it is not, for adapter.*
- * without an adapter, for preference.* without preferences, for run.epochs if it is 0, and for a key that is still
+/* Whether the key has a value that is used. It does not: model.* if `model` is a folder, `model` if it is not,
+ * adapter.* without an adapter, preference.* without preferences, run.epochs if it is 0, and keys that are still
  * auto. */
 bool rfi_config_is_used(const rfi_config *config, rfi_config_id id);
 /* One value as YAML on one line. */
 rfr_status rfi_config_print_value(const rfi_config *config, rfi_config_id id, rfi_string *out);
 /* The key of a path, such as "model.hidden_size". Errors: config.key, at the file and line. */
 rfr_status rfi_config_find(const char *file, int64_t line, const char *path, rfi_config_id *out);
-/* "model.hidden_size" */
+/* its path, "model.hidden_size" */
 const char *rfi_config_path(rfi_config_id id);
 /* Whether a resume compares the key with the checkpoint; run.steps is compared, and a change is a warning. */
 bool rfi_config_resume_compares(rfi_config_id id);

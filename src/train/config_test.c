@@ -14,7 +14,7 @@
 #include "support/folder.h"
 #include "train/config_value.h"
 
-/* The shortest one that is complete; lines 1 to 5. */
+/* The shortest complete configuration; lines 1 to 5. */
 #define MODEL "model: {hidden_size: 96, num_hidden_layers: 2, num_attention_heads: 4}\n"
 #define MINIMAL "refrain: 1\n" MODEL "data: {train: [\"*.h\"]}\noptimizer: {lr: 1e-3}\nrun: {steps: 10}\n"
 
@@ -296,7 +296,7 @@ static void test_between_keys(void **state) {
                 0, &c),
       RFR_INVALID);
   assert_int_equal(rfr_last_error()->line, 5);
-  /* A key of the model beside a folder. */
+  /* A key of model.* together with a model folder. */
   const char *sets[] = {"model=x", "model.hidden_size=8"};
   assert_int_equal(read_sets(f, MINIMAL, sets, 2, &c), RFR_INVALID);
   assert_non_null(strstr(rfr_last_error()->message, "not allowed with a model folder"));
@@ -312,7 +312,7 @@ static void test_sets(void **state) {
                         "model.init_std=.5",
                         "schedule={name: linear, warmup: 7}"};
   rfi_config *c = must_read(f, MINIMAL, sets, sizeof sets / sizeof *sets);
-  assert_int_equal(c->run_steps, 2048); /* the last one */
+  assert_int_equal(c->run_steps, 2048); /* the last override wins */
   assert_string_equal(c->data_train.items[0], "*.c");
   assert_int_equal(c->data_train.n, 1);
   assert_true(c->data_validation.percent == 12.5);
@@ -322,7 +322,7 @@ static void test_sets(void **state) {
   assert_true(c->model_init_std == 0.5);
   rfi_config_destroy(c);
 
-  c = must_read(f, MINIMAL, (const char *[]){"run.time=1.5h"}, 1); /* in place of the file's steps */
+  c = must_read(f, MINIMAL, (const char *[]){"run.time=1.5h"}, 1); /* replaces run.steps of the file */
   assert_true(c->run_time == 5400);
   assert_int_equal(c->run_steps, 0);
   assert_int_equal(rfi_config_set(c, RFI_CFG_run_steps, "321", "calibrated"), RFR_OK);
@@ -344,7 +344,7 @@ static void test_sets(void **state) {
   assert_string_equal(c->source[RFI_CFG_model_tie_word_embeddings].from, "derived");
   rfi_config_destroy(c);
 
-  c = must_read(f, MINIMAL, (const char *[]){"model=some/folder"}, 1); /* the file's section goes */
+  c = must_read(f, MINIMAL, (const char *[]){"model=some/folder"}, 1); /* replaces the section of the file */
   assert_string_equal(c->model, "/base/some/folder");
   assert_int_equal(c->model_hidden_size, 0);
   rfi_config_destroy(c);
@@ -364,7 +364,7 @@ static void test_json_is_yaml(void **state) {
   rfi_config_destroy(c);
 }
 
-/* Cut anywhere, flipped anywhere: a status, never a crash or a leak. */
+/* A truncated or corrupted file gives a status, never a crash or a leak. */
 static void test_damaged(void **state) {
   rft_folder *f = *state;
   char text[sizeof full];
@@ -375,7 +375,7 @@ static void test_damaged(void **state) {
     text[i] ^= (char)(1 << i % 8);
     if (rfi_config_read(f->ctx, "c", text, sizeof full - 1, NULL, NULL, 0, &c) == RFR_OK) rfi_config_destroy(c);
   }
-  size_t n = 100000; /* a tower of brackets */
+  size_t n = 100000; /* deeply nested brackets */
   char *tower = malloc(n);
   memset(tower, '[', n);
   rfi_config *c;
@@ -384,7 +384,7 @@ static void test_damaged(void **state) {
   free(tower);
 }
 
-/* Time is bounded: a map has at most 512 keys, a text at most 1 MiB. */
+/* Reading time is bounded: a map has at most 512 keys, a text at most 1 MiB. */
 static void test_limits(void **state) {
   rft_folder *f = *state;
   rfi_string text = {.ctx = f->ctx};
@@ -400,7 +400,8 @@ static void test_limits(void **state) {
   rfi_string_deinit(&text);
 }
 
-/* Each key of another trainer names a key of ours, or says that there is none; no name is a key of ours. */
+/* Each key of another trainer is mapped to one of our keys, or to a text that there is none. No name is also a key of
+ * ours. */
 static void test_foreign_keys(void **state) {
   rft_folder *f = *state;
   static const struct {

@@ -29,7 +29,7 @@ const char *rfi_config_type_text(rfi_config_kind kind) { return accepted_types[k
 
 static rfr_status refuse(const place *p, const char *text) {
   const rfi_config_kind kind = p->row->kind;
-  const char *accepted = kind == RFI_KIND_BOOL ? "" : p->row->accepted; /* the type's text has both values */
+  const char *accepted = kind == RFI_KIND_BOOL ? "" : p->row->accepted; /* the type's text allows both values */
   const char *between = !*accepted ? "" : kind == RFI_KIND_CHOICE || kind == RFI_KIND_DTYPE ? " " : "; range ";
   return BAD(p, "%s: \"%.100s\" is not accepted; expected: %s%s%s", p->row->path, text, accepted_types[kind], between,
              accepted);
@@ -145,7 +145,7 @@ static rfr_status parse_bool(const place *p, const char *text, bool *out) {
   return *out || strcmp(text, "false") == 0 ? RFR_OK : refuse(p, text);
 }
 
-/* Position of the text in the accepted values "a|b|c"; -1: none of them. */
+/* The index of the text in the accepted values "a|b|c"; -1: it is none of them. */
 static int choice(const rfi_config_row *row, const char *text) {
   const size_t n = strlen(text);
   int i = 0;
@@ -351,7 +351,7 @@ rfr_status rfi_config_parse(rfi_arena *arena, const rfi_config_row *row, const c
 /* ---- printing ---- */
 
 /* The code point of a character of 2 or 3 bytes that YAML folds or refuses: C1 controls, U+2028, U+2029 and byte order
- * marks; 0: any other. */
+ * marks. 0: any other character. */
 static unsigned special_at(const unsigned char *s) {
   if (s[0] == 0xC2 && s[1] >= 0x80 && s[1] < 0xA0) return s[1];
   if (s[0] == 0xE2 && s[1] == 0x80 && (s[2] == 0xA8 || s[2] == 0xA9)) return 0x2000u + (s[2] & 0x3Fu);
@@ -467,7 +467,7 @@ rfr_status rfi_config_format(const rfi_config_row *row, const void *value, rfi_s
 
 enum { MOST_NAME = 48 };
 
-/* Edit distance with swaps of neighbours; MOST_NAME for longer names. */
+/* Edit distance including transpositions; MOST_NAME for longer names. */
 static int distance(const char *a, const char *b) {
   int n = (int)strlen(a), m = (int)strlen(b);
   int rows[3][MOST_NAME + 1], *before = rows[0], *last = rows[1], *row = rows[2];

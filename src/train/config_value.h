@@ -14,15 +14,15 @@ typedef enum rfi_config_kind {
 #undef RFI_CONFIG_TYPE
 } rfi_config_kind;
 
-/* May a resume change the key? FREE keys never change the bits of a run. */
+/* Whether a resume may change the key. FREE keys do not affect the results of a run. */
 typedef enum rfi_config_resume { RFI_RESUME_FREE, RFI_RESUME_WARNS, RFI_RESUME_MUST } rfi_config_resume;
 
 /* A row of config_schema.def. */
 typedef struct rfi_config_row {
-  const char *section; /* "" at the top */
+  const char *section; /* "" for a top-level key */
   const char *key, *path;
   rfi_config_kind kind;
-  size_t offset, size; /* in rfi_config */
+  size_t offset, size; /* offset in rfi_config */
   const char *initial, *accepted;
   rfi_config_resume resume;
   const char *meaning;
@@ -35,7 +35,7 @@ rfr_status rfi_config_parse(rfi_arena *arena, const rfi_config_row *row, const c
 bool rfi_config_in_range(const rfi_config_row *row, double x);
 /* Appends the value as YAML on one line. */
 rfr_status rfi_config_format(const rfi_config_row *row, const void *value, rfi_string *out);
-/* The values that a file may give for this type, as text. */
+/* A description of the values that a file may have for this type. */
 const char *rfi_config_type_text(rfi_config_kind kind);
 /* The nearest of n names; NULL if none is similar. */
 const char *rfi_nearest(const char *name, const char *const *names, int n);

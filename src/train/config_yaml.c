@@ -17,7 +17,7 @@ typedef struct reader {
   const char *file;
   rfi_yaml *stack[MOST_DEPTH]; /* open lists and maps */
   int depth;
-  const char *key; /* of a map, waiting for its value */
+  const char *key; /* key of a map whose value follows */
   int64_t key_line;
   rfi_yaml *root;
   int documents;
@@ -121,7 +121,7 @@ static rfr_status take(reader *r, const yaml_event_t *e) {
 static rfr_status syntax_error(const reader *r) {
   const yaml_parser_t *p = &r->parser;
   if (p->error == YAML_MEMORY_ERROR) return rfi_fail(RFI_E_NO_MEMORY, "a YAML parser");
-  /* The common cause: YAML reads a pattern such as *.h as an alias. */
+  /* The most frequent mistake: YAML reads a pattern such as *.h as an alias. */
   bool alias = p->context && strstr(p->context, "alias");
   return BAD((int64_t)p->problem_mark.line + 1, "column %zu: %s%s", p->problem_mark.column + 1,
              p->problem ? p->problem : "not YAML", alias ? "; put a text that starts with * in quotes" : "");

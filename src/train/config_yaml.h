@@ -14,11 +14,11 @@ typedef enum rfi_yaml_kind { RFI_YAML_SCALAR, RFI_YAML_LIST, RFI_YAML_MAP } rfi_
 typedef struct rfi_yaml {
   rfi_yaml_kind kind;
   bool null;                            /* a scalar without a value: empty, ~ or null, unquoted */
-  const char *text;                     /* of a scalar */
-  const char *key;                      /* in a map */
-  int64_t line;                         /* of the key in a map, otherwise of the value */
-  struct rfi_yaml *first, *last, *next; /* children and siblings */
-  int n;                                /* children */
+  const char *text;                     /* scalars only */
+  const char *key;                      /* children of a map only */
+  int64_t line;                         /* of the key, for a child of a map; otherwise of the value */
+  struct rfi_yaml *first, *last, *next; /* children; next sibling */
+  int n;                                /* number of children */
 } rfi_yaml;
 
 /* The tree is allocated in the arena. *out is NULL if the text has no document. */

@@ -13,7 +13,7 @@
 
 /* ---- run.json ---- */
 
-/* The sources of the earlier session; NULL: there is none, or the file is not one of ours. */
+/* Reads the sources that the previous session wrote; NULL: there are none, or the file has another format. */
 static rfr_status read_sources(rfr_run *run, const char *path, json_t **file, const json_t **sources) {
   char kind;
   *file = NULL;
@@ -44,7 +44,7 @@ static rfr_status put_sources(rfr_run *run, json_t *o, const char *config_path, 
   return RFR_OK;
 }
 
-/* The sources of a mixture, with their tokens in all steps. */
+/* The sources of a mixture, with the tokens that the run takes from each. */
 static rfr_status put_mixture(rfr_run *run, json_t *o) {
   const rfi_settings *s = run->settings;
   const int n = rfi_mixture_sources(run->data);

@@ -8,8 +8,8 @@
 
 #include "train/run.h"
 
-/* run.json: machine, model and the source of each key; plan.json: every buffer of a training step. `config_path`: that
- * of the folder's config.yaml. */
+/* Writes run.json: machine, model and the source of each key; and plan.json: every buffer of a training step.
+ * `config_path`: the path of config.yaml in the folder. */
 rfr_status rfi_run_write_description(rfr_run *run, const char *config_path);
 
 #endif

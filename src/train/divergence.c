@@ -23,11 +23,11 @@ static rfr_status hash_tensor(rfr_run *run, const rfr_tensor *x, rfi_hash *sum) 
   return rfi_host_close(run, x, RFI_HOST_READ, host, RFR_OK);
 }
 
-/* Hashes of the tensors that a rank shares with others. */
+/* Hashes of the tensors that several ranks have in full. */
 typedef struct held {
-  rfi_hash common; /* all ranks */
-  rfi_hash own;    /* ranks with the same stages of a pipeline */
-  rfi_hash tied;   /* the embedding, which ranks of the first and the last stage have */
+  rfi_hash common; /* common to all ranks */
+  rfi_hash own;    /* common to ranks with the same stages of a pipeline */
+  rfi_hash tied;   /* the tied embedding, common to the ranks of the first and the last stage */
 } held;
 
 static rfr_status hash_state(rfr_run *run, held *h) {
@@ -48,7 +48,7 @@ static rfr_status hash_state(rfr_run *run, held *h) {
   return RFR_OK;
 }
 
-/* Whether two ranks hold the same of what both must have. */
+/* Whether two ranks agree in all tensors that both have. */
 static bool agree(const rfr_run *run, const held *all, int a, int b) {
   static const rfi_hash none = {0};
   const rfi_settings *s = run->settings;
@@ -66,7 +66,8 @@ static int count_equal(const rfr_run *run, const held *all, int ranks, int rank)
   return n;
 }
 
-/* Of two ranks that disagree, the one that agrees with fewer is at fault; of equals the second. */
+/* Whether rank r is at fault: of two ranks that disagree, the one that agrees with fewer other ranks; if equal, the
+ * second. */
 static bool at_fault(const rfr_run *run, const held *all, int ranks, int r, int other) {
   if (agree(run, all, r, other)) return false;
   const int mine = count_equal(run, all, ranks, r), theirs = count_equal(run, all, ranks, other);

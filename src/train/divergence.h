@@ -7,8 +7,9 @@
 
 #include "train/run.h"
 
-/* Compares what every rank holds in full: without parallel.shard weights and optimizer, with it the small states. All
- * ranks call it together, between steps. Errors: dist.diverged, which names the rank that differs from most others. */
+/* Compares the tensors that every rank has in full: without parallel.shard weights and optimizer states, with it the
+ * small states. All ranks call it together, between steps. Errors: dist.diverged, which names the rank that differs
+ * from most others. */
 rfr_status rfi_check_same(rfr_run *run);
 
 #endif

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Runs with optimizer.ema: the averages against f64 after every step; the same bits eager, replayed, resumed and over
+ * Runs with optimizer.ema: the averages against f64 after every step; bitwise equal eager, replayed, resumed and over
  * ranks; evaluation, texts, reading and export of the averages; what is refused.
  */
 #include <math.h>
@@ -12,6 +12,7 @@
 #include "support/context.h"
 #include "support/ranks.h"
 #include "support/run.h"
+#include "support/thin.h"
 #include "train/state.h"
 
 #define OPTIMIZER(keys) "optimizer: {name: adamw, lr: 1e-2, weight_decay: 0.1, clip: 1.0, " keys "}\n"
@@ -25,7 +26,7 @@ enum { STEPS = 12, MOST = 64 };
 
 /* ---- against f64 ---- */
 
-/* A tensor as f64; NULL if there is none. */
+/* Reads a tensor as f64; NULL: it does not exist. */
 static double *values_of(rfr_run *run, const char *name, const char *suffix, int64_t *n) {
   char full[160];
   rfr_tensor x;
@@ -42,7 +43,7 @@ static double *values_of(rfr_run *run, const char *name, const char *suffix, int
   return d;
 }
 
-/* The weight that an average follows: its master weight, if there is one. */
+/* The values that an average follows: the master weight if there is one, else the weight. */
 static double *weight_of(rfr_run *run, const char *name, int64_t *n) {
   double *w = values_of(run, name, ".master", n);
   return w ? w : values_of(run, name, "", n);
@@ -111,7 +112,7 @@ static void test_resume(void **state) {
   rft_assert_same_bits(WITH(LLAMA, EMA, LORA BF16), "lora", STEPS);
 }
 
-/* The averages change no bit of the training, and a skipped step changes no average. */
+/* Averages do not change training bitwise, and a skipped step changes no average. */
 static void test_training(void **state) {
   rfr_ctx *own = rft_run_ctx(2);
   rft_record r[2] = {{{0}}};
@@ -140,7 +141,7 @@ static void test_training(void **state) {
 
 /* ---- reading ---- */
 
-/* The loss of a folder's checkpoint, or of a configuration's model. */
+/* The loss of a folder's checkpoint, or of the model of a configuration. */
 static double loss_of(rfr_ctx *own, const char *config, const char *folder, int ema) {
   rfr_run_options o = rfr_run_options_default();
   rfr_run *run;
@@ -154,8 +155,8 @@ static double loss_of(rfr_ctx *own, const char *config, const char *folder, int 
   return e.loss;
 }
 
-/* Trains in folder `name` and returns the loss of an evaluation during training, which a reader of the averages has
- * too, bit for bit. */
+/* Trains in folder `name` and returns the loss of an evaluation during training. Reading the averages from the folder
+ * must give the same loss bitwise. */
 static double train_and_read(rfr_ctx *own, const char *config, const char *name) {
   rft_record r = {0};
   const rfr_run_options o = rft_run_options(&r);
@@ -170,7 +171,7 @@ static double train_and_read(rfr_ctx *own, const char *config, const char *name)
   return e.loss;
 }
 
-/* The logits of a prompt, and the most probable tokens after it, from a run's programs of generation. */
+/* The logits of a prompt, and greedy tokens after it, from the generation programs of a run. */
 typedef struct text {
   float logits[20][256];
   int32_t tokens[12];
@@ -194,7 +195,8 @@ static void write_text(rfr_run *run, text *out) {
   assert_int_equal(out->n, 12);
 }
 
-/* A run that trains writes texts with the averages, as a reader of them does; a reader of the weights does not. */
+/* Training generates texts with the averages, and so does reading a folder with averages; reading without averages
+ * gives another text. */
 static void check_text(rfr_ctx *own, const char *config, const char *name) {
   static text x[3];
   rft_record r = {0};
@@ -203,7 +205,7 @@ static void check_text(rfr_ctx *own, const char *config, const char *name) {
   rfr_run *run = rft_run_open(own, config, name, &o);
   rft_run_steps(run, STEPS);
   write_text(run, &x[0]);
-  rft_run_steps(run, 1); /* the text changed no state */
+  rft_run_steps(run, 1); /* generation changed no state */
   write_text(run, &x[0]);
   OK(rfr_run_save(run));
   rfr_run_close(run);
@@ -294,7 +296,7 @@ static rfr_status train(void *rank, int number, rfr_comm *comm, rfr_ctx *own) {
   return s;
 }
 
-/* Each mode of parallel.shard is bitwise equal to none, and so are the averages read from the saved shards. */
+/* Every mode of parallel.shard is bitwise equal to none, including the averages read from saved shards. */
 static void test_ranks(void **state) {
   static const char *const modes[] = {"parallel.shard=none", "parallel.shard=optimizer", "parallel.shard=full"};
   char folder[3][160];
@@ -311,7 +313,7 @@ static void test_ranks(void **state) {
     }
     assert_true(loss_of(ctx, NULL, folder[m], 1) == jobs[0][0].loss);
   }
-  /* A step gathers no average. */
+  /* A step does not gather averages. */
   for (int r = 0; r < 2; r++) jobs[0][r] = (job){.config = WITH(LLAMA, OPTIMIZER("ema: 0"), BF16), .set = modes[2]};
   rft_run_ranks(2, jobs[0], sizeof *jobs[0], train);
   assert_true(jobs[0][0].gathers > 0);
@@ -379,7 +381,7 @@ static void test_refused(void **state) {
   x.ema = 1;
   assert_int_equal(rfr_export(ctx, folder, rft_run_folder("nothing"), &x), RFR_INVALID);
   assert_string_equal(rfr_last_error()->slug, "run.ema");
-  o.resume = 1; /* the averages of a run cannot begin in its middle */
+  o.resume = 1; /* averages cannot be enabled at a resume */
   assert_int_not_equal(rfr_run_open(ctx, WITH(LLAMA, EMA, SINGLE), folder, &o, &run), RFR_OK);
   assert_string_equal(rfr_last_error()->slug, "resume.mismatch");
   o.resume = 0;
@@ -387,7 +389,7 @@ static void test_refused(void **state) {
   rft_run_steps(run, 1);
   OK(rfr_run_save(run));
   rfr_run_close(run);
-  o.resume = 1; /* nor are they dropped in its middle */
+  o.resume = 1; /* nor disabled */
   assert_int_not_equal(rfr_run_open(ctx, WITH(LLAMA, OPTIMIZER("ema: 0"), SINGLE), rft_run_folder("with"), &o, &run),
                        RFR_OK);
   assert_string_equal(rfr_last_error()->slug, "resume.mismatch");
@@ -395,9 +397,12 @@ static void test_refused(void **state) {
 }
 
 int main(void) {
-  const struct CMUnitTest tests[] = {cmocka_unit_test(test_average),  cmocka_unit_test(test_resume),
-                                     cmocka_unit_test(test_training), cmocka_unit_test(test_reading),
-                                     cmocka_unit_test(test_texts),
-                                     rft_context_test(test_ranks),    rft_context_test(test_refused)};
+  const struct CMUnitTest tests[] = {rft_one_thread_test(test_average),
+                                     rft_one_thread_test(test_resume),
+                                     rft_one_thread_test(test_training),
+                                     cmocka_unit_test(test_reading) /* writes the folder that test_refused reads */,
+                                     rft_one_thread_test(test_texts),
+                                     rft_context_test(test_ranks),
+                                     rft_context_test(test_refused)};
   return cmocka_run_group_tests(tests, rft_run_setup, rft_run_teardown);
 }

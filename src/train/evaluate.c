@@ -24,10 +24,10 @@
 #include "train/run_programs.h"
 #include "train/stage_evaluate.h"
 
-#define PROGRESS_SECONDS 0.2 /* between progress events, at least */
-enum { GROUP_BATCHES = 8 };  /* that the first rank of a pipeline may be ahead of the last one */
+#define PROGRESS_SECONDS 0.2 /* minimum time between progress events */
+enum { GROUP_BATCHES = 8 };  /* the first rank of a pipeline may be so many batches ahead of the last */
 
-/* The next batch of windows, from `first`; *predicted grows by its targets. `pairs`: see rfi_batch. */
+/* Fills the next batch, from window `first`; adds its number of targets to *predicted. `pairs`: see rfi_batch. */
 static rfr_status fill_batch(rfr_run *run, rfi_split split, int64_t first, int32_t *pairs, int64_t *predicted) {
   const rfi_settings *s = run->settings;
   const rfr_tensor *const x[3] = {&run->eval_tokens, &run->eval_targets, &run->eval_offsets};
@@ -61,7 +61,7 @@ bool rfi_run_evaluates(const rfr_run *run) {
          rfr_run_program_index(run, RFR_RUN_EVALUATE) >= 0;
 }
 
-/* Sums over an evaluation; nats: of the losses of tokens, with preferences of pairs. */
+/* Sums over an evaluation. nats: sum of token losses, with preferences of pair losses. */
 typedef struct totals {
   double nats, margin, accuracy;
   int64_t pairs, tokens;
@@ -109,19 +109,19 @@ fail:
   return s;
 }
 
-/* Of a rank's batches of a group, to the other ranks. */
+/* A rank's sums over its batches of a group, sent to the other ranks. */
 typedef struct report {
   totals batch[GROUP_BATCHES];
   int64_t stops;
 } report;
 _Static_assert(sizeof(report) <= RFI_EXCHANGE_BYTES, "one exchange");
 
-/* The batches that an evaluation takes, of `all` that the held-out windows fill. */
+/* The batches of an evaluation, a part of the `all` batches that the held-out windows fill. */
 typedef struct selection {
   int64_t batches, all, rows, held_out;
 } selection;
 
-/* The first window of batch i; past the end for a batch that is not there. */
+/* The first window of batch i; for a batch that does not exist, past the end. */
 static int64_t window_of(const selection *x, int64_t i) {
   return (i < x->batches ? i * x->all / x->batches : x->all) * x->rows;
 }
@@ -131,7 +131,7 @@ static int64_t windows_in(const selection *x, int64_t i) {
   return left < x->rows ? left : x->rows;
 }
 
-/* A group is `each` batches of every rank, from batch `first` on. Adds their sums. */
+/* Evaluates a group, `each` batches of every rank from batch `first` on, and adds up their sums. */
 static rfr_status evaluate_group(rfr_run *run, int64_t first, int each, const selection *x, totals *sum) {
   const rfi_parallel *p = &run->settings->parallel;
   const rfi_pipeline_part *pipeline = &run->settings->spec.pipeline;

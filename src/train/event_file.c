@@ -8,7 +8,7 @@
 #include <math.h>
 #include <string.h>
 
-/* Fields of Event, Summary.Value and SessionLog. */
+/* Field numbers of Event, Summary.Value and SessionLog. */
 enum { WALL_TIME = 1, STEP = 2, FILE_VERSION = 3, SUMMARY = 5, SESSION_LOG = 7 };
 enum { SUMMARY_VALUE = 1, TAG = 1, SIMPLE_VALUE = 2, STATUS = 1, START = 1 };
 enum { VARINT = 0, FIXED64 = 1, BYTES = 2, FIXED32 = 5 };
@@ -24,7 +24,7 @@ uint32_t rfi_crc32c(const void *data, size_t n) {
   return ~crc;
 }
 
-/* A checksum of data that contain checksums would be weak, so the stored one is rotated and shifted. */
+/* The format stores a masked CRC, because the CRC of data that contains CRCs is weak. */
 static uint32_t masked_crc(const void *data, size_t n) {
   const uint32_t crc = rfi_crc32c(data, n);
   return (crc >> 15 | crc << 17) + 0xa282ead8u;
@@ -56,7 +56,7 @@ static uint8_t *begin_event(uint8_t *at, double time, int64_t step) {
   return put_varint(put_key(at, STEP, VARINT), (uint64_t)step);
 }
 
-/* The record around the message from out + HEAD to `end`. */
+/* Completes the record whose message lies from out + HEAD to `end`. */
 static size_t close_record(uint8_t *out, uint8_t *end) {
   const size_t n = (size_t)(end - (out + HEAD));
   put_fixed(out, n, 8);

@@ -16,16 +16,17 @@
 enum { RFI_EVENT_TAG = 240 };
 typedef struct rfi_scalar {
   const char *tag; /* "train/loss", at most RFI_EVENT_TAG bytes */
-  double value;    /* not finite: left out */
+  double value;    /* left out if it is not finite */
 } rfi_scalar;
 
-enum { RFI_EVENT_BYTES = 2048 }; /* of a record with at most 20 scalars of 64 bytes, or 4 of RFI_EVENT_TAG */
+/* maximum size of a record: 20 scalars with tags of 64 bytes, or 4 with tags of RFI_EVENT_TAG bytes */
+enum { RFI_EVENT_BYTES = 2048 };
 
 uint32_t rfi_crc32c(const void *data, size_t n);
-/* Each writes one record and returns its bytes. `time`: seconds since 1970. */
+/* Each function writes one record and returns its size. `time`: seconds since 1970. */
 /* The first record of a file. */
 size_t rfi_event_version(double time, uint8_t out[RFI_EVENT_BYTES]);
-/* A session begins with `step`: readers drop this step and later ones of earlier files. */
+/* A session that begins with `step`: readers discard this step and later ones of earlier files. */
 size_t rfi_event_session(double time, int64_t step, uint8_t out[RFI_EVENT_BYTES]);
 size_t rfi_event_scalars(double time, int64_t step, const rfi_scalar *scalars, int n, uint8_t out[RFI_EVENT_BYTES]);
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * Event files, read by a reader of this test: records with their checksums, protocol buffers field by field. The same
- * numbers as in log.jsonl; a resume begins a session in a file of its own.
+ * numbers as in log.jsonl; a resume begins a session in a new file.
  */
 #include "train/event_file.h"
 
@@ -42,7 +42,7 @@ static void check_crc(const uint8_t *bytes, size_t n, const uint8_t *stored) {
 
 typedef struct field {
   int number, type;
-  uint64_t value; /* a number, or the bytes' length */
+  uint64_t value; /* a number, or the length of the bytes */
   const uint8_t *bytes;
 } field;
 
@@ -185,7 +185,7 @@ static void train(rft_folder *f, const char *steps, bool resume) {
   rfr_run_close(run);
 }
 
-/* The event file that has a session which begins with `step`; its events. */
+/* Finds the event file of the session that begins with `step`, and reads its events. */
 static int read_session(rft_folder *f, int64_t step, event *events, int most) {
   DIR *d = opendir(rft_path(f, "run"));
   int found = 0;
@@ -198,7 +198,7 @@ static int read_session(rft_folder *f, int64_t step, event *events, int most) {
     char *bytes = rft_read(f, name, &n);
     const int count = read_file((const uint8_t *)bytes, n, events, most);
     free(bytes);
-    /* both sessions of this process may be in one file: its name has seconds and the process */
+    /* the name has seconds and process id, so two sessions of this process may share a file */
     for (int i = 0; i < count && !found; i++)
       if (events[i].session == 1 && events[i].step == step) {
         found = count - i - 1;
@@ -210,7 +210,7 @@ static int read_session(rft_folder *f, int64_t step, event *events, int most) {
   return found;
 }
 
-/* The value that log.jsonl has for an event. */
+/* The value of an event in log.jsonl. */
 static double logged(const char *log, const char *kind, int64_t step, const char *key) {
   char begin[80];
   snprintf(begin, sizeof begin, "{\"event\": \"%s\", \"step\": %lld,", kind, (long long)step);

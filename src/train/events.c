@@ -5,8 +5,8 @@
  * A line is built on the stack and appended in full or not at all. The log is not part of the run's state: if it
  * cannot be written, the run warns once and continues.
  *
- * The open log is also the lock of the folder: a second run that writes checkpoints there would delete the unfinished
- * ones of the first. The lock ends with its process.
+ * The open log also locks the folder: a second run that writes checkpoints there would delete the unfinished ones of
+ * the first. The lock is released when its process ends.
  */
 #include "train/events.h"
 
@@ -45,7 +45,7 @@ static void put(line *l, const char *s) {
   for (; *s && l->n < sizeof l->text - 8; s++) l->text[l->n++] = *s;
 }
 
-/* A path may have any bytes; those that are no UTF-8 become U+FFFD, so that the line can be read. */
+/* A path may have any bytes. Invalid UTF-8 is replaced by U+FFFD, so that the line is valid JSON. */
 static void put_string(line *l, const char *key, const char *value) {
   char escape[8];
   put(l, ", \"");
@@ -80,7 +80,7 @@ static double wall_time(void) {
   return (double)t.tv_sec + 1e-3 * (double)(t.tv_nsec / 1000000);
 }
 
-/* Bytes of this process in the machine's memory; 0: not known. */
+/* The resident memory of this process in bytes; 0: unknown. */
 static double resident_bytes(void) {
   char text[64] = "";
   const int fd = open("/proc/self/statm", O_RDONLY | O_CLOEXEC);
@@ -99,7 +99,7 @@ static void put_memory(line *l, const rfr_run *run) {
     put_number(l, "device_bytes", (double)use.taken);
 }
 
-/* As many layers as the line has space for: more than a thousand. */
+/* Writes as many layers as fit into the line: more than a thousand. */
 static void put_loads(line *l, const double *loads, int64_t layers) {
   char number[32];
   put(l, ", \"layer_loads\": [");
@@ -111,7 +111,7 @@ static void put_loads(line *l, const double *loads, int64_t layers) {
   put(l, "]");
 }
 
-/* Tokens of each source of a mixture up to this step. */
+/* The tokens of each source of a mixture up to this step. */
 static void put_sources(line *l, rfr_run *run, int64_t step) {
   const rfi_settings *s = run->settings;
   const int n = rfi_mixture_sources(run->data);
@@ -129,7 +129,7 @@ static void put_sources(line *l, rfr_run *run, int64_t step) {
   rfi_free(run->ctx, counts);
 }
 
-/* A line that finds no memory while the run opens is an error of rfi_run_log_opened. */
+/* If memory for a line is missing while the run opens, rfi_run_log_opened returns the error. */
 static void write_lines(rfr_run *run, const char *lines, size_t n) {
   if (run->opening) {
     run->pending_lost |= rfi_string_append(&run->pending, lines, n) != RFR_OK;

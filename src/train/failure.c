@@ -78,6 +78,6 @@ void rfi_run_record_failure(rfr_run *run) {
   f.step = run->step;
   f.error = slug, f.message = message;
   f.checkpoint = run->checkpoint;
-  rfr_failure_append(run->ctx, run->folder, &f); /* its own error is not the run's */
+  rfr_failure_append(run->ctx, run->folder, &f); /* an error of the journal must not replace the error of the run */
   rfi_fail_slug(slug, "%s", message);
 }

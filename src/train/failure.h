@@ -7,9 +7,9 @@
 
 #include "train/run.h"
 
-/* Appends the thread's last error to failures.jsonl of the run's folder, one line for each rank. Of several ranks each
- * writes what it saw, because the one at fault may be unable to. Keeps the last error; a folder that cannot be written
- * is left as it is. */
+/* Appends the thread's last error to failures.jsonl of the run's folder, one line per rank. Every rank writes what it
+ * saw, because the rank at fault may be unable to. Keeps the last error; if the folder cannot be written, nothing
+ * happens. */
 void rfi_run_record_failure(rfr_run *run);
 
 #endif

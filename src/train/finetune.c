@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * Configurations for a published model: the one that fine-tunes it on rows, and the one that only opens it. Each is
- * text, so that a run that starts from it is an ordinary run: its folder has the text, and overrides change it.
+ * text, so that a run with it is an ordinary run: its folder has the text, and overrides change it.
  */
 #include <errno.h>
 #include <limits.h>
@@ -13,7 +13,7 @@
 #include "data/gguf.h"
 #include "refrain/train.h"
 
-/* The value of the override KEY=VALUE, NULL: not given. `key` ends with "=". */
+/* The value of the override KEY=VALUE; NULL: there is none. `key` ends with "=". */
 static const char *find_override(const rfr_run_options *o, const char *key) {
   const size_t n = strlen(key);
   const char *value = NULL;
@@ -45,10 +45,12 @@ typedef struct draft {
   char model[PATH_MAX];
   const char *const *data;
   int n_data;
-  bool preference, holds_out; /* the rows are pairs of answers; there are enough rows to hold some out */
+  /* whether the rows are pairs of answers; whether there are enough rows to hold some out */
+  bool preference, holds_out;
 } draft;
 
-/* The absolute path of an existing file, with the characters of patterns escaped; else the operand, as a pattern. */
+/* The absolute path of an existing file, with pattern characters escaped; otherwise the operand itself, as a
+ * pattern. */
 static rfr_status put_data(rfi_string *s, const char *operand) {
   char path[PATH_MAX], escaped[2 * PATH_MAX];
   size_t n = 0;
@@ -66,7 +68,7 @@ static rfr_status write_draft(const draft *d, int64_t sequence, rfi_string *s) {
   const bool on_gpu = rfr_machine_describe(d->ctx, &m) == RFR_OK && strncmp(m.device, "cuda", 4) == 0;
   RFI_TRY(rfi_string_printf(s, "refrain: 1\nmodel: "));
   RFI_TRY(put_quoted(s, d->model));
-  if (!find_override(d->options, "adapter.from=")) /* else the folder's type */
+  if (!find_override(d->options, "adapter.from=")) /* otherwise the dtype of the folder */
     RFI_TRY(rfi_string_printf(s, "\nadapter: {type: lora}"));
   RFI_TRY(rfi_string_printf(s, "\ndata:\n  train: ["));
   for (int i = 0; i < d->n_data; i++) {
@@ -81,7 +83,7 @@ static rfr_status write_draft(const draft *d, int64_t sequence, rfi_string *s) {
                            d->preference ? "2e-5" : "2e-4", d->preference ? 1 : 3);
 }
 
-/* Opens a configuration for its numbers; no model is loaded. */
+/* Opens a configuration without its model, to get the numbers of rfr_run_info. */
 static rfr_status read_info(rfr_ctx *ctx, const char *text, const rfr_run_options *options, bool data,
                             rfr_run_info *out) {
   rfr_run *run = NULL;
@@ -95,7 +97,7 @@ static rfr_status read_info(rfr_ctx *ctx, const char *text, const rfr_run_option
   return s;
 }
 
-/* Numbers of the draft with windows of `sequence` tokens. `data`: and of its rows. */
+/* The numbers of the draft with windows of `sequence` tokens. `data`: including those of its rows. */
 static rfr_status look_at(const draft *d, int64_t sequence, bool data, rfr_run_info *out) {
   rfi_string text = {.ctx = d->ctx};
   rfr_status s = write_draft(d, sequence, &text);
@@ -109,7 +111,8 @@ static void warn(const draft *d, const char *line) {
   if (d->options->on_event) d->options->on_event(&e, d->options->event_user);
 }
 
-/* The same with data. Finds out whether the rows are pairs of answers, and too few to hold some out. */
+/* The same with data. Also finds out whether the rows are pairs of answers, and whether there are too few to hold some
+ * out. */
 static rfr_status look(draft *d, int64_t sequence, rfr_run_info *out) {
   rfr_status s = look_at(d, sequence, true, out);
   if (s != RFR_OK && !d->preference && strcmp(rfr_last_error()->slug, "data.preference") == 0) {
@@ -142,7 +145,7 @@ static rfr_status choose_sequence(draft *d, int64_t *out) {
   if (*out > 0) return look(d, *out, &info);
   rfr_status s = look_at(d, SHORTEST, false, &info);
   const int64_t most = info.max_positions < MOST ? info.max_positions : MOST;
-  if (s == RFR_OK && most <= LEAST) s = look(d, most, &info); /* no choice, but the rows decide more than the length */
+  if (s == RFR_OK && most <= LEAST) s = look(d, most, &info); /* the length is given, but the rows decide other keys */
   for (*out = LEAST; s == RFR_OK && *out < most; *out *= 2) {
     s = look(d, *out, &info);
     if (s == RFR_OK && (info.truncated_rows + info.dropped_rows) * SHARE <= info.train_rows + info.dropped_rows) break;
@@ -169,7 +172,8 @@ rfr_status rfr_finetune_config(rfr_ctx *ctx, const char *model, const char *cons
 
 /* ---- opening a model ---- */
 
-/* The keys that the model does not determine. Nothing trains on its file of data, which only has to match. */
+/* Writes a configuration with the keys that the model does not determine. The data file is never used for training; its
+ * format only has to match. */
 static rfr_status write_reader(rfr_ctx *ctx, const char *path, const char *sequence, rfi_string *s) {
   char train[PATH_MAX + 16];
   bool is_gguf;
@@ -184,7 +188,7 @@ static rfr_status write_reader(rfr_ctx *ctx, const char *path, const char *seque
       sequence);
 }
 
-/* The model's longest sequence, at most `longest`, as text. */
+/* The model's maximum sequence length, at most `longest`, as text. */
 static rfr_status find_sequence(rfr_ctx *ctx, const char *path, int64_t longest, const char *name, char number[24]) {
   rfi_string text = {.ctx = ctx};
   rfr_run_info info = {0};

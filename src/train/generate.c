@@ -47,7 +47,7 @@ static rfr_status check_tokens(const rfr_run *run, const int32_t *tokens, int64_
   return RFR_OK;
 }
 
-/* One of the texts on the device and the position of its cursor, which follow from the launches. */
+/* The state of one text on the device. The host derives the position of the cursor from the launches. */
 typedef struct made {
   const rfr_prompt *prompt; /* NULL: idle */
   int32_t *tokens;          /* capacity+1 */
@@ -57,7 +57,7 @@ typedef struct made {
 typedef struct batch {
   rfr_run *run;
   const rfr_generate_options *options;
-  int64_t n, capacity; /* texts; tokens of a text */
+  int64_t n, capacity; /* number of texts; tokens per text */
   rfr_tensor text, cursor;
   int32_t *tokens;
   made *made;
@@ -69,14 +69,14 @@ static rfr_status set(rfr_run *run, const char *name, const void *value) {
   return rfr_programs_write(run->programs, &x, value);
 }
 
-/* `bytes` of a tensor from byte `at`. */
+/* A view of `bytes` bytes of a tensor, from byte `at` on. */
 static rfr_tensor part_of(rfr_tensor x, int64_t at, int64_t bytes) {
   x.data = (char *)x.data + at;
   x.bytes = bytes;
   return x;
 }
 
-/* How many of n tokens are kept. */
+/* The number of tokens that are kept of n. */
 static int64_t kept_of(int64_t n, int64_t capacity) { return n > capacity ? (capacity + 1) / 2 : n; }
 
 static rfr_status write_cursor(const batch *b, const made *m) {
@@ -87,7 +87,7 @@ static rfr_status write_cursor(const batch *b, const made *m) {
   return rfr_programs_write(b->run->programs, &x, cursor);
 }
 
-/* Writes the known tokens as the text; nothing of it is cached. */
+/* Writes the known tokens as the text and clears the cache. */
 static rfr_status start(const batch *b, made *m) {
   const int64_t bytes = (b->capacity + 1) * (int64_t)sizeof *m->tokens;
   const rfr_tensor x = part_of(b->text, (m - b->made) * bytes, bytes);
@@ -105,7 +105,7 @@ static rfr_status start_prompt(const batch *b, made *m, const rfr_prompt *prompt
   return start(b, m);
 }
 
-/* An idle text has no token that a program could take. */
+/* Makes the text idle: a program then finds no token to process. */
 static rfr_status end(const batch *b, made *m) {
   m->prompt = NULL;
   m->cached = m->known = m->dropped = 0;
@@ -139,7 +139,7 @@ static rfr_status read_token(const batch *b, made *m) {
   return RFR_OK;
 }
 
-/* One launch: each text takes its next tokens. */
+/* One launch: each text processes its next tokens. */
 static rfr_status advance(const batch *b) {
   bool prefill = false;
   for (int64_t i = 0; i < b->n; i++) {
@@ -158,7 +158,7 @@ static rfr_status advance(const batch *b) {
   return RFR_OK;
 }
 
-/* Opens the texts on the device, all idle; free with close_batch. */
+/* Initializes the texts on the device, all idle; free with close_batch. */
 static rfr_status open_batch(batch *b, rfr_run *run) {
   *b = (batch){.run = run, .n = rfi_step_texts(&run->settings->spec), .capacity = run->settings->spec.window};
   RFI_TRY(rfi_state_prepare(run, false));
@@ -228,7 +228,7 @@ rfr_status rfr_run_generate_tokens(rfr_run *run, const int32_t *prompt, int64_t 
 typedef struct byte_writer {
   rfr_write_fn write;
   void *user;
-  int32_t token; /* that is no byte; 0: none */
+  int32_t token; /* a generated token that is not a byte; 0: none */
 } byte_writer;
 
 static int write_byte(int32_t token, void *user) {
@@ -276,7 +276,7 @@ rfr_status rfr_run_score(rfr_run *run, const int32_t *tokens, int64_t n, float *
   RFI_GOTO(open_batch(&b, run));
   RFI_GOTO(start_prompt(&b, b.made, &(rfr_prompt){.tokens = tokens, .n = n}));
   RFI_GOTO(rfr_program_output(run->programs, rfr_run_program_index(run, RFR_RUN_DECODE), RFI_NAME_LOGITS, &row));
-  row = part_of(row, 0, V * (int64_t)sizeof *logits); /* of the first text */
+  row = part_of(row, 0, V * (int64_t)sizeof *logits); /* logits of the first text */
   for (int64_t i = 0; i < n; i++) {
     RFI_GOTO(rfi_launch(run, RFR_RUN_DECODE));
     RFI_GOTO(rfr_programs_read(run->programs, &row, logits + i * V));

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The programs that make text against the full forward pass: the same logits within f32's
- * rounding wherever a text ends, in whatever chunks it was read, and the same greedy text;
- * replay against eager and one chunking against another, bit by bit where the same kernels run.
+ * The programs that make text against the full forward pass: the same logits within f32's rounding wherever a text
+ * ends, in whatever chunks it was read, and the same greedy text. Replay is compared with eager, and one chunking with
+ * another, bit by bit where the same kernels run.
  */
 #include <math.h>
 #include <setjmp.h>
@@ -103,7 +103,7 @@ static void set_cursor(const models *m, int64_t cached, int64_t known) {
   memcpy(tensor(m, RFI_NAME_CURSOR), (int64_t[RFI_CURSOR_N]){cached, known, 0, 9}, RFI_CURSOR_N * sizeof(int64_t));
 }
 
-/* The full forward pass over the first n tokens of the text. */
+/* The full forward over the first n tokens of the text. */
 static const float *run_full(const models *m, int n) {
   int32_t *ids = tensor(m, "ids");
   memset(ids, 0, WINDOW * sizeof *ids);
@@ -117,7 +117,7 @@ static double difference(const float *a, const float *b, int64_t n) {
   double worst = 0, largest = 0;
   for (int64_t i = 0; i < n; i++) {
     double d = fabs((double)a[i] - (double)b[i]);
-    if (!(d <= worst)) worst = d; /* NaN too */
+    if (!(d <= worst)) worst = d; /* also fails for NaN */
     largest = fmax(largest, fabs((double)b[i]));
   }
   return worst / largest;
@@ -130,7 +130,7 @@ static int32_t argmax(const float *x, int64_t n) {
   return best;
 }
 
-/* Every position of a text, read token by token and in chunks that end anywhere. */
+/* Compares every position of a text, read token by token and in chunks with arbitrary ends. */
 static void one_model(rfr_model_type type, rfr_dtype dtype, double tolerance) {
   models m = open_models(type, dtype, true);
   double worst = 0;
@@ -148,7 +148,8 @@ static void one_model(rfr_model_type type, rfr_dtype dtype, double tolerance) {
   }
   for (int n = 1; n <= WINDOW; n += 17) {
     const size_t row = 48 / 6 * (type == RFR_MODEL_LLAMA ? 2 : 6) * (dtype == RFR_F32 ? 4 : 2);
-    if (n < WINDOW) memset((char *)tensor(&m, "cache.0.k") + n * row, 0xFF, row); /* nothing reads beyond the text */
+    /* the tokens after the text must not be read */
+    if (n < WINDOW) memset((char *)tensor(&m, "cache.0.k") + n * row, 0xFF, row);
     write_text(&m, WINDOW);
     set_cursor(&m, 0, n);
     const int64_t *cursor = tensor(&m, RFI_NAME_CURSOR);
@@ -169,10 +170,10 @@ static void logits_of_every_position(void **state) {
   (void)state;
   one_model(RFR_MODEL_LLAMA, RFR_F32, 1e-5);
   one_model(RFR_MODEL_GPT2, RFR_F32, 1e-5);
-  one_model(RFR_MODEL_LLAMA, RFR_BF16, 1e-2); /* activations round to 8 bits at other places */
+  one_model(RFR_MODEL_LLAMA, RFR_BF16, 1e-2); /* activations are rounded to 8 bits in different groups */
 }
 
-/* A prompt, then what comes of it until the caches are full. */
+/* Generates from a prompt until the caches are full. */
 static void make_text(const models *m, int prompt, int32_t text[WINDOW + 1], double temperature) {
   write_text(m, prompt);
   set_cursor(m, 0, prompt);
@@ -194,7 +195,7 @@ static void greedy_text(void **state) {
     if (text[n] != argmax(x, m.vocab)) fail_msg("token %d is %d, not %d", n, text[n], argmax(x, m.vocab));
     kinds += found[text[n]]++ == 0;
   }
-  assert_true(kinds > 3); /* there is something to compare */
+  assert_true(kinds > 3); /* the text is long enough to compare */
   close_models(&m);
 }
 
@@ -215,7 +216,7 @@ static void bits(void **state) {
       assert_memory_equal(x.data, y.data, (size_t)x.bytes);
     }
     assert_memory_equal(logits(&a, DECODE), logits(&b, DECODE), (size_t)a.vocab * sizeof(float));
-    make_text(&b, 71, text[2], 1.0); /* once more over what the first text left */
+    make_text(&b, 71, text[2], 1.0); /* a second text in the memory of the first */
     assert_memory_equal(text[1], text[2], sizeof text[1]);
     make_text(&b, 71, text[2], 3.0);
     assert_memory_not_equal(text[1], text[2], sizeof text[1]);

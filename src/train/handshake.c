@@ -16,7 +16,7 @@
 enum { FIELDS = 7, FIELD_BYTES = 100 };
 typedef struct record {
   char field[FIELDS][FIELD_BYTES];
-  uint32_t key[RFI_CFG_COUNT]; /* a hash of each value of the configuration */
+  uint32_t key[RFI_CFG_COUNT]; /* a hash of each configuration value */
 } record;
 _Static_assert(sizeof(record) <= RFI_EXCHANGE_BYTES, "one exchange");
 
@@ -30,7 +30,7 @@ static uint32_t hash_text(uint32_t h, const char *text) {
   return h;
 }
 
-/* Ops and keys: builds of the same version that differ here would record other programs. */
+/* A hash of ops and keys: builds of the same version that differ in these would record different programs. */
 static uint32_t hash_build(void) {
   static const char *const names[] = {
 #define RFI_OP(name, family, operands, results, attributes, flags) #name operands results attributes,
@@ -48,7 +48,7 @@ static rfr_status note_configuration(const rfr_run *run, record *r) {
   for (int i = 0; s == RFR_OK && i < RFI_CFG_COUNT; i++) {
     rfi_string text = {.ctx = run->ctx};
     if (!rfi_config_is_used(run->settings->config, (rfi_config_id)i)) continue;
-    if (i == RFI_CFG_data_root || i == RFI_CFG_data_cache) continue; /* each host has its own paths */
+    if (i == RFI_CFG_data_root || i == RFI_CFG_data_cache) continue; /* paths differ between hosts */
     s = rfi_config_print_value(run->settings->config, (rfi_config_id)i, &text);
     if (s == RFR_OK) r->key[i] = hash_text(2166136261u, text.data) | 1;
     rfi_string_deinit(&text);

@@ -7,9 +7,9 @@
 
 #include "train/run.h"
 
-/* Every rank calls this once while it opens a run, also if opening has failed: after compiling, and before the folder
- * is changed. `checkpoint`: the step that the rank continues from, -1: none. All ranks get the error of the lowest rank
- * that failed. Errors: dist.run, which names the rank and what differs. */
+/* Every rank calls this once while it opens a run, even if opening has failed: after compiling, and before the folder
+ * is changed. `checkpoint`: the step from which the rank continues, -1: none. All ranks get the error of the lowest
+ * rank that failed. Errors: dist.run, which names the rank and the difference. */
 rfr_status rfi_handshake(rfr_run *run, int64_t checkpoint, rfr_status so_far);
 
 #endif

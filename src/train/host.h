@@ -9,7 +9,7 @@
 #include "train/run.h"
 
 typedef enum rfi_host_access { RFI_HOST_READ, RFI_HOST_WRITE } rfi_host_access;
-/* Allocates memory for the copy, until forget. */
+/* Allocates host memory for the copy; rfi_host_forget frees it. */
 rfr_status rfi_host_keep(rfr_run *run, const rfr_tensor *x);
 void rfi_host_forget(rfr_run *run);
 rfr_status rfi_host_open(rfr_run *run, const rfr_tensor *x, rfi_host_access access, void **out);

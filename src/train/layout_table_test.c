@@ -14,7 +14,8 @@
 enum { MOST_SETS = 4, CASES = 3, COLUMNS = 5 };
 
 static const char *const shards[] = {"none", "optimizer", "full"};
-/* The columns: a mode of parallel.shard, parallel.expert in each of them, a pipeline of 2 with data-parallel ranks. */
+/* The columns: the modes of parallel.shard, parallel.expert in each mode, and a pipeline of 2 with data-parallel
+ * ranks. */
 enum { EXPERT = 3, PIPELINE = 4 };
 
 static const struct row {
@@ -51,7 +52,7 @@ static const char dense[] = CONFIG("model_type: llama") "run: {steps: 2}\n",
 
 /* ---- opening ---- */
 
-/* Opens a plan of the first of four ranks; the error is left in rfr_last_error. */
+/* Opens a plan of the first of four ranks; rfr_last_error has the error. */
 static rfr_status open_plan(rfr_comm *comm, int column, int variant, const char *const *a, const char *const *b) {
   static const char *const schedules[] = {"1f1b", "zb-v", "interleaved"};
   char shard[64], expert[64], pipeline[64], schedule[64];
@@ -67,7 +68,7 @@ static rfr_status open_plan(rfr_comm *comm, int column, int variant, const char 
   for (int k = 0; k < MOST_SETS && a[k]; k++) sets[o.n_overrides++] = a[k];
   for (int k = 0; b && k < MOST_SETS && b[k]; k++) sets[o.n_overrides++] = b[k];
   o.comm = comm;
-  o.plan_only = 1; /* a plan has no peers */
+  o.plan_only = 1; /* a plan does not connect to other ranks */
   const rfr_status s = rfr_run_open(ctx, column == EXPERT ? experts : dense, NULL, &o, &run);
   rfr_run_close(run);
   return s;
@@ -85,7 +86,7 @@ static int variants(int column) { return column == EXPERT || column == PIPELINE 
 
 /* ---- the table ---- */
 
-/* The cells of a line of a table, without blanks around them; false: it is none. */
+/* Splits a line of a table into cells without surrounding blanks; false: the line is not part of a table. */
 static bool read_cells(char *line, char *cell[COLUMNS + 1]) {
   int n = 0;
   if (line[0] != '|') return false;

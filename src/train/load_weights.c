@@ -28,7 +28,7 @@
 
 enum { STAGE = 64 << 20 };
 
-/* Not saved: the rings of metrics and watched values, and a text with its caches. */
+/* Tensors that are not saved: the rings of metrics and watched values, and texts with their caches. */
 static bool is_transient(const char *name) {
   return strcmp(name, RFI_NAME_METRICS) == 0 || strcmp(name, RFI_WATCH_NAME) == 0 || strcmp(name, RFI_NAME_TEXT) == 0 ||
          strcmp(name, RFI_NAME_CURSOR) == 0 || strncmp(name, "cache.", 6) == 0;
@@ -44,7 +44,7 @@ rfi_kind rfi_kind_of(const rfr_run *run, const rfr_tensor *x) {
   return RFI_KIND_OPTIMIZER;
 }
 
-/* All exponent bits set is NaN or infinite. */
+/* A float whose exponent bits are all set is NaN or infinite. */
 bool rfi_values_finite(rfr_dtype dtype, const void *values, int64_t bytes) {
   bool finite = true;
   if (dtype == RFR_F32) {
@@ -58,16 +58,16 @@ bool rfi_values_finite(rfr_dtype dtype, const void *values, int64_t bytes) {
 
 /* ---- blocks ---- */
 
-/* The values of a tensor on their way into it. */
+/* A tensor that is being loaded. */
 typedef struct loading {
-  const char *model;            /* in errors; NULL: first values */
-  rfr_tensor x;                 /* with the type and the bytes of the values */
-  const rfi_weight_range *from; /* NULL: the values are in memory already */
+  const char *model;            /* name for errors; NULL: first values */
+  rfr_tensor x;                 /* with the type and size of the values */
+  const rfi_weight_range *from; /* NULL: the values are already in memory */
   int64_t first;                /* the element of `from` at which the values begin */
-  bool hashes;                  /* of a base */
+  bool hashes;                  /* compute hashes; only for a base */
 } loading;
 
-/* One block: n bytes of the tensor from byte `at`, to `data`. */
+/* Reads one block into `data`: n bytes of the tensor from byte `at`. */
 static rfr_status take_block(const loading *l, int64_t at, int64_t n, void *data, rfi_hash *sum) {
   const rfr_dtype dtype = l->x.type.dtype;
   const int64_t size = rfr_dtype_bits(dtype) / 8;
@@ -78,8 +78,8 @@ static rfr_status take_block(const loading *l, int64_t at, int64_t n, void *data
   return RFR_OK;
 }
 
-/* The blocks of n bytes from byte `begin`, which begins a block. If one fails on any thread, this thread takes all of
- * them again, because errors are thread-local. */
+/* Reads the blocks of n bytes from byte `begin`, a multiple of a block. If a thread fails, this thread reads all blocks
+ * again, because errors are thread-local. */
 static rfr_status take_blocks(rfr_run *run, const loading *l, int64_t begin, int64_t n, char *data, int threads) {
   const int64_t blocks = (n + RFI_HASH_BLOCK - 1) / RFI_HASH_BLOCK;
   uint64_t high = 0, low = 0;
@@ -105,9 +105,9 @@ static rfr_status take_blocks(rfr_run *run, const loading *l, int64_t begin, int
 
 /* ---- tensors ---- */
 
-/* Memory that is kept from tensor to tensor. */
+/* Memory that is reused for all tensors. */
 typedef struct buffers {
-  char *values; /* of one tensor, for values that cannot be read to where they are needed */
+  char *values; /* the values of one tensor, if they cannot be read directly to their destination */
   int64_t values_size;
   void *stage; /* STAGE bytes */
 } buffers;
@@ -135,12 +135,12 @@ static rfr_status find_parameter(const rfr_model_config *c, const char *name, rf
   return rfi_fail(RFI_E_INTERNAL, "%s is not a parameter", name);
 }
 
-/* In a pipeline a rank hashes the tensors that it would save; elsewhere each rank hashes all. */
+/* In a pipeline each rank hashes the tensors that it would save; otherwise each rank hashes all. */
 static bool hashes(const rfr_run *run, const rfr_tensor *x) {
   return run->settings->parallel.pipeline <= 1 || rfi_saves(run, x);
 }
 
-/* *format: of a tensor that is held quantized; l->x gets the type of its values. */
+/* *format: the quantized format in which the run stores the tensor; l->x gets the type of the unquantized values. */
 static rfr_status begin(const rfr_run *run, const rfr_tensor *x, loading *l, rfr_quant *format) {
   const rfr_model_config *c = &run->settings->spec.model;
   rfr_parameter p;
@@ -155,7 +155,7 @@ static rfr_status begin(const rfr_run *run, const rfr_tensor *x, loading *l, rfr
   return RFR_OK;
 }
 
-/* Writes l->x.data, the values, to the tensor on the device or in its format. */
+/* Writes l->x.data, the values, to the tensor on the device, or quantizes them first. */
 static rfr_status put_values(rfr_run *run, const loading *l, rfr_quant format, const rfr_tensor *x) {
   void *host;
   if (format == RFR_QUANT_NONE) return rfi_parts_write(run, x, l->x.data);
@@ -165,7 +165,7 @@ static rfr_status put_values(rfr_run *run, const loading *l, rfr_quant format, c
   return rfi_host_close(run, x, RFI_HOST_WRITE, host, s);
 }
 
-/* A tensor on a device, a stage at a time. */
+/* Loads a tensor to a device through a staging buffer. */
 static rfr_status load_staged(rfr_run *run, const loading *l, buffers *b, const rfr_tensor *x) {
   if (!b->stage) RFI_TRY(rfi_programs_stage(run->programs, STAGE, &b->stage));
   for (int64_t at = 0; at < x->bytes; at += STAGE) {
@@ -178,7 +178,7 @@ static rfr_status load_staged(rfr_run *run, const loading *l, buffers *b, const 
   return RFR_OK;
 }
 
-/* The part of this rank: only its bytes are read. */
+/* Reads only the bytes of this rank's part. */
 static rfr_status load_part(rfr_run *run, loading *l, buffers *b, const rfr_tensor *x) {
   rfi_part_range range[RFI_PART_RANGES];
   rfr_tensor own;
@@ -278,7 +278,7 @@ static rfr_status start_weights(rfr_run *run) {
   return RFR_OK;
 }
 
-/* The hash of a base is that of all ranks of a pipeline. */
+/* In a pipeline the hash of a base combines those of all ranks. */
 static rfr_status add_hashes(rfr_run *run, rfr_status s) {
   rfr_comm *c = run->options.comm;
   rfi_hash *all;

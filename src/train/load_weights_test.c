@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * Loading weights: tensors of many blocks have the same bytes and the same hash on any number of threads and on a
- * device with memory of its own; values that are not finite are found in any block; a run that resumes reads the
+ * device with its own memory; values that are not finite are found in any block; a run that resumes reads the
  * weights of its checkpoint alone.
  */
 #include "train/load_weights.h"
@@ -14,7 +14,7 @@
 #include "support/fault_backend.h"
 #include "support/run.h"
 
-/* The table of tokens has 75 MB: more than one stage. */
+/* The embedding has 75 MB: more than one staging buffer. */
 #define BIG                                                                           \
   "{model_type: llama, vocab_size: 65600, hidden_size: 288, intermediate_size: 16,\n" \
   "        num_hidden_layers: 1, num_attention_heads: 2, tie_word_embeddings: true, init_std: 0.01}\n"
@@ -47,7 +47,7 @@ static void add_rounded(rfi_hash *sum, const rfr_tensor *x) {
   free(values);
 }
 
-/* Saves the first weights as the folder of a model; their hashes in f32 and in bf16. */
+/* Saves the initial weights as a model folder; returns their hashes in f32 and in bf16. */
 static void make_model(rfr_ctx *ctx, const char *name, rfi_hash *base, rfi_hash *rounded) {
   rft_record r = {0};
   rfr_run_options o = rft_run_options(&r);
@@ -72,13 +72,13 @@ static rfr_run *open_adapter(rfr_ctx *ctx, const char *set, rfr_status want) {
   o.programs = RFR_RUN_TRAIN;
   o.overrides = &set;
   o.n_overrides = set != NULL;
-  o.eager = 1; /* the device of the tests has no memory that a captured run may read */
+  o.eager = 1; /* the fake device of the tests has no memory that a captured run may read */
   snprintf(config, sizeof config, "refrain: 1\nmodel: %s\n" LORA SMALL_STEP, step_0("big"));
   if (rfr_run_open(ctx, config, NULL, &o, &run) != want) fail_msg("%s", rfr_last_error()->message);
   return run;
 }
 
-/* A byte-level tokenizer for the model. */
+/* Writes a byte-level tokenizer for the model. */
 static void write_tokenizer(const char *folder) {
   char path[300];
   int next = 0;
@@ -109,7 +109,7 @@ static void compare_hash(rfr_run *run, rfi_hash base) {
   assert_true(rfi_hash_equal(held, base));
 }
 
-/* Weights that are converted, or held in another format: the hash is that of the values in the run's type. */
+/* Weights that are converted, or stored in another format: the hash is that of the values in the run's dtype. */
 static rfi_hash hash_with(const char *set, int threads, bool device) {
   rfr_ctx *ctx = rft_run_ctx(threads);
   on_device = device;
@@ -134,7 +134,7 @@ static void same_everywhere(void **state) {
     ctx = rft_run_ctx(threads[i]);
     on_device = i == 2;
     rfr_run *run = open_adapter(ctx, NULL, RFR_OK);
-    compare_hash(run, base); /* the device's memory is the host's in truth */
+    compare_hash(run, base); /* the fake device's memory is host memory */
     rfr_run_close(run);
     on_device = false;
     rfr_ctx_destroy(ctx);
@@ -146,7 +146,7 @@ static void same_everywhere(void **state) {
   assert_int_equal(rft_faults.blocks, 0);
 }
 
-/* The last element of the file's first 60 MB becomes NaN: a block in the middle of a tensor. */
+/* Sets the last element of the file's first 60 MB to NaN: it is in the middle of a tensor. */
 static void not_finite(void **state) {
   (void)state;
   char path[300], old[4];

@@ -24,8 +24,8 @@
 
 enum { SKIPS_IN_A_ROW = 20, ZERO_STEPS = 10, LEAST_WINDOWS = 64 };
 
-/* The metrics of step `step`; *by_layer: the load of each layer with experts, valid until the slot is written again.
- * The device writes the step's number into the slot last. */
+/* Reads the metrics of step `step`. *by_layer: the load of each layer with experts, valid until the slot is written
+ * again. The device writes the step number into the slot last. */
 static rfr_status read_metrics(rfr_run *run, int64_t step, double *values, const double **by_layer) {
   const int64_t width = rfi_metric_width(&run->settings->spec);
   const double *slot = (const double *)run->metrics.data + (step % run->settings->spec.slots) * width;
@@ -78,7 +78,7 @@ static rfr_status check_zeros(rfr_run *run) {
   return RFR_OK;
 }
 
-/* The step was skipped because the routing was invalid, or for want of room. */
+/* The step was skipped because the routing was invalid or the expert capacity was too small. */
 static void warn_of_routing(rfr_run *run, const double *m) {
   const rfr_model_config *model = &run->settings->spec.model;
   const int64_t layers = rfr_model_expert_layers(model), which = (int64_t)m[RFI_METRIC_BAD_ROUTING] - 1;
@@ -98,17 +98,18 @@ static void warn_of_routing(rfr_run *run, const double *m) {
                (long long)run->step, (long long)layer, (long long)(which / layers), (long long)m[RFI_METRIC_BAD_GROUP]);
 }
 
-/* How many windows an evaluation takes after training on `steps` steps since the one before. */
+/* The number of windows of an evaluation after training for `steps` steps since the previous one. */
 static int64_t evaluation_windows(const rfr_run *run, int64_t steps) {
   const rfi_settings *s = run->settings;
   if (s->evaluate_windows >= 0) return s->evaluate_windows;
   const int64_t end = steps > run->step ? steps : run->step;
   const int64_t windows = rfi_ramp_windows(s, end) - rfi_ramp_windows(s, end - steps);
-  const int64_t share = windows / 4; /* a window costs a third of a trained one */
+  const int64_t share = windows / 4; /* evaluating a window takes a third of the time of training on it */
   return share > LEAST_WINDOWS ? share : LEAST_WINDOWS;
 }
 
-/* Seconds of the evaluation at the end: from the last one, or a third of training for each window. */
+/* The estimated seconds of the final evaluation: from the previous evaluation, or a third of the training time per
+ * window. */
 static double evaluation_seconds(const rfr_run *run, double step_seconds) {
   const rfi_settings *s = run->settings;
   if (!rfi_run_evaluates(run)) return 0.0;
@@ -120,7 +121,7 @@ static double evaluation_seconds(const rfr_run *run, double step_seconds) {
   return fmin((double)windows * each, s->time / 2.0);
 }
 
-/* The clock of a run that is given in time sees a step, and may decide when the learning rate decays. */
+/* Updates the clock of a run that is given in time; it may decide when the learning rate decays. */
 static rfr_status tick(rfr_run *run, double seconds) {
   rfi_run_clock *c = &run->clock;
   char message[128];
@@ -150,7 +151,7 @@ static rfr_status fail_skipped(const rfr_run *run) {
                   run->skipped_for_routing ? "routing was invalid" : "gradients were not finite");
 }
 
-/* The first step of a phase is announced. */
+/* Emits an event at the first step of a phase. */
 static void announce_phase(rfr_run *run, int64_t step) {
   const rfi_settings *s = run->settings;
   const int phase = rfi_ramp_phase(s, step);
@@ -163,8 +164,8 @@ static void announce_phase(rfr_run *run, int64_t step) {
       &(rfr_event){.kind = RFR_EVENT_SCHEDULE, .step = step, .tokens = rfi_ramp_tokens(s, phase), .message = message});
 }
 
-/* One step, and its metrics. On a device with its own memory the steps up to number `until` are launched ahead, as far
- * as the ring goes, so that the device is never idle. */
+/* Runs one step and reads its metrics. On a device with separate memory, steps up to number `until` are launched ahead,
+ * as far as the ring allows, so that the device is never idle. */
 static rfr_status step(rfr_run *run, int64_t until, rfr_op_time *times, int max, int *n) {
   double m[RFI_METRIC_N] = {0};
   const double *by_layer;
@@ -258,7 +259,8 @@ static rfr_status stopped(const rfr_run *run) {
                   run->folder ? run->folder : "");
 }
 
-/* A f16 step may be skipped to find the loss scale; a run that ends so has still not done its last steps. */
+/* f16 steps may be skipped while the loss scale is searched. A run that ends during such skips has not finished its
+ * last steps. */
 static rfr_status check_end(const rfr_run *run) {
   const int most = run->settings->spec.model.dtype == RFR_F16 ? 1 : 0;
   return run->skipped_in_row <= most ? RFR_OK : fail_skipped(run);
@@ -269,7 +271,7 @@ static rfr_status train(rfr_run *run) {
   const bool evaluates = rfi_run_evaluates(run);
   int64_t saved = -1, until = run->step;
   while (run->launched > run->step || (run->step < run->steps && !rfi_stop_requested(run))) {
-    if (until <= run->step) /* the next step after which the host reads the state */
+    if (until <= run->step) /* until: the next step after which the host reads the state */
       for (until = run->step + 1; until < run->steps && !every(until, s->evaluate_every) &&
                                   !every(until, s->sample_every) && !every(until, s->checkpoint_every) &&
                                   until != ZERO_STEPS;)

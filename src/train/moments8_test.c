@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Runs whose optimizer has 8-bit moments: their bytes in closed form, nearly the losses of f32, the same bits eager
+ * Runs whose optimizer has 8-bit moments: their bytes in closed form, losses close to those of f32, bitwise equal eager
  * and resumed, with masters and with an adapter; refused with SGD.
  */
 #include <math.h>
@@ -20,7 +20,7 @@
 
 enum { STEPS = 40, LEAST = 4096, BLOCK = 256 };
 
-/* Codes, rounded up to 16 bytes, and a scale for each block. */
+/* Codes, padded to a multiple of 16 bytes, and one scale per block. */
 static int64_t bytes_of(int64_t n) { return n < LEAST ? 4 * n : (n + 15) / 16 * 16 + 4 * ((n + BLOCK - 1) / BLOCK); }
 
 static void test_bytes(void **state) {

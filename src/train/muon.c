@@ -25,7 +25,7 @@ bool rfi_is_muon(const rfi_step_spec *s, int i) {
   return s->muon && !rfi_adapter_owner(&s->model, i, &part) && rfi_is_linear(rfi_parameter_kind(&s->model, i));
 }
 
-/* Rows are outputs, except in GPT-2. */
+/* Rows of a weight are outputs, except in GPT-2. */
 static double factor_of(const rfi_step_spec *s, int64_t rows, int64_t columns) {
   const bool transposed = s->model.type == RFR_MODEL_GPT2;
   const double out = (double)(transposed ? columns : rows), in = (double)(transposed ? rows : columns);
@@ -48,7 +48,7 @@ static rfr_value orthogonal(rfr_trace *t, const rfi_step_spec *s, rfr_value x) {
   return x;
 }
 
-/* u as a batch of n times as many matrices, each of adjacent rows. */
+/* u as a batch with n times as many matrices, each of adjacent rows. */
 static rfr_value in_batch(rfr_trace *t, const rfi_step_spec *s, rfr_value u, int64_t n) {
   const rfr_type type = rfr_value_type(t, u);
   const int r = type.rank;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Runs with Muon: a step against the formulas in f64, for each kind of packed weight; the same bits eager, replayed,
+ * Runs with Muon: a step against the formulas in f64, for each kind of packed weight; bitwise equal eager, replayed,
  * resumed and over ranks; what is refused.
  */
 #include <math.h>
@@ -11,6 +11,7 @@
 #include "support/context.h"
 #include "support/ranks.h"
 #include "support/run.h"
+#include "support/thin.h"
 #include "trace/trace.h"
 #include "train/state.h"
 
@@ -32,7 +33,7 @@ static void multiply(double *c, const double *a, bool ta, const double *b, bool 
     }
 }
 
-/* x (M,N), with a leading dimension, becomes its orthogonal form times the factor; always by x xT. */
+/* Orthogonalizes x (M,N), with a leading batch dimension, and multiplies it by the factor; always by way of x xT. */
 static void orthogonal(double *at, int64_t stride, int64_t M, int64_t N, double factor) {
   double *x = calloc((size_t)(M * N), sizeof *x), *y = calloc((size_t)(M * N), sizeof *x), norm = 0;
   double *g = calloc((size_t)(M * M), sizeof *g), *p = calloc((size_t)(M * M), sizeof *g);
@@ -65,15 +66,16 @@ static double *values_of(rfr_run *run, const char *name, const char *suffix, rfr
   return d;
 }
 
-/* The matrices of a weight: `across` and `down` of them beside and below each other, in each slice of rank 3; with
- * `unequal` the rows are distributed in proportion 2 : 1 : 1. */
+/* How a weight consists of matrices: `across` by `down` of them, in each slice of rank 3. With `unequal` the rows are
+ * divided 2 : 1 : 1. */
 typedef struct packed {
   const char *name;
   int across, down;
   bool unequal, inputs_first;
 } packed;
 
-/* After the first step of a run the momentum b has the gradient g: b = 0.05 g, u = 0.05 g + 0.95 b = 1.95 b. */
+/* After the first step of a run the gradient g follows from the momentum b: b = 0.05 g, u = 0.05 g + 0.95 b = 1.95
+ * b. */
 static void check_weight(rfr_run *run, const packed *w, double *const before, bool rms) {
   rfr_type type;
   double *after = values_of(run, w->name, "", &type), *u = values_of(run, w->name, ".momentum", &type);
@@ -95,7 +97,7 @@ static void check_weight(rfr_run *run, const packed *w, double *const before, bo
     const double want = before[i] - 3e-3 * (u[i] + 0.1 * before[i]);
     most = fmax(most, fabs(after[i] - want));
   }
-  if (most > 2e-7) fail_msg("%s: %g", w->name, most); /* one bit of the largest weights is 1e-8 */
+  if (most > 2e-7) fail_msg("%s: %g", w->name, most); /* 1 ulp of the largest weights is 1e-8 */
   free(after), free(u);
 }
 
@@ -242,8 +244,8 @@ static void test_ranks(void **state) {
 }
 
 int main(void) {
-  const struct CMUnitTest tests[] = {cmocka_unit_test(test_step), cmocka_unit_test(test_states),
-                                     cmocka_unit_test(test_runs), cmocka_unit_test(test_refused),
+  const struct CMUnitTest tests[] = {rft_one_thread_test(test_step), rft_one_thread_test(test_states),
+                                     rft_one_thread_test(test_runs), rft_one_thread_test(test_refused),
                                      rft_context_test(test_ranks)};
   return cmocka_run_group_tests(tests, rft_run_setup, rft_run_teardown);
 }

@@ -12,7 +12,7 @@
 #define FAIL_AT(s, id, ...) \
   rfi_fail_at(RFI_E_CONFIG_VALUE, (s)->config->file, (s)->config->source[id].line, __VA_ARGS__)
 
-/* ---- what does not work over several ranks ---- */
+/* ---- combinations that are refused over several ranks ---- */
 
 static bool has_time(const rfi_settings *s, const rfr_run_options *o) {
   (void)o;
@@ -50,7 +50,7 @@ static bool has_sharded_ema(const rfi_settings *s, const rfr_run_options *o) {
   return s->config->optimizer_ema > 0 && s->parallel.shard != RFR_SHARD_NONE;
 }
 
-/* Bits of a row: modes of parallel.shard, and expert parallelism. */
+/* Flags of a table row: modes of parallel.shard, and expert parallelism. */
 enum { NONE = 1 << RFR_SHARD_NONE, OPTIMIZER = 1 << RFR_SHARD_OPTIMIZER, FULL = 1 << RFR_SHARD_FULL, EXPERTS = 8 };
 
 static const struct {
@@ -72,7 +72,7 @@ static const struct {
      "the averages of a rank's experts have no gather; give parallel.shard: none"},
 };
 
-/* `with`: what the bit stands for, before "over N ranks". */
+/* `with`: text for the flag, before "over N ranks". */
 static rfr_status check_rows(const rfi_settings *s, const rfr_run_options *o, int bit, const char *with) {
   for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
     if ((rows[i].refused & bit) && rows[i].has(s, o))

@@ -57,7 +57,7 @@ bool rfi_of_parameter(const rfr_tensor *x) {
   return x->role == RFR_ROLE_TRAINABLE || x->role == RFR_ROLE_FROZEN;
 }
 
-/* As the pass decides: a part may have the type of the whole tensor. */
+/* Must decide as the pass does: the type of a part may equal that of the full tensor. */
 bool rfi_is_part(const rfr_run *run, const rfr_tensor *x) {
   if (!run->full) return false;
   if (run->settings->parallel.expert > 1 && rfi_is_of_experts(x->name)) return true;
@@ -74,7 +74,7 @@ bool rfi_saves(const rfr_run *run, const rfr_tensor *x) {
   if (s->parallel.pipeline <= 1) return s->parallel.rank == 0;
   if (s->spec.rank > 0) return false;
   if (!rfi_of_parameter(x)) return p->rank == 0;
-  /* The ranks of the first and the last stage have a tied embedding. */
+  /* The ranks of the first and the last stage both have a tied embedding. */
   if (!s->spec.model.tie_embeddings || p->rank == rfi_pipeline_rank(p, 0)) return true;
   const int i = rfi_parameter_index(&s->spec.model, RFI_PARAM_TOKENS, 0);
   return rfr_model_parameter(&s->spec.model, i, &tied) != RFR_OK || strncmp(x->name, tied.name, strlen(tied.name)) != 0;
@@ -97,16 +97,16 @@ rfr_status rfi_run_tensor(const rfr_run *run, const char *name, rfr_tensor *out)
   return RFR_OK;
 }
 
-/* ---- sections: ranges of bytes that are sharded in the same way ---- */
+/* ---- sections: byte ranges that are sharded in the same way ---- */
 
 typedef struct section {
-  int64_t at, bytes, each; /* in the full tensor; of a part */
+  int64_t at, bytes, each; /* range in the full tensor; size of one rank's part */
   int64_t gap;             /* bytes before the next section */
 } section;
 
 typedef struct parts {
   rfr_tensor own;
-  section section[2]; /* values; scales of a moment of 8 bits, or nothing */
+  section section[2]; /* values; scales of an 8-bit moment, or empty */
 } parts;
 
 static rfr_status find_moment(const rfr_run *run, const rfr_tensor *x, parts *p) {
@@ -115,7 +115,8 @@ static rfr_status find_moment(const rfr_run *run, const rfr_tensor *x, parts *p)
   rfr_tensor w;
   const char *suffix = rfi_ends_in(x->name, RFI_SUFFIX_V) ? RFI_SUFFIX_V : RFI_SUFFIX_M;
   snprintf(name, sizeof name, "%.*s", (int)(strlen(x->name) - strlen(suffix)), x->name);
-  RFI_TRY(rfr_programs_tensor(run->programs, name, &w)); /* its part has as many elements as that of the moment */
+  /* the weight's part has as many elements as the moment's part */
+  RFI_TRY(rfr_programs_tensor(run->programs, name, &w));
   const int64_t each = w.type.shape[0];
   RFI_TRY(rfi_run_tensor(run, name, &w));
   const rfi_quant_layout full = rfi_quant_layout_for(RFR_QUANT_DYNAMIC8, w.type.rank, w.type.shape),
@@ -154,7 +155,7 @@ rfr_status rfi_part_ranges(const rfr_run *run, const rfr_tensor *x, rfr_tensor *
   return RFR_OK;
 }
 
-/* The code of 0 in a moment of 8 bits: it depends on the map, and code 0 is another number. */
+/* Finds the code of 0 in an 8-bit moment. It depends on the map and is not code 0. */
 static rfr_status find_zero(const rfr_run *run, const char *name, uint8_t *code) {
   static const float values[] = {1, 0};
   const int64_t two = 2;
@@ -188,7 +189,7 @@ static void copy_part(const parts *p, int r, char *full, char *part, bool to_ful
   }
 }
 
-/* Every rank's `bytes` bytes of the host; NCCL takes them through its exchange. */
+/* Gathers `bytes` bytes of host memory from every rank; NCCL uses its exchange. */
 static rfr_status gather(rfr_comm *c, const char *mine, int64_t bytes, char *all) {
   const int ranks = rfr_comm_size(c);
   char block[RFI_EXCHANGE_BYTES * 16];
@@ -213,7 +214,7 @@ rfr_status rfi_parts_read(rfr_run *run, const rfr_tensor *x, void *to) {
   RFI_GOTO(rfi_alloc(run->ctx, (size_t)(p.own.bytes * ranks), (void **)&all));
   RFI_GOTO(rfr_programs_read(run->programs, &p.own, own));
   RFI_GOTO(gather(run->options.comm, own, p.own.bytes, all));
-  memset(to, 0, (size_t)x->bytes); /* also between sections */
+  memset(to, 0, (size_t)x->bytes); /* also zeroes the gaps between sections */
   for (int r = 0; r < ranks; r++) copy_part(&p, r, to, all + r * p.own.bytes, true);
   s = RFR_OK;
 fail:

@@ -13,7 +13,7 @@
 #include "refrain/nn.h"
 
 bool rfi_pattern_matches(const rfr_model_config *c, const char *glob, const rfr_parameter *p);
-/* For a pattern that matches no parameter: writes the nearest name, or why a name does not count, as a clause. */
+/* For a pattern that matches no parameter: writes the nearest name, or why a name is excluded, as a clause. */
 void rfi_pattern_miss(const rfr_model_config *c, const char *glob, char *out, size_t size);
 
 #endif

@@ -61,7 +61,7 @@ static rfr_status work(void *rank, int number, rfr_comm *comm, rfr_ctx *own) {
   return s;
 }
 
-/* Pairs of lengths that differ; the chosen answer has the letter x. */
+/* Pairs of different lengths; the chosen answer contains the letter x. */
 static void write_pairs(void) {
   char text[60 * 64], *at = text;
   for (int i = 0; i < 60; i++)
@@ -118,7 +118,7 @@ static void spread_experts(void **state) {
   }
 }
 
-/* Hosts have caches of their own. */
+/* Each host has its own cache. */
 static void caches(void **state) {
   char folder[2][160];
   (void)state;

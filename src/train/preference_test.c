@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Runs on pairs of answers: the same bits eager, recomputed and resumed; the mean over all pairs of a step; the
+ * Runs on pairs of answers: bitwise equal eager, recomputed and resumed; the mean over all pairs of a step; the
  * reference and its cache; accuracy on held-out pairs; refused settings.
  */
 #include <math.h>
@@ -19,7 +19,7 @@
 #define CONFIG "refrain: 1\n" LLAMA SINGLE PAIRS BATCH BETA PLAIN
 #define DEFAULTS "refrain: 1\n" LLAMA SINGLE PAIRS BATCH PLAIN
 
-/* Pairs of lengths that differ; the chosen answer has the letter x. */
+/* Pairs of different lengths; the chosen answer contains the letter x. */
 static void write_pairs(const char *name, int n) {
   char *text = malloc((size_t)n * 128 + 1), *at = text;
   for (int i = 0; i < n; i++)
@@ -66,7 +66,7 @@ static void same_bits(const char *config, const char *name) {
   rfr_ctx *ctx = rft_run_ctx(2);
   seen straight = {0}, other[3] = {0};
   rfr_run *a = trained(ctx, config, NULL, 0, &straight);
-  assert_float_equal(straight.record.loss[1], log(2.0), 1e-4); /* the model is the reference */
+  assert_float_equal(straight.record.loss[1], log(2.0), 1e-4); /* the model equals the reference */
   assert_float_equal(straight.margin[1], 0, 1e-4);
   assert_true(straight.record.loss[RFT_STEPS] < 0.6 && straight.accuracy[RFT_STEPS] == 1);
   for (int k = 0; k < 2; k++) {
@@ -102,7 +102,7 @@ static void bits_lora(void **state) {
   same_bits("refrain: 1\n" LLAMA "precision: {dtype: bf16}\n" PAIRS BATCH BETA LORA STEPS, "pairs-lora");
 }
 
-/* Each step is the mean over its pairs, however they are spread over microbatches. */
+/* Each step is the mean over its pairs, however these are distributed over microbatches. */
 static void microbatches(void **state) {
   (void)state;
   write_pairs("pairs.jsonl", 60);
@@ -121,7 +121,7 @@ static void microbatches(void **state) {
   rfr_ctx_destroy(ctx);
 }
 
-/* Packed pairs are compared with their own reference, as those that have a window each. */
+/* Packed pairs are compared with their own reference values, like pairs that have a window each. */
 static void evaluates(void **state) {
   (void)state;
   write_pairs("pairs.jsonl", 60);
@@ -150,8 +150,9 @@ static void evaluates(void **state) {
   rfr_ctx_destroy(ctx);
 }
 
-/* The numbers are read from the cache while the model and the rows are the same. Of the keys below, epsilon, theta
- * and window change the function of equal weights; DoRA, packing, microbatch and threads its rounding. */
+/* The reference is read from the cache as long as the model and the rows are the same. Of the keys below, epsilon,
+ * theta and window change the function that the weights compute; DoRA, packing, microbatch and threads change its
+ * rounding. */
 static void cached(void **state) {
   (void)state;
   static const struct {
@@ -216,7 +217,7 @@ static void refused(void **state) {
   o.overrides = (const char *[]){"data.format=auto"};
   assert_int_equal(rfr_run_open(ctx, DEFAULTS, NULL, &o, &run), RFR_INVALID);
   assert_string_equal(rfr_last_error()->slug, "data.preference");
-  o.resume = 1; /* the state of one loss does not continue with another */
+  o.resume = 1; /* a checkpoint cannot be continued with another loss */
   o.overrides = (const char *[]){"data.format=completion"};
   assert_int_equal(rfr_run_open(ctx, DEFAULTS, rft_run_folder("pairs-refused"), &o, &run), RFR_INVALID);
   assert_string_equal(rfr_last_error()->slug, "data.row");

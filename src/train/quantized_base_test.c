@@ -2,9 +2,9 @@
  *
  * Adapters on a quantized base (adapter.base): the bytes of its weights in closed form and without a copy in another
  * type; their contents are the quantization of the weights that the run would have without it; training, resumed
- * training and recompute have the same bits; an export has the loss of the run; another base than the run's, and a
- * base without an adapter, are refused. With a recipe, a base in FP8 is bitwise equal to one in the model's type, and
- * no base has a copy that lives from one GEMM to another.
+ * training and recompute are bitwise equal; an export has the loss of the run; another base than the run's, and a base
+ * without an adapter, are refused. With a recipe, a base in FP8 is bitwise equal to one in the model's type, and no
+ * base has a copy that lives from one GEMM to another.
  */
 #include <math.h>
 #include <stdio.h>
@@ -42,7 +42,7 @@ static void *read_tensor(rfr_run *run, const char *name, rfr_tensor *x) {
   return data;
 }
 
-/* All linear weights have the bytes of the format, and the quantized contents of the plain run's weights. */
+/* Linear weights have the size of the format, and contain the quantized weights of the unquantized run. */
 static void check_weights(rfr_ctx *ctx, const char *config, const char *set, rfr_quant format) {
   rft_record record = {0};
   rfr_run *plain = open_with(ctx, config, "adapter.base=model", &record), *run = open_with(ctx, config, set, &record);
@@ -72,7 +72,7 @@ static void check_weights(rfr_ctx *ctx, const char *config, const char *set, rfr
     free(q);
   }
   assert_true(linear > 0);
-  /* the only values with the shape of a weight live for one product */
+  /* values with the shape of a weight are live for one GEMM only */
   const rfr_trace *t = rfr_program_trace(rfr_run_programs(run), 0, "lower");
   int dequantized = 0;
   assert_non_null(t);
@@ -96,7 +96,7 @@ static void weights(void **state) {
   rfr_ctx_destroy(ctx);
 }
 
-/* The bits of training, of resumed training, and of training that recomputes. */
+/* Training, resumed training, and training with recompute are bitwise equal. */
 static void same_bits(const char *config, const char *name) {
   rfr_ctx *ctx = rft_run_ctx(2);
   rft_record all = {0}, resumed = {0}, small = {0};
@@ -157,7 +157,7 @@ static rfr_run *open_recipe(rfr_ctx *ctx, const char *model, const char *base, c
   return open_with(ctx, config, set, record);
 }
 
-/* Ops on stored weights: what they make has one reader, at most two ops later, of the same phase and microbatch.
+/* Checks ops on stored weights: each result has one reader, at most two ops later, of the same phase and microbatch.
  * Returns the number of ops with `code`. */
 static int check_one_reader(const rfr_trace *t, rfi_opcode code) {
   int n = 0;
@@ -190,11 +190,11 @@ static void recipes_are_local(void **state) {
         rft_record record;
         rfr_run *run = open_recipe(ctx, models[m], bases[b], recipes[r], "memory.recompute=none", &record);
         const rfr_trace *t = rfr_program_trace(rfr_run_programs(run), 0, "lower");
-        const bool as_it_is = b == 2 && r < 2; /* E4M3 with a scale per matrix */
+        const bool as_it_is = b == 2 && r < 2; /* E4M3 with one scale per matrix needs no dequantization */
         assert_non_null(t);
         assert_int_equal(check_one_reader(t, RFI_OP_dequantize) > 0, !as_it_is);
         assert_int_equal(check_one_reader(t, RFI_OP_transposed) > 0, as_it_is);
-        for (int i = 0; i < t->n_ops; i++) /* nothing of the size of a weight is made once for all */
+        for (int i = 0; i < t->n_ops; i++) /* no copy of a weight is computed once and kept */
           for (int j = 0; j < t->ops[i].n_out && t->ops[i].phase <= RFR_PHASE_SETUP; j++)
             if (t->ops[i].out[j] >= 0 && !(t->ops[i].def->flags & RFI_VIEW) && t->ops[i].in &&
                 rfi_bytes(&t->values[t->ops[i].out[j]].type) >= 1024)
@@ -204,7 +204,7 @@ static void recipes_are_local(void **state) {
   rfr_ctx_destroy(ctx);
 }
 
-/* The codes are those that the recipe would make of the weights: the same losses and the same adapter. */
+/* The codes equal those that the recipe would compute from the weights: same losses, same adapter. */
 static void fp8_as_it_is(void **state) {
   (void)state;
   rfr_ctx *ctx = rft_run_ctx(2);
@@ -245,7 +245,7 @@ static rfr_status export_f32(rfr_ctx *ctx, const char *model, const char *name, 
   char from[512];
   rfr_export_options o = rfr_export_options_default();
   o.dtype = "f32";
-  snprintf(from, sizeof from, "%s", model); /* may be of rft_run_folder */
+  snprintf(from, sizeof from, "%s", model); /* copied, because `model` may be the buffer of rft_run_folder */
   snprintf(out, 512, "%s", rft_run_folder(name));
   return rfr_export(ctx, from, out, &o);
 }
@@ -257,7 +257,7 @@ static double loss_of(rfr_run *run) {
   return e.loss;
 }
 
-/* The adapter is merged into the quantized base, and into no other base. */
+/* The adapter can be merged into the quantized base, and into no other base. */
 static void exported(void **state) {
   (void)state;
   static const char *const sets[] = {"adapter.base=nf4", "adapter.base=int8", "adapter.base=fp8", "adapter.base=model",

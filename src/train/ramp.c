@@ -102,11 +102,11 @@ int64_t rfi_ramp_steps(const rfi_settings *s, int64_t windows, bool part) {
 
 void rfi_ramp_cut(int32_t *offsets, int64_t tokens, int64_t sequence) {
   int64_t n = 0, more = 0;
-  while (offsets[n] < tokens) more += offsets[n++] % sequence != 0; /* more: begin within a sequence */
+  while (offsets[n] < tokens) more += offsets[n++] % sequence != 0; /* more: documents that begin within a sequence */
   int64_t to = tokens / sequence + more;
   for (int64_t i = tokens; i >= to; i--) offsets[i] = (int32_t)tokens;
   int64_t cut = tokens / sequence - 1;
-  while (to > 0) { /* from the end, in place: the list never shrinks */
+  while (to > 0) { /* merges from the end in place, because the list only grows */
     const int64_t begins = cut >= 0 ? cut * sequence : -1, document = n > 0 ? offsets[n - 1] : -1;
     offsets[--to] = (int32_t)(document > begins ? document : begins);
     n -= document >= begins;

@@ -13,12 +13,12 @@
 
 #include "train/settings.h"
 
-/* The phases of a configuration, after the sizes of the last one. Errors: config.value; unsupported for what a ramp
- * cannot be combined with. */
+/* Reads the phases of a configuration, after the sizes of the last phase. Errors: config.value; unsupported for
+ * combinations that a ramp does not support. */
 rfr_status rfi_ramp_read(rfi_settings *s);
-/* A phase that ends after the last step of the run would never end. Errors: config.value, once the steps are known. */
+/* Checks that every phase ends before the last step of the run. Errors: config.value, once the steps are known. */
 rfr_status rfi_ramp_check_steps(const rfi_settings *s);
-/* The phase of step `step`, counted from 0; s->n_ramp: the last one, which is spec's. */
+/* The phase of step `step`, counted from 0; s->n_ramp: the last phase, whose sizes are those of spec. */
 int rfi_ramp_phase(const rfi_settings *s, int64_t step);
 /* Microbatches of a rank, and tokens of a sequence, in a phase. */
 int64_t rfi_ramp_microbatches(const rfi_settings *s, int phase);
@@ -27,12 +27,12 @@ int64_t rfi_ramp_sequence(const rfi_settings *s, int phase);
 int64_t rfi_ramp_tokens(const rfi_settings *s, int phase);
 /* The spec of a phase's training program. */
 rfi_step_spec rfi_ramp_spec(const rfi_settings *s, int phase);
-/* Windows of the data in the first `steps` steps, over all ranks: the number of the next step's first window. */
+/* The number of windows of the first `steps` steps, over all ranks, which is the next step's first window. */
 int64_t rfi_ramp_windows(const rfi_settings *s, int64_t steps);
-/* The steps that `windows` windows fill; `part`: the last one may be filled in part. */
+/* The number of steps that `windows` windows fill; `part`: count a last step that is only partly filled. */
 int64_t rfi_ramp_steps(const rfi_settings *s, int64_t windows, bool part);
-/* Adds the beginnings of sequences to those of documents: offsets (tokens + 1) are ascending, then `tokens`; `sequence`
- * divides `tokens`. */
+/* Adds the starts of sequences to those of documents. offsets (tokens + 1) are ascending, unused ones are `tokens`;
+ * `sequence` divides `tokens`. */
 void rfi_ramp_cut(int32_t *offsets, int64_t tokens, int64_t sequence);
 
 #endif

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Runs with batch.ramp: the data of each step, the programs and their arena, the same bits eager, replayed, resumed in
+ * Runs with batch.ramp: the data of each step, the programs and their arena, bitwise equal eager, replayed, resumed in
  * the middle of a ramp and over ranks; the numbers of steps and windows; what is refused.
  */
 #include <math.h>
@@ -10,12 +10,13 @@
 #include "support/context.h"
 #include "support/ranks.h"
 #include "support/run.h"
+#include "support/thin.h"
 #include "train/batch.h"
 #include "train/ramp.h"
 #include "train/state.h"
 
-/* Microbatches of 4 x 16 tokens: 1 up to step 4, 2 in sequences of 8 up to step 9, 3 with sequences of 4 up to step 11,
- * then 2. */
+/* Microbatches of 4 x 16 tokens: one per step up to step 4, two in sequences of 8 up to step 9, three in sequences of 4
+ * up to step 11, then two. */
 #define RAMP                                                                                                         \
   "batch: {tokens: 128, microbatch: 4, ramp: [{until: 4, tokens: 64}, {until: 9, sequence: 8}, {until: 11, tokens: " \
   "192, "                                                                                                            \
@@ -32,7 +33,7 @@ static const int sequences[STEPS] = {16, 16, 16, 16, 8, 8, 8, 8, 8, 4, 4, 16, 16
 
 /* ---- data ---- */
 
-/* Each step has the windows after those of the steps before, cut into its sequences. */
+/* Each step takes the windows that follow those of the previous step, cut into its sequences. */
 static void test_data(void **state) {
   rfr_ctx *own = rft_run_ctx(2);
   rft_record r = {0};
@@ -98,7 +99,7 @@ static void test_counts(void **state) {
 
 /* ---- programs ---- */
 
-/* The first phase is bitwise equal to a run of its size; programs of all sizes are in one arena. */
+/* The first phase is bitwise equal to a run with its size; programs of all sizes share one arena. */
 static void test_programs(void **state) {
   rfr_ctx *own = rft_run_ctx(2);
   rft_record r = {0}, plain = {0};
@@ -134,7 +135,7 @@ static void test_programs(void **state) {
 }
 
 static void same_bits(const char *config, const char *name) {
-  /* saved at step 6, and lost after the eighth */
+  /* saves at step 6, and loses steps 7 and 8 */
   assert_int_equal(rft_assert_same_bits(config, name, STEPS).skipped, 0);
 }
 
@@ -289,8 +290,8 @@ static void test_mismatch(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_data),     cmocka_unit_test(test_cut),     cmocka_unit_test(test_counts),
-      cmocka_unit_test(test_programs), cmocka_unit_test(test_bits),    cmocka_unit_test(test_train),
-      rft_context_test(test_ranks),    rft_context_test(test_refused), rft_context_test(test_mismatch)};
+      rft_one_thread_test(test_data),     rft_one_thread_test(test_cut),  rft_one_thread_test(test_counts),
+      rft_one_thread_test(test_programs), rft_one_thread_test(test_bits), rft_one_thread_test(test_train),
+      rft_context_test(test_ranks),       rft_context_test(test_refused), rft_context_test(test_mismatch)};
   return cmocka_run_group_tests(tests, rft_run_setup, rft_run_teardown);
 }

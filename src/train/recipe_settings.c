@@ -19,7 +19,7 @@ static void match_ends(const rfr_model_config *m, bool *matched) {
   }
 }
 
-/* precision.keep as names of weights; at least one linear weight must be left. */
+/* precision.keep as a list of weight names; at least one linear weight must be left. */
 static rfr_status read_keep(rfi_settings *s, rfr_recipe *r) {
   const rfi_config *c = s->config;
   const rfr_model_config *m = &s->spec.model;
@@ -49,7 +49,7 @@ static rfr_status read_keep(rfi_settings *s, rfr_recipe *r) {
       "or [] for none");
 }
 
-/* The tokens of a microbatch are a dimension of every GEMM; only the rows of experts are padded. */
+/* The tokens of a microbatch are a dimension of every GEMM; only grouped rows are padded. */
 static rfr_status check_tokens(const rfi_settings *s, const rfr_recipe *r) {
   const rfi_config *c = s->config;
   const int64_t unit = rfi_recipe_unit(r), tokens = s->sequence * s->rows;

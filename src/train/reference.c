@@ -3,9 +3,9 @@
  * The reference of training on preferences: how much the model of step 0 prefers the chosen answer of each pair.
  *
  * A new adapter changes nothing, so with one the reference is the base model. The weights of step 0 can be loaded at
- * any time, so the numbers are a cache: a file beside the cached tokens, named by a hash of the model, the rows, the
- * precision, the machine and the batch. A resumed run reads it, or computes the same numbers before it loads its
- * checkpoint. No second model is in memory. If a rank has no cache, all ranks compute the numbers together.
+ * any time, so the numbers are a cache: a file in the folder of the cached tokens, named by a hash of the model, the
+ * rows, the precision, the machine and the batch. A resumed run reads it, or computes the same numbers before it loads
+ * its checkpoint. No second model is in memory. If a rank has no cache, all ranks compute the numbers together.
  */
 #include "train/reference.h"
 
@@ -31,9 +31,9 @@
 
 static void hash_text(rfi_hasher *h, const char *text) { rfi_hasher_add(h, text, strlen(text) + 1); }
 
-/* First values of an adapter do not change the model. */
+/* Initial values of an adapter are not part of the key, because they do not change the model. */
 static bool is_in_key(const rfr_run *run, const rfr_tensor *x) {
-  if (rfi_is_average(x)) return false; /* it begins as the weight */
+  if (rfi_is_average(x)) return false; /* an average begins as its weight */
   if (x->role != RFR_ROLE_TRAINABLE && x->role != RFR_ROLE_FROZEN) return false;
   return !run->settings->adapter || run->settings->adapter_from || !rfi_adapter_has_name(x->name);
 }
@@ -61,8 +61,9 @@ static rfr_status hash_json(rfr_run *run, rfi_hasher *h, json_t *o) {
   return s;
 }
 
-/* The function of the weights: equal weights with other heads, norms, windows or adapter scales are another model.
- * A new adapter is the base model exactly, but with DoRA only up to rounding, which depends on its targets. */
+/* Hashes what determines the function of the weights: equal weights with other heads, norms, windows or adapter scales
+ * are another model. A new adapter equals the base model exactly, except DoRA, which has rounding errors that depend on
+ * its targets. */
 static rfr_status hash_model(rfr_run *run, rfi_hasher *h) {
   const rfr_model_config *m = &run->settings->spec.model;
   rfi_hasher_add_u64(h, m->router_narrow);
@@ -71,7 +72,8 @@ static rfr_status hash_model(rfr_run *run, rfi_hasher *h) {
   return adapts ? hash_json(run, h, rfi_peft_config(m, "")) : RFR_OK;
 }
 
-/* The bits of an evaluation depend on the machine and on the batch; the hash of the data has the packing. */
+/* Hashes what determines the rounding of an evaluation: the machine and the batch. The hash of the data includes the
+ * packing. */
 static void hash_machine(const rfr_run *run, rfi_hasher *h) {
   const rfi_settings *s = run->settings;
   hash_text(h, rfi_ctx_backend(run->ctx));
@@ -101,7 +103,8 @@ static rfr_status find_key(rfr_run *run, rfi_hash *key) {
 
 /* ---- the cache ---- */
 
-/* The file of a key, beside the first data file or in the folder data.cache; NULL: no cache. Free with rfi_free. */
+/* The cache file of a key, next to the first data file or in the folder data.cache; NULL: no cache. Free with
+ * rfi_free. */
 static rfr_status cache_path(const rfr_run *run, rfi_hash key, char **folder, char **path) {
   const rfi_config *c = run->settings->config;
   char name[64], digits[33], *file = NULL;
@@ -125,7 +128,7 @@ static rfr_status cache_path(const rfr_run *run, rfi_hash key, char **folder, ch
 
 static int64_t pairs_of(const rfr_run *run, int split) { return rfi_dataset_get_stats(run->data)->documents[split]; }
 
-/* The numbers of both splits, then their hash. */
+/* The values of both splits, then their hash. */
 typedef struct stored {
   float *x;
   int64_t n;
@@ -165,9 +168,10 @@ static rfr_status write_cache(rfr_run *run, const char *folder, const char *path
   return RFR_OK;
 }
 
-/* ---- the numbers ---- */
+/* ---- the values ---- */
 
-/* Ranks run the programs of an evaluation together, so all compute the numbers or none, and all stop. */
+/* Whether any rank has `mine` set. Ranks run the evaluation programs together, so either all compute or none, and all
+ * stop together. */
 static rfr_status any_rank(rfr_run *run, bool mine, bool *any) {
   const int ranks = run->settings->parallel.ranks;
   const int64_t own = mine;
@@ -214,7 +218,7 @@ fail:
   return s;
 }
 
-/* No program with collectives runs while the ranks are watched (dist/watch.h). */
+/* No program with collectives runs while ranks are watched (dist/watch.h). */
 static rfr_status compute_together(rfr_run *run) {
   rfr_comm *comm = run->options.comm;
   const bool watched = comm && comm->watch;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Runs with optimizer.rounding: stochastic: small updates are not lost; the same bits eager, replayed, resumed and over
+ * Runs with optimizer.rounding: stochastic: small updates are not lost; bitwise equal eager, replayed, resumed and over
  * ranks, for each optimizer and type of moments; what is refused.
  */
 #include <math.h>
@@ -11,6 +11,7 @@
 #include "support/context.h"
 #include "support/ranks.h"
 #include "support/run.h"
+#include "support/thin.h"
 
 #define BF16 "precision: {dtype: bf16}\n"
 #define STOCHASTIC(keys) "optimizer: {lr: 3e-3, clip: 1.0, master_weights: false, rounding: stochastic, " keys "}\n"
@@ -34,7 +35,7 @@ static void test_bits(void **state) {
 
 /* ---- small updates ---- */
 
-/* How far the mean of a weight moves when every update is far below half a bit: SGD with a tiny rate. */
+/* The mean movement of a weight if every update is much smaller than half an ulp: SGD with a tiny rate. */
 static double moved(rfr_ctx *own, const char *rounding) {
   char set[64];
   rft_record r = {0};
@@ -58,8 +59,8 @@ static double moved(rfr_ctx *own, const char *rounding) {
   return (before - after) / before;
 }
 
-/* 40 steps shrink a weight by 40 lr decay = 0.004 of it; half a bit of bf16 is 0.002 to 0.004 of it, so each update of
- * 0.0001 is lost when it is rounded to nearest. */
+/* 40 steps shrink a weight by 40 lr decay = 0.004 of its value. Half an ulp of bf16 is 0.002 to 0.004 of the value, so
+ * rounding to nearest loses each update of 0.0001. */
 static void test_small_updates(void **state) {
   rfr_ctx *own = rft_run_ctx(2);
   (void)state;
@@ -97,7 +98,7 @@ static rfr_status train(void *rank, int number, rfr_comm *comm, rfr_ctx *own) {
   return s;
 }
 
-/* An element has the same draw whichever rank has its part. */
+/* An element has the same draw on whichever rank its part is. */
 static void test_ranks(void **state) {
   static const char *const modes[] = {"parallel.shard=none", "parallel.shard=optimizer", "parallel.shard=full"};
   static const char *const configs[] = {WITH(LARGE, STOCHASTIC("name: adamw"), BF16),
@@ -118,7 +119,7 @@ static void test_ranks(void **state) {
     jobs[r] = (job){.config = WITH(LARGE, STOCHASTIC("name: adamw"), BF16 "parallel: {pipeline: 2}\n"),
                     .set = "model.num_hidden_layers=2"};
   rft_run_ranks(2, jobs, sizeof *jobs, train);
-  assert_true(fabs(jobs[0].loss - first.loss) < 1e-3); /* the same draws; sums in another order */
+  assert_true(fabs(jobs[0].loss - first.loss) < 1e-3); /* the same draws, but sums in another order */
 }
 
 static void refuse(const char *config, const char *text) {
@@ -139,7 +140,7 @@ static void test_refused(void **state) {
 }
 
 int main(void) {
-  const struct CMUnitTest tests[] = {cmocka_unit_test(test_bits), cmocka_unit_test(test_small_updates),
+  const struct CMUnitTest tests[] = {rft_one_thread_test(test_bits), rft_one_thread_test(test_small_updates),
                                      rft_context_test(test_ranks), rft_context_test(test_refused)};
   return cmocka_run_group_tests(tests, rft_run_setup, rft_run_teardown);
 }

@@ -1,12 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * Opens and closes a run. There are three ways to open: a new run, a run to resume, and a run to read. All of them read
- * the configuration, the data and then compile, so that a mistake is found before anything costly happens.
+ * the configuration, the data and then compile, so that an error is found before anything expensive happens.
  *
- * The folder is locked before anything in it is written, and what makes it a run (config.yaml, checkpoints) is looked
- * at again under the lock: of two processes that start in one folder the second one is refused, whatever the order. A
- * new run takes the lock after the compile, so that a model that does not fit leaves no folder; a resumed run takes it
- * first.
+ * The folder is locked before anything in it is written, and its files (config.yaml, checkpoints) are checked again
+ * under the lock: of two processes that start in one folder the second one is refused, whatever the order. A new run
+ * takes the lock after the compile, so that a model that does not fit leaves no folder; a resumed run takes it first.
  *
  * Of several ranks only rank 0 writes the folder, and changes it only after all ranks have looked at it, compiled, and
  * agreed (handshake.h). The events until then are kept, so that a refused start logs nothing.
@@ -51,13 +50,13 @@ static rfr_status check_options(const rfr_run_options *o, const char *config_tex
   return RFR_OK;
 }
 
-/* ---- the parts of opening ---- */
+/* ---- steps of opening ---- */
 
 static rfi_clock_amount clock_amount(rfi_config_amount a) {
   return (rfi_clock_amount){a.percent ? a.value / 100.0 : a.value, a.percent};
 }
 
-/* `text` NULL: the folder's config.yaml. */
+/* `text` NULL: reads config.yaml of the folder. */
 static rfr_status read_settings(rfr_run *run, const char *text, const char *config_path) {
   char *own = NULL;
   size_t n;
@@ -77,13 +76,13 @@ static rfr_status read_settings(rfr_run *run, const char *text, const char *conf
   if (rfr_comm_size(run->options.comm) > 1)
     RFI_TRY(rfr_comm_set_timeout(run->options.comm, settings->parallel.timeout));
   if (settings->spec.preference && (run->options.programs & RFR_RUN_TRAIN))
-    run->options.programs |= RFR_RUN_EVALUATE; /* it computes the reference */
+    run->options.programs |= RFR_RUN_EVALUATE; /* it is needed for the reference */
   if (settings->sample_every > 0 && (run->options.programs & RFR_RUN_TRAIN)) run->options.programs |= RFR_RUN_GENERATE;
   if (!run->options.no_data) RFI_TRY(rfi_settings_open_text(run->settings));
-  run->options.overrides = NULL; /* the caller's, valid in this call only */
+  run->options.overrides = NULL; /* they belong to the caller and are valid only during this call */
   run->options.config_name = run->options.config_folder = NULL;
   run->options.debug |= settings->debug;
-  run->steps = settings->steps > 0 ? settings->steps : 1; /* with run.time or run.epochs: set later */
+  run->steps = settings->steps > 0 ? settings->steps : 1; /* with run.time or run.epochs, set later */
   if (!settings->spec.timed) return RFR_OK;
   run->clock = (rfi_run_clock){.time = settings->time,
                                .warmup = clock_amount(settings->config->schedule_warmup),
@@ -95,7 +94,7 @@ static rfr_status read_settings(rfr_run *run, const char *text, const char *conf
 
 static void warn_line(void *run, const char *line) { rfi_run_warn(run, "%s", line); }
 
-/* The steps of a run with run.epochs. */
+/* Sets the steps of a run with run.epochs. */
 static rfr_status count_steps(rfr_run *run) {
   rfi_settings *s = run->settings;
   RFI_TRY(rfi_dataset_windows(run->data, s->seed, s->epochs, &run->windows));
@@ -106,7 +105,7 @@ static rfr_status count_steps(rfr_run *run) {
   return rfi_ramp_check_steps(s);
 }
 
-/* Data of the program: rfr_run_options.data. */
+/* Opens data that the program provides: rfr_run_options.data. */
 static rfr_status open_source(rfr_run *run) {
   const rfi_settings *s = run->settings;
   const rfr_data_source *source = run->options.data;
@@ -121,11 +120,11 @@ static rfr_status open_source(rfr_run *run) {
     return rfi_fail_at(RFI_E_DATA_SOURCE, at->line ? at->from : s->config->file, at->line,
                        "data.train has patterns, and the program gives data too");
   RFI_TRY(RFI_ALLOC(run->ctx, (size_t)(s->spec.slots + 1) * sizeof *run->positions, &run->positions));
-  run->tokens_per_byte = 0.0; /* unknown */
+  run->tokens_per_byte = 0.0; /* unknown source */
   return rfi_source_dataset_open(run->ctx, source, s->sequence, s->spec.model.vocab_size, &run->data);
 }
 
-/* `windows` are all that the sources of a mixture have, and fewer than the steps of the run need. */
+/* The sources of a mixture have only `windows` windows, which are fewer than the run needs. */
 static rfr_status fail_used_up(const rfr_run *run, int64_t windows) {
   const rfi_settings *s = run->settings;
   const rfi_config_source *at = &s->config->source[RFI_CFG_data_max_epochs];
@@ -142,7 +141,7 @@ static rfr_status fail_used_up(const rfr_run *run, int64_t windows) {
                      (long long)most + 1, (long long)s->steps, (long long)most);
 }
 
-/* A mixture whose sources have a limit must last for all steps, as far as they are known. */
+/* Checks that the sources of a mixture with limits last for all steps, if the number of steps is known. */
 static rfr_status check_mixture(rfr_run *run) {
   const rfi_settings *s = run->settings;
   const int64_t wanted = rfi_ramp_windows(s, s->steps);
@@ -175,7 +174,8 @@ static rfr_status open_files(rfr_run *run, bool evaluates) {
                   d->documents[RFI_TRAIN]);
 }
 
-/* A phase with shorter sequences cuts windows, and a row or a window of the program has its own documents. */
+/* A phase with shorter sequences cuts windows; this is refused for rows and for windows of the program, which have
+ * documents of their own. */
 static rfr_status check_sequences(const rfr_run *run) {
   const rfi_settings *s = run->settings;
   const rfi_config_source *at = &s->config->source[RFI_CFG_batch_ramp];
@@ -188,7 +188,7 @@ static rfr_status check_sequences(const rfr_run *run) {
 }
 
 static rfr_status open_data(rfr_run *run) {
-  const int programs = run->options.programs; /* 0: the data alone */
+  const int programs = run->options.programs; /* 0: only the data is opened */
   if (run->options.no_data || (programs && !(programs & (RFR_RUN_TRAIN | RFR_RUN_EVALUATE)))) return RFR_OK;
   const bool evaluates = programs && !(programs & RFR_RUN_TRAIN);
   if (run->options.data || run->settings->config->data_train.n == 0) RFI_TRY(open_source(run));
@@ -204,15 +204,14 @@ static rfr_status compile(rfr_run *run) {
   return RFR_OK;
 }
 
-/* The state of step 0 and, with preferences, the reference, which is computed from it: then a resumed run, too, has the
- * weights of step 0. */
+/* Initializes the state of step 0 and, with preferences, computes the reference from it, also if the run resumes. */
 static rfr_status prepare(rfr_run *run, bool resumes) {
   RFI_TRY(rfi_state_prepare(run, resumes && !run->settings->spec.preference));
   return rfi_reference_prepare(run);
 }
 
-/* The newest checkpoint of a run's folder, the same on all ranks; NULL: there is none. *reason: why newer ones were not
- * taken, or "". `is_checkpoint`: the folder is that of one checkpoint. */
+/* Finds the newest checkpoint of a run's folder, the same on all ranks; NULL: there is none. *reason: why newer ones
+ * were skipped, or "". `is_checkpoint`: the folder is itself a checkpoint. */
 static rfr_status find_checkpoint(rfr_run *run, const char *folder, bool is_checkpoint, rfi_checkpoint **from,
                                   char reason[512]) {
   rfr_comm *comm = run->options.comm;
@@ -220,7 +219,7 @@ static rfr_status find_checkpoint(rfr_run *run, const char *folder, bool is_chec
   reason[0] = 0;
   const rfr_status s = is_checkpoint ? rfi_checkpoint_open(run->ctx, comm, folder, from)
                                      : rfi_checkpoint_latest(run->ctx, comm, folder, from, &skipped);
-  if (s != RFR_OK && rfr_comm_size(comm) > 1) run->met = run->refused = true; /* no rank takes part in the handshake */
+  if (s != RFR_OK && rfr_comm_size(comm) > 1) run->met = run->refused = true; /* all ranks skip the handshake */
   if (s == RFR_OK && skipped > 0 && *from) snprintf(reason, 512, "%s", rfr_last_error()->message);
   return s;
 }
@@ -244,7 +243,7 @@ static rfr_status write_config(rfr_run *run, const char *path) {
 
 /* ---- the folder ---- */
 
-/* Reports whether a folder has a configuration of a run, and how many checkpoints, loadable or not. */
+/* Describes a folder: whether it has a configuration of a run, and how many checkpoints, loadable or not. */
 static rfr_status look(rfr_ctx *ctx, const char *folder, const char *config_path, bool *config, int *checkpoints) {
   char kind;
   *config = false;
@@ -273,7 +272,7 @@ static rfr_status check_fresh(rfr_ctx *ctx, const char *folder, const char *conf
                      config ? "the folder holds a run already" : "the folder holds checkpoints, but no config.yaml");
 }
 
-/* A folder without a configuration that is something else of ours: what it is, and where the run is. */
+/* For a folder of ours without a configuration: says what it is, and where the run is. */
 static rfr_status check_folder(rfr_ctx *ctx, const char *folder) {
   static const struct {
     const char *file, *what;
@@ -292,7 +291,7 @@ static rfr_status check_folder(rfr_ctx *ctx, const char *folder) {
   return RFR_OK;
 }
 
-/* The config.yaml of the run that the checkpoint in `folder` belongs to; NULL: it is not a checkpoint of a run. */
+/* The config.yaml of the run to which the checkpoint in `folder` belongs; NULL: it is not a checkpoint of a run. */
 static rfr_status find_run_config(rfr_ctx *ctx, const char *folder, char **out) {
   rfr_status s;
   char *manifest = NULL, *above = NULL, *path = NULL, kind;
@@ -311,8 +310,8 @@ fail:
   return s;
 }
 
-/* Room for the checkpoints that the run will hold at one time, less those that are there: run.keep of them, and one
- * more, since a checkpoint is complete before an older one is deleted. The bytes that remove_leftovers frees count. */
+/* Checks the disk space for checkpoints: run.keep of them, and one more because a checkpoint is complete before an
+ * older one is deleted, less the existing ones. Bytes that remove_leftovers will free count as free. */
 static rfr_status check_space(const rfr_run *run, const char *config_path) {
   const rfi_settings *settings = run->settings;
   const int64_t every = settings->checkpoint_every, steps = settings->steps;
@@ -346,7 +345,7 @@ static rfr_status lock_folder(rfr_run *run) {
   return rfi_log_open(run, run->folder);
 }
 
-/* Of several ranks the first one writes the folder. */
+/* Only the first rank writes the folder. */
 static bool writes(const rfr_run *run) { return run->folder && rfr_comm_rank(run->options.comm) <= 0; }
 
 static rfr_status set_folder(rfr_run *run, const char *folder) {
@@ -355,7 +354,7 @@ static rfr_status set_folder(rfr_run *run, const char *folder) {
   return writes(run) ? rfi_dir_check_writable(folder) : RFR_OK;
 }
 
-/* ---- the three ways ---- */
+/* ---- opening: a plan, a new or resumed run, a reader ---- */
 
 static rfr_status open_new(rfr_run *run, const char *text, const char *folder, const char *config_path) {
   rfi_checkpoint *from = NULL;
@@ -366,7 +365,8 @@ static rfr_status open_new(rfr_run *run, const char *text, const char *folder, c
     RFI_TRY(set_folder(run, folder));
   }
   RFI_TRY(read_settings(run, text, config_path));
-  if (folder && run->options.resume) RFI_TRY(find_checkpoint(run, folder, false, &from, reason)); /* nor has any rank */
+  /* all ranks find it together */
+  if (folder && run->options.resume) RFI_TRY(find_checkpoint(run, folder, false, &from, reason));
   rfi_checkpoint_close(from);
   RFI_TRY(open_data(run));
   if (folder) RFI_TRY(rfi_samples_check(run));
@@ -377,7 +377,7 @@ static rfr_status open_new(rfr_run *run, const char *text, const char *folder, c
     RFI_TRY(lock_folder(run));
     RFI_TRY(check_fresh(run->ctx, folder, config_path));
   }
-  rfi_settings_warn(run->settings, warn_line, run); /* the log is open */
+  rfi_settings_warn(run->settings, warn_line, run); /* the log is open now */
   if (run->options.programs && !run->options.no_data) RFI_TRY(prepare(run, false));
   if (!writes(run)) return RFR_OK;
   RFI_TRY(write_config(run, config_path));
@@ -390,7 +390,8 @@ static rfr_status open_resumed(rfr_run *run, const char *text, const char *folde
   char reason[512];
   rfr_status s;
   RFI_TRY(set_folder(run, folder));
-  if (writes(run)) RFI_TRY(rfi_log_open(run, folder)); /* before anything is read that another process could change */
+  /* locks before reading anything that another process could change */
+  if (writes(run)) RFI_TRY(rfi_log_open(run, folder));
   RFI_TRY(read_settings(run, text, config_path));
   RFI_TRY(find_checkpoint(run, folder, false, &from, reason));
   if (from && run->settings->tune) RFI_GOTO(rfi_state_load_tuned(run, from));
@@ -410,7 +411,7 @@ fail:
   return s;
 }
 
-/* `folder`: a run's, whose newest checkpoint is read, or that of one of its checkpoints. */
+/* `folder`: a run, whose newest checkpoint is read, or one checkpoint of a run. */
 static rfr_status open_reader(rfr_run *run, const char *text, const char *folder, const char *config_path,
                               bool is_checkpoint) {
   rfi_checkpoint *from = NULL;
@@ -418,7 +419,7 @@ static rfr_status open_reader(rfr_run *run, const char *text, const char *folder
   rfr_status s;
   RFI_TRY(read_settings(run, text, config_path));
   if (folder) RFI_TRY(find_checkpoint(run, folder, is_checkpoint, &from, reason));
-  const bool from_model = !folder && run->settings->weights; /* the weights of the configuration's model */
+  const bool from_model = !folder && run->settings->weights; /* weights of the model that the configuration names */
   if (!from && !from_model)
     return rfi_fail(RFI_E_CHECKPOINT, "%s: there is no checkpoint to read", folder ? folder : "no folder");
   if (!from && run->options.ema)
@@ -450,7 +451,8 @@ static rfr_status open_run(rfr_run *run, const char *text, const char *folder, c
       return s;
     }
     RFI_TRY(check_folder(run->ctx, folder));
-    return rfi_file_read(run->ctx, config_path, &(char *){NULL}, &(size_t){0}); /* the error of the missing file */
+    /* keeps the error of the missing file */
+    return rfi_file_read(run->ctx, config_path, &(char *){NULL}, &(size_t){0});
   }
   if (o->no_data || o->programs == 0) return open_new(run, text, NULL, config_path);
   if (!trains) return open_reader(run, text, folder, config_path, false);
@@ -458,7 +460,7 @@ static rfr_status open_run(rfr_run *run, const char *text, const char *folder, c
   return open_new(run, text, folder, config_path);
 }
 
-/* After an error, which stays the last one. */
+/* Called after an error; keeps it as the last error. */
 static void leave_watch(rfr_comm *comm) {
   char slug[64], message[2048];
   if (!comm || !comm->watch) return;
@@ -488,8 +490,8 @@ rfr_status rfr_run_open(rfr_ctx *ctx, const char *config_text, const char *folde
   run->opening = true;
   if (!o.plan_only) RFI_GOTO(rfi_comm_watch(ctx, o.comm));
   s = open_run(run, config_text, folder, config_path);
-  if (o.plan_only) {                                   /* a plan of one rank has no peers */
-  } else if (!run->met) s = rfi_handshake(run, -1, s); /* the other ranks wait for this one */
+  if (o.plan_only) {                                   /* a plan does not connect to other ranks */
+  } else if (!run->met) s = rfi_handshake(run, -1, s); /* the other ranks wait for this one in the handshake */
   else if (!run->refused) s = rfi_comm_agree(ctx, o.comm, s);
   if (s != RFR_OK) goto fail;
   RFI_GOTO(rfi_comm_unwatch(o.comm));
@@ -512,7 +514,7 @@ void rfr_run_close(rfr_run *run) {
   rfi_stages_destroy(run->stages);
   rfr_programs_destroy(run->programs);
   rfi_host_forget(run);
-  rfi_free(run->ctx, run->reference[RFI_TRAIN]); /* of both splits */
+  rfi_free(run->ctx, run->reference[RFI_TRAIN]); /* one allocation for both splits */
   rfi_dataset_close(run->data);
   rfi_free(run->ctx, run->positions);
   rfi_free(run->ctx, run->full);

@@ -23,9 +23,9 @@
 #include "train/settings.h"
 #include "train/stages.h"
 
-/* Host memory that a run keeps for a tensor on a device with memory of its own. */
+/* Host memory that a run reuses for a tensor on a device with separate memory. */
 typedef struct rfi_host_copy {
-  const void *data; /* of the tensor */
+  const void *data; /* data of the tensor */
   void *host;
 } rfi_host_copy;
 
@@ -34,52 +34,53 @@ struct rfr_run {
   rfr_run_options options;
   rfi_host_info machine;
   rfi_settings *settings; /* resolved */
-  char *folder;           /* NULL: nothing is written */
-  int log;                /* descriptor of log.jsonl, which is the folder's lock; -1: not open */
-  bool opening;           /* rfr_run_open has not returned, and may still refuse: */
-  rfi_string pending;     /* lines of the log until then */
-  bool pending_lost;      /* there was no memory for one */
+  char *folder;           /* NULL: the run writes no files */
+  int log;                /* descriptor of log.jsonl, which locks the folder; -1: not open */
+  bool opening;           /* rfr_run_open has not returned and may still fail, so */
+  rfi_string pending;     /* lines of the log are stored here until then */
+  bool pending_lost;      /* a line was lost for lack of memory */
   int event_file;         /* descriptor of the session's event file; -1: not open */
   rfi_dataset *data;      /* NULL with no_data */
-  bool own_data;          /* that the program gives */
-  int64_t *positions;     /* of own data: before step k, at k % (slots + 1) */
+  bool own_data;          /* the program provides the data */
+  int64_t *positions;     /* own_data: the position before step k, at k % (slots + 1) */
   rfr_programs *programs;
-  double *stage_seconds, update_start; /* of rfr_run_stage_costs; NULL: not running */
-  rfi_stages *stages;                  /* NULL: the training program has the whole step */
+  double *stage_seconds, update_start; /* used by rfr_run_stage_costs; NULL: it is not running */
+  rfi_stages *stages;                  /* NULL: no pipeline, the training program is the complete step */
   int n_programs;
   int bits[7 + RFI_RAMP_MOST]; /* RFR_RUN_... of each program; a pipeline's rank may have two evaluations, of its first
                                     and its second stage; each phase of a ramp has a training program, that of the last
                                     one is the first of them; 0: watched */
   int phases[RFI_RAMP_MOST + 1];                       /* the training program of each phase */
-  int watched;                                         /* the training program that watches values; -1: none */
+  int watched;                                         /* index of the training program that watches values; -1: none */
   bool watch_failed;                                   /* watch.jsonl cannot be written */
-  rfr_tensor block, tokens, targets, offsets, metrics; /* of training */
-  rfr_tensor pairs, reference_ring;                    /* of training on preferences */
-  rfr_tensor lr_steps;                                 /* of training for a given time */
-  rfr_tensor stop_ring;                                /* of training on several ranks */
+  rfr_tensor block, tokens, targets, offsets, metrics; /* inputs of training */
+  rfr_tensor pairs, reference_ring;                    /* inputs of training on preferences */
+  rfr_tensor lr_steps;                                 /* input of a run that is given in time */
+  rfr_tensor stop_ring;                                /* input of training on several ranks */
   rfr_tensor eval_tokens, eval_targets, eval_offsets;
-  rfr_tensor eval_x;       /* of a stage that is not the first */
-  float *reference[2];     /* of each pair of a split, see rfr_dpo_loss_at; NULL: not computed */
-  rfr_type *full;          /* of each tensor as recorded, if ranks hold parts of them; see parts.h */
-  rfi_host_copy copies[4]; /* of the evaluation's three tensors and the zero counts */
+  rfr_tensor eval_x;       /* input of an evaluation stage that is not the first */
+  float *reference[2];     /* reference value of each pair of a split, see rfr_dpo_loss_at; NULL: not computed */
+  rfr_type *full;          /* if ranks have parts: the recorded type of each tensor; see parts.h */
+  rfi_host_copy copies[4]; /* copies of the three evaluation inputs and of the zero counts */
   int n_copies;
   int64_t step, steps, launched, filled;
-  double tokens_per_byte; /* of the targets in training: 1 if tokens are bytes */
-  int64_t windows;        /* of a run with run.epochs; later windows are padding. 0: there is no end */
+  double tokens_per_byte; /* mean over the targets of training: 1 if tokens are bytes */
+  int64_t windows;        /* run.epochs: number of windows, after which there is padding; 0: no end */
   int skipped_in_row;
-  bool skipped_for_routing;            /* the last one of them */
-  double step_seconds, window_seconds; /* means: recent, of a step; of the last evaluation */
-  rfi_run_clock clock;                 /* of a run that is given in time */
-  bool ready;                          /* the state has values */
-  char checkpoint[512];                /* last written or loaded */
-  int64_t checkpoint_bytes;            /* of the tensors of one checkpoint */
-  char hash[33];                       /* of the data */
-  rfi_hash base;                       /* of the base model, with an adapter */
-  json_t *tuned;                       /* algorithms chosen by measuring, by name; NULL: none yet, or run.tune is off */
-  atomic_int stop;                     /* requested on this rank */
-  bool met;                            /* rfi_handshake was called */
-  bool refused;                        /* and the ranks did not agree */
-  bool stop_agreed; /* over several ranks: a step's metrics had a request, on all ranks those of the same step */
+  bool skipped_for_routing;            /* the last skipped step had an invalid routing */
+  double step_seconds, window_seconds; /* recent mean per step; mean of the last evaluation */
+  rfi_run_clock clock;                 /* for a run that is given in time */
+  bool ready;                          /* the state is initialized */
+  char checkpoint[512];                /* folder that was last written or loaded */
+  int64_t checkpoint_bytes;            /* size of all tensors of one checkpoint */
+  char hash[33];                       /* hash of the data */
+  rfi_hash base;                       /* hash of the base model, with an adapter */
+  json_t *tuned;                       /* the tuned choices, by name; NULL: none yet, or run.tune is off */
+  atomic_int stop;                     /* a stop was requested on this rank */
+  bool met;                            /* rfi_handshake was called or must be skipped */
+  bool refused;                        /* the ranks did not agree */
+  /* over several ranks: the metrics of a step contain a stop request; all ranks see it at the same step */
+  bool stop_agreed;
 };
 
 static inline bool rfi_stop_requested_here(rfr_run *run) {

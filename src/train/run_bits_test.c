@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Bits of trained runs: eager, captured, recomputed and resumed runs have the same bits; microbatches are equivalent to
- * one batch; a checkpoint is a folder to start from; experts, frozen weights, the loss scale.
+ * Reproducibility of training: eager, captured, recomputed and resumed runs are bitwise equal; microbatches are
+ * equivalent to one batch; a checkpoint is a folder to start from; experts, frozen weights, the loss scale.
  */
 #include <math.h>
 #include <stdio.h>
@@ -32,7 +32,7 @@ static void same_bits(const char *config, const char *name) {
   rfr_run *c = rft_run_open(ctx, config, name, &o);
   rft_run_steps(c, 20);
   assert_int_equal(rfr_run_save(c), RFR_OK);
-  rft_run_steps(c, 3); /* lost: after the checkpoint */
+  rft_run_steps(c, 3); /* lost: not in the checkpoint */
   rfr_run_close(c);
   o.resume = o.strict = 1;
   c = rft_run_open(ctx, config, name, &o);
@@ -78,7 +78,7 @@ static void bits_narrow_gradients(void **state) {
   same_bits("refrain: 1\n" MIXTRAL DATA TWO_BATCHES NARROW RUN, "narrow");
 }
 
-/* Gradients of half the bytes, rounded after each microbatch, train as those in f32 do, to bf16's precision. */
+/* 16-bit gradients, rounded after each microbatch, train like f32 gradients up to bf16's precision. */
 static void narrow_gradients(void **state) {
   (void)state;
   rfr_ctx *ctx = rft_run_ctx(1);
@@ -97,7 +97,8 @@ static void narrow_gradients(void **state) {
       assert_int_equal(t->values[t->ops[k].out[0]].type.dtype, i ? RFR_BF16 : RFR_F32);
       products++;
     }
-    assert_int_equal(products, 2 * 2 * 4); /* microbatches, layers, weights of one: each made and added up in that */
+    /* microbatches, layers, weights of a layer: each wgrad accumulates in bf16 */
+    assert_int_equal(products, 2 * 2 * 4);
     rft_run_steps(run, RFT_STEPS);
     rfr_run_close(run);
   }
@@ -106,7 +107,7 @@ static void narrow_gradients(void **state) {
   rfr_ctx_destroy(ctx);
 }
 
-/* The metrics say how full experts are; the loss that balances them does; frozen ones stay. */
+/* Metrics report the load of experts; the aux loss balances it; frozen experts do not change. */
 static void expert_load(void **state) {
   (void)state;
   rfr_ctx *ctx = rft_run_ctx(1);
@@ -139,7 +140,7 @@ static void expert_load(void **state) {
   rfr_ctx_destroy(ctx);
 }
 
-/* A checkpoint is a model folder from which another run starts with the same bits: all `parameters` tensors of it. */
+/* A checkpoint is a model folder: a run that starts from it has bitwise equal weights, all `parameters` tensors. */
 static void child_of(const char *model, const char *set, const char *name, int parameters, rfr_run_info *info) {
   rfr_ctx *ctx = rft_run_ctx(1);
   rft_record r = {0}, s = {0};
@@ -167,7 +168,7 @@ static void child_of(const char *model, const char *set, const char *name, int p
   assert_int_equal(n, parameters);
   rfr_run_get_info(b, info);
   rft_run_steps(b, 1);
-  assert_true(s.loss[1] < r.loss[1]); /* the same windows, seen after training */
+  assert_true(s.loss[1] < r.loss[1]); /* the same windows, which the model has already trained on */
   rfr_run_close(b);
   rfr_run_close(a);
   rfr_ctx_destroy(ctx);
@@ -185,13 +186,13 @@ static void from_folder(void **state) {
   assert_int_equal(info.expert_bytes, 5 * 3 * 20 * 24 * rfr_dtype_bits(info.dtype) / 8);
 }
 
-/* Which layers have experts, by either key, and what is none. */
+/* Both keys that choose the layers with experts, and values that are refused. */
 static void layers_with_experts(void **state) {
   (void)state;
   static const struct {
     const char *model, *set;
-    int64_t layers;    /* with experts, of two */
-    const char *wrong; /* NULL: taken */
+    int64_t layers;    /* number of layers with experts, of two */
+    const char *wrong; /* text of the error; NULL: accepted */
   } cases[] = {{EXPERTS, "model.decoder_sparse_step=2", 1, NULL},
                {EXPERTS, "model.mlp_only_layers=[0]", 1, NULL},
                {EXPERTS, "model.mlp_only_layers=[]", 2, NULL},
@@ -230,8 +231,8 @@ static void bits_llama_f16(void **state) {
   same_bits("refrain: 1\n" LLAMA HALF DATA TWO_BATCHES ADAM RUN, "half");
 }
 
-/* A loss scale under which f16 overflows: steps are skipped, each halves it, until one is not; then training continues.
- * Without overflow the losses are those of f32, as far as f16 goes. */
+/* With a loss scale that overflows in f16, each skipped step halves the scale until one does not overflow; then
+ * training continues. Without overflow the losses equal those of f32 within f16's precision. */
 static void loss_scale(void **state) {
   (void)state;
   rfr_ctx *ctx = rft_run_ctx(1);
@@ -249,7 +250,7 @@ static void loss_scale(void **state) {
   assert_true(scale[0] == 0 && scale[1] == RFT_STEPS && half.skipped == 0);
   for (int i = 1; i <= RFT_STEPS; i++) assert_true(fabs(half.loss[i] - single.loss[i]) < 5e-3 * single.loss[i]);
   for (int i = 1; i <= RFT_STEPS; i++) assert_true(fabs(half.norm[i] - single.norm[i]) < 3e-2 * single.norm[i]);
-  scale[0] = 99; /* more than the largest there is, 2^24 */
+  scale[0] = 99; /* the scale becomes 2^99; the maximum is 2^24 */
   rft_run_steps(run, 12);
   assert_true(half.skipped > 0 && half.skipped < 12);
   assert_int_equal(scale[0], 8 - half.skipped);
@@ -258,7 +259,7 @@ static void loss_scale(void **state) {
   rfr_ctx_destroy(ctx);
 }
 
-/* Recompute needs less memory and changes no bit. */
+/* Recompute needs less memory and is bitwise equal. */
 static void recompute_all(const char *config) {
   rfr_ctx *ctx = rft_run_ctx(2);
   rft_record kept = {0}, again = {0};
@@ -304,7 +305,7 @@ static void microbatches(void **state) {
     assert_true(fabs(one.loss[i] - four.loss[i]) <= 2e-5 * one.loss[i]);
     assert_true(fabs(one.norm[i] - four.norm[i]) <= 2e-3 * one.norm[i]);
   }
-  assert_true(memcmp(one.loss, four.loss, sizeof one.loss) != 0); /* they are two programs */
+  assert_true(memcmp(one.loss, four.loss, sizeof one.loss) != 0); /* the two runs really differ */
   rfr_ctx_destroy(ctx);
 }
 

@@ -7,10 +7,10 @@
 
 #include <math.h>
 
-enum { WARMUP_SAMPLES = 10 }; /* the warmup is estimated from as many steps after the first, at least */
-#define WARMUP_TIME 0.01      /* and from this share of the run's time */
-#define WARMUP_TOLERANCE 0.05 /* smaller changes of the estimate are left out */
-#define WINDOW 0.12           /* of the run's time, that the mean speed covers */
+enum { WARMUP_SAMPLES = 10 }; /* the warmup is estimated from at least so many steps after the first */
+#define WARMUP_TIME 0.01      /* and from at least this share of the run's time */
+#define WARMUP_TOLERANCE 0.05 /* smaller changes of the estimate are ignored */
+#define WINDOW 0.12           /* the mean speed covers this share of the run's time */
 #define LONGEST (INT64_C(1) << 50)
 
 void rfi_run_clock_init(rfi_run_clock *c) {
@@ -27,14 +27,15 @@ void rfi_run_clock_resume(rfi_run_clock *c, int64_t n) {
   c->steps_left = c->decided ? (double)(c->lr_steps[RFI_LR_END] - n) : 1.0;
 }
 
-/* Mean seconds of a step, with its share of evaluations and checkpoints. */
+/* Mean seconds per step, including its share of evaluations and checkpoints. */
 static double seconds_per_step(const rfi_run_clock *c) {
   return c->recent_seconds / c->recent_steps + c->other / (double)c->steps;
 }
 
 static int64_t rounded(double steps) { return (int64_t)fmin(fmax(steps + 0.5, 0.0), (double)LONGEST); }
 
-/* The line of the rate through its present value at step n, to the minimum at step `end`: where it would have begun. */
+/* Moves the end of the decay to step `end`. The rate continues from its value at step n on a straight line to the
+ * minimum; lr_steps stores where that line would have begun. */
 static void move_end(rfi_run_clock *c, int64_t n, int64_t end) {
   const double begin = (double)c->lr_steps[RFI_LR_DECAY], old = (double)c->lr_steps[RFI_LR_END];
   const double done = ((double)n - begin) / (old - begin);
@@ -42,8 +43,8 @@ static void move_end(rfi_run_clock *c, int64_t n, int64_t end) {
   c->lr_steps[RFI_LR_END] = end;
 }
 
-/* From the mean of the early steps, without the first one, which touches its memory. A single step does not show the
- * speed: on a device, steps are launched ahead, and the metrics of several are there at once. */
+/* Uses the mean of the early steps, without the first one, which touches its memory for the first time. A single step
+ * does not show the speed: on a device steps are launched ahead, and the metrics of several arrive at once. */
 static rfi_clock_change set_warmup(rfi_run_clock *c, int64_t n, double seconds) {
   const int64_t samples = c->steps - 1, old = c->lr_steps[RFI_LR_WARMUP];
   const bool enough = samples > WARMUP_SAMPLES, long_enough = c->early >= WARMUP_TIME * c->time;

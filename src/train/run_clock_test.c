@@ -13,10 +13,10 @@
 
 #include "train/run_clock.h"
 
-/* Seconds of a step that begins at second t: 30 ms, and more while there is a load. */
+/* A simulated machine. A step that begins at second t takes 30 ms, or longer while there is a load. */
 typedef struct machine {
-  double slower, period, share; /* times slower, for `share` of each period */
-  double from;                  /* no load before */
+  double slower, period, share; /* a load makes steps `slower` times slower, for `share` of each period */
+  double from;                  /* second at which the load starts */
 } machine;
 
 static double step_seconds(const machine *m, double t) {
@@ -24,7 +24,7 @@ static double step_seconds(const machine *m, double t) {
   return 0.03 * (load ? m->slower : 1.0);
 }
 
-/* The rate of step n, of a peak of 1 and a minimum of 0, as lr_schedule has it. */
+/* The rate of step n, with peak 1 and minimum 0, as lr_schedule computes it. */
 static double rate(const int64_t *s, int64_t n) {
   if (n < s[RFI_LR_WARMUP]) return (double)(n + 1) / (double)s[RFI_LR_WARMUP];
   if (n >= s[RFI_LR_END]) return 0.0;
@@ -38,7 +38,7 @@ static rfi_run_clock clock_of(double time) {
   return c;
 }
 
-/* Seconds that the run took, with an evaluation of 6 s at its end. */
+/* The total seconds of the run, with a final evaluation of 6 s. */
 static double simulate(const machine *m, rfi_run_clock *c, int64_t *steps) {
   double t = 0.0, last = 0.0;
   int64_t n = 0;
@@ -54,19 +54,19 @@ static double simulate(const machine *m, rfi_run_clock *c, int64_t *steps) {
     }
   } while (n < c->lr_steps[RFI_LR_END]);
   assert_true(n == c->lr_steps[RFI_LR_END]);
-  assert_true(!c->decays || last < 0.1); /* it went down */
+  assert_true(!c->decays || last < 0.1); /* the rate decayed */
   if (steps) *steps = n;
   return t + 6.0;
 }
 
 static void ends_on_time(void **state) {
   static const machine machines[] = {
-      {1, 10, 0.5, 0},      /* nothing else runs */
-      {2, 7, 0.5, 0},       /* a load that comes and goes */
-      {2, 40, 0.5, 0},      /* slowly */
-      {3, 30, 0.6, 20},     /* heavy */
-      {2, 1e9, 1, 80},      /* comes in the decay and stays */
-      {2, 1e9, 85e-9, 0},   /* goes in the decay */
+      {1, 10, 0.5, 0},      /* no load */
+      {2, 7, 0.5, 0},       /* a periodic load */
+      {2, 40, 0.5, 0},      /* with a longer period */
+      {3, 30, 0.6, 20},     /* a heavier load */
+      {2, 1e9, 1, 80},      /* a load that begins in the decay and stays */
+      {2, 1e9, 85e-9, 0},   /* a load that ends in the decay */
       {2.5, 25, 0.3, 100},  /* at the very end */
       {20, 60, 0.005, 0.0}, /* single slow steps */
   };
@@ -82,8 +82,8 @@ static void ends_on_time(void **state) {
   }
 }
 
-/* The decay takes its share of the time, and evaluations count: with half of the time spent on them, the last step that
- * was planned when the decay began stays the last. */
+/* The decay takes its share of the time, including evaluations. Here half of the time is spent on them: the last step
+ * that was planned when the decay began stays the last. */
 static void decay_as_planned(void **state) {
   (void)state;
   for (int every = 50; every <= 10000; every += 9950) {
@@ -117,7 +117,7 @@ static void decay_in_steps(void **state) {
   assert_in_range(steps - c.lr_steps[RFI_LR_DECAY], 450, 550);
 }
 
-/* The warmup is a share of the run, whatever the first step took. */
+/* The warmup is a share of the run, however long the first step took. */
 static void warmup(void **state) {
   static const machine slow_start = {40, 1e9, 1e-10, 0};
   (void)state;
@@ -127,7 +127,7 @@ static void warmup(void **state) {
   assert_in_range(c.lr_steps[RFI_LR_WARMUP], steps * 2 / 100, steps * 6 / 100);
 }
 
-/* A device whose steps take 1 ms runs ahead by up to `slots` of them, so the metrics of several are read at once. */
+/* A device with steps of 1 ms runs up to `slots` steps ahead, so the metrics of several are read at once. */
 static void warmup_of_launched_ahead(void **state) {
   (void)state;
   for (int slots = 2; slots <= 64; slots *= 2) {
@@ -135,7 +135,7 @@ static void warmup_of_launched_ahead(void **state) {
     int64_t n = 0;
     for (; c.lr_steps[RFI_LR_END] == RFI_LR_LATER; n++)
       rfi_run_clock_step(&c, n + slots, n == 0 ? 0.5 : n % slots == 0 ? 1e-3 * slots - 1e-5 * (slots - 1) : 1e-5);
-    const int64_t steps = n * 10 / 7; /* the decay has 30 % */
+    const int64_t steps = n * 10 / 7; /* the decay is 30 % */
     if (c.lr_steps[RFI_LR_WARMUP] < steps * 3 / 100 || c.lr_steps[RFI_LR_WARMUP] > steps * 5 / 100)
       fail_msg("%d slots: a warmup of %lld of %lld steps", slots, (long long)c.lr_steps[RFI_LR_WARMUP],
                (long long)steps);
@@ -156,7 +156,7 @@ static void resumed_in_the_decay(void **state) {
   assert_int_equal(c.lr_steps[RFI_LR_END], end);
 }
 
-/* A step that takes longer than the run has. */
+/* A single step takes longer than the run may take. */
 static void too_little_time(void **state) {
   (void)state;
   rfi_run_clock c = clock_of(1);

@@ -11,7 +11,8 @@
 #include "data/file.h"
 #include "support/run.h"
 
-/* The same bytes are predicted, from more of them (dataset_test says which): in other bits. */
+/* A longer context predicts the same bytes from more of them (dataset_test lists which), so the bits per byte
+ * differ. */
 static void evaluation_context(void **state) {
   (void)state;
   rfr_ctx *ctx = rft_run_ctx(1);
@@ -45,7 +46,7 @@ static void evaluation_context(void **state) {
   rfr_ctx_destroy(ctx);
 }
 
-/* A short run evaluates a part of the held-out data, and says so; a stop ends an evaluation. */
+/* A short run evaluates a part of the held-out data and reports that; a stop request ends an evaluation. */
 static void evaluation_limit(void **state) {
   (void)state;
   rfr_ctx *ctx = rft_run_ctx(1);
@@ -81,7 +82,7 @@ static void on_progress(const rfr_event *e, void *user) {
   r->seconds = e->seconds, r->step = e->step;
 }
 
-/* An evaluation of more than 0.2 s reports its progress, at most once in 0.2 s, to the caller and not to the log. */
+/* An evaluation of more than 0.2 s reports its progress to the caller, at most once every 0.2 s, and not to the log. */
 static void evaluation_progress(void **state) {
   (void)state;
   enum { MOST = 1 << 24 };
@@ -95,7 +96,8 @@ static void evaluation_progress(void **state) {
   size_t bytes = 1 << 13, n;
   assert_non_null(held);
   for (int i = 0; i < MOST; i++) held[i] = (char)('a' + i % 23);
-  for (rfr_run *run; e.seconds < 1.0 && bytes < MOST; rfr_run_close(run)) { /* as much text as this machine needs */
+  /* adds text until the evaluation takes a second on this machine */
+  for (rfr_run *run; e.seconds < 1.0 && bytes < MOST; rfr_run_close(run)) {
     char name[32];
     bytes *= 4;
     held[bytes] = 0;

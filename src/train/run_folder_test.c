@@ -20,10 +20,10 @@
 typedef struct rival {
   rfr_ctx *ctx;
   int opened;
-  int64_t bytes; /* of its config.yaml */
+  int64_t bytes; /* size of its config.yaml */
 } rival;
 
-/* While the first run compiles, another one in the same folder trains and ends. */
+/* While the first run compiles, a second run in the same folder trains and ends. */
 static void start_rival(const rfr_event *e, void *user) {
   rival *r = user;
   rft_record record = {0};
@@ -48,14 +48,14 @@ static void two_starts_in_one_folder(void **state) {
   assert_null(run);
   o = rft_run_options(&record);
   o.resume = 1;
-  run = rft_run_open(r.ctx, NULL, "rival", &o); /* what the other one wrote is there */
+  run = rft_run_open(r.ctx, NULL, "rival", &o); /* the files of the second run are intact */
   rfr_run_get_info(run, &info);
   assert_int_equal(info.step, 2);
   rfr_run_close(run);
   rfr_ctx_destroy(r.ctx);
 }
 
-/* A run that wrote no checkpoint yet is one too. */
+/* A folder without a checkpoint yet also counts as a run. */
 static void configuration_without_checkpoints(void **state) {
   (void)state;
   rfr_ctx *ctx = rft_run_ctx(1);
@@ -69,7 +69,7 @@ static void configuration_without_checkpoints(void **state) {
   rfr_ctx_destroy(ctx);
 }
 
-/* Checkpoints whose config.yaml is lost are not overwritten; --resume takes them. */
+/* Checkpoints whose config.yaml is lost are not overwritten; --resume uses them. */
 static void checkpoints_without_configuration(void **state) {
   (void)state;
   char path[160];
@@ -94,7 +94,7 @@ static void checkpoints_without_configuration(void **state) {
   rfr_ctx_destroy(ctx);
 }
 
-/* The folder's own configuration resumes the run from any working folder, and a stop names the folder. */
+/* The configuration in the folder resumes the run from any working folder, and a stop message names the folder. */
 static void resume_from_elsewhere(void **state) {
   (void)state;
   char here[4096];
@@ -136,13 +136,13 @@ static void odd_logs(void **state) {
     assert_int_equal(i == 0 ? mkfifo(path, 0600) : symlink(target, path), 0);
     assert_int_equal(rfr_run_open(ctx, CONFIG, rft_run_folder("odd"), &o, &run), RFR_IO);
     assert_string_equal(rfr_last_error()->slug, "file.write");
-    assert_int_not_equal(stat(target, &st), 0); /* a link is not followed */
+    assert_int_not_equal(stat(target, &st), 0); /* symbolic links are not followed */
     assert_int_equal(unlink(path), 0);
   }
   rfr_ctx_destroy(ctx);
 }
 
-/* Found before anything is compiled, and the folder is not created. */
+/* Missing space is found before anything is compiled, and the folder is not created. */
 static void no_space(void **state) {
   (void)state;
   char kind, path[200];
@@ -174,7 +174,7 @@ static void no_space(void **state) {
   rfi_io_set_fault(NULL);
   rfr_run_close(run);
   o.overrides = NULL, o.n_overrides = 0;
-  /* A configuration of any size is not read into memory. */
+  /* A huge configuration file is not read into memory. */
   snprintf(path, sizeof path, "%s/config.yaml", rft_run_folder("full-disk"));
   assert_int_equal(truncate(path, (16 << 20) + 1), 0);
   o.resume = true;
@@ -188,7 +188,7 @@ static void no_space(void **state) {
   assert_int_equal(rfr_run_open(ctx, CONFIG, below, &o, &run), RFR_IO);
   assert_string_equal(rfr_last_error()->slug, "file.write");
   assert_int_equal(r.compiles, 0);
-  /* A resumed run needs space too. */
+  /* A resumed run checks the space too. */
   run = rft_run_open(ctx, CONFIG, "full-later", &o);
   rft_run_steps(run, 1);
   assert_int_equal(rfr_run_save(run), RFR_OK);
@@ -203,7 +203,7 @@ static void no_space(void **state) {
   rfr_ctx_destroy(ctx);
 }
 
-/* A limit on file sizes (ulimit -f) is an error, not the end of the process. */
+/* A limit on file sizes (ulimit -f) gives an error and does not kill the process. */
 static void file_size_limit(void **state) {
   (void)state;
   struct rlimit before, small;
@@ -229,7 +229,7 @@ static void file_size_limit(void **state) {
   rfr_ctx_destroy(ctx);
 }
 
-/* ---- a refused start, and what a killed run has left ---- */
+/* ---- a refused start, and leftovers of a killed run ---- */
 
 static void write_file(const char *name, const char *text) {
   char folder[200], path[260];
@@ -251,7 +251,7 @@ static void read_log(char *out, size_t size) {
   fclose(f);
 }
 
-/* A process that has ended, and one that runs until its pipe is closed. */
+/* Starts a process that has ended, and one that runs until its pipe is closed. */
 static pid_t start_process(int ends[2]) {
   assert_int_equal(pipe(ends), 0);
   const pid_t pid = fork();
@@ -270,7 +270,7 @@ static void end_process(pid_t pid, int end) {
   assert_int_equal(waitpid(pid, &status, 0), pid);
 }
 
-/* A refused resume logs and removes nothing. An accepted one removes what ended processes have left, and says so. */
+/* A refused resume logs and removes nothing. An accepted one removes leftovers of ended processes and reports that. */
 static void leftovers(void **state) {
   static const char *const refused[][2] = {{"optimizer.lr=1e-4", "resume.mismatch"},
                                            {"memory.budget=4KiB", "plan.over_budget"},
@@ -293,7 +293,7 @@ static void leftovers(void **state) {
   const pid_t works = start_process(ends);
   snprintf(dead, sizeof dead, "step-000004.tmp-%d", (int)killed);
   snprintf(live, sizeof live, "step-000005.tmp-%d", (int)works);
-  snprintf(own, sizeof own, "step-000006.tmp-%d", (int)getpid()); /* of a process with our number */
+  snprintf(own, sizeof own, "step-000006.tmp-%d", (int)getpid()); /* an ended process that had our process id */
   write_file(dead, "half");
   write_file(live, "of another process");
   write_file(own, "almost");
@@ -310,7 +310,7 @@ static void leftovers(void **state) {
     assert_true(rft_run_has("killed", dead) && rft_run_has("killed", own));
   }
   o.overrides = NULL, o.n_overrides = 0;
-  rfi_io_fault full = {.space = info.checkpoint_bytes - 11}; /* what will be removed is free */
+  rfi_io_fault full = {.space = info.checkpoint_bytes - 11}; /* space of leftovers counts as free */
   for (int more = 0; more < 2; more++) {
     rfi_io_set_fault(&full);
     const rfr_status s = rfr_run_open(ctx, NULL, rft_run_folder("killed"), &o, &run);

@@ -13,9 +13,9 @@
 #include "train/state.h"
 #include "train/state_json.h"
 
-/* Of one step, as models are usually counted: two for each weight of a matrix and each token that is multiplied by it,
- * twice that for the gradients, and attention over half of each window. The compiled program's own count has attention
- * over packed windows as over a single one. */
+/* FLOPs of one step as models are usually counted: two per token and element of a matrix that multiplies it, twice that
+ * for the gradients, and attention over half of each window. The compiled program counts attention over packed windows
+ * as if they were one window. */
 static double step_flops(const rfr_model_config *c, int64_t sequence, int64_t tokens) {
   double weights = (double)(c->vocab_size * c->hidden_size);
   for (int i = 0; i < rfr_model_parameter_count(c); i++) {
@@ -23,7 +23,7 @@ static double step_flops(const rfr_model_config *c, int64_t sequence, int64_t to
     if (rfr_model_parameter(c, i, &p) != RFR_OK || p.rank < 2) continue;
     if (i == rfi_parameter_index(c, RFI_PARAM_TOKENS, 0) || i == rfi_parameter_index(c, RFI_PARAM_POSITIONS, 0) ||
         i == rfi_parameter_index(c, RFI_PARAM_HEAD, 0))
-      continue; /* tables are looked up; the head is counted, tied or not */
+      continue; /* embeddings need no FLOPs; the head is counted, tied or not */
     const double each = (double)(p.shape[p.rank - 2] * p.shape[p.rank - 1]);
     weights += p.rank > 2 ? each * (double)c->experts_per_token : each;
   }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * Layouts of runs over ranks, which are threads, against one rank with as many microbatches, and the modes of
- * parallel.shard against one another, bit by bit.
+ * parallel.shard against each other, bit by bit.
  */
 #include <math.h>
 #include <stdio.h>
@@ -21,8 +21,8 @@ typedef struct job {
   int skipped;                /* steps */
   char warning[256], end[32]; /* end: how rfr_run_train ended */
   double loss[STEPS + 1], norm[STEPS + 1];
-  int64_t tokens, bytes; /* bytes: that stay from step to step */
-  double bits;           /* of the evaluation */
+  int64_t tokens, bytes; /* bytes: persistent bytes */
+  double bits;           /* bits per byte of the evaluation */
   rfi_hash state;
 } job;
 
@@ -51,7 +51,7 @@ static rfr_status work(void *rank, int number, rfr_comm *comm, rfr_ctx *own) {
   o.comm = comm;
   rfr_status s = rfr_run_open(own, j->config, NULL, &o, &run);
   for (int i = 0; s == RFR_OK && i < STEPS; i++) s = rfr_run_step(run);
-  if (s == RFR_OK) s = rfr_run_train(run); /* the evaluation at the end */
+  if (s == RFR_OK) s = rfr_run_train(run); /* runs only the final evaluation */
   if (s == RFR_NUMERIC) s = RFR_OK;        /* the tests compare j->end */
   if (s == RFR_OK) s = rft_hash_state(run, &j->state);
   rfr_plan_summary plan = {0};
@@ -95,8 +95,8 @@ static double largest_difference(const job *a, const job *b) {
 
 static const struct row {
   const char *name, *config;
-  double tolerance; /* of losses and norms, relative */
-  int most;         /* ranks; 0: 2 */
+  double tolerance; /* relative, of losses and norms */
+  int most;         /* maximum number of ranks; 0: 2 */
 } rows[] = {
     {"llama", "refrain: 1\n" LLAMA DATA BATCH ADAM SINGLE STEPS_RUN, 1e-6, 4},
     {"gpt2 with dropout",
@@ -123,7 +123,7 @@ static const struct row {
     {"fp8_delayed", RECIPE("fp8_delayed"), 2e-2, 3},
     {"fp8_block", RECIPE("fp8_block"), 2e-2},
     {"mxfp8", RECIPE("mxfp8"), 2e-2},
-    {"nvfp4", RECIPE("nvfp4"), 0.2} /* its random numbers are others */,
+    {"nvfp4", RECIPE("nvfp4"), 0.2} /* its random numbers differ */,
 };
 
 static void against_one_rank(void **state) {
@@ -142,14 +142,14 @@ static void against_one_rank(void **state) {
         assert_int_equal(j.tokens, one.tokens);
         assert_true(fabs(j.bits / one.bits - 1) < rows[i].tolerance);
         if (m == 0) first = j;
-        if (m == 1 && !rfi_hash_equal(j.state, first.state)) /* full sums in another order */
+        if (m == 1 && !rfi_hash_equal(j.state, first.state)) /* mode full sums in another order */
           fail_msg("%s, %d ranks: %s differs from none", rows[i].name, ranks, modes[m]);
       }
     }
   }
 }
 
-/* With one microbatch per rank the sums have the order of one rank. */
+/* With one microbatch per rank the order of sums is that of one rank. */
 static void same_bits(void **state) {
   const char *config = "refrain: 1\n" LLAMA DATA "batch: {tokens: 96, microbatch: 2}\n"
                        "optimizer: {name: sgd, lr: 1e-2, clip: 1.0, frozen: [\"*proj*\"]}\n" SINGLE STEPS_RUN;
@@ -158,14 +158,14 @@ static void same_bits(void **state) {
   assert_memory_equal(one.loss, three.loss, sizeof one.loss);
 }
 
-/* ---- experts spread over ranks ---- */
+/* ---- expert parallelism ---- */
 
 #define SPREAD(experts, k)                                                                                     \
   "refrain: 1\nmodel: {model_type: qwen3_moe, hidden_size: 24, num_hidden_layers: 2, num_attention_heads: 4, " \
   "num_experts: " experts ", num_experts_per_tok: " k ", moe_intermediate_size: 20}\n" DATA BATCH STEPS_RUN
 
-/* In each mode of parallel.shard. Several experts and one expert a rank, all tokens to all experts, 16 bits, frozen
- * experts. */
+/* In each mode of parallel.shard: several experts per rank, one expert per rank, all tokens to all experts, 16 bits,
+ * frozen experts. */
 static const struct spread_row {
   const char *name, *config;
   double tolerance;
@@ -208,8 +208,8 @@ static void spread_experts(void **state) {
   }
 }
 
-/* A capacity that is too small skips every step on all ranks, and says what it needs; one that suffices changes no
- * bit. */
+/* With too small a capacity all ranks skip every step and report the required capacity; with a sufficient one results
+ * are bitwise equal. */
 static void capacity(void **state) {
   (void)state;
 #define CAPACITY(n) SPREAD("4", "2") ADAM SINGLE "parallel: {capacity: " n "}\n"

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Runs of pipelines in a folder, ranks being threads: checkpoints under other layouts, resumed bit by bit; evaluation;
- * several data-parallel ranks.
+ * Pipeline runs in one folder, over ranks that are threads: checkpoints under other layouts, resumed bit by bit;
+ * evaluation; several data-parallel ranks.
  */
 #include <math.h>
 #include <stdio.h>
@@ -17,7 +17,7 @@
 
 enum { MOST_TENSORS = 1024 };
 
-/* A training run to step `steps` (0: it only loads), and what a rank then holds. */
+/* Trains up to step `steps` (0: only loads) and records the tensors of the rank. */
 typedef struct job {
   const char *config, *folder, *schedule;
   int pipeline, resume, steps;
@@ -96,7 +96,7 @@ static int find(const job *one, const char *name) {
   return i;
 }
 
-/* The tensors of all ranks are those of `one`, and none is missing. */
+/* All tensors of `one` are on some rank, with equal values. */
 static void expect_same(const job *one, int ranks, const char *what) {
   bool seen[MOST_TENSORS] = {false};
   for (int r = 0; r < ranks; r++)
@@ -122,7 +122,7 @@ static void expect_same(const job *one, int ranks, const char *what) {
 
 static const struct {
   const char *name, *config;
-  double tolerance; /* of pipelines against one rank */
+  double tolerance; /* pipelines compared with one rank */
 } rows[] = {
     {"bf16 with master weights", "refrain: 1\n" UNTIED DATA BATCH ADAM "precision: {dtype: bf16}\n" STEPS_RUN, 5e-3},
     {"tied embedding", "refrain: 1\n" TIED DATA BATCH ADAM SINGLE STEPS_RUN, 1e-6},
@@ -139,7 +139,7 @@ static const struct {
     {"8-bit moments, recomputed",
      "refrain: 1\nmodel: {model_type: llama, hidden_size: 72, num_hidden_layers: 4, num_attention_heads: 3}\n" DATA
          BATCH "optimizer: {name: adamw, lr: 3e-3, state_dtype: u8}\nmemory: {recompute: all}\n" SINGLE STEPS_RUN,
-     1e-5}, /* the codes of a moment change with the last bits of a gradient */
+     1e-5}, /* the codes of an 8-bit moment change with the rounding of a gradient */
     {"fp8_delayed",
      "refrain: 1\nmodel: {model_type: llama, hidden_size: 48, num_hidden_layers: 4, num_attention_heads: 3}\n" DATA
          BATCH ADAM "precision: {dtype: f32, recipe: fp8_delayed, history: 2}\n" STEPS_RUN,
@@ -148,7 +148,7 @@ static const struct {
 enum { ROWS = sizeof rows / sizeof *rows };
 static const char *const schedules[] = {"gpipe", "1f1b", "interleaved", "zb-h1", "zb-v"};
 
-/* A checkpoint of any layout loads under any other with the same bits. */
+/* A checkpoint of any layout loads bitwise equal under any other layout. */
 static void layouts(void **state) {
   static const struct {
     int ranks, pipeline;
@@ -157,7 +157,7 @@ static void layouts(void **state) {
   enum { LAYOUTS = sizeof layout / sizeof *layout };
   (void)state;
   for (int i = 0; i < ROWS; i++)
-    for (int from = 0; from < LAYOUTS; from += i == 1 ? 1 : 4) { /* of one rank, and of 2 x 2 */
+    for (int from = 0; from < LAYOUTS; from += i == 1 ? 1 : 4) { /* saved by one rank, and by 2 x 2 */
       char folder[32], what[128];
       snprintf(folder, sizeof folder, "layouts-%d-%d", i, from);
       run_jobs(layout[from].ranks,
@@ -181,7 +181,7 @@ static void layouts(void **state) {
     }
 }
 
-/* Resumed under the same layout, a pipeline is bitwise equal to a run that was not interrupted. */
+/* A pipeline that resumes under the same layout is bitwise equal to an uninterrupted run. */
 static void resume(void **state) {
   (void)state;
   for (int i = 0; i < ROWS; i++)
@@ -207,8 +207,7 @@ static void resume(void **state) {
 
 static double relative(double a, double b) { return fabs(a / b - 1); }
 
-/* Loss, norm, tokens and evaluation of each schedule, with and without several data-parallel ranks, are those of one
- * rank. */
+/* Loss, norm, tokens and evaluation of each schedule equal those of one rank, with and without data-parallel ranks. */
 static void values(void **state) {
   static job one;
   (void)state;
@@ -253,7 +252,7 @@ static void files(void **state) {
     snprintf(path, sizeof path, "%s/model.safetensors", to);
     OK(rfi_file_read(ctx, path, &text[k], &n[k]));
   }
-  uint64_t header; /* names, types, shapes and places */
+  uint64_t header; /* names, types, shapes and offsets */
   memcpy(&header, text[0], sizeof header);
   assert_int_equal(n[0], n[1]);
   assert_memory_equal(text[0], text[1], sizeof header + header);

@@ -32,7 +32,7 @@ rfr_status rfi_run_check(const rfr_run *run, int programs) {
                                                  : "GENERATE");
 }
 
-/* The gradients of the next step of a pipeline. */
+/* Declares the gradients of the next step of a pipeline. */
 static rfr_status run_pipeline(rfr_run *run) {
   const rfi_step_spec *s = &run->settings->spec;
   const int64_t at = run->launched % s->slots * s->microbatches, T = s->tokens;
@@ -63,7 +63,7 @@ rfr_status rfi_launch(rfr_run *run, int program) {
 
 /* ---- compile ---- */
 
-/* Bit i is program i. */
+/* Row i is the program of bit i of rfr_run_options.programs. */
 static const struct {
   const char *name;
   rfr_status (*record)(rfr_ctx *, const rfi_step_spec *, rfr_trace **);
@@ -81,7 +81,7 @@ static bool has_input_stage(const rfr_run *run) {
   return run->settings->parallel.pipeline > 1 && (p->rank > 0 || rfi_pipeline_chunks(p) > 1);
 }
 
-/* The tensors that the host fills and reads. */
+/* Finds the tensors that the host writes and reads. */
 static rfr_status find_tensors(rfr_run *run) {
   if (rfr_run_program_index(run, RFR_RUN_TRAIN) >= 0) {
     RFI_TRY(rfr_programs_tensor(run->programs, "step", &run->block));
@@ -111,7 +111,8 @@ static rfr_status find_tensors(rfr_run *run) {
   return RFR_OK;
 }
 
-/* The algorithms of an earlier compile, for the next one: all of them, or none and it measures. Freed by the caller. */
+/* Passes the choices of an earlier compile to the next one: either all of them, or none, and then it measures. The
+ * caller frees them. */
 static rfr_status list_choices(const rfr_run *run, rfr_compile_options *o, rfr_choice **out) {
   const char *name;
   json_t *value;
@@ -144,8 +145,8 @@ static rfr_status keep_choices(rfr_run *run, double seconds) {
   return s;
 }
 
-/* GEMMs that stay in 16 or 32 bits because of their shapes, not because the configuration keeps them. The report of
- * pass quantize has a line for each, and one with the sums. */
+/* Warns of GEMMs that stay in 16 or 32 bits because of their shapes, although the configuration does not keep them. The
+ * report of pass quantize has a line for each, and one with totals. */
 static rfr_status check_recipe(rfr_run *run) {
   static const char left[] = "not quantized: ";
   const rfi_config *c = run->settings->config;
@@ -170,7 +171,7 @@ static rfr_status check_recipe(rfr_run *run) {
   return RFR_OK;
 }
 
-/* The programs use `step` too: the update and the evaluation run between the steps of the callables. */
+/* The programs also use `step`: the update and the evaluation run between the steps of the callables. */
 static rfr_status make_pipeline(rfr_run *run, rfr_step_memory *step) {
   const rfi_settings *s = run->settings;
   rfr_plan_summary plan;
@@ -210,7 +211,7 @@ static const char *const phase_names[] = {"train.1", "train.2", "train.3", "trai
                                           "train.5", "train.6", "train.7", "train.8"};
 _Static_assert(sizeof phase_names / sizeof *phase_names == RFI_RAMP_MOST, "a name for each phase before the last");
 
-/* The training programs of the phases before the last. They follow all others. */
+/* Records the training programs of the phases before the last. They follow all other programs. */
 static rfr_status record_phases(rfr_run *run, rfr_trace **traces, const char **names) {
   const rfi_settings *s = run->settings;
   run->phases[s->n_ramp] = rfr_run_program_index(run, RFR_RUN_TRAIN);
@@ -225,7 +226,8 @@ static rfr_status record_phases(rfr_run *run, rfr_trace **traces, const char **n
   return RFR_OK;
 }
 
-/* A second program for the steps in which values are watched; other steps run without its ops. */
+/* Records a second training program for the steps in which values are watched, so that other steps run without the ops
+ * that watch. */
 static rfr_status record_watched(rfr_run *run, rfr_trace **traces, const char **names, rfr_watch_options *watch,
                                  rfr_compile_options *o) {
   const rfi_settings *s = run->settings;
@@ -248,7 +250,7 @@ static rfr_status record_watched(rfr_run *run, rfr_trace **traces, const char **
   return rfi_trace_train(run->ctx, &s->spec, &traces[run->watched]);
 }
 
-/* The error of a compile, with the place of a pattern that matches nothing. */
+/* Adds the place of a pattern that matches nothing to the error of a compile. */
 static rfr_status name_pattern(const rfr_run *run, rfr_status s) {
   const rfi_config *c = run->settings->config;
   const rfi_config_source *at = &c->source[RFI_CFG_run_watch];
@@ -306,7 +308,7 @@ rfr_status rfi_run_compile(rfr_run *run) {
   s = find_tensors(run);
 fail:
   rfi_free(run->ctx, choices);
-  rfr_step_memory_destroy(o.step_memory); /* the programs and the callables keep it */
+  rfr_step_memory_destroy(o.step_memory); /* programs and callables still reference it */
   for (int i = 0; i < MOST_PROGRAMS; i++) rfr_trace_destroy(traces[i]);
   return s;
 }
@@ -315,7 +317,7 @@ fail:
 
 typedef struct printed {
   rfi_string text;
-  rfr_status status; /* the first failed append */
+  rfr_status status; /* status of the first append that failed */
 } printed;
 
 static void print_to_string(const char *text, size_t n, void *user) {

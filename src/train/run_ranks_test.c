@@ -9,17 +9,17 @@
 #include "data/file.h"
 #include "support/context.h"
 #include "support/ranks.h"
-#include "support/thin.h"
 #include "support/run.h"
+#include "support/thin.h"
 #include "train/evaluate.h"
 
-/* ---- the end of a run ---- */
+/* ---- stop requests ---- */
 
 typedef struct job {
   const char *config;
   rfr_run *run;
   int steps;
-  int stops; /* after this step; 0: no request */
+  int stops; /* the request comes after this step; 0: no request */
 } job;
 
 static void request_stop(const rfr_event *e, void *user) {
@@ -41,7 +41,7 @@ static rfr_status train_until_stop(void *rank, int number, rfr_comm *comm, rfr_c
   return s == RFR_STOPPED ? RFR_OK : s == RFR_OK ? rfi_fail(RFI_E_INTERNAL, "the run did not stop") : s;
 }
 
-/* A request on one rank ends the run on all of them after the same step. */
+/* A stop request on one rank ends the run on all ranks after the same step. */
 static void stop(void **state) {
   job jobs[3];
   (void)state;
@@ -54,7 +54,7 @@ static void stop(void **state) {
   for (int r = 1; r < 3; r++) assert_int_equal(jobs[r].steps, jobs[0].steps);
 }
 
-/* A request before an evaluation ends it, and no step follows. */
+/* A stop request before an evaluation ends it, and no step follows. */
 static void stop_of_evaluation(void **state) {
   job jobs[3];
   (void)state;
@@ -70,7 +70,7 @@ static void stop_of_evaluation(void **state) {
 
 typedef struct reading {
   const char *mode;
-  rfr_evaluation e, five; /* of all windows; of five batches */
+  rfr_evaluation e, five; /* over all windows; over five batches */
 } reading;
 
 static rfr_status evaluate_folder(void *rank, int number, rfr_comm *comm, rfr_ctx *own) {
@@ -135,7 +135,7 @@ static void keep_loss(const rfr_event *e, void *user) {
   if (e->kind == RFR_EVENT_METRICS) v->loss[e->step] = e->loss;
 }
 
-/* A run in a folder to its end; an error is kept, because some are wanted. */
+/* Runs in a folder to the end; returns the error, which some tests expect. */
 static rfr_status train_in_folder(void *rank, int number, rfr_comm *comm, rfr_ctx *own) {
   visit *v = rank;
   char folder[160], steps[32];
@@ -176,7 +176,7 @@ static visit visit_folder(int ranks, visit v) {
   "refrain: 1\n" LLAMA DATA "batch: {tokens: 384, microbatch: 2}\n" ADAM "precision: {dtype: bf16}\n" \
   "schedule: {name: constant}\nrun: {steps: 6, seed: 3, checkpoint_every: 4, evaluate_windows: 4}\n"
 
-/* A run of several ranks leaves the folder of one rank, and continues from it bit by bit. */
+/* Several ranks write the same folder as one rank, and continue from it bitwise equal. */
 static void folders(void **state) {
   static const char *const modes[] = {"parallel.shard=none", "parallel.shard=optimizer", "parallel.shard=full"};
   (void)state;
@@ -194,7 +194,7 @@ static void folders(void **state) {
     if (v.status != RFR_OK) fail_msg("%s: %s", mode, v.message);
     assert_true(rfi_hash_equal(v.state, once.state));
     assert_true(v.loss[6] == once.loss[6] && v.loss[5] == 0);
-    /* another number of ranks, and another mode */
+    /* resumed by another number of ranks, in another mode */
     v = visit_folder(2, (visit){FOLDER_CONFIG, parts, {modes[2 - m], modes[2 - m]}, 1, 9});
     if (v.status != RFR_OK) fail_msg("%s: %s", mode, v.message);
     assert_true(v.loss[9] > 0 && v.loss[8] == 0);
@@ -204,7 +204,7 @@ static void folders(void **state) {
   }
 }
 
-/* Ranks that differ, and a rank that fails, are named on all ranks; nothing is written. */
+/* Ranks that differ, and a rank that fails, are named on all ranks; no file is written. */
 static void disagree(void **state) {
   static const struct {
     const char *set, *slug, *message;
@@ -245,7 +245,7 @@ static void refused(void **state) {
   rfr_run *run;
   (void)state;
   OK(rfr_comm_threads_create(ctx, 2, 0, comm));
-  rfr_comm_destroy(comm[1]); /* nothing waits for it */
+  rfr_comm_destroy(comm[1]); /* not used in this test */
   for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
     const char *const sets[] = {"parallel.shard=full", "schedule.name=constant", cases[i].set};
     rfr_run_options o = rfr_run_options_default();

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Runs with a low-precision recipe: replayed, eager, recomputed and resumed runs have the same bits, the losses stay
+ * Runs with a low-precision recipe: replayed, eager, recomputed and resumed runs are bitwise equal, the losses stay
  * close to those without a recipe, and the states of fp8_delayed count trained steps alone.
  */
 #include <math.h>
@@ -68,7 +68,7 @@ static void same_bits(const char *model, const char *precision, const char *name
   b = rft_run_open(ctx, config, name, &o);
   rft_run_steps(b, 5);
   assert_int_equal(rfr_run_save(b), RFR_OK);
-  rft_run_steps(b, 2); /* lost: after the checkpoint */
+  rft_run_steps(b, 2); /* lost: not in the checkpoint */
   rfr_run_close(b);
   o.resume = o.strict = 1;
   b = rft_run_open(ctx, config, name, &o);
@@ -107,7 +107,7 @@ static double last_losses(const rft_record *r, int steps) {
   return sum / 10;
 }
 
-/* Against the same run in f32. The bounds are those that docs/recipes.md states. */
+/* Compares with the same run in f32. The bounds are those of docs/recipes.md. */
 static void losses(void **state) {
   (void)state;
   static const double bound[RECIPES] = {0.03, 0.02, 0.02, 0.02, 0.06};
@@ -124,7 +124,7 @@ static void losses(void **state) {
       const double a = last_losses(&wide, RFT_STEPS), b = last_losses(&narrow, RFT_STEPS);
       if (!(fabs(b / a - 1) <= bound[i]))
         fail_msg("%s: loss %g, in f32 %g: %+.2f %%", precision, b, a, 100 * (b / a - 1));
-      assert_true(narrow.loss[RFT_STEPS] != wide.loss[RFT_STEPS]); /* it was applied */
+      assert_true(narrow.loss[RFT_STEPS] != wide.loss[RFT_STEPS]); /* the recipe was applied */
       assert_true(b < 0.9 * narrow.loss[1]);
     }
   }
@@ -138,7 +138,7 @@ static const float *state_of(rfr_run *run, const char *name, int64_t *n) {
   return x.data;
 }
 
-/* Rows of the history with an amax: the trained steps. */
+/* The number of history rows with an amax: the number of trained steps. */
 static int history_rows(rfr_run *run, int slots) {
   int64_t n;
   const float *history = state_of(run, RFR_RECIPE_HISTORY, &n);
@@ -151,7 +151,8 @@ static int history_rows(rfr_run *run, int slots) {
   return rows;
 }
 
-/* One layer of seven linears is not kept. Evaluation does not change the states; a step adds a row to the history. */
+/* One layer with seven linears is quantized. Evaluation does not change the states; a step adds a row to the
+ * history. */
 static void delayed_states(void **state) {
   (void)state;
   rfr_ctx *ctx = rft_run_ctx(1);
@@ -175,7 +176,7 @@ static void delayed_states(void **state) {
     assert_int_equal(history_rows(run, (int)slots), step < 6 ? step : 6);
     free(before);
   }
-  /* the scale of a slot is its format's largest number over the largest amax */
+  /* the scale of a slot is the maximum of its format divided by the largest amax */
   const float *history = state_of(run, RFR_RECIPE_HISTORY, &n);
   int used = 0;
   scale = state_of(run, RFR_RECIPE_SCALE, &slots);
@@ -186,13 +187,12 @@ static void delayed_states(void **state) {
     else assert_true(scale[s] == 1);
     used += amax > 0;
   }
-  assert_int_equal(used,
-                   7 + 7 + 4); /* w and dy of seven linears; x of q, k and v is one, and so is that of gate and up */
+  assert_int_equal(used, 7 + 7 + 4); /* w and dy of seven linears; q, k and v share x, and so do gate and up */
   rfr_run_close(run);
   rfr_ctx_destroy(ctx);
 }
 
-/* A step with a NaN is skipped and leaves the states as they are. */
+/* A step with a NaN is skipped and does not change the states. */
 static void skipped_step(void **state) {
   (void)state;
   rfr_ctx *ctx = rft_run_ctx(1);
@@ -232,8 +232,8 @@ static void trains(void **state) {
   rfr_ctx *ctx = rft_run_ctx(1);
   char config[TEXT];
   rft_record r;
-  for (int sparse = 0; sparse < 2; sparse++)
-    for (int i = 0; i < RECIPES; i += RECIPES - 1) { /* the one with states, and the one with the fewest bits */
+  for (int sparse = 0; sparse < 2; sparse++) /* fp8_delayed, which has states, and the recipe with the fewest bits */
+    for (int i = 0; i < RECIPES; i += RECIPES - 1) {
       if (RFT_LEFT_OUT(i + sparse, 2)) continue;
       char precision[200];
       config_of(config, sparse ? SPARSE : DENSE, precision_of(precision, "bf16", recipes[i], ""), STEPS);
@@ -250,7 +250,8 @@ static void trains(void **state) {
   rfr_ctx_destroy(ctx);
 }
 
-/* Widths that no tile fits: a recipe that would do nothing is refused, one that does less is a warning. */
+/* Widths that are not multiples of a tile: a recipe that would quantize nothing is refused, one that quantizes less is
+ * a warning. */
 static void unfit(void **state) {
   (void)state;
   static const char none[] =

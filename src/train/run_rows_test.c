@@ -47,7 +47,7 @@ static void add_piece(const char *text, size_t n, int trained, void *user) {
   strncat(pieces[trained], text, n);
 }
 
-/* Each trained token is a target once in each epoch; the last step is padded. */
+/* Each trained token is a target exactly once per epoch; the last step is padded. */
 static void epochs(void **state) {
   (void)state;
   write_rows("a.jsonl", 0, 65);
@@ -84,7 +84,7 @@ static void epochs(void **state) {
   rfr_run_close(run);
   o.overrides = sets;
   o.n_overrides = 1;
-  /* Less data than one step. */
+  /* The data fills less than one step. */
   sets[0] = "run.epochs=0.01";
   t = (totals){0};
   run = rft_run_open(ctx, CONFIG, NULL, &o);
@@ -93,7 +93,7 @@ static void epochs(void **state) {
   assert_int_equal(rfr_run_train(run), RFR_OK);
   assert_true(t.targets > 0 && t.targets < info.trained_tokens / 8);
   rfr_run_close(run);
-  /* Text has epochs too. */
+  /* Plain text supports epochs too. */
   o.overrides = (const char *[]){"data.train=*.txt", "run.epochs=2"};
   o.n_overrides = 2;
   run = rft_run_open(ctx, CONFIG, NULL, &o);
@@ -116,7 +116,7 @@ static rfr_evaluation evaluate(rfr_ctx *ctx, const char *packing) {
   return e;
 }
 
-/* Rows in one window do not see each other, and their positions begin at 0. */
+/* Rows in one window do not attend to each other, and their positions begin at 0. */
 static void packed_losses(void **state) {
   (void)state;
   write_rows("a.jsonl", 0, 10);
@@ -131,7 +131,7 @@ static void packed_losses(void **state) {
   rfr_ctx_destroy(ctx);
 }
 
-/* A run that continues from the middle of its second epoch is bitwise equal to one that was not stopped. */
+/* A run that resumes in the middle of its second epoch is bitwise equal to an uninterrupted one. */
 static void resumed(void **state) {
   (void)state;
   write_rows("a.jsonl", 0, 60);
@@ -164,7 +164,7 @@ static void resumed(void **state) {
     rfr_run_close(a);
     rfr_run_close(b);
   }
-  /* Other rows, and another packing, are other data. */
+  /* Other rows, and another packing, count as other data. */
   rft_record r = {0};
   rfr_run_options o = rft_run_options(&r);
   rfr_run *run;
@@ -176,7 +176,7 @@ static void resumed(void **state) {
   o.overrides = (const char *[]){"data.train=a.jsonl"};
   o.n_overrides = 1;
   assert_int_equal(rfr_run_open(ctx, CONFIG, rft_run_folder("rows"), &o, &run), RFR_MISMATCH);
-  /* More epochs: a warning. */
+  /* A resume with more epochs is a warning. */
   o.overrides = (const char *[]){"data.train=[a.jsonl, c.jsonl]", "run.epochs=4"};
   o.n_overrides = 2;
   run = rft_run_open(ctx, CONFIG, "rows", &o);
@@ -228,7 +228,7 @@ static void kinds(void **state) {
   rfr_ctx_destroy(ctx);
 }
 
-/* The largest number of steps that a mixture with limits has: the advice of the error is right. */
+/* Finds the maximum number of steps of a mixture with limits: the number that the error suggests must be right. */
 static void used_up(void **state) {
   static const char shares[] = "data.shares=[1, 1]", files[] = "data.train=[a.jsonl, c.jsonl]";
   char steps[32] = "run.steps=900";
@@ -256,7 +256,7 @@ static void used_up(void **state) {
     assert_int_equal(s, more ? RFR_INVALID : RFR_OK);
     rfr_run_close(run);
   }
-  sets[5] = "batch.tokens=12800"; /* more than there are in all */
+  sets[5] = "batch.tokens=12800"; /* one step needs more tokens than there are */
   assert_int_equal(rfr_run_open(ctx, CONFIG, NULL, &o, &run), RFR_INVALID);
   says = strstr(rfr_last_error()->message, "and the first step takes 400; raise data.max_epochs of a source, or lower");
   if (!says) fail_msg("%s", rfr_last_error()->message);
@@ -265,11 +265,8 @@ static void used_up(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(epochs),
-      cmocka_unit_test(packed_losses),
-      cmocka_unit_test(resumed),
-      cmocka_unit_test(used_up),
-      cmocka_unit_test(kinds),
+      cmocka_unit_test(epochs),  cmocka_unit_test(packed_losses), cmocka_unit_test(resumed),
+      cmocka_unit_test(used_up), cmocka_unit_test(kinds),
   };
   return cmocka_run_group_tests(tests, rft_run_setup, rft_run_teardown);
 }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Data that the program gives: the same bits as the same windows from files, a resume that continues at the saved
- * position, and errors of the function and of what it fills.
+ * Data from a function of the program: bitwise equal to the same windows from files, a resume that continues at the
+ * saved position, and errors of the function and of what it fills.
  */
 #include <stdio.h>
 #include <string.h>
@@ -12,7 +12,7 @@
 #define OWN "data: {train: [], sequence: 16}\n"
 #define CONFIG(data) "refrain: 1\n" LLAMA SINGLE data TWO_BATCHES ADAM RUN
 
-/* ---- the same bits as from files ---- */
+/* ---- bitwise equal to files ---- */
 
 static int from_files(rfr_window *w, void *user) {
   int documents = 0;
@@ -70,7 +70,8 @@ static int record_held_out(rfr_window *w, void *user) {
   return 0;
 }
 
-/* Three batches of `all` are at equal distances, and all windows are in order; the last batch has one window less. */
+/* Three batches are taken from `all` at equal distances, with their windows in order; the last batch has one window
+ * less. */
 static void spreads(void **state) {
   (void)state;
   rfr_ctx *ctx = rft_run_ctx(1);
@@ -104,8 +105,8 @@ static void spreads(void **state) {
 
 typedef struct stream {
   int64_t next; /* index of the window */
-  int fails_at; /* window that fails once; -1: none */
-  int64_t last; /* position after the window before */
+  int fails_at; /* index of the window that fails once; -1: none */
+  int64_t last; /* position after the previous window */
 } stream;
 
 static int from_stream(rfr_window *w, void *user) {
@@ -164,7 +165,7 @@ static void resumes(void **state) {
   rfr_ctx_destroy(ctx);
 }
 
-/* A failed step may be repeated: it asks for the same windows from the same position. */
+/* A failed step may be repeated: it requests the same windows from the same position. */
 static void repeats(void **state) {
   (void)state;
   rfr_ctx *ctx = rft_run_ctx(1);
@@ -260,7 +261,7 @@ static void refused(void **state) {
     const rfr_status status = rfr_run_open(ctx, rows[i].config, NULL, &o, &run);
     if (!rows[i].slug) {
       assert_int_equal(status, RFR_OK);
-      assert_int_equal(run->steps, 5); /* 40 windows, 8 a step */
+      assert_int_equal(run->steps, 5); /* 40 windows, 8 per step */
       assert_int_equal(rfr_run_train(run), RFR_OK);
       rfr_run_close(run);
       continue;
@@ -292,7 +293,7 @@ static void no_memory(void **state) {
   source.fill = from_stream;
   source.user = &s;
   o.data = &source;
-  o.programs = 0; /* the data alone */
+  o.programs = 0; /* only the data is opened */
   for (int k = 1; !run; k++) {
     const int64_t blocks = rfr_ctx_get_stats(ctx).live_blocks;
     rfr_ctx_fail_alloc(ctx, k);
@@ -306,7 +307,7 @@ static void no_memory(void **state) {
   rfr_ctx_destroy(ctx);
 }
 
-/* A folder without a tokenizer: files cannot be read, the program's tokens can. */
+/* A folder without a tokenizer: text files are refused, tokens of the program are accepted. */
 static int token_299(rfr_window *w, void *user) {
   (void)user;
   for (int64_t i = 0; i < w->sequence; i++) w->tokens[i] = w->targets[i] = 299;

@@ -9,8 +9,8 @@
 
 #include "support/context.h"
 #include "support/ranks.h"
-#include "support/thin.h"
 #include "support/run.h"
+#include "support/thin.h"
 #include "train/run.h"
 
 enum { STEPS = 6 };
@@ -34,7 +34,8 @@ static int64_t planned_bytes(const rfr_run *run) {
   if (rfr_program_plan(run->programs, 0, &plan) != RFR_OK) return -1;
   if (!run->stages) return plan.planned_bytes;
   rfi_stages_memory(run->stages, &m);
-  if (plan.planned_bytes - plan.persistent_bytes != m.step_memory_bytes) return -1; /* the programs use the same */
+  /* programs and callables share the step memory */
+  if (plan.planned_bytes - plan.persistent_bytes != m.step_memory_bytes) return -1;
   return plan.planned_bytes + m.planned_bytes - m.step_memory_bytes;
 }
 
@@ -87,7 +88,7 @@ static void schedules(void **state) {
   static const struct {
     const char *config;
     double tolerance;
-    bool one; /* schedule alone, with two ranks: the rows before have the others */
+    bool one; /* only one schedule, with two ranks: earlier rows cover the others */
   } rows[] = {
       {"refrain: 1\n" EIGHT DATA BATCH ADAM SINGLE STEPS_RUN, 1e-6},
       {"refrain: 1\nmodel: {model_type: gpt2, hidden_size: 24, num_hidden_layers: 9, num_attention_heads: 3}\n" DATA
@@ -107,7 +108,7 @@ static void schedules(void **state) {
   for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
     if (RFT_LEFT_OUT(i + 1, 2)) continue;
     const job one = train(1, rows[i].config, "");
-    assert_true(one.loss[STEPS] != last); /* the recipe of a row has an effect */
+    assert_true(one.loss[STEPS] != last); /* the recipe of the row has an effect */
     last = one.loss[STEPS];
     const int first = rows[i].one ? (int)i % 5 : 0, end = rows[i].one ? first + 1 : 5, most = rows[i].one ? 2 : 4;
     for (int k = first; k < end; k++)
@@ -146,7 +147,7 @@ static void refused(void **state) {
     o.config_folder = rft_run_root;
     o.overrides = sets, o.n_overrides = 4;
     o.comm = comm[0];
-    o.plan_only = 1; /* a plan has no peers */
+    o.plan_only = 1; /* a plan does not connect to other ranks */
     if (rfr_run_open(ctx, "refrain: 1\n" EIGHT DATA BATCH ADAM STEPS_RUN, NULL, &o, &run) == RFR_OK)
       fail_msg("%s: accepted", cases[i].set);
     if (strcmp(rfr_last_error()->slug, cases[i].slug) != 0 || !strstr(rfr_last_error()->message, cases[i].says))

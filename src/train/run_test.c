@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * Runs through their public functions: stops, full disks, checkpoints, logs, warnings, generated text, and effects that
- * a library must not have on its process. The bits of runs are tested in run_bits_test.c, folders in run_folder_test.c,
+ * a library must not have on its process. Reproducibility is tested in run_bits_test.c, folders in run_folder_test.c,
  * evaluation in run_evaluate_test.c.
  */
 #include <errno.h>
@@ -27,7 +27,7 @@ static void mismatches(void **state) {
   rfr_run *run = rft_run_open(ctx, "refrain: 1\n" LLAMA DATA TWO_BATCHES ADAM RUN, "mismatch", &o), *none;
   rft_run_steps(run, 2);
   assert_int_equal(rfr_run_save(run), RFR_OK);
-  /* a second one beside it, which would take its unfinished checkpoints for leftovers */
+  /* a second run in the folder would remove this run's unfinished checkpoints */
   o.resume = 1;
   assert_int_equal(rfr_run_open(ctx, NULL, rft_run_folder("mismatch"), &o, &none), RFR_INVALID);
   assert_null(none);
@@ -50,7 +50,7 @@ static void mismatches(void **state) {
   assert_string_equal(rfr_last_error()->slug, "resume.mismatch");
   assert_non_null(strstr(rfr_last_error()->message, "hidden_size"));
   o.n_overrides = 0;
-  /* another number of threads: bits may differ */
+  /* with another number of threads results may differ */
   rfr_ctx *two = rft_run_ctx(2);
   o.strict = 1;
   assert_int_equal(
@@ -103,7 +103,8 @@ static void stop_and_go_on(void **state) {
   assert_true(e.bits_per_byte == full.bits);
   rfr_run_info info;
   rfr_run_get_info(run, &info);
-  assert_int_equal(e.tokens, info.validation_bytes - info.validation_files); /* all but each file's first byte */
+  /* every byte is predicted except the first of each file */
+  assert_int_equal(e.tokens, info.validation_bytes - info.validation_files);
   rfr_run_close(run);
   rfr_ctx_destroy(ctx);
 }
@@ -131,7 +132,7 @@ static void generation(void **state) {
   g.seed = 1;
   assert_int_equal(rfr_run_generate(run, "line ", 5, &g, collect, c), RFR_OK);
   assert_string_not_equal(a, c);
-  g.top_k = 1; /* the most probable one, whatever the temperature */
+  g.top_k = 1; /* greedy, whatever the temperature */
   b[0] = 0;
   assert_int_equal(rfr_run_generate(run, "line ", 5, &g, collect, b), RFR_OK);
   g.temperature = 0.0;
@@ -139,7 +140,7 @@ static void generation(void **state) {
   assert_string_equal(b, d);
   assert_int_equal(rfr_run_generate(run, "", 0, &g, collect, d), RFR_INVALID);
   rfr_run_close(run);
-  o.programs = RFR_RUN_TRAIN; /* pays for no caches */
+  o.programs = RFR_RUN_TRAIN; /* allocates no caches */
   run = rft_run_open(ctx, "refrain: 1\n" LLAMA DATA TWO_BATCHES ADAM RUN, NULL, &o);
   rfr_tensor x;
   assert_int_equal(rfr_programs_tensor(rfr_run_programs(run), "cache.0.k", &x), RFR_INVALID);
@@ -158,7 +159,8 @@ static int take_token(int32_t token, void *user) {
   return t->n == t->most;
 }
 
-/* Tokens in and out: stop tokens, the callback's end, min_p, the penalty; and the logits of given tokens. */
+/* Tokens as input and output: stop tokens, the end by the callback, min_p, the penalty, and the logits of given
+ * tokens. */
 static void generated_tokens(void **state) {
   (void)state;
   rfr_ctx *ctx = rft_run_ctx(1);
@@ -177,7 +179,7 @@ static void generated_tokens(void **state) {
   assert_int_equal(rfr_run_generate_tokens(run, text, 5, &g, take_token, &part), RFR_OK);
   assert_int_equal(part.n, 3);
   assert_memory_equal(part.tokens, all.tokens, 3 * sizeof(int32_t));
-  int stop = 4; /* the first token that has not occurred before it */
+  int stop = 4; /* the first token that has not occurred before */
   for (int i = 0; i < stop; i++)
     if (all.tokens[i] == all.tokens[stop]) stop++, i = -1;
   g.stop = &all.tokens[stop];
@@ -185,13 +187,13 @@ static void generated_tokens(void **state) {
   assert_int_equal(rfr_run_generate_tokens(run, text, 5, &g, take_token, &other), RFR_OK);
   assert_int_equal(other.n, stop);
   g.n_stop = 0;
-  /* min_p of 1 leaves the most probable token */
+  /* min_p = 1 keeps only the most probable token */
   g.temperature = 1.5;
   g.min_p = 1.0;
   other.n = 0;
   assert_int_equal(rfr_run_generate_tokens(run, text, 5, &g, take_token, &other), RFR_OK);
   assert_memory_equal(other.tokens, all.tokens, 9 * sizeof(int32_t));
-  /* a penalty this large leaves no token that is in the text */
+  /* a penalty this large excludes every token of the text */
   g.min_p = 0.0, g.temperature = 0.0, g.repetition_penalty = 1e6;
   other.n = 0;
   assert_int_equal(rfr_run_generate_tokens(run, text, 5, &g, take_token, &other), RFR_OK);
@@ -199,7 +201,7 @@ static void generated_tokens(void **state) {
     for (int k = 0; k < 5; k++) assert_int_not_equal(other.tokens[i], text[k]);
     for (int k = 0; k < i; k++) assert_int_not_equal(other.tokens[i], other.tokens[k]);
   }
-  /* row i is of the token after i: the greedy text */
+  /* row i predicts the token after i: the greedy text */
   static float logits[16][256];
   memcpy(text + 5, all.tokens, 9 * sizeof(int32_t));
   assert_int_equal(rfr_run_score(run, text, 14, logits[0]), RFR_OK);
@@ -221,7 +223,7 @@ static void generated_tokens(void **state) {
   rfr_ctx_destroy(ctx);
 }
 
-/* A vocabulary of more than bytes: what is no byte is not cut down to one. */
+/* In a vocabulary with more than bytes, a token that is not a byte must not be truncated to one. */
 static void tokens_that_are_no_bytes(void **state) {
   (void)state;
   rfr_ctx *ctx = rft_run_ctx(1);
@@ -234,12 +236,12 @@ static void tokens_that_are_no_bytes(void **state) {
   char text[128] = "";
   assert_int_equal(rfr_run_generate(run, "line ", 5, NULL, collect, text), RFR_UNSUPPORTED);
   assert_non_null(strstr(rfr_last_error()->message, "which is not a byte"));
-  assert_true(strlen(text) < 8); /* a draw in sixteen is a byte */
+  assert_true(strlen(text) < 8); /* one draw in 16 is a byte */
   rfr_run_close(run);
   rfr_ctx_destroy(ctx);
 }
 
-/* The caches hold 16 tokens. A text of 17 continues from its last 8, as if they were a prompt. */
+/* The caches have 16 tokens. A text of 17 continues from its last 8, as if they were a prompt. */
 static void long_texts(void **state) {
   (void)state;
   rfr_ctx *ctx = rft_run_ctx(1);
@@ -257,9 +259,9 @@ static void long_texts(void **state) {
   g.tokens = 43;
   assert_int_equal(rfr_run_generate(run, all + 9, 8, &g, collect, rest), RFR_OK);
   assert_string_equal(rest, all + 17);
-  assert_int_equal(rfr_run_generate(run, all, 17, &g, collect, again), RFR_OK); /* too long a prompt */
+  assert_int_equal(rfr_run_generate(run, all, 17, &g, collect, again), RFR_OK); /* the prompt is too long */
   assert_string_equal(again, rest);
-  /* a draw's address counts from the beginning of the text */
+  /* draws are addressed by the position in the full text */
   g.temperature = 1.5;
   g.tokens = 30;
   all[0] = again[0] = 0;
@@ -322,8 +324,8 @@ static void diverged(void **state) {
   rfr_ctx_destroy(ctx);
 }
 
-/* A run that is given in time: the step where the decay begins and the last one are in its checkpoint. From there on no
- * clock decides anything: two resumes have the same bits. */
+/* A run that is given in time: the checkpoint has the steps at which the decay begins and ends. From then on no clock
+ * decides anything, so two resumes are bitwise equal. */
 static void given_in_time(void **state) {
   (void)state;
   rfr_ctx *ctx = rft_run_ctx(1);
@@ -360,7 +362,7 @@ static void given_in_time(void **state) {
     assert_int_equal(info.step, decay);
     while (info.step < steps) {
       rft_run_steps(run, 1);
-      if (i == 1) usleep(2000); /* a slower machine */
+      if (i == 1) usleep(2000); /* simulates a slower machine */
       rfr_run_get_info(run, &info);
     }
     assert_int_equal(again[i].schedules, 0);
@@ -369,7 +371,7 @@ static void given_in_time(void **state) {
     rfr_run_close(run);
   }
   assert_true(again[0].last_loss == again[1].last_loss);
-  /* one that was given in time does not continue in steps */
+  /* a run that was given in time cannot continue with a number of steps */
   o.resume = 1;
   const char *const sets[] = {"run.steps=50000"};
   o.overrides = sets, o.n_overrides = 1;
@@ -379,7 +381,7 @@ static void given_in_time(void **state) {
   rfr_ctx_destroy(ctx);
 }
 
-/* Every line of a run's log is JSON, and the metrics are those of the events. */
+/* Every line of a run's log is valid JSON, and its metrics equal those of the events. */
 static void check_log(const char *name, const rft_record *r, int steps) {
   char path[160], line[4096];
   snprintf(path, sizeof path, "%s/log.jsonl", rft_run_folder(name));
@@ -413,7 +415,7 @@ static void log_lines(void **state) {
   rfr_ctx_destroy(ctx);
 }
 
-/* No allocation in a step or an evaluation, and nothing that grows. */
+/* Steps and evaluations do not allocate, and no memory grows. */
 static void quiet_allocator(void **state) {
   (void)state;
   rfr_ctx *ctx = rft_run_ctx(2);
@@ -431,7 +433,7 @@ static void quiet_allocator(void **state) {
   rfr_ctx_destroy(ctx);
 }
 
-/* A comma locale, no standard output, and the embedder's own handlers. */
+/* A locale with a decimal comma, no standard output, and signal handlers of the embedding program. */
 static void guest(void **state) {
   (void)state;
   const int signals[] = {SIGINT, SIGTERM, SIGFPE, SIGSEGV, SIGBUS, SIGPIPE, SIGABRT};
@@ -464,7 +466,7 @@ static void guest(void **state) {
   assert_true(has_comma);
   assert_int_equal(s, RFR_OK);
   for (int i = 1; i <= 6; i++) assert_true(plain.loss[i] == comma.loss[i]);
-  /* and what was written under it reads back */
+  /* files written under this locale can be read */
   check_log("guest", &comma, 6);
   o.resume = 1;
   run = rft_run_open(ctx, config, "guest", &o);
@@ -472,7 +474,7 @@ static void guest(void **state) {
   rfr_ctx_destroy(ctx);
 }
 
-/* With weights of zero nothing gets a gradient: said once, after the tenth step, by name. */
+/* With weights of zero, weights get no gradient: one warning after the tenth step, with a name. */
 static void zero_gradients(void **state) {
   (void)state;
   static const char *const frozen_keys[] = {"", ", frozen: [\"model.embed*\", \"model.layers.*\", \"lm_head*\"]"};
@@ -500,7 +502,7 @@ static void zero_gradients(void **state) {
   }
 }
 
-/* Documents of two bytes that begin with '@': the offsets have each that begins in a window. */
+/* Documents of two bytes that begin with '@': offsets must have each that begins in a window. */
 static void small_documents(void **state) {
   (void)state;
   for (int i = 0; i < 60; i++) {
@@ -535,7 +537,7 @@ static void small_documents(void **state) {
   rfr_ctx_destroy(ctx);
 }
 
-/* ---- what is not finite ---- */
+/* ---- values that are not finite ---- */
 
 #define CONFIG "refrain: 1\n" LLAMA DATA TWO_BATCHES ADAM RUN
 
@@ -545,7 +547,7 @@ static void poison(rfr_run *run) {
   ((float *)x.data)[3] = NAN;
 }
 
-/* Weights that are not finite push no good checkpoint out. */
+/* A run with weights that are not finite writes no checkpoint, so good ones are not deleted. */
 static void bad_weights_are_not_saved(void **state) {
   (void)state;
   rfr_ctx *ctx = rft_run_ctx(1);
@@ -571,7 +573,7 @@ static void bad_weights_are_not_saved(void **state) {
   rfr_ctx_destroy(ctx);
 }
 
-/* In 16 bits too: an infinite element, and the largest finite one, which is no reason to refuse. */
+/* The same in 16 bits: an infinite element is refused, the largest finite one is not. */
 static void bad_weights_in_16_bits(void **state) {
   (void)state;
   static const struct {
@@ -598,7 +600,7 @@ static void bad_weights_in_16_bits(void **state) {
   rfr_ctx_destroy(ctx);
 }
 
-/* Gradients overflow, weights do not change: all steps are skipped, and the run is not done. */
+/* Gradients overflow and weights do not change: all steps are skipped, and the run counts as not done. */
 static void ends_in_skipped_steps(void **state) {
   (void)state;
   rfr_ctx *ctx = rft_run_ctx(1);
@@ -615,7 +617,7 @@ static void ends_in_skipped_steps(void **state) {
   rfr_ctx_destroy(ctx);
 }
 
-/* The checkpoint of the last step has finite weights: a resume of it is not done either, nor one with more steps. */
+/* The checkpoint of the last step has finite weights: a resume is not done either, nor is one with more steps. */
 static void ends_in_skipped_steps_again(void **state) {
   static const char more[] = "run.steps=7", *const sets[] = {more};
   (void)state;
@@ -627,7 +629,7 @@ static void ends_in_skipped_steps_again(void **state) {
   rfr_tensor x;
   rft_run_steps(run, 2);
   assert_int_equal(rfr_programs_tensor(rfr_run_programs(run), "model.norm.weight", &x), RFR_OK);
-  ((float *)x.data)[3] = 3e38f; /* finite, but logits are not */
+  ((float *)x.data)[3] = 3e38f; /* weights are finite, but logits are not */
   for (int k = 0; k < 3; k++) {
     assert_int_equal(rfr_run_train(run), RFR_NUMERIC);
     assert_string_equal(rfr_last_error()->slug, "run.diverged");
@@ -644,7 +646,7 @@ static void ends_in_skipped_steps_again(void **state) {
   rfr_ctx_destroy(ctx);
 }
 
-/* A NaN in a folder's weights, with a manifest that agrees. */
+/* A NaN in the weights of a folder whose manifest is correct. */
 static void bad_weights_are_not_loaded(void **state) {
   (void)state;
   char config[700], path[200];
@@ -691,7 +693,7 @@ static void nothing_to_predict(void **state) {
   rfr_ctx_destroy(ctx);
 }
 
-/* An older checkpoint is used in place of a damaged one: that is a warning with both names. */
+/* If a checkpoint is damaged, an older one is used, with a warning that names both. */
 static void damaged_checkpoint(void **state) {
   (void)state;
   char path[200];
@@ -715,7 +717,7 @@ static void damaged_checkpoint(void **state) {
   rfr_ctx_destroy(ctx);
 }
 
-/* The seed of a checkpoint's step block decides the masks: one that is not run.seed is refused. */
+/* The seed in a checkpoint's step block determines the masks: if it is not run.seed, the checkpoint is refused. */
 static void other_seed_in_step_block(void **state) {
   (void)state;
   rfr_ctx *ctx = rft_run_ctx(1);

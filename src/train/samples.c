@@ -81,7 +81,7 @@ static rfr_status generate(sample *s) {
   return status == RFR_OK ? s->status : status;
 }
 
-/* A model of bytes may write any byte: those that are no UTF-8 become U+FFFD, as do bytes of 0. */
+/* A byte-level model may write any bytes: invalid UTF-8 and bytes of 0 are replaced by U+FFFD. */
 static rfr_status put_valid(const char *text, size_t n, rfi_string *out) {
   for (size_t i = 0; i < n;) {
     const int length = text[i] ? rfi_utf8_length(text + i, n - i) : 0;
@@ -116,7 +116,7 @@ rfr_status rfi_samples_take(rfr_run *run) {
   sample s = {.run = run, .text = {.ctx = run->ctx}};
   rfi_string line = {.ctx = run->ctx};
   rfr_status status = generate(&s);
-  if (status == RFR_OK && !rfi_stop_requested_here(run)) { /* a stop request cuts a text */
+  if (status == RFR_OK && !rfi_stop_requested_here(run)) { /* a stop request ends a text early */
     status = print_line(&s, &line);
     if (status == RFR_OK) append_line(run, &line);
   }

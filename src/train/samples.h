@@ -9,8 +9,8 @@
 
 /* Refuses a run over several ranks, and a prompt that the tokenizer cannot read. */
 rfr_status rfi_samples_check(rfr_run *run);
-/* Continues run.sample_prompt, and appends {"step", "prompt", "text"}. The weights and the random numbers of training
- * stay as they are. If the file cannot be written, the run warns once and continues without samples. */
+/* Continues run.sample_prompt, and appends {"step", "prompt", "text"}. Weights and random states of training do not
+ * change. If the file cannot be written, the run warns once and continues without samples. */
 rfr_status rfi_samples_take(rfr_run *run);
 
 #endif

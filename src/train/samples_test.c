@@ -18,7 +18,7 @@ static void on_event(const rfr_event *e, void *user) {
   if (e->kind == RFR_EVENT_WARNING) snprintf(warning, sizeof warning, "%s", e->message);
 }
 
-/* Opens a run with more keys of the section run. */
+/* Opens a run with additional keys of the section run. */
 static rfr_status open_run(rft_folder *f, const char *folder, const char *keys, bool resume, rfr_run **out) {
   char text[2048];
   snprintf(text, sizeof text,
@@ -43,7 +43,7 @@ static void train(rft_folder *f, const char *folder, const char *keys, bool resu
   rfr_run_close(run);
 }
 
-/* The samples: their number and steps; the text of each must be valid and not empty. */
+/* Checks number and steps of the samples; each text must be valid and not empty. */
 static int read_samples(rft_folder *f, const char *name, int64_t steps[16]) {
   size_t n;
   char *text = rft_read(f, name, &n);

@@ -27,9 +27,9 @@
 #include "train/stage_trace.h"
 
 enum { RING_SLOTS = 4, PROVISIONAL_STEPS = 1000, MOST_MICROBATCHES = 4096 };
-enum { MOST_NUMBERS = 1 << 16 }; /* of microbatches, in a draw of random numbers */
+enum { MOST_NUMBERS = 1 << 16 }; /* maximum number of microbatches, as the address of random draws allows */
 
-/* config.value at the line of a key. */
+/* Fails with config.value at the line of a key. */
 #define FAIL_AT(s, id, ...) \
   rfi_fail_at(RFI_E_CONFIG_VALUE, (s)->config->file, (s)->config->source[id].line, __VA_ARGS__)
 
@@ -60,7 +60,7 @@ static rfr_status read_mlp_only(const rfi_settings *s, rfr_model_config *m) {
   return RFR_OK;
 }
 
-/* A factor of the router's losses: the configuration's if it is given, otherwise the folder's. */
+/* A factor of the router losses: from the configuration if given, otherwise from the folder. */
 static void resolve_loss(rfi_settings *s, rfi_config_id id, double *given, double *factor) {
   if (s->config->source[id].from) {
     *factor = *given;
@@ -84,7 +84,7 @@ static void resolve_dtype(rfi_settings *s, rfr_dtype dtype, const char *from) {
   s->config->source[RFI_CFG_precision_dtype].from = from;
 }
 
-/* Sets model.vocab_size if it is auto: the tokenizer that is given has it. */
+/* Sets model.vocab_size if it is auto: to that of the given tokenizer. */
 static rfr_status resolve_vocab(rfi_settings *s) {
   rfi_config *c = s->config;
   rfr_tokenizer *tokenizer;
@@ -147,7 +147,7 @@ static rfr_status read_model(rfi_settings *s, bool bf16_fast) {
   return rfr_model_config_check(&s->spec.model);
 }
 
-/* The adapter of the folder adapter.from. */
+/* Reads the adapter of the folder adapter.from. */
 static rfr_status read_adapter_folder(rfi_settings *s) {
   rfi_config *c = s->config;
   rfi_peft *p;
@@ -198,7 +198,7 @@ static rfr_status read_adapter(rfi_settings *s) {
   return RFR_OK;
 }
 
-/* The microbatches of each rank. */
+/* Sets the number of microbatches per rank. */
 static rfr_status share_microbatches(rfi_settings *s, int64_t all) {
   const int64_t ranks = s->spec.ranks, one = s->sequence * s->rows, least = all / ranks * ranks;
   s->spec.microbatches = all / ranks;
@@ -224,13 +224,13 @@ static rfr_status read_batch(rfi_settings *s) {
     return FAIL_AT(s, RFI_CFG_data_sequence,
                    "data.sequence: %lld tokens are more than the %lld positions of the model (max_position_embeddings)",
                    (long long)s->sequence, (long long)s->spec.model.max_positions);
-  s->rows = c->batch_microbatch; /* config.c checks that microbatches fill the step */
+  s->rows = c->batch_microbatch; /* config.c checks that the step is a multiple of a microbatch */
   s->eval_rows = s->rows;
   rfi_step_spec *p = &s->spec;
   p->slots = RING_SLOTS;
   p->rank = s->parallel.rank % s->parallel.data;
   p->ranks = s->parallel.data;
-  /* the plans of a pipeline are smaller if whole blocks are recomputed */
+  /* plans of a pipeline are smaller if entire blocks are recomputed */
   p->checkpoint = s->parallel.ranks > 1 && s->recompute == RFR_RECOMPUTE_ALL;
   p->expert_ranks = s->parallel.expert;
   p->expert_capacity = c->parallel_capacity;
@@ -279,7 +279,7 @@ rfr_status rfi_settings_match(const rfi_settings *s, rfi_config_id key, const ch
   return FAIL_AT(s, key, "%s: no parameter matches \"%.100s\"; %s", rfi_config_path(key), pattern, nearest);
 }
 
-/* optimizer.frozen and optimizer.groups as one rule for each parameter. */
+/* Combines optimizer.frozen and optimizer.groups to one rule per parameter. */
 static rfr_status read_rules(rfi_settings *s) {
   const rfi_config *c = s->config;
   const size_t n = (size_t)rfr_model_parameter_count(&s->spec.model);
@@ -299,7 +299,7 @@ static rfr_status read_rules(rfi_settings *s) {
     const rfi_config_group *g = &c->optimizer_groups.items[k];
     RFI_TRY(rfi_settings_match(s, RFI_CFG_optimizer_groups, g->match, matched));
     for (size_t i = 0; i < n; i++) {
-      if (!matched[i] || grouped[i]) continue; /* the first group that matches counts */
+      if (!matched[i] || grouped[i]) continue; /* the first matching group applies */
       rules[i].lr_scale = g->lr_scale;
       rules[i].weight_decay = g->weight_decay;
       grouped[i] = true;
@@ -488,7 +488,7 @@ static rfr_status find_tokenizer(const rfi_settings *s, const char **path) {
   *path = given && !bytes ? c->data_tokenizer : NULL;
   if (*path || rfi_settings_has_byte_tokens(s)) return RFR_OK;
   const char *name = s->notes.tokenizer, *file = name ? " and the file " : "";
-  if (!bytes && !name && c->data_train.n == 0) return RFR_OK; /* the program gives tokens */
+  if (!bytes && !name && c->data_train.n == 0) return RFR_OK; /* the program provides tokens */
   if (!bytes && name && strcmp(name, "tokenizer.json") == 0) {
     *path = s->weights;
     return RFR_OK;
@@ -551,7 +551,7 @@ static file_kind kind_of_file(const char *path) {
   return rfi_is_row_file(path) ? FILE_ROWS : FILE_TEXT;
 }
 
-/* The kind of all files. */
+/* Finds the common kind of all files. */
 static rfr_status find_kind(const rfi_settings *s, const rfi_paths *train, const rfi_paths *validation,
                             file_kind *kind) {
   static const char *const names[] = {"is text", "has rows", "has tokens"};
@@ -559,7 +559,7 @@ static rfr_status find_kind(const rfi_settings *s, const rfi_paths *train, const
   const rfi_paths *const lists[] = {train, validation};
   rfi_paths files = {.ctx = s->ctx};
   rfr_status status = RFR_OK;
-  int first[FILE_KINDS] = {-1, -1, -1}; /* of each kind */
+  int first[FILE_KINDS] = {-1, -1, -1}; /* index of the first file of each kind */
   *kind = c->data_format > RFI_FORMAT_text ? FILE_ROWS : FILE_TEXT;
   if (*kind == FILE_ROWS) return RFR_OK;
   for (int i = 0; i < 2 && status == RFR_OK; i++)
@@ -568,7 +568,7 @@ static rfr_status find_kind(const rfi_settings *s, const rfi_paths *train, const
   for (int i = files.n - 1; i >= 0; i--) first[kind_of_file(files.items[i])] = i;
   for (int k = FILE_TEXT; k < FILE_KINDS; k++)
     if (first[k] >= 0) *kind = (file_kind)k;
-  int documents = 0; /* files of one JSON document: likely a list of rows, which would train on its syntax */
+  int documents = 0; /* a JSON document: probably a list of rows; as text, the run would train on its syntax */
   for (int i = 0; i < files.n; i++) documents += rfi_ends_in(files.items[i], ".json");
   if (status == RFR_OK && files.n > 0 && documents == files.n && c->data_format == RFI_FORMAT_auto)
     status = FAIL_AT(s, RFI_CFG_data_train,
@@ -651,7 +651,8 @@ static rfr_status open_tokens(const rfi_settings *s, const rfi_row_encoder *enco
 typedef rfr_status opener(const rfi_settings *, const rfi_row_encoder *, rfi_token_cache *, const rfi_paths *train,
                           const rfi_paths *validation, rfi_dataset **);
 
-/* data.shares: each pattern is a data set of its own. With held-out patterns all have the same held-out files. */
+/* data.shares: each pattern is a separate data set. If there are held-out patterns, all data sets have the same
+ * held-out files. */
 static rfr_status open_mixture(const rfi_settings *s, const rfi_row_encoder *encoder, rfi_token_cache *cache,
                                const rfi_paths *train, const rfi_paths *validation, opener *open, rfi_dataset **out) {
   const rfi_config *c = s->config;
@@ -711,7 +712,7 @@ rfr_status rfi_settings_open_data(const rfi_settings *s, bool evaluates, void (*
   return status;
 }
 
-/* ---- agreement with a checkpoint ---- */
+/* ---- comparison with a checkpoint ---- */
 
 rfr_status rfi_settings_signature(const rfi_settings *s, json_t **out) {
   json_t *object = json_object();

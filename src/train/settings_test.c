@@ -22,7 +22,7 @@ static rfr_status read(const char *override, rfi_settings **s) {
   return rfi_settings_read(ctx, MIXTRAL_RUN, &o, false, s);
 }
 
-/* A pattern matches the same parameters as `own`, which matches their own names. */
+/* A pattern must match the same parameters as `own`, which matches our parameter names. */
 static void matched(void **state) {
   (void)state;
   static const struct {
@@ -85,7 +85,7 @@ static void refused(void **state) {
   }
 }
 
-/* The folder has a factor of 0.001 and does not use it: output_router_logits is false. */
+/* The folder has a factor of 0.001 but does not use it: output_router_logits is false. */
 static void losses(void **state) {
   (void)state;
   static const struct {
@@ -117,7 +117,7 @@ static void losses(void **state) {
     }
     OK(status);
     assert_true(s->spec.model.balance_loss == cases[i].balance && s->spec.model.z_loss == cases[i].z);
-    /* the printed configuration has the values in use and reads back equal */
+    /* the printed configuration has the effective values and reads back equal */
     OK(rfi_settings_print(s, false, &text));
     assert_true((s->spec.model.experts > 0) == (strstr(text.data, "router_z_loss_coef: ") != NULL));
     rfi_settings_destroy(s);
@@ -129,7 +129,7 @@ static void losses(void **state) {
   }
 }
 
-/* A warmup of all steps leaves none for the decay; a constant schedule needs none. */
+/* A warmup over all steps leaves no steps for the decay; a constant schedule needs none. */
 static void warmup(void **state) {
   (void)state;
   rfi_settings *s;
@@ -142,7 +142,7 @@ static void warmup(void **state) {
   assert_non_null(strstr(rfr_last_error()->message, "schedule.warmup: 1 "));
 }
 
-/* precision.* as a recipe; keys without effect are refused. */
+/* precision.* sets the recipe; keys without effect are refused. */
 static void recipes(void **state) {
   (void)state;
   static const char *const wrong[][2] = {
@@ -155,7 +155,7 @@ static void recipes(void **state) {
       {"precision={recipe: fp9}", "precision.recipe: \"fp9\""},
       {"precision={recipe: fp8_block, keep: [\"*.q_porj*\"]}", "precision.keep: no parameter matches"},
       {"precision={recipe: fp8_block, keep: [\"*\"]}", "precision.keep: every linear layer is kept"},
-      {"precision={recipe: fp8_block}", "precision.keep: every linear layer is kept"}, /* it has two layers */
+      {"precision={recipe: fp8_block}", "precision.keep: every linear layer is kept"}, /* the model has two layers */
   };
   static const struct {
     const char *set;
@@ -186,7 +186,7 @@ static void recipes(void **state) {
   }
 }
 
-/* A microbatch of 16 tokens: a recipe that quantizes no GEMM is refused. */
+/* With a microbatch of 16 tokens the recipe quantizes no GEMM, so it is refused. */
 static void recipe_tokens(void **state) {
   (void)state;
   static const char dense[] =

@@ -19,7 +19,7 @@ static int compare(const void *a, const void *b) {
   return (x > y) - (x < y);
 }
 
-/* The median of an op's times in a stage; -1: it has none. `room`: for all of them. */
+/* The median time of an op in a stage; -1: the stage has no such op. `room`: scratch for n times. */
 static double median(const rfr_action *a, const double *seconds, int n, int stage, int op, double *room) {
   int k = 0;
   for (int i = 0; i < n; i++)
@@ -29,7 +29,7 @@ static double median(const rfr_action *a, const double *seconds, int n, int stag
   return room[k / 2];
 }
 
-/* Rows of all ranks; a stage has its costs on one rank of each pipeline, and -1 on the others. */
+/* Gathers the costs of all ranks. A stage has its costs on one rank of each pipeline, and -1 on the other ranks. */
 static rfr_status share(rfr_run *run, const double *own, int stages, rfr_stage_costs *costs) {
   const int ranks = rfr_comm_size(run->options.comm);
   double *all;

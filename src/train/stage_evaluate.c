@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * A rank runs the programs of its stages in order. A rank that has sent a batch begins with the next one, so the
- * batches of an evaluation fill the pipeline; the caller bounds how far the first rank is ahead by an exchange.
+ * batches of an evaluation fill the pipeline; an exchange of the caller bounds how far the first rank is ahead.
  */
 #include "train/stage_evaluate.h"
 
@@ -12,7 +12,7 @@
 
 static int rank_of(const rfr_run *run, int stage) { return rfi_pipeline_rank(&run->settings->spec.pipeline, stage); }
 
-/* The input of a stage; `y` is the output of the stage before, if this rank has it. */
+/* Gets the input of a stage; `y` is the output of the previous stage, if this rank has it. */
 static rfr_status take_input(rfr_run *run, int stage, const rfr_tensor *y) {
   const rfi_step_spec *s = &run->settings->spec;
   const rfr_tensor *x = &run->eval_x;
@@ -21,7 +21,7 @@ static rfr_status take_input(rfr_run *run, int stage, const rfr_tensor *y) {
                           rfi_programs_stream(run->programs));
 }
 
-/* The program's next launch overwrites the output. */
+/* Waits for the message, because the program's next launch overwrites the output. */
 static rfr_status send_output(rfr_run *run, int to, const rfr_tensor *y) {
   rfr_comm *comm = run->options.comm;
   void *stream = rfi_programs_stream(run->programs);

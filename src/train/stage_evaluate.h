@@ -7,8 +7,8 @@
 
 #include "train/run.h"
 
-/* A batch that lies in the evaluation's tensors of all ranks; *loss: its sum in nats on the rank of the last stage, 0
- * on the others, which do not wait for it. */
+/* Evaluates a batch that is in the evaluation inputs of all ranks. *loss: its sum in nats on the rank of the last
+ * stage, 0 on the other ranks, which do not wait for it. */
 rfr_status rfi_stages_evaluate(rfr_run *run, float *loss);
 
 #endif

@@ -14,9 +14,9 @@
 #include "pass/pass.h"
 #include "pass/recipe_rules.h"
 
-/* ---- who has what ---- */
+/* ---- placement of layers and parameters ---- */
 
-/* Costs of a token: elements of the first layer's matrices, of the scores of half a window and their values; of the
+/* Cost per token: matrix elements of the first layer, plus attention over half a window; matrix elements of the
  * head. */
 static void count_costs(const rfi_step_spec *s, double *layer, double *head) {
   const rfr_model_config *c = &s->model;
@@ -30,7 +30,7 @@ static void count_costs(const rfi_step_spec *s, double *layer, double *head) {
   }
 }
 
-/* The layers of the last stage, which also has the head: as many as make the longest stage shortest. */
+/* The number of layers of the last stage, which also has the head: it minimizes the time of the longest stage. */
 static int64_t last_layers(const rfi_step_spec *s, int stages) {
   const int64_t L = s->model.layers, most = L / stages;
   int64_t best = most;
@@ -137,7 +137,8 @@ bool rfi_stage_receives(const rfi_pipeline_part *p, int stage, bool gradient) {
   return other >= 0 && other < rfi_pipeline_stages(p) && rfi_pipeline_rank(p, other) != rfi_pipeline_rank(p, stage);
 }
 
-/* The slots of fp8_delayed as one rank numbers them: those of a layer follow those of the layers before. */
+/* Maps the slots of fp8_delayed to the numbers that one rank would use: slots of a layer follow those of earlier
+ * layers. */
 static rfr_status count_scales(rfr_ctx *ctx, const rfi_step_spec *s, int *out) {
   int64_t linears = 0;
   *out = 0;

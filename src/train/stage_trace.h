@@ -8,17 +8,17 @@
 
 #include "train/step_trace.h"
 
-/* Stages of each rank: 2 in interleaved and zb-v, otherwise 1. */
+/* Stages per rank: 2 for interleaved and zb-v, otherwise 1. */
 static inline int rfi_pipeline_chunks(const rfi_pipeline_part *p) {
   return p->schedule == RFR_SCHEDULE_INTERLEAVED || p->schedule == RFR_SCHEDULE_ZB_V ? 2 : 1;
 }
 static inline int rfi_pipeline_stages(const rfi_pipeline_part *p) { return p->ranks * rfi_pipeline_chunks(p); }
-/* As rfr_schedule_rank of the generated schedule. */
+/* The same as rfr_schedule_rank of the generated schedule. */
 static inline int rfi_pipeline_rank(const rfi_pipeline_part *p, int stage) {
   return p->schedule == RFR_SCHEDULE_ZB_V && stage >= p->ranks ? 2 * p->ranks - 1 - stage : stage % p->ranks;
 }
 
-/* The rank of the run that has a rank of the pipeline, for the data of this rank. */
+/* The rank of the run that is rank `rank` in this rank's pipeline. */
 static inline int rfi_pipeline_peer(const rfi_step_spec *s, int rank) {
   return s->ranks > 1 ? rank * s->ranks + s->rank : rank;
 }
@@ -33,18 +33,18 @@ rfr_status rfi_pipeline_count_slots(rfr_ctx *ctx, rfi_step_spec *s);
 /* Whether a stage receives its input, or the gradient of its output, from another rank. */
 bool rfi_stage_receives(const rfi_pipeline_part *p, int stage, bool gradient);
 
-/* The embedding of a model whose head is tied to it, if it is trained; -1: there is none. */
+/* The embedding of a model with a tied head, if it is trained; -1: none. */
 int rfi_pipeline_tied(const rfi_step_spec *s);
-/* Whether parameter i is an embedding that the layer reads as the LM head. */
+/* Whether the layer reads parameter i, an embedding, as its LM head. */
 bool rfi_is_tied_head(const rfi_step_spec *s, int64_t layer, int i);
-/* Whether a stage, or a stage of the rank, reads the i-th parameter of the model. */
+/* Whether a stage, or any stage of the rank, reads parameter i of the model. */
 bool rfi_stage_reads(const rfi_step_spec *s, int stage, int i);
 bool rfi_pipeline_owns(const rfi_step_spec *s, int rank, int i);
-/* Whether a stage has a backward: all but a first stage without trained parameters. */
+/* Whether a stage has a backward: every stage except a first one without trained parameters. */
 bool rfi_stage_trains(const rfi_step_spec *s, int stage);
 bool rfi_pipeline_draws(const rfi_step_spec *s); /* layers draw random numbers: dropout, nvfp4 */
 
-/* Whether a layer reads the i-th parameter: the first one also the embedding, the last one the last norm and the
+/* Whether a layer reads parameter i. The first layer also reads the embedding, the last one the final norm and the
  * head. */
 bool rfi_layer_reads(const rfi_step_spec *s, int64_t layer, int i);
 /* The forward of a layer for one microbatch, a callable of its stage. Inputs: i32 "tokens" (T) of the first layer, "x"

@@ -3,13 +3,13 @@
  * One rank of a training step over the ranks of a pipeline.
  *
  * The rank's list of actions is walked once per step. F, I, W and B are replays of callables. A SEND is a message to
- * the rank of the neighbouring stage and does not wait. A RECV fills the memory of its microbatch's slot, which the
+ * the rank of the adjacent stage and does not wait. A RECV fills the memory of its microbatch's slot, which the
  * callable reads in place. On a GPU all of these are enqueued, and callables share the stream of the update's program:
  * the host waits for nothing. An output is sent from its slot, where it stays until the gradient for it has come. A
- * gradient is sent from a copy, which is waited for before it is written again. Stages that are neighbours on one rank
- * pass their tensors without a message. Every rank counts the targets of the whole step, so the loss has the divisor of
- * one rank with as many microbatches; dropout is addressed by microbatch and site, so its masks are those of that one
- * rank. Data-parallel ranks that have the same stages sum their gradients when the schedule is done.
+ * gradient is sent from a copy, which is waited for before it is written again. Adjacent stages on one rank pass their
+ * tensors without a message. Every rank counts the targets of the whole step, so the loss has the divisor of one rank
+ * with as many microbatches; dropout is addressed by microbatch and site, so its masks are those of that one rank.
+ * Data-parallel ranks that have the same stages sum their gradients when the schedule is done.
  */
 #include "train/stages.h"
 
@@ -38,22 +38,22 @@ struct rfi_stages {
   rfr_graphs *graphs; /* NULL: plan_only */
   rfr_graphs_memory memory;
   int stages;
-  int *callable;      /* of each stage; -1: on another rank */
-  rfr_tensor *y, *dx; /* of each stage and microbatch of this rank */
-  rfr_tensor losses;  /* of `update` */
-  rfr_tensor scale;   /* of the loss, in f16 */
+  int *callable;      /* first callable of each stage; -1: the stage is on another rank */
+  rfr_tensor *y, *dx; /* per stage and microbatch of this rank */
+  rfr_tensor losses;  /* a tensor of `update` */
+  rfr_tensor scale;   /* the loss scale, in f16 */
   rfr_type activation;
-  int64_t bytes;                    /* of an activation */
-  char ***received[2];              /* of each stage: inputs and gradients of outputs by slot; NULL: none */
-  rfr_tensor tied_first, tied_last; /* gradients; data NULL: there are none on this rank */
-  void *stream;                     /* of the update's program; NULL: calls return when they are done */
-  rfr_tensor copies;                /* of sent gradients */
-  int64_t n_copies;                 /* so far; message i is in copy i % RFI_SENT_COPIES */
+  int64_t bytes;                    /* size of an activation */
+  char ***received[2];              /* per stage: received inputs, received output gradients, by slot; NULL: none */
+  rfr_tensor tied_first, tied_last; /* gradients; data NULL: not on this rank */
+  void *stream;                     /* stream of the update's program; NULL: calls are synchronous */
+  rfr_tensor copies;                /* copies of sent gradients */
+  int64_t n_copies;                 /* number so far; message i is in copy i % RFI_SENT_COPIES */
   struct {
     int to;
-    int64_t number; /* of the last message from a copy, among those to that rank; 0: none */
+    int64_t number; /* number, among the messages to that rank, of the last one sent from the copy; 0: none */
   } sent[RFI_SENT_COPIES];
-  rfi_collective *sums; /* of this rank's gradients, over the data-parallel ranks with the same stages */
+  rfi_collective *sums; /* sums of this rank's gradients over the data-parallel ranks with the same stages */
   int n_sums;
 };
 
@@ -68,7 +68,7 @@ static int data_ranks(const rfi_step_spec *s) { return s->ranks > 1 ? s->ranks :
 
 /* ---- creation ---- */
 
-/* The parameter that an input of a stage's trace names, or the gradient of it, in the update's program. */
+/* Finds the parameter of the update's program that an input of a stage's trace names, or its gradient. */
 static rfr_status find_parameter(const rfi_stages *p, const char *name, bool is_head, bool gradient, rfr_tensor *out) {
   char full[160];
   if (gradient) snprintf(full, sizeof full, "%s%s" RFI_SUFFIX_GRADIENT, name, is_head ? RFI_SUFFIX_HEAD : "");
@@ -76,7 +76,7 @@ static rfr_status find_parameter(const rfi_stages *p, const char *name, bool is_
   return rfr_programs_tensor(p->update, full, out);
 }
 
-/* Without memory a tensor has an address that no other has, since the callables compare them. */
+/* Without memory, each tensor gets a unique fake address, because the callables compare addresses. */
 static void *address_of(const rfr_tensor *x, int64_t *unused) {
   if (x->data) return x->data;
   *unused += (x->bytes + 63) / 64 * 64 + 64;
@@ -87,11 +87,11 @@ typedef struct bindings {
   rfr_binding *tensors;
   rfr_main_gradient *gradients;
   char (*names)[128];
-  rfr_callable_fixed (*fixed)[2]; /* of each callable, */
-  rfr_callable_link *links;       /* and its link */
+  rfr_callable_fixed (*fixed)[2]; /* per callable */
+  rfr_callable_link *links;       /* per callable */
   int n, n_gradients;
-  bool scales;    /* a callable reads those of fp8_delayed */
-  int64_t unused; /* the first unused address of a plan */
+  bool scales;    /* a callable reads the scales of fp8_delayed */
+  int64_t unused; /* the next fake address of a plan */
 } bindings;
 
 static rfr_status bind_parameter(const rfi_stages *p, int64_t layer, int i, bindings *b) {
@@ -114,8 +114,8 @@ static rfr_status bind_parameter(const rfi_stages *p, int64_t layer, int i, bind
   return RFR_OK;
 }
 
-/* The memory of what a stage receives: slots of a tensor of the update's program, from *at on. The callable `c` reads
- * it in place; `to` has room for its entry. */
+/* Places the inputs that a stage receives: slots of a tensor of the update's program, from *at on. Callable `c` reads
+ * them in place; `to` has space for its entry. */
 static rfr_status place_received(rfi_stages *p, int stage, bool gradient, int *at, bindings *b, rfr_callable *c,
                                  rfr_callable_fixed *to) {
   rfr_tensor x;
@@ -130,7 +130,7 @@ static rfr_status place_received(rfi_stages *p, int stage, bool gradient, int *a
     p->received[gradient][stage][i] = address_of(&slot, &b->unused);
   }
   *at += slots;
-  if (gradient && !rfi_stage_trains(&p->spec, stage)) return RFR_OK; /* received, and not read */
+  if (gradient && !rfi_stage_trains(&p->spec, stage)) return RFR_OK; /* received, but not read */
   to[c->n_fixed] =
       (rfr_callable_fixed){gradient ? "y" : "x", gradient, (void *const *)p->received[gradient][stage], slots};
   c->fixed = to;
@@ -138,7 +138,7 @@ static rfr_status place_received(rfi_stages *p, int stage, bool gradient, int *a
   return RFR_OK;
 }
 
-typedef struct drawn { /* by the layers before: what decides the random numbers of a layer */
+typedef struct drawn { /* counts over the previous layers, which address the random numbers of a layer */
   int64_t sites, linears;
 } drawn;
 
@@ -147,7 +147,7 @@ static void add_drawn(drawn *d, const rfr_trace *t) {
   d->linears += rfr_trace_linears(t);
 }
 
-/* One callable for each layer of a stage, each linked to the one before. */
+/* Creates one callable per layer of a stage, each linked to the previous one. */
 static rfr_status make_stage(rfi_stages *p, int stage, rfr_callable *c, rfr_trace **traces, bindings *b, drawn *before,
                              int *at, int *n) {
   int64_t first;
@@ -176,12 +176,12 @@ static rfr_status make_stage(rfi_stages *p, int stage, rfr_callable *c, rfr_trac
   return place_received(p, stage, true, &at[1], b, &c[*n - 1], b->fixed[*n - 1]);
 }
 
-/* Whether a layer needs the numbers of the sites or linears before it. */
+/* Whether a layer needs the counts of sites or linears of the previous layers. */
 static bool counts_drawn(const rfi_step_spec *s) {
   return rfi_pipeline_draws(s) || s->recipe.kind == RFR_RECIPE_FP8_DELAYED;
 }
 
-/* The draws of a stage on another rank. */
+/* Counts the draws of a stage that is on another rank. */
 static rfr_status count_drawn(const rfi_stages *p, int stage, drawn *d) {
   int64_t first;
   const int64_t layers = rfi_stage_layers(&p->spec, stage, &first);
@@ -194,7 +194,7 @@ static rfr_status count_drawn(const rfi_stages *p, int stage, drawn *d) {
   return RFR_OK;
 }
 
-/* A state that the update advances when the step has ended. */
+/* Adds a state that the update advances when the step has ended. */
 static rfr_status bind_state(const rfi_stages *p, const char *name, bindings *b) {
   rfr_tensor x;
   RFI_TRY(rfr_programs_tensor(p->update, name, &x));
@@ -281,7 +281,7 @@ static rfr_status find_sums(rfi_stages *p) {
   return RFR_OK;
 }
 
-/* A rank that receives an input sends the gradient of it. */
+/* Whether this rank sends gradients: a rank that receives an input sends the gradient of it. */
 static bool sends_gradients(const rfi_stages *p) {
   for (int stage = 0; stage < p->stages; stage++)
     if (rfi_pipeline_rank(&p->spec.pipeline, stage) == p->spec.pipeline.rank &&
@@ -303,8 +303,7 @@ static rfr_status find_tensors(rfi_stages *p) {
   return find_parameter(p, parameter.name, true, true, &p->tied_last);
 }
 
-/* The ranks of the pipeline before and after this one; the first and the last one are neighbours too. Rank 0 collects
- * what it saves from all ranks. */
+/* The ranks of the pipeline before and after this one, cyclically. Rank 0 collects tensors to save from all ranks. */
 static int list_peers(const rfi_stages *p, int peers[RFI_MOST_PEERS + 2]) {
   const rfi_pipeline_part *part = &p->spec.pipeline;
   int n = 0;
@@ -316,10 +315,10 @@ static int list_peers(const rfi_stages *p, int peers[RFI_MOST_PEERS + 2]) {
   return n;
 }
 
-/* The data-parallel ranks with the same stages are adjacent. */
+/* Data-parallel ranks with the same stages have adjacent numbers. */
 static int first_of_group(const rfi_stages *p) { return p->spec.pipeline.rank * p->spec.ranks; }
 
-/* Callables and messages of a GPU follow the work of the update's program. */
+/* On a GPU, callables and messages are ordered after the work of the update's program. */
 static rfr_status prepare_messages(rfi_stages *p) {
   int peers[RFI_MOST_PEERS + 2];
   p->stream = rfi_programs_stream(p->update);
@@ -386,8 +385,8 @@ void rfi_stages_messages(const rfi_stages *p, int64_t *bytes, int64_t *n) {
 
 /* ---- a step ---- */
 
-/* 1 / the number of targets of the step, with the loss scale. With data-parallel ranks all ranks wait for each other
- * here. */
+/* 1 / the number of targets of the step, including the loss scale. With data-parallel ranks all ranks exchange their
+ * counts here. */
 static rfr_status inverse_count(const rfi_stages *p, const int32_t *targets, float *inv) {
   int64_t count = 0, *all;
   int32_t scale[2];
@@ -396,7 +395,7 @@ static rfr_status inverse_count(const rfi_stages *p, const int32_t *targets, flo
   if (p->spec.ranks > 1) {
     RFI_TRY(rfi_comm_collect(p->ctx, p->comm, &count, sizeof count, (void **)&all));
     count = 0;
-    for (int r = 0; r < p->spec.ranks; r++) count += all[r]; /* those of the first stage */
+    for (int r = 0; r < p->spec.ranks; r++) count += all[r]; /* sums over the ranks of the first stage */
     rfi_free(p->ctx, all);
   }
   *inv = count ? (float)(1.0 / (double)count) : 0.0f;
@@ -410,12 +409,12 @@ static rfr_tensor *of(const rfi_stages *p, rfr_tensor *list, rfr_action a, int s
   return &list[(int64_t)stage * p->spec.microbatches + a.microbatch];
 }
 
-/* The memory that a stage receives a microbatch into. */
+/* The memory into which a stage receives a microbatch. */
 static char *received(const rfi_stages *p, rfr_action a, bool gradient) {
   return p->received[gradient][a.stage][rfr_schedule_slot(p->schedule, a.stage, a.microbatch)];
 }
 
-/* A callable of an action; `end`: one past the last callable of the stage. */
+/* The first callable of an action; `end`: one past the last callable of the stage. */
 typedef struct place {
   int callable, first, end;
 } place;
@@ -462,8 +461,8 @@ static rfr_status backward(rfi_stages *p, rfr_action a, place at) {
   return RFR_OK;
 }
 
-/* From a copy: the slot's next forward would write over the gradient, and if it waited for the message, two ranks could
- * wait for each other (interleaved). */
+/* Sends a copy, because the slot's next forward overwrites the gradient. If that forward waited for the message
+ * instead, two ranks could wait for each other (interleaved). */
 static rfr_status send_gradient(rfi_stages *p, rfr_action a, int to) {
   const int64_t i = p->n_copies++ % RFI_SENT_COPIES;
   char *copy = (char *)p->copies.data + i * p->bytes;
@@ -475,7 +474,7 @@ static rfr_status send_gradient(rfi_stages *p, rfr_action a, int to) {
   return RFR_OK;
 }
 
-/* The calls of an action, as many as its callables have: frozen layers have fewer. */
+/* Makes the calls of an action; a callable without that part, such as a frozen layer, has no call. */
 static rfr_status compute(rfi_stages *p, rfr_action a, const rfi_stages_batch *batch, const float *inv) {
   const int first = p->callable[a.stage];
   place at = {.first = first, .end = first + rfr_schedule_layers(p->schedule, a.stage)};
@@ -505,7 +504,7 @@ static rfr_status act(rfi_stages *p, rfr_action a, const rfi_stages_batch *batch
   }
 }
 
-/* The ranks of the first and the last stage exchange the two gradients of a tied embedding; the update adds them. */
+/* The ranks of the first and the last stage exchange their gradients of a tied embedding; the update adds them. */
 static rfr_status exchange_tied(const rfi_stages *p) {
   const rfi_pipeline_part *part = &p->spec.pipeline;
   const int first = rfi_pipeline_rank(part, 0), last = rfi_pipeline_rank(part, p->stages - 1);
@@ -515,12 +514,13 @@ static rfr_status exchange_tied(const rfi_stages *p) {
   const rfr_tensor *own = is_first ? &p->tied_first : &p->tied_last, *other = is_first ? &p->tied_last : &p->tied_first;
   RFI_TRY(rfi_comm_send(p->comm, peer, own->data, own->bytes, p->stream));
   RFI_TRY(rfi_comm_receive(p->comm, peer, other->data, other->bytes, p->stream));
-  return rfi_comm_wait_sent(p->comm, peer, rfi_comm_sent(p->comm, peer), p->stream); /* the next step clears it */
+  /* the next step clears the gradient */
+  return rfi_comm_wait_sent(p->comm, peer, rfi_comm_sent(p->comm, peer), p->stream);
 }
 
-/* The data-parallel ranks with the same stages; of a tied embedding each sums the gradient of its own stage. On a GPU
- * the stream of the callables has all actions of the step before the sums, and no action waits for a sum, so the ranks
- * of two pipelines cannot wait for each other. */
+/* Sums gradients over the data-parallel ranks with the same stages; a tied embedding has two gradients, one per stage,
+ * which are summed separately. On a GPU all actions of the step precede the sums on the stream, and no action waits for
+ * a sum, so ranks of two pipelines cannot wait for each other. */
 static rfr_status reduce_gradients(const rfi_stages *p) {
   if (p->spec.ranks <= 1) return RFR_OK;
   return rfi_group_all_reduce(p->ctx, p->comm, first_of_group(p), p->spec.ranks, p->sums, p->n_sums, p->stream);

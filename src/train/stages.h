@@ -15,36 +15,36 @@ typedef struct rfi_stages rfi_stages;
 
 typedef struct rfi_stages_options {
   rfr_comm *comm;
-  bool fuse, eager, debug, plan_only; /* plan_only: no step can run */
+  bool fuse, eager, debug, plan_only; /* plan_only: no step can be run */
   rfr_recompute recompute;
-  int64_t budget;               /* of the callables with all of the step memory; 0: no limit */
-  rfr_step_memory *step_memory; /* that of `update`, whose programs run between steps; NULL: its own */
+  int64_t budget;               /* for the callables, including the entire step memory; 0: no limit */
+  rfr_step_memory *step_memory; /* shared with `update`, whose programs run between steps; NULL: not shared */
 } rfi_stages_options;
 
-/* `update`: has the tensors of rfi_trace_train, and outlives the pipeline. The schedule has communication, and belongs
- * to `ctx`; each stage has a layer (parallel.h). Errors: unsupported, for what pipelines cannot train; those of
- * rfr_graphs_create. */
+/* `update`: its programs have the tensors of rfi_trace_train, and outlive the pipeline. The schedule has communication
+ * and belongs to `ctx`; each stage has a layer (parallel.h). Errors: unsupported, for models that pipelines cannot
+ * train; those of rfr_graphs_create. */
 rfr_status rfi_stages_create(rfr_ctx *ctx, const rfi_step_spec *spec, rfr_programs *update,
                              const rfi_stages_options *options, rfi_stages **out);
 void rfi_stages_destroy(rfi_stages *p); /* accepts NULL */
-/* Refuses by name what a pipeline cannot train. */
+/* Refuses, by name, everything that a pipeline cannot train. */
 rfr_status rfi_pipeline_check(const rfi_step_spec *spec);
 
-/* The inputs of a step's microbatches, in memory of the host: (k,T), (k,T), (k,T+1). They stay unchanged until the
- * update of the step is done. */
+/* The inputs of a step's microbatches, in host memory: (k,T), (k,T), (k,T+1). They must stay unchanged until the update
+ * of the step is done. */
 typedef struct rfi_stages_batch {
   const int32_t *tokens, *targets, *offsets;
 } rfi_stages_batch;
-/* Runs the schedule of one step: afterwards the gradients are complete. On a GPU the calls are enqueued into the stream
+/* Runs the schedule of one step; afterwards the gradients are complete. On a GPU the calls are enqueued on the stream
  * of `update`. */
 rfr_status rfi_stages_step(rfi_stages *p, const rfi_stages_batch *batch);
-/* The same with a wait before and after each action; `seconds`: of each action of this rank. */
+/* The same with a wait before and after each action; `seconds`: per action of this rank. */
 rfr_status rfi_stages_time(rfi_stages *p, const rfi_stages_batch *batch, double *seconds);
 /* The actions of this rank. */
 const rfr_action *rfi_stages_actions(const rfi_stages *p, int *n);
-/* Bytes of a message, and the number that this rank sends in a step. */
+/* Bytes per message, and messages that this rank sends per step. */
 void rfi_stages_messages(const rfi_stages *p, int64_t *bytes, int64_t *n);
-/* The memory of the callables; with plan_only without live, live_bytes and graphs. */
+/* The memory of the callables; with plan_only, live, live_bytes and graphs are not set. */
 void rfi_stages_memory(const rfi_stages *p, rfr_graphs_memory *out);
 
 #endif

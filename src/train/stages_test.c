@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Training steps over the ranks of a pipeline, ranks being threads, against one rank with as many microbatches:
- * weights, optimizer states and metrics after three steps, for every schedule.
+ * Training steps over the ranks of a pipeline, which are threads, against one rank with as many microbatches: weights,
+ * optimizer states and metrics after three steps, for every schedule.
  */
 #include "train/stages.h"
 
@@ -30,7 +30,7 @@ typedef struct setting {
   rfr_recompute recompute;
 } setting;
 
-/* `rules`: memory for TENSORS rules, to which the result points. */
+/* `rules`: memory for TENSORS rules; the result points to it. */
 static rfi_step_spec spec_of(const setting *s, int ranks, int rank, rfr_schedule_kind kind, rfi_param_rule *rules) {
   rfi_step_spec spec = {.model = rfr_model_config_default(s->type),
                         .slots = SLOTS,
@@ -118,7 +118,8 @@ static void keep(rank *r, rfr_programs *p) {
   rfr_tensor x;
   r->n = 0;
   for (int i = 0; rfr_programs_tensor_at(p, i, &x) == RFR_OK; i++) {
-    for (int row = 0; strcmp(x.name, RFI_NAME_METRICS) == 0 && row < SLOTS; row++) /* a pipeline also counts stops */
+    /* the rows of a pipeline also have the count of stop requests */
+    for (int row = 0; strcmp(x.name, RFI_NAME_METRICS) == 0 && row < SLOTS; row++)
       memcpy(r->metrics + row * COLUMNS, (double *)x.data + row * x.type.shape[1], COLUMNS * sizeof *r->metrics);
     if (x.role == RFR_ROLE_INPUT || strcmp(x.name, RFI_NAME_METRICS) == 0 || strcmp(x.name, RFI_NAME_ZERO_STEPS) == 0)
       continue;
@@ -217,7 +218,7 @@ static void check(const setting *s, double tolerance) {
       for (int i = 0; i < ranks; i++) many[i] = (rank){.setting = s, .ranks = ranks, .number = i, .kind = kinds[k]};
       rft_run_ranks(ranks, many, sizeof *many, train);
       for (int i = 0; i < ranks; i++) n += compare(&one, &many[i], tolerance);
-      assert_true(n >= one.n); /* the step block is on each rank */
+      assert_true(n >= one.n); /* more, because every rank has the step block */
       for (int i = 0; i < ranks; i++) drop(&many[i]);
     }
   drop(&one);
@@ -235,7 +236,7 @@ static void test_models(void **state) {
   check(&(setting){.type = RFR_MODEL_LLAMA, .frozen_first = true}, 0);
 }
 
-/* The history and the scales of fp8_delayed are those of one rank, on every rank. */
+/* On every rank, the history and the scales of fp8_delayed equal those of one rank. */
 static void test_delayed(void **state) {
   (void)state;
   T = 80; /* rows of a quantized GEMM are a multiple of 16 */
@@ -243,7 +244,7 @@ static void test_delayed(void **state) {
   T = 24;
 }
 
-/* The sums of a fused loss head, and those of a tied embedding, have another order. */
+/* A fused loss head and a tied embedding sum in another order. */
 static void test_other_order(void **state) {
   (void)state;
   check(&(setting){.type = RFR_MODEL_LLAMA, .dropout = 0.1, .fuse = true, .sgd = true}, 1e-6);

@@ -12,7 +12,7 @@
  * such a checkpoint loads the base first and compares the hash.
  *
  * Weights that are not finite are never saved and never loaded: such a checkpoint cannot be trained or sampled from,
- * and would push a good one out.
+ * and would replace a good one.
  */
 #include "train/state.h"
 
@@ -37,9 +37,9 @@
 #include "train/state_check.h"
 #include "train/state_json.h"
 
-#define ONE_RANK "1 rank" /* the layout of checkpoints without one */
+#define ONE_RANK "1 rank" /* the layout of checkpoints that do not store one */
 
-/* master = w, exactly */
+/* Widens a weight to its master weight, exactly. */
 static rfr_status widen(rfr_run *run, const rfr_tensor *w, const rfr_tensor *master) {
   void *from, *to;
   RFI_TRY(rfi_host_open(run, w, RFI_HOST_READ, &from));
@@ -52,7 +52,7 @@ static rfr_status widen(rfr_run *run, const rfr_tensor *w, const rfr_tensor *mas
   return rfi_host_close(run, w, RFI_HOST_READ, from, s);
 }
 
-/* Master weights: the unrounded first values, or the loaded weights, exactly. */
+/* Initializes master weights: with the unrounded initial values, or exactly with the loaded weights. */
 static rfr_status start_masters(rfr_run *run, bool loaded) {
   const rfr_model_config *c = &run->settings->spec.model;
   const int n = rfr_model_parameter_count(c);
@@ -72,7 +72,7 @@ static rfr_status start_masters(rfr_run *run, bool loaded) {
   return RFR_OK;
 }
 
-/* Averages begin as the weights, unrounded where there are master weights. */
+/* Initializes averages with the weights, unrounded if there are master weights. */
 static rfr_status start_average(rfr_run *run, const rfr_tensor *w) {
   rfr_tensor from = *w, average;
   char name[128];
@@ -107,7 +107,7 @@ static rfr_status start_averages(rfr_run *run) {
 
 /* ---- the optimizer ---- */
 
-/* Only the bytes of this rank's part are read. */
+/* Reads only the bytes of this rank's part. */
 static rfr_status load_part(rfr_run *run, rfi_safetensors *st, const rfi_stored *stored, const rfr_tensor *x,
                             const char **wrong) {
   const int64_t size = rfr_dtype_bits(x->type.dtype) / 8;
@@ -138,7 +138,7 @@ static rfr_status load_full(rfr_run *run, rfi_safetensors *st, const rfi_stored 
   return rfi_host_close(run, x, RFI_HOST_WRITE, host, s);
 }
 
-/* `stored` NULL: missing. */
+/* `stored` NULL: the file lacks the tensor. */
 static rfr_status load_tensor(rfr_run *run, rfi_safetensors *st, const rfi_stored *stored, const char *path,
                               const rfr_tensor *x) {
   const char *wrong = NULL;
@@ -152,7 +152,7 @@ static rfr_status load_tensor(rfr_run *run, rfi_safetensors *st, const rfi_store
   return wrong ? rfi_fail_at(RFI_E_CHECKPOINT, path, 0, "%s has %s", x->name, wrong) : RFR_OK;
 }
 
-/* The file, or those of the ranks that have saved the checkpoint. */
+/* Loads the optimizer states from one file, or from the files of the ranks that saved the checkpoint. */
 static rfr_status load_optimizer(rfr_run *run, const rfi_checkpoint *checkpoint) {
   rfr_status s;
   rfi_safetensors *st;
@@ -173,7 +173,7 @@ fail:
   return s;
 }
 
-/* Replaces the weights by their averages, for reading. A weight without one was not trained. */
+/* Replaces the weights by their averages, for reading. A weight without an average was not trained. */
 static rfr_status load_averages(rfr_run *run, const char *folder) {
   rfr_status s = RFR_OK;
   rfi_safetensors *st;
@@ -204,8 +204,8 @@ static rfr_status start_scales(rfr_run *run) {
   return s;
 }
 
-/* Of programs that are new: tensors that are not written here are zeros. A checkpoint has everything but the base of an
- * adapter. */
+/* Initializes new programs: tensors that are not written here are zeros. If the run resumes, the checkpoint has
+ * everything except the base of an adapter. */
 static rfr_status init_state(rfr_run *run, bool resumes) {
   if (!resumes || run->settings->adapter) RFI_TRY(rfi_load_weights(run, run->settings->weights));
   if (resumes) return RFR_OK;
@@ -236,7 +236,7 @@ rfr_status rfi_state_prepare(rfr_run *run, bool resumes) {
 
 /* ---- loading ---- */
 
-/* How a step is distributed over the ranks: another layout sums gradients in another order. */
+/* Describes how a step is distributed over ranks, because another layout sums gradients in another order. */
 static void describe_layout(const rfi_parallel *p, char *text, size_t size) {
   if (p->ranks == 1) snprintf(text, size, "%s", ONE_RANK);
   else if (p->pipeline > 1)
@@ -304,7 +304,7 @@ static rfr_status other_environment(rfr_run *run, const char *file, const char *
   return RFR_OK;
 }
 
-/* Calls `report` for each name whose value differs or is missing, until one of them is an error. */
+/* Calls `report` for each key whose value differs or is missing, until a call returns an error. */
 static rfr_status compare(rfr_run *run, const char *file, const json_t *theirs, json_t *mine, on_difference report) {
   const char *key;
   json_t *value;
@@ -320,8 +320,8 @@ static rfr_status compare(rfr_run *run, const char *file, const json_t *theirs, 
   return s;
 }
 
-/* Keys of the checkpoint that do not count here, such as optimizer.ema when it is 0 now. A model folder has the keys of
- * model.* itself. */
+/* Compares keys of the checkpoint that are not used in this run, such as optimizer.ema if it is 0 now. A model folder
+ * replaces the keys of model.*. */
 static rfr_status compare_unused(rfr_run *run, const char *file, const json_t *theirs, const json_t *mine) {
   rfr_status s = RFR_OK;
   for (int id = 0; s == RFR_OK && id < RFI_CFG_COUNT; id++) {
@@ -397,7 +397,7 @@ rfr_status rfi_state_load_tuned(rfr_run *run, const rfi_checkpoint *checkpoint) 
   return s;
 }
 
-/* For a run that is read. A resume compares all keys. */
+/* For a run that is opened for reading. A resume compares all keys. */
 static rfr_status check_adapter(const rfr_run *run, const rfi_checkpoint *checkpoint) {
   char *path;
   rfi_state_json theirs;
@@ -414,7 +414,7 @@ rfr_status rfi_state_load(rfr_run *run, const rfi_checkpoint *checkpoint, bool t
   rfr_status s;
   char *path = NULL;
   snprintf(run->checkpoint, sizeof run->checkpoint, "%s", checkpoint->folder);
-  /* rfi_state_prepare has loaded the base of an adapter. */
+  /* rfi_state_prepare has already loaded the base of an adapter. */
   if (!training) {
     run->step = checkpoint->step;
     if (run->settings->adapter) RFI_TRY(check_adapter(run, checkpoint));
@@ -422,7 +422,7 @@ rfr_status rfi_state_load(rfr_run *run, const rfi_checkpoint *checkpoint, bool t
                                    : rfi_load_weights(run, checkpoint->folder));
     return run->options.ema ? load_averages(run, checkpoint->folder) : RFR_OK;
   }
-  /* The configuration first: its message names a key, those of tensors only a shape. */
+  /* Configuration first, because its error names a key, while errors of tensors have only shapes. */
   RFI_TRY(rfi_checkpoint_path(checkpoint, "state.json", &path));
   RFI_GOTO(load_state_json(run, path, checkpoint->step));
   rfi_free(run->ctx, path);

@@ -21,7 +21,7 @@
 #include "train/parts.h"
 #include "train/state.h"
 
-/* The master weights of a trained parameter; *found false: it has none. */
+/* Finds the master weight of a trained parameter; *found is false if it has none. */
 static rfr_status find_master(const rfr_run *run, const rfr_tensor *w, rfr_tensor *out, bool *found) {
   char name[128];
   *found =
@@ -36,7 +36,7 @@ bool rfi_adapter_state_stores(const rfr_run *run, const rfr_tensor *x) {
   bool found;
   if (!rfi_adapter_has_name(x->name)) return false;
   if (x->role == RFR_ROLE_STATE) return rfi_ends_in(x->name, RFI_SUFFIX_MASTER);
-  if (x->role != RFR_ROLE_TRAINABLE && x->role != RFR_ROLE_FROZEN) return false; /* gradients of a pipeline */
+  if (x->role != RFR_ROLE_TRAINABLE && x->role != RFR_ROLE_FROZEN) return false; /* a gradient of a pipeline */
   return find_master(run, x, &master, &found) == RFR_OK && !found;
 }
 
@@ -52,7 +52,7 @@ static rfr_status write_rounded(rfr_run *run, const rfr_tensor *x, const float *
   return rfi_host_close(run, x, RFI_HOST_WRITE, host, RFR_OK);
 }
 
-/* The first magnitudes of DoRA: the norms of the base weight's rows. */
+/* The initial magnitudes of DoRA: the norms of the base weight's rows. */
 static rfr_status first_magnitude(rfr_run *run, const rfi_adapter_target *target, float *values) {
   const rfr_model_config *c = &run->settings->spec.model;
   rfr_parameter p;
@@ -66,7 +66,7 @@ static rfr_status first_magnitude(rfr_run *run, const rfi_adapter_target *target
   if (p.format != RFR_QUANT_NONE) RFI_TRY(RFI_ALLOC(run->ctx, sizeof *decoded * (size_t)n, &decoded));
   rfr_status s = rfi_host_open(run, &w, RFI_HOST_READ, &host);
   if (s == RFR_OK) {
-    if (decoded) { /* in the dtype in which the step sees the weight */
+    if (decoded) { /* in the dtype that the step uses */
       rfi_quant_decode(p.format, p.rank, p.shape, host, decoded);
       for (int64_t i = 0; c->dtype != RFR_F32 && i < n; i++)
         decoded[i] = rfr_float_from_bits(c->dtype, rfr_float_to_bits(c->dtype, decoded[i]));
@@ -78,7 +78,7 @@ static rfr_status first_magnitude(rfr_run *run, const rfi_adapter_target *target
   return s;
 }
 
-/* Parameter i and its master weights, which are not rounded: from the folder (NULL: none), or the first values. */
+/* Loads parameter i and its master weights, unrounded, from the folder; NULL: initializes them. */
 static rfr_status start_parameter(rfr_run *run, int i, rfi_peft *from, bool resumes) {
   const rfr_model_config *c = &run->settings->spec.model;
   const int threads = rfi_ctx_threads(run->ctx);
@@ -158,7 +158,7 @@ rfr_status rfi_adapter_state_check_keys(const rfr_run *run, const char *path, co
 
 /* ---- saving ---- */
 
-/* One parameter of the adapter, in PEFT's order of elements, to `copy`. */
+/* Writes a parameter of the adapter to `copy`, in PEFT's element order. */
 static rfr_status copy_parameter(rfr_run *run, int i, const rfr_tensor *x, void *copy) {
   rfi_adapter_part part;
   void *host;
@@ -168,7 +168,7 @@ static rfr_status copy_parameter(rfr_run *run, int i, const rfr_tensor *x, void 
   return rfi_host_close(run, x, RFI_HOST_READ, host, rfi_state_check_finite(run, x, host));
 }
 
-/* The type of what a checkpoint has of parameter i, which another rank of the pipeline has. */
+/* The type in which a checkpoint stores parameter i, which another rank of the pipeline has. */
 static rfr_status describe_stored(const rfr_run *run, int i, rfr_tensor *out) {
   const rfi_step_spec *s = &run->settings->spec;
   rfr_parameter p;
@@ -179,7 +179,7 @@ static rfr_status describe_stored(const rfr_run *run, int i, rfr_tensor *out) {
   return RFR_OK;
 }
 
-/* The tensor that a checkpoint has of parameter i: the parameter, or its master weight. */
+/* The tensor that a checkpoint stores for parameter i: the parameter, or its master weight. */
 static rfr_status find_stored(const rfr_run *run, int i, rfr_tensor *out) {
   rfr_parameter p;
   rfr_tensor w;
@@ -192,7 +192,7 @@ static rfr_status find_stored(const rfr_run *run, int i, rfr_tensor *out) {
   return RFR_OK;
 }
 
-/* Gives rank 0 the copy of parameter i: from the first rank of the pipeline that has it. */
+/* Sends parameter i to rank 0, from the first rank of the pipeline that has it. */
 static rfr_status send_copy(rfr_run *run, int i, void *copy, int64_t bytes) {
   const rfi_step_spec *s = &run->settings->spec;
   int owner = 0;
@@ -204,7 +204,7 @@ static rfr_status send_copy(rfr_run *run, int i, void *copy, int64_t bytes) {
   return s->pipeline.rank == owner ? rfi_comm_send(run->options.comm, 0, copy, bytes, NULL) : RFR_OK;
 }
 
-/* All parameters, one after another; all ranks together. */
+/* Collects all parameters, one after another; all ranks call it together. */
 static rfr_status collect(rfr_run *run, rfi_safetensors_entry *entries, char (*names)[RFI_PEFT_NAME], char **values,
                           int64_t *bytes) {
   const rfr_model_config *c = &run->settings->spec.model;
@@ -224,7 +224,7 @@ static rfr_status collect(rfr_run *run, rfi_safetensors_entry *entries, char (*n
   for (int i = 0; i < n; i++, to += x.bytes) {
     RFI_TRY(find_stored(run, first + i, &x));
     const rfr_status s = rfi_is_here(run, first + i) ? copy_parameter(run, first + i, &x, to) : RFR_OK;
-    if (found == RFR_OK) found = s; /* the ranks continue with their calls */
+    if (found == RFR_OK) found = s; /* after an error too, all ranks make the same calls */
     RFI_TRY(send_copy(run, first + i, to, x.bytes));
   }
   return found;

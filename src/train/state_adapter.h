@@ -9,14 +9,13 @@
 #include "train/run.h"
 #include "train/state_json.h"
 
-/* Whether a checkpoint of a run with an adapter stores this tensor. Of a parameter it stores the master weights, or the
- * weights if there are no master weights. */
+/* Whether a checkpoint of a run with an adapter stores this tensor: of a parameter the master weight, or the weight if
+ * there is none. */
 bool rfi_adapter_state_stores(const rfr_run *run, const rfr_tensor *x);
-/* The adapter's values and master weights, from a folder in PEFT's format; NULL: the first values. `resumes`: the
- * folder is a checkpoint whose master weights must be there without rounding. Errors: adapter; resume.mismatch;
- * file.*. */
+/* Loads the adapter's values and master weights from a folder in PEFT's format; NULL: initializes them. `resumes`: the
+ * folder is a checkpoint, which must have unrounded master weights. Errors: adapter; resume.mismatch; file.*. */
 rfr_status rfi_adapter_state_start(rfr_run *run, const char *folder, bool resumes);
-/* adapter_config.json and adapter_model.safetensors, which rank 0 writes; all ranks call it. Errors: run.diverged for
+/* Writes adapter_config.json and adapter_model.safetensors on rank 0; all ranks call it. Errors: run.diverged for
  * values that are not finite; file.*. */
 rfr_status rfi_adapter_state_save(rfr_run *run, rfi_checkpoint_writer *w);
 /* Refuses a base other than the one that the checkpoint's adapter was trained on. Errors: adapter.base. */

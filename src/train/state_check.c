@@ -12,7 +12,7 @@
 #include "train/parts.h"
 #include "train/step_trace.h"
 
-/* Block scales and the amax history are magnitudes and may be 0. The scales of fp8_delayed are divisors: `positive`. */
+/* `positive`: the scales of fp8_delayed are divisors and must not be 0. Block scales and the amax history may be 0. */
 static const char *wrong_scales(const float *x, int64_t n, bool positive) {
   for (int64_t i = 0; i < n; i++)
     if (!isfinite(x[i]) || x[i] < 0 || (positive && x[i] == 0))
@@ -20,7 +20,7 @@ static const char *wrong_scales(const float *x, int64_t n, bool positive) {
   return NULL;
 }
 
-/* The fault in the block scales of an 8-bit moment, which follow its codes. */
+/* Describes what is wrong in the block scales of an 8-bit moment, which follow its codes; NULL: nothing. */
 static const char *wrong_moment(const rfr_run *run, const rfr_tensor *x, const void *values) {
   const char *suffix = rfi_ends_in(x->name, RFI_SUFFIX_V) ? RFI_SUFFIX_V : RFI_SUFFIX_M;
   char name[128];
@@ -34,7 +34,7 @@ static const char *wrong_moment(const rfr_run *run, const rfr_tensor *x, const v
 const char *rfi_part_wrong(const rfr_tensor *own, const void *values) {
   if (own->type.dtype != RFR_U8 || own->role != RFR_ROLE_STATE)
     return rfi_values_finite(own->type.dtype, values, own->bytes) ? NULL : "elements that are NaN or infinite";
-  const int64_t blocks = own->bytes / (RFI_DYNAMIC_BLOCK + 4); /* of codes and a scale */
+  const int64_t blocks = own->bytes / (RFI_DYNAMIC_BLOCK + 4); /* blocks with codes and a scale */
   return wrong_scales((const float *)((const char *)values + blocks * RFI_DYNAMIC_BLOCK), blocks, false);
 }
 

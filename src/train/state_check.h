@@ -8,9 +8,9 @@
 
 #include "train/run.h"
 
-/* The fault in the values of a weight or an optimizer state, as the end of a sentence; NULL: none. */
+/* Describes what is wrong in the values of a weight or an optimizer state, as the end of a sentence; NULL: nothing. */
 const char *rfi_state_wrong(const rfr_run *run, const rfr_tensor *x, const void *values);
-/* The same for a part, as the programs have it. */
+/* The same for a part, as a tensor of the programs. */
 const char *rfi_part_wrong(const rfr_tensor *own, const void *values);
 
 #endif

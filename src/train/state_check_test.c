@@ -22,7 +22,7 @@
 #define EMBEDDING "model.embed_tokens.weight.exp_avg"
 enum { EMBEDDING_SCALES = 256 * 64, LAST = -4 };
 
-/* The f32 at byte `at` of a tensor (from its end, if negative) becomes x. */
+/* Sets the f32 at byte `at` of a tensor (from its end, if negative) to x. */
 typedef struct damage {
   const char *config, *tensor, *message;
   int at;
@@ -66,7 +66,7 @@ static void patch(rfr_ctx *ctx, const char *path, const damage *d) {
   close(fd);
 }
 
-/* The manifest gets the hash that the file has now. */
+/* Updates the hash of the file in the manifest. */
 static void rehash(rfr_ctx *ctx, const char *folder, const char *name) {
   char path[1024], text[33];
   int64_t size;

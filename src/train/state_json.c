@@ -8,7 +8,7 @@
 #include "base/json.h"
 
 enum { FORMAT = 1 };
-/* The limit of run.steps: numbers derived from it do not overflow. */
+/* The limit of run.steps: numbers derived from it must not overflow. */
 #define MOST INT64_C(1000000000000)
 
 #define BAD(...) rfi_fail_at(RFI_E_CHECKPOINT, file, 0, __VA_ARGS__)

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Checkpoints of runs over several ranks, which are threads: loaded under any other layout they have the same values,
- * bit by bit; training continues bit by bit under the same layout; and each rank writes and reads its part alone.
+ * Checkpoints of runs over several ranks, which are threads: loaded under any other layout they have bitwise equal
+ * values; training continues bitwise under the same layout; and each rank writes and reads its part alone.
  */
 #include <errno.h>
 #include <stdio.h>
@@ -16,11 +16,11 @@
 
 typedef struct job {
   const char *config, *folder, *shard;
-  int resume, steps; /* 0: the state is only loaded */
-  int expert;        /* parallel.expert; 0: 1 */
+  int resume, steps; /* steps 0: only loads the state */
+  int expert;        /* parallel.expert; 0 counts as 1 */
   rfi_hash state;
   int layout_warnings, checkpoints, fallbacks;
-  char fallback[512]; /* the warning */
+  char fallback[512]; /* text of the warning */
 } job;
 
 static void on_event(const rfr_event *e, void *user) {
@@ -63,7 +63,7 @@ static job run_job(int ranks, job j) {
   for (int r = 1; r < ranks; r++) {
     assert_true(rfi_hash_equal(all[r].state, all[0].state));
     assert_int_equal(all[r].checkpoints, 0);
-    assert_int_equal(all[r].fallbacks, 0); /* rank 0 says it */
+    assert_int_equal(all[r].fallbacks, 0); /* only rank 0 warns */
   }
   return all[0];
 }
@@ -92,9 +92,9 @@ static const struct row {
 static const char *const modes[] = {"none", "optimizer", "full"};
 static const struct {
   int ranks, mode;
-} others[] = {{1, 0}, {2, 0}, {2, 2}, {3, 1}, {3, 2}, {6, 1}}; /* layouts that load */
+} others[] = {{1, 0}, {2, 0}, {2, 2}, {3, 1}, {3, 2}, {6, 1}}; /* layouts that load the checkpoint */
 
-/* The files of a checkpoint of three ranks. */
+/* The expected files of a checkpoint of three ranks. */
 static void expect_files(const char *folder, const char *step, bool parts, bool adapter) {
   static const char *const kinds[] = {"model", "optimizer"};
   char name[128];
@@ -130,8 +130,8 @@ static void layouts(void **state) {
     }
 }
 
-/* Experts spread over two ranks: a checkpoint has a part of them from each rank and loads under other layouts with the
- * same values, and vice versa; a resume is bitwise equal to a run that was not interrupted. */
+/* Experts distributed over two ranks: each rank saves its experts, and the checkpoint loads under other layouts with
+ * the same values, and vice versa. A resume is bitwise equal to an uninterrupted run. */
 static void spread_experts(void **state) {
   static const char *const config =
       "refrain: 1\nmodel: {model_type: mixtral, hidden_size: 24, intermediate_size: 20, num_hidden_layers: 2, "
@@ -153,7 +153,7 @@ static void spread_experts(void **state) {
   const job whole = run_job(2, (job){config, "spread-once", "none", 0, 6, .expert = 2});
   const job rest = run_job(2, (job){config, "spread", "none", 1, 6, .expert = 2});
   assert_true(rfi_hash_equal(whole.state, rest.state));
-  /* with the other parameters sharded too */
+  /* the other parameters are sharded too */
   const job full = run_job(2, (job){config, "spread-full", "full", 0, 4, .expert = 2});
   assert_true(rfi_hash_equal(run_job(1, (job){config, "spread-full", "none", 1, 0}).state, full.state));
   assert_true(
@@ -163,8 +163,8 @@ static void spread_experts(void **state) {
   assert_true(rfi_hash_equal(full_once.state, full_rest.state));
 }
 
-/* A resume under the same layout is bitwise equal to a run that was not interrupted. `optimizer` has those of `none`;
- * `full` adds up microbatches in another order. */
+/* A resume under the same layout is bitwise equal to an uninterrupted run. `optimizer` equals `none` bitwise; `full`
+ * sums microbatches in another order. */
 static void resume(void **state) {
   (void)state;
   for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
@@ -197,7 +197,8 @@ static void expect_same_file(const char *a, const char *b, const char *name) {
   for (int k = 0; k < 2; k++) rfi_free(ctx, text[k]);
 }
 
-/* The export of parts is that of one file; a run that begins from it holds these weights in every mode. */
+/* The export of a sharded checkpoint equals that of one file. A run that starts from it has the same weights in every
+ * mode. */
 static void folders(void **state) {
   (void)state;
   for (size_t i = 0; i < 2; i++) {
@@ -225,7 +226,7 @@ static void folders(void **state) {
   }
 }
 
-/* An evaluation reads the newest checkpoint, whatever its layout. */
+/* An evaluation can read the newest checkpoint in any layout. */
 static void evaluate(void **state) {
   double loss[2];
   (void)state;
@@ -247,7 +248,7 @@ static void evaluate(void **state) {
 
 /* ---- failures ---- */
 
-/* A file of the newest checkpoint that one rank finds damaged: all ranks continue from the same older one. */
+/* One rank finds a file of the newest checkpoint damaged: all ranks continue from the same older one. */
 static void damaged(void **state) {
   static const char *const files[] = {"model-rank-0000", "model-rank-0002", "optimizer-rank-0001"};
   (void)state;
@@ -298,7 +299,7 @@ typedef struct faulty {
   rfr_status status;
 } faulty;
 
-/* Each rank leaves a record of an error; it names the rank at fault. */
+/* After an error each rank leaves a record that names the rank at fault. */
 static rfr_status train_to_fault(void *rank, int number, rfr_comm *comm, rfr_ctx *own) {
   faulty *f = rank;
   rfr_run *run;
@@ -310,7 +311,7 @@ static rfr_status train_to_fault(void *rank, int number, rfr_comm *comm, rfr_ctx
   o.programs = RFR_RUN_TRAIN;
   o.comm = comm;
   RFI_TRY(rfr_run_open(own, rows[0].config, f->folder, &o, &run));
-  fault.fail_at = number == f->rank; /* the next call is of the checkpoint at the end */
+  fault.fail_at = number == f->rank; /* the next file call belongs to the final checkpoint */
   rfi_io_set_fault(&fault);
   f->status = rfr_run_train(run);
   rfi_io_set_fault(NULL);
@@ -344,7 +345,7 @@ static void records(void **state) {
   assert_int_equal(lines, 2); /* the disk of rank 2 is full */
   rfi_free(ctx, text);
   for (int r = 0; r < 3; r++) assert_int_equal(all[r].status, RFR_IO);
-  /* A launcher's line: no step, no checkpoint. */
+  /* The line of a launcher when there is neither a step nor a checkpoint. */
   rfr_failure f = rfr_failure_default();
   f.rank = 2, f.ranks = 3;
   f.error = "launcher", f.message = "rank 2 was \"ended\"";

@@ -21,9 +21,9 @@
 #include "train/state_check.h"
 #include "train/state_json.h"
 
-#define SLOW_DISK 16e6 /* bytes per second */
+#define SLOW_DISK 16e6 /* minimum speed in bytes per second */
 
-/* A folder has the weights of each expert as a tensor of its own, in the order that they have here. */
+/* A folder stores each expert's weights as separate tensors, in the same order as here. */
 static int pieces_of(const rfr_tensor *x, rfi_kind which) {
   return which == RFI_KIND_WEIGHT ? rfi_hf_pieces(x->name, &x->type) : 1;
 }
@@ -49,7 +49,7 @@ static void describe(const rfr_run *run, const rfr_tensor *x, rfi_kind which, in
   for (int d = 0; d < name->rank; d++) entry->shape[d] = name->shape[d];
 }
 
-/* ---- all tensors of a kind, by rank 0 ---- */
+/* ---- files written by rank 0 ---- */
 
 static rfr_status save_all(rfr_run *run, rfi_checkpoint_writer *w, const char *name, rfi_kind which) {
   rfr_status s;
@@ -85,7 +85,7 @@ fail:
   return s;
 }
 
-/* ---- the parts of this rank ---- */
+/* ---- files written by each rank ---- */
 
 typedef struct part_list {
   rfi_safetensors_part *items;
@@ -93,7 +93,7 @@ typedef struct part_list {
   int n;
 } part_list;
 
-/* The bytes of a tensor that this rank writes; *own: the tensor that has them. */
+/* The byte ranges of a tensor that this rank writes; *own: the tensor that contains them. */
 static rfr_status find_ranges(const rfr_run *run, const rfr_tensor *x, rfr_tensor *own,
                               rfi_part_range range[RFI_PART_RANGES], int *n) {
   if (rfi_is_part(run, x)) return rfi_part_ranges(run, x, own, range, n);
@@ -103,7 +103,7 @@ static rfr_status find_ranges(const rfr_run *run, const rfr_tensor *x, rfr_tenso
   return RFR_OK;
 }
 
-/* A range is cut where a tensor of the folder ends. */
+/* Splits a range where a tensor of the folder ends. */
 static rfr_status list_parts(const rfr_run *run, const rfr_tensor *x, rfi_kind which, part_list *list) {
   const int64_t size = rfr_dtype_bits(x->type.dtype) / 8, each = x->bytes / pieces_of(x, which);
   rfi_part_range range[RFI_PART_RANGES];
@@ -168,12 +168,12 @@ fail:
 
 /* ---- a checkpoint ---- */
 
-/* Tensors of a kind, in KIND.safetensors or in the files of the ranks. */
+/* Saves tensors of a kind to KIND.safetensors, or to one file per rank. */
 static rfr_status save_tensors(rfr_run *run, rfi_checkpoint_writer *w, const char *kind, rfi_kind which) {
   const rfi_parallel *p = &run->settings->parallel;
   const bool pipeline = p->pipeline > 1;
   char name[RFI_PART_FILE];
-  if (pipeline && run->settings->spec.rank > 0) return RFR_OK; /* another rank has the same stages */
+  if (pipeline && run->settings->spec.rank > 0) return RFR_OK; /* the first data-parallel rank saves these stages */
   if (rfi_ranks_save(run)) {
     rfi_safetensors_part_file(name, kind, pipeline ? run->settings->spec.pipeline.rank : p->rank,
                               pipeline ? p->pipeline : p->ranks);
@@ -194,7 +194,7 @@ static rfr_status add_state(rfr_run *run, rfi_checkpoint_writer *w) {
   return s;
 }
 
-/* Elements of the parameters that a checkpoint has, of all ranks or of those that this one has. */
+/* The number of parameter elements that a checkpoint stores: of all ranks, or of this one. */
 static double count_parameters(const rfr_run *run, bool here) {
   const rfi_step_spec *s = &run->settings->spec;
   double n = 0;
@@ -209,7 +209,7 @@ static double count_parameters(const rfr_run *run, bool here) {
   return n;
 }
 
-/* A rank of a pipeline knows its own tensors: those of the others are as large for each parameter. */
+/* A rank of a pipeline knows only its own tensors, so it assumes that the others need as many bytes per element. */
 int64_t rfi_state_bytes(const rfr_run *run) {
   int64_t bytes = 0;
   rfr_tensor x;
@@ -257,7 +257,7 @@ rfr_status rfi_state_save(rfr_run *run) {
   const double timeout = run->settings->parallel.timeout;
   if (!run->folder) return rfi_fail(RFI_E_ARGUMENT, "the run was opened without a folder");
   if (!run->block.data) return rfi_fail(RFI_E_ARGUMENT, "the run was opened for reading");
-  /* Ranks write at other speeds, and without parts one of them writes everything. */
+  /* Ranks write at different speeds, and without shards one of them writes everything. */
   if (comm) RFI_TRY(rfr_comm_set_timeout(comm, timeout + (double)run->checkpoint_bytes / SLOW_DISK));
   RFI_TRY(save(run));
   return comm ? rfr_comm_set_timeout(comm, timeout) : RFR_OK;

@@ -2,14 +2,14 @@
  *
  * Records the training step, the evaluation, and the two programs of text generation.
  *
- * The training step is one program: read the input rings; forward and loss of each microbatch; one gradient per
- * trained parameter, summed over microbatches by autodiff; learning rate, gradient norm, clipping, update, counts,
- * metrics. Losses are sums divided by the number of valid targets of the step, so that k microbatches give the result
- * of one batch; with preferences, by the number of its pairs. Over several ranks a step has the microbatches of all
- * of them: the targets are gathered and counted, gradients and reported sums are all-reduced, and the routing is
- * gathered, so that norm, skip and metrics are the same bits on every rank. In f16 the divisor also contains the loss
- * scale, which norm and update divide out. Everything that changes from step to step is in the step block, the loss
- * scale and the rings; the trace has no step number.
+ * The training step is one program: read the input rings; forward and loss of each microbatch; one gradient per trained
+ * parameter, summed over microbatches by autodiff; learning rate, gradient norm, clipping, update, counts, metrics.
+ * Losses are sums divided by the number of valid targets of the step, so that k microbatches give the result of one
+ * batch; with preferences, by the number of its pairs. Over several ranks a step has the microbatches of all of them:
+ * the targets are gathered and counted, gradients and reported sums are all-reduced, and the routing is gathered, so
+ * that norm, skip and metrics are bitwise equal on every rank. In f16 the divisor also contains the loss scale, which
+ * norm and update divide out. Everything that changes from step to step is in the step block, the loss scale and the
+ * rings; the trace has no step number.
  */
 #include "train/step_trace.h"
 
@@ -23,10 +23,10 @@
 #include "train/muon.h"
 #include "train/stage_trace.h"
 
-enum { SCALE_GROWS = 2000 }; /* steps without overflow until the loss scale doubles */
-enum { LEAST_8BIT = 4096 };  /* elements, as in bitsandbytes */
+enum { SCALE_GROWS = 2000 }; /* the loss scale doubles after so many steps without overflow */
+enum { LEAST_8BIT = 4096 };  /* minimum number of elements of an 8-bit moment, as in bitsandbytes */
 
-/* The step's slot of a ring, attempted mod R: (k, width), the first k rows of the slot. */
+/* This step's slot of a ring, number attempted mod R: its first k rows, (k, width). */
 static rfr_value ring(rfr_trace *t, const rfi_step_spec *s, const char *name, rfr_dtype dtype, int64_t width,
                       rfr_value step) {
   const int64_t shape[3] = {s->slots, rfi_ring_microbatches(s), width};
@@ -37,10 +37,11 @@ static rfr_value ring(rfr_trace *t, const rfi_step_spec *s, const char *name, rf
 static int all_ranks(const rfi_step_spec *s) { return s->ranks > 1 ? s->ranks : 1; }
 static bool has_ranks(const rfi_step_spec *s) { return s->ranks > 1; }
 
-/* The number of the first microbatch of this rank, in the step of all ranks. */
+/* The number of this rank's first microbatch, counted over all ranks. */
 static int64_t first_microbatch(const rfi_step_spec *s) { return s->rank * s->microbatches; }
 
-/* 1 / the number of valid elements of a step, of all ranks. `all` (k, width): this rank's; row[m] is microbatch m. */
+/* 1 / the number of valid elements of a step, over all ranks. `all` (k, width): this rank's elements; row[m] is
+ * microbatch m. */
 static rfr_value count_valid(rfr_trace *t, const rfi_step_spec *s, rfr_value all, const rfr_value *row,
                              rfr_value *count) {
   if (!has_ranks(s)) return rfr_token_count(t, (int)s->microbatches, row, RFI_IGNORE, count);
@@ -49,7 +50,7 @@ static rfr_value count_valid(rfr_trace *t, const rfi_step_spec *s, rfr_value all
   return rfr_token_count(t, 1, &gathered, RFI_IGNORE, count);
 }
 
-/* Row m of (k, width) as (width). */
+/* Row m of (k, width), as (width). */
 static rfr_value row(rfr_trace *t, rfr_value x, int64_t m) {
   const int64_t width = rfr_value_type(t, x).shape[1];
   return rfr_reshape(t, rfr_slice(t, x, 0, m, 1), 1, &width);
@@ -62,7 +63,7 @@ static rfr_value declare_like(rfr_trace *t, const char *name, const char *suffix
   return rfr_input(t, full, RFR_ROLE_STATE, dtype, type.rank, type.shape);
 }
 
-/* A moment of AdamW. In 8 bits only if it is large: small tensors save nothing and are often norms. */
+/* Declares a moment of AdamW. Only large moments have 8 bits: small tensors save little and are often norms. */
 static rfr_value declare_moment(rfr_trace *t, const rfi_step_spec *s, const char *name, const char *suffix,
                                 rfr_quant format, rfr_value w) {
   char full[128];
@@ -84,7 +85,7 @@ static rfr_value declare_average(rfr_trace *t, const rfr_parameter *p) {
   return rfr_input(t, full, RFR_ROLE_TRAINABLE, RFR_F32, p->rank, p->shape);
 }
 
-/* Parameter i as evaluations and samples read it: the average of one that is trained, if there are averages. */
+/* Parameter i for evaluations and samples: if there are averages, the average of a trained parameter. */
 static rfr_value declare_evaluated(rfr_trace *t, const rfi_step_spec *s, int i) {
   rfr_parameter p;
   if (s->ema.decay == 0.0 || rfi_step_rule(s, i).frozen || rfr_model_parameter(&s->model, i, &p) != RFR_OK)
@@ -138,13 +139,13 @@ static rfr_value unscaled(rfr_trace *t, const scaling *scaling, rfr_value x) {
   return scaling->inverse == RFR_NONE ? x : rfr_mul(t, x, scaling->inverse);
 }
 
-/* The updated weight, or its master weight: result `w1` of an update and the last one. */
+/* The updated weight before rounding: the master weight if there is one. `w1`: result w1 of an update. */
 static rfr_value unrounded(const rfr_trace *t, rfr_value w1) {
   const rfi_opr *op = w1 >= 0 ? &t->ops[t->values[w1].op] : NULL;
   return op && op->out[op->n_out - 1] >= 0 ? op->out[op->n_out - 1] : w1;
 }
 
-/* Of a weight without momentum, or one whose direction is computed elsewhere. */
+/* Updates a weight without momentum, or one whose direction is computed elsewhere. */
 static rfr_value update_by_sgd(rfr_trace *t, const rfi_step_spec *s, const update *u, const rfi_param_rule *rule, int i,
                                rfr_value w, rfr_value g, rfr_value momentum, rfr_value master, rfr_value clip) {
   const double factor = s->sgd ? s->momentum : 0.0;
@@ -154,7 +155,7 @@ static rfr_value update_by_sgd(rfr_trace *t, const rfi_step_spec *s, const updat
   return rfr_sgd(t, w, g, momentum, master, u->lr, clip, u->skip, factor, rule->weight_decay, rule->lr_scale);
 }
 
-/* Products are in bf16 unless the model is f32. Its direction is the gradient of SGD without momentum. */
+/* GEMMs run in bf16 unless the model is f32. The direction becomes the gradient of SGD without momentum. */
 static rfr_value update_by_muon(rfr_trace *t, const rfi_step_spec *s, const update *u, const rfi_param_rule *rule,
                                 int i, const char *name, rfr_value w, rfr_value g, rfr_value master) {
   const rfr_value in[4] = {g, declare_like(t, name, RFI_SUFFIX_MOMENTUM, s->state_dtype, w), u->clip, u->skip};
@@ -181,7 +182,8 @@ static rfr_value update_parameter(rfr_trace *t, const rfi_step_spec *s, const up
   return rfr_adamw(t, w, g, m, v, master, u->lr, u->clip, u->skip, u->step, &o);
 }
 
-/* Updates the averages after all weights, so that each kind is one launch. w[i]: updated, or RFR_NONE. */
+/* Updates the averages after all weights, so that all ops of a kind share a launch. w[i]: the updated weight, or
+ * RFR_NONE. */
 static void update_averages(rfr_trace *t, const rfi_step_spec *s, const update *u, const rfr_value *w) {
   rfr_parameter p;
   for (int i = 0; i < rfr_model_parameter_count(&s->model) && s->ema.decay > 0.0; i++) {
@@ -190,13 +192,13 @@ static void update_averages(rfr_trace *t, const rfi_step_spec *s, const update *
   }
 }
 
-/* For each layer of each microbatch: rows of each expert, and a flag for invalid splits. */
+/* Per layer and microbatch: the number of rows of each expert, and a flag for invalid splits. */
 typedef struct routing {
   rfr_value *splits, *bad;
   int n;
 } routing;
 
-/* The routing of all ranks, whose microbatches follow one another, as one value of each kind. */
+/* Concatenates the routings of all microbatches and ranks, in order, to one value of each kind. */
 static void gather_routing(rfr_trace *t, const rfi_step_spec *s, routing *routing) {
   const int64_t shape[2] = {(int64_t)routing->n * s->ranks, s->model.experts};
   if (!has_ranks(s) || routing->n == 0) return;
@@ -206,10 +208,10 @@ static void gather_routing(rfr_trace *t, const rfi_step_spec *s, routing *routin
   routing->n = 1;
 }
 
-/* The sums over microbatches of what a step reports: with preferences all of them, otherwise the loss. */
+/* The reported sums over microbatches: with preferences all of these, otherwise only the loss. */
 enum { LOSS, MARGIN, ACCURACY, REPORTS };
 
-/* Adds the reported sums of all ranks. Returns the number of ranks that ask for the end of the run. */
+/* Sums the reports over all ranks. Returns the number of ranks that request a stop. */
 static rfr_value reduce_reports(rfr_trace *t, const rfi_step_spec *s, rfr_value step, int n, rfr_value *reported) {
   const int64_t shape[2] = {s->slots, 1};
   rfr_value terms[REPORTS + 1];
@@ -221,7 +223,7 @@ static rfr_value reduce_reports(rfr_trace *t, const rfi_step_spec *s, rfr_value 
   return rfr_slice(t, sums, 0, n, 1);
 }
 
-/* The norm of gradients of which each rank has parts, from the squares of all ranks. */
+/* The norm of sharded gradients, from the squares of all ranks. */
 static rfr_value norm_over_ranks(rfr_trace *t, int n, const rfr_value *g, int ranks, rfr_value zeros, rfr_value *skip) {
   const rfi_attr attr = rfi_i(ranks);
   rfr_value out[3];
@@ -234,22 +236,22 @@ static rfr_value norm_over_ranks(rfr_trace *t, int n, const rfr_value *g, int ra
 
 static bool has_spread_experts(const rfi_step_spec *s) { return s->expert_ranks > 1; }
 
-/* Whether each rank has a gradient of its own of parameter i, from the rows of all ranks. */
+/* Whether each rank has different elements of parameter i, with gradients that include the rows of all ranks. */
 static bool is_spread(const rfi_step_spec *s, int i) {
   rfr_parameter p;
   return has_spread_experts(s) && rfr_model_parameter(&s->model, i, &p) == RFR_OK && rfi_is_of_experts(p.name);
 }
 
-/* The norm of all gradients. With spread experts the ranks add up their squares: the pass `shard` replaces the
- * gradients that all ranks have by their parts. */
+/* The norm of all gradients. With expert parallelism the ranks add their squares; the pass `shard` then replaces
+ * gradients that all ranks have by parts. */
 static rfr_value gradient_norm(rfr_trace *t, const rfi_step_spec *s, int n, const rfr_value *g, rfr_value zeros,
                                rfr_value *skip) {
   if (!has_spread_experts(s)) return rfr_grad_norm_zeros(t, n, g, zeros, skip);
   return norm_over_ranks(t, n, g, s->ranks, zeros, skip);
 }
 
-/* Everything after the loss. `reported`: without the loss scale. `g` has an element per parameter. Replaces w by the
- * updated weights. */
+/* Records everything after the loss. `reported`: the loss without the loss scale. `g` has an element per parameter.
+ * Replaces w by the updated weights. */
 static void optimize(rfr_trace *t, const rfi_step_spec *s, rfr_value *w, int n, rfr_value *g, rfr_value loss,
                      const scaling *scaling, const rfr_value reported[REPORTS], rfr_value count, rfr_value stop,
                      const routing *routing, rfr_value step) {
@@ -306,7 +308,7 @@ static rfr_value answer_losses(rfr_trace *t, rfr_value scores, rfr_value targets
   return rfr_segment_sum(t, rfr_token_loss(t, scores, targets, RFI_IGNORE), rfr_slice(t, offsets, 0, 0, 2 * pairs + 1));
 }
 
-/* The inputs of a loss over pairs, each RFR_NONE without preferences. */
+/* The inputs of a loss over pairs; RFR_NONE without preferences. */
 typedef struct preference {
   rfr_value pairs, reference; /* (k,P) */
 } preference;
@@ -346,7 +348,7 @@ static void record_train(rfr_trace *t, const rfi_step_spec *s, rfr_value *values
   const int reports = s->preference ? REPORTS : 1;
   rfr_recipe_begin(t, s->recipe.kind == RFR_RECIPE_NONE ? NULL : &s->recipe);
   for (int64_t m = 0; m < s->microbatches; m++) {
-    rfr_microbatch(t, (int)(first_microbatch(s) + m)); /* its number decides dropout masks */
+    rfr_microbatch(t, (int)(first_microbatch(s) + m)); /* masks depend on the microbatch number */
     rfr_scope(t, "inputs");
     rfr_value tokens = row(t, all_tokens, m), offsets = row(t, all_offsets, m);
     const rfr_experts experts = {
@@ -363,7 +365,7 @@ static void record_train(rfr_trace *t, const rfi_step_spec *s, rfr_value *values
                                 pairs[m], inv, s->beta, s->smoothing, &part[MARGIN], &part[ACCURACY]);
     else part[LOSS] = rfr_cross_entropy(t, scores, targets[m], inv, RFI_IGNORE);
     if (aux != RFR_NONE && scaling.scale != RFR_NONE)
-      aux = rfr_mul(t, aux, scaling.scale); /* inv contains the scale already */
+      aux = rfr_mul(t, aux, scaling.scale); /* the other losses have it through inv */
     rfr_microbatch(t, -1);
     for (int i = 0; i < reports; i++) sum[i] = m == 0 ? part[i] : rfr_add(t, sum[i], part[i]);
     if (aux != RFR_NONE) balance = m == 0 ? aux : rfr_add(t, balance, aux);
@@ -391,11 +393,11 @@ static rfr_value declare_gradient(rfr_trace *t, const rfi_step_spec *s, const ch
   return rfr_input(t, full, RFR_ROLE_INPUT, s->gradient_dtype, type.rank, type.shape);
 }
 
-/* All ranks of the step: those of the pipeline for each data-parallel rank. */
+/* The number of all ranks: those of the pipeline, for each data-parallel rank. */
 static int step_ranks(const rfi_step_spec *s) { return s->pipeline.ranks * all_ranks(s); }
 
-/* The norm over the gradients of all ranks. `g` has each trained parameter of the model: RFR_NONE, which counts 0,
- * where another rank counts it. So the sum has the order of one rank. */
+/* The norm over the gradients of all ranks. `g` has an element for each trained parameter of the model; RFR_NONE counts
+ * as 0 because another rank counts the parameter. So the order of the sum is that of one rank. */
 static rfr_value pipeline_norm(rfr_trace *t, const rfi_step_spec *s, rfr_value *g, int n, rfr_value *skip) {
   const int64_t one = 1, gradients = n;
   const rfr_value zero = rfr_fill(t, 0.0, RFR_F32, 1, &one);
@@ -405,8 +407,8 @@ static rfr_value pipeline_norm(rfr_trace *t, const rfi_step_spec *s, rfr_value *
   return norm_over_ranks(t, n, g, step_ranks(s), zeros, skip);
 }
 
-/* The loss of the step; *stop: the number of ranks that ask for the end of the run; *count: targets of the step, which
- * the ranks of the first stage count. */
+/* The loss of the step. *stop: number of ranks that request a stop; *count: number of targets of the step, which the
+ * ranks of the first stage count. */
 static rfr_value pipeline_loss(rfr_trace *t, const rfi_step_spec *s, rfr_value step, rfr_value *stop,
                                rfr_value *count) {
   const int64_t k = all_ranks(s) * s->microbatches, shape[2] = {s->slots, 1}, one = 1;
@@ -420,7 +422,7 @@ static rfr_value pipeline_loss(rfr_trace *t, const rfi_step_spec *s, rfr_value s
   return sum;
 }
 
-/* History and scales of fp8_delayed, from the amaxes that the stages of all ranks have collected. */
+/* Updates history and scales of fp8_delayed from the amaxes that the stages of all ranks have collected. */
 static void update_scales(rfr_trace *t, const rfi_step_spec *s, rfr_value skip) {
   const rfr_recipe *r = &s->recipe;
   const int64_t S = s->pipeline.scales, history[2] = {r->history, S}, both[2] = {2, S};
@@ -492,7 +494,7 @@ static void record_update(rfr_trace *t, const rfi_step_spec *s, rfr_value *value
   rfr_output(t, "loss", loss);
 }
 
-typedef struct windows { /* of an evaluation */
+typedef struct windows { /* inputs of an evaluation */
   rfr_value tokens, targets, offsets;
 } windows;
 
@@ -532,7 +534,7 @@ static void record_stage_evaluate(rfr_trace *t, const rfi_step_spec *s, int stag
   else output_losses(t, s, w, h, &x);
 }
 
-/* Reads the next `rows` tokens of each text and appends the token after them. */
+/* Processes the next `rows` tokens of each text and appends the token after them. */
 static void record_generate(rfr_trace *t, const rfi_step_spec *s, rfr_value *w, int64_t rows) {
   const int64_t five = RFI_SAMPLING_N, texts = rfi_step_texts(s);
   const int64_t text_shape[2] = {texts, s->window + 1}, cursor_shape[2] = {texts, RFI_CURSOR_N};
@@ -546,7 +548,7 @@ static void record_generate(rfr_trace *t, const rfi_step_spec *s, rfr_value *w, 
   rfr_value tokens = rfr_text_read(t, text, cursor, rows, &positions, &last);
   rfr_value h = rfr_model_forward_cached(t, &s->model, w, tokens, positions, cursor, s->window);
   rfr_scope(t, "head");
-  if (rows > 1) h = rfr_embedding(t, h, last); /* only the last row of each text */
+  if (rows > 1) h = rfr_embedding(t, h, last); /* only the last row of each text needs logits */
   rfr_value logits = rfr_model_logits(t, &s->model, w, h, RFR_F32);
   rfr_scope(t, "text");
   text = rfr_text_append(t, text, logits, cursor, sampling, rows);
@@ -562,7 +564,7 @@ static void record_decode(rfr_trace *t, const rfi_step_spec *s, rfr_value *w) { 
 
 typedef void (*recording)(rfr_trace *, const rfi_step_spec *, rfr_value *);
 
-/* `record` NULL: the evaluation of a stage. */
+/* `record` NULL: the evaluation of one stage. */
 static rfr_status build(rfr_ctx *ctx, const rfi_step_spec *spec, recording record, int stage, rfr_trace **out) {
   rfr_status s;
   rfr_trace *t = NULL;

@@ -15,9 +15,8 @@
 /* Targets with this value are ignored, as in the transformers library. */
 enum { RFI_IGNORE = -100 };
 
-/* The numbers of a step, in the order of the metrics ring's columns after the sequence number. A step without experts
- * has no columns from MOST_LOAD to BAD_GROUP, one without preferences none for MARGIN and ACCURACY, one rank none for
- * STOP. */
+/* The columns of the metrics ring after the sequence number. A step without experts lacks the columns from MOST_LOAD to
+ * BAD_GROUP, one without preferences lacks MARGIN and ACCURACY, one rank lacks STOP. */
 #define RFI_METRICS(X) \
   X(LOSS)              \
   X(NORM) X(LR) X(COUNT) X(SKIP) X(MOST_LOAD) X(LEAST_LOAD) X(BAD_ROUTING) X(BAD_GROUP) X(MARGIN) X(ACCURACY) X(STOP)
@@ -34,56 +33,57 @@ typedef struct rfi_param_rule {
   double lr_scale, weight_decay;
 } rfi_param_rule;
 
-/* The moving average of the trained weights: rfr_ema_at. Evaluations and samples read the averages. */
+/* The moving average of the trained weights: rfr_ema_at. Evaluations and samples use the averages. */
 typedef struct rfi_ema {
-  double decay; /* 0: there is none */
+  double decay; /* 0: no averages */
   int64_t start;
   bool warmup;
 } rfi_ema;
 
-/* A pipeline and this rank of it; see stage_trace.h. With several data-parallel ranks each of them has a pipeline, and
- * neighbouring ranks have the same stages. */
+/* A pipeline, and this rank of it; see stage_trace.h. With several data-parallel ranks, each has a pipeline, and ranks
+ * with the same stages are adjacent. */
 typedef struct rfi_pipeline_part {
-  int ranks, rank; /* ranks 0 or 1: there is none */
+  int ranks, rank; /* ranks 0 or 1: no pipeline */
   rfr_schedule_kind schedule;
-  int64_t last_layers;        /* of the last stage; 0: rfi_stage_layers computes it at each call */
-  int activations, gradients; /* slots of received tensors, set by rfi_trace_train */
-  int scales;                 /* slots of fp8_delayed on all ranks, set by rfi_trace_train; 0: none */
+  int64_t last_layers;        /* layers of the last stage; 0: rfi_stage_layers computes them at each call */
+  int activations, gradients; /* number of slots of received tensors, set by rfi_trace_train */
+  int scales;                 /* number of fp8_delayed slots over all ranks, set by rfi_trace_train; 0: none */
 } rfi_pipeline_part;
 
 typedef struct rfi_step_spec {
   rfr_model_config model;
   const rfi_param_rule
-      *rules;    /* one for each parameter; NULL: all are trained, or all of an adapter, with adamw.decay and scale 1 */
-  int64_t slots; /* R, steps that the rings hold */
-  int64_t microbatches;      /* k, of this rank */
-  int64_t ring_microbatches; /* of a slot of the rings, K: k, or in a ramp the most of a phase; 0: k */
-  int rank, ranks;           /* microbatches [rank k, (rank + 1) k) of the step are this rank's; 0 ranks are 1 */
-  int64_t tokens;            /* T, per microbatch; also the limit of its documents */
+      *rules;    /* one per parameter; NULL: all are trained, or all of an adapter, with adamw.decay and scale 1 */
+  int64_t slots; /* R, number of steps in the rings */
+  int64_t microbatches; /* k, per rank */
+  /* K, microbatches in a slot of the rings: k, or with a ramp the maximum over its phases; 0: k */
+  int64_t ring_microbatches;
+  int rank, ranks; /* this rank has microbatches [rank k, (rank + 1) k) of the step; ranks 0 counts as 1 */
+  int64_t tokens;  /* T, per microbatch; also the maximum number of documents */
   int64_t eval_tokens;
-  int64_t window; /* rows of the caches of generation: the tokens that it attends to */
-  int64_t texts;  /* that generation continues at once; 0 counts as 1 */
+  int64_t window; /* rows of the generation caches: the number of tokens to which generation attends */
+  int64_t texts;  /* number of texts that generation continues concurrently; 0 counts as 1 */
   bool sgd;
   double momentum; /* SGD */
-  bool muon;       /* for linear layers and experts; the rest is updated by AdamW */
+  bool muon;       /* Muon for linear layers and experts, AdamW for the other parameters */
   double muon_momentum;
-  bool muon_rms; /* the factor by shape is 0.2 sqrt(max(rows, columns)), else sqrt(max(1, outputs / inputs)) */
+  bool muon_rms; /* the scale by shape is 0.2 sqrt(max(rows, columns)), else sqrt(max(1, outputs / inputs)) */
   rfr_adamw_options adamw;
-  rfr_dtype gradient_dtype; /* RFR_F32, or the weights' */
-  rfr_dtype state_dtype;    /* of the moments; RFR_U8: 8 bits in blocks, AdamW only */
+  rfr_dtype gradient_dtype; /* RFR_F32, or the dtype of the weights */
+  rfr_dtype state_dtype;    /* dtype of the moments; RFR_U8: 8 bits in blocks, AdamW only */
   bool master;              /* f32 master weights, for 16-bit weights */
-  bool stochastic;          /* bf16 weights are rounded stochastically; their draws have the parameter's number + 1 */
+  bool stochastic; /* bf16 weights are rounded stochastically; the number of a parameter's draws is its index + 1 */
   rfi_ema ema;
   double clip; /* global norm, 0: none */
   rfr_lr_options lr;
   bool preference; /* DPO: documents 2p and 2p + 1 of a microbatch are the chosen and the rejected answer of pair p */
   double beta, smoothing;
   rfr_recipe recipe; /* of the training step; all zeros: none */
-  bool timed;        /* the state lr_steps has the steps at which the schedule changes, see rfr_lr_schedule_steps_at */
+  bool timed;        /* the state lr_steps has the steps at which the schedule changes; see rfr_lr_schedule_steps_at */
   rfi_pipeline_part pipeline;
-  int expert_ranks;        /* over which the experts are spread; 0 and 1: none. `model` has all of them */
-  int64_t expert_capacity; /* of a training step; evaluation and generation have room for all rows */
-  bool checkpoint;         /* blocks are recomputed from their inputs, whatever the plan */
+  int expert_ranks; /* ranks over which the experts are distributed; 0 and 1: one rank. `model` has all experts */
+  int64_t expert_capacity; /* in a training step; evaluation and generation have capacity for all rows */
+  bool checkpoint;         /* blocks are recomputed from their inputs, regardless of the plan */
 } rfi_step_spec;
 
 static inline int64_t rfi_ring_microbatches(const rfi_step_spec *s) {
@@ -108,16 +108,16 @@ static inline int rfi_metric_count(const rfi_step_spec *s) {
   return n;
 }
 
-/* After these columns of a step with experts: the most_load of each layer with experts. */
+/* With experts, these columns follow: the most_load of each layer with experts. */
 static inline int64_t rfi_metric_layers(const rfi_step_spec *s) {
   return s->model.experts > 0 ? rfr_model_expert_layers(&s->model) : 0;
 }
-/* Columns of the ring, with that of the sequence number. */
+/* The number of columns, including the sequence number. */
 static inline int64_t rfi_metric_width(const rfi_step_spec *s) {
   return 1 + rfi_metric_count(s) + rfi_metric_layers(s);
 }
 
-/* The most pairs that `tokens` tokens can hold: an answer has at least two, of which the first has no loss. */
+/* The maximum number of pairs in `tokens` tokens: an answer has at least two tokens, of which the first has no loss. */
 enum { RFI_PAIR_TOKENS = 4 };
 static inline int64_t rfi_most_pairs(int64_t tokens) { return tokens / RFI_PAIR_TOKENS; }
 
@@ -135,7 +135,7 @@ static inline int64_t rfi_most_pairs(int64_t tokens) { return tokens / RFI_PAIR_
 #define RFI_NAME_EVAL_TOKENS "eval.tokens"   /* i32 (eval_tokens) */
 #define RFI_NAME_EVAL_TARGETS "eval.targets" /* i32 (eval_tokens) */
 #define RFI_NAME_EVAL_OFFSETS "eval.offsets" /* i32 (eval_tokens+1) */
-#define RFI_NAME_NLL "nll"                /* output f32 (1), a sum in nats; with preferences f32 (2P), of each answer */
+#define RFI_NAME_NLL "nll"                /* output f32 (1), a sum in nats; with preferences f32 (2P), one per answer */
 #define RFI_NAME_TEXT "text"              /* i32 (window+1), or (texts,window+1); see rfr_text_read */
 #define RFI_NAME_CURSOR "text.cursor"     /* i64 (4), or (texts,4) */
 #define RFI_NAME_SAMPLING "text.sampling" /* f64 (5), see rfr_text_append_at */
@@ -143,7 +143,7 @@ static inline int64_t rfi_most_pairs(int64_t tokens) { return tokens / RFI_PAIR_
 
 static inline int64_t rfi_step_texts(const rfi_step_spec *s) { return s->texts > 1 ? s->texts : 1; }
 
-/* Tokens of each prompt per prefill, at most the window: over all texts enough to amortize reading the weights. */
+/* Tokens of each prompt per prefill, at most the window: enough, over all texts, to amortize reading the weights. */
 enum { RFI_PREFILL_ROWS = 64 };
 static inline int64_t rfi_prefill_rows(const rfi_step_spec *s) {
   const int64_t rows = rfi_step_texts(s) < RFI_PREFILL_ROWS ? RFI_PREFILL_ROWS / rfi_step_texts(s) : 1;
@@ -155,13 +155,13 @@ static inline int64_t rfi_prefill_rows(const rfi_step_spec *s) {
 #define RFI_SUFFIX_V ".exp_avg_sq"
 #define RFI_SUFFIX_MOMENTUM ".momentum"
 #define RFI_SUFFIX_MASTER ".master"
-/* RFI_SUFFIX_EMA: the average of a trained parameter, f32, with the role of a weight: the ranks share it out as they do
- * weights. */
-/* Of a rank of a pipeline. A tied head has gradients of its own: the ranks of the first and the last stage have
- * both. */
+/* RFI_SUFFIX_EMA: the average of a trained parameter, f32, with the role of a weight, so that it is sharded like a
+ * weight. */
+/* For a rank of a pipeline. A tied head has separate gradients: the ranks of the first and the last stage have both. */
 #define RFI_SUFFIX_GRADIENT ".gradient"
 #define RFI_SUFFIX_HEAD ".head"
-#define RFI_NAME_LOSSES "pipeline.losses" /* f32 (ranks k): of all microbatches, on the rank that has it; else 0 */
+/* f32 (ranks k): losses of all microbatches, on the rank that has them; else 0 */
+#define RFI_NAME_LOSSES "pipeline.losses"
 #define RFI_NAME_ACTIVATIONS "pipeline.activations" /* (slots,T,C), received; absent without slots */
 #define RFI_NAME_OUT_GRADIENTS "pipeline.gradients" /* the same for gradients of outputs */
 #define RFI_NAME_SENT_GRADIENTS "pipeline.sent"     /* (RFI_SENT_COPIES,T,C) of inputs; present with activations */
@@ -169,12 +169,12 @@ enum { RFI_SENT_COPIES = 2 };
 #define RFI_NAME_EVAL_X "pipeline.eval.x" /* (eval_tokens,C): input of a stage in evaluation */
 #define RFI_NAME_EVAL_Y "pipeline.eval.y" /* output, the same */
 
-/* Of one rank of a pipeline: everything after the gradients, which are inputs. */
+/* For one rank of a pipeline: everything after the gradients, which are inputs. */
 rfr_status rfi_trace_train(rfr_ctx *ctx, const rfi_step_spec *spec, rfr_trace **out);
 rfr_status rfi_trace_evaluate(rfr_ctx *ctx, const rfi_step_spec *spec, rfr_trace **out);
-/* Of one stage of a pipeline: the output is RFI_NAME_EVAL_Y, of the last stage RFI_NAME_NLL. */
+/* For one stage of a pipeline: the output is RFI_NAME_EVAL_Y, of the last stage RFI_NAME_NLL. */
 rfr_status rfi_trace_stage_evaluate(rfr_ctx *ctx, const rfi_step_spec *spec, int stage, rfr_trace **out);
-/* Both read the next tokens of a text, prefill a chunk and decode one, and append a token after the last. */
+/* Both process the next tokens of a text (prefill a chunk of them, decode one) and append a token after the last. */
 rfr_status rfi_trace_prefill(rfr_ctx *ctx, const rfi_step_spec *spec, rfr_trace **out);
 rfr_status rfi_trace_decode(rfr_ctx *ctx, const rfi_step_spec *spec, rfr_trace **out);
 

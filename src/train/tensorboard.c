@@ -22,7 +22,7 @@ static void append(rfr_run *run, const uint8_t *record, size_t n) {
   if (wrong) end_file(run, wrong);
 }
 
-/* TensorBoard reads the files of a folder in the order of their names, so the name begins with the time. */
+/* TensorBoard reads the files of a folder in lexical order, so the name begins with the time. */
 static void open_file(rfr_run *run, const rfr_event *e, double time) {
   char name[96], *path;
   uint8_t record[RFI_EVENT_BYTES];
@@ -71,7 +71,7 @@ static void put_evaluation(rfr_run *run, const rfr_event *e, double time) {
   append(run, record, rfi_event_scalars(time, e->step, scalars, sizeof scalars / sizeof scalars[0], record));
 }
 
-/* "watch_rms/NAME" and so on: a group for each statistic. */
+/* "watch_rms/NAME" and so on: a group per statistic. */
 static void put_watched(rfr_run *run, const rfr_event *e, double time) {
   for (int64_t i = 0; i < e->values && run->event_file >= 0; i++) {
     const rfr_watched *w = &e->watched[i];

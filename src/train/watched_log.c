@@ -9,7 +9,7 @@
 #include "base/json.h"
 #include "train/events.h"
 
-/* The watched program ends its entry before or after it writes the metrics: both are on their way. */
+/* The watched program completes its entry before or after it writes the metrics, so both may be in flight. */
 static rfr_status read_values(rfr_run *run, rfr_watched *out, int n) {
   for (int idle = 0;;) {
     const rfr_status s = rfr_programs_watched(run->programs, run->step - 1, 0, &out[0]);

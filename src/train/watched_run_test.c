@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Runs that watch values: the same bits as without, eager, resumed, recomputed, with adapters, experts and over ranks;
- * lines of watch.jsonl against the checkpoint; what is refused.
+ * Runs that watch values: bitwise equal to runs that do not, eager, resumed, recomputed, with adapters, experts and
+ * over ranks; lines of watch.jsonl against the checkpoint; what is refused.
  */
 #include <math.h>
 #include <stdio.h>
@@ -14,6 +14,7 @@
 #include "support/context.h"
 #include "support/ranks.h"
 #include "support/run.h"
+#include "support/thin.h"
 
 #define WATCH "run: {steps: 50, seed: 3, log_every: 1, evaluate_windows: 0, watch: [\"*\"], watch_every: 3}\n"
 #define LORA "adapter: {type: lora, rank: 3, alpha: 6, dropout: 0.1}\n"
@@ -68,7 +69,7 @@ static seen *run_steps(rfr_ctx *own, const char *config, bool eager, rfr_run **r
   return s;
 }
 
-/* Values that both have; of all that `a` has if `all`. */
+/* Compares values that both have; `all`: `b` must have all of `a`. */
 static void assert_same_stats(const seen *a, const seen *b, bool all) {
   for (int step = 1; step <= STEPS; step++) {
     assert_int_equal(a->n[step] > 0, step == 1 || step % 3 == 0);
@@ -114,7 +115,8 @@ static void bits(void **state) {
   same_bits(LLAMA HALF, "optimizer: {name: sgd, lr: 1e-2, momentum: 0.9}\n");
 }
 
-/* Within a budget some microbatches alone are recomputed: a value has the statistics of all of them, or none. */
+/* With a budget only some microbatches are recomputed: a value has the statistics of all microbatches, or is left
+ * out. */
 static void budget(void **state) {
   (void)state;
   const char *config = "refrain: 1\n" LLAMA SINGLE DATA "batch: {tokens: 256, microbatch: 4}\n" ADAM WATCH;
@@ -155,7 +157,7 @@ static json_t *read_lines(const char *folder) {
 }
 static int64_t step_of(const json_t *line) { return json_integer_value(json_object_get(line, "step")); }
 
-/* Weights and moments of the last line are those of the checkpoint after the same step. */
+/* Weights and moments in the last line equal those of the checkpoint after the same step. */
 static void assert_checkpoint(const char *folder, const char *file, const char *name, const json_t *line) {
   char path[300];
   rfr_ctx *own = rft_run_ctx(1);
@@ -180,7 +182,7 @@ static void assert_checkpoint(const char *folder, const char *file, const char *
   rfr_ctx_destroy(own);
 }
 
-/* Up to step 9, in one part or with a checkpoint and a resume after step 5. */
+/* Trains up to step 9, without interruption or with a checkpoint and a resume after step 5. */
 static void train_folder(const char *name, bool parts) {
   rfr_ctx *own = rft_run_ctx(2);
   seen *s = calloc(1, sizeof *s);
@@ -267,7 +269,7 @@ static rfr_status work(void *rank, int number, rfr_comm *comm, rfr_ctx *own) {
   return s;
 }
 
-/* Each rank has its part and its microbatches: together they have all elements. */
+/* Each rank has its part and its microbatches; together they cover all elements. */
 static void ranks(void **state) {
   static const char *const modes[] = {"parallel.shard=none", "parallel.shard=optimizer", "parallel.shard=full"};
   (void)state;
@@ -344,7 +346,8 @@ static void refused(void **state) {
 }
 
 int main(void) {
-  const struct CMUnitTest tests[] = {cmocka_unit_test(bits),       cmocka_unit_test(budget), cmocka_unit_test(lines),
-                                     cmocka_unit_test(unwritable), rft_context_test(ranks),  rft_context_test(refused)};
+  const struct CMUnitTest tests[] = {rft_one_thread_test(bits),  rft_one_thread_test(budget),
+                                     rft_one_thread_test(lines), rft_one_thread_test(unwritable),
+                                     rft_context_test(ranks),    rft_context_test(refused)};
   return cmocka_run_group_tests_name("watched_run", tests, rft_run_setup, rft_run_teardown);
 }

@@ -5,7 +5,7 @@
 
 #include "support/program.h"
 
-/* A model that no machine here has room for is planned without memory for it, from the command line and as JSON. */
+/* A model too large for this machine can be planned, from the command line and as JSON, without memory for it. */
 static void plan_large(void **state) {
   (void)state;
   static const char *const large[] = {"model.hidden_size=16384", "model.intermediate_size=53248",
@@ -40,7 +40,7 @@ static void plan_large(void **state) {
 #undef LARGE
 }
 
-/* The demo for a GPU fits into 12 GB, below which tools/demo does not use it; in bf16, as there. */
+/* The GPU demo must fit into 12 GB, since tools/demo uses it on GPUs with that much memory; in bf16, as there. */
 static void plan_demo_gpu(void **state) {
   (void)state;
   assert_int_equal(RUN("plan", RFT_SOURCE_DIR "/examples/demo-gpu.yaml", "--set", "precision.dtype=bf16", "--set",
@@ -54,7 +54,7 @@ static void plan_demo_gpu(void **state) {
                    3);
 }
 
-/* memory.recompute=auto keeps each budget of the frontier. */
+/* memory.recompute=auto meets each budget of the frontier. */
 static void plan_frontier(void **state) {
   (void)state;
   assert_int_equal(RUN("plan", "small.yaml", "--frontier", "--json"), 0);
@@ -97,7 +97,7 @@ static void plan_picture(void **state) {
   assert_string_equal(rft_out, "plan.svg written\n");
   rft_slurp("plan.svg", rft_out, sizeof rft_out);
   for (const char *s = rft_out; (s = strstr(s, "<rect class=\"b")); s++) rectangles++;
-  assert_int_equal(rectangles, buffers + 1); /* and the legend's */
+  assert_int_equal(rectangles, buffers + 1); /* plus those of the legend */
   assert_int_equal(strncmp(rft_out, "<svg ", 5), 0);
   assert_string_equal(rft_out + strlen(rft_out) - 7, "</svg>\n");
   rft_assert_says(rft_out, "lower bound:");
@@ -106,7 +106,8 @@ static void plan_picture(void **state) {
   assert_int_equal(RUN("plan", "small.yaml", "--svg", "missing/plan.svg"), 4);
 }
 
-/* Every stroke is thin beside its rectangle, so that no rectangle vanishes below it; how many rectangles there are. */
+/* Checks that every stroke is thin compared with its rectangle, so that no rectangle is hidden by it. Returns the
+ * number of rectangles. */
 static int check_strokes(void) {
   int n = 0;
   for (const char *s = rft_out; (s = strstr(s, "<rect class=\"b\"")); s++) {
@@ -121,7 +122,7 @@ static int check_strokes(void) {
   return n;
 }
 
-/* Pictures of large steps: strokes scale, and tiny rectangles become bands. */
+/* Pictures of large steps: strokes scale, and tiny rectangles are merged to bands. */
 static void large_pictures(void **state) {
   (void)state;
   int rectangles = 0;
@@ -160,7 +161,7 @@ static void plan_and_trace(void **state) {
   json_decref(v);
   assert_int_equal(RUN("plan", "small.yaml"), 0);
   rft_assert_says(rft_out, "fits in");
-  assert_true(strstr(rft_out, "cache.") == NULL); /* training has no caches */
+  assert_true(strstr(rft_out, "cache.") == NULL); /* training needs no caches */
   for (int i = 0; i < 2; i++) {
     assert_int_equal(RUN("plan", "small.yaml", "--program", i ? "decode" : "prefill"), 0);
     rft_assert_says(rft_out, "cache.*.k");
@@ -174,14 +175,14 @@ static void plan_and_trace(void **state) {
   json_decref(v);
   assert_int_equal(RUN("trace", "small.yaml", "--after", "autodiff", "--flat"), 0);
   assert_int_equal(strncmp(rft_out, "refrain-trace 1", 15), 0);
-  for (int i = 0; i < 2; i++) { /* logits are f32 beside weights of either type */
+  for (int i = 0; i < 2; i++) { /* logits are f32 with weights of either type */
     const char *dtype = i ? "precision.dtype=bf16" : "precision.dtype=f32";
     assert_int_equal(RUN("trace", "small.yaml", "--after", "fuse", "--flat", "--set", dtype), 0);
     rft_assert_says(rft_out, " = linear_cross_entropy(");
   }
 }
 
-/* The shares add up to 1 and the calls to `calls`. */
+/* The shares must sum to 1, and the calls to `calls`. */
 static void check_rows(const json_t *rows, int64_t calls) {
   double share = 0;
   assert_true(json_is_array(rows) && json_array_size(rows) > 1);
@@ -216,7 +217,7 @@ static void bench(void **state) {
   for (size_t i = 0; i < json_array_size(kinds); i++) {
     const json_t *row = json_array_get(kinds, i);
     if (strcmp(json_string_value(json_object_get(row, "name")), "attention") != 0) continue;
-    attention = true; /* documents of 256 bytes, of which each sees 128: examples/demo.yaml */
+    attention = true; /* documents of 256 bytes with a window of 128: examples/demo.yaml */
     assert_true(json_number_value(json_object_get(row, "flops")) == 2.0 * 2 * 4 * (128 * 129 / 2 + 128 * 128) * 128);
   }
   assert_true(attention);
@@ -225,7 +226,7 @@ static void bench(void **state) {
                        "model.num_hidden_layers=1", "--set", "precision.recipe=fp8_current", "--set",
                        "precision.keep=[]"),
                    0);
-  v = rft_parsed(); /* FP8 has a ceiling of its own */
+  v = rft_parsed(); /* FP8 has a separate ceiling */
   assert_true(json_number_value(json_object_get(json_object_get(v, "ceilings"), "flops_per_second_fp8")) > 0);
   json_decref(v);
   assert_int_equal(RUN("bench", "demo", "--dtype", "f31"), 2);
@@ -287,7 +288,7 @@ static void profile(void **state) {
   assert_int_equal(seen, ops);
   assert_true(flops > 0 && sum > 0 && sum <= step + 0.002 * (double)ops && end <= step + 0.002);
   assert_int_equal(RUN("profile", "small.yaml", "--steps", "1"), 0);
-  /* The step after a ramp. */
+  /* The first step after a ramp. */
   assert_int_equal(RUN("profile", "small.yaml", "--steps", "2", "--set", "batch.ramp=[{until: 1, tokens: 32}]"), 0);
   rft_assert_says(rft_out, "roofline");
   assert_int_equal(RUN("profile", "small.yaml", "--steps", "1", "--trace", "none/trace.json"), 4);
@@ -315,7 +316,7 @@ static void profile(void **state) {
   rft_assert_says(rft_err, "help: give a configuration, or one of small, demo, gpt2-124m, ");
 }
 
-/* plan --ranks: the bytes of one rank of a real run are compared in run_stages_test; here the command. */
+/* The command plan --ranks. run_stages_test compares its numbers with real runs. */
 static void plan_ranks(void **state) {
   (void)state;
   assert_int_equal(RUN("plan", "small.yaml", "--ranks", "2", "--json"), 0);

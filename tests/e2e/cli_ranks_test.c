@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * `train --ranks N` on CPUs: mpirun starts the ranks. Each layout against one rank, stop and resume under another
- * number of ranks, and errors that are printed once.
+ * `train --ranks N` on CPUs: mpirun starts the ranks. Compares each layout with one rank; tests stop and resume under
+ * another number of ranks, and that errors are printed once.
  */
 #include <math.h>
 #include <signal.h>
@@ -43,7 +43,7 @@ static void layouts(void **state) {
   assert_int_equal(RUN("eval", "four-full"), 0);
 }
 
-/* Every schedule of a pipeline from the command line, and two data-parallel ranks; the folder continues on one rank. */
+/* Trains with every schedule of a pipeline, and with two data-parallel ranks; one rank continues in the folder. */
 static void pipelines(void **state) {
   static const struct {
     const char *ranks, *schedule, *folder;
@@ -69,7 +69,7 @@ static void pipelines(void **state) {
   assert_int_equal(RUN("train", "two-by-two", "--resume", "--set", "run.steps=10"), 0);
 }
 
-/* The times of a pipeline's stages, and the simulator's with them. */
+/* The measured times of a pipeline's stages, and the simulator's result for them. */
 static void profile(void **state) {
   (void)state;
 #define STAGES "--set", "parallel.pipeline=2", "--set", "parallel.schedule=zb-v", "--set", "batch.microbatch=1"
@@ -85,7 +85,8 @@ static void profile(void **state) {
     const double f = json_number_value(json_object_get(stage, "F")), w = json_number_value(json_object_get(stage, "W")),
                  dgrad = json_number_value(json_object_get(stage, "I"));
     assert_true(f > 0 && dgrad > 0 && w > 0 && !json_object_get(stage, "B"));
-    busy[i == 1 || i == 2] += (f + dgrad + w) * (double)rft_number(v, "microbatches"); /* zb-v: 0 and 3, 1 and 2 */
+    /* zb-v: stages 0 and 3 on one rank, 1 and 2 on the other */
+    busy[i == 1 || i == 2] += (f + dgrad + w) * (double)rft_number(v, "microbatches");
   }
   const double simulated = json_number_value(json_object_get(v, "simulated_seconds")), most = fmax(busy[0], busy[1]),
                least = fmin(busy[0], busy[1]);
@@ -108,7 +109,7 @@ static void profile(void **state) {
 #undef STAGES
 }
 
-/* Experts over the ranks, and their checkpoint on one rank. */
+/* Expert parallelism; one rank reads its checkpoint. */
 static void experts(void **state) {
   static const char *const sets[] = {"batch.microbatch=1", "model.model_type=mixtral", "model.num_experts=4"};
   double loss[2];
@@ -158,7 +159,7 @@ static void errors(void **state) {
   unsetenv("RANK");
 }
 
-/* Processes as srun starts them: without MPI's part, and a shell in a step of one task. */
+/* Processes as srun starts them: without PMI, and with a shell in a step of one task. */
 static void steps_of_slurm(void **state) {
   (void)state;
   setenv("SLURM_STEP_NUM_TASKS", "2", 1);

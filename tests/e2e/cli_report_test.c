@@ -53,7 +53,7 @@ static void page(void **state) {
   assert_string_equal(source_of(v, "model.rope_theta"), "default");
   assert_non_null(strstr(source_of(v, "optimizer.lr"), "small.yaml:5"));
   json_decref(v);
-  /* A resume reads the folder's own configuration; the sources stay. */
+  /* A resume reads the folder's own configuration; the sources of its keys are kept. */
   assert_int_equal(RUN("train", "a", "--resume", "--quiet", "--set", "run.steps=22"), 0);
   assert_int_equal(RUN("report", "a", "--out", "-"), 0);
   v = data_of_page();
@@ -67,7 +67,7 @@ static void page(void **state) {
   assert_int_equal(access("report.html.tmp", F_OK), -1);
 }
 
-/* The loads of the layers: the largest one is that of the step. */
+/* The load of the step is the maximum over the layers. */
 static void loads(void **state) {
   (void)state;
   assert_int_equal(RUN("train", "small.yaml", "--out", "moe", "--quiet", "--set", "run.log_every=1", "--set",
@@ -87,7 +87,7 @@ static void loads(void **state) {
       most = x > most ? x : most;
     }
     const double all = json_number_value(json_object_get(v, "most_load"));
-    assert_true(most > 0.999 * all && most < 1.001 * all); /* of four digits */
+    assert_true(most > 0.999 * all && most < 1.001 * all); /* the log has four digits */
     json_decref(v);
   }
   assert_int_equal(rows, 20);
@@ -125,14 +125,14 @@ static void mistakes(void **state) {
   assert_int_equal(remove("a/plan.json"), 0);
 }
 
-/* Equal runs, another learning rate, and errors: the exit codes of diff. */
+/* The exit codes of diff: for equal runs, another learning rate, and errors. */
 static void compared(void **state) {
   (void)state;
   assert_int_equal(RUN("train", "small.yaml", "--out", "p", "--quiet"), 0);
   assert_int_equal(RUN("train", "small.yaml", "--out", "q", "--quiet"), 0);
   assert_int_equal(RUN("diff", "p", "q"), 0);
   assert_int_equal(RUN("diff", "p/config.yaml", "q/config.yaml"), 0);
-  assert_int_equal(RUN("train", "small.yaml", "--out", "n\xff", "--quiet"), 0); /* a name that is no UTF-8 */
+  assert_int_equal(RUN("train", "small.yaml", "--out", "n\xff", "--quiet"), 0); /* a name that is not valid UTF-8 */
   assert_int_equal(RUN("diff", "p", "n\xff"), 0);
   rft_assert_says(rft_out, "configuration: equal");
   rft_assert_says(rft_out, "the runs are equal");
@@ -154,7 +154,7 @@ static void compared(void **state) {
 
 /* ---- served ---- */
 
-/* The answer to a request; its status. */
+/* Sends a request and reads the answer; returns its status. */
 static int ask(int port, const char *request) {
   struct sockaddr_in at = {.sin_family = AF_INET, .sin_port = htons((uint16_t)port)};
   at.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
@@ -188,7 +188,7 @@ static void follow(void **state) {
   json_t *v = json_loads(strstr(rft_out, "\r\n\r\n") + 4, 0, NULL);
   snprintf(text, sizeof text, "/data.json?%lld", (long long)rft_number(v, "bytes"));
   json_decref(v);
-  assert_int_equal(get(port, text), 204); /* nothing is new */
+  assert_int_equal(get(port, text), 204); /* no new data */
   FILE *f = fopen("a/log.jsonl", "ab");
   fputs("{\"event\": \"warning\", \"step\": 22, \"message\": \"look here\"}\n", f);
   fclose(f);
@@ -234,7 +234,7 @@ static void screen(void **state) {
   assert_true(WIFEXITED(status) && WEXITSTATUS(status) == 0);
   rft_assert_says(rft_out, "\033[?1049h");
   rft_assert_says(rft_out, "22 of 22, 100.0%\033[K");
-  rft_assert_says(rft_out, "\033[?25h\033[?1049l"); /* the terminal is as before */
+  rft_assert_says(rft_out, "\033[?25h\033[?1049l"); /* the terminal settings are restored */
 }
 
 int main(void) {

@@ -24,7 +24,8 @@ static void run_at_terminal(const char *term, const char *folder, int columns) {
           "--set", "run.evaluate_every=1000", (char *)NULL);
     _exit(127);
   }
-  for (ssize_t got; (got = read(fd, rft_out + n, sizeof rft_out - 1 - n)) > 0;) n += (size_t)got; /* EIO at the end */
+  /* EIO when the child has ended */
+  for (ssize_t got; (got = read(fd, rft_out + n, sizeof rft_out - 1 - n)) > 0;) n += (size_t)got;
   rft_out[n] = '\0';
   close(fd);
   int status;
@@ -32,7 +33,7 @@ static void run_at_terminal(const char *term, const char *folder, int columns) {
   assert_true(WIFEXITED(status) && WEXITSTATUS(status) == 0);
 }
 
-/* At a terminal the progress line fits its width, whatever that is; a dumb one gets no escapes. */
+/* On a terminal the progress line fits the width, whatever that is; a dumb terminal gets no escapes. */
 static void progress_fits(void **state) {
   (void)state;
   static const int widths[] = {120, 80, 40, 20};
@@ -44,7 +45,7 @@ static void progress_fits(void **state) {
     for (const char *s = rft_out; (s = strstr(s, "\rstep ")); s++) {
       const size_t length = strcspn(s + 1, "\r\n\033");
       if ((int)length >= widths[i]) fail_msg("%zu columns of %d: %.*s", length, widths[i], (int)length, s + 1);
-      assert_int_equal(strncmp(s + 1 + length, "\033[K", 3), 0); /* clears the rest of a longer line before it */
+      assert_int_equal(strncmp(s + 1 + length, "\033[K", 3), 0); /* clears the rest of a longer previous line */
       rewritten++;
     }
     assert_true(rewritten >= 2);
@@ -55,7 +56,7 @@ static void progress_fits(void **state) {
   rft_assert_says(rft_out, "step 1/3000");
 }
 
-/* A closed standard stream does not lend its descriptor to a file of the run. */
+/* If a standard stream is closed, a file of the run must not get its descriptor. */
 static void closed_streams(void **state) {
   (void)state;
   const char *const arguments[] = {"train", "small.yaml", "--out", "closed", NULL};
@@ -72,7 +73,7 @@ static void closed_streams(void **state) {
   }
   int status;
   assert_int_equal(waitpid(child, &status, 0), child);
-  assert_true(WIFEXITED(status)); /* output that cannot be written is exit code 4, as for any closed pipe */
+  assert_true(WIFEXITED(status)); /* output that cannot be written gives exit code 4 */
   rft_slurp("closed/log.jsonl", rft_out, sizeof rft_out);
   for (const char *line = rft_out; *line; line += strcspn(line, "\n") + 1)
     if (*line != '{') fail_msg("not a log entry: %.80s", line);
@@ -95,7 +96,7 @@ static void experts(void **state) {
 #undef SETS
 }
 
-/* A ramp in the plan and in training, and averaged weights in everything that reads a run. */
+/* A ramp in the plan and in training; averaged weights in every command that reads a run. */
 static void ramp_and_averages(void **state) {
   (void)state;
   static const char *const sets[] = {"optimizer.ema=0.9", "batch.ramp=[{until: 2, sequence: 4}]", "run.steps=6",
@@ -135,7 +136,7 @@ static void train_and_use(void **state) {
   json_t *v = rft_parsed();
   assert_string_equal(json_string_value(json_object_get(v, "folder")), "runs/small");
   assert_int_equal(rft_number(v, "step"), 20);
-  /* a library's scratch may have bytes that it leaves alone */
+  /* a library need not touch all bytes of its scratch */
   assert_true(rft_number(v, "touched_bytes") <= rft_number(v, "planned_bytes"));
   assert_true((double)rft_number(v, "touched_bytes") > 0.99 * (double)rft_number(v, "planned_bytes"));
   /* small.yaml: q, k, v, o of 16 x 16; gate, up, down of 32 x 16; head of 256 x 16; attention over half of 16 tokens */
@@ -146,7 +147,7 @@ static void train_and_use(void **state) {
   const double bits = json_number_value(json_object_get(v, "validation_bits_per_byte"));
   json_decref(v);
   assert_string_equal(rft_err, "");
-  assert_int_equal(RUN("check", "small.yaml", "--threads", "99999"), 2); /* not silently fewer */
+  assert_int_equal(RUN("check", "small.yaml", "--threads", "99999"), 2); /* too many threads are an error */
   rft_assert_says(rft_err, "threads");
   rft_assert_says(rft_err, "help: refrain check --help explains the options");
   assert_int_equal(RUN("train", "small.yaml"), 2);
@@ -163,7 +164,7 @@ static void train_and_use(void **state) {
   rft_assert_says(rft_err,
                   "error: data.validation holds out nothing to evaluate on: 0 of 10 files, 0 bytes [data.held_out]");
   rft_assert_says(rft_err, "help: set data.validation to a percentage");
-  /* A checkpoint is a model's folder: its text is that of the run. */
+  /* A checkpoint is a model folder that generates the same text as the run. */
   assert_int_equal(RUN("generate", "runs/small/step-000020", "--prompt", "1 and ", "--tokens", "8", "--json"), 0);
   v = rft_parsed();
   char text[64];
@@ -185,15 +186,15 @@ static void train_and_use(void **state) {
   assert_int_equal(strlen(rft_out), 6 + 8 + 1);
   rft_assert_says(rft_err, "prompt of 6 bytes in ");
   rft_assert_says(rft_err, " tokens/s\n");
-  assert_int_equal(RUN("generate", "runs/small", "--tokens", "40", "--json"), 0); /* more than the window */
+  assert_int_equal(RUN("generate", "runs/small", "--tokens", "40", "--json"), 0); /* longer than the window */
   v = rft_parsed();
   assert_int_equal(rft_number(v, "tokens"), 40);
   assert_true(json_number_value(json_object_get(v, "tokens_per_second")) > 0);
   json_decref(v);
-  /* another model does not continue from it */
+  /* a resume with another model is refused */
   assert_int_equal(RUN("train", "small.yaml", "--resume", "--set", "model.hidden_size=32"), 2);
   rft_assert_says(rft_err, "resume.mismatch");
-  /* more steps do */
+  /* a resume with more steps is accepted */
   assert_int_equal(RUN("train", "small.yaml", "--resume", "--set", "run.steps=25"), 0);
   rft_assert_says(rft_out, "25 of 25 steps");
   rft_assert_says(rft_err, "step 25/25");
@@ -209,7 +210,7 @@ static void wait_for(const char *path, const char *what) {
   fail_msg("%s never says %s", path, what);
 }
 
-/* The command that the program printed after "to continue: ", split at spaces into c. */
+/* Splits the command that the program printed after "to continue: " at spaces. */
 static void read_command(char *text, const char **c) {
   char *at = strstr(text, "to continue: refrain ");
   if (!at) fail_msg("no command to continue with in:\n%s", text);
@@ -229,8 +230,8 @@ static void interrupted(void **state) {
   assert_int_equal(rft_finish(child), 5);
   rft_assert_says(rft_err, "stopped after step");
   rft_assert_says(rft_err, "to continue: refrain train long --resume --threads 1\n");
-  assert_int_equal(RUN("generate", "long", "--tokens", "1"), 0); /* the checkpoint is there */
-  /* The printed command continues the run; the rest of the command line is in the run's configuration. */
+  assert_int_equal(RUN("generate", "long", "--tokens", "1"), 0); /* a checkpoint exists */
+  /* The printed command continues the run; the other options are in the run's configuration. */
   child = START(((const char *const[]){"train", "long", "--resume", "--threads", "1", NULL}));
   wait_for("err", "loss ");
   kill(child, SIGINT);
@@ -240,7 +241,7 @@ static void interrupted(void **state) {
   assert_string_equal(command[1], "long");
 }
 
-/* The folder of a run, and its configuration, name the run. */
+/* A run can be named by its folder, and by its configuration file. */
 static void resume_by_folder(void **state) {
   (void)state;
   assert_int_equal(RUN("train", "small.yaml", "--out", "again", "--set", "run.steps=4"), 0);
@@ -271,11 +272,11 @@ static void resume_by_folder(void **state) {
   }
   assert_int_equal(RUN("train", "again", "--resume"), 2);
   rft_assert_says(rft_err, "NUL byte");
-  rft_slurp("again/config.yaml", rft_out, sizeof rft_out); /* up to the NUL */
+  rft_slurp("again/config.yaml", rft_out, sizeof rft_out); /* reads only up to the NUL */
   rft_write_file("again/config.yaml", rft_out);
   assert_int_equal(RUN("check", "again"), 0);
   rft_assert_says(rft_out, "again/config.yaml:");
-  assert_int_equal(RUN("plan", "again/step-000008"), 0); /* a checkpoint is a model's folder */
+  assert_int_equal(RUN("plan", "again/step-000008"), 0); /* a checkpoint is a model folder */
   assert_int_equal(RUN("train", "again/step-000008"), 2);
   rft_assert_says(rft_err, "write a configuration with `model: again/step-000008`");
 }

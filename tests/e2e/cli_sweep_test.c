@@ -30,12 +30,12 @@ static void sweeps(void **state) {
   assert_true(json_real_value(json_object_get(run_of(v, 1), "loss")) <
               json_real_value(json_object_get(run_of(v, 0), "loss")));
   json_decref(v);
-  /* Runs are run folders. */
+  /* Each run has a run folder. */
   assert_int_equal(RUN("diff", "s/run-001", "s/run-002"), 1);
   rft_assert_says(rft_out, "optimizer.lr");
   assert_int_equal(RUN("sweep", "grid.yaml", "--out", "s"), 2);
   rft_assert_says(rft_err, "has a sweep already");
-  /* Finished runs are not trained again, the failed one is tried again. */
+  /* Finished runs are not trained a second time; the failed one is retried. */
   struct stat before, after;
   assert_int_equal(stat("s/run-001/log.jsonl", &before), 0);
   assert_int_equal(RUN("sweep", "grid.yaml", "--out", "s", "--resume", "--report", "best.html"), 1);
@@ -50,7 +50,7 @@ static void sweeps(void **state) {
   assert_true(after.st_size > 10000);
 }
 
-/* A stop asks the run for a checkpoint, and --resume continues it to the bits of a run without a stop. */
+/* A stop makes the run write a checkpoint; --resume continues it, bitwise equal to an uninterrupted run. */
 static void stops(void **state) {
   (void)state;
   static const char *const arguments[] = {"sweep", "long.yaml", "--out",           "l", "--threads",

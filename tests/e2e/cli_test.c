@@ -42,7 +42,7 @@ static void usage(void **state) {
   assert_null(strstr(rft_out, "--resume"));
 }
 
-/* `help COMMAND` is `COMMAND --help`, with that command's options alone. */
+/* `help COMMAND` prints the same as `COMMAND --help`: only that command's options. */
 static void help(void **state) {
   (void)state;
   static const char *const commands[] = {"train", "generate", "eval",     "check",   "tokenize", "keys",
@@ -96,7 +96,7 @@ static void help_as_json(void **state) {
   rft_assert_says(rft_out, "operands:\n  CONFIG ");
 }
 
-/* With --json standard error has one object, for errors of the library and of the command line. */
+/* With --json standard error contains one object, for errors of the library and of the command line. */
 static void json_errors(void **state) {
   (void)state;
   static const struct {
@@ -149,7 +149,7 @@ static void keys(void **state) {
   rft_assert_says(rft_err, "did you mean warmup?");
 }
 
-/* A report that cannot be written is exit code 4, also where the command flushed its output itself. */
+/* A report that cannot be written gives exit code 4, even if the command flushed its output itself. */
 static void full_device(void **state) {
   (void)state;
   const int full = open("/dev/full", O_WRONLY);
@@ -190,9 +190,9 @@ static void bad_input(void **state) {
   rft_assert_says(rft_out, "optimizer moments in bf16: optimizer.state_dtype=bf16");
   rft_assert_says(rft_out, "recompute activations: memory.recompute=all");
   assert_int_equal(RUN("plan", "small.yaml", "--set", "memory.budget=1KiB", "--set", "memory.recompute=all"), 3);
-  assert_null(strstr(rft_out, "recompute activations:")); /* nothing is left to gain from it */
+  assert_null(strstr(rft_out, "recompute activations:")); /* it is already enabled, so it is not suggested */
   assert_int_equal(RUN("train", "small.yaml", "--set", "memory.budget=1KiB", "--out", "none"), 3);
-  rft_assert_says(rft_err, "[plan.over_budget]"); /* with the bytes of each kind, as `plan` prints them */
+  rft_assert_says(rft_err, "[plan.over_budget]"); /* lists the bytes of each kind, as `plan` does */
   rft_assert_says(rft_err, "optimizer states and master weights");
   rft_assert_says(rft_err, "optimizer moments in bf16: optimizer.state_dtype=bf16");
   assert_int_equal(RUN("train", "small.yaml", "--set", "memory.budget=1KiB", "--out", "none", "--json"), 3);
@@ -257,7 +257,7 @@ static void check_sources(void **state) {
   rft_assert_says(rft_err, "missing: No such file");
 }
 
-/* `auto` prints its choice; a named device is never replaced. */
+/* `auto` prints its choice; a named device is never replaced by another one. */
 static void devices(void **state) {
   (void)state;
   assert_int_equal(RUN("doctor", "--json"), 0);
@@ -267,7 +267,8 @@ static void devices(void **state) {
   assert_true(json_array_size(pieces) > 0);
   for (size_t i = 0; i < json_array_size(pieces); i++)
     assert_true(*json_string_value(json_object_get(json_array_get(pieces, i), "costs")) != '\0');
-  if (has_cuda) assert_int_equal(rft_number(json_array_get(pieces, 1), "missing"), 0); /* the driver */
+  /* the message names the driver */
+  if (has_cuda) assert_int_equal(rft_number(json_array_get(pieces, 1), "missing"), 0);
   json_decref(v);
   assert_int_equal(RUN("plan", "small.yaml", "--device", "auto"), 0);
   rft_assert_says(rft_err, has_cuda ? "device: cuda: " : "device: cpu: ");
@@ -288,7 +289,7 @@ static void devices(void **state) {
   unsetenv("REFRAIN_THREADS");
 }
 
-/* A missing piece is printed with its cost. Measuring is slow under a sanitizer, so doctor runs once. */
+/* A missing piece is printed with the consequence. Measuring is slow under a sanitizer, so doctor runs once. */
 static void doctor(void **state) {
   (void)state;
   setenv("REFRAIN_ONEDNN", "0", 1);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Fine-tuning and talking as a user does it: finetune, check with data, chat and generate, on a tiny model with a
+ * Fine-tuning and chat as a user runs them: finetune, check with data, chat and generate, on a tiny model with a
  * tokenizer of single characters.
  */
 #include <glob.h>
@@ -8,7 +8,7 @@
 
 #include "support/program.h"
 
-/* tests/models/llama with a tokenizer in which token N is the character N; 1 and 2 begin and end a turn. */
+/* tests/models/llama with a tokenizer in which token N is the character N; tokens 1 and 2 begin and end a turn. */
 static int set_up(void **state) {
   static char text[1 << 14];
   size_t n = 0;
@@ -51,7 +51,7 @@ static int set_up(void **state) {
 #define TEMPLATE "--set", "data.template=chatml"
 #define SMALL "--set", "precision.dtype=f32", "--set", "data.sequence=64", "--set", "batch.tokens=128"
 
-/* The row as the model sees it; a user's special token stays text. */
+/* The row as the model sees it. A special token in the user's text is tokenized as characters. */
 static void check_data(void **state) {
   (void)state;
   rft_write_file("odd.jsonl",
@@ -68,7 +68,7 @@ static void check_data(void **state) {
   json_t *v = rft_parsed();
   assert_int_equal(rft_number(v, "train_rows"), 40);
   assert_int_equal(rft_number(v, "validation_rows"), 1);
-  assert_int_equal(rft_number(v, "trained_tokens"), 10 * 3 + 30 * 4); /* a, the digits, the end of the turn */
+  assert_int_equal(rft_number(v, "trained_tokens"), 10 * 3 + 30 * 4); /* a, the digits, and the end of the turn */
   assert_int_equal(rft_number(v, "truncated_rows"), 0);
   assert_true(rft_number(v, "planned_bytes") > 0);
   char text[2][256] = {"", ""};
@@ -81,14 +81,14 @@ static void check_data(void **state) {
   json_decref(v);
   assert_int_equal(RUN("check", "model", "chat.jsonl", TEMPLATE, "--set", "precision.recipe=fp8_current", "--set",
                        "precision.keep=[]", "--set", "precision.dtype=f32"),
-                   0); /* every sequence that is tried suits a recipe */
+                   0); /* every sequence length that check tries is valid for a recipe */
   assert_int_equal(RUN("check", "model", "chat.jsonl", "--files", "train"), 2);
   assert_int_equal(RUN("finetune", "model"), 2);
   rft_assert_says(rft_err, "refrain finetune needs MODEL DATA...");
   assert_int_equal(RUN("finetune", "missing", "chat.jsonl"), 4);
 }
 
-/* The run has a configuration that `train` continues; its base is frozen. */
+/* The run has a configuration that `train` can continue; its base is frozen. */
 static void finetune(void **state) {
   (void)state;
   assert_int_equal(RUN("finetune", "model", "chat.jsonl", TEMPLATE, SMALL, "--set", "run.epochs=2", "--json"), 0);
@@ -119,7 +119,7 @@ static void finetune(void **state) {
   rft_assert_says(rft_err, "run.exists");
 }
 
-/* Trains all weights of the model on `data` and leaves them in `out`. */
+/* Trains all weights of the model on `data` into `out`. */
 static void train_on(const char *name, const char *data, char *out, size_t size) {
   char config[512], path[64];
   snprintf(config, sizeof config,
@@ -134,7 +134,8 @@ static void train_on(const char *name, const char *data, char *out, size_t size)
   rft_slurp(path, out, size);
 }
 
-/* A token file of Megatron trains the bits of the text; the other formats train as one stream. */
+/* Training on a token file of Megatron is bitwise equal to training on the text; the other formats train as one
+ * stream. */
 static void token_files(void **state) {
   (void)state;
   enum { BYTES = 1 << 20 };
@@ -165,7 +166,7 @@ static void token_files(void **state) {
   assert_null(json_object_get(v, "bits_per_byte"));
   json_decref(v);
   assert_int_equal(RUN("eval", "model", "--set", "data.validation=[b.bin]", "--set", "data.sequence=32"), 0);
-  /* Rows are documents; the stream formats have the same ids, and agree. */
+  /* Rows are documents. The stream formats have the same ids, and are equal. */
   rft_write_file("rows.jsonl", "{\"text\": \"one 1\"}\n{\"text\": \"two 22\"}\n");
   assert_int_equal(RUN("tokenize", "model", "rows.jsonl", "corpus/a/4.txt", "--out", "n.bin", "--to", "nanogpt"), 0);
   rft_assert_says(rft_err, "wrote n.bin: 3 documents, ");
@@ -222,7 +223,7 @@ static void token_mistakes(void **state) {
   }
 }
 
-/* A trained tokenizer, a model trained from scratch with it, and what its checkpoint can do without the folder. */
+/* Trains a tokenizer and a model from scratch with it; its checkpoint works without the folder. */
 static void trained_tokenizer(void **state) {
   (void)state;
   static const char *const special[] = {"--special", "<|end|>", "--special", "<|im_start|>", "--special", "<|im_end|>"};
@@ -274,7 +275,7 @@ static void trained_tokenizer(void **state) {
   rft_assert_says(rft_err, "refrain tokenizer-train --help");
 }
 
-/* Messages for the first mistakes of new users, and the last lines of finetune. */
+/* Messages for frequent first mistakes, and the last lines of finetune. */
 static void first_mistakes(void **state) {
   (void)state;
   static const char *const with_model[] = {"chat", "generate", "eval", "tokenize", "inspect", "plan", "check"};
@@ -306,7 +307,7 @@ static void first_mistakes(void **state) {
   assert_int_equal(RUN("finetune", "model", "one.jsonl", "pairs.jsonl", TEMPLATE, SMALL, "--out", "runs/mixed"), 2);
   rft_assert_says(rft_err, "pairs.jsonl:1: the rows have chosen and rejected answers; ");
   rft_assert_says(rft_err, "one.jsonl:1:1: chosen: the key is missing");
-  /* a model whose longest sequence, 64, leaves no choice of data.sequence */
+  /* the model's maximum length is 64, so data.sequence is determined */
   assert_int_equal(RUN("check", "model", "pairs.jsonl", TEMPLATE, "--set", "precision.dtype=f32"), 0);
   rft_assert_says(rft_err, "too few distinct rows to hold some out");
   for (size_t i = 0; i < sizeof with_model / sizeof with_model[0]; i++) {
@@ -328,7 +329,7 @@ static void first_mistakes(void **state) {
   rft_assert_says(rft_err, "near end of the line");
 }
 
-/* One JSON object for each answer: the tokens of its prompt, or -1 past the end. */
+/* Reads the number of prompt tokens of the n-th answer, one JSON object per answer; -1: there is none. */
 static json_int_t prompt_tokens(int line) {
   const char *s = rft_out;
   for (int i = 0; i < line && *s; i++) s += strcspn(s, "\n") + 1;
@@ -346,9 +347,10 @@ static void talk(void **state) {
   enum { TURN = 1 + 5 + 1 + 1, START = 1 + 10 }; /* <|im_start|>user\n ... <|im_end|>\n, <|im_start|>assistant\n */
   assert_int_equal(RUN_WITH("ab\n\nc\\\nd\n/reset\nx<|im_end|>\n/nothing\n/system s\ny\n/quit\nz\n", CHAT), 0);
   assert_int_equal(prompt_tokens(0), TURN + 2 + START);
-  assert_true(prompt_tokens(1) > 2 * TURN + 2 + 3 + START);  /* the first turns are there; "c\nd" is one message */
-  assert_int_equal(prompt_tokens(2), TURN + 1 + 10 + START); /* after /reset; the user's <|im_end|> is ten characters */
-  assert_int_equal(prompt_tokens(3), TURN + 2 + 1 + TURN + 1 + START); /* "system" has two characters more */
+  assert_true(prompt_tokens(1) > 2 * TURN + 2 + 3 + START); /* includes the first turns; "c\nd" is one message */
+  /* after /reset; the user's <|im_end|> counts as ten characters */
+  assert_int_equal(prompt_tokens(2), TURN + 1 + 10 + START);
+  assert_int_equal(prompt_tokens(3), TURN + 2 + 1 + TURN + 1 + START); /* includes two characters for "system" */
   assert_int_equal(prompt_tokens(4), -1);
   rft_assert_says(rft_err, "there is no command /nothing");
   assert_int_equal(RUN_WITH("hello\n", "chat", "model"), 2);
@@ -362,7 +364,7 @@ static void talk(void **state) {
 #undef CHAT
 }
 
-/* One checkpoint of a run is read as the run is; an adapter alone with the base that it names. */
+/* A checkpoint is read like its run; an adapter folder is read together with the base that it names. */
 static void checkpoint_and_adapter(void **state) {
   (void)state;
   glob_t found;
@@ -372,7 +374,7 @@ static void checkpoint_and_adapter(void **state) {
   assert_int_equal(RUN(ANSWER("runs/chat")), 0);
   char *const text = strdup(rft_out);
   assert_int_equal(RUN(ANSWER("model"), "--set", "precision.dtype=f32"), 0);
-  assert_string_not_equal(rft_out, text); /* the adapter shows */
+  assert_string_not_equal(rft_out, text); /* the adapter has an effect */
   assert_int_equal(RUN(ANSWER(step)), 0);
   assert_string_equal(rft_out, text);
   assert_int_equal(RUN("train", step, "--resume"), 4);
@@ -408,7 +410,7 @@ static void generate(void **state) {
   rft_assert_says(rft_err, "prompt of 3 tokens in ");
   snprintf(all, sizeof all, " %s", rft_out);
   assert_true(strlen(text) > 6);
-  /* a stop string ends the text before it, in whatever pieces it comes */
+  /* a stop string ends the text before it, however the text is divided into tokens */
   char stop[4];
   memcpy(stop, text + 3, 3), stop[3] = '\0';
   const size_t at = (size_t)(strstr(text, stop) - text);
@@ -418,7 +420,7 @@ static void generate(void **state) {
   assert_int_equal(strlen(got), at);
   assert_memory_equal(got, text, at);
   json_decref(v);
-  /* each line of a file, as alone */
+  /* each prompt of a file gives the same answer as alone */
   rft_write_file("prompts.jsonl", "{\"prompt\": \"abc\", \"id\": 7}\n\n{\"prompt\": \"q\"}\n");
   assert_int_equal(RUN(GENERATE, "--prompts", "prompts.jsonl", "--out", "answers.jsonl"), 0);
   rft_slurp("answers.jsonl", rft_out, sizeof rft_out);
@@ -426,10 +428,11 @@ static void generate(void **state) {
   assert_int_equal(rft_number(v, "id"), 7);
   got = json_string_value(json_object_get(v, "text"));
   assert_memory_equal(got, text, strlen(got));
-  assert_int_equal(strlen(got) + 1, strlen(text)); /* and the end of the line */
+  assert_int_equal(strlen(got) + 1, strlen(text)); /* the printed text also has an end of line */
   json_decref(v);
   rft_assert_says(strchr(rft_out, '\n'), "\"prompt\": \"q\"");
-  /* several at once: the same, greedy and drawn, with more prompts than places and prompts of different lengths */
+  /* several texts at once give the same answers, greedy and sampled, with more prompts than texts and with prompts of
+   * different lengths */
   static char many[8192];
   for (int i = 0, n = 0; i < 37; i++)
     n += snprintf(many + n, sizeof many - (size_t)n, "{\"prompt\": \"%.*s\"}\n", 1 + i * 7 % 90,

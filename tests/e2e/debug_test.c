@@ -24,7 +24,7 @@ rfr_status __wrap_rfi_backend_find(rfr_ctx *c, const rfi_backend **out) {
   return RFR_OK;
 }
 
-/* A chain of ops; the one that `at` counts does `wrong`. */
+/* A chain of ops, in which call number `at` makes the error `wrong`. */
 typedef struct chain {
   enum {
     NOTHING,
@@ -37,11 +37,11 @@ typedef struct chain {
     WRONGS
   } wrong;
   int at, call;
-  char *first; /* the first op's result */
+  char *first; /* the result of the first op */
   const rfr_op *small, *large;
 } chain;
 static chain k;
-static int64_t blocks; /* of the context with its ops */
+static int64_t blocks; /* blocks of the context once the ops are registered */
 
 static rfr_status run(const rfr_call *c) {
   const float *x = c->in[0].data;
@@ -92,7 +92,7 @@ static int teardown(void **state) {
 }
 #define debug_test(f) cmocka_unit_test_setup_teardown(f, setup, teardown)
 
-/* small, large, small, large: the third no longer reads what the first wrote. */
+/* Ops small, large, small, large: the third no longer reads the result of the first, so that is dead. */
 static rfr_trace *record(void) {
   rfr_trace *t;
   const int64_t n = N;
@@ -113,7 +113,7 @@ static rfr_programs *debugged(const rfr_trace *t) {
   return rft_compile(t, &o);
 }
 
-/* A run from zeros. */
+/* Runs with inputs of zero. */
 static rfr_status run_from_zeros(rfr_programs *p) {
   const float x[N] = {0};
   rfr_tensor in;
@@ -163,7 +163,7 @@ static void test_wrongs(void **state) {
   rfr_trace_destroy(t);
 }
 
-/* An error of the device names the op that ran, whichever call gave it: each op is waited for. */
+/* An error of the device names the op that ran, whichever call returned it, because debug mode waits for each op. */
 static void test_names(void **state) {
   (void)state;
   static const rft_entry entries[] = {RFT_ENTRY_run, RFT_ENTRY_copy, RFT_ENTRY_inspect};
@@ -175,7 +175,8 @@ static void test_names(void **state) {
   for (int i = 0; i < 3; i++) {
     rft_faults = (rft_fault){0};
     p = debugged(t);
-    rft_faults = (rft_fault){.entry = entries[i], .k = i == 1 ? 4 : 3, .sticky = true}; /* the first copy is x's */
+    /* the first copy belongs to x */
+    rft_faults = (rft_fault){.entry = entries[i], .k = i == 1 ? 4 : 3, .sticky = true};
     assert_int_equal(run_from_zeros(p), RFR_IO);
     assert_string_equal(rfr_last_error()->slug, "backend.dead");
     if (!strstr(rfr_last_error()->message, "op 2 mine.small in layer7 (program): "))
@@ -194,7 +195,7 @@ static void test_names(void **state) {
   rfr_trace_destroy(t);
 }
 
-/* Debugging allocates nothing while it runs. */
+/* Debug mode allocates nothing while it runs. */
 static void test_no_allocation(void **state) {
   (void)state;
   rfr_trace *t = record();
@@ -208,7 +209,7 @@ static void test_no_allocation(void **state) {
   use_fault_backend = false;
 }
 
-/* The budget is for the program; workspaces share one place, which a large one makes no dearer for each. */
+/* The budget applies to the program without guards. Workspaces share one range, so a large workspace counts once. */
 static void test_memory(void **state) {
   (void)state;
   rfr_trace *t = record();

@@ -27,7 +27,7 @@ static rfr_value vector(rfr_trace *t, const char *name, rfr_role role, int64_t n
   return rfr_input(t, name, role, RFR_F32, 1, &n);
 }
 
-/* The trace, or its compilation, is refused with this slug; the trace is destroyed. */
+/* Expects that the trace, or its compilation, is refused with this slug; destroys the trace. */
 static void refused(rfr_trace *t, const char *slug) {
   rfr_programs *p = NULL;
   rfr_status s = rfr_compile(ctx, 1, (const rfr_trace *const[]){t}, NULL, NULL, &p);
@@ -59,7 +59,7 @@ static float output(rfr_programs *p, const char *name, int64_t i) {
 
 /* ---- gradients ---- */
 
-/* s = a + b is a part of the sum and is squared too: dl/dw = 1 + 2 (w + v). */
+/* s = a + b is a term of the loss and is also squared: dl/dw = 1 + 2 (w + v). */
 static void test_shared_part(void **state) {
   (void)state;
   rfr_trace *t = new_trace();
@@ -103,8 +103,8 @@ static void test_coupled_microbatches(void **state) {
   refused(t, "autodiff.coupled");
 }
 
-/* A gradient wanted in bf16 adds up in it, 256 + 1 + 1 = 256; wanted in f32 as well, whichever comes first, both are of
- * the sum in f32. */
+/* A gradient requested in bf16 is summed in bf16: 256 + 1 + 1 = 256. If it is requested in f32 as well, in either
+ * order, both come from the f32 sum. */
 static void test_types_of_sums(void **state) {
   (void)state;
   static const rfr_dtype wanted[][2] = {
@@ -135,8 +135,8 @@ static void test_types_of_sums(void **state) {
   }
 }
 
-/* Two microbatches drop the same values out at the same site: two masks, not one op that both read. Recorded sites
- * differ, so this trace is a text. */
+/* Two microbatches apply dropout to the same values at the same site: this must give two masks, not one shared op.
+ * Recording never repeats a site, so the trace is parsed from text. */
 static void test_masks_of_microbatches(void **state) {
   (void)state;
   static const char text[] = "refrain-trace 1\n"
@@ -158,7 +158,7 @@ static void test_masks_of_microbatches(void **state) {
   rfr_programs_destroy(p);
 }
 
-/* The factor of a scale is never differentiated: this weight reaches nothing. */
+/* The factor of a scale is not differentiated, so this weight does not reach the loss. */
 static void test_factor_alone(void **state) {
   (void)state;
   rfr_trace *t = new_trace();
@@ -189,7 +189,7 @@ static void test_strided_output(void **state) {
   rfr_programs_destroy(p);
 }
 
-/* A product could be added onto g in place, but a view of g is an output. */
+/* A GEMM could accumulate into g in place, but a view of g is an output. */
 static void test_view_is_output(void **state) {
   (void)state;
   rfr_trace *t = new_trace();
@@ -236,13 +236,13 @@ static void test_phase_load(void **state) {
 static void test_sizes(void **state) {
   (void)state;
   int64_t wide = (int64_t)1 << 40;
-  rfr_trace *t = new_trace(); /* each is possible, all together wrap around to nothing */
+  rfr_trace *t = new_trace(); /* each size is valid, but their sum overflows */
   for (int i = 0; i < 32; i++) {
     char name[3] = {'a', (char)('a' + i), 0};
     rfr_output(t, name, rfr_input(t, name, RFR_ROLE_INPUT, RFR_U8, 1, SHAPE((int64_t)1 << 59)));
   }
   refused(t, "overflow");
-  t = new_trace(); /* of two empty operands */
+  t = new_trace(); /* a GEMM of two empty operands */
   rfr_value a = rfr_input(t, "a", RFR_ROLE_INPUT, RFR_F32, 2, SHAPE(wide, 0));
   rfr_value b = rfr_input(t, "b", RFR_ROLE_INPUT, RFR_F32, 2, SHAPE(0, wide));
   rfr_output(t, "y", rfr_matmul(t, a, b, RFR_NONE, 0, 0, RFR_F32));
@@ -324,7 +324,7 @@ static void test_program_calls(void **state) {
   rfr_programs_destroy(p);
 }
 
-/* A parsed trace owns its file names; programs compiled from it still need them. */
+/* A parsed trace owns its file names; programs compiled from it must not need them after it is destroyed. */
 static void test_parsed_places(void **state) {
   (void)state;
   static const char text[] = "refrain-trace 1\n"
@@ -348,7 +348,7 @@ static void test_parsed_places(void **state) {
 
 /* ---- main ---- */
 
-/* Freed memory must not be read: it is overwritten at once. */
+/* An allocator that overwrites freed memory at once, so that a read of it is noticed. */
 static void *give(size_t bytes, size_t alignment, void *user) {
   (void)user;
   return aligned_alloc(alignment, (bytes + alignment - 1) / alignment * alignment);

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Frozen inputs cost nothing. Each case is a small program with some inputs frozen. A case
- * lists the remaining ops with their results, and gives a formula for the bytes that the
- * forward saves for the backward. Its gradients must are bitwise equal to the same program with everything trained. The
- * savings that autodiff reports must equal the difference of the two.
+ * Frozen inputs need no gradients and no saved activations. Each case is a small program with some inputs frozen. It
+ * lists the remaining ops with their results, and gives a formula for the bytes that the forward saves for the
+ * backward. Its gradients must be bitwise equal to those of the same program with everything trained. The savings that
+ * autodiff reports must equal the difference between the two.
  *
- * Then random subsets of two small transformers, and gradients that are always zero.
+ * Then come random subsets of two small transformers, and gradients that are always zero.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -31,7 +31,7 @@ enum { MOST = 64 };
 
 typedef struct builder {
   rfr_trace *t;
-  uint64_t train; /* bit i: a gradient of the i-th candidate is wanted */
+  uint64_t train; /* bit i: the gradient of candidate i is requested */
   int n;
   rfr_value candidate[MOST];
 } builder;
@@ -61,7 +61,7 @@ static rfr_value dot(builder *b, rfr_value y) {
   return rfr_sum(b->t, rfr_mul(b->t, y, input(b, "r", type.shape[0], type.shape[1])), -1);
 }
 
-/* Values depend on the input's name alone, so that programs agree. */
+/* Initial values depend only on the input's name, so that they agree between programs. */
 static void fill_inputs(rfr_programs *p) {
   rfr_tensor x;
   for (int i = 0; rfr_programs_tensor_at(p, i, &x) == RFR_OK; i++) {
@@ -73,7 +73,7 @@ static void fill_inputs(rfr_programs *p) {
       rfi_convert(x.type.dtype, (char *)x.data + k * rfr_dtype_bits(x.type.dtype) / 8, RFR_F32, &value, 1);
     }
     for (int64_t k = 0; k < rfi_count(&x.type) && x.type.dtype == RFR_I32; k++)
-      ((int32_t *)x.data)[k] = (int32_t)(strcmp(x.name, "offsets") ? k * 7 % 24 : k * k * 4); /* 0, 4, 16 */
+      ((int32_t *)x.data)[k] = (int32_t)(strcmp(x.name, "offsets") ? k * 7 % 24 : k * k * 4); /* offsets are 0, 4, 16 */
   }
 }
 
@@ -89,8 +89,8 @@ static rfr_programs *compile(const rfr_trace *t, bool fuse) {
 
 /* ---- the remaining ops ---- */
 
-/* "forward: 2 matmul, gelu; dgrad: ...": ops with a kernel by phase, in the order of ops.def; of
- * ops with a dead result the live ones in brackets. */
+/* Text such as "forward: 2 matmul, gelu; dgrad: ...": the ops with a kernel by phase, in the order of ops.def. For an
+ * op with a dead result, the live results follow in brackets. */
 static void describe(const rfr_trace *t, char *text, size_t size) {
   static const char *const phases[] = {"load", "setup", "forward", "dgrad", "wgrad", "optim"};
   size_t n = 0;
@@ -130,8 +130,8 @@ static bool is_frozen_in(const rfr_trace *t, const char *name) {
   return false;
 }
 
-/* Bytes that the forward makes and the backward reads; what depends on inputs that are frozen in
- * `like` alone does not count. */
+/* Bytes that the forward computes and the backward reads. Values that depend only on inputs that are frozen in `like`
+ * do not count. */
 static int64_t saved_bytes(const rfr_trace *t, const rfr_trace *like) {
   int64_t bytes = 0;
   bool *changes = calloc((size_t)t->n_values + 1, 1), *saved = calloc((size_t)t->n_values + 1, 1);
@@ -170,7 +170,7 @@ static void assert_same_output(const rfr_programs *p, const rfr_programs *q, con
                ((const float *)b.data)[k]);
 }
 
-/* ---- the cases' programs; sizes differ from each other ---- */
+/* ---- the programs of the cases; all sizes are different ---- */
 
 enum { T = 24, A = 20, B = 36, C = 28, R = 4, V = 40, F = 4 /* bytes of an f32 */ };
 
@@ -183,7 +183,7 @@ static void mlp(builder *b) {
   finish(b, dot(b, rfr_linear(b->t, h, w1, b1)));
 }
 
-/* bf16 products of f32 weights; w0 1, w1 2, b 4 */
+/* bf16 GEMMs of f32 weights; w0 1, w1 2, b 4 */
 static void casts(builder *b) {
   rfr_trace *t = b->t;
   rfr_value x = input(b, "x", T, A), w0 = weight(b, "w0", B, A), w1 = weight(b, "w1", C, B);
@@ -193,7 +193,7 @@ static void casts(builder *b) {
   finish(b, dot(b, rfr_cast(t, h, RFR_F32)));
 }
 
-/* A table that is the head too, there detached; table 1, w 2 */
+/* A table that is also the head, where it is detached; table 1, w 2 */
 static void tied(builder *b) {
   rfr_trace *t = b->t;
   rfr_value ids = rfr_input(t, "ids", RFR_ROLE_INPUT, RFR_I32, 1, ((int64_t[]){T}));
@@ -251,7 +251,7 @@ static void microbatches(builder *b) {
   finish(b, loss);
 }
 
-/* Three weights in one, the third used detached; packed 1, w 2 */
+/* Three weights packed in one, the third detached; packed 1, w 2 */
 static void packed(builder *b) {
   rfr_trace *t = b->t;
   rfr_value x = input(b, "x", T, A), p = weight(b, "packed", 3 * B, A), w = weight(b, "w", C, B), y[3];
@@ -262,7 +262,7 @@ static void packed(builder *b) {
   finish(b, dot(b, rfr_linear(t, rfr_add(t, rfr_mul(t, y[0], y[1]), y[2]), w, RFR_NONE)));
 }
 
-/* Rows with weights, as those of experts; gate 1, up 2, weight 4 */
+/* Rows with weights, as for experts; gate 1, up 2, weight 4 */
 static void weighted(builder *b) {
   rfr_value x = input(b, "x", T, A), gate = weight(b, "gate", B, A), up = weight(b, "up", B, A);
   rfr_value by = weight(b, "weight", T, 0);
@@ -353,7 +353,7 @@ static rfr_trace *record(const struct frozen_case *c, uint64_t train) {
   return b.t;
 }
 
-/* The saved bytes in the last line but one of the report. */
+/* The number of saved bytes, from the second line from the end of the report. */
 static int64_t reported_bytes(const char *report, const char *what) {
   const char *s = strstr(report, "pruned: total ");
   if (!s) return 0;
@@ -377,7 +377,7 @@ static void check_case(const struct frozen_case *c) {
     if (some->values[some->inputs[i]].role == RFR_ROLE_FROZEN)
       gradients += rfi_bytes(&some->values[some->inputs[i]].type);
   const char *report = rfr_program_report(p, 0, "autodiff");
-  bool same_inputs = true; /* the report compares with frozen weights trained, other inputs as they are */
+  bool same_inputs = true; /* the report compares with training the frozen weights; other inputs stay frozen */
   for (int i = 0; i < some->n_inputs; i++)
     same_inputs &=
         some->values[some->inputs[i]].role != RFR_ROLE_INPUT || all->values[all->inputs[i]].role == RFR_ROLE_INPUT;
@@ -404,7 +404,7 @@ static void test_cases(void **state) {
   for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) check_case(&cases[i]);
 }
 
-/* No gradient is wanted: there is no backward; and the gradient of a frozen input is refused. */
+/* Without a requested gradient there is no backward. A requested gradient of a frozen input is refused. */
 static void test_all_frozen(void **state) {
   (void)state;
   builder b = {.train = 0};
@@ -425,7 +425,8 @@ static void test_all_frozen(void **state) {
   rfr_trace_destroy(b.t);
 }
 
-/* A pruned gradient has the size that it would have: two bytes per element where all gradients are wanted in bf16. */
+/* A pruned gradient is reported with the size that it would have: two bytes per element if all gradients are requested
+ * in bf16. */
 static void test_reported_type(void **state) {
   (void)state;
   for (int narrow = 0; narrow < 2; narrow++) {
@@ -518,8 +519,8 @@ static void check_subsets(rfr_model_type type, bool fuse, int rounds) {
   for (int i = 0; i < rounds; i++) {
     rfi_u32x4 r = rfi_draw4(rfi_stream_key(31, type), (uint64_t)i, 0, 0, 0);
     uint64_t random = (uint64_t)r.v[0] << 32 | r.v[1];
-    if (i % 4 == 1) random &= (uint64_t)r.v[2] << 32 | r.v[3]; /* few */
-    if (i % 4 == 2) random |= (uint64_t)r.v[2] << 32 | r.v[3]; /* most */
+    if (i % 4 == 1) random &= (uint64_t)r.v[2] << 32 | r.v[3]; /* few inputs are trained */
+    if (i % 4 == 2) random |= (uint64_t)r.v[2] << 32 | r.v[3]; /* most inputs are trained */
     if (i % 4 == 3) random = (uint64_t)1 << r.v[2] % (unsigned)n;
     uint64_t some = random & everything, more = some | (uint64_t)1 << r.v[3] % (unsigned)n;
     int a = check_subset(&c, some, full, fuse), b = check_subset(&c, more, full, fuse);
@@ -559,7 +560,7 @@ static void assert_same_bits(const rfr_programs *p, const rfr_programs *q, const
     fail_msg("%s differs from the program that trains everything; trained mask %llx", name, (unsigned long long)train);
 }
 
-/* The default passes: fusions that change bits are decided as if all inputs were trained. */
+/* With the default passes, fusions that change rounding are decided as if all inputs were trained. */
 static void check_types(rfr_model_config c, int rounds) {
   const rfr_dtype types[] = {RFR_F32, RFR_BF16, RFR_F16};
   c.vocab_size = 24;
@@ -569,7 +570,7 @@ static void check_types(rfr_model_config c, int rounds) {
   c.kv_heads = c.type == RFR_MODEL_GPT2 ? 4 : 2;
   c.head_dim = 8;
   c.max_positions = 12;
-  c.dropout = 0; /* a dropout would stand between the GEMM and the residual addition */
+  c.dropout = 0; /* dropout would be between the GEMM and the residual addition */
   for (size_t i = 0; i < sizeof types / sizeof *types; i++) {
     c.dtype = types[i];
     const int n = rfr_model_parameter_count(&c);
@@ -619,7 +620,7 @@ static void test_types_experts(void **state) {
   check_types(c, 12);
 }
 
-/* A gradient that the GEMM of w2 adds onto is read later by the gradient of w1 alone; w0 1, w1 2, w2 4 */
+/* The GEMM of w2 accumulates into a gradient that only the gradient of w1 reads later; w0 1, w1 2, w2 4 */
 static void read_later(builder *b) {
   rfr_trace *t = b->t;
   rfr_value x0 = rfr_cast(t, input(b, "x", T, A), RFR_BF16), w[3];
@@ -629,7 +630,7 @@ static void read_later(builder *b) {
   finish(b, dot(b, rfr_cast(t, rfr_add(t, rfr_add(t, x, u), branch), RFR_F32)));
 }
 
-/* The result of the GEMM that adds is read by the gradient of b too; w0 1, b 2, w1 4 */
+/* The result of the accumulating GEMM is also read by the gradient of b; w0 1, b 2, w1 4 */
 static void read_twice(builder *b) {
   rfr_trace *t = b->t;
   rfr_value x0 = rfr_cast(t, input(b, "x", T, A), RFR_BF16), w0 = rfr_cast(t, weight(b, "w0", A, A), RFR_BF16);
@@ -638,7 +639,7 @@ static void read_twice(builder *b) {
   finish(b, dot(b, rfr_cast(t, rfr_add(t, q, rfr_silu(t, a)), RFR_F32)));
 }
 
-/* Gradients that only the program with everything trained reads: the fusion is decided as if they were read. */
+/* Gradients that are read only if everything is trained: the fusion must be decided as if they were read. */
 static void test_backward_sums(void **state) {
   (void)state;
   void (*const build[])(builder *) = {read_later, read_twice};
@@ -663,8 +664,8 @@ static void test_gemma_subsets(void **state) {
 
 /* ---- gradients that are always zero ---- */
 
-/* The second weight is multiplied by `gate`, which is zero: its gradient arrives, and is zero,
- * step by step, eager and replayed, until the gate opens. */
+/* The second weight is multiplied by `gate`, which is zero, so its gradient exists but is zero in each step, eager and
+ * replayed, until the gate is nonzero. */
 static void test_zero_gradients(void **state) {
   (void)state;
   builder b = {.train = 3};

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Fusion of dgrad and the gradient of GELU. A backend decides whether it wants it. On the CPU the fused op is bitwise
- * equal to the two ops: programs with and without it give the same bits, with recompute and without, with one
- * microbatch and with two. The erf form and f32 are not fused.
+ * Fusion of dgrad and the gradient of GELU, which a backend may support or not. On the CPU the fused op is bitwise
+ * equal to the two ops, so programs with and without the fusion must be bitwise equal: with recompute and without, with
+ * one microbatch and with two. The erf form and f32 are not fused.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -128,7 +128,7 @@ static void bits(void **state) {
 }
 
 int main(void) {
-  setenv("REFRAIN_ONEDNN", "0", 1); /* it runs plain GEMMs, with other bits */
+  setenv("REFRAIN_ONEDNN", "0", 1); /* it runs GEMMs without fusion, which round differently */
   const struct CMUnitTest tests[] = {rft_context_test(bits)};
   return cmocka_run_group_tests_name("fuse_gelu", tests, NULL, NULL);
 }

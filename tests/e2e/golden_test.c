@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Golden traces: two small programs after each pass, and a step over two ranks after `shard`, as text in
- * tests/golden/. A change of a pass is a text diff to read. After an intended change write them anew:
+ * Golden traces: two small programs after each pass, and a step over two ranks after `shard`, as text in tests/golden/.
+ * A changed pass shows up as a text diff. After an intended change, write the files with
  *
  *   build/release/golden_test --write
  */
@@ -39,7 +39,7 @@ static void compare(const char *name, const rft_text *got) {
   fclose(f);
 }
 
-/* With several ranks the stage `shard` alone, which does nothing for one. */
+/* With several ranks only the trace after `shard`; with one rank `shard` does nothing. */
 static void check(const char *name, const rfr_trace *t, int flat, int ranks) {
   rfi_pipeline p;
   rfi_pass_options o = {.fuse = true, .prune = true, .loss_chunk = 8, .shard = RFR_SHARD_FULL, .ranks = ranks};
@@ -80,7 +80,7 @@ static void test_frozen(void **state) {
   rfr_ctx_destroy(ctx);
 }
 
-/* Two layers of one weight each, the second padded, and their updates. */
+/* Two layers with one weight each, of which the second is padded, and their updates. */
 static void test_sharded(void **state) {
   enum { RANKS = 2 };
   rfr_ctx *ctx;
@@ -110,7 +110,7 @@ static void test_sharded(void **state) {
   rfr_ctx_destroy(ctx);
 }
 
-/* A Llama of two layers over two microbatches, gradients of everything. */
+/* A Llama with two layers over two microbatches, with gradients of all weights. */
 static void test_llama(void **state) {
   enum { TOKENS = 16, MOST = 64 };
   rfr_ctx *ctx;

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Plans of whole training steps, of the shapes that people train: with and without
- * recompute, with the workspaces of this machine's kernels, the step's part of the arena is
- * all but the most bytes live at once, counted without the padding between buffers. Nothing
- * is allocated or run, so that billions of parameters are a matter of milliseconds.
+ * Plans of complete training steps, for realistic shapes, with and without recompute, with the workspaces of this
+ * machine's kernels. The step-scoped part of the arena must be nearly as small as the maximum of live bytes, counted
+ * without the padding between buffers. Nothing is allocated or run, so that models with billions of parameters take
+ * milliseconds.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -24,7 +24,7 @@ typedef struct shape {
   int64_t vocab, hidden, intermediate, layers, heads, kv_heads, tokens, microbatches;
   rfr_dtype dtype;
   double dropout;
-  double bar; /* planned bytes for each byte live at once */
+  double bar; /* planned bytes per live byte */
 } shape;
 
 static const shape shapes[] = {
@@ -35,7 +35,7 @@ static const shape shapes[] = {
     {"Llama 135M", RFR_MODEL_LLAMA, 49152, 576, 1536, 30, 9, 3, 512, 2, RFR_F32, 0, 1.01},
     {"bytes", RFR_MODEL_LLAMA, 256, 256, 704, 4, 4, 4, 4096, 1, RFR_F32, 0, 1.01},
     {"16 narrow layers", RFR_MODEL_LLAMA, 256, 256, 704, 16, 4, 4, 512, 1, RFR_F32, 0.1, 1.01},
-    /* so small that the padding of scalars counts, and that workspaces are as large as values */
+    /* small shapes, where padding matters and workspaces are as large as values */
     {"tiny", RFR_MODEL_LLAMA, 50, 24, 56, 3, 3, 1, 64, 2, RFR_F32, 0.2, 1.05},
 };
 
@@ -63,7 +63,7 @@ static rfr_trace *step_of(const shape *h) {
   return t;
 }
 
-/* Any programs will do: they answer for the kernels' workspaces. */
+/* Any programs will do: they are needed only to query the workspaces of kernels. */
 static rfr_programs *kernels(void) {
   rfr_trace *t;
   rfr_programs *p;
@@ -75,7 +75,7 @@ static rfr_programs *kernels(void) {
   return p;
 }
 
-/* Most bytes live at once, none of them padding. */
+/* The maximum of live bytes, without padding. */
 static int64_t live_bytes(const rfr_trace *t, const int64_t *workspace, const rfi_plan *p) {
   int64_t *live = calloc((size_t)t->n_ops + 2, sizeof *live), most = 0;
   for (int i = 0; i < p->n; i++) {
@@ -92,7 +92,7 @@ static int64_t live_bytes(const rfr_trace *t, const int64_t *workspace, const rf
   return most;
 }
 
-/* Compiles as far as the plan, which is checked; returns its bytes. */
+/* Compiles up to the plan and checks it; returns its bytes. */
 static int64_t plan(const shape *h, const rfr_trace *t, rfr_programs *user, rfr_recompute recompute, int64_t budget) {
   rfi_pass_options o = {.fuse = true,
                         .prune = true,

@@ -14,7 +14,7 @@
 
 #define PACKAGE RFT_SOURCE_DIR "/python"
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-#define UNDER_SANITIZER 1 /* its runtime has to be loaded before the interpreter */
+#define UNDER_SANITIZER 1 /* the sanitizer's runtime must be loaded before the interpreter */
 #else
 #define UNDER_SANITIZER 0
 #endif
@@ -24,7 +24,7 @@ static const char *interpreter(void) {
   return named && *named ? named : "python3";
 }
 
-/* The exit status of a command line for the interpreter. */
+/* Runs a command line of the interpreter; returns its exit status. */
 static int run(const char *arguments) {
   char line[2048];
   snprintf(line, sizeof line,
@@ -57,6 +57,7 @@ static void core(void **state) { (void)state, run_file("test_core.py"); }
 static void text(void **state) { (void)state, run_file("test_text.py"); }
 static void train(void **state) { (void)state, run_file("test_train.py"); }
 static void graphs(void **state) { (void)state, run_file("test_graphs.py"); }
+static void ranks(void **state) { (void)state, run_file("test_ranks.py"); }
 static void lab(void **state) { (void)state, run_file("test_lab.py"); }
 static void examples(void **state) { (void)state, run_file("test_examples.py"); }
 
@@ -76,8 +77,8 @@ static void types(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(abi),    cmocka_unit_test(core),     cmocka_unit_test(text),  cmocka_unit_test(train),
-      cmocka_unit_test(graphs), cmocka_unit_test(lab),    cmocka_unit_test(examples),
+      cmocka_unit_test(abi),    cmocka_unit_test(core),  cmocka_unit_test(text), cmocka_unit_test(train),
+      cmocka_unit_test(graphs), cmocka_unit_test(ranks), cmocka_unit_test(lab),  cmocka_unit_test(examples),
       cmocka_unit_test(torch),  cmocka_unit_test(types),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);

@@ -41,7 +41,7 @@ static unsigned draw(unsigned n) {
 
 enum { MOST_VALUES = 160, MOST_WEIGHTS = 5, MOST_MICROBATCHES = 3 };
 
-/* A value and its dependencies: bit k for weight k; DETOURS are paths without a gradient. */
+/* A value with its dependencies: bit k for weight k; DETOURS for paths without a gradient. */
 typedef struct node {
   rfr_value v;
   unsigned reach;
@@ -55,7 +55,7 @@ typedef struct program {
   bool trainable[MOST_WEIGHTS];
   int n_weights, n_outputs;
   rfr_value step;
-  bool smooth; /* no dropout, max or detach: finite differences give the gradient */
+  bool smooth; /* no dropout, max or detach, so that finite differences are valid */
 } program;
 
 static node pick(program *g) { return g->pool[draw((unsigned)g->n)]; }
@@ -172,7 +172,7 @@ static void random_op(program *g) {
       if (g->n_outputs < 4) {
         char name[16];
         snprintf(name, sizeof name, "o%d", g->n_outputs++);
-        /* an update may overwrite a weight, and what views it, before the end */
+        /* an update may overwrite a weight, and views of it, before the end of the trace */
         const rfi_value *shown = &t->values[a.v];
         bool copied = draw(2) || !rfi_is_dense(shown) || t->values[shown->base].op < 0;
         rfr_output(t, name, copied ? rfr_copy(t, a.v) : a.v);
@@ -184,7 +184,7 @@ static void random_ops(program *g, int n) {
   for (int i = 0; i < n; i++) random_op(g);
 }
 
-/* One number of a value, with its dependencies. */
+/* A scalar from a value, with its dependencies. */
 static node number(program *g, node a) {
   return (node){rfr_scale(g->t, rfr_sum(g->t, a.v, -1), 0.1, RFR_NONE), a.reach};
 }
@@ -343,7 +343,7 @@ static void check_ways(uint64_t seed) {
   rfr_trace_destroy(t);
 }
 
-/* ---- the gradients are those of the loss ---- */
+/* ---- gradients against finite differences ---- */
 
 static double loss_of(rfr_programs *p) {
   rfr_tensor x;
@@ -371,8 +371,8 @@ static void move_along(rfr_programs *p, double by, double *slope) {
   }
 }
 
-/* Differences of f32 losses are rough, and a kink of rounding may lie anywhere: the slope is
- * taken with two widths, and one that agrees is enough. */
+/* Differences of f32 losses have large rounding errors, and rounding may make a kink anywhere. So the slope is measured
+ * with two widths, and one of them must agree. */
 static void check_slope(uint64_t seed) {
   seed_now = seed;
   state_of_draw = 0;

@@ -28,14 +28,14 @@ enum { FAULTS = 9 };
 #endif
 typedef enum fault { KILL, STOP, FULL, KINDS } fault;
 static const char *const kind_names[KINDS] = {"killed", "stopped", "full disk"};
-/* Of parallel; with a pipeline of 2 ranks each stage has two data-parallel ranks. */
+/* Values of the section parallel; with a pipeline of 2 ranks each stage has two data-parallel ranks. */
 static const char *const modes[] = {"shard=full", "shard=none", "pipeline=2"};
 enum { MODES = sizeof modes / sizeof *modes };
 
 #define PROGRAM RFT_BINARY_DIR "/refrain"
 static char root[64];
 static uint64_t state;
-static double fastest = 1e9; /* seconds of an undisturbed run, with its start */
+static double fastest = 1e9; /* seconds of an undisturbed run, including its start */
 
 static uint32_t draw(uint32_t below) {
   state = state * 6364136223846793005u + 1442695040888963407u;
@@ -71,7 +71,7 @@ static pid_t start(const char *folder, const char *mode, bool resumes) {
   _exit(126);
 }
 
-/* The exit code; -1: not within so many seconds. */
+/* Waits for the process; returns its exit code, or -1 after so many seconds. */
 static int wait_for(pid_t pid, int seconds) {
   for (double end = now() + seconds; now() < end; usleep(10000)) {
     int status;
@@ -80,7 +80,7 @@ static int wait_for(pid_t pid, int seconds) {
   return -1;
 }
 
-/* Whether a file of /proc/PID has `text` between NULs or as a part of it. */
+/* Whether a file of /proc/PID contains `text`, for environ as the end of a variable. */
 static bool proc_has(pid_t pid, const char *file, const char *text) {
   static char bytes[1 << 17];
   char path[64];
@@ -90,10 +90,11 @@ static bool proc_has(pid_t pid, const char *file, const char *text) {
   ssize_t n, all = 0;
   while ((n = read(fd, bytes + all, sizeof bytes - (size_t)all)) > 0) all += n;
   close(fd);
-  return memmem(bytes, (size_t)all, text, strlen(text) + (file[0] == 'e')) != NULL; /* a variable ends with its NUL */
+  /* in environ the text must end at a NUL */
+  return memmem(bytes, (size_t)all, text, strlen(text) + (file[0] == 'e')) != NULL;
 }
 
-/* The process of a rank of the run, or of any rank (-1); 0: there is none. */
+/* The process of a rank of the run (-1: of any rank); 0: there is none. */
 static pid_t find_rank(const char *folder, int rank) {
   char variable[64], out[128];
   pid_t found = 0;
@@ -159,7 +160,8 @@ static bool names_rank(const char *folder, int rank) {
   return named;
 }
 
-/* The launcher prints an error of several ranks once. A rank that waits for one of them may report another one. */
+/* The launcher prints an error that several ranks report once. A rank that waits for another one may report that one
+ * instead. */
 static bool repeats_an_error(const char *folder) {
   char path[160];
   size_t n;
@@ -194,16 +196,17 @@ static void strike(fault kind, pid_t pid) {
 static void one(int i) {
   char folder[32], what[160];
   const fault kind = (fault)(i % KINDS);
-  const int mode = (i + i / KINDS) % MODES; /* three faults have each kind and each mode, nine each pair of them */
-  /* Without parts rank 0 alone writes; of a stage the first rank writes. */
+  /* three consecutive faults cover all kinds and all modes, nine cover all pairs */
+  const int mode = (i + i / KINDS) % MODES;
+  /* Only ranks that write files can fail to write: rank 0 without shards; of a stage the first rank. */
   const int rank = kind != FULL || mode == 0 ? (int)draw(RANKS) : mode == 1 ? 0 : 2 * (int)draw(2);
-  /* A rank that is stopped while it ends: the others have ended, and only the launcher can name it. */
+  /* A rank may be stopped while it exits. Then the other ranks have ended, and only the launcher can name it. */
   const bool late = kind == STOP && mode == 1;
   snprintf(folder, sizeof folder, "fault-%d", i);
   const pid_t launcher = start(folder, modes[mode], false);
   const int step = late ? LAST : EVERY;
   for (double end = now() + PATIENCE_SECONDS; !has_checkpoint(folder, step) && now() < end;) usleep(5000);
-  if (!late) usleep(draw((uint32_t)(2e5 * fastest))); /* the steps take about a fifth of a run */
+  if (!late) usleep(draw((uint32_t)(2e5 * fastest))); /* the steps take about a fifth of the run's time */
   const pid_t victim = find_rank(folder, rank);
   if (victim) strike(kind, victim);
   const double struck = now();
@@ -211,7 +214,7 @@ static void one(int i) {
   const double seconds = now() - struck;
   snprintf(what, sizeof what, "fault %d, %s, rank %d %s", i, modes[mode], rank, kind_names[kind]);
   if (code < 0) give_up(what, folder);
-  for (int n = 0; n < 100 && find_rank(folder, -1); n++) usleep(100000); /* orphans of mpirun end with it */
+  for (int n = 0; n < 100 && find_rank(folder, -1); n++) usleep(100000); /* orphans of mpirun must end too */
   if (find_rank(folder, -1)) fprintf(stderr, "a process is left\n"), give_up(what, folder);
   if (code == 0) printf("%s: too late\n", what);
   else if (!names_rank(folder, rank)) fprintf(stderr, "the rank is not named\n"), give_up(what, folder);

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Recipes in graphed callables: two layers, a callable each, beside one program of the same step with as many
- * microbatches. Gradients and the states of delayed scaling have the same bits in each step, with B or with W later and
- * in another order, captured or eager, with recompute, and with one microbatch on each of two ranks. Evaluation,
- * warm-up and an aborted step leave the states as they are.
+ * Recipes in graphed callables: two layers, one callable each, compared with one program of the same step and the same
+ * number of microbatches. Gradients and the states of delayed scaling must be bitwise equal in each step: with B, or
+ * with W later and in another order, captured or eager, with recompute, and with one microbatch on each of two ranks.
+ * Evaluation, warm-up and an aborted step must not change the states.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -34,7 +34,7 @@ typedef struct set {
   rfr_recompute recompute;
   int warmups;
   rfr_comm *comm;
-  int64_t first_linear; /* of the first callable; 0: not given */
+  int64_t first_linear; /* rfr_callable.first_linear of the first callable; 0: not given */
   const rfr_binding *tensors;
   int n_tensors;
 } set;
@@ -94,7 +94,7 @@ static rfr_trace *record_step(rfr_ctx *own, const rfr_recipe *recipe) {
   return rfr_trace_finish(t) == RFR_OK ? t : NULL;
 }
 
-/* The first value of a state or parameter. */
+/* The first element of a state or parameter. */
 static void fill_start(const rfr_tensor *x) {
   float *data = x->data;
   for (int i = 0; i < PARAMETERS; i++)
@@ -103,7 +103,7 @@ static void fill_start(const rfr_tensor *x) {
   for (int64_t k = 0; strcmp(x->name, RFR_RECIPE_SCALE) == 0 && k < rfi_count(&x->type); k++) data[k] = 1;
 }
 
-/* Values of microbatch m of a step; their size changes from step to step. */
+/* Values of microbatch m of a step; their magnitude changes from step to step. */
 static void fill_batch(const rfr_tensor *x, char name, int step, int m) {
   rft_fill(x, (uint64_t)name * 64 + (uint64_t)(step * MICROBATCHES + m));
   for (int64_t i = 0; i < rfi_count(&x->type); i++) ((float *)x->data)[i] *= 1.0f + (float)((step + 2 * m) % 3);
@@ -194,7 +194,7 @@ static rfr_status start(rfr_graphs *g) {
   return RFR_OK;
 }
 
-/* Calls until a step has ended, or stops before call `until`. Microbatch m has the values of batch `batch` + m. */
+/* Makes the calls of a step up to its end, or up to call `until`. Microbatch m has the values of batch `batch` + m. */
 static rfr_status run_calls(rfr_graphs *g, int step, int batch, int microbatches, int until) {
   static const rfr_type x = {.dtype = RFR_F32, .rank = 2, .shape = {ROWS, K}},
                         r = {.dtype = RFR_F32, .rank = 2, .shape = {ROWS, N}},
@@ -278,7 +278,7 @@ static void like_one_program(void **state) {
   }
 }
 
-/* Evaluation and an aborted step change neither history nor scales, nor the steps after them. */
+/* Evaluation and an aborted step change neither history nor scales, nor later steps. */
 static void only_steps_count(void **state) {
   const set s = {.recipe = recipe_of(RFR_RECIPE_FP8_DELAYED), .warmups = 2};
   result want[STEPS], before, after, got;
@@ -304,8 +304,8 @@ static void only_steps_count(void **state) {
   rfr_graphs_destroy(g);
 }
 
-/* Slots follow the linears before, up to those of the caller's scales. Amaxes in the caller's memory are the caller's
- * to use: history and scales stay as they are. */
+/* Slots are numbered after those of earlier linears, up to the number of the caller's scales. If the amaxes are in the
+ * caller's memory, the caller updates history and scales; the graphs do not change them. */
 static void callers_states(void **state) {
   enum { BEFORE = 3, MINE = 3 * BEFORE, ALL = MINE + SLOTS + 3 };
   _Alignas(64) static float history[HISTORY * ALL], scale[ALL], amax[2 * ALL];
@@ -357,7 +357,7 @@ static rfr_status train_rank(void *rank, int number, rfr_comm *comm, rfr_ctx *ow
   return s;
 }
 
-/* The states are those of one rank with all microbatches; gradients are the caller's to reduce. */
+/* The states equal those of one rank with all microbatches; the caller reduces gradients. */
 static void over_ranks(void **state) {
   static rank_job job[MICROBATCHES];
   result want[STEPS];

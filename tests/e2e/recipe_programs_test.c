@@ -2,8 +2,8 @@
  *
  * Programs of two linears under every recipe: plain and grouped, with packed and separate weights; weights, biases,
  * factors of biases and input trained or not; one group empty; one or two microbatches; with and without recompute. For
- * each: eager and replayed runs have the same bits, the results are near those in f32, and the number of quantized
- * copies is the closed form.
+ * each, eager and replayed runs must be bitwise equal, results must be close to those in f32, and the number of
+ * quantized copies must follow a closed formula.
  *
  * x is read as x.row, and as x.col where its linear's weight is trained; w as w.row, and as w.col where its input
  * needs a gradient; dy as dy.row and dy.col in the same two cases.
@@ -24,9 +24,9 @@ typedef struct cell {
   rfr_recipe_kind recipe; /* NONE: in f32 */
   bool grouped, bias, train_x, train_w1, train_w2;
   int microbatches;
-  bool high; /* backward not quantized */
+  bool high; /* the backward is not quantized */
   rfr_recompute recompute;
-  bool separate, scaled; /* grouped: one weight per group; a factor of each row's bias */
+  bool separate, scaled; /* grouped: separate: one weight per group; scaled: a factor per row of the bias */
   bool freeze_one;       /* separate: the first weight of each linear is frozen */
 } cell;
 
@@ -128,7 +128,8 @@ static rfr_programs *compile(const cell *c) {
   rfr_tensor x;
   o.recompute = c->recompute;
   rfr_programs *p = rft_compile(t, &o);
-  for (int i = 0; rfr_programs_tensor_at(p, i, &x) == RFR_OK; i++) { /* by name: in programs of other inputs too */
+  /* by name, because programs may have different inputs */
+  for (int i = 0; rfr_programs_tensor_at(p, i, &x) == RFR_OK; i++) {
     if (x.type.dtype == RFR_F32) rft_fill(&x, (uint64_t)x.name[0] * 256 + (uint64_t)x.name[1]);
     if (x.name[0] == 'w') fill_weight(&x);
     if (strcmp(x.name, "offsets") == 0) memcpy(x.data, (int32_t[]){0, 21, 21, USED}, (size_t)x.bytes);
@@ -150,7 +151,7 @@ static const char *text_of(const cell *c) {
   return text;
 }
 
-/* Live results row and col of the quantize ops. */
+/* Counts live results row and col of the quantize ops. */
 static int copies_in(const rfr_trace *t, rfr_phase phase) {
   int n = 0;
   for (int i = 0; i < t->n_ops; i++) {
@@ -165,7 +166,7 @@ static void check_copies(const cell *c, const rfr_programs *p) {
   const rfr_trace *t = rfr_program_trace(p, 0, "prune");
   const bool back = !c->high;
   const int dx = back && c->train_x, dw1 = back && c->train_w1, dw2 = back && c->train_w2;
-  const int dh = back && (c->train_x || c->train_w1 || c->bias); /* the first linear has a gradient */
+  const int dh = back && (c->train_x || c->train_w1 || c->bias); /* the first linear computes a gradient */
   const int tensors = c->separate ? GROUPS : 1;
   const int weights = (2 + dh + dx) * tensors, rest = 2 + dh + dx + 2 * dw1 + 2 * dw2;
   const int all = copies_in(t, RFR_PHASE_OPTIM);
@@ -173,7 +174,7 @@ static void check_copies(const cell *c, const rfr_programs *p) {
     fail_msg("%s: %d copies, not %d + %d x %d", text_of(c), all, weights, rest, c->microbatches);
   const int frozen_w1 = c->train_w1 ? c->freeze_one : tensors, frozen_w2 = c->train_w2 ? c->freeze_one : tensors;
   const int frozen = frozen_w1 * (1 + dx) + frozen_w2 * (1 + dh);
-  if (c->recipe != RFR_RECIPE_FP8_DELAYED) { /* whose scales are no constants */
+  if (c->recipe != RFR_RECIPE_FP8_DELAYED) { /* its scales are not constant */
     if (copies_in(t, RFR_PHASE_LOAD) != frozen)
       fail_msg("%s: %d copies in load, not %d", text_of(c), copies_in(t, RFR_PHASE_LOAD), frozen);
   }
@@ -183,7 +184,7 @@ static void check_copies(const cell *c, const rfr_programs *p) {
     fail_msg("%s: %d copies in setup, not %d", text_of(c), copies_in(t, RFR_PHASE_SETUP), setup);
 }
 
-/* The difference of two outputs relative to the second, in the Frobenius norm. */
+/* The relative difference of two outputs in the Frobenius norm. */
 static double difference(const rfr_programs *a, const rfr_programs *b, const char *name) {
   rfr_tensor x, y;
   double error = 0, norm = 0;
@@ -201,7 +202,7 @@ static void check_bits(const cell *c, rfr_programs *p) {
   rfr_programs *q = compile(c);
   const rfr_trace *t = rfr_program_trace(p, 0, "lower");
   OK(rfr_program_capture(q, 0));
-  for (int round = 0; round < 2; round++) { /* the second step of fp8_delayed has other scales */
+  for (int round = 0; round < 2; round++) { /* in the second step fp8_delayed has other scales */
     OK(rfr_program_run(p, 0));
     OK(rfr_program_replay(q, 0, NULL, 0));
     for (int i = 0; i < t->n_outputs; i++) {
@@ -264,7 +265,7 @@ static void assert_part(const rfr_programs *p, const rfr_programs *q, const cell
     fail_msg("%s: %s differs from the packed weight", text_of(c), own);
 }
 
-/* The packed program has the same bits, also of the weights that remain trained if one is frozen. */
+/* The packed program is bitwise equal; if one separate weight is frozen, the others still are. */
 static void check_packed(const cell *c) {
   cell packed = *c;
   packed.separate = packed.freeze_one = false;
@@ -322,7 +323,7 @@ static void recomputed_and_high(void **state) {
                     .recompute = k / 3 ? RFR_RECOMPUTE_KEEP : RFR_RECOMPUTE_ALL});
 }
 
-/* An amax counts once in a step, also where its op is recomputed: one per tensor and microbatch. */
+/* An amax counts once per tensor and microbatch, even if its op is recomputed. */
 static void amaxes(void **state) {
   (void)state;
   for (int recompute = 0; recompute < 2; recompute++) {
@@ -346,7 +347,7 @@ static void amaxes(void **state) {
   }
 }
 
-/* More amaxes of a slot than an op takes: the largest one, of the last microbatch, is in the history. */
+/* A slot has more amaxes than one op takes: the largest one, of the last microbatch, must be in the history. */
 static void many_amaxes(void **state) {
   (void)state;
   enum { MANY = RFR_MAX_LIST + 9, SIDE = 16 };
@@ -383,7 +384,7 @@ static void many_amaxes(void **state) {
   rfr_trace_destroy(t);
 }
 
-/* Why a GEMM is left as it is. */
+/* The reported reasons why a GEMM is not quantized. */
 static void reasons(void **state) {
   (void)state;
   static const struct {
@@ -432,7 +433,7 @@ static void refused(void **state) {
   assert_int_equal(rfr_compile(ctx, 1, (const rfr_trace *const[]){t}, NULL, NULL, &p), RFR_UNSUPPORTED);
   assert_string_equal(rfr_last_error()->slug, "recipe.unsupported");
   rfr_trace_destroy(t);
-  /* random rounding without a step block */
+  /* stochastic rounding without a step block */
   OK(rfr_trace_create(ctx, &t));
   const rfr_recipe nv = rfr_recipe_default(RFR_RECIPE_NVFP4);
   x = rfr_input(t, "x", RFR_ROLE_INPUT, RFR_F32, 2, ((int64_t[]){16, 16}));
@@ -448,8 +449,8 @@ static void refused(void **state) {
 
 int main(int argc, char **argv) {
   const struct CMUnitTest tests[] = {
-      rft_context_test(cells),   rft_context_test(separate),    rft_context_test(recomputed_and_high),
-      rft_context_test(amaxes),  rft_context_test(many_amaxes), rft_context_test(reasons),
+      rft_context_test(cells),  rft_context_test(separate),    rft_context_test(recomputed_and_high),
+      rft_context_test(amaxes), rft_context_test(many_amaxes), rft_context_test(reasons),
       rft_context_test(refused)};
   if (argc > 1) cmocka_set_test_filter(argv[1]);
   return cmocka_run_group_tests_name("recipe_programs", tests, NULL, NULL);

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Delayed scaling over ranks: after each step all ranks have the same history and scales, and those are bitwise the
- * ones of a single rank whose step has the ranks' batches as microbatches, also if the amax of one rank is infinite.
+ * Delayed scaling over ranks: after each step all ranks must have the same history and scales. These must be bitwise
+ * equal to those of a single rank whose step has the ranks' batches as microbatches, even if the amax of one rank is
+ * infinite.
  */
 #include <math.h>
 #include <stdio.h>
@@ -58,7 +59,7 @@ static void start(rfr_programs *p) {
   }
 }
 
-/* Batch b of a step: larger than the others by a factor of its own. */
+/* Batch b of a step; each batch has a different magnitude. */
 static void fill_batch(const rfr_tensor *x, int step, int batch) {
   float *data = x->data;
   rft_fill(x, (uint64_t)(100 + MOST_RANKS * step + batch));

@@ -3,8 +3,8 @@
  * The graph is captured once; routing may change at every replay. Training steps of grouped GEMMs are recorded once,
  * captured with even splits, and replayed with a thousand others: random ones, with empty groups, all rows in one
  * group, fewer rows than the buffer has, and invalid ones, whose update must not happen. A second copy of the program
- * runs eagerly, except for invalid splits; after every step all bits of both must be equal. Rows outside all groups are
- * NaN in all operands, in every step, and must be zeros in the results.
+ * runs eagerly, except for invalid splits; after every step both must be bitwise equal. Rows outside all groups are NaN
+ * in all operands, in every step, and must be zeros in the results.
  *
  * Delayed wgrads are tested with a graphed callable: W of all microbatches is replayed after I of all of them, and the
  * same callable runs eagerly with W right after I. A step with invalid splits is aborted, with and without its Ws.
@@ -24,12 +24,12 @@
 #include "support/context.h"
 #include "support/device.h"
 
-/* ---- the programs: every two choices of two axes meet in at least one of them ---- */
+/* ---- the programs: every pair of choices of two axes occurs in at least one of them ---- */
 
 typedef enum extra { PLAIN, BIAS, SCALED_BIAS } extra;
-/* Of a weight's gradient: made once; over two microbatches; of the odd weights (where they are packed, of none) over
- * the first alone, while the bias has both; added onto a state that no step clears. Of a callable's main gradients:
- * cleared for each microbatch; for two; for two, but never those of the even weights; never. */
+/* How a weight's gradient is summed. In a program: not at all; over two microbatches; for the odd weights (packed: for
+ * none) only over the first, while the bias has both; into a state that no step clears. In a callable, the main
+ * gradients are cleared for each microbatch; for two; for two, but never those of the even weights; never. */
 typedef enum sum { OVERWRITE, ACCUMULATE, MIXED, ONTO_STATE } sum;
 
 typedef struct setup {
@@ -38,7 +38,7 @@ typedef struct setup {
   bool separate;
   extra extra;
   sum sum;
-  bool frozen;  /* the weight of group FROZEN, where they are separate */
+  bool frozen;  /* if weights are separate, that of group FROZEN is frozen */
   bool delayed; /* a callable with delayed wgrads */
 } setup;
 
@@ -83,10 +83,10 @@ static rfr_value input(rfr_trace *t, const char *name, int number, rfr_role role
 }
 
 typedef struct weights {
-  rfr_value w[GROUPS], bias; /* all groups in the first where they are packed */
+  rfr_value w[GROUPS], bias; /* packed: w[0] has all groups */
 } weights;
 
-/* The weights and the bias as inputs; those that are trained are listed. */
+/* Declares the weights and the bias as inputs, and lists those that are trained. */
 static weights record_weights(rfr_trace *t, const setup *s, rfr_value *trained, int *n_trained) {
   weights weights = {.bias = RFR_NONE};
   *n_trained = 0;
@@ -122,7 +122,7 @@ static rfr_value product(rfr_trace *t, const setup *s, int m, weights weights, r
   return y;
 }
 
-/* y . r of one microbatch: the gradient of y is r, which has NaN after the last group. */
+/* y . r of one microbatch, so that the gradient of y is r; r has NaN after the last group. */
 static rfr_value forward(rfr_trace *t, const setup *s, int m, weights weights, rfr_value *x, rfr_value *scale,
                          rfr_value *bad) {
   const rfr_value y = product(t, s, m, weights, x, scale, bad);
@@ -136,7 +136,7 @@ static void output(rfr_trace *t, const char *name, int number, rfr_value v) {
   if (v != RFR_NONE) rfr_output(t, text, v);
 }
 
-/* All gradients, and an update that bad splits skip. */
+/* Records all gradients, and an update that invalid splits skip. */
 static rfr_programs *compile(const setup *s) {
   const int n = microbatches_of(s);
   rfr_trace *t;
@@ -185,8 +185,8 @@ static uint32_t draw(uint64_t step, int what, uint32_t below) {
   return rfi_draw4(rfi_stream_key(step, (uint64_t)what), 0, 0, 0, 0).v[0] % below;
 }
 
-/* Fills one microbatch's splits of a step, *rows of which are in groups; returns the group that makes them bad, or
- * -1. Of the second microbatch they are never bad, but at times there are none. */
+/* Chooses the splits of one microbatch; *rows rows are in groups. Returns the group that makes them invalid, or -1.
+ * Those of the second microbatch are always valid, but sometimes without rows. */
 static int choose(uint64_t step, int m, int64_t *splits, int64_t *rows) {
   enum { EVEN, ONE, NONE, BAD, RANDOM, KINDS = 8 };
   const int what = 100 * m;
@@ -207,14 +207,15 @@ static int choose(uint64_t step, int m, int64_t *splits, int64_t *rows) {
     splits[g] = draw(step, what + 3, 2) ? -1 - (int64_t)draw(step, what + 4, 9) : n_rows + 1;
   }
   *rows = 0;
-  for (int k = 0; k < GROUPS; k++) /* what is cut off is in no group */
+  for (int k = 0; k < GROUPS; k++) /* rows that are cut off belong to no group */
     *rows += splits[k] < 0 ? 0 : splits[k] < n_rows - *rows ? splits[k] : n_rows - *rows;
   return bad;
 }
 
 /* ---- values ---- */
 
-/* Rows that look random, the same for the same letter and microbatch; those of no group are NaN. The caller frees. */
+/* Pseudo-random rows that depend only on the letter and the microbatch; rows of no group are NaN. The caller frees
+ * them. */
 static void *make_rows(const rfr_type *type, int64_t bytes, char letter, int m, int64_t rows) {
   const int64_t cols = type->rank == 2 ? type->shape[1] : 1, size = rfr_dtype_bits(type->dtype) / 8;
   char *data = malloc((size_t)bytes);
@@ -229,7 +230,7 @@ static void *make_rows(const rfr_type *type, int64_t bytes, char letter, int m, 
   return data;
 }
 
-/* The same rows into both programs. */
+/* Writes the same rows into both programs. */
 static void write_rows(rfr_programs *const p[2], const char *name, int m, int64_t rows) {
   rfr_tensor x, y;
   char text[16];
@@ -250,7 +251,7 @@ static void write_splits(rfr_programs *p, int m, const int64_t *splits) {
   OK(rfr_programs_write(p, &x, m ? (const void *)narrow : splits));
 }
 
-/* The values of parameter i; the caller frees. */
+/* The values of parameter i; the caller frees them. */
 static void *make_weight(const rfr_tensor *x, int i) {
   const int64_t size = rfr_dtype_bits(x->type.dtype) / 8, n = x->bytes / size;
   char *data = malloc((size_t)x->bytes);
@@ -274,7 +275,7 @@ static void write_weights(rfr_programs *p) {
   OK(rfr_programs_load(p));
 }
 
-/* The bytes of a tensor, which may lie on a device; the caller frees. */
+/* The bytes of a tensor, which may be on a device; the caller frees them. */
 static void *bytes_of(rfr_programs *p, const rfr_tensor *x) {
   void *data = malloc((size_t)x->bytes + 1);
   assert_non_null(data);
@@ -299,7 +300,7 @@ static void same(rfr_programs *p, const rfr_tensor *x, rfr_programs *q, const rf
   free(b);
 }
 
-/* Rows of no group are zeros; nothing is NaN. */
+/* Rows of no group must be zeros; no element may be NaN. */
 static void clean_bytes(const void *data, const rfr_type *type, const char *name, int m, int64_t rows, int step) {
   const int64_t cols = type->rank == 2 ? type->shape[1] : 1, size = rfr_dtype_bits(type->dtype) / 8;
   for (int64_t i = 0; i < n_rows * cols; i++) {
@@ -380,7 +381,7 @@ static void replay(const setup *s, tally *tally) {
     assert_int_equal(number(p[0], "group"), bad >= 0 ? bad : 0);
     count(tally, splits[0], rows[0], bad >= 0, was_bad);
     was_bad = bad >= 0;
-    if (was_bad && s->sum != ONTO_STATE) continue; /* the other program never sees it */
+    if (was_bad && s->sum != ONTO_STATE) continue; /* the eager program does not run this step */
     OK(rfr_program_run(p[1], 0));
     assert_same(p[0], p[1], step);
     for (int m = 0; m < n; m++)
@@ -394,7 +395,7 @@ static void replay(const setup *s, tally *tally) {
 typedef struct side {
   rfr_schedule *order;
   rfr_graphs *graphs;
-  /* of a step, per microbatch */
+  /* per microbatch of a step */
   void *y[MOST_MICROBATCHES], *dx[MOST_MICROBATCHES], *dscale[MOST_MICROBATCHES];
   rfr_tensor of_y, of_dx, of_dscale;
   int32_t bad[MOST_MICROBATCHES];
@@ -447,13 +448,13 @@ static void *copy_of(rfr_graphs *g, const rfr_tensor *x) {
   return data;
 }
 
-static rft_room room; /* for splits of the program that is replayed */
+static rft_room room; /* for splits of the replayed program */
 
 static void run_forward(side *p, const setup *s, int m, int64_t *splits, int64_t rows) {
   const rfr_type x = {.dtype = s->dtype, .rank = 2, .shape = {n_rows, s->in}};
   const rfr_type scale = {.dtype = RFR_F32, .rank = 1, .shape = {n_rows}};
   rfr_tensor out[2];
-  const void *there = rft_room_put(&room, 0, splits, GROUPS * sizeof *splits); /* what read it before has run */
+  const void *there = rft_room_put(&room, 0, splits, GROUPS * sizeof *splits); /* reused: the earlier reader has run */
   rfr_binding in[3] = {{"x0", x, make_rows(&x, n_rows * s->in * rfr_dtype_bits(s->dtype) / 8, 'x', m, rows)},
                        {"splits0", {.dtype = RFR_I64, .rank = 1, .shape = {GROUPS}}, there},
                        {"scale0", scale, make_rows(&scale, n_rows * 4, 's', m, rows)}};
@@ -471,14 +472,14 @@ static void run_backward(side *p, const setup *s, int m, int64_t rows) {
   rfr_tensor out[3];
   const rfr_binding dy = {"y0", y, make_rows(&y, n_rows * s->out * rfr_dtype_bits(s->dtype) / 8, 'r', m, rows)};
   OK(rfr_graphs_backward(p->graphs, 0, m, &dy, 1, out, scaled ? 3 : 2));
-  assert_null(out[1].data); /* of splits */
+  assert_null(out[1].data); /* splits have no gradient */
   p->of_dx = out[0];
   p->dx[m] = copy_of(p->graphs, &out[0]);
   if (scaled) p->of_dscale = out[2], p->dscale[m] = copy_of(p->graphs, &out[2]);
   free((void *)dy.data);
 }
 
-/* A step; `wgrad` 0: weight gradients do not run, and it stays open. */
+/* Runs a step. wgrad 0: without weight gradients, and the step stays open. */
 static void run_order(side *p, const setup *s, int64_t (*splits)[GROUPS], const int64_t *rows, bool wgrad) {
   int n;
   const rfr_action *a = rfr_schedule_actions(p->order, 0, &n);
@@ -492,7 +493,7 @@ static void run_order(side *p, const setup *s, int64_t (*splits)[GROUPS], const 
   }
 }
 
-/* The i-th parameter and its gradient, if any; false: no i-th parameter. */
+/* The i-th parameter and its gradient, if any; false: there is no i-th parameter. */
 static bool parameter_at(const side *p, int i, rfr_tensor *w, rfr_tensor *gradient) {
   char name[8];
   if (i > GROUPS) return false;
@@ -528,7 +529,7 @@ static void same_parts(const side *p, const side *q, int step, int n, const int6
   assert_true(gradients >= 1);
 }
 
-/* The main gradients of `from`, which a step that was left may have spoilt in `to`. */
+/* Copies the main gradients from `from` to `to`, where an aborted step may have changed them. */
 static void restore(side *to, const side *from) {
   rfr_tensor w, x, y;
   for (int i = 0; parameter_at(from, i, &w, &x); i++) {
@@ -566,7 +567,7 @@ static void replay_delayed(const setup *s, tally *tally) {
     for (int m = 0; m < n; m++) assert_int_equal(p.bad[m], m == 0 && bad >= 0 ? 1 + bad : 0);
     count(tally, splits[0], rows[0], bad >= 0, was_bad);
     was_bad = bad >= 0;
-    if (was_bad) { /* the other one never sees it */
+    if (was_bad) { /* the eager callable does not run this step */
       OK(rfr_graphs_abort_step(p.graphs));
       if (step % 2) restore(&p, &q);
       continue;
@@ -594,7 +595,7 @@ static void replays(void **state) {
   assert_true(tally.bad && tally.after_bad && tally.empty && tally.one && tally.short_of);
 }
 
-/* The table above: every pair of choices that can be recorded is in some row. */
+/* Checks the table above: every pair of choices that can be recorded occurs in some row. */
 static void pairs(void **state) {
   enum { AXES = 7 };
   static const int choices[AXES] = {2, 2, 2, 3, 4, 2, 2};
@@ -610,7 +611,7 @@ static void pairs(void **state) {
                                   (int)row->sum,          row->frozen,      row->delayed};
             found |= of[a] == i && of[b] == k;
           }
-          if (a == 2 && b == 5 && i == 0 && k == 1) continue; /* one of packed weights cannot be frozen */
+          if (a == 2 && b == 5 && i == 0 && k == 1) continue; /* a single group of packed weights cannot be frozen */
           if (!found) fail_msg("no program has choice %d of axis %d with choice %d of axis %d", i, a, k, b);
         }
 }

@@ -93,7 +93,7 @@ static void stored(void **state) {
   free(text);
 }
 
-/* The clock of run.time sees no time of measuring, and a resume makes the stored choices. */
+/* Time for tuning does not count for run.time, and a resume makes the stored choices. */
 static void given_in_time(void **state) {
   rft_folder *f = *state;
   begin(f);
@@ -149,7 +149,7 @@ static void for_reading(void **state) {
   rfr_run_close(run);
 }
 
-/* On the CPU there is nothing to choose: the checkpoint records that, and a resume reads it. */
+/* On the CPU there are no choices: the checkpoint records that, and a resume reads it. */
 static void on_the_cpu(void **state) {
   rft_folder *f = *state;
   begin(f);

@@ -48,7 +48,7 @@ rfr_status __wrap_rfi_backend_find(rfr_ctx *ctx, const rfi_backend **out) {
 
 static void nothing(const char *piece, size_t n, void *user) { (void)piece, (void)n, (void)user; }
 
-/* On a dead device every call on a run that is still open says so. */
+/* On a dead device every call on a run that is still open returns backend.dead. */
 static void check_dead(rfr_run *run) {
   rfr_evaluation e;
   rfr_programs *p = rfr_run_programs(run);
@@ -78,7 +78,7 @@ static rfr_status profiled(rfr_run *run) {
   return rfr_run_profile(run, times, MOST_OPS, &n);
 }
 
-/* The device's arena is the plan's and its guard; rings are the host's memory. */
+/* The device's arena has the size of the plan and its guard; rings are host memory. */
 static rfr_status check_memory(rfr_run *run) {
   rfr_memory_use use;
   rfr_plan_summary plan;
@@ -93,7 +93,7 @@ static rfr_status check_memory(rfr_run *run) {
   return s;
 }
 
-/* Opens (resuming where there is something), goes from step `from` to `to`, evaluates, saves. */
+/* Opens the run (resuming if it exists), trains from step `from` to `to`, evaluates and saves. */
 static rfr_status train(rfr_ctx *ctx, const char *root, const char *folder, int from, int to, bool eager) {
   rfr_run *run;
   rfr_evaluation e;
@@ -102,7 +102,8 @@ static rfr_status train(rfr_ctx *ctx, const char *root, const char *folder, int 
   o.config_folder = root;
   o.resume = 1;
   o.eager = eager;
-  o.debug = rft_faults.entry == RFT_ENTRY_inspect && rft_faults.k > 0; /* nothing else looks at memory */
+  /* inspect is called only in debug mode */
+  o.debug = rft_faults.entry == RFT_ENTRY_inspect && rft_faults.k > 0;
   rfr_status s = rfr_run_open(ctx, config, folder, &o, &run);
   if (s != RFR_OK) return s;
   const bool replays = !eager && !o.debug;
@@ -134,7 +135,7 @@ typedef struct scene {
   rft_folder *f;
   rfr_ctx *ctx;
   int64_t blocks;
-  rfi_hash shown, last; /* of the weights, undisturbed */
+  rfi_hash shown, last; /* hash of the weights of an undisturbed run */
 } scene;
 
 static void weights(scene *c, const char *run, int step, rfi_hash *hash) {
@@ -156,7 +157,7 @@ static void set_scene(scene *c, rft_folder *f) {
   use_fault_backend = true;
   assert_int_equal(train(c->ctx, f->path, rft_path(f, "run"), 0, SHOWN, false), RFR_OK);
   rfi_hash hash;
-  weights(c, "run", SHOWN, &hash); /* the bits do not depend on how bytes come and go */
+  weights(c, "run", SHOWN, &hash); /* results do not depend on how bytes are copied */
   assert_memory_equal(&hash, &c->shown, sizeof hash);
   c->blocks = rfr_ctx_get_stats(c->ctx).live_blocks;
 }
@@ -182,7 +183,7 @@ static void assert_checkpoint(scene *c, int step) {
 static void check_scene(scene *c, rfr_status s, const char *what) {
   const rft_fault *f = &rft_faults;
   const rfr_error *e = rfr_last_error();
-  const bool logged = f->entry == RFT_ENTRY_memory_use && !f->sticky; /* a line of the log does without the bytes */
+  const bool logged = f->entry == RFT_ENTRY_memory_use && !f->sticky; /* a line of the log may lack the bytes */
   if (f->failed != (s != RFR_OK) && !(logged && f->failed)) fail_msg("%s: status %d", what, (int)s);
   if (s != RFR_OK && (e->status != s || strcmp(e->slug, f->sticky ? "backend.dead" : "cuda") != 0 || !*e->next))
     fail_msg("%s: %s [%s]", what, e->message, e->slug);
@@ -204,7 +205,7 @@ static void start_again(scene *c) {
   assert_int_equal(rfi_tree_remove(c->f->ctx, rft_path(c->f, name)), RFR_OK);
 }
 
-/* Every call of one entry fails once; returns how many there are. */
+/* Makes every call of one table entry fail once; returns the number of calls. */
 static int64_t each_call(scene *c, rft_entry entry, bool eager, bool sticky) {
   int64_t tried = 0;
   for (int64_t k = 1;; k += k < DENSE ? 1 : STRIDE, tried++) {
@@ -229,7 +230,7 @@ static void training(void **state, bool sticky) {
   scene c;
   set_scene(&c, *state);
   for (rft_entry entry = 0; entry < RFT_ENTRY_N; entry++) {
-    if (entry == RFT_ENTRY_move) continue; /* programs need none: graphs_test has its faults */
+    if (entry == RFT_ENTRY_move) continue; /* programs do not use this entry; graphs_test tests its faults */
     const int64_t replayed = each_call(&c, entry, false, sticky), eager = each_call(&c, entry, true, sticky);
     print_message("%s: %lld and, eager, %lld calls failed\n", rft_entry_name(entry), (long long)replayed,
                   (long long)eager);
@@ -258,7 +259,7 @@ static void text_calls(void **state) {
   end_scene(&c);
 }
 
-/* The share of attention that documents leave is read from the device: the counts equal the host's. */
+/* The attention work that documents leave is read from the device; the counts must equal those of the host. */
 static void profile(void **state) {
   scene c;
   const char *const longer[] = {"data.sequence=64", "batch.tokens=256"};
@@ -288,7 +289,7 @@ static void profile(void **state) {
   }
   assert_int_equal(n[0], n[1]);
   assert_memory_equal(flops[0], flops[1], (size_t)n[0] * sizeof flops[0][0]);
-  assert_true(smaller > 0); /* some window holds the end of a document */
+  assert_true(smaller > 0); /* some window contains the end of a document */
   end_scene(&c);
 }
 
@@ -299,7 +300,7 @@ static void arena_cap(void **state) {
   assert_int_equal(train(c.ctx, c.f->path, rft_path(c.f, "run"), SHOWN, LAST, false), RFR_OK);
   const int64_t branched = rft_faults.most_arena_bytes;
   start_again(&c);
-  rft_faults = (rft_fault){.cap = branched - 1}; /* enough without a side stream */
+  rft_faults = (rft_fault){.cap = branched - 1}; /* large enough without a side stream */
   assert_int_equal(train(c.ctx, c.f->path, rft_path(c.f, "run"), SHOWN, LAST, false), RFR_OK);
   assert_checkpoint(&c, LAST);
   const int64_t needed = rft_faults.most_arena_bytes;
@@ -317,7 +318,7 @@ static void arena_cap(void **state) {
   end_scene(&c);
 }
 
-/* budget 0: none. */
+/* budget 0: no budget. */
 static rfr_plan_summary planned(scene *c, int64_t budget, char *report, size_t size) {
   char text[sizeof config + 64];
   rfr_run *run;
@@ -336,7 +337,7 @@ static rfr_plan_summary planned(scene *c, int64_t budget, char *report, size_t s
   return sum;
 }
 
-/* A side stream uses only memory that the budget and the device have left; no program is refused because of it. */
+/* A side stream may use only memory that the budget and the device leave; no program is refused because of it. */
 static void branch_or_budget(void **state) {
   scene c;
   char report[128], wanted[128];
@@ -366,7 +367,8 @@ static void branch_or_budget(void **state) {
   end_scene(&c);
 }
 
-/* With copies too, neither a step nor an evaluation allocates; the steps suffice for the warning of zeros. */
+/* Steps and evaluations do not allocate even if they copy; there are enough steps for the warning about zero
+ * gradients. */
 static void quiet_allocator(void **state) {
   scene c;
   rfr_run *run;

@@ -19,7 +19,7 @@
 
 enum { C = 8, T = 4 };
 
-static int blocks; /* of the caller's allocator */
+static int blocks; /* blocks of the caller's allocator */
 
 static void *count_alloc(size_t bytes, size_t alignment, void *user) {
   (void)user;
@@ -30,14 +30,14 @@ static void *count_alloc(size_t bytes, size_t alignment, void *user) {
 static void count_free(void *memory, size_t bytes, void *user) {
   (void)user;
   blocks--;
-  memset(memory, 0xdd, bytes); /* a later read is wrong also without a sanitizer */
+  memset(memory, 0xdd, bytes); /* so that a later read is noticed even without a sanitizer */
   free(memory);
 }
 
 typedef struct objects {
   rfr_ctx *ctx;
   rfr_trace *trace, *layer;
-  rfr_step_memory *step_memory; /* of both, or NULL */
+  rfr_step_memory *step_memory; /* shared by both, or NULL */
   rfr_programs *programs;
   rfr_graphs *graphs;
   rfr_schedule *schedule;
@@ -133,7 +133,7 @@ static void test_orders(void **state) {
     int order[N];
     make(&o, round % 2 || round < N);
     for (int i = 0; i < N; i++)
-      order[i] = (i + round) % N; /* the first rounds: each object is the first and the last */
+      order[i] = (i + round) % N; /* in the first rounds each object is destroyed first and last */
     for (int i = N - 1; round >= N && i > 0; i--) {
       random = random * 6364136223846793005u + 1442695040888963407u;
       const int k = (int)((random >> 33) % (uint64_t)(i + 1)), other = order[k];

@@ -1,20 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * A whole run in which one thing fails: every allocation of the context, every one of
- * jansson and of libyaml, and every system call on a file, each once (and, for a disk that
- * stays full, from then on).
+ * A complete run in which one thing fails: every allocation of the context, every one of jansson and of libyaml, and
+ * every system call on a file, each once (and, for a disk that stays full, from then on).
  *
- * After each failure: a status with slug and next step that is no defect of the library, no
- * block and no descriptor left, the checkpoint from before still whole under the same
- * hashes, and whatever other checkpoint is shown has the bytes of a run in which nothing
- * failed. Faults that a run survives (a file of ours that does not close) may end
- * in RFR_OK, and then the result must be the undisturbed one. The log holds whole lines.
+ * After each failure: the status has a slug and a next step and is not an internal error; no block and no descriptor is
+ * left; the earlier checkpoint is intact and has the same hashes; any newer checkpoint is bitwise equal to that of a
+ * run in which nothing failed. Faults that a run survives (a file of ours that does not close) may end in RFR_OK, and
+ * then the result must be the undisturbed one. The log has only complete lines.
  *
- * The k-th thing fails for k = 1, 2, ... until nothing failed any more. `faults_test all`
- * tries every k (make check-faults); without the word it goes in steps of STRIDE after the
- * first DENSE ones, which still meets every phase of a run in a few seconds.
- * `faults_test random [FAULTS [SEED]]` draws FAULTS values of k, an eighth of them for each of
- * the eight pairs of a kind of fault and a start of the run.
+ * The k-th thing fails for k = 1, 2, ... until nothing failed any more. `faults_test all` tries every k (make
+ * check-faults); without the word it tries every STRIDE-th k after the first DENSE ones, which still covers every phase
+ * of a run in a few seconds. `faults_test random [FAULTS [SEED]]` draws FAULTS values of k, an eighth of them for each
+ * of the eight pairs of a kind of fault and a start of the run.
  */
 #include <dirent.h>
 #include <dlfcn.h>
@@ -25,9 +22,9 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "base/json.h"
 #include "data/checkpoint.h"
 #include "data/dataset.h"
-#include "base/json.h"
 #include "refrain/train.h"
 #include "support/context.h"
 #include "support/folder.h"
@@ -39,7 +36,7 @@ enum { STRIDE = 7 };
 #endif
 enum { DENSE = 24, SHOWN = 3, LAST = 5 };
 
-static bool every_k;    /* set by main */
+static bool every_k;    /* set in main */
 static int64_t faults;  /* random ones of each test; 0: one fault after the other */
 static uint64_t chance; /* state of the generator */
 
@@ -52,16 +49,16 @@ static const char config[] =
     "precision: {dtype: f32}\n"
     "run: {steps: 5, keep: 3, log_every: 1}\n";
 
-/* Allocations of the libraries that read for us. */
+/* Allocations of jansson and libyaml. */
 static struct {
-  int64_t left; /* until one fails; 0: none does */
+  int64_t left; /* number of allocations until one fails; 0: none fails */
   int64_t live;
   bool parsing; /* jansson is */
 } theirs;
 
 static void *their_alloc(void *old, size_t bytes) {
-  /* jansson's lexer does not check whether its buffer grew, and reads past its end. Allocations of these sizes
-   * never fail during parsing. */
+  /* jansson's lexer does not check whether its buffer grew, and reads past its end. So allocations of these sizes never
+   * fail during parsing. */
   const bool growth = theirs.parsing && bytes >= 32 && (bytes & (bytes - 1)) == 0;
   if (!growth && theirs.left > 0 && --theirs.left == 0) return NULL;
   void *p = realloc(old, bytes ? bytes : 1);
@@ -75,7 +72,7 @@ static void their_free(void *p) {
   free(p);
 }
 
-/* These replace libyaml's own: the dynamic linker finds them first. */
+/* Replaces libyaml's own functions: the dynamic linker finds these first. */
 #define EXPORTED __attribute__((visibility("default")))
 EXPORTED void *yaml_malloc(size_t bytes);
 EXPORTED void *yaml_realloc(void *p, size_t bytes);
@@ -111,7 +108,7 @@ static int descriptors(void) {
   return n;
 }
 
-/* Opens (resuming where there is something), steps to `to`, evaluates, saves. */
+/* Opens the run (resuming if it exists), trains up to `to`, evaluates and saves. */
 static rfr_status whole_run(rfr_ctx *ctx, const char *root, const char *folder, int to) {
   rfr_run *run;
   rfr_evaluation e;
@@ -134,10 +131,10 @@ typedef struct scene {
   rft_folder *f;
   rfr_ctx *ctx;
   const char *folder; /* of the run */
-  bool resumed;       /* it has a checkpoint of step SHOWN from before */
+  bool resumed;       /* it already has a checkpoint of step SHOWN */
   int blocks, fds;
   int64_t theirs;
-  rfi_hash shown, last; /* of the weights of steps SHOWN and LAST, undisturbed */
+  rfi_hash shown, last; /* hashes of the weights of an undisturbed run at steps SHOWN and LAST */
 } scene;
 
 static void weights(scene *c, const char *run, int step, rfi_hash *hash) {
@@ -147,7 +144,7 @@ static void weights(scene *c, const char *run, int step, rfi_hash *hash) {
   assert_int_equal(rfi_file_hash(c->f->ctx, rft_path(c->f, name), &size, hash), RFR_OK);
 }
 
-/* The undisturbed run, and with `resumed` the folder that the disturbed ones start from. */
+/* Makes the undisturbed run and, with `resumed`, the folder from which the disturbed ones start. */
 static void set_scene(scene *c, rft_folder *f, bool resumed) {
   *c = (scene){.f = f, .ctx = rft_one_thread(), .resumed = resumed};
   rft_write_texts(f);
@@ -182,7 +179,7 @@ static void assert_checkpoint(scene *c, int step) {
   assert_memory_equal(&hash, step == SHOWN ? &c->shown : &c->last, sizeof hash);
 }
 
-/* Whole lines, each an object. */
+/* Checks that every line of the log is complete and a JSON object. */
 static void assert_log(scene *c, int64_t k) {
   size_t n;
   if (access(rft_path(c->f, "run/log.jsonl"), F_OK) != 0) return;
@@ -197,7 +194,7 @@ static void assert_log(scene *c, int64_t k) {
   free(text);
 }
 
-/* Invariants after any failure; restores the folder. */
+/* Checks the invariants after any failure; restores the folder. */
 static void check_scene(scene *c, rfr_status s, int64_t k) {
   const rfr_error *e = rfr_last_error();
   if (s != RFR_OK && (s == RFR_INTERNAL || !*e->slug || !*e->next || !*e->message || e->status != s))
@@ -221,11 +218,11 @@ static void check_scene(scene *c, rfr_status s, int64_t k) {
 
 static void end_scene(scene *c) {
   renew(c);
-  assert_int_equal(disturbed(c), RFR_OK); /* nothing is left that stands in the way */
+  assert_int_equal(disturbed(c), RFR_OK); /* leftovers must not prevent a later run */
   rfr_ctx_destroy(c->ctx);
 }
 
-/* jansson calls some failures to allocate an error of syntax, and makes no value of a text for two reasons. */
+/* jansson reports some failed allocations as syntax errors, and returns no value of a text for two reasons. */
 static bool tells_of_memory(rfr_status s, const char *slug) {
   if (s == RFR_NO_MEMORY) return strcmp(slug, "memory.alloc") == 0;
   return s == RFR_INVALID && (strcmp(slug, "json") == 0 || strcmp(slug, "checkpoint") == 0);
@@ -270,7 +267,7 @@ static int64_t draw(int64_t n) {
 /* Every k from 1 on, or a part of them, until nothing fails any more; or random ones. */
 static void each(rft_folder *f, kind what, bool resumed) {
   static const char *const names[KINDS] = {"allocations", "allocations of libraries", "calls",
-                                            "calls and all after them"};
+                                           "calls and all after them"};
   scene c;
   set_scene(&c, f, resumed);
   int64_t failed = 0, n = 0;
@@ -306,14 +303,14 @@ static json_t *nested(void) {
                    "list", 0.5, 1, "last", "a longer text that makes the string grow once more, and once more", "none");
 }
 
-/* A print is complete or an error: jansson itself continues after some failed allocations. */
+/* Printing gives a complete text or an error, although jansson itself continues after some failed allocations. */
 static void json_prints(void **state) {
   rft_folder *f = *state;
   json_t *value = nested();
   rfi_string whole = {.ctx = f->ctx};
   assert_non_null(value);
   assert_int_equal(rfi_json_print(value, &whole), RFR_OK);
-  for (size_t used = 1; used <= 128; used++) { /* so the string grows at each of its pieces */
+  for (size_t used = 1; used <= 128; used++) { /* so that the string grows for each piece */
     rfr_status s = RFR_NO_MEMORY;
     for (int k = 1; s != RFR_OK; k++) {
       rfi_string text = {.ctx = f->ctx};
@@ -330,7 +327,7 @@ static void json_prints(void **state) {
   json_decref(value);
 }
 
-/* Interrupts and short transfers are no failures: the same bytes come out. */
+/* Interrupts and short transfers are not failures: the result has the same bytes. */
 static void stutter(void **state) {
   scene c;
   set_scene(&c, *state, true);
@@ -351,7 +348,7 @@ static void cut_texts(const char *root) {
   }
 }
 
-/* An open run holds its data: files that are cut short under it change no bit of it. */
+/* An open run owns its data: truncating the files does not change its results. */
 static void data_cut_while_training(void **state) {
   rft_folder *f = *state;
   scene c;
@@ -370,7 +367,7 @@ static void data_cut_while_training(void **state) {
   end_scene(&c);
 }
 
-/* Cuts the files at its k-th allocation: a moment in the middle of opening, chosen exactly. */
+/* Truncates the files at its k-th allocation, which is a reproducible moment while the run opens. */
 typedef struct cutter {
   int64_t left;
   const char *root;
@@ -387,7 +384,7 @@ static void plain_free(void *memory, size_t bytes, void *user) {
   free(memory);
 }
 
-/* Opening reads each file twice; cut between the two it says which file ended where. */
+/* Opening reads each file twice. If a file is truncated in between, the error names the file and where it ended. */
 static void data_cut_while_opening(void **state) {
   rft_folder *f = *state;
   cutter cut = {.root = f->path};

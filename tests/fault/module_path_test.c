@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The library loads its modules from its own folder, wherever the process goes. Here a program opens the library by a
- * relative path and changes to a folder where a file of the module's name ends the process when it is loaded.
+ * The library loads its modules from its own folder, even after the process changes its working folder. Here a program
+ * opens the library by a relative path and changes to a folder where a file of the module's name ends the process when
+ * it is loaded.
  */
 #include <dlfcn.h>
 #include <limits.h>

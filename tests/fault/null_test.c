@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Every public function that takes a handle, with NULL for it: an argument error that says so,
- * or the neutral answer where there is no status. The headers say which functions those are, so
- * that one that is added is missed here.
+ * Calls every public function that takes a handle with NULL for it: it must return an argument error, or a neutral
+ * value if it returns no status. The list of functions is compared with the headers, so that a new function cannot be
+ * forgotten.
  */
 #include <ctype.h>
 #include <dirent.h>
@@ -33,7 +33,7 @@ static void expect_error(const char *name) {
     fail_msg("%s: %s (%s)", name, e->message, e->slug);
 }
 
-/* An error of another call, so that each has to set its own. */
+/* Sets an error of another call, so that the tested call must replace it. */
 static void forget(const char *name) {
   note(name);
   assert_int_equal(rfr_tensor_from_dlpack(NULL, &(rfr_tensor){0}), RFR_INVALID);
@@ -461,9 +461,9 @@ static void schedules(void) {
   GIVES(-1, rfr_schedule_slot, NULL, 0, 0);
 }
 
-/* ---- which functions there are ---- */
+/* ---- the functions of the headers ---- */
 
-/* One of the parameters is a pointer to a handle, not to where one goes. */
+/* Whether a parameter is a pointer to a handle, not an address for one. */
 static int takes_handle(const char *declaration) {
   static const char *const types[] = {"rfr_ctx *", "rfr_trace *",    "rfr_programs *",
                                       "rfr_run *", "rfr_schedule *", "rfr_graphs *"};
@@ -474,7 +474,7 @@ static int takes_handle(const char *declaration) {
   return 0;
 }
 
-/* Functions of a header that were not called. */
+/* Lists functions of a header that were not called. */
 static int missed_in(char *text) {
   int missed = 0;
   for (char *s = text, *end; (s = strstr(s, "RFR_API ")) && (end = strchr(s, ';')); s = end + 1) {

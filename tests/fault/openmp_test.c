@@ -87,7 +87,7 @@ static void run_models(int threads) {
 static void case_one(void) { run_models(1); }
 static void case_two(void) { run_models(2); }
 
-/* The context has two threads; the region that calls it leaves OpenMP one. */
+/* The context has two threads, but OpenMP gives one to the region that calls it. */
 static void case_nested(void) {
   rfr_ctx *ctx = make_ctx(2);
   rfr_run *run = open_run(ctx, models[0]);
@@ -99,7 +99,7 @@ static void case_nested(void) {
   rfr_ctx_destroy(ctx);
 }
 
-/* OpenMP may start no team at all: the step is not inside a region, and gets one thread. */
+/* OpenMP starts no team at all: the step is not inside a region, and gets one thread. */
 static void case_levels(void) {
   rfr_ctx *ctx = make_ctx(2);
   rfr_run *run = open_run(ctx, models[0]);
@@ -114,7 +114,7 @@ static void case_levels(void) {
   rfr_ctx_destroy(ctx);
 }
 
-/* A context made inside a region has the threads that it can get there. */
+/* A context that is created inside a region has the number of threads that it can get there. */
 static void case_inside(void) {
 #pragma omp parallel num_threads(2)
 #pragma omp single
@@ -129,7 +129,7 @@ static void case_fork(void) {
   if (fork() == 0) {
     alarm(20);
     train(run, 1);
-    /* initial values of a large parameter are drawn by a team too */
+    /* a team also draws the initial values of a large parameter */
     const rfr_parameter p = {.name = "w", .init = RFR_INIT_NORMAL, .std = 1, .rank = 1, .shape = {MANY}};
     static float w[MANY];
     if (rfr_parameter_fill(&p, 3, RFR_F32, 2, w) != RFR_OK) printf("%s\n", rfr_last_error()->slug);
@@ -147,7 +147,7 @@ static const struct {
 } cases[] = {{"one", case_one},       {"two", case_two},       {"nested", case_nested},
              {"levels", case_levels}, {"inside", case_inside}, {"fork", case_fork}};
 
-/* The output of the process of a case, with one more variable in its environment. */
+/* Runs a case in a separate process with one more environment variable; returns its output. */
 static char *output_of(const char *name, const char *variable, const char *value) {
   static char text[8][4096];
   static int next;
@@ -195,7 +195,7 @@ static void test_region(void **state) {
   const char *one = output_of("one", NULL, NULL), *two = output_of("two", NULL, NULL);
   snprintf(expected, sizeof expected, "threads.team\n%.16s\n", two);
   assert_string_equal(output_of("nested", NULL, NULL), expected);
-  /* a nested region would get two threads here, but oneDNN's products one */
+  /* here a nested region would get two threads, but a GEMM of oneDNN one */
   assert_string_equal(output_of("nested", "OMP_MAX_ACTIVE_LEVELS", "3"), expected);
   assert_string_equal(output_of("levels", NULL, NULL), expected);
   assert_string_equal(output_of("inside", NULL, NULL), one);

@@ -20,7 +20,7 @@ size_t rft_safetensors_header(const uint8_t *data, size_t n) {
   return header <= n - 8 ? (size_t)header : n - 8;
 }
 
-/* Bits of an element by the dtype's name: BOOL has 8, the others the first number of the name. */
+/* Bits of an element by the name of its dtype: 8 for BOOL, otherwise the first number in the name. */
 static int64_t bits_of(const char *dtype) {
   return strcmp(dtype, "BOOL") == 0 ? 8 : atoi(dtype + strcspn(dtype, "0123456789"));
 }
@@ -141,7 +141,7 @@ void rft_gguf_count(uint8_t *data, bool tensors, int change) {
   memcpy(data + (tensors ? 8 : 16), &count, 8);
 }
 
-/* Bytes of a tensor, 0 if they are not clear. */
+/* Bytes of a tensor; 0 if they cannot be determined. */
 static uint64_t tensor_bytes(const uint8_t *data, const rft_gguf_part *p) {
   const int rank = p->n_fields - 3;
   const rfi_block_format *f = rfi_block_format_of((uint32_t)number(data + p->fields[1 + rank], 4));

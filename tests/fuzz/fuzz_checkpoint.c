@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * A checkpoint's manifest, beside one file "a" that holds "hello": whatever it says,
- * nothing outside the folder is named.
+ * A checkpoint's manifest, in a folder with one file "a" that contains "hello": whatever the manifest has, no file
+ * outside the folder is named.
  */
 #include <string.h>
 

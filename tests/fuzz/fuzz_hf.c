@@ -26,7 +26,8 @@ static bool read_model(const char *folder, rfr_model_config *c) {
   return s == RFR_OK;
 }
 
-/* Bytes of all parameters with f32 states. The first and last parameters of many stand for all. */
+/* Total bytes of all parameters with f32 states. If there are many parameters, only the first and the last are
+ * listed. */
 static void add_sizes(const rfr_model_config *c) {
   const int n = rfr_model_parameter_count(c);
   int64_t bytes = 0;

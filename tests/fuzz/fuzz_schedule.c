@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Schedules as text and as order lists, and costs: a schedule that is read prints and reads
- * back equal, takes sends and receives, and runs on paper.
+ * Schedules as text and as order lists, and costs: a schedule that is read prints and reads back equal, accepts sends
+ * and receives, and can be simulated.
  */
 #include <string.h>
 

@@ -10,7 +10,7 @@
 #include "fuzz.h"
 #include "text/chat.h"
 
-/* The marker is one code point, so that a template cannot write it by pieces, and no template may contain it. */
+/* The marker is one code point, so that a template cannot compose it; no template may contain it. */
 static const char marker[] = "\xE2\x98\x83"; /* a snowman */
 
 static void check_spans(const rfr_rendered *x, const rfr_span *spans, size_t n) {

@@ -13,7 +13,7 @@ enum { VOCAB = 300, UNUSED = 8, PAYLOAD_HASH = 48, HEADER = 64, MOST = 1 << 16 }
 
 static const rfi_hash key = {1, 2};
 
-static volatile uint64_t sum; /* so that every value is read */
+static volatile uint64_t sum; /* reads every value */
 
 static void check(const rfi_token_table *t) {
   int64_t last = 0;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Traces: one that is read keeps the rules of traces, prints, and reads back equal.
+ * Traces: a trace that is read is valid, prints, and reads back equal.
  */
 #include "fuzz.h"
 #include "refrain/trace.h"

@@ -8,9 +8,9 @@
 #include <stdbool.h>
 #include <stddef.h>
 
-/* The end of the value at `at`, at most `end`. */
+/* Returns the end of the value at `at`, at most `end`. */
 const char *rft_json_value_end(const char *at, const char *end);
-/* Where the next value after a byte of `after` begins, from `at` on; NULL: none. */
+/* Returns the start of the next value that follows a byte of `after`, from `at` on; NULL: none. */
 const char *rft_json_next_value(const char *at, const char *end, const char *after);
 
 /* Values at the limits of what readers accept. */

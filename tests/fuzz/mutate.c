@@ -31,7 +31,8 @@ typedef struct span {
   size_t begin, end;
 } span;
 
-/* Replaces a span by `with`, which must not be in `data`. The size after that; unchanged if there is no room. */
+/* Replaces a span by `with`, which must not lie in `data`. Returns the new size; the size is unchanged if there is no
+ * space. */
 static size_t splice(uint8_t *data, size_t n, size_t most, span at, const void *with, size_t n_with) {
   const size_t after = n - (at.end - at.begin) + n_with;
   if (after > most) return n;
@@ -40,7 +41,7 @@ static size_t splice(uint8_t *data, size_t n, size_t most, span at, const void *
   return after;
 }
 
-/* Replaces a span by a copy of another. */
+/* Replaces a span by a copy of another span. */
 static size_t copy_span(uint8_t *data, size_t n, size_t most, span from, span to) {
   uint8_t piece[PIECE];
   const size_t length = from.end - from.begin;
@@ -73,7 +74,7 @@ static bool find_value(const uint8_t *data, size_t n, span *out) {
   return true;
 }
 
-/* The string before a colon. */
+/* Finds the string before a colon. */
 static bool find_key(const uint8_t *data, size_t n, span *out) {
   const size_t start = draw(n);
   for (size_t k = 0; k < n; k++) {
@@ -127,7 +128,7 @@ static bool in_word(uint8_t c) {
   return (c >= '0' && c <= '9') || (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || c == '_' || c >= 0x80;
 }
 
-/* A run of letters and digits, or one other byte. */
+/* A sequence of letters and digits, or one other byte. */
 static span find_word(const uint8_t *data, size_t n) {
   size_t begin = draw(n), end;
   while (begin > 0 && in_word(data[begin]) && in_word(data[begin - 1])) begin--;
@@ -157,7 +158,7 @@ static size_t mutate_text(uint8_t *data, size_t n, size_t most) {
 
 /* ---- containers ---- */
 
-/* The header of a safetensors file; its length is changed with it. */
+/* Changes the header of a safetensors file and its length. */
 static size_t mutate_safetensors(uint8_t *data, size_t n, size_t most) {
   size_t header = rft_safetensors_header(data, n);
   if (draw(8) == 0) return LLVMFuzzerMutate(data, n, most);
@@ -166,7 +167,7 @@ static size_t mutate_safetensors(uint8_t *data, size_t n, size_t most) {
   return draw(8) ? rft_safetensors_seal(data, header, most) : 8 + header;
 }
 
-/* A field of the descriptions of keys and tensors, or a description. */
+/* Changes a field of the descriptions of keys and tensors, or a description. */
 static size_t mutate_gguf(uint8_t *data, size_t n, size_t most) {
   static const uint64_t numbers[] = {0,          1,          2,          3,          4,          5,          7,
                                      8,          9,          10,         12,         13,         32,         64,

@@ -59,7 +59,7 @@ static void read_folder(const char *folder) {
 
 /* ---- extremes ---- */
 
-/* The common extremes and the long lists. */
+/* The common extremes, and long lists. */
 static const char *extremes[RFT_EXTREMES + 3];
 static int n_extremes;
 
@@ -117,7 +117,7 @@ static size_t draw(size_t n) {
   return n ? (size_t)(random_state >> 20) % n : 0;
 }
 
-/* One change: an extreme or a piece of another input in place of a piece, or of a value; a byte. */
+/* Makes one change: replaces a piece or a value by an extreme or by a piece of another input, or changes a byte. */
 static input mutate(const input *in) {
   const input *other = &inputs[draw((size_t)n_inputs)];
   const char *at = in->text + draw(in->n + 1), *last = in->text + in->n;

@@ -47,7 +47,7 @@ void rft_fuzz_clean(void) { rft_fuzz_expect(rfr_ctx_get_stats(rft_fuzz_ctx()).li
 enum { FILES = 8, FIRST_FD = 1 << 28 }; /* descriptors of the system are smaller */
 static struct {
   char path[64];
-  uint8_t *data; /* of `room` bytes */
+  uint8_t *data; /* allocated: `room` bytes */
   size_t n, room;
   bool present;
 } files[FILES];
@@ -57,7 +57,7 @@ const char *rft_fuzz_folder(void) { return FOLDER; }
 
 static bool in_folder(const char *path) { return strncmp(path, FOLDER, sizeof FOLDER - 1) == 0; }
 
-/* -1: no such file. */
+/* Finds a file; -1: it does not exist. */
 static int find_file(const char *path) {
   for (int i = 0; i < n_files; i++)
     if (strcmp(files[i].path, path) == 0) return i;

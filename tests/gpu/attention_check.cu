@@ -5,11 +5,10 @@
  *   cmake --build build/release --target attention_check && build/release/attention_check [check|delays|time]
  *
  * check: random shapes, documents, windows, caps: relative L2 errors, no write outside the results and the workspace,
- * the same bits 20 times, non-finite values affect only the rows that see them.
- * delays: Hopper's kernels with random delays before barriers and copies, in all warp roles: 1,000 runs are bitwise
- * equal to one without delays.
- * time: TFLOP/s (4 GEMMs of 2 FLOP per head, row and visible key, and 10 in the backward).
- * One line per case; the exit code is 1 if any line says BAD.
+ * bitwise equal in 20 runs, non-finite values affect only the rows that see them. delays: Hopper's kernels with random
+ * delays before barriers and copies, in all warp roles: 1,000 runs are bitwise equal to one without delays. time:
+ * TFLOP/s (4 GEMMs of 2 FLOP per head, row and visible key, and 10 in the backward). One line per case; the exit code
+ * is 1 if any line says BAD.
  */
 #include <algorithm>
 #include <cuda_bf16.h>
@@ -23,7 +22,7 @@
 #include "check.cuh"
 #include "ops/attention/attention_cuda.h"
 
-/* Kernels under test; those of sm_90 only on such a device. */
+/* The tested kernels; those of sm_90 only on such a device. */
 struct variant {
   const char *name;
   int major;
@@ -57,8 +56,7 @@ static __device__ double value(const void *x, int64_t i, rfr_dtype dtype) {
                              : __half2float(((const __half *)x)[i]);
 }
 
-/* sums: of the squared differences, of the squares of y, and the number of elements that differ and are not both
- * finite. */
+/* sums[0]: squared differences; [1]: squares of y; [2]: number of elements that differ and are not both finite. */
 __global__ void compare(const void *x, const void *y, int64_t n, rfr_dtype dtype, double *sums) {
   double error = 0, size = 0, wrong = 0;
   for (int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; i < n; i += (int64_t)gridDim.x * blockDim.x) {
@@ -117,7 +115,7 @@ struct results {
 
 struct test {
   shape s;
-  int64_t row; /* of the packed qkv */
+  int64_t row; /* index in the packed qkv */
   buffer qkv, dy, offsets;
   rfr_arg q, k, v, documents;
   rfr_attr attr[5];
@@ -146,7 +144,7 @@ struct test {
   rfr_arg kv_arg(buffer &b) const { return arg_of(b.data, s.dtype, {s.T, s.Hk, s.D}, 0); }
   rfr_arg lse_arg(buffer &b) const { return arg_of(b.data, RFR_F32, {s.H, s.T}, 0); }
 
-  /* Calls `run` n times after poisoning the workspace; returns milliseconds per call. */
+  /* Fills the workspace with NaN, then calls `run` n times; returns milliseconds per call. */
   float call(const rfi_cuda_kernel &kernel, int n_in, const rfr_arg *in, int n_out, const rfr_arg *out, int n) {
     rfr_call c;
     memset(&c, 0, sizeof c);
@@ -177,7 +175,7 @@ struct test {
     const rfr_arg in[4] = {q, k, v, documents}, out[2] = {o_arg(r.o), lse_arg(r.lse)};
     return call(kernel, 4, in, 2, out, n);
   }
-  /* From the o and lse of `f`; `wanted` has a bit for each of dq, dk, dv. */
+  /* The backward from the o and lse of `f`; `wanted` has a bit for each of dq, dk, dv. */
   float backward(const rfi_cuda_kernel &kernel, results &f, results &r, int n = 1, int wanted = 7) {
     const rfr_arg in[7] = {o_arg(dy), q, k, v, o_arg(f.o), lse_arg(f.lse), documents};
     rfr_arg out[3] = {o_arg(r.dq), kv_arg(r.dk), kv_arg(r.dv)};
@@ -195,7 +193,7 @@ static void print_shape(const variant &x, const shape &s) {
   printf(":");
 }
 
-/* ‖x - y‖ / ‖y‖, with y at least 0.001 per element: a gradient that cancels consists of rounding errors. */
+/* ‖x - y‖ / ‖y‖, where y counts as at least 0.001 per element: a gradient that cancels consists of rounding errors. */
 static void show_error(const char *name, const buffer &x, const buffer &y, int64_t n, rfr_dtype dtype, double bar) {
   buffer sums(3 * sizeof(double));
   double host[3];
@@ -231,7 +229,7 @@ static void show_errors(const shape &s, results &fast, results &any) {
   for (buffer *b : fast.all()) expect(b->guard_intact(), "wrote past a result");
 }
 
-/* ---- in f64 on the host, for small shapes ---- */
+/* ---- reference in f64 on the host, for small shapes ---- */
 
 static std::vector<double> on_host(const void *from, int64_t n, rfr_dtype dtype) {
   std::vector<uint16_t> bits((size_t)n);
@@ -267,7 +265,7 @@ static void keys_of(const shape &s, int t, int *first, int *end) {
   }
 }
 
-/* One head's part of r, from rows of q, k, v (packed) and dy. */
+/* One head of r, from rows of q, k, v (packed) and dy. */
 static void reference_head(const test &t, const std::vector<double> &qkv, const std::vector<double> &dy, int h,
                            std::vector<double> (&r)[5]) {
   const shape &s = t.s;
@@ -355,8 +353,8 @@ static void check_case(const variant &x, const shape &s, uint64_t seed, int repe
   fflush(stdout);
 }
 
-/* A NaN in v affects the rows that see its key, and changes no bit of another row's o; in the backward, of no other
- * document's gradients. */
+/* A NaN in v affects only the rows that see its key; o of other rows stays bitwise equal, and in the backward the
+ * gradients of other documents. */
 static void check_not_finite(const variant &which, int D, rfr_dtype dtype) {
   shape s = {400, 4, 2, D, 1, 0, 0, dtype, {0, 170, 400}};
   enum { AT = 190 };
@@ -423,10 +421,10 @@ static void check(const variant &x) {
 
 /* ---- delays ---- */
 
-/* The library's kernels with random delays, as cmake/cuda.cmake builds them. */
+/* The library's kernels with random delays, compiled by cmake/cuda.cmake. */
 extern "C" const rfi_cuda_kernel rfi_attention_delayed, rfi_attention_delayed_bwd;
 
-/* More work than blocks, in documents of various lengths. */
+/* More items than blocks, in documents of various lengths. */
 static void delay_one(const variant &x, int D, int causal, int window) {
   enum { RUNS = 1000 };
   shape s = {6000, 8, 4, D, causal, window, 0, RFR_BF16, {0, 170, 3500, 5990}};

@@ -32,7 +32,7 @@ typedef struct training {
   const char *device;
   double loss[STEPS];
   int n;
-  uint64_t weights; /* a hash of all of them */
+  uint64_t weights; /* a hash of all weights */
   bool failed;
 } training;
 

@@ -24,7 +24,7 @@ static bool expect(const char *what, bool holds) {
   return holds;
 }
 
-/* ---- mine.sum: y = a + b, by way of the workspace ---- */
+/* ---- mine.sum: y = a + b, through the workspace ---- */
 
 static const char *sum_shape(const rfr_infer *c) {
   c->out[0] = c->in[0];
@@ -81,7 +81,7 @@ static rfr_status register_sum(rfr_ctx *ctx, const char *name, bool launcher, co
   return rfr_op_register(ctx, &d, op);
 }
 
-/* y = gelu(a) + b and the gradient of its squares for a; op NULL: the library's own sum. */
+/* y = gelu(a) + b, and the gradient of the sum of its squares with respect to a; op NULL: the library's own sum. */
 static rfr_trace *record(rfr_ctx *ctx, const rfr_op *op) {
   const int64_t shape[] = {ROWS, COLS};
   rfr_trace *t;
@@ -127,7 +127,7 @@ static rfr_status run(rfr_ctx *ctx, const rfr_trace *t, int how, results *out) {
   return s;
 }
 
-/* An inference callable with the op: eager and captured give y too. */
+/* An inference callable with the op: eager and captured calls return the same y. */
 static rfr_status call(rfr_ctx *ctx, const rfr_op *op, const results *wanted) {
   static float out[N];
   const int64_t shape[] = {ROWS, COLS};

@@ -116,7 +116,7 @@ static float first_weight(int layer, int k, int64_t i) {
   return i >= sizes[k] ? 0 : (k == 0 ? 1.0f : 0.0f) + 0.05f * noise(100 + layer * 10 + k, i);
 }
 
-/* Updates w, on the host, by g, element by element. */
+/* Updates w by g element by element, on the host. */
 static void update(void *w, float *momentum, const float *g, int64_t n) {
   for (int64_t i = 0; i < n; i++) {
     momentum[i] = 0.9f * momentum[i] + g[i];
@@ -124,7 +124,7 @@ static void update(void *w, float *momentum, const float *g, int64_t n) {
   }
 }
 
-/* ---- the three ways ---- */
+/* ---- three ways to gather ---- */
 
 static const char *const actions = "0UNSHARD 0F0 1UNSHARD 0RESHARD 1F0 1RESHARD 2UNSHARD 2F0 2B0 2RESHARD 2REDUCE "
                                    "1UNSHARD 1B0 1REDUCE 1RESHARD 0UNSHARD 0B0 0RESHARD 0REDUCE";
@@ -358,7 +358,8 @@ static rfr_status work(rank *r, bool alone) {
 }
 
 static void leave(rank *r) {
-  rfr_graphs_destroy(r->graphs); /* before the parameters and the communicator that they were captured with */
+  /* destroyed before the parameters and the communicator with which they were captured */
+  rfr_graphs_destroy(r->graphs);
   rfr_comm_destroy(r->comm);
   for (int k = 0; k < PARAMETERS; k++) {
     cudaFree(r->gathered[k]), cudaFree(r->gradient[k]);
@@ -415,7 +416,7 @@ static void report(const char *what, const rank *r, int64_t differ, const char *
   fflush(stdout);
 }
 
-/* ---- a rank that goes ---- */
+/* ---- a missing rank ---- */
 
 /* Launches a program's collective, and waits for it. */
 static bool program_reports(rank *r) {
@@ -475,7 +476,7 @@ static bool check_late(rank *ranks, int way) {
   return !ranks[0].failed && !ranks[1].failed;
 }
 
-/* ---- ranks that are processes ---- */
+/* ---- ranks as processes ---- */
 
 enum { LATE, ABORTED, ABSENT, CASES };
 static const char *const cases[CASES] = {"graphs, and a rank that does not come", "graphs, and an abort from a thread",
@@ -490,7 +491,7 @@ static void *abort_soon(void *arg) {
 
 static bool is_reported(rfr_status s) { return s != RFR_OK && strcmp(rfr_last_error()->slug, "dist.peer") == 0; }
 
-/* The second step, in which rank 1 does not take part; and a third one, of which nothing may be launched. */
+/* The second step, in which rank 1 does not take part, and a third one, in which nothing may be launched. */
 static bool step_alone(rank *r, int how) {
   pthread_t thread;
   if (how == ABORTED && pthread_create(&thread, NULL, abort_soon, r) != 0) return false;
@@ -523,7 +524,7 @@ static bool share_id(const rank *r, const int channel[2]) {
 }
 
 static int process(rank *r, int how, const int channel[2]) {
-  enum { MOST_SECONDS = 60 }; /* a hang ends the process */
+  enum { MOST_SECONDS = 60 }; /* a hang must end the process */
   alarm(MOST_SECONDS);
   r->way = INSIDE;
   bool well = share_id(r, channel) && meet_and_part(r, how);
@@ -534,7 +535,7 @@ static int process(rank *r, int how, const int channel[2]) {
   return well ? 0 : 1;
 }
 
-/* Must run before this process calls CUDA, which does not survive a fork. */
+/* Must run before this process calls CUDA, because CUDA does not survive a fork. */
 static bool check_processes(rank *ranks, int how) {
   int channel[2], status;
   pid_t child[RANKS];
@@ -571,7 +572,7 @@ int main(int argc, char **argv) {
     report(ways[ALONE], &one, 0, NULL);
     for (int way = AROUND; way <= ACTIONS; way++) {
       if (!run_ranks(ranks[way], way, fuse)) return 1;
-      /* with fuse, GEMMs add to the existing gradient: in the ranks' own order, not in that of one GPU */
+      /* with fuse, GEMMs accumulate into the existing gradient: in the order of each rank, not of one GPU */
       const int64_t differ = differing(&one, ranks[way]);
       report(ways[way], &ranks[way][0], differ, ways[ALONE]);
       bad += differ > 0 && !fuse;

@@ -5,16 +5,14 @@
  *   cmake --build build/release --target grouped_check && build/release/grouped_check [check|delays|swiglu|time]
  *
  * check: random group sizes, empty groups, all rows in one group, rows after the last group (NaN in the operands):
- * relative L2 errors, zeros after the last group, no write outside the result, the same bits 20 times. Separate
+ * relative L2 errors, zeros after the last group, no write outside the result, bitwise equal in 20 runs. Separate
  * weights, more than fit into one launch too, and one GEMM per group are bitwise equal to one call with all groups,
- * also when added to subnormal numbers. Large ones, 200 times, are bitwise equal to the first run.
- * swiglu: GEMMs with a fused SwiGLU are bitwise equal to the two ops, in 300 runs with delays; and times of both.
- * delays: the same kernels with random delays before barriers and copies, in all warp roles: 1,000 runs are bitwise
- * equal to the one without delays.
- * time: TFLOP/s of forward, dgrad, wgrad and wgrad added to f32, with even groups; skewed groups that begin at
+ * also when added to subnormal numbers. Large ones, 200 times, are bitwise equal to the first run. swiglu: GEMMs with a
+ * fused SwiGLU are bitwise equal to the two ops, in 300 runs with delays; and times of both. delays: the same kernels
+ * with random delays before barriers and copies, in all warp roles: 1,000 runs are bitwise equal to the one without
+ * delays. time: TFLOP/s of forward, dgrad, wgrad and wgrad added to f32, with even groups; skewed groups that begin at
  * multiples of 8 rows; the same beginning at any row, and how much longer that takes; every second group empty; all
- * rows in one group.
- * One line per case; the exit code is 1 if any line says BAD.
+ * rows in one group. One line per case; the exit code is 1 if any line says BAD.
  */
 #include <algorithm>
 #include <math.h>
@@ -39,7 +37,7 @@ static int64_t below(int64_t n) { return (int64_t)(uniform() * (double)n); }
 
 enum { THREADS = 256 };
 
-/* Normal numbers, a function of the index; from `from` on, NaN. */
+/* Normal numbers that depend on the index; NaN from index `from` on. */
 template <typename T> static __global__ void draw(T *x, int64_t n, int64_t from, uint32_t seed) {
   for (int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; i < n; i += (int64_t)gridDim.x * blockDim.x) {
     uint64_t h = ((uint64_t)i + 1) * 0x9E3779B97F4A7C15ull ^ seed * 0xD1B54A32D192ED03ull;
@@ -186,11 +184,11 @@ static void check(void) {
   }
 }
 
-/* ---- one product for each group, and weights by themselves ---- */
+/* ---- one GEMM per group, and separate weights ---- */
 
 template <typename O> static __global__ void tiny(O *y, int64_t n) {
   for (int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; i < n; i += (int64_t)gridDim.x * blockDim.x)
-    y[i] = rfi_narrow<O>(i % 3 == 0 ? 1e-40f : i % 3 == 1 ? 1e-3f : 0.0f); /* a third are subnormal */
+    y[i] = rfi_narrow<O>(i % 3 == 0 ? 1e-40f : i % 3 == 1 ? 1e-3f : 0.0f); /* a third of them are subnormal */
 }
 
 static void same(const char *what, int64_t G, const char *a, const char *b, int64_t bytes) {
@@ -249,13 +247,13 @@ static void check_separate(int64_t G, int64_t each, int64_t N, int64_t K) {
 }
 
 static void check_all_separate(void) {
-  check_separate(3, 300, 264, 136); /* added in registers, though a single group has 1,200 rows */
-  check_separate(4, 600, 136, 264); /* added by TMA */
+  check_separate(3, 300, 264, 136); /* accumulated in registers, although one group has 1,200 rows */
+  check_separate(4, 600, 136, 264); /* accumulated by TMA */
   check_separate(241, 20, 40, 72);
   check_separate(700, 9, 72, 136);
 }
 
-/* ---- many runs ---- */
+/* ---- repeated runs ---- */
 
 static __global__ void count_different(const uint32_t *x, const uint32_t *y, int64_t n, unsigned long long *count) {
   for (int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; i < n; i += (int64_t)gridDim.x * blockDim.x)
@@ -264,7 +262,7 @@ static __global__ void count_different(const uint32_t *x, const uint32_t *y, int
 
 typedef rfr_status product(const rfi_grouped *p, int sms, cudaStream_t stream);
 
-/* Runs of `product` are bitwise equal to one run of the library's kernel. */
+/* Runs of `product` must be bitwise equal to one run of the library's kernel. */
 template <typename O>
 static void repeat(product *product, int runs, const char *what, const std::vector<int64_t> &sizes, int64_t unused,
                    int64_t N, int64_t K, rfi_grouped_kind kind, bool accumulate, bool separate) {
@@ -307,7 +305,7 @@ static void repeat(product *product, int runs, const char *what, const std::vect
   fflush(stdout);
 }
 
-/* As many tiles as in real layers, added in registers: the blocks of a cluster often work on distant tiles. */
+/* As many tiles as in real layers, accumulated in registers: the blocks of a cluster often work on distant tiles. */
 static void check_many(void) {
   const std::vector<int64_t> even(256, 256), odd(256, 200);
   repeat<float>(rfi_grouped_sm90, 200, "wgrad onto f32", even, 0, 512, 2048, RFI_GROUPED_NT, true, false);
@@ -315,7 +313,7 @@ static void check_many(void) {
   repeat<rfi_bf16>(rfi_grouped_sm90, 200, "forward", odd, 0, 2048, 512, RFI_GROUPED_TN, false, false);
 }
 
-/* The library's kernel with random delays, as cmake/cuda.cmake builds it. */
+/* The library's kernel with random delays, compiled by cmake/cuda.cmake. */
 extern "C" product rfi_grouped_delayed;
 
 static void check_delays(void) {
@@ -340,7 +338,7 @@ static void check_delays(void) {
 enum form { EVEN, AT_8S, ANYWHERE, HALF_EMPTY, ALL_IN_ONE, FORMS };
 static const char *const forms[] = {"even", "skewed, at 8s", "the same, anywhere", "half empty", "all in one"};
 
-/* Where groups begin; the two skewed forms differ by less than 8 rows. */
+/* How groups begin; the two skewed forms differ by less than 8 rows. */
 static std::vector<int32_t> offsets_of(int64_t rows, int64_t G, int form, const std::vector<double> &weight) {
   std::vector<int32_t> o(1, 0);
   double sum = 0, before = 0;
@@ -441,7 +439,7 @@ static void time_all(void) {
 
 extern "C" const rfi_cuda_kernel RFI_CUDA(swiglu_weighted);
 
-/* Experts up to the second GEMM: two sets of all values, in bf16. */
+/* Experts up to the second GEMM, in bf16; two sets of all buffers. */
 struct experts {
   int64_t G, rows, C, I;
   buffer x[2], y[2], h[2], weight, w, offsets, taken;
@@ -521,7 +519,7 @@ static void swiglu_bits(const std::vector<int64_t> &sizes, int64_t unused, int64
   fflush(stdout);
 }
 
-/* The forms alternate. */
+/* Runs the forms alternately. */
 static void swiglu_time(const std::vector<int64_t> &sizes, int64_t C, int64_t I, const char *form) {
   enum { KINDS = 3, CALLS = 8, ROUNDS = 25 };
   static const char *const what[KINDS] = {"product", "product and swiglu", "one op"};

@@ -5,10 +5,9 @@
  *   lora_check [DEVICE]    default: cuda
  *
  * lora: for shapes of Llama 3 8B, 8192 rows, rank 16, forward and dgrad: the base GEMM alone; u = x AT alone;
- * lora_matmul, less u's time; the base GEMM with u BT added by a second GEMM; and u BT with the base GEMM added onto
- * it. The results of the forms must agree.
- * dequantize: time and bandwidth of NF4 and int8 to bf16.
- * One line per case; the exit code is 1 if any line says BAD.
+ * lora_matmul, less u's time; the base GEMM with u BT added by a second GEMM; and u BT with the base GEMM accumulated
+ * into it. The results of the forms must agree. dequantize: time and bandwidth of NF4 and int8 to bf16. One line per
+ * case; the exit code is 1 if any line says BAD.
  */
 #include <math.h>
 #include <stdbool.h>
@@ -49,7 +48,7 @@ static rfr_trace *record(rfr_ctx *ctx, form f, int tb, int64_t n, int64_t k) {
   rfr_trace *t;
   must(rfr_trace_create(ctx, &t), "trace");
   const rfr_value x = matrix(t, "x", M, tb ? k : n);
-  const rfr_value a = tb ? matrix(t, "a", R, k) : matrix(t, "a", n, R); /* the factor next to x */
+  const rfr_value a = tb ? matrix(t, "a", R, k) : matrix(t, "a", n, R); /* the factor that multiplies x */
   const rfr_value b = tb ? matrix(t, "b", n, R) : matrix(t, "b", R, k);
   rfr_value u = f >= TWO ? matrix(t, "u", M, R) : rfr_matmul(t, x, a, RFR_NONE, 0, tb, RFR_BF16), y = u;
   const rfr_value first = f == FIRST ? rfr_matmul(t, u, b, RFR_NONE, 0, tb, RFR_BF16) : RFR_NONE;
@@ -76,7 +75,7 @@ static void fill(rfr_programs *p) {
   }
 }
 
-/* Microseconds of a replay: the least of ROUNDS means. `y` gets the result, if given. */
+/* Microseconds of a replay: the minimum of ROUNDS means. `y` gets the result, if given. */
 static double measure(rfr_ctx *ctx, rfr_trace *t, uint16_t *y, const uint16_t *u) {
   rfr_programs *p;
   rfr_tensor out, in;
@@ -93,7 +92,7 @@ static double measure(rfr_ctx *ctx, rfr_trace *t, uint16_t *y, const uint16_t *u
     for (int i = 0; i < TIMES; i++) must(rfr_program_replay(p, 0, NULL, 0), "replay");
     must(rfr_programs_wait(p), "wait");
     const double mean = (now() - start) / TIMES * 1e6;
-    if (r > 0 && mean < best) best = mean; /* the first round warms up */
+    if (r > 0 && mean < best) best = mean; /* the first round is a warm-up */
   }
   if (y) must(rfr_programs_read(p, &out, y), "read");
   rfr_programs_destroy(p);

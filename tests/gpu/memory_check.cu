@@ -42,7 +42,7 @@ static int fail(const char *what, const char *why) {
   return 1;
 }
 
-/* ---- NVML, whose header need not be there ---- */
+/* ---- NVML, without its header ---- */
 
 struct nvml_memory {
   unsigned long long total, free, used;
@@ -115,7 +115,7 @@ static void check_run(rfr_run *run, rfr_ctx *ctx, long long before, long long co
   expect("nothing after the arena was written", rfr_programs_check(p) == RFR_OK);
 }
 
-/* After the first steps only: planned memory must be used well before step 50. */
+/* After the first steps: planned memory must be used well before step 50. */
 static void check_written(rfr_ctx *ctx) {
   rfr_run *run;
   rfr_run_options o = rfr_run_options_default();

@@ -5,12 +5,11 @@
  *   cmake --build build/release --target moe_check && build/release/moe_check [check|time]
  *
  * Routing and sorting are compared with loops on the host: the choices, the sorted order and the resulting maps, value
- * by value, with the same bits in 5 runs; for few and many experts, groups, and more than a warp's choices; with logits
- * that are equal, that differ in their last bits, and that are NaN or infinite. Weighted SwiGLU is compared with loops
- * in double, and has the same bits for any strides of its operands.
- * Times, also of the ops between the expert GEMMs, are those of a graph of 20 calls that alternate between two sets of
- * buffers. Rows count once where they are read, and once where they are written. The exit code is 1 if any line says
- * BAD.
+ * by value, bitwise equal in 5 runs; for few and many experts, groups, and more than a warp's choices; with logits that
+ * are equal, that differ in their last bits, and that are NaN or infinite. Weighted SwiGLU is compared with loops in
+ * double, and must be bitwise equal for any strides of its operands. Times, also of the ops between the expert GEMMs,
+ * are those of a graph of 20 calls that alternate between two sets of buffers. Rows count once where they are read, and
+ * once where they are written. The exit code is 1 if any line says BAD.
  */
 #include <algorithm>
 #include <math.h>
@@ -83,7 +82,7 @@ static rfr_attr real(double f) {
   return a;
 }
 
-/* Seconds of one of n runs, measured over a graph of them. */
+/* Seconds per run, measured over a graph of n runs. */
 template <class RUN> static double time_of(const RUN &run, int n = 20) {
   cudaGraph_t graph;
   cudaGraphExec_t exec;
@@ -121,8 +120,8 @@ static float draw() {
   return (float)(int32_t)(state >> 33) * 0x1p-30f - 1.0f;
 }
 
-/* Logits: multiples of 1/64; the same with other last bits; with NaN, infinities and both zeros among them; all
- * equal. */
+/* Kinds of logits: multiples of 1/64; the same with other last bits; with NaN, infinities and both zeros among them;
+ * all equal. */
 enum form { COARSE, CLOSE, STRANGE, ALIKE, FORMS };
 static const char *const forms[] = {"coarse", "close", "strange", "alike"};
 
@@ -163,7 +162,7 @@ static void check(const shape &s, int form) {
     w = w2, i = i2, o = o2, p = p2;
   }
   n = splits.host<int32_t>();
-  /* groups are compared by scores, which this does not compute: only the order of their choices is checked */
+  /* groups are compared by scores, which this check does not compute: it checks only the order of their choices */
   bool chosen = true, sums = true, sorted = true;
   std::vector<int> all(s.E);
   for (int64_t t = 0; t < T; t++) {
@@ -200,7 +199,7 @@ static void check(const shape &s, int form) {
   printf(" done\n");
 }
 
-/* The I columns of x that begin at column `at`. */
+/* The I columns of x from column `at` on. */
 static rfr_arg rows_of(const value &x, int64_t I, int64_t at) {
   rfr_arg a = x.arg;
   a.type.shape[1] = I;
@@ -215,7 +214,8 @@ static float f32_of(uint16_t bf16) {
   return x;
 }
 
-/* Weighted SwiGLU in bf16 with weights in f32: operands dense, or one element off in wider rows. */
+/* Weighted SwiGLU in bf16 with f32 weights: operands are dense, or slices of wider rows that are misaligned by one
+ * element. */
 static void check_weighted(int64_t rows, int64_t I) {
   printf("check %6lld rows of %lld, weighted:", (long long)rows, (long long)I);
   std::vector<float> dw;
@@ -258,7 +258,7 @@ static void check_weighted(int64_t rows, int64_t I) {
                                 c * w[(size_t)i] * a * s};
         const double have[3] = {f32_of(o[(size_t)(i * I + j)]), f32_of(p[(size_t)(i * 2 * I + j)]),
                                 f32_of(p[(size_t)(i * 2 * I + I + j)])};
-        for (int k = 0; k < 3; k++) /* half of the last of 8 bits, and the error of f32 */
+        for (int k = 0; k < 3; k++) /* half an ulp of bf16, and the error of f32 */
           worst[k] = std::max(worst[k], fabs(have[k] - want[k]) / (fabs(want[k]) * (0x1p-8 * 1.001) + 1e-30));
         sum += c * a * s * b, size += fabs(c * a * s * b);
       }
@@ -279,7 +279,7 @@ static void show(const char *what, double seconds, double bytes) {
   printf("  %-18s %8.2f us %8.2f TB/s\n", what, 1e6 * seconds, 1e-12 * bytes / seconds);
 }
 
-/* Between the two expert GEMMs: gate and up side by side, in rows of 2 I. */
+/* Between the two expert GEMMs: gate and up adjacent, in rows of 2 I. */
 static void time_experts(int64_t rows, int64_t I) {
   value *packed[2], *d[2], *h[2], weight(RFR_F32, {rows}), dweight(RFR_F32, {rows});
   std::vector<call_of *> forward, backward, weighted, weighted_back;
@@ -309,7 +309,7 @@ static void time_experts(int64_t rows, int64_t I) {
   }
 }
 
-/* Weights of slots to rows and back: rows of one column. */
+/* Slots' weights to rows and back: rows with one column. */
 static void time_row_weights(const value &weight, const value &order, const value &place) {
   const int64_t slots = order.arg.type.shape[0];
   value rows(RFR_F32, {slots, 1}), back(RFR_F32, {slots, 1});

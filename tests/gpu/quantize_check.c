@@ -4,12 +4,12 @@
  *
  *   quantize_check [DEVICE [VALUES [FIRST [COUNT]]]]    default: cuda 0 0 14
  *
- * VALUES: at least so many for each quantizer, in tensors of 2048 x 4096, bf16 and f32 in turns. FIRST and COUNT choose
- * quantizers, so that several processes can share the work.
+ * VALUES: at least so many for each quantizer, in tensors of 2048 x 4096, alternating between bf16 and f32. FIRST and
+ * COUNT choose quantizers, so that several processes can share the work.
  *
- * Inputs, in turns: random numbers of one scale, any bit pattern (subnormal, infinite and NaN too), finite numbers of
- * every exponent, mostly zeros with both signs, and zeros alone. One line per case; the exit code is 1 if any line
- * says BAD.
+ * Inputs alternate between random numbers of one scale, any bit pattern (subnormal, infinite and NaN too), finite
+ * numbers of every exponent, mostly zeros with both signs, and zeros alone. One line per case; the exit code is 1 if
+ * any line says BAD.
  */
 #include <stdbool.h>
 #include <stdint.h>

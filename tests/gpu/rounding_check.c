@@ -4,7 +4,7 @@
  *
  *   rounding_check [DEVICE]    default: cuda
  *
- * The updates are exact in f32, so that their order of operations changes no bit and the draws alone decide: SGD and
+ * The updates are exact in f32, so that the order of operations does not matter and only the draws decide: SGD and
  * momentum with whole gradients and a rate of 2^-12, AdamW with gradients of zero, whose update is the decay, 2^-9 of
  * the weight. Sizes take the paths of 4 adjacent elements, of single ones, and of 8-bit moments. One line per case; the
  * exit code is 1 if any line says BAD.

@@ -4,11 +4,10 @@
  *
  *   cmake --build build/release --target scaled_check && build/release/scaled_check [check|time|peer]
  *
- * check: with and without groups, along them too, every way of scaling, both formats, results in f32 and bf16, added
- * to f32, biases: relative L2 error, zeros after the last group, no write outside the result, the same bits 20 times.
- * time: TFLOP/s of forward, dgrad and wgrad.
- * peer: TFLOP/s beside a GEMM of cuBLASLt with the same recipe, result type, FLOPs and, with groups, the rows of all of
- * them, both run alternately; geometric means of the ratios.
+ * check: with and without groups, along them too, every way of scaling, both formats, results in f32 and bf16, added to
+ * f32, biases: relative L2 error, zeros after the last group, no write outside the result, bitwise equal in 20 runs.
+ * time: TFLOP/s of forward, dgrad and wgrad. peer: TFLOP/s next to those of a GEMM of cuBLASLt with the same recipe,
+ * result type, FLOPs and, with groups, the rows of all of them, both run alternately; geometric means of the ratios.
  * One line per case; the exit code is 1 if any line says BAD.
  */
 #include <math.h>
@@ -99,14 +98,14 @@ struct shape {
   bool along;
   int64_t scaling_b; /* that of a follows */
   rfr_dtype a, y;
-  int groups;      /* 0: none */
+  int groups;      /* 0: no groups */
   int64_t M, N, K; /* rows of a, of b; elements of a row (along: of all groups before they are aligned) */
   int bias, accumulate, even;
 };
 
 enum mode { CHECK, TIME, PEER };
 
-/* Prints both rates and returns the ratio of ours to cuBLASLt's. */
+/* Prints both rates; returns the ratio of ours to cuBLASLt's. */
 static double compare_with_peer(const shape &s, const rfi_scaled_gemm &p, int32_t *taken) {
   const peer_scales scales = s.scaling_b == RFR_SCALING_TENSOR     ? PEER_TENSOR
                              : s.scaling_b == RFR_SCALING_BLOCK128 ? PEER_BLOCK
@@ -124,7 +123,7 @@ static double compare_with_peer(const shape &s, const rfi_scaled_gemm &p, int32_
   return ms[1] / ms[0];
 }
 
-/* The ratio to the peer, or 0. */
+/* The ratio to cuBLASLt, or 0. */
 static double run(const shape &s, mode how) {
   const int G = s.groups > 0 ? s.groups : 1;
   const int64_t total = s.along ? s.K : s.M, row = s.along && s.groups ? rfi_group_columns(s.scaling_b, s.K, G) : s.K;
@@ -214,7 +213,7 @@ static double run(const shape &s, mode how) {
   return 0;
 }
 
-/* The even groups of grouped_check's table with blocks of scales: forward, and wgrad in bf16. */
+/* The even groups of grouped_check's table with block scales: forward, and wgrad in bf16. */
 static void compare_groups(void) {
   static const int64_t table[][4] = {{4, 32768, 7168, 4096},  {4, 32768, 2048, 7168},    {8, 16384, 4096, 14336},
                                      {8, 16384, 14336, 4096}, {128, 131072, 2048, 1536}, {128, 131072, 768, 2048},

@@ -74,7 +74,7 @@ struct peer {
   }
 };
 
-/* Median times of two functions in ms, run in turns of `turn` ms; the first turns heat the device. */
+/* Median times of two functions in ms, run alternately for `turn` ms each; the first rounds heat the device. */
 static void race(const std::function<void()> (&run)[2], double (&ms)[2]) {
   enum { HEAT = 2, TURNS = 9 };
   const float turn = 20;

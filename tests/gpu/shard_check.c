@@ -2,11 +2,11 @@
  *
  * A Llama over two ranks, threads of this program, with each rfr_shard: shard_check MODEL STEPS [DEVICE [GB [MODE]]]
  *
- * MODEL is `small` or `1b` (Llama 3.2 1B without tied embeddings, 4 documents of 4,096 tokens per rank). The modes must
- * end with the same bits of loss and norm. Prints for each the planned bytes, the milliseconds of a replay, and how
- * many times the tokens per second of one rank alone. Each rank is measured alone first, both at the same time: a GPU
- * at its power limit has a speed of its own, and two ranks together have that of the slower one. DEVICE is `cuda` or,
- * for a test without GPUs, `cpu`. GB is the budget of a rank with two, in 1e9 bytes; 0: none. MODE runs one mode alone.
+ * MODEL is `small` or `1b` (Llama 3.2 1B without tied embeddings, 4 documents of 4,096 tokens per rank). Loss and norm
+ * of all modes must be bitwise equal. Prints for each the planned bytes, the milliseconds of a replay, and how many
+ * times the tokens per second of one rank alone. Each rank is measured alone first, both at the same time: a GPU at its
+ * power limit has a different speed, and two ranks together have that of the slower one. DEVICE is `cuda` or, for a
+ * test without GPUs, `cpu`. GB is the budget of a rank with two, in 1e9 bytes; 0: none. MODE runs one mode alone.
  *
  * The hidden share of collectives: ops are profiled one by one, without overlap. The other ops of a replay take their
  * sum there, times replay over sum of the slower rank alone. The rest of the replay is time that is not hidden.
@@ -25,7 +25,7 @@ static const char *const modes[] = {"none", "optimizer", "full"};
 static rfr_model_config config;
 static int64_t tokens, longest;
 static int steps;
-static int64_t budget; /* of a rank of several; 0: none */
+static int64_t budget; /* budget of a rank, if there are several; 0: none */
 static bool on_cpu;
 static unsigned char id[RFR_NCCL_ID_BYTES];
 
@@ -37,7 +37,7 @@ typedef struct rank {
   rfr_programs *programs;
   float loss, norm;
   int64_t total;
-  double seconds;         /* of a replay */
+  double seconds;         /* seconds of a replay */
   double compute, others; /* seconds of the profiled ops; of the collectives */
   bool failed;
 } rank;
@@ -250,7 +250,7 @@ static void *run(void *arg) {
   return NULL;
 }
 
-/* `together`: over a communicator; else each trains for itself. */
+/* `together`: over a communicator; otherwise each rank trains alone. */
 static bool run_ranks(rank *ranks, int n, bool together, rfr_shard shard) {
   rfr_ctx *ctx;
   rfr_ctx_options o = rfr_ctx_options_default();
@@ -295,7 +295,7 @@ int main(int argc, char **argv) {
     if (first.ranks == 0) first = many[0];
     const bool same = memcmp(&first.loss, &many[0].loss, sizeof first.loss) == 0 &&
                       memcmp(&first.norm, &many[0].norm, sizeof first.norm) == 0;
-    const int r = slower->number; /* the same GPU */
+    const int r = slower->number; /* both ranks on the same GPU */
     const double late = many[r].seconds - many[r].compute * slower->seconds / slower->compute;
     printf("%-10s %8.2f GB %9.2f ms  %.3f x the slower rank  loss %.9g norm %.9g%s\n", modes[mode],
            1e-9 * (double)many[0].total, 1e3 * many[0].seconds, RANKS * slower->seconds / many[0].seconds,

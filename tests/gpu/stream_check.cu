@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * Callables in the caller's stream and memory. Their inputs are written in the stream after a slow kernel, and their
- * outputs are copied in the stream, without a wait of the host in between: a call that ran too early, or overlapped its
- * neighbours, would read or write other values. Captured and eager, in one stream, in two alternating streams and in
+ * outputs are copied in the stream, without a wait of the host in between: a call that ran too early, or overlapped
+ * another call, would read or write other values. Captured and eager, in one stream, in two alternating streams and in
  * the legacy default stream, a step is bitwise equal to one in the graphs' own stream with waits around each call. So
  * is a step whose inputs, outputs and their gradients are in fixed device memory, one after these, its weight and main
  * gradient have moved, and one where each call gets other memory, of the device or of the host, pinned or not, in
@@ -48,7 +48,7 @@ static __global__ void wait_a_while(long long clocks) {
   while (clock64() - start < clocks) {}
 }
 
-/* The caller's device memory, original and new: for x, y, dy and dx, for the weight and its gradient. */
+/* The caller's device memory, before and after the move: x, y, dy and dx, the weight and its gradient. */
 struct memory {
   float *port[2][4], *w[2], *dw[2];
 };
@@ -66,7 +66,7 @@ static rfr_main_gradient main_gradient(float *data) {
   return m;
 }
 
-/* With the caller's memory or without. */
+/* Creates the graphs, with the caller's memory or without. */
 static rfr_graphs *make(rfr_ctx *ctx, int eager, const memory *own) {
   const int64_t flat[2] = {T, C}, square[2] = {C, C};
   rfr_trace *t;
@@ -120,14 +120,16 @@ static places both(const float *x, const float *dy) {
   return p;
 }
 
-/* streams NULL: the graphs' own stream, and the host waits. Inputs in device memory are written first. */
+/* streams NULL: the graphs' own stream, and the host waits after each call. Inputs in device memory are written
+ * first. */
 static void run(rfr_graphs *g, const float *source, const places &p, const cudaStream_t *streams, step *out) {
   const rfr_type type = {RFR_F32, 2, {T, C}};
   const size_t bytes = N * sizeof(float);
   static const int64_t block[4] = {};
   rfr_tensor y, dx, dw;
   ok(rfr_graphs_set_stream(g, streams ? streams[0] : NULL));
-  const rfr_binding step = {"step", {RFR_I64, 1, {4}}, block}; /* each time the first step: the same masks */
+  /* every run is the first step, so that masks are equal */
+  const rfr_binding step = {"step", {RFR_I64, 1, {4}}, block};
   ok(rfr_graphs_begin_step(g, &step, 1));
   for (int call = 0; call < 2 * MICROBATCHES; call++) {
     const int m = call / 2, back = call % 2;
@@ -153,7 +155,7 @@ static void run(rfr_graphs *g, const float *source, const places &p, const cudaS
   ok(rfr_graphs_set_stream(g, NULL));
 }
 
-/* Moves everything at once; the old memory is then filled with NaN. */
+/* Moves all memory at once and then fills the old memory with NaN. */
 static void move_all(rfr_graphs *g, const memory *own) {
   const size_t bytes = C * C * sizeof(float);
   const rfr_binding tensor = {"w", {RFR_F32, 2, {C, C}}, own->w[1]};
@@ -182,7 +184,7 @@ static bool untouched(const float *p, size_t n) {
   return all;
 }
 
-/* Other memory at each call: device, host, and both alternating, which returns to the same address. */
+/* Each call gets other memory: device, host, and both alternating, which returns to the same address. */
 static void run_from_others(rfr_graphs *g, const float *source, const cudaStream_t *streams, const step *plain,
                             step *now, bool eager) {
   const std::vector<float> pageable(source, source + 2 * MICROBATCHES * N);

@@ -77,7 +77,7 @@ static int child(const char *folder) {
   return wrong != 0;
 }
 
-/* Unmaps the memory of a program with one op in a layer: its kernel fails. */
+/* Unmaps the memory of a program with one op in a layer, so that its kernel fails. */
 static int child_of_bad_op(void) {
   const int64_t n = 1 << 20;
   rfr_ctx_options c = rfr_ctx_options_default();
@@ -128,7 +128,7 @@ int main(int argc, char **argv) {
   rfr_run *run;
   rfr_run_info info;
   if (argc != 2) return 2;
-  const pid_t pid = fork(); /* before any CUDA call */
+  const pid_t pid = fork(); /* fork before any CUDA call */
   if (pid == 0) _exit(child(argv[1]));
   expect("the child ends by itself", ends_well(pid));
   const pid_t other = fork();

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Tuning measures once: programs compiled with the stored choices of an earlier compile have the same bits in every
+ * Tuning measures once: programs compiled with the stored choices of an earlier compile are bitwise equal in every
  * run, and a compile with a choice that is damaged, from another library version or missing is refused. Prints the
  * duration of the measurement and the choices.
  *
@@ -58,7 +58,7 @@ static rfr_status compile(rfr_ctx *ctx, const rfr_choice *choices, int n, rfr_pr
   return s;
 }
 
-/* Fills all inputs with numbers between -1 and 1, the same ones each time. */
+/* Fills all inputs with reproducible numbers between -1 and 1. */
 static rfr_status fill(rfr_programs *p) {
   rfr_tensor x;
   rfr_status s = RFR_OK;
@@ -96,7 +96,7 @@ static rfr_status run(rfr_programs *p, uint64_t *hash) {
   return s;
 }
 
-typedef struct kept { /* choices outlive their programs */
+typedef struct kept { /* choices must outlive their programs */
   rfr_choice choice[MOST];
   char text[MOST][2][300];
   int n;

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * Adapters that the PEFT library wrote (tools/make_reference_adapters.py). Compares logits, gradients, and the losses
- * and values of 20 steps of AdamW with torch's in f32, and the logits of merged weights with those of the adapter.
- * Then: what our description of an adapter says to PEFT, and fields and tensors that are refused.
+ * and values of 20 steps of AdamW with torch's in f32, and the logits of merged weights with those of the adapter. It
+ * also tests the adapter_config.json that we write for PEFT, and fields and tensors that are refused.
  *
  * `adapters_test BASE FOLDER` prints the differences of one adapter of any size. `adapters_test --logits BASE FOLDER`
  * prints the logits of 24 tokens for tools/check_peft.py.
@@ -68,7 +68,7 @@ static void load_weights(scene *s, rfr_programs *p) {
   }
 }
 
-/* The largest difference to a tensor of the reference, relative to its largest element. */
+/* The largest difference to a tensor of the reference, relative to the largest element of that. */
 static double difference(const scene *s, const char *name, const float *got, int64_t elements) {
   double worst = 0, largest = 0;
   const rfi_stored *stored = rfi_safetensors_find(s->reference, name);
@@ -78,7 +78,7 @@ static double difference(const scene *s, const char *name, const float *got, int
   OK(rfi_safetensors_read_as(s->reference, stored, RFR_F32, want, stored->elements));
   for (int64_t i = 0; i < stored->elements; i++) {
     const double d = fabs((double)got[i] - (double)want[i]);
-    if (!(d <= worst)) worst = d; /* NaN too */
+    if (!(d <= worst)) worst = d; /* also fails for NaN */
     largest = fmax(largest, fabs((double)want[i]));
   }
   free(want);
@@ -88,7 +88,7 @@ static double difference(const scene *s, const char *name, const float *got, int
 
 static int64_t length_of(const scene *s) { return rfi_safetensors_find(s->reference, "tokens")->shape[1]; }
 
-/* Rows of step `step`; all steps if it is -1. */
+/* The rows of step `step`; -1: of all steps. */
 static void read_i32(const scene *s, const char *name, int step, int32_t *out) {
   const rfi_stored *stored = rfi_safetensors_find(s->reference, name);
   const int64_t n = stored->elements / STEPS;
@@ -141,7 +141,7 @@ static void fill_step(scene *s, rfr_programs *p) {
   OK(rfr_program_run(p, 0));
 }
 
-/* `prints`: the difference of each gradient. */
+/* `prints`: print the difference of each gradient. */
 static void first_step(scene *s, bool prints, double *logits, double *gradients) {
   rfr_programs *p = compile_step(s, length_of(s));
   rfr_parameter q;
@@ -197,7 +197,7 @@ static double merged(scene *s) {
 
 /* ---- twenty steps ---- */
 
-/* Losses and final values: the largest relative difference of each. */
+/* Losses and final values: the largest relative difference of each tensor. */
 static void train(scene *s, double *losses, double *after) {
   const int64_t length = length_of(s);
   rfr_trace *t;
@@ -261,7 +261,9 @@ static void compare(rfr_ctx *ctx, const char *base, const char *folder, bool pri
       strrchr(folder, '/') + 1, logits, merge, gradients, STEPS, losses, after);
   assert_true(logits <= tolerance && merge <= tolerance && gradients <= tolerance && losses <= tolerance);
   assert_true(after <= 1e-3 ||
-              isinf(tolerance)); /* the first steps of AdamW are signs of gradients: a small one may round to another */
+              /* the first updates of AdamW are signs of gradients: a small gradient may have another sign after
+               * rounding */
+              isinf(tolerance));
   close_scene(&s);
 }
 
@@ -296,7 +298,7 @@ static void check_field(const json_t *o, const char *key, const char *want) {
   if (strcmp(text, want) != 0) fail_msg("%s is %s, not %s", key, text, want);
 }
 
-/* Short names where all modules of that name are alike, otherwise full ones. */
+/* Names are short if all modules of that name are alike, otherwise full. */
 static void written_config(void **state) {
   rft_folder *f = *state;
   json_t *o;

@@ -56,7 +56,7 @@ static void fields(void **state) {
               c.logit_cap == 2);
 }
 
-/* Experts under the names of version 4 and 5. */
+/* Fields of experts under the names of version 4 and 5. */
 static void expert_fields(void **state) {
   rft_folder *f = *state;
   rfr_model_config c;
@@ -190,7 +190,7 @@ static void defaults(void **state) {
   assert_true(c.rotary_dim == 6 && c.norm_eps == 1e-5 && c.rope_extension.original == 40);
 }
 
-/* docs/families.md names each family. */
+/* docs/families.md must name each family. */
 static void documented(void **state) {
   (void)state;
   FILE *in = fopen(RFT_SOURCE_DIR "/docs/families.md", "rb");
@@ -268,7 +268,7 @@ static void frequencies(void **state) {
 static void refused(void **state) {
   rft_folder *f = *state;
   static const struct {
-    const char *model, *key, *value, *text; /* text NULL: taken */
+    const char *model, *key, *value, *text; /* text NULL: accepted */
   } cases[] = {
       {"llama", "model_type", "\"mamba\"", "model_type is mamba"},
       {"llama", "hidden_act", "\"gelu\"", "hidden_act is gelu"},
@@ -286,9 +286,9 @@ static void refused(void **state) {
       {"llama", "num_key_value_heads", "3", "num_key_value_heads"},
       {"llama", "something_new", "17", NULL},
       {"qwen2", "use_sliding_window", "true", NULL}, /* its sliding_window is null */
-      {"qwen2", "sliding_window", "7", NULL},        /* and not used */
+      {"qwen2", "sliding_window", "7", NULL},        /* its sliding_window is not used */
       {"qwen3", "head_dim", "null", "head_dim"},
-      {"gemma", "hidden_act", "\"gelu\"", NULL}, /* the tanh form all the same */
+      {"gemma", "hidden_act", "\"gelu\"", NULL}, /* the tanh form is used all the same */
       {"gemma", "hidden_act", "\"silu\"", "hidden_act is silu"},
       {"gemma", "head_dim", "null", "head_dim"},
       {"gemma", "tie_word_embeddings", "false", "needs tied embeddings"},
@@ -390,7 +390,7 @@ static void refused(void **state) {
   }
 }
 
-/* A published folder has dropout inside attention: refused with a workaround that works. */
+/* A published folder has dropout inside attention: it is refused with a workaround, which works. */
 static void published_dropout(void **state) {
   rft_folder *f = *state;
   rfr_model_config c;
@@ -421,7 +421,7 @@ static void published_dropout(void **state) {
 static void windows(void **state) {
   rft_folder *f = *state;
   static const struct {
-    const char *model, *changes, *want; /* f or s for each layer, or the error */
+    const char *model, *changes, *want; /* f (full) or s (sliding) for each layer, or the error */
     const char *type;                   /* written */
   } cases[] = {
       {"mistral", "{}", "ss", "mistral"},
@@ -436,7 +436,7 @@ static void windows(void **state) {
       {"mistral", "{\"model_type\": \"ministral\"}", "ss", "mistral"},
       {"mistral", "{\"model_type\": \"ministral\", \"layer_types\": [\"full_attention\", \"sliding_attention\"]}", "fs",
        "ministral"},
-      {"mistral", "{\"model_type\": \"llama\"}", "ff", "llama"}, /* the class does not look at it */
+      {"mistral", "{\"model_type\": \"llama\"}", "ff", "llama"}, /* the class ignores it */
       {"qwen2-window", "{}", "fs", "qwen2"},
       {"qwen2-window", "{\"layer_types\": null}", "fs", "qwen2"},
       {"qwen2-window", "{\"layer_types\": null, \"max_window_layers\": 0}", "ss", "qwen2"},
@@ -446,7 +446,7 @@ static void windows(void **state) {
       {"qwen2-window", "{\"layer_types\": null, \"use_sliding_window\": false}", "ff", "qwen2"},
       {"qwen2-window", "{\"use_sliding_window\": false}", "there is no sliding_window", NULL},
       {"qwen2-window", "{\"model_type\": \"qwen3\", \"head_dim\": 8}", "fs", "qwen3"},
-      {"gemma", "{\"sliding_window\": 7}", "ff", "gemma"}, /* the class does not look at it */
+      {"gemma", "{\"sliding_window\": 7}", "ff", "gemma"}, /* the class ignores it */
       {"gemma2", "{}", "sf", "gemma2"},
       {"gemma2", "{\"layer_types\": null}", "sf", "gemma2"},
       {"gemma2", "{\"layer_types\": [\"full_attention\", \"sliding_attention\", \"full_attention\"]}", "fs", "gemma2"},
@@ -511,10 +511,10 @@ static void notes(void **state) {
   json_decref(want);
 }
 
-/* A factor of the aux loss that the folder does not use is written back as it was, not as 0. */
+/* A factor of the aux loss that the folder has but does not use is written back unchanged, not as 0. */
 static void unused_losses(void **state) {
   rft_folder *f = *state;
-  for (int k = 0; k < 3; k++) { /* the folder: unused, unused but given in the configuration, used */
+  for (int k = 0; k < 3; k++) { /* factor in the folder: unused; unused but given in the configuration; used */
     rfi_hf_notes n;
     rfr_model_config c, again;
     json_t *o = rft_model_config("qwen3-moe");

@@ -63,8 +63,8 @@ static void carried_files(void **state) {
   }
 }
 
-/* A model with a vocabulary of its own is not trained on bytes, evaluated on them or asked to continue them. It needs a
- * tokenizer.json that can be read. */
+/* A model with a vocabulary other than bytes cannot be trained on bytes, evaluated on them or asked to continue them.
+ * It needs a tokenizer.json that can be read. */
 static void foreign_tokenizers(void **state) {
   rft_folder *f = *state;
   static const struct {
@@ -103,7 +103,7 @@ static void foreign_tokenizers(void **state) {
       rfr_run_close(run);
     }
     o = rfr_run_options_default();
-    o.no_data = 1; /* a plan or a trace needs no text */
+    o.no_data = 1; /* a plan or a trace needs no tokenizer */
     OK(rfr_run_open(f->ctx, rft_model_run(f->path), NULL, &o, &run));
     rfr_run_get_info(run, &info);
     assert_int_equal(info.byte_tokens, cases[i].want == NULL);
@@ -112,7 +112,7 @@ static void foreign_tokenizers(void **state) {
   }
 }
 
-/* `model: RUN` names the checkpoint that was meant. */
+/* `model: RUN` is refused, and the error names the checkpoint to use. */
 static void run_folders(void **state) {
   rft_folder *f = *state;
   rfr_run *run;
@@ -139,7 +139,7 @@ static void other_tensors(void **state) {
       {"attention_dropout", "0.0", "", NULL},
       {"num_hidden_layers", "1", "16 tensors do not belong to the model and are ignored, as model.layers.1.", NULL},
       {"num_hidden_layers", "3", "", "there is no tensor model.layers.2.input_layernorm.weight"},
-      {"tie_word_embeddings", "true", "", NULL}, /* the head is there all the same */
+      {"tie_word_embeddings", "true", "", NULL}, /* the head exists nevertheless */
       {"intermediate_size", "48", "", "has shape [24, 16]; config.json describes [48, 16]"},
   };
   size_t n;

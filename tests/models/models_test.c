@@ -34,7 +34,7 @@ static double difference(reference *r, const char *output, const char *name) {
   OK(rfi_safetensors_read_as(r->file, stored, RFR_F32, want, stored->elements));
   for (int64_t i = 0; i < stored->elements; i++) {
     double d = fabs((double)((float *)got.data)[i] - (double)want[i]);
-    if (!(d <= worst)) worst = d; /* NaN too */
+    if (!(d <= worst)) worst = d; /* also fails for NaN */
     largest = fmax(largest, fabs((double)want[i]));
   }
   free(want);
@@ -81,7 +81,8 @@ static void one_reference(rfr_ctx *ctx, const char *model) {
   }
   if (c.experts > 0) difference(&r, "balance", "balance");
   print_message("%-12s logits within %.1e, gradients within %.1e\n", model, logits, gradients);
-  /* all but tokens, targets, logits, loss, greedy and balance are gradients: the library trains the same parameters */
+  /* all tensors except tokens, targets, logits, loss, greedy and balance are gradients: both train the same
+   * parameters */
   assert_int_equal(rfi_safetensors_count(r.file), 5 + (c.experts > 0) + rfr_model_parameter_count(&c));
   rfr_programs_destroy(r.programs);
   rfi_safetensors_close(r.file);
@@ -92,8 +93,8 @@ static void references(void **state) {
   for (int i = 0; i < RFT_N_MODELS; i++) one_reference(f->ctx, rft_models[i]);
 }
 
-/* Routers with equal logits: each expert has probability 1/E and each token goes to the first k. For any number of
- * layers and ignored tokens, the losses are k and (log E)^2 times their factors. */
+/* Routers with equal logits: each expert has probability 1/E and each token goes to the first k experts. For any number
+ * of layers and ignored tokens, the losses are k and (log E)^2 times their factors. */
 static void even_routing(void **state) {
   rft_folder *f = *state;
   static const int32_t targets[6] = {3, -100, 7, 1, -100, 2};
@@ -253,7 +254,7 @@ static void indexes(void **state) {
       {"{\"weight_map\": {\"a\": \"missing.safetensors\"}}", "missing.safetensors"},
       {"{\"weight_map\": {\"a\": \"one.safetensors\", \"b\": \"two.safetensors\"}}", "in one.safetensors and in two"},
       {"{\"weight_map\": {}}", "there is no tensor"},
-      {"{\"weight_map\": {\"x\": \"one.safetensors\"}}", NULL}, /* stale, but the files have it all */
+      {"{\"weight_map\": {\"x\": \"one.safetensors\"}}", NULL}, /* the index is stale, but the files have everything */
   };
   size_t n;
   char *data = rft_model_file("gpt2", "model.safetensors", &n);

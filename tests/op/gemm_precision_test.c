@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * The error of long sums in the portable GEMMs of f32, for each instruction set. With terms of random sign the error of
- * one sum of K terms grows with sqrt(K); that of sums of 64 terms stays near that of a GEMM with K = 128. Models with
- * large activations that cancel later, such as SmolLM2, show the difference as an error of their gradients.
+ * one sum of K terms grows with sqrt(K). With partial sums of 64 terms it stays close to the error of a GEMM with K =
+ * 128. Models with large activations that cancel later, such as SmolLM2, show the difference as an error of their
+ * gradients.
  */
 #include <math.h>
 #include <setjmp.h>
@@ -16,9 +17,9 @@
 #include "support/op_check.h"
 #include "support/op_run.h"
 
-#define MOST 2.5e-7 /* 1.3 times the largest difference seen; one sum of 1536 terms has 7e-7 */
+#define MOST 2.5e-7 /* 1.3 times the largest measured difference; one sum of 1536 terms has 7e-7 */
 
-/* The difference from f64, relative in the L2 norm. */
+/* The relative difference from f64 in the L2 norm. */
 static double difference(const char *text, const char *isa) {
   rft_case c;
   rft_run run;

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Registered ops, by public headers alone: they are recorded, printed, differentiated, compiled and
- * replayed like the library's own ops, and an invalid description is refused by the name of its
- * field.
+ * Registered ops, with public headers only: they are recorded, printed, differentiated, compiled and replayed like the
+ * library's own ops, and an invalid description is refused by the name of its field.
  */
 #include <math.h>
 #include <setjmp.h>
@@ -46,7 +45,7 @@ static void softcap_gradient(rfr_grad *g) {
   g->dx[0] = rfr_add_at(g->t, g->at, g->dy[0], minus);
 }
 
-/* ---- mine.gain: y (T,C) = x (T,C) times g (C); its user data is its own definition ---- */
+/* ---- mine.gain: y (T,C) = x (T,C) times g (C); its user data is the op's own definition ---- */
 
 static const char *gain_shape(const rfr_infer *c) {
   const char *wrong = same_as_operand(c);
@@ -76,7 +75,7 @@ static void gain_gradient(rfr_grad *g) {
   g->dx[1] = rfr_sum_at(g->t, g->at, rfr_mul_at(g->t, g->at, g->dy[0], g->in[0]), 0);
 }
 
-/* ---- mine.count: a state that grows by one, seen by the host ---- */
+/* ---- mine.count: a state that is incremented, and that the host sees ---- */
 
 static const char *count_shape(const rfr_infer *c) {
   if (c->in[0].dtype != RFR_I64 || c->in[0].rank != 1) return "n must be i64 of rank 1";
@@ -89,7 +88,8 @@ static rfr_status count_cpu(const rfr_call *c) {
   return RFR_OK;
 }
 
-/* ---- mine.evens: a view of every second row; mine.weigh: half of its work is real, and `by` has no gradient ---- */
+/* ---- mine.evens: a view of every second row; mine.weigh: half of its counted work is done, and `by` has no gradient
+ * ---- */
 
 static const char *evens_shape(const rfr_infer *c) {
   const char *wrong = same_as_operand(c);
@@ -101,7 +101,7 @@ static bool every_second(const rfr_infer *c, const int64_t *stride, int64_t *y_s
   (void)c;
   y_stride[0] = 2 * stride[0];
   y_stride[1] = stride[1];
-  *offset += stride[0]; /* from the second row on */
+  *offset += stride[0]; /* view: starts at the second row */
   return true;
 }
 
@@ -122,7 +122,7 @@ static rfr_status weigh_cpu(const rfr_call *c) {
 
 static void weigh_gradient(rfr_grad *g) { g->dx[0] = g->dy[0]; }
 
-/* ---- a context with the three ---- */
+/* ---- a context with these ops ---- */
 
 typedef struct world {
   rfr_ctx *ctx;
@@ -254,7 +254,7 @@ static void test_round_trip(void **state) {
   OK(rfr_trace_print(back, &o, rft_text_add, &second));
   assert_string_equal(first.data, second.data);
   rfr_trace_destroy(back);
-  /* a context that does not have the ops cannot read it */
+  /* a context without the ops cannot parse it */
   assert_int_equal(rfr_trace_parse(other.ctx, "text", first.data, first.n, &back), RFR_INVALID);
   assert_string_equal(rfr_last_error()->slug, "trace.parse");
   free(first.data), free(second.data);
@@ -293,7 +293,7 @@ static void test_gradient(void **state) {
   end(&w, OPS);
 }
 
-/* Eager, captured, debugged and recomputed: the same bits after every step. */
+/* Eager, captured, debugged and recomputed programs are bitwise equal after every step. */
 static void test_replay(void **state) {
   (void)state;
   enum { WAYS = 4 };
@@ -384,8 +384,7 @@ static void test_descriptions(void **state) {
   end(&w, 1);
 }
 
-/* Recording refuses operands that the shape rule does not take, attributes out of range, and an op of
- * another context. */
+/* Recording refuses operands that the shape rule rejects, attributes out of range, and an op of another context. */
 static const char *nonsense_shape(const rfr_infer *c) {
   c->out[0].rank = 99;
   return NULL;
@@ -467,8 +466,8 @@ static void get(rfr_programs *p, const char *name, void *values) {
   OK(rfr_programs_read(p, &from, values));
 }
 
-/* A view has no kernel and the strides that its rule says; costs and shares come from callbacks; an operand marked ~
- * passes no gradient; a result marked ! may be infinite. */
+/* A view has no kernel, and the strides of its rule. Costs and shares come from callbacks. An operand marked ~ passes
+ * no gradient; a result marked ! may be infinite. */
 static void test_rules(void **state) {
   (void)state;
   world w = begin();
@@ -501,7 +500,7 @@ static void test_rules(void **state) {
   OK(rfr_trace_finish(t));
   const rfr_trace *traces[] = {t};
   rfr_compile_options o = rfr_compile_options_default();
-  o.debug = 1; /* a result that is not finite ends a run, unless it may be infinite */
+  o.debug = 1; /* a result that is not finite is an error, unless it is marked */
   for (int debug = 0; debug < 2; debug++) {
     const float values[12] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11}, two = 2;
     float y[6];
@@ -516,7 +515,7 @@ static void test_rules(void **state) {
     const float three = 3;
     if (!debug) {
       OK(rfr_program_profile(p, 0, &time, 1, &n));
-      assert_int_equal(n, 1); /* the view is no work */
+      assert_int_equal(n, 1); /* the view costs nothing */
       assert_true(time.flops == 50 && time.bytes == 100);
     }
     put(p, "by", &three);
@@ -539,7 +538,8 @@ static void test_rules(void **state) {
   end(&w, 2);
 }
 
-/* Its cost is the result of its callback; an error has its name and place, whatever the last error was. */
+/* Its cost is the result of its callback. An error of the callback has the op's name and place, whatever the previous
+ * error was. */
 static void test_cost_and_failure(void **state) {
   (void)state;
   world w = begin();
@@ -562,7 +562,7 @@ static void test_cost_and_failure(void **state) {
   assert_true(rfr_program_flops(p, 0) == 2 * 6 + 1);
   OK(rfr_program_capture(p, 0));
   for (int replayed = 0; replayed < 2; replayed++) {
-    assert_int_equal(rfr_program_op(p, 0, 99, &(rfr_plan_op){0}), RFR_INVALID); /* the last error until now */
+    assert_int_equal(rfr_program_op(p, 0, 99, &(rfr_plan_op){0}), RFR_INVALID); /* the previous error */
     assert_int_equal(replayed ? rfr_program_replay(p, 0, NULL, 0) : rfr_program_run(p, 0), RFR_NUMERIC);
     const rfr_error *e = rfr_last_error();
     assert_string_equal(e->slug, "op.kernel");
@@ -572,7 +572,7 @@ static void test_cost_and_failure(void **state) {
     assert_non_null(strstr(e->message, ": its kernel returned \"numeric\""));
   }
   rfr_programs_destroy(p);
-  for (int eager = 0; eager < 2; eager++) { /* so does a callable's: in warm-up, or when it is called */
+  for (int eager = 0; eager < 2; eager++) { /* the same in a callable: in warm-up, or at the call */
     rfr_callable c = rfr_callable_default();
     rfr_graphs_options o = rfr_graphs_options_default();
     rfr_graphs *g;
@@ -592,7 +592,7 @@ static void test_cost_and_failure(void **state) {
     rfr_graphs_destroy(g);
   }
   rfr_trace_destroy(t);
-  /* an error without a file has no empty place before its message */
+  /* an error without a file has no place before its message */
   OK(rfr_trace_create(w.ctx, &t));
   rfr_microbatch(t, -2);
   assert_int_equal(rfr_trace_status(t), RFR_INVALID);
@@ -601,7 +601,8 @@ static void test_cost_and_failure(void **state) {
   end(&w, 1);
 }
 
-/* Each allocation from registration to compile fails once: a status, no leak, and the context stays usable. */
+/* Each allocation from registration to compile fails once: each failure is a status, no memory leaks, and the context
+ * stays usable. */
 static void test_allocation_faults(void **state) {
   (void)state;
   int failures = 0;
@@ -632,10 +633,14 @@ static void test_allocation_faults(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_round_trip),       cmocka_unit_test(test_gradient),
-      cmocka_unit_test(test_replay),           cmocka_unit_test(test_descriptions),
-      cmocka_unit_test(test_recording),        cmocka_unit_test(test_no_kernel),
-      cmocka_unit_test(test_cost_and_failure), cmocka_unit_test(test_allocation_faults),
+      cmocka_unit_test(test_round_trip),
+      cmocka_unit_test(test_gradient),
+      cmocka_unit_test(test_replay),
+      cmocka_unit_test(test_descriptions),
+      cmocka_unit_test(test_recording),
+      cmocka_unit_test(test_no_kernel),
+      cmocka_unit_test(test_cost_and_failure),
+      cmocka_unit_test(test_allocation_faults),
       cmocka_unit_test(test_rules),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);

@@ -47,7 +47,7 @@ static const matrix guarded = {3, 1, {RFR_F32, RFR_BF16, RFR_F16}, {"guarded"}, 
 static const matrix without_device = {3, 1, {RFR_F32, RFR_BF16, RFR_F16}, {"bind"}, {rft_check_bind}};
 
 static const matrix *m = &kernels;
-static struct { int passed, failed, refused; /* checks of one case */ } count;
+static struct { int passed, failed, refused; /* results of the checks of one case */ } count;
 static int wanted_count;
 static char **wanted;
 
@@ -81,7 +81,7 @@ static int check_type(const rft_op *op, rfr_dtype type, rft_cell cells[MOST_CHEC
   for (; op->cases[n]; n++) {
     rft_case c;
     const char *wrong = rft_case_parse(op->cases[n], type, &c);
-    /* some ops do not support f16; the other types try every case */
+    /* some ops do not support f16, so f16 runs fewer cases */
     if (wrong && type == RFR_F16 && m != &kernels) continue;
     if (wrong) {
       rft_cell_fail(&cells[0], &c, type, "%s", wrong);
@@ -96,7 +96,7 @@ static int check_type(const rft_op *op, rfr_dtype type, rft_cell cells[MOST_CHEC
   return n;
 }
 
-/* An empty cell fails unless there is no kernel and none is needed. */
+/* An empty cell is a failure, unless there is no kernel and none is needed. */
 static bool is_red(const rft_cell *cell) {
   if (cell->failed) return true;
   return m == &kernels ? cell->refused || (!cell->done && !cell->word[0]) : false;

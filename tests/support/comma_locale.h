@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * A locale that writes 1.5 as "1,5", on machines that have none too.
+ * A locale that writes 1.5 as "1,5", even on machines without such a locale.
  *
- * Where the usual names are not installed, one is made: LC_NUMERIC in the compiled form
- * that glibc reads (a magic number, a count, offsets, then the strings), under a folder of
- * the build that LOCPATH names. Call it before other threads start: it sets LOCPATH.
+ * If the usual ones are not installed, one is generated: LC_NUMERIC in the compiled form that glibc reads (a magic
+ * number, a count, offsets, then the strings), under a folder of the build that LOCPATH names. Call it before other
+ * threads start: it sets LOCPATH.
  */
 #ifndef RFT_COMMA_LOCALE_H
 #define RFT_COMMA_LOCALE_H
@@ -20,7 +20,7 @@ static inline int rft_try_comma(const char *name) {
   return setlocale(LC_NUMERIC, name) != NULL && strcmp(localeconv()->decimal_point, ",") == 0;
 }
 
-/* Writes folder/comma/LC_NUMERIC; returns 0 if the disk refuses. */
+/* Writes folder/comma/LC_NUMERIC; returns 0 if it cannot be written. */
 static inline int rft_write_comma_locale(const char *folder) {
   enum { FIELDS = 6, MAGIC = 0x20031115 ^ LC_NUMERIC };
   /* decimal point, thousands separator, grouping, the first two as wide characters, code set */
@@ -41,8 +41,8 @@ static inline int rft_write_comma_locale(const char *folder) {
   return fclose(f) == 0 && ok;
 }
 
-/* Sets the process's LC_NUMERIC to such a locale; setlocale(LC_NUMERIC, "C") undoes it.
- * Returns 0 when there is none. `folder` may be written to. */
+/* Sets the process's LC_NUMERIC to such a locale; setlocale(LC_NUMERIC, "C") resets it. Returns 0 if there is none.
+ * `folder` may be written to. */
 static inline int rft_set_comma_locale(const char *folder) {
   static const char *const names[] = {"de_DE.UTF-8", "de_DE.utf8", "fr_FR.UTF-8", "es_ES.UTF-8", "ru_RU.UTF-8"};
   for (size_t i = 0; i < sizeof names / sizeof *names; i++)

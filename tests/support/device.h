@@ -9,18 +9,18 @@
 
 #include "backend/backend.h"
 
-/* Takes `--device NAME` at argv[1] out of the arguments and names it to every context from now on. False: a device is
- * named and is not there; standard error has why. */
+/* Removes `--device NAME` at argv[1] from the arguments and uses that device in every later context. False: the device
+ * is missing, and standard error has the reason. */
 bool rft_device_named(int *argc, char **argv);
 
-/* Memory of the context's device, as a caller would allocate it. */
+/* Memory of the context's device, allocated as a caller would. */
 typedef struct rft_room {
   const rfi_backend *backend;
   rfi_device *device;
   char *memory;
 } rft_room;
 rft_room rft_room_open(rfr_ctx *ctx, size_t bytes);
-/* Writes n bytes at `at`; returns where they are. */
+/* Writes n bytes at offset `at`; returns their address. */
 const void *rft_room_put(const rft_room *room, size_t at, const void *data, size_t n);
 void rft_room_close(rft_room *room);
 

@@ -25,7 +25,7 @@ const char *rft_entry_name(rft_entry entry) {
   return names[entry];
 }
 
-/* Counts a call, and fails it if it is the one. */
+/* Counts a call, and fails it if it is the k-th. */
 static rfr_status enter(rft_entry entry) {
   rft_fault *f = &rft_faults;
   f->calls[entry]++;

@@ -14,8 +14,9 @@
 #define RFT_ENTRIES(X)                                                                                          \
   X(open)                                                                                                       \
   X(alloc)                                                                                                      \
-  X(fill) X(copy) X(move) X(inspect) X(memory_use) X(select) X(choose) X(run) X(run_timed) X(capture) X(launch) \
-      X(wait) X(poll)
+  X(fill)                                                                                                       \
+  X(copy) X(move) X(inspect) X(memory_use) X(select) X(choose) X(run) X(run_timed) X(capture) X(launch) X(wait) \
+      X(poll)
 typedef enum rft_entry {
 #define RFT_ENTRY_ENUM(name) RFT_ENTRY_##name,
   RFT_ENTRIES(RFT_ENTRY_ENUM)
@@ -24,22 +25,22 @@ typedef enum rft_entry {
 } rft_entry;
 
 typedef struct rft_fault {
-  rft_entry entry; /* whose k-th call fails; k 0: none does */
+  rft_entry entry; /* the table entry whose k-th call fails; k 0: none fails */
   int64_t k;
   bool sticky;
-  int64_t cap;      /* most bytes of arena at a time; 0: no limit */
-  const void *away; /* is not its memory */
-  int version;      /* of its library, in halves; 0 has one product to choose for, all others two */
-  /* what happened */
+  int64_t cap;      /* maximum bytes of arenas; 0: no limit */
+  const void *away; /* memory that does not count as the device's */
+  int version;      /* version of its library, in halves; 0 has one GEMM to choose for, all others two */
+  /* counters */
   int64_t calls[RFT_ENTRY_N];
   bool failed, dead;
   int devices, blocks, graphs;
-  int measured; /* choices that a clock made */
+  int measured; /* number of choices made by measurement */
   int64_t arena_bytes, most_arena_bytes;
-  const void *const *from; /* what the last launch copies */
+  const void *const *from; /* the sources of the last launch's copies */
 } rft_fault;
 
-extern rft_fault rft_faults; /* one test program, one thread */
+extern rft_fault rft_faults; /* global: one test program, one thread */
 extern const rfi_backend rft_fault_backend;
 const char *rft_entry_name(rft_entry entry);
 

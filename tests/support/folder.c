@@ -47,7 +47,7 @@ char *rft_read(rft_folder *folder, const char *name, size_t *n) {
 
 int rft_folder_setup(void **state) {
   rft_folder *folder = calloc(1, sizeof *folder);
-  /* In memory where possible: thousands of fsyncs are slow on a disk and prove nothing here. */
+  /* In memory where possible, because thousands of fsyncs are slow on a disk. */
   const char *base = getenv("TMPDIR");
   if (!base) base = access("/dev/shm", W_OK) == 0 ? "/dev/shm" : P_tmpdir;
   if (!folder || rfr_ctx_create(NULL, &folder->ctx) != RFR_OK) return -1;

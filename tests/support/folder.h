@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * A fresh folder and a context for each test that uses files. Teardown removes
- * the folder and checks that the context holds no block any more: a leak is a red test.
+ * A fresh folder and a context for each test that uses files. Teardown removes the folder and checks that the context
+ * has no block left, so a leak fails the test.
  */
 #ifndef RFT_FOLDER_H
 #define RFT_FOLDER_H
@@ -22,11 +22,11 @@ typedef struct rft_folder {
   int next;
 } rft_folder;
 
-/* folder/name, valid for the next seven calls. */
+/* Returns folder/name, valid for the next seven calls. */
 char *rft_path(rft_folder *folder, const char *name);
-/* Writes a file with plain stdio, making the folders it lies in; fails the test on errors. */
+/* Writes a file with plain stdio, creating its folders; fails the test on errors. */
 void rft_write(rft_folder *folder, const char *name, const void *data, size_t n);
-/* Writes text/0.txt to text/5.txt, a few hundred bytes each: something small to train on. */
+/* Writes text/0.txt to text/5.txt, a few hundred bytes each, as training data. */
 void rft_write_texts(rft_folder *folder);
 /* Reads a complete file and appends a NUL; free with free(). */
 char *rft_read(rft_folder *folder, const char *name, size_t *n);

@@ -3,8 +3,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "core/rng.h"
 #include "callable/graphed.h"
+#include "core/rng.h"
 #include "support/graphs_scene.h"
 #include "trace/trace.h"
 
@@ -89,7 +89,7 @@ rfr_trace *rft_block_trace(const rft_scene *s, int block) {
   return r.t;
 }
 
-/* All blocks, microbatch m: the oracle, whose main gradients are states too. */
+/* Records all blocks for microbatch m: the reference, whose main gradients are states too. */
 static rfr_trace *whole_trace(const rft_scene *s, int m) {
   rft_recorder r = {.dtype = s->dtype, .frozen = s->frozen, .offsets = RFR_NONE, .step = RFR_NONE};
   OK(rfr_trace_create(ctx, &r.t));
@@ -157,7 +157,7 @@ static void init(const rfr_tensor *x, int step) {
   else rft_fill_by(x, seed_of(x->name), 0.4f);
 }
 
-/* Tensors may lie on a device: of each a copy is looked at, or written and put there. The caller frees. */
+/* Tensors may be on a device, so they are read and written through a copy. The caller frees it. */
 static rfr_tensor room(const rfr_tensor *x) {
   rfr_tensor copy = *x;
   copy.data = calloc(1, (size_t)x->bytes + 1);
@@ -261,7 +261,7 @@ static void run_calls(rfr_graphs *g, const rft_scene *s, const rfr_schedule *sch
   }
 }
 
-/* ---- both ---- */
+/* ---- both sides ---- */
 
 static const rft_scene *now; /* in messages */
 
@@ -283,7 +283,7 @@ static void update(const rfr_tensor *w, const rfr_tensor *g) {
   for (int64_t i = 0; i < n; i++) set_value(w, i, value_at(w, i) - 0.004f * ((const float *)g->data)[i]);
 }
 
-/* First values, of step 0, on both sides. */
+/* Sets the values of step 0 on both sides. */
 static void init_both(rfr_programs *p, rfr_graphs *g) {
   rfr_tensor a, b;
   for (int i = 0; rfr_programs_tensor_at(p, i, &a) == RFR_OK; i++) {
@@ -296,7 +296,7 @@ static void init_both(rfr_programs *p, rfr_graphs *g) {
   OK(rfr_programs_load(p));
 }
 
-/* The oracle's step begins: main gradients are zero, the step block is the step's. */
+/* Begins the reference's step: clears main gradients and sets the step block. */
 static void begin_oracle(rfr_programs *p, int step) {
   rfr_tensor a;
   for (int i = 0; rfr_programs_tensor_at(p, i, &a) == RFR_OK; i++) {
@@ -329,7 +329,7 @@ static void run_oracle(rfr_programs *p, const rft_scene *s, int step, int m, con
   free(dx.data);
 }
 
-/* In the order in which the first stage adds up its weights' gradients; all stages have the same. */
+/* Uses the order in which the first stage sums its weights' gradients; all stages have the same order. */
 static void run_oracles(rfr_programs *p, const rft_scene *s, const rfr_schedule *schedule, int step,
                         const rft_buffers *ours) {
   int n = 0;
@@ -340,7 +340,8 @@ static void run_oracles(rfr_programs *p, const rft_scene *s, const rfr_schedule 
       run_oracle(p, s, step, a[i].microbatch, ours);
 }
 
-/* Both have the same main gradients; each takes a step of gradient descent, to the same weights. */
+/* Checks that both have the same main gradients; then each makes a step of gradient descent, and weights must be
+ * equal. */
 static void descend(rfr_programs *p, rfr_graphs *g, int step) {
   rfr_tensor a, grad, w, v;
   for (int i = 0; rfr_programs_tensor_at(p, i, &a) == RFR_OK; i++) {

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * Scenes of graphed callables: a few blocks of a kind, one callable each, under a schedule, run for ten optimizer steps
- * beside one program of all of them, and compared bit by bit.
+ * and compared bitwise with one program of all of them.
  */
 #ifndef RFT_GRAPHS_SCENE_H
 #define RFT_GRAPHS_SCENE_H
@@ -11,25 +11,25 @@
 #include "refrain/graphs.h"
 #include "support/context.h"
 
-enum { RFT_T = 24, RFT_C = 32, RFT_BLOCKS = 4, RFT_MICROBATCHES = 8 }; /* tokens, width; the most of a scene */
+enum { RFT_T = 24, RFT_C = 32, RFT_BLOCKS = 4, RFT_MICROBATCHES = 8 }; /* tokens, width; maximum sizes of a scene */
 
-typedef struct rft_recorder { /* of one block, or of all of them */
+typedef struct rft_recorder { /* parameters of one block; of all blocks */
   rfr_trace *t;
   rfr_dtype dtype;
   int block;
-  unsigned frozen; /* blocks, a bit each */
+  unsigned frozen; /* a bit per block */
   rfr_value offsets, step;
-  bool marks; /* policies count: of a callable's trace; the program beside it keeps everything */
+  bool marks; /* policies apply: in a callable's trace; the reference program keeps everything */
 } rft_recorder;
 
 /* Records block r->block; x and the result are (T, C). Parameters are "b<block>.<name>". */
 typedef rfr_value (*rft_block)(rft_recorder *r, rfr_value x);
 rfr_value rft_block_linear(rft_recorder *r, rfr_value x); /* "w", "bias" */
-rfr_value rft_block_mlp(rft_recorder *r, rfr_value x);    /* with dropout, as the next two */
+rfr_value rft_block_mlp(rft_recorder *r, rfr_value x);    /* with dropout, as are the next two */
 rfr_value rft_block_attention(rft_recorder *r, rfr_value x);
 rfr_value rft_block_transformer(rft_recorder *r, rfr_value x);
 rfr_value rft_block_experts(rft_recorder *r, rfr_value x);
-/* rfr_set_recompute, where policies count. */
+/* rfr_set_recompute, if policies apply. */
 void rft_policy(rft_recorder *r, rfr_policy policy);
 
 typedef struct rft_scene {
@@ -37,50 +37,50 @@ typedef struct rft_scene {
   int blocks, microbatches;
   rfr_dtype dtype;
   unsigned frozen;
-  const char *schedule; /* of one rank; NULL: none */
-  int layers;           /* blocks of a stage, with a schedule */
+  const char *schedule; /* order list of one rank; NULL: none */
+  int layers;           /* blocks per stage, with a schedule */
   bool fuse, eager, linked, debug;
   unsigned marked; /* blocks to recompute, a bit each */
   rfr_recompute recompute;
   int64_t budget;
 } rft_scene;
 
-typedef struct rft_buffers { /* of one side: (microbatch, block) */
+typedef struct rft_buffers { /* buffers of one side, by (microbatch, block) */
   unsigned char x[RFT_MICROBATCHES][RFT_BLOCKS + 1][RFT_T * RFT_C * 4];
   unsigned char dx[RFT_MICROBATCHES][RFT_BLOCKS + 1][RFT_T * RFT_C * 4];
 } rft_buffers;
 
-/* Block `block` alone: input "x", output "y". */
+/* A trace of block `block` alone: input "x", output "y". */
 rfr_trace *rft_block_trace(const rft_scene *s, int block);
-/* The callables of a scene; the schedule may be NULL, else the caller destroys it after the graphs. */
+/* Creates the callables of a scene; the schedule may be NULL, otherwise the caller destroys it after the graphs. */
 rfr_graphs *rft_make_graphs(const rft_scene *s, rfr_schedule **schedule);
-/* Ten steps of a scene and of its oracle. */
+/* Runs ten steps of a scene and of its reference program, and compares them. */
 void rft_run_scene(const rft_scene *s);
 
 rfr_type rft_activation(const rft_scene *s);
-/* Values of -by .. by, the same for the same seed, in a tensor of f32 or bf16. */
+/* Fills a tensor of f32 or bf16 with values of -by .. by that depend only on the seed. */
 void rft_fill_by(const rfr_tensor *x, uint64_t seed, float by);
-/* Initial values of parameters and states, equal for equal sizes; gradients stay. */
+/* Sets initial values of parameters and states, equal for equal sizes; does not change gradients. */
 void rft_fill_named(rfr_graphs *g);
-/* An activation; what: 1 an input, 2 an output's gradient. */
+/* Fills an activation; what: 1 an input, 2 an output's gradient. */
 void rft_draw(const rft_scene *s, void *to, int step, int m, int what);
-/* One call, from the buffers and to them. */
+/* Makes one call, from and to the buffers. */
 void rft_forward(rfr_graphs *g, const rft_scene *s, rft_buffers *b, int block, int m);
 void rft_backward(rfr_graphs *g, const rft_scene *s, rft_buffers *b, int block, int m);
 
-/* An entry for a parameter's main gradient in `data`, which may be NULL. */
+/* An entry for the main gradient of a parameter in `data`, which may be NULL. */
 rfr_main_gradient rft_main_gradient(const char *parameter, rfr_type type, void *data, int accumulate);
 
 /* A tensor's values in host memory, which the caller frees. */
 rfr_tensor rft_of_graphs(rfr_graphs *g, const rfr_tensor *x);
-/* The test fails unless `s` is the error with this slug, and its message has the text. */
+/* Fails the test unless `s` is the error with this slug and its message contains the text. */
 void rft_refused(rfr_status s, const char *slug, const char *text);
 
-/* A schedule of a generator; the caller destroys it. */
+/* A generated schedule; the caller destroys it. */
 rfr_schedule *rft_generate(rfr_schedule_kind kind, int ranks, int microbatches, int chunks);
 
-/* Every allocation of a callable's creation fails once: a status each time, nothing is left. Then the graphs, which
- * took more than `least` of them. */
+/* Makes every allocation of creation fail once: each failure is a status, and no memory leaks. Returns the graphs of
+ * the first success, which must need more than `least` allocations. */
 rfr_graphs *rft_create_after_faults(const rfr_callable *c, const rfr_graphs_options *o, int64_t least);
 
 #endif

@@ -37,7 +37,7 @@ void rft_interp_deinit(rft_interp *in) {
   free(in->arg);
 }
 
-/* A dense copy of a view; free *copy. */
+/* Makes a dense copy of a view; free *copy. */
 static rfi_arg gathered(const rfi_arg *x, void **copy) {
   rfi_arg dense = *x;
   rfi_value shape = {.type = x->type};

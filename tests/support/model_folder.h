@@ -14,7 +14,7 @@
 #include "support/folder.h"
 
 #define RFT_MODELS RFT_SOURCE_DIR "/tests/models/"
-enum { RFT_N_MODELS = 24, RFT_MOST = 64 }; /* RFT_MOST: parameters of one model */
+enum { RFT_N_MODELS = 24, RFT_MOST = 64 }; /* RFT_MOST: maximum number of parameters of a model */
 extern const char *const rft_models[RFT_N_MODELS];
 
 /* config.json of a model. */
@@ -31,9 +31,9 @@ rfr_status rft_model_load(rfr_ctx *ctx, rfr_programs *p, const rfr_model_config 
 
 /* A file of a model; free with free(). */
 char *rft_model_file(const char *model, const char *name, size_t *n);
-/* Writes the file "text" to train on. */
+/* Writes the file "text" as training data. */
 void rft_model_text(rft_folder *f);
-/* Makes the test folder a model's, with text to train on. `fields`: changes of its config.json, or NULL. */
+/* Makes the test folder a model folder with training data. `fields`: changes of its config.json, or NULL. */
 void rft_model_folder(rft_folder *f, const char *model, const char *fields);
 /* A configuration that trains one step from a model folder with rft_model_text; valid until the next call. */
 const char *rft_model_run(const char *folder);

@@ -47,14 +47,14 @@
 
 enum { RFT_MAX_IN = 16, RFT_MAX_LIST = 64 };
 
-/* Layout of an operand in memory. */
+/* The layout of an operand in memory. */
 typedef enum rft_layout {
   RFT_DENSE,
   RFT_TRANSPOSED, /* the last two dimensions swapped */
   RFT_EVERY2,     /* every second element of a row */
   RFT_GAPS,       /* dense rows with gaps between them */
   RFT_REVERSED,   /* all dimensions in reverse order */
-  RFT_REPEATED,   /* stride 0 in the first dimension, more follow */
+  RFT_REPEATED,   /* stride 0 in the first dimension; further ones follow */
   RFT_ONE_VALUE,  /* stride 0 in every dimension */
 } rft_layout;
 
@@ -63,32 +63,32 @@ typedef struct rft_operand {
   rfr_type type; /* rank -1: absent */
   rft_layout layout;
   bool positive, constant;
-  double value; /* of a constant */
+  double value; /* value of a constant operand */
   bool has_row; /* all elements of row `row` are this non-finite value */
   int64_t row;
   double row_value;
-  int64_t below; /* of random integers, 0: none */
+  int64_t below; /* limit of random integers; 0: none */
   int n_list;
   double list[RFT_MAX_LIST]; /* given values */
 } rft_operand;
 
 typedef struct rft_case {
   const char *text;
-  uint64_t key; /* of its random values: a hash of the text */
+  uint64_t key; /* seed of its random values: a hash of the text */
   const rfi_op_def *def;
   int n_in;
   rft_operand in[RFT_MAX_IN];
   rfi_attr attr[RFI_MAX_ATTR];
-  double numbers[32]; /* of a list, of which a case has at most one */
+  double numbers[32]; /* values of a list; a case has at most one list */
   int32_t microbatch;
-  rfr_type out[RFI_MAX_NAMES]; /* inferred */
+  rfr_type out[RFI_MAX_NAMES]; /* results, inferred */
   bool varies;                 /* some operand has the type under test */
 } rft_case;
 
-/* In a reference: x rounded to the type of the op's first result, for values that the op itself rounds. */
+/* For references: rounds x to the type of the op's first result, for values that the op itself rounds. */
 double rft_round(double x);
 
-/* Parses a case for a type under test and infers its results. Returns NULL or the mistake. */
+/* Parses a case for a type under test and infers its results. Returns NULL, or the mistake. */
 const char *rft_case_parse(const char *text, rfr_dtype under_test, rft_case *out);
 
 #endif

@@ -56,7 +56,7 @@ void rft_cell_fail(rft_cell *cell, const rft_case *c, rfr_dtype type, const char
   fprintf(stderr, "FAIL %s: %s: %s\n", rfr_dtype_name(type), c->text, text);
 }
 
-/* ---- the bar ---- */
+/* ---- the tolerance ---- */
 
 static bool moves_values(rfi_opcode code) {
   switch (code) {
@@ -64,7 +64,7 @@ static bool moves_values(rfi_opcode code) {
     case RFI_OP_quantize:
     case RFI_OP_grouped_quantize:
     case RFI_OP_collect_amax:
-    case RFI_OP_scale_update: /* tolerance 0: the formula determines every bit */
+    case RFI_OP_scale_update: /* tolerance 0: the formula determines the result bitwise */
     case RFI_OP_dequantize:
     case RFI_OP_transposed:
     case RFI_OP_permute_codes:
@@ -98,7 +98,7 @@ static int mantissa(rfr_dtype d) {
   }
 }
 static double half_ulp(rfr_dtype d, double x) {
-  /* of the smallest normal number, as from frexp */
+  /* exponent of the smallest normal number, as from frexp */
   const int lowest = d == RFR_E4M3 ? -5 : d == RFR_F16 || d == RFR_E5M2 ? -13 : d == RFR_F64 ? -1021 : -125;
   int e;
   frexp(x, &e);
@@ -172,7 +172,7 @@ static void compare(const rft_case *c, int j, const rfi_arg *y, const rfi_arg *r
 
 /* ---- reference ---- */
 
-/* The reference results of a run. */
+/* Computes the reference results of a run. */
 typedef struct standard {
   rft_reference ref;
   error plain[RFI_MAX_NAMES];
@@ -240,9 +240,9 @@ void rft_check_reference(const rft_op *op, const rft_case *c, rfr_dtype type, rf
   }
 }
 
-/* ---- bounds ---- */
+/* ---- memory accesses ---- */
 
-/* Whether the results that both runs have are bitwise equal; *which is the first that is not. */
+/* Whether the results that both runs have are bitwise equal; *which: the first one that is not. */
 static bool same_bits(const rft_run *a, const rft_run *b, int *which) {
   for (*which = 0; *which < a->c->def->n_results; ++*which) {
     const rfi_arg *x = &a->out_arg[*which], *y = &b->out_arg[*which];

@@ -16,38 +16,39 @@ typedef struct rft_op {
 
 rft_op rft_op_get(rfi_opcode code);
 
-/* A check ran `done` times, failed `failed` times and found no kernel `refused` times; or it did not apply, and `word`
- * says why. */
+/* The result of a check: it ran `done` times, failed `failed` times and found no kernel `refused` times; or it does not
+ * apply, and `word` is the reason. */
 typedef struct rft_cell {
   int done, failed, refused;
   double worst; /* largest error divided by its tolerance: below 1 if nothing failed */
   char word[32];
 } rft_cell;
 
-/* The instruction sets of this machine, best first; returns their number. */
+/* Lists the instruction sets of this machine, best first; returns their number. */
 int rft_isas(const char *isas[3]);
 
-/* Counts a failure and prints why, with op, type and case. */
+/* Counts a failure and prints the reason, with op, type and case. */
 void rft_cell_fail(rft_cell *cell, const rft_case *c, rfr_dtype type, const char *format, ...)
     __attribute__((format(printf, 4, 5)));
 
-/* Kernels against the reference in f64: every instruction set and, if the op takes them, operands with gaps,
+/* Compares kernels with the reference in f64: every instruction set and, if the op supports them, operands with gaps,
  * transposed, every second element, broadcast. */
 void rft_check_reference(const rft_op *op, const rft_case *c, rfr_dtype type, rft_cell *cell);
-/* The same tolerance for dense results that another computation made from the run's operands. */
+/* The same comparison for dense results that another computation made from the run's operands. */
 void rft_check_results(const rft_op *op, const rft_run *run, rfr_dtype type, const rfi_arg *out, const char *where,
                        rft_cell *cell);
-/* The gradient rule against central differences, in f64; `word` says why there is none. */
+/* Compares the gradient rule with central differences, in f64; if that is impossible, `word` is the reason. */
 void rft_check_gradient(const rft_op *op, const rft_case *c, rfr_dtype type, rft_cell *cell);
-/* A compiled program of the op alone, with operands in all layouts that the op takes. Eager is compared with the
- * reference; captured and replayed twice, in debug mode, and with one result unused, the bits must be the same. */
+/* Compiles the op alone as a program, with operands in all layouts that the op supports. Eager is compared with the
+ * reference. Captured and replayed twice, in debug mode, and with one result unused, results must be bitwise equal. */
 void rft_check_replay(const rft_op *op, const rft_case *c, rfr_dtype type, rft_cell *cell);
-/* The same programs, only compiled: there is a kernel for the op, types and layouts, and a plan. */
+/* The same programs, but only compiled: the op, its types and layouts must have a kernel and a plan. */
 void rft_check_bind(const rft_op *op, const rft_case *c, rfr_dtype type, rft_cell *cell);
-/* One eager run of the dense case between guards, against the reference: for tools under which launches are slow. */
+/* One eager run of the dense case between guards, compared with the reference: for tools under which launches are
+ * slow. */
 void rft_check_guarded(const rft_op *op, const rft_case *c, rfr_dtype type, rft_cell *cell);
-/* Nothing outside results and workspace is written, no operand changes, and results have the same bits for any previous
- * contents of memory and any other result unused. */
+/* Checks that nothing outside results and workspace is written, that no operand changes, and that results are bitwise
+ * equal for any previous contents of memory and any unused other result. */
 void rft_check_bounds(const rft_op *op, const rft_case *c, rfr_dtype type, rft_cell *cell);
 
 #endif

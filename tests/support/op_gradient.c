@@ -21,7 +21,11 @@
 #include "pass/pass.h"
 #include "support/interp.h"
 
-enum { DIRECTIONS = 3, ELEMENTS = 3, BIG = 2048 /* elements; above, one direction of each kind is enough */ };
+enum {
+  DIRECTIONS = 3,
+  ELEMENTS = 3,
+  BIG = 2048 /* maximum elements for several directions; above, one of each kind is enough */
+};
 static const double BAR = 1e-6;
 
 /* A maximum has kinks where two elements are close, and no curvature. */
@@ -40,7 +44,7 @@ static void record(rfr_trace *t, const rft_case *c, rfr_role role) {
       in[i] = rfr_input(t, name, o->kind == 'f' ? role : RFR_ROLE_INPUT, o->type.dtype, o->type.rank, o->type.shape);
     given[i] = in[i];
     for (int j = 0; j < c->def->n_results; j++)
-      if (c->def->alias[j] == i && in[i] >= 0) in[i] = rfr_copy(t, in[i]); /* the op writes to it */
+      if (c->def->alias[j] == i && in[i] >= 0) in[i] = rfr_copy(t, in[i]); /* the op writes it in place */
   }
   rfr_microbatch(t, c->microbatch);
   rfr_value y = rfi_record(t, RFR_HERE, c->def->code, c->n_in, in, c->attr, out);
@@ -175,7 +179,7 @@ static const char *exempt(const rft_op *op, char word[32]) {
       def->code == RFI_OP_moe_sort || def->code == RFI_OP_moe_parts || def->code == RFI_OP_moe_part_experts ||
       def->code == RFI_OP_moe_load || def->code == RFI_OP_dequantize)
     return "none: integers";
-  return ""; /* an empty cell: fails */
+  return ""; /* an empty cell, which fails */
 }
 
 void rft_check_gradient(const rft_op *op, const rft_case *c, rfr_dtype type, rft_cell *cell) {

@@ -27,7 +27,7 @@ typedef struct trial { /* one program of a case */
 } trial;
 
 typedef struct results {
-  rfi_arg y[RFI_MAX_NAMES]; /* data malloc'ed; NULL: unused */
+  rfi_arg y[RFI_MAX_NAMES]; /* data is malloc'ed; NULL: unused */
 } results;
 
 static void *must(void *memory) {
@@ -44,8 +44,8 @@ static bool is_alias(const rft_case *c, int operand) {
   return false;
 }
 
-/* Records an input large enough for a value of the type in this layout, gaps included, and the views that select the
- * value. */
+/* Records an input that is large enough for a value of the type in this layout, including gaps, and the views that
+ * select the value. */
 static rfr_value record_operand(rfr_trace *t, const char *name, rfr_role role, const rfr_type *type,
                                 rft_layout layout) {
   rfr_type in = *type;
@@ -132,7 +132,7 @@ static rfr_status write_operand(const trial *trial, int i, const rfr_tensor *x) 
   return s;
 }
 
-/* Fills the outputs with garbage, then writes the inputs: some outputs share an input's storage. */
+/* Fills the outputs with garbage before it writes the inputs, because some outputs share an input's storage. */
 static rfr_status prepare(const trial *trial) {
   const rft_case *c = trial->c;
   rfr_status s = RFR_OK;
@@ -174,7 +174,7 @@ static void results_deinit(results *r) {
 
 /* ---- runs ---- */
 
-/* Reads the results of the last run and compares their bits with `kept`. */
+/* Reads the results of the last run and compares them bitwise with `kept`. */
 static rfr_status compare(const trial *trial, const results *kept, rfr_dtype type, const char *what, rft_cell *cell) {
   results r;
   rfr_status s = results_init(&r, trial);
@@ -192,7 +192,7 @@ static rfr_status run_eager(trial *trial) {
   return s;
 }
 
-/* The program in another form, which must not change a bit. */
+/* Compiles and runs the program in another form, which must be bitwise equal. */
 static rfr_status run_variant(rfr_ctx *ctx, const rft_run *run, const results *kept, unsigned dead, int debug,
                               rfr_dtype type, const char *what, rft_cell *cell) {
   trial trial;

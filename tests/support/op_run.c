@@ -62,7 +62,7 @@ static int64_t offset_of(const rfi_arg *a, int64_t i) {
   int64_t offset = 0, dense = 1;
   int d = a->type.rank - 1;
   for (; d >= 0 && a->stride[d] == dense; d--) dense *= a->type.shape[d];
-  if (d < 0) return i; /* no division in the most frequent case */
+  if (d < 0) return i; /* avoids a division in the most frequent case */
   for (int d = a->type.rank - 1; d >= 0; d--) {
     offset += i % a->type.shape[d] * a->stride[d];
     i /= a->type.shape[d];
@@ -146,7 +146,7 @@ static bool takes(const rft_case *c, int i, rft_layout layout) {
 
 static void *ref_storage(rfi_arg *a, const rfr_type *type, rfr_dtype real);
 
-/* Changes the random operands by the op's RFT_OPERANDS. */
+/* Changes the random operands with the op's RFT_OPERANDS. */
 static void agree(rft_run *run) {
   const rft_case *c = run->c;
   const rft_ref_fn rule = rft_op_get(c->def->code).operands;
@@ -267,7 +267,7 @@ static void *ref_storage(rfi_arg *a, const rfr_type *type, rfr_dtype real) {
   if (rfr_dtype_is_float(type->dtype)) a->type.dtype = real;
   size_t bytes = (size_t)lay_out(type, RFT_DENSE, a->stride) * (size_t)rfr_dtype_bits(a->type.dtype) / 8;
   a->data = must(malloc(bytes + 8));
-  memset(a->data, 0xFF, bytes); /* NaN: elements that a reference does not write show */
+  memset(a->data, 0xFF, bytes); /* NaN, so that elements that a reference does not write are noticed */
   return a->data;
 }
 

@@ -25,7 +25,7 @@ extern char rft_out[RFT_OUT_BYTES], rft_err[RFT_ERR_BYTES];
 
 /* Starts PROGRAM with arguments up to a NULL; `input` is its standard input, NULL: that of the test. */
 pid_t rft_start(const char *program, const char *input, const char *const *arguments);
-/* Waits for it and reads its output; its exit code, or minus the number of a signal. */
+/* Waits for the child and reads its output; returns its exit code, or minus the number of a signal. */
 int rft_finish(pid_t child);
 
 #define RFT_PROGRAM RFT_BINARY_DIR "/refrain"
@@ -36,12 +36,12 @@ int rft_finish(pid_t child);
 void rft_slurp(const char *path, char *to, size_t size);
 void rft_write_file(const char *name, const char *text);
 void rft_assert_says(const char *where, const char *what);
-/* Parses standard output, or standard error; duplicate keys are errors. A new reference. */
+/* Parses standard output, or standard error; duplicate keys are errors. Returns a new reference. */
 json_t *rft_parsed(void);
 json_t *rft_parsed_error(void);
 json_int_t rft_number(const json_t *o, const char *key);
 
-/* For cmocka: makes the folder with small.yaml and text/N.txt, and enters it; removes it. */
+/* For cmocka: setup creates the folder with small.yaml and text/N.txt, and enters it; teardown removes it. */
 int rft_program_set_up(void **state);
 int rft_program_tear_down(void **state);
 

@@ -40,20 +40,20 @@
 
 enum { RFT_STEPS = 50 };
 
-/* Losses by step, and whatever else the events said. */
+/* Losses by step, and other numbers of the events. */
 typedef struct rft_record {
   double loss[RFT_STEPS + 1], norm[RFT_STEPS + 1];
-  double most_load, least_load; /* of the last step */
+  double most_load, least_load; /* in the last step */
   int64_t last;
   int skipped, warnings, checkpoints, evaluations, progress, schedules, compiles;
   double last_loss, last_lr;
-  int64_t windows, windows_held_out; /* of the last evaluation */
+  int64_t windows, windows_held_out; /* in the last evaluation */
   double bits;
   rfr_run *stop_at_5;
   char warning[256];
 } rft_record;
 
-/* The folder of the files and of runs; group fixtures make and remove it. */
+/* The folder of the files and runs; group fixtures create and remove it. */
 extern char rft_run_root[64];
 int rft_run_setup(void **state);
 int rft_run_teardown(void **state);
@@ -61,17 +61,17 @@ void rft_write_text(const char *name, const char *text);
 const char *rft_run_folder(const char *name); /* valid until the next call */
 
 rfr_ctx *rft_run_ctx(int threads);
-/* Events go to `r`. */
+/* Options whose events go to `r`. */
 rfr_run_options rft_run_options(rft_record *r);
-/* Each must succeed; `name` NULL: a run without a folder. */
+/* Each call must succeed; `name` NULL: a run without a folder. */
 rfr_run *rft_run_open(rfr_ctx *ctx, const char *config, const char *name, const rfr_run_options *o);
 void rft_run_steps(rfr_run *run, int n);
 
-/* The hash of every tensor that a checkpoint has, as one rank would hold it; all ranks together. */
+/* A hash of all tensors in a checkpoint, independent of the number of ranks; all ranks call it together. */
 rfr_status rft_hash_state(rfr_run *run, rfi_hash *out);
 void rft_assert_same_state(rfr_run *a, rfr_run *b); /* every tensor that outlives a step */
-/* An eager run, and one in folder `name` that is saved at step 6 and resumed there, end in the state of `a` after
- * `steps` steps. */
+/* An eager run, and a run in folder `name` that is saved at step 6 and resumed there, must end in the state of `a`
+ * after `steps` steps. */
 void rft_assert_eager_and_resumed(rfr_run *a, const char *config, const char *name, int steps);
 /* The same, with `a` a new run of `config`; returns its record. */
 rft_record rft_assert_same_bits(const char *config, const char *name, int steps);
@@ -79,8 +79,8 @@ void rft_assert_same_losses(const rft_record *a, const rft_record *b);
 
 bool rft_run_has(const char *folder, const char *name); /* file or folder `name` in a run's folder */
 
-/* A run over ranks; after `steps` steps one bit of a tensor changes on one rank. The checkpoint that follows must fail
- * as dist.diverged on each rank, say `says`, and leave nothing. */
+/* A run over ranks: after `steps` steps one bit of a tensor changes on one rank. The following checkpoint must fail
+ * with dist.diverged on each rank, with a message that contains `says`, and leave no files. */
 typedef struct rft_flip {
   const char *config, *set; /* set: KEY=VALUE */
   const char *tensor;

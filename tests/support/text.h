@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * A text that grows by the pieces that a printer hands over.
+ * A text that collects the output of a printer.
  */
 #ifndef RFT_TEXT_H
 #define RFT_TEXT_H

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * A trace with one of everything that the text has a form for, and its text.
+ * A trace with every construct of the text format, and its text.
  */
 #ifndef RFT_TRACE_SAMPLE_H
 #define RFT_TRACE_SAMPLE_H

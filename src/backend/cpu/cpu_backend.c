@@ -3,11 +3,11 @@
  * The CPU backend. Memory comes from the context, a call is done when it returns, and a graph is the
  * list of calls, so launching a graph and running eagerly make the same calls.
  *
- * The bits of a run do not depend on the host's rounding mode and flush to zero, and a run does not
- * change them for the host. The modes belong to threads, and the host shares its OpenMP workers with
- * the library. So a run begins with a parallel region in which every thread takes the default modes,
- * and ends with one that restores the old modes if they differed. (A region costs a few microseconds;
- * with one thread there is none.) The first region also checks the size of the team.
+ * Results do not depend on the host's rounding mode or on its flush to zero, and a run leaves both unchanged for the
+ * host. These modes belong to threads, and the host shares its OpenMP workers with the library. So a run begins with a
+ * parallel region in which every thread takes the default modes, and ends with one that restores the old modes if they
+ * differed. (A region costs a few microseconds; with one thread there is none.) The first region also checks the size
+ * of the team.
  */
 #include <fenv.h>
 #ifdef _OPENMP
@@ -27,10 +27,10 @@ struct rfi_device {
   rfr_ctx *ctx;
   rfi_cpu_library *library;
   int threads;
-  bool foreign; /* a worker's mode was not the default */
-  int dynamic;  /* OpenMP's setting before the run */
-  int failed;   /* the call at which the last run failed; -1 */
-  fenv_t *env;  /* of each thread, while a run lasts */
+  bool foreign; /* a worker thread had a non-default floating-point mode */
+  int dynamic;  /* OpenMP's dynamic setting before the run */
+  int failed;   /* index of the call that failed in the last run; -1: none */
+  fenv_t *env;  /* per thread: its mode before the run */
 };
 
 struct rfi_graph {
@@ -46,8 +46,8 @@ static void device_close(rfi_device *d) {
   rfi_free(d->ctx, d);
 }
 
-/* oneDNN uses one thread inside an active region, whatever the region's team: a GEMM for more threads must be neither
- * created nor run there. */
+/* Inside an active parallel region oneDNN uses one thread, whatever the region's team size. There a GEMM for more
+ * threads must be neither created nor run. */
 static rfr_status check_region(const rfi_device *d) {
 #ifdef _OPENMP
   if (d->threads > 1 && omp_in_parallel())
@@ -121,7 +121,7 @@ static rfr_status memory_use(rfi_device *d, rfr_memory_use *out) {
 
 /* ---- kernels ---- */
 
-/* The GEMMs inside an LM head: its kernel calls the library for those that the library takes. */
+/* The GEMMs inside an LM head: its kernel calls the library for those that the library supports. */
 static rfr_status select_head(rfi_device *d, rfi_arena *memory, rfi_call *call, const char **kernel) {
   rfi_head head = rfi_head_make(call, 1);
   rfi_head_library *entry = rfi_arena_alloc(memory, sizeof *entry * RFI_HEAD_CHUNKS * RFI_HEAD_PRODUCTS);
@@ -174,7 +174,7 @@ static const char *choice(rfi_device *d, int i) {
 
 static bool is_default_mode(void) {
 #ifdef __x86_64__
-  return (__builtin_ia32_stmxcsr() & 0xffc0) == 0x1f80; /* without the flags of past exceptions */
+  return (__builtin_ia32_stmxcsr() & 0xffc0) == 0x1f80; /* ignores the flags of past exceptions */
 #else
   return fegetround() == FE_TONEAREST;
 #endif
@@ -183,7 +183,7 @@ static bool is_default_mode(void) {
 #ifdef _OPENMP
 static int thread_number(void) { return omp_get_thread_num(); }
 static int team_size(void) { return omp_get_num_threads(); }
-/* OMP_DYNAMIC would let the size of a team change from region to region. Returns the setting before. */
+/* With OMP_DYNAMIC the team size could change from region to region. Returns the previous setting. */
 static int set_dynamic(int dynamic) {
   const int before = omp_get_dynamic();
   omp_set_dynamic(dynamic);
@@ -194,7 +194,7 @@ static int thread_number(void) { return 0; }
 static int set_dynamic(int dynamic) { return dynamic; }
 #endif
 
-/* Saves the calling thread's mode and takes the default; true when they differed. */
+/* Saves the calling thread's floating-point mode and sets the default mode. Returns whether they differed. */
 static bool take_own_mode(fenv_t *env) {
   const bool foreign = !is_default_mode();
   fegetenv(env);
@@ -211,8 +211,8 @@ static void end_run(rfi_device *d) {
   fesetenv(&d->env[0]);
 }
 
-/* The first region of a run also shows how many threads OpenMP gives. Kernels and oneDNN's products are planned for
- * the context's number: with fewer, oneDNN computes wrong results. */
+/* The first region of a run also checks how many threads OpenMP provides. Kernels and oneDNN's GEMMs are planned for
+ * the context's number; with fewer threads oneDNN computes wrong results. */
 static rfr_status begin_run(rfi_device *d) {
   d->failed = -1;
   RFI_TRY(check_region(d));

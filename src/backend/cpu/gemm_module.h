@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Interface of a GEMM module: one exported function that returns this
- * table. Plain C and numbers alone, so that the module needs no symbol of the library
- * and the library none of the module's; `abi` refuses a module of another build.
+ * Interface of a GEMM module: one exported function that returns this table. It uses only plain C and numbers: neither
+ * the module nor the library needs a symbol of the other. A module of another build is refused by `abi`.
  *
  * A handle is one GEMM: shapes, strides, types, threads. It is created at compile, where it
  * may use time and memory. Execute runs it in scratch memory of the plan and gives the same
@@ -18,7 +17,7 @@ enum { RFI_GEMM_ABI = 4 };
 
 typedef enum rfi_gemm_type { RFI_GEMM_NONE, RFI_GEMM_F32, RFI_GEMM_BF16, RFI_GEMM_F16 } rfi_gemm_type;
 
-/* The dimension that each run gives: none, M or K; the descriptor has its largest value. */
+/* The dimension that may differ between runs: none, M or K. The descriptor has its maximum. */
 typedef enum rfi_module_varies { RFI_MODULE_FIXED, RFI_MODULE_VARIES_M, RFI_MODULE_VARIES_K } rfi_module_varies;
 
 /* y (batch, M, N) = op(a) (batch, M, K) op(b) (batch, K, N) + bias (N); y dense. */
@@ -31,7 +30,7 @@ typedef struct rfi_module_gemm {
   int32_t varies; /* rfi_module_varies; unless FIXED: no batch, no bias */
 } rfi_module_gemm;
 
-/* One run of a GEMM with a varying dimension; n: its value, 0: nothing to do. */
+/* One run of a GEMM with a varying dimension. n: the dimension's value; 0: nothing to do. */
 typedef struct rfi_gemm_group {
   int64_t n;
   const void *a, *b;
@@ -43,15 +42,15 @@ typedef enum rfi_gemm_status { RFI_GEMM_OK, RFI_GEMM_UNSUPPORTED, RFI_GEMM_NO_ME
 
 typedef struct rfi_gemm_module {
   int32_t abi;
-  /* Creates an engine; `name` becomes "oneDNN 2.6.3", `isa` its instruction set, `level` the x86-64 level of that set
-   * (2, 3 or 4), bf16_fast 1 where bf16 GEMMs are faster than f32 ones (AMX, AVX512-BF16). */
+  /* Creates an engine. Sets `name` to text such as "oneDNN 2.6.3", `isa` to its instruction set, `level` to the x86-64
+   * level of that set (2, 3 or 4), and bf16_fast to 1 if bf16 GEMMs are faster than f32 ones (AMX, AVX512-BF16). */
   rfi_gemm_status (*open)(void **engine, char name[32], char isa[32], int32_t *level, int32_t *bf16_fast);
   void (*close)(void *engine);
   /* UNSUPPORTED: there is no fast kernel, use the portable one; *why is the reason. */
   rfi_gemm_status (*create)(void *engine, const rfi_module_gemm *desc, void **handle, size_t *scratch,
                             const char **why);
   rfi_gemm_status (*execute)(void *handle, const void *a, const void *b, const void *bias, void *y, void *scratch);
-  /* Of a GEMM with a varying dimension: runs all groups in order; each thread calls `group` for each. */
+  /* For a GEMM with a varying dimension: runs all groups in order. Each thread calls `group` for each group. */
   rfi_gemm_status (*execute_groups)(void *handle, int64_t groups, rfi_gemm_group_fn group, const void *user,
                                     void *scratch);
   void (*destroy)(void *handle);

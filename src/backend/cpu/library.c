@@ -27,7 +27,7 @@ typedef struct product {
   rfi_cpu_library *library;
   rfi_module_gemm desc;
   void *handle;    /* NULL: the module has no fast kernel */
-  const char *why; /* the reason */
+  const char *why; /* why the module has none */
   size_t scratch;
 } product;
 
@@ -127,8 +127,8 @@ static rfi_gemm_type type_of(const rfi_arg *x) {
   }
 }
 
-/* Strides of op(x), (rows, columns), as batch, row, column. The stride of a dimension of size 1 is not used: it is
- * set to that of a dense matrix, so that equal GEMMs compare equal and a library gets no invalid stride. */
+/* Strides of op(x), (rows, columns), as batch, row, column. The stride of a dimension of size 1 is unused; it is set to
+ * that of a dense matrix, so that equal GEMMs compare equal and the library gets no invalid stride. */
 static void strides(const rfi_arg *x, int transposed, int64_t rows, int64_t cols, int64_t out[3]) {
   int r = x->type.rank, i = transposed ? r - 1 : r - 2, j = transposed ? r - 2 : r - 1;
   out[1] = x->stride[i];
@@ -147,13 +147,12 @@ static rfr_status run_product(const rfi_call *call) {
   return s == RFI_GEMM_OK ? RFR_OK : rfi_fail(RFI_E_INTERNAL, "%s failed to run a GEMM", p->library->text);
 }
 
-/* No two elements share an address. */
+/* Whether no two elements share an address. */
 static bool is_plain(const int64_t stride[3], int64_t rows, int64_t cols) {
   return stride[0] > 0 && (rows == 1 || stride[1] > 0) && (cols == 1 || stride[2] > 0);
 }
 
-/* Libraries count dimensions and leading dimensions in 32 bits at places: oneDNN divides by zero at multiples of
- * 2^32. */
+/* Libraries use 32-bit dimensions and leading dimensions in places: oneDNN divides by zero at multiples of 2^32. */
 static bool fits_library(const rfi_module_gemm *d) {
   const int64_t sizes[] = {d->batch, d->M, d->N, d->K, d->a_stride[1], d->a_stride[2], d->b_stride[1], d->b_stride[2]};
   for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++)
@@ -161,7 +160,7 @@ static bool fits_library(const rfi_module_gemm *d) {
   return true;
 }
 
-/* ---- grouped GEMMs: one handle, run for each group with its number of rows ---- */
+/* ---- grouped GEMMs: one handle, run once per group with the group's number of rows ---- */
 
 enum { OFFSETS = RFI_IN_grouped_matmul_offsets, SEPARATE = RFI_IN_grouped_matmul_ws };
 _Static_assert(OFFSETS == (int)RFI_IN_grouped_wgrad_offsets, "grouped ops have their offsets in one place");
@@ -214,7 +213,7 @@ static bool same_strides(const rfi_arg *a, const rfi_arg *b) {
   return memcmp(a->stride, b->stride, sizeof a->stride) == 0;
 }
 
-/* Strides of op(x) of a matrix whose groups are pointers: batch (unused), row, column. */
+/* Strides of op(x) of a matrix with one pointer per group: batch (unused), row, column. */
 static void group_strides(const rfi_arg *x, bool transposed, int64_t out[3]) {
   const int r = x->type.rank;
   memcpy(out, (int64_t[]){1, x->stride[transposed ? r - 1 : r - 2], x->stride[transposed ? r - 2 : r - 1]},
@@ -230,10 +229,11 @@ static bool grouped_strides(const rfi_call *call, const rfi_gemm_desc *g, const 
   return true;
 }
 
-/* Fills `d`; false when the GEMM is empty, repeats elements or has other types: the portable kernel takes those. */
+/* Fills `d`. Returns false if the GEMM is empty, repeats elements or has other types; then the portable kernel is
+ * used. */
 static bool describe(const rfi_call *call, const rfi_gemm_desc *g, rfi_module_gemm *d) {
   const rfi_arg *a = &call->in[g->a], *b = &call->in[g->separate >= 0 ? g->separate : g->b], *y = &call->out[0];
-  memset(d, 0, sizeof *d); /* padding too: descriptions are compared as bytes */
+  memset(d, 0, sizeof *d); /* also the padding, because descriptions are compared as bytes */
   d->batch = g->batch, d->M = g->M, d->N = g->N, d->K = g->K;
   d->varies = (int32_t)g->varies;
   if (g->varies == RFI_GEMM_FIXED) {
@@ -263,7 +263,7 @@ static rfr_status run_swiglu(const rfi_call *call) {
   return rfi_cpu_kernel(rfi_ctx_isa(product->library->ctx), RFI_OP_swiglu_weighted)->run(&p.act);
 }
 
-/* The function that runs a GEMM of this op by the module. */
+/* The function that runs a GEMM of this op with the module. */
 static rfi_kernel_fn runner(const rfi_op_def *def, const rfi_gemm_desc *g) {
   if (def->code == RFI_OP_grouped_swiglu) return run_swiglu;
   return g->varies == RFI_GEMM_FIXED ? run_product : g->varies == RFI_GEMM_VARIES_M ? run_grouped : run_wgrad;

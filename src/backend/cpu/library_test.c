@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * GEMMs of the portable kernel and of the library against a GEMM in double, for all
- * transpositions, views, bias, acc, batches. Each runs twice and must give the same bits;
+ * transpositions, views, bias, acc, batches. Each runs twice, and both results must be bitwise equal;
  * scratch has the reported size and a guard after it. Without the module only the portable
  * kernel is tested, and that the missing module is not an error.
  */
@@ -75,16 +75,16 @@ static void drop(buffer *b) {
   free(b->wide);
 }
 
-/* Runs twice from the same y and leaves the result there. */
+/* Runs twice from the same initial y and leaves the result there. */
 static void run_twice(rfi_kernel_fn run, rfi_call *call, size_t scratch, const void *y0, int64_t y_bytes) {
-  /* Aligned to 64 bytes, and not to more. */
+  /* Aligned to 64 bytes and no more. */
   unsigned char *space = aligned_alloc(4096, (64 + scratch + GUARD + 4095) / 4096 * 4096), *work = space + 64;
   void *first = malloc((size_t)y_bytes + 1);
   assert_non_null(space);
   assert_non_null(first);
   call->workspace = work;
   for (int k = 0; k < 2; k++) {
-    memset(work, k ? 0xff : 0, scratch); /* old contents must not matter: NaN the second time */
+    memset(work, k ? 0xff : 0, scratch); /* old contents must not matter; the second time they are NaN */
     memset(work + scratch, PATTERN, GUARD);
     memcpy(call->out[0].data, y0, (size_t)y_bytes);
     assert_int_equal(run(call), RFR_OK);
@@ -118,7 +118,7 @@ static void check(rfi_cpu_library *library, const char *isa, const shape *s, int
   assert_int_equal(
       rfi_cpu_library_select(library, rfi_op_def_get(RFI_OP_matmul), &call, &runs[1], &scratch[1], &call.library),
       RFR_OK);
-  if (runs[1]) { /* an equal product is the same product */
+  if (runs[1]) { /* an equal GEMM gets the same handle */
     rfi_kernel_fn run = NULL;
     size_t bytes = 0;
     void *handle = NULL;
@@ -159,7 +159,7 @@ static rfr_ctx *open_ctx(const char *isa, int use) {
   o.isa = isa;
   o.module_path = RFT_BINARY_DIR;
   o.use_onednn = use;
-  return rfr_ctx_create(&o, &ctx) == RFR_OK ? ctx : NULL; /* the CPU may lack the set */
+  return rfr_ctx_create(&o, &ctx) == RFR_OK ? ctx : NULL; /* the CPU may lack this instruction set */
 }
 
 static void products(void **state) {
@@ -192,6 +192,33 @@ static void products(void **state) {
   }
 }
 
+/* Matrices of one row or column with gaps between the elements; oneDNN 3.7 reads some of them as dense. */
+static void vectors(void **state) {
+  static const int64_t sizes[][3] = {{1, 9, 4}, {9, 1, 4}, {1, 1, 70}, {9, 70, 1}};
+  (void)state;
+  rfr_ctx *ctx = open_ctx(NULL, 1);
+  rfi_cpu_library *library;
+  assert_non_null(ctx);
+  assert_int_equal(rfi_cpu_library_open(ctx, &library), RFR_OK);
+  for (size_t k = 0; k < sizeof sizes / sizeof sizes[0]; k++)
+    for (int t = 0; t < 16; t++) {
+      int taken = 0;
+      const shape s = {.batch = t & 8 ? 3 : 0,
+                       .M = sizes[k][0],
+                       .N = sizes[k][1],
+                       .K = sizes[k][2],
+                       .ta = t & 1,
+                       .tb = t >> 1 & 1,
+                       .acc = t & 4,
+                       .pad = 1,
+                       .in = RFR_BF16,
+                       .out = RFR_F32};
+      check(library, "v2", &s, &taken);
+    }
+  rfi_cpu_library_close(library);
+  rfr_ctx_destroy(ctx);
+}
+
 /* Sizes larger than the blocks of a GEMM, and results larger than a cache. */
 static void large(void **state) {
   (void)state;
@@ -209,7 +236,7 @@ static void large(void **state) {
       check(library, rfi_ctx_isa(ctx), &s, &taken);
     }
   for (size_t k = 0; k < sizeof sizes / sizeof sizes[0]; k++)
-    for (int ta = 0; ta < (k == 1 ? 1 : 2); ta++) { /* f32 with rows of a page or more */
+    for (int ta = 0; ta < (k == 1 ? 1 : 2); ta++) { /* f32 with rows longer than a page */
       shape s = {.M = sizes[k][0], .N = sizes[k][1], .K = sizes[k][2], .in = RFR_F32, .out = RFR_F32};
       s.ta = ta, s.bias = ta == 0, s.acc = ta, s.pad = 1030;
       check(library, rfi_ctx_isa(ctx), &s, &taken);
@@ -218,8 +245,8 @@ static void large(void **state) {
   rfr_ctx_destroy(ctx);
 }
 
-/* Grouped GEMMs of the library against the portable kernel's, which other tests compare with separate GEMMs: rows
- * outside all groups are NaN and do not matter, and two runs give the same bits within the reported scratch. */
+/* Compares grouped GEMMs of the library with the portable kernel, which other tests compare with separate GEMMs. Rows
+ * outside all groups are NaN and must not matter. Two runs are bitwise equal and stay within the reported scratch. */
 static void groups(void **state) {
   (void)state;
   enum { G = 4 };
@@ -281,10 +308,10 @@ static void groups(void **state) {
       if (fn) {
         run_twice(fn, &call, bytes, y0, y.bytes);
         taken++;
-        const double sums = 3 * sqrt((double)(v < 3 ? v == 1 ? N : K : R)); /* size of the terms of a sum */
+        const double sums = 3 * sqrt((double)(v < 3 ? v == 1 ? N : K : R)); /* magnitude of a sum */
         for (int64_t e = 0; e < y.bytes / (int64_t)width(to); e++) {
           const double a = get(y.arg.data, to, e), b = get(want, to, e);
-          const double unit = to == RFR_F32 ? 0x1p-18 : 0x1p-7; /* of bf16, neighbours */
+          const double unit = to == RFR_F32 ? 0x1p-18 : 0x1p-7; /* bf16 results may be adjacent values */
           if (!(fabs(a - b) <= sums * 0x1p-16 + unit * fabs(b)))
             fail_msg("case %zu, %d: element %lld is %g, not %g", k, v, (long long)e, a, b);
         }
@@ -300,7 +327,7 @@ static void groups(void **state) {
   rfr_ctx_destroy(ctx);
 }
 
-/* The library is not given operands with stride 0. */
+/* The library must not get operands with stride 0. */
 static void repeated(void **state) {
   (void)state;
   rfr_ctx *ctx = open_ctx(NULL, 1);
@@ -354,7 +381,7 @@ static void without(void **state) {
 }
 
 int main(void) {
-  const struct CMUnitTest tests[] = {cmocka_unit_test(products), cmocka_unit_test(large), cmocka_unit_test(groups),
-                                     cmocka_unit_test(repeated), cmocka_unit_test(without)};
+  const struct CMUnitTest tests[] = {cmocka_unit_test(products), cmocka_unit_test(vectors),  cmocka_unit_test(large),
+                                     cmocka_unit_test(groups),   cmocka_unit_test(repeated), cmocka_unit_test(without)};
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * One element of a storage type that is known when the kernel runs: for kernels that take every
- * mixture of types and are not there for speed.
+ * One element of a storage type that is known when the kernel runs: for kernels that support every combination of types
+ * and need not be fast.
  */
 #ifndef RFI_ANY_TYPE_CUH
 #define RFI_ANY_TYPE_CUH

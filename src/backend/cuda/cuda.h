@@ -2,7 +2,7 @@
  *
  * Internals of the CUDA module, for C and for kernels.
  *
- * A kernel file X.cu lies beside X_cpu.c and ends with
+ * A kernel file X.cu is in the folder of X_cpu.c and ends with
  *   const rfi_cuda_kernel RFI_CUDA(rmsnorm) = {run, workspace};
  * in extern "C". `run` enqueues on call->stream and returns; it does not allocate, wait or read
  * device memory: grids follow from shapes. call->library is the device's rfi_cuda_info, in
@@ -21,9 +21,9 @@ extern "C" {
 #endif
 
 typedef struct rfi_cuda_info {
-  int ordinal, sms; /* ordinal -1: no device, for plans alone */
+  int ordinal, sms; /* ordinal -1: no device, planning only */
   int major, minor; /* compute capability */
-  int portable;     /* 1: only kernels for sm_80 */
+  int portable;     /* 1: use only kernels for sm_80 */
 } rfi_cuda_info;
 
 static inline const rfi_cuda_info *rfi_cuda_info_of(const rfr_call *call) {
@@ -33,9 +33,9 @@ static inline const rfi_cuda_info *rfi_cuda_info_of(const rfr_call *call) {
 /* RFR_OK, or the error; `what` is the operation. */
 rfr_status rfi_cuda_check(cudaError_t error, const char *what);
 /* After an error of a library that uses the stream: backend.dead if the device's context is dead, else RFR_OK.
- * Invalidates a capture of the stream, as the error did. */
+ * Invalidates a capture of the stream, as the error itself does. */
 rfr_status rfi_cuda_alive(cudaStream_t stream, const char *what);
-/* After a launch: the launch error, if any. */
+/* After a launch: returns the launch error, if any. */
 static inline rfr_status rfi_cuda_launched(const char *kernel) { return rfi_cuda_check(cudaGetLastError(), kernel); }
 
 /* inspect.cu: the backend's `inspect`, enqueued. */
@@ -45,13 +45,15 @@ rfr_status rfi_cuda_inspect(rfi_range *ranges, int n, cudaStream_t stream);
 #define RFI_CUDA(op) RFI_CUDA_PASTE_(rfi_cuda_, op)
 typedef struct rfi_cuda_kernel {
   rfr_kernel_fn run;
-  rfr_workspace_fn workspace;         /* NULL: none */
-  int (*takes)(const rfr_call *call); /* by shapes and strides; NULL: every call that the op's rule allows */
+  rfr_workspace_fn workspace; /* NULL: none */
+  /* supports a call, by shapes and strides; NULL: every call that the op's rule allows */
+  int (*takes)(const rfr_call *call);
   rfr_status (*run_all)(const rfr_call *const *calls, int n); /* n successive ops, of which none reads what another
                                                                  writes, by one launch on the first one's stream;
                                                                  NULL: each op by itself */
   const char *(*needs)(const rfr_call *call);                 /* architecture of the kernel: "sm90"; NULL: "sm80" */
-  /* Writes why there is no kernel for the call, or no faster one; false: no known reason. NULL: never. */
+  /* Writes why there is no kernel for the call, or no faster one; returns false if no reason is known. NULL: no
+   * reasons. */
   bool (*lacks)(const rfr_call *call, char *text, size_t size);
 } rfi_cuda_kernel;
 #define RFI_OP(name, family, operands, results, attributes, flags) \

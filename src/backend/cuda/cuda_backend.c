@@ -31,24 +31,24 @@ enum { MOST_AT_ONCE = 1024, GUARD = 2 << 20, MARKS = 64 };
 #define CUDA(call, what) RFI_TRY(rfi_cuda_check(call, what))
 
 struct rfi_device {
-  rfi_cuda_info info; /* first: kernels see it as call->library */
+  rfi_cuda_info info; /* must be first: kernels read it through call->library */
   rfr_ctx *ctx;
   cudaStream_t stream, side; /* main and side stream */
   cudaStream_t exchange;     /* the side stream of a program with collectives */
   cudaStream_t at;           /* target of launches, copies and fills: `stream`, or the caller's */
   cudaEvent_t start, end;    /* of a timed op */
   cudaEvent_t fork, join;    /* of the side stream */
-  cudaEvent_t mark[MARKS];   /* after op n of the side stream: element n % MARKS */
+  cudaEvent_t mark[MARKS];   /* recorded after op n of the side stream: element n % MARKS */
   int64_t free_at_open;
-  rfr_memory_use use; /* without `taken` */
+  rfr_memory_use use; /* `taken` is not set */
   rfi_lt *lt;         /* NULL without a device */
-  rfr_comm *comm;     /* of collective ops, or NULL */
+  rfr_comm *comm;     /* for collective ops, or NULL */
   rfi_ranges ranges;  /* for a profiler */
-  double busy_since;  /* with `comm`: time of the first poll that found the stream busy; 0: none yet */
-  int failed;         /* the op that failed to be enqueued; -1 */
+  double busy_since;  /* with `comm`: time of the first poll that found the stream busy; 0: none */
+  int failed;         /* the op whose enqueueing failed; -1: none */
 };
 
-typedef struct node_copy { /* a copy node of a graph; its source is device memory */
+typedef struct node_copy { /* a copy node of a graph; the source must be device memory */
   cudaGraphNode_t node;
   void *to;
   size_t n;
@@ -58,12 +58,12 @@ typedef struct node_copy { /* a copy node of a graph; its source is device memor
 
 struct rfi_graph {
   cudaGraphExec_t exec;
-  cudaGraph_t graph; /* owns the copies' nodes; NULL: there are no copies */
+  cudaGraph_t graph; /* owns the nodes of the copies; NULL: there are no copies */
   int n_copies;
   node_copy copies[];
 };
 
-/* Makes the device current. leave() restores the caller's device, also after an error. */
+/* Makes the device current. Call leave() afterwards, also after an error: it restores the caller's device. */
 static rfr_status enter(const rfi_device *d, int *before) {
   if (d->info.ordinal < 0)
     return core->fail(RFI_E_BACKEND_MISSING, "device cuda:none is for plans only; nothing runs on it");
@@ -104,11 +104,12 @@ static void device_close(rfi_device *d) {
   core->free(d->ctx, d);
 }
 
-/* Small ops fill what the main stream leaves free. A collective waits for other ranks, and few blocks carry it: its
- * blocks come before those of a GEMM. */
+/* The side stream has the lowest priority: its small ops use the multiprocessors that the main stream leaves idle. A
+ * collective has few blocks and waits for other ranks, so its blocks get priority over those of a GEMM. */
 static rfr_status make_streams(rfi_device *d) {
   int least, most;
-  CUDA(cudaDeviceGetStreamPriorityRange(&least, &most), "reading the device"); /* most <= least */
+  /* a higher priority is a smaller number */
+  CUDA(cudaDeviceGetStreamPriorityRange(&least, &most), "reading the device");
   const int next = most < least ? most + 1 : most;
   CUDA(cudaStreamCreateWithPriority(&d->stream, cudaStreamNonBlocking, next), "making a stream");
   CUDA(cudaStreamCreateWithPriority(&d->side, cudaStreamNonBlocking, least), "making a stream");
@@ -163,7 +164,8 @@ static rfr_status memory_alloc(rfi_device *d, rfi_memory kind, size_t bytes, voi
   *out = NULL;
   if (bytes == 0) bytes = 1;
   if (d->info.ordinal < 0) {
-    *out = (void *)((uintptr_t)(kind == RFI_MEMORY_RING ? 1 : 2) << 44); /* an invalid address, for arithmetic only */
+    /* an invalid address, used only for arithmetic */
+    *out = (void *)((uintptr_t)(kind == RFI_MEMORY_RING ? 1 : 2) << 44);
     return RFR_OK;
   }
   RFI_TRY(enter(d, &before));
@@ -171,8 +173,8 @@ static rfr_status memory_alloc(rfi_device *d, rfi_memory kind, size_t bytes, voi
   cudaError_t e = kind == RFI_MEMORY_RING ? cudaHostAlloc(out, bytes, cudaHostAllocMapped | cudaHostAllocPortable)
                                           : cudaMalloc(out, bytes);
   if (kind == RFI_MEMORY_ARENA) {
-    if (d->use.arena == 0) d->use.libraries = d->free_at_open - had; /* before, only kernels were selected */
-    d->use.arena += had - free_bytes();                              /* step memory is an allocation of its own */
+    if (d->use.arena == 0) d->use.libraries = d->free_at_open - had; /* until now only kernels were selected */
+    d->use.arena += had - free_bytes();                              /* step memory is a separate allocation */
   }
   if (e == cudaSuccess && kind == RFI_MEMORY_RING) memset(*out, 0, bytes);
   rfr_status s = RFR_OK;
@@ -209,7 +211,7 @@ static rfr_status synchronize(rfi_device *d) {
   return rfi_cuda_check(cudaStreamSynchronize(d->at), "waiting for the device");
 }
 
-/* A copy between host and device may itself wait, without a timeout; so the communicator is waited for first. */
+/* A copy between host and device may block without a timeout, so synchronize with the communicator's timeout first. */
 static rfr_status copy(rfi_device *d, void *to, const void *from, size_t n) {
   if (d->comm) RFI_TRY(synchronize(d));
   CUDA(cudaMemcpyAsync(to, from, n, cudaMemcpyDefault, d->at), "copying");
@@ -230,7 +232,8 @@ static rfr_status memory_move(rfi_device *d, void *to, const void *from, size_t 
   return leave(d, before, rfi_cuda_check(cudaMemcpyAsync(to, from, n, cudaMemcpyDefault, d->at), "copying"));
 }
 
-/* Another GPU's memory is not reachable, even with peer access; host memory is if it is pinned. */
+/* Memory of another GPU does not count as reachable, even with peer access. Host memory is reachable if it is
+ * pinned. */
 static bool memory_reaches(const rfi_device *d, const void *memory) {
   struct cudaPointerAttributes a;
   int before, pageable = 0;
@@ -272,7 +275,7 @@ static rfr_status select_kernel(rfi_device *d, const rfi_opr *op, rfi_arena *mem
 
 /* ---- choices ---- */
 
-/* Device and library come first: the other choices are valid for these alone. */
+/* Device and library come first, because the other choices are valid only for them. */
 static const char *choice(rfi_device *d, int i) {
   static const char *const names[] = {"device", "library"};
   if (d->info.ordinal < 0) return NULL;
@@ -300,12 +303,12 @@ static rfr_status choose(rfi_device *d, int i, const char *stored, char value[RF
 
 /* ---- running ---- */
 
-/* Whether op b follows on the stream of op a without waiting. */
+/* Whether op b follows on the stream of op a without waiting for another stream. */
 static bool follows(const rfi_bound *a, const rfi_bound *b) {
   return (a->side != 0) == (b->side != 0) && !b->waits && !b->forks;
 }
 
-/* Whether the op reads what one of the calls writes. */
+/* Whether the op reads a result of one of the calls. */
 static bool reads_result(const rfr_call *op, const rfr_call *const *calls, int n) {
   bool found = false;
   for (int i = 0; i < n; i++)
@@ -314,7 +317,7 @@ static bool reads_result(const rfr_call *op, const rfr_call *const *calls, int n
   return found;
 }
 
-/* The number of leading ops that run this kernel, of which none reads another's result. */
+/* The number of leading ops that use this kernel and do not read each other's results. */
 static int alike(const rfi_bound *bound, int n, const rfi_cuda_kernel *kernel, const rfr_call *calls[MOST_AT_ONCE]) {
   int i = 0;
   for (; i < n && i < MOST_AT_ONCE && bound[i].run == kernel->run && (i == 0 || follows(bound, &bound[i])); i++) {
@@ -324,7 +327,7 @@ static int alike(const rfi_bound *bound, int n, const rfi_cuda_kernel *kernel, c
   return i;
 }
 
-/* The kernel whose launch bound[0] and the ops after it share, NULL: none; *many gets their number. */
+/* The kernel whose launch bound[0] shares with the ops after it; NULL: none. *many gets the number of ops. */
 static const rfi_cuda_kernel *shared_launch(const rfi_bound *bound, int n, int *many,
                                             const rfr_call *calls[MOST_AT_ONCE]) {
   const rfi_cuda_kernel *const kernels[] = {&RFI_CUDA(adamw), &RFI_CUDA(sgd), &RFI_CUDA(all_gather),
@@ -335,7 +338,7 @@ static const rfi_cuda_kernel *shared_launch(const rfi_bound *bound, int n, int *
   return NULL;
 }
 
-/* Enqueues bound[0], and the ops after it that share its launch, on a stream; *many gets their number. */
+/* Enqueues bound[0], and the ops after it that share its launch, on a stream; *many gets the number of ops. */
 static rfr_status enqueue_next(const rfi_bound *bound, int n, cudaStream_t stream, int *many) {
   const rfr_call *calls[MOST_AT_ONCE];
   rfr_call first = bound->call;
@@ -345,20 +348,20 @@ static rfr_status enqueue_next(const rfi_bound *bound, int n, cudaStream_t strea
   return kernel ? kernel->run_all(calls, *many) : bound->run(&first);
 }
 
-/* Orders later work of stream `then` after the work that `first` has. */
+/* Orders later work of stream `then` after the present work of `first`. */
 static rfr_status order_after(rfi_device *d, cudaStream_t first, cudaStream_t then) {
   if (first == then) return RFR_OK;
   CUDA(cudaEventRecord(d->join, first), "recording an event");
   return rfi_cuda_check(cudaStreamWaitEvent(then, d->join, 0), "waiting for an event");
 }
 
-/* State of the side stream while ops are enqueued. */
+/* State of the side stream during enqueueing. */
 typedef struct branch {
   cudaStream_t stream;
-  int first, last; /* numbers of the first and the last op of the side stream that was enqueued; 0: none */
-  int waited;      /* the main stream has waited for the ops up to this one */
+  int first, last; /* numbers of the first and the last side-stream op enqueued so far; 0: none */
+  int waited;      /* the main stream has waited for side-stream ops up to this number */
   bool forked;     /* the fork event was recorded */
-  bool synced;     /* has waited for the last fork event */
+  bool synced;     /* the side stream has waited for the last fork event */
 } branch;
 
 static rfr_status fork_branch(rfi_device *d, branch *x) {
@@ -368,7 +371,7 @@ static rfr_status fork_branch(rfi_device *d, branch *x) {
 }
 
 static rfr_status enqueue_side(rfi_device *d, const rfi_bound *bound, int n, branch *x, int *many) {
-  if (!x->forked) RFI_TRY(fork_branch(d, x)); /* the forking op was not enqueued by this call */
+  if (!x->forked) RFI_TRY(fork_branch(d, x)); /* an earlier call enqueued the forking op */
   if (!x->synced) CUDA(cudaStreamWaitEvent(x->stream, d->fork, 0), "waiting for an event");
   x->synced = true;
   if (x->first == 0) x->first = bound->side;
@@ -379,22 +382,23 @@ static rfr_status enqueue_side(rfi_device *d, const rfi_bound *bound, int n, bra
   return RFR_OK;
 }
 
-/* Orders later work of the main stream after op `number` of the side stream. Its event may be that of a later op
- * already, which is after it on the stream. */
+/* Orders later work of the main stream after op `number` of the side stream. Its event may have been reused by a later
+ * op, which is after it on the stream. */
 static rfr_status wait_for_side(rfi_device *d, int number, branch *x) {
   if (number > x->last) number = x->last;
-  if (number <= x->waited || number < x->first || x->first == 0) return RFR_OK; /* not enqueued by this call */
+  if (number <= x->waited || number < x->first || x->first == 0) return RFR_OK; /* an earlier call enqueued it */
   x->waited = number;
   return rfi_cuda_check(cudaStreamWaitEvent(d->stream, d->mark[number % MARKS], 0), "waiting for an event");
 }
 
-/* A registered op's launcher returned s; a launch error that it did not report is its error too. */
+/* Converts the status s of a registered op's launcher to an error; a launch error that it did not report becomes its
+ * error too. */
 static rfr_status check_outside(const rfi_opr *op, rfr_status s) {
   if (s != RFR_OK) return core->outside_failed(op, s);
   return rfi_cuda_check(cudaGetLastError(), op->def->name);
 }
 
-/* Enqueues one op, or several that share a launch. */
+/* Enqueues one op, or several ops that share a launch. */
 static rfr_status enqueue_op(rfi_device *d, const rfi_bound *bound, int n, branch *x, int *many) {
   *many = 1;
   rfi_ranges_begin(&d->ranges, bound->recorded);
@@ -404,7 +408,7 @@ static rfr_status enqueue_op(rfi_device *d, const rfi_bound *bound, int n, branc
   return s;
 }
 
-/* A program's side stream has small ops of the backward, or collectives. */
+/* The side stream of a program has either small ops of the backward or collectives. */
 static const rfi_bound *first_side_op(const rfi_bound *bound, int n) {
   int i = 0;
   while (i < n && !bound[i].side) i++;
@@ -413,7 +417,7 @@ static const rfi_bound *first_side_op(const rfi_bound *bound, int n) {
 
 static bool is_collective(const rfi_bound *side) { return side->recorded->def->flags & RFI_COLLECTIVE; }
 
-/* `units` NULL: no order is checked. */
+/* `units` NULL: the order is not checked. */
 static rfr_status enqueue_all(rfi_device *d, const rfi_bound *bound, int n, rfi_units *units, branch *x) {
   for (int i = 0, many = 1; i < n; i += many) {
     const rfi_bound *b = &bound[i];
@@ -427,7 +431,7 @@ static rfr_status enqueue_all(rfi_device *d, const rfi_bound *bound, int n, rfi_
   return RFR_OK;
 }
 
-/* Joins the side stream at the end, also after an error, so that waiting for the main stream is enough. */
+/* Joins the side stream at the end, also after an error, so that waiting for the main stream waits for both. */
 static rfr_status enqueue(rfi_device *d, const rfi_bound *bound, int n, rfi_units *units) {
   const rfi_bound *side = first_side_op(bound, n);
   branch x = {.stream = side && is_collective(side) ? d->exchange : d->side};
@@ -437,7 +441,7 @@ static rfr_status enqueue(rfi_device *d, const rfi_bound *bound, int n, rfi_unit
   return s == RFR_OK ? joined : s;
 }
 
-/* Before enqueueing: fails if the communicator was aborted. */
+/* Check before enqueueing: fails if the communicator was aborted. */
 static rfr_status begin(rfi_device *d) {
   d->busy_since = 0;
   d->failed = -1;
@@ -478,8 +482,8 @@ static rfr_status run_timed(rfi_device *d, const rfi_bound *bound, int n, int *m
   return leave(d, before, run_between_events(d, bound, *many, seconds));
 }
 
-/* Captures the copies in order. Each launch sets source and size. Until then the source is memory of the same block
- * after the destination, at most the guard's bytes. */
+/* Captures the copies in order. Each launch sets source and size. As a placeholder, the source is the memory after the
+ * destination in the same allocation; the guard makes it long enough. */
 static rfr_status capture_copies(rfi_device *d, rfi_graph *to, rfi_units *units) {
   for (int i = 0; i < to->n_copies; i++) {
     node_copy *c = &to->copies[i];
@@ -504,7 +508,7 @@ static rfr_status instantiate(rfi_device *d, const rfi_bound *bound, int n, rfi_
   CUDA(cudaStreamBeginCapture(d->stream, cudaStreamCaptureModeThreadLocal), "beginning a capture");
   rfr_status s = capture_copies(d, to, units);
   if (s == RFR_OK) s = enqueue(d, bound, n, units);
-  cudaError_t e = cudaStreamEndCapture(d->stream, &graph); /* also after an error: it ends the capture */
+  cudaError_t e = cudaStreamEndCapture(d->stream, &graph); /* must also end the capture after an error */
   const int64_t captured = free_bytes();
   if (s == RFR_OK) s = rfi_cuda_check(e, "ending a capture");
   if (s == RFR_OK && units) s = rfi_units_check(core, d->ctx, units, graph, bound);
@@ -545,10 +549,10 @@ static rfr_status capture(rfi_device *d, const rfi_copy *copies, int n_copies, c
   *out = NULL;
   d->failed = -1;
   RFI_TRY(enter(d, &before));
-  /* NCCL adds nodes of its own, so the order of graphs with collectives is not checked */
+  /* NCCL adds nodes of its own, so the order is not checked in graphs with collectives */
   const rfi_bound *side = first_side_op(bound, n);
   const bool branches = side && !is_collective(side);
-  rfr_status s = rfi_units_init(core, d->ctx, branches ? n + 1 : 0, &units); /* one more for the copies */
+  rfr_status s = rfi_units_init(core, d->ctx, branches ? n + 1 : 0, &units); /* one more unit for the copies */
   if (s == RFR_OK) s = make_graph(d, copies, n_copies, &graph);
   if (s == RFR_OK) s = instantiate(d, bound, n, branches ? &units : NULL, graph);
   rfi_units_deinit(core, d->ctx, &units);
@@ -559,7 +563,7 @@ static rfr_status capture(rfi_device *d, const rfi_copy *copies, int n_copies, c
 
 static int failed(const rfi_device *d) { return d->failed; }
 
-/* Whether a graph's copy can read it: memory of this device. */
+/* Whether a graph can copy from it: memory of this device. */
 static bool is_on_device(const rfi_device *d, const void *p) {
   struct cudaPointerAttributes a;
   if (cudaPointerGetAttributes(&a, p) == cudaSuccess)
@@ -575,7 +579,7 @@ static rfr_status enable(rfi_graph *graph, node_copy *c, bool enabled) {
   return RFR_OK;
 }
 
-/* False: the node cannot have this source. A sticky error is reported by the next call. */
+/* Returns false if the node cannot have this source. The next call reports a sticky error. */
 static bool set_source(rfi_graph *graph, node_copy *c, const void *from) {
   if (c->from == from) return true;
   const cudaError_t e =
@@ -585,7 +589,8 @@ static bool set_source(rfi_graph *graph, node_copy *c, const void *from) {
   return e == cudaSuccess;
 }
 
-/* The graph copies from memory of this device. Other sources are copied before the launch, with the node disabled. */
+/* Memory of this device is copied by the graph. Other sources are copied before the launch, and the node is
+ * disabled. */
 static rfr_status give(rfi_device *d, rfi_graph *graph, node_copy *c, const void *from) {
   const bool in_place = from == c->to, by_node = !in_place && is_on_device(d, from);
   RFI_TRY(enable(graph, c, by_node));

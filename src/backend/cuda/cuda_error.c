@@ -36,7 +36,7 @@ rfr_status rfi_cuda_check(cudaError_t e, const char *what) {
     return fail(RFI_E_BACKEND_DEAD, "%s: the GPU's context is dead: %s (%s)", what, cudaGetErrorString(e),
                 cudaGetErrorName(e));
   const bool memory = e == cudaErrorMemoryAllocation;
-  cudaGetLastError(); /* the next call must not report this error */
+  cudaGetLastError(); /* clears the error, so that the next call does not report it */
   return fail(memory ? RFI_E_NO_MEMORY : RFI_E_CUDA, "%s: %s (%s)", what, cudaGetErrorString(e), cudaGetErrorName(e));
 }
 

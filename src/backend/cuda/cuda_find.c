@@ -36,7 +36,7 @@ static int driver_version(int *wanted) {
   if (cudaDriverGetVersion(&driver) != cudaSuccess) driver = 0;
   cudaRuntimeGetVersion(&runtime);
   cudaGetLastError();
-  *wanted = runtime / 1000 * 1000; /* any driver of the same major version does */
+  *wanted = runtime / 1000 * 1000; /* any driver of the same major version works */
   return driver;
 }
 

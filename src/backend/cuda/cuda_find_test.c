@@ -80,7 +80,7 @@ static void test_refused(void **state) {
   }
 }
 
-/* The context's own GPU, not the first. */
+/* The context's own GPU is described, not the first. */
 static void test_described(void **state) {
   static const char *const devices[] = {"cpu", "cuda", "cuda:1", "cuda:none"};
   static const char *const says[] = {"GPU 0, compute capability 9.2, 7 multi", "GPU 0, ", "GPU 1, ", "no GPU: plans"};
@@ -98,7 +98,7 @@ static void test_described(void **state) {
   assert_non_null(strstr(text, "driver for CUDA 13.0, cuBLASLt 13.1.0, no NCCL"));
 }
 
-/* Each piece: found with its version, or missing with the effect of that. */
+/* Each piece is reported with its version, or as missing with the consequence. */
 static void test_pieces(void **state) {
   static const char *const found[] = {"NVIDIA driver for CUDA 13.0", "cuBLASLt 13.1.0", "NCCL 2.28.9", "NVTX"};
   static const char *const costs[] = {"no GPU is used", "no GPU is used", "one GPU", "without their ops"};
@@ -115,7 +115,7 @@ static void test_pieces(void **state) {
     }
     assert_int_equal(rfi_cuda_piece(&host, 4, &p), RFR_INVALID);
   }
-  machine.driver = 12040; /* too old: reported, and missing */
+  machine.driver = 12040; /* too old: reported as missing */
   OK(rfi_cuda_piece(&host, 0, &p));
   assert_string_equal(p.found, "NVIDIA driver for CUDA 12.4");
   assert_int_equal(p.missing, 1);

@@ -12,12 +12,12 @@
 #include "base/base.h"
 #include "refrain/dist.h"
 
-/* A string of the module: RFI_BUILT, the version and a hash of the sources that both sides are built from
- * (CMakeLists.txt). If it differs from the library's, the module is not called. */
+/* A string of the module: RFI_BUILT, the version and a hash of the sources that library and module share
+ * (CMakeLists.txt). If it differs from the library's string, the module is not called. */
 #define RFI_CUDA_BUILT "rfi_cuda_module_built"
 
 typedef rfr_status (*rfi_cuda_fail)(rfi_error error, const char *format, ...) __attribute__((format(printf, 2, 3)));
-void rfi_cuda_errors_go_to(rfi_cuda_fail fail); /* cuda_error.c, in the module */
+void rfi_cuda_errors_go_to(rfi_cuda_fail fail); /* cuda_error.c in the module */
 
 typedef struct rfi_cuda_host {
   rfi_cuda_fail fail;

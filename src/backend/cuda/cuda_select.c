@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The kernel of an op, and its workspace: cuBLASLt's if it takes the call, otherwise one of the module's. An op that
- * is made of several GEMMs gets a library entry for each. Nothing here needs a GPU, so cuda:none selects the same.
+ * The kernel of an op, and its workspace: cuBLASLt's if it supports the call, otherwise one of the module's. An op that
+ * consists of several GEMMs gets a library entry for each. Nothing here needs a GPU, so cuda:none selects the same.
  */
 #include "backend/cuda/cuda_select.h"
 
@@ -11,7 +11,7 @@
 #include "ops/matmul/lora_cuda.h"
 #include "ops/quant/scaled_cuda.h"
 
-/* The GEMMs inside an LM head: by cuBLASLt if it takes them. */
+/* The GEMMs inside an LM head run on cuBLASLt if it supports them. */
 static rfr_status select_head(const rfi_selector *from, rfi_arena *memory, rfr_call *call) {
   const rfi_head head = rfi_head_make(call, RFI_HEAD_ALIGNED);
   rfi_head_library *entry = from->core->arena_alloc(memory, sizeof *entry * RFI_HEAD_CHUNKS * RFI_HEAD_PRODUCTS);
@@ -33,7 +33,7 @@ static rfr_status select_head(const rfi_selector *from, rfi_arena *memory, rfr_c
   return RFR_OK;
 }
 
-/* lora_matmul as two GEMMs, by cuBLASLt if it takes them. */
+/* lora_matmul as two GEMMs of cuBLASLt, if it supports them. */
 static rfr_status select_lora(const rfi_selector *from, rfi_arena *memory, rfi_bound *b) {
   rfi_head_product products[2];
   rfi_head_library *entry = from->core->arena_alloc(memory, sizeof *entry * 2);
@@ -52,7 +52,7 @@ static rfr_status select_lora(const rfi_selector *from, rfi_arena *memory, rfi_b
   return RFR_OK;
 }
 
-/* matmul_gelu_bwd as one GEMM of cuBLASLt, or as two ops of which it may run the first. */
+/* matmul_gelu_bwd as one GEMM of cuBLASLt, or as two ops of which cuBLASLt may run the first. */
 static rfr_status select_gelu_bwd(const rfi_selector *from, rfi_arena *memory, const rfi_op_def *def, rfi_bound *b) {
   rfi_gelu_pair p;
   RFI_TRY(rfi_lt_select(from->lt, def, b));
@@ -81,14 +81,15 @@ static const char *lacks(const rfi_selector *from, const rfi_opr *op, const rfi_
   return text && kernel->lacks(call, text, REASON) ? text : NULL;
 }
 
-/* call.library stays NULL: it is for the library's own kernels. */
+/* call.library stays NULL: the module's own kernels set it */
 static void select_outside(const rfi_kernel *launcher, rfi_bound *b) {
   b->run = launcher->run;
   b->kernel = "registered";
   b->workspace = launcher->workspace ? (int64_t)launcher->workspace(&b->call) : 0;
 }
 
-/* Whether the op is part of a forward; a recomputed one has the accumulator of the first one. */
+/* Whether the op is part of a forward. A recomputed op needs the same accumulator as the original, so that its results
+ * are bitwise equal. */
 static bool is_forward(const rfi_opr *op) { return op->phase == RFR_PHASE_FORWARD || op->clone_of >= 0; }
 
 /* The module's kernel of an op; NULL: none. */

@@ -14,7 +14,8 @@ typedef struct rfi_selector {
   cudaStream_t stream;
 } rfi_selector;
 
-/* Sets the kernel, workspace and library of b; without a kernel, b->run stays NULL and b->why may say why. */
+/* Sets the kernel, workspace and library of b. If there is no kernel, b->run stays NULL and b->why may have the
+ * reason. */
 rfr_status rfi_cuda_select(const rfi_selector *from, const rfi_opr *op, rfi_arena *memory, rfi_bound *b);
 
 #endif

@@ -6,7 +6,7 @@
  */
 #include "backend/cuda/kernels.cuh"
 
-enum { THREADS = 512, SHARES = 8 }; /* a range is read by SHARES blocks: some are 32 MiB, most are 256 bytes */
+enum { THREADS = 512, SHARES = 8 }; /* SHARES blocks read a range: some ranges have 32 MiB, most have 256 bytes */
 
 static __global__ void inspect(rfi_range *ranges) {
   rfi_range *range = &ranges[blockIdx.x];

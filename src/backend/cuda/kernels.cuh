@@ -4,7 +4,7 @@
  * and the choice of a template by storage type.
  *
  * All arithmetic is in f32 (f64 where the CPU's kernel uses it), with one rounding into the
- * result's type. No float atomics: the same inputs give the same bits.
+ * result's type. No float atomics: results are bitwise reproducible.
  */
 #ifndef RFI_KERNELS_CUH
 #define RFI_KERNELS_CUH
@@ -27,12 +27,12 @@ template <> __device__ __forceinline__ float rfi_narrow<float>(float x) { return
 template <> __device__ __forceinline__ rfi_bf16 rfi_narrow<rfi_bf16>(float x) { return __float2bfloat16_rn(x); }
 template <> __device__ __forceinline__ rfi_f16 rfi_narrow<rfi_f16>(float x) { return __float2half_rn(x); }
 
-/* N elements that are loaded or stored at once; 16 bytes are the most a thread moves. */
+/* N elements that are loaded or stored at once; a thread moves at most 16 bytes at a time. */
 template <typename T, int N> struct __align__(sizeof(T) * N) rfi_pack { T x[N]; };
 template <typename T> constexpr int rfi_pack_width = 16 / (int)sizeof(T);
 
-/* To global memory in one store: the compiler would split an assignment, down to stores of 16 bits where it cannot
- * combine the addresses. */
+/* Stores to global memory with one instruction. The compiler would split an assignment, down to 16-bit stores where it
+ * cannot combine the addresses. */
 template <typename T, int N>
 static __device__ __forceinline__ void rfi_put(rfi_pack<T, N> *to, const rfi_pack<T, N> &p) {
   constexpr int words = (int)sizeof p / 4;
@@ -48,7 +48,7 @@ static __device__ __forceinline__ void rfi_put(rfi_pack<T, N> *to, const rfi_pac
   }
 }
 
-/* The same order of additions for every warp: a butterfly, so that all lanes have the sum. */
+/* A butterfly reduction: every warp adds in the same order, and all lanes get the sum. */
 static __device__ __forceinline__ float rfi_warp_sum(float x) {
 #pragma unroll
   for (int offset = 16; offset > 0; offset >>= 1) x += __shfl_xor_sync(0xffffffffu, x, offset);
@@ -60,7 +60,8 @@ static __device__ __forceinline__ float rfi_warp_max(float x) {
   return x;
 }
 
-/* Over a block of up to 1024 threads (a multiple of 32); every thread gets the result. May be called again at once. */
+/* Sum over a block of up to 1024 threads (a multiple of 32); every thread gets the result. May be called again
+ * immediately. */
 static __device__ __forceinline__ float rfi_block_sum(float x) {
   __shared__ float part[32];
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, warps = blockDim.x >> 5;
@@ -80,7 +81,7 @@ static __device__ __forceinline__ float rfi_block_max(float x) {
   return rfi_warp_max(lane < warps ? part[lane] : -INFINITY);
 }
 
-/* Runs the statement with T as the storage type of `dtype`; an op's shape rule has refused all others. */
+/* Runs the statement with T as the storage type of `dtype`; the op's shape rule has refused all other types. */
 #define RFI_WITH_FLOAT(dtype, T, ...) \
   switch (dtype) {                    \
     case RFR_F32: {                   \
@@ -103,7 +104,7 @@ static inline int64_t rfi_elements(const rfr_arg *x) {
   for (int d = 0; d < x->type.rank; d++) n *= x->type.shape[d];
   return n;
 }
-/* Bytes of an element that has an address. */
+/* Bytes of a byte-addressable element. */
 static inline int rfi_element_bytes(rfr_dtype dtype) {
   switch (dtype) {
     case RFR_F64:

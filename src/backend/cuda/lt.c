@@ -2,11 +2,10 @@
  *
  * GEMMs by cuBLASLt.
  *
- * Our matrices are row-major and cuBLASLt's column-major, so each GEMM is computed transposed:
- * y^T = op(b)^T op(a)^T, where a row-major matrix read as a column-major one is already its
- * transpose. The algorithm, which decides the bits, is one of the library's first heuristic
- * ones, chosen by shapes, types and strides, for 16-byte alignment and a workspace of one of
- * two sizes in the plan. Algorithms are measured only if the compile asks for it (lt_tune.c).
+ * Our matrices are row-major and cuBLASLt's column-major, so each GEMM is computed transposed: y^T = op(b)^T op(a)^T,
+ * where a row-major matrix read as a column-major one is already its transpose. The algorithm, which decides the bits,
+ * is among the first that the library's heuristic proposes, chosen by shapes, types and strides, for 16-byte alignment
+ * and a workspace of one of two sizes in the plan. Algorithms are measured only if the compile asks for it (lt_tune.c).
  */
 #include "backend/cuda/lt.h"
 
@@ -30,7 +29,7 @@ typedef rfi_lt_product product;
 static void *load(void) {
   static const char *const names[] = {"libcublasLt.so.13", "/usr/local/cuda/lib64/libcublasLt.so.13"};
   void *object =
-      dlopen(names[0], RTLD_NOW | RTLD_NOLOAD | RTLD_LOCAL); /* the copy that the program has loaded, if any */
+      dlopen(names[0], RTLD_NOW | RTLD_NOLOAD | RTLD_LOCAL); /* the copy that the program has already loaded, if any */
   for (size_t i = 0; !object && i < sizeof names / sizeof *names; i++)
     object = dlopen(names[i], RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
   return object;
@@ -126,7 +125,7 @@ static bool is_aligned(const rfr_arg *x, int64_t ld, int64_t batch_stride) {
   return (uintptr_t)x->data % 16 == 0 && ld * size_of(x) % 16 == 0 && batch_stride * size_of(x) % 16 == 0;
 }
 
-/* Describes a row-major operand as a column-major matrix; false: cuBLASLt does not take its strides. */
+/* Describes a row-major operand as a column-major matrix; false: cuBLASLt does not support its strides. */
 static bool see(const rfr_arg *x, bool transposed, matrix *m) {
   const int r = x->type.rank;
   *m = (matrix){.rows = x->type.shape[r - 1],
@@ -135,19 +134,19 @@ static bool see(const rfr_arg *x, bool transposed, matrix *m) {
                 .batch_stride = r == 3 && x->type.shape[0] > 1 ? x->stride[0] : 0,
                 .type = type_of(x->type.dtype),
                 .transposed = transposed};
-  if (m->cols == 1) m->ld = (m->ld + 7) / 8 * 8; /* one column: the value is not used */
+  if (m->cols == 1) m->ld = (m->ld + 7) / 8 * 8; /* with one column the leading dimension is unused */
   if (m->rows > INT32_MAX || m->cols > INT32_MAX || m->ld > INT32_MAX) return false;
   return m->type >= 0 && m->ld >= m->rows && (x->type.shape[r - 1] == 1 || x->stride[r - 1] == 1) &&
          is_aligned(x, m->ld, m->batch_stride);
 }
 
-/* Its GELU is less exact than f32. */
+/* cuBLASLt's GELU is less accurate than f32. */
 static bool see_gelu(const rfr_arg *x, key *k) {
   k->gelu_ld = x->stride[0];
   return k->d.type == k->a.type && k->d.type != CUDA_R_32F && k->gelu_ld >= k->d.rows && is_aligned(x, k->gelu_ld, 0);
 }
 
-/* Fills k; false when cuBLASLt does not take the GEMM. */
+/* Fills k; false: cuBLASLt does not support the GEMM. */
 static bool describe(const rfr_call *call, const rfi_gemm_desc *g, key *k) {
   memset(k, 0, sizeof *k);
   k->batch = g->batch;
@@ -163,12 +162,12 @@ static bool describe(const rfr_call *call, const rfi_gemm_desc *g, key *k) {
   return (k->bias < 0 || k->bias == k->d.type) && (g->gelu_x < 0 || see_gelu(&call->in[g->gelu_x], k));
 }
 
-enum { SCALE_BLOCK = 128 }; /* elements of a block of scales */
+enum { SCALE_BLOCK = 128 }; /* elements per scale in block scaling */
 
 static bool is_each_line(int32_t mode) { return mode == CUBLASLT_MATMUL_MATRIX_SCALE_VEC128_32F; }
 
-/* Finds out whether operand `scale` has a scale for the tensor, or for each block of 128 elements of a line or of 128
- * lines. Hopper has kernels for them; the blocks must be full. False: none of these. */
+/* Finds out whether operand `scale` has one scale per tensor, or one per block: 128 elements of a line, or 128 x 128
+ * elements. Hopper has kernels for these if all blocks are full. False: another layout. */
 static bool see_scale(const rfr_call *call, const rfr_arg *x, int scale, int major, int32_t *mode) {
   const rfr_type *s = &call->in[scale].type, *q = &x->type;
   *mode = CUBLASLT_MATMUL_MATRIX_SCALE_SCALAR_32F;
@@ -178,8 +177,8 @@ static bool see_scale(const rfr_call *call, const rfr_arg *x, int scale, int maj
   return s->dtype == RFR_F32 && major == 9 && q->shape[1] % SCALE_BLOCK == 0;
 }
 
-/* The same for matmul_scaled. Tensor cores want scales of f32, sides that are multiples of 16, and not E5M2 twice; with
- * a result in f32, the library wants a bias in bf16. */
+/* The same for matmul_scaled. FP8 tensor cores need f32 scales, dimensions that are multiples of 16, and at most one
+ * E5M2 operand. With an f32 result, cuBLASLt needs a bf16 bias. */
 static bool describe_scaled(const rfr_call *call, int major, bool fast, key *k) {
   const rfr_arg *a = &call->in[RFI_IN_matmul_scaled_a], *b = &call->in[RFI_IN_matmul_scaled_b], *y = &call->out[0];
   const rfr_arg *bias = call->n_in > RFI_IN_matmul_scaled_bias && call->in[RFI_IN_matmul_scaled_bias].data
@@ -197,7 +196,8 @@ static bool describe_scaled(const rfr_call *call, int major, bool fast, key *k) 
     if (call->in[RFI_IN_matmul_scaled_global_a + i].data) return false;
   if (!see_scale(call, b, RFI_IN_matmul_scaled_scale_b, major, &k->scale_a)) return false;
   if (!see_scale(call, a, RFI_IN_matmul_scaled_scale_a, major, &k->scale_b)) return false;
-  if (k->scale_a || k->scale_b) { /* blocks: both or none, and one operand with a scale for each line */
+  /* block scaling: both operands have block scales, and at least one of them has scales per line */
+  if (k->scale_a || k->scale_b) {
     if (!k->scale_a || !k->scale_b || (k->scale_a == k->scale_b && !is_each_line(k->scale_a))) return false;
     k->fast = false;
   }
@@ -231,7 +231,7 @@ static bool make_desc(const functions *f, const key *k, cublasLtMatmulDesc_t *ou
   if (f->cublasLtMatmulDescCreate(out, CUBLAS_COMPUTE_32F, CUDA_R_32F) != CUBLAS_STATUS_SUCCESS) return false;
   if (!SET(TRANSA, a) || !SET(TRANSB, b)) return false;
   if (k->scaled && !SET(FAST_ACCUM, fast)) return false;
-  /* the library proposes algorithms only if it sees pointers, with blocks of scales at least; each call sets its own */
+  /* with block scales, the library proposes algorithms only if the scale pointers are set; each call sets its own */
   const void *const somewhere = (const void *)(uintptr_t)256;
   if (k->scale_a && (!SET(A_SCALE_MODE, k->scale_a) || !SET(B_SCALE_MODE, k->scale_b))) return false;
   if (k->scale_a && (!SET(A_SCALE_POINTER, somewhere) || !SET(B_SCALE_POINTER, somewhere))) return false;
@@ -240,7 +240,7 @@ static bool make_desc(const functions *f, const key *k, cublasLtMatmulDesc_t *ou
 #undef SET
 }
 
-/* Split-K needs a workspace; it pays for long sums and few results. */
+/* Split-K needs a workspace; it is faster for long sums with few results. */
 size_t rfi_lt_workspace(const key *k) {
   enum { SMALL_FLOPS = 1 << 29, SHORT_SUM = 2048 };
   const int64_t K = k->a.transposed ? k->a.rows : k->a.cols;
@@ -254,7 +254,7 @@ size_t rfi_lt_scale_bytes(const matrix *m, int32_t mode) {
   return (size_t)(is_each_line(mode) ? m->cols * blocks : lines * ((blocks + 3) / 4 * 4)) * sizeof(float);
 }
 
-/* Bytes of the workspace for a matrix's scales; 0: those of the call are in cuBLASLt's layout. */
+/* Bytes of the workspace for a matrix's scales; 0: the call's scales are already in cuBLASLt's layout. */
 static size_t scale_space(const matrix *m, int32_t mode) {
   if (mode == CUBLASLT_MATMUL_MATRIX_SCALE_SCALAR_32F) return 0;
   if (!is_each_line(mode) && m->rows / SCALE_BLOCK % 4 == 0) return 0;
@@ -283,8 +283,8 @@ int rfi_lt_heuristics(const product *p, uint32_t reductions, cublasLtMatmulHeuri
   return s == CUBLAS_STATUS_SUCCESS ? n : 0;
 }
 
-/* Whether a Hopper multiprocessor holds the accumulators of two tiles, of 128 x 160 to 128 x 176 each, so that it
- * stores one tile while it computes the other. The tile size is derived from the number of waves. */
+/* Whether a Hopper multiprocessor has room for the accumulators of two tiles, of 128 x 160 to 128 x 176 each, so that
+ * it stores one tile while it computes the other. The tile size is derived from the number of waves. */
 static bool holds_two_tiles(const product *p, const cublasLtMatmulHeuristicResult_t *x) {
   enum { LEAST_WAVES = 4, LEAST_AREA = 19000, MOST_AREA = 23000 };
   const double results = (double)p->key.batch * (double)p->key.d.rows * (double)p->key.d.cols;
@@ -292,8 +292,8 @@ static bool holds_two_tiles(const product *p, const cublasLtMatmulHeuristicResul
   return x->wavesCount >= LEAST_WAVES && area >= LEAST_AREA && area <= MOST_AREA;
 }
 
-/* The kernels with the gradient of GELU run one block per multiprocessor until all tiles are done; with clusters whose
- * size does not divide the number of multiprocessors some are idle. */
+/* The kernels with the gradient of GELU are persistent, with one block per multiprocessor. Clusters whose size does not
+ * divide the number of multiprocessors leave some idle. */
 static bool fills_device(const cublasLtMatmulHeuristicResult_t *x) { return x->wavesCount > 0.99f; }
 
 static bool is_preferred(const product *p, const cublasLtMatmulHeuristicResult_t *x) {
@@ -301,16 +301,16 @@ static bool is_preferred(const product *p, const cublasLtMatmulHeuristicResult_t
   return p->key.gelu_ld > 0 ? fills_device(x) : holds_two_tiles(p, x);
 }
 
-/* Whether stores are much of the work: sums of at most 4,096 elements of 16 bits, or 8,192 of FP8 that the tensor cores
- * sum themselves. */
+/* Whether stores are a large part of the time: sums of at most 4,096 elements of 16 bits, or of 8,192 FP8 elements with
+ * the tensor cores' own accumulation. */
 static bool stores_much(const key *k) {
   const int64_t sum = k->a.transposed ? k->a.rows : k->a.cols;
   return k->scaled ? k->fast && sum <= 8192 : sum <= 4096;
 }
 
-/* The library's first algorithm. Where stores are much of the work, the first algorithm that holds two tiles, if there
- * is one: on an H200 at its power limit 2 to 25 % faster in 16 bits, 4 to 28 % in FP8. With the gradient of GELU, the
- * first one that fills the device: 11 % faster there for GPT-2 124M. */
+/* The library's first algorithm. If stores are a large part of the time, the first algorithm that has room for two
+ * tiles, if there is one: on an H200 at its power limit 2 to 25 % faster in 16 bits, 4 to 28 % in FP8. With the
+ * gradient of GELU, the first one that uses all multiprocessors: 11 % faster for GPT-2 124M. */
 static bool choose_algorithm(product *p) {
   cublasLtMatmulHeuristicResult_t found[RFI_LT_MOST];
   const int n = rfi_lt_heuristics(p, CUBLASLT_REDUCTION_SCHEME_MASK, found, RFI_LT_MOST);
@@ -385,7 +385,7 @@ static rfr_status run_gelu_bwd(const rfr_call *call) {
                                               .workspace = call->workspace});
 }
 
-/* The scales of a matrix in cuBLASLt's layout, in *space if they need another one. */
+/* The scales of a matrix in cuBLASLt's layout; they are copied to *space if the layout differs. */
 static rfr_status lay_out_scales(const rfr_call *call, int scale, const matrix *m, int32_t mode, char **space,
                                  const void **out) {
   const rfr_arg *s = &call->in[scale];

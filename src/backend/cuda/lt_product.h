@@ -9,7 +9,8 @@
 
 #include "backend/cuda/lt.h"
 
-enum { RFI_LT_WORKSPACE = 32 << 20, RFI_LT_NAME = 256, RFI_LT_MOST = 8 }; /* most: candidate algorithms */
+/* most: maximum number of candidate algorithms */
+enum { RFI_LT_WORKSPACE = 32 << 20, RFI_LT_NAME = 256, RFI_LT_MOST = 8 };
 
 typedef struct rfi_lt_functions {
 #define RFI_LT_FUNCTIONS(X)           \
@@ -41,9 +42,9 @@ typedef struct rfi_lt_key {
   rfi_lt_matrix a, b, d;
   int64_t batch;
   int32_t bias, accumulate; /* bias: a cudaDataType_t, -1 for none */
-  int32_t scaled, fast;     /* FP8; fast: sums in the tensor core's own, narrower accumulator */
+  int32_t scaled, fast;     /* FP8; fast: accumulate in the tensor core's own, narrower format */
   int32_t scale_a, scale_b; /* cublasLtMatmulMatrixScale_t */
-  int64_t gelu_ld;          /* of x, if the gradient of GELU at x is applied to the product; 0: it is not */
+  int64_t gelu_ld; /* leading dimension of x if the gradient of GELU at x is applied to the result; 0: it is not */
 } rfi_lt_key;
 
 typedef struct rfi_lt_product {
@@ -67,9 +68,9 @@ struct rfi_lt {
 };
 
 typedef struct rfi_lt_operands {
-  const void *a, *b, *bias, *gelu_x; /* in cuBLASLt's order */
+  const void *a, *b, *bias, *gelu_x; /* operands in cuBLASLt's order */
   const void *scale_a, *scale_b;
-  void *d, *workspace; /* of rfi_lt_workspace's bytes, 256-byte aligned */
+  void *d, *workspace; /* workspace: rfi_lt_workspace bytes, 256-byte aligned */
 } rfi_lt_operands;
 
 /* Bytes of a matrix's scales in cuBLASLt's layout. */
@@ -81,7 +82,7 @@ size_t rfi_lt_workspace(const rfi_lt_key *k);
 /* Enqueues a GEMM by one algorithm. */
 cublasStatus_t rfi_lt_multiply(const rfi_lt_product *p, const cublasLtMatmulAlgo_t *algo, const rfi_lt_operands *x,
                                cudaStream_t stream);
-/* Fills at most `most` algorithms in the order of the library's heuristic and returns their number. `reductions`:
+/* Writes at most `most` algorithms in the order of the library's heuristic and returns their number. `reductions`:
  * allowed split-K schemes (cublasLtReductionScheme_t). */
 int rfi_lt_heuristics(const rfi_lt_product *p, uint32_t reductions, cublasLtMatmulHeuristicResult_t *out, int most);
 

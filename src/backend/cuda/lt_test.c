@@ -55,7 +55,7 @@ static void is(rfr_status s, const char *slug, const char *says) {
 
 static void test_good(void **state) {
   (void)state;
-  context = cudaErrorIllegalAddress; /* not queried */
+  context = cudaErrorIllegalAddress; /* must not be queried */
   library = CUBLAS_STATUS_SUCCESS;
   OK(call());
 }
@@ -69,7 +69,7 @@ static void test_dead(void **state) {
   is(call(), "backend.dead", "the GPU's context is dead");
 }
 
-/* The query's error must not appear in the next call. */
+/* The error of the query must not appear in the next call. */
 static void test_refused(void **state) {
   static const cudaError_t answers[] = {cudaSuccess, cudaErrorNotReady, cudaErrorStreamCaptureUnsupported};
   (void)state;
@@ -82,7 +82,7 @@ static void test_refused(void **state) {
   }
 }
 
-/* With the gradient of GELU an algorithm must use all multiprocessors; without it, hold two tiles. */
+/* With the gradient of GELU an algorithm must use all multiprocessors; otherwise it must have room for two tiles. */
 static void test_preferred(void **state) {
   static const struct {
     int64_t gelu_ld;
@@ -102,7 +102,7 @@ static void test_preferred(void **state) {
   }
 }
 
-/* FP8 sums twice as many elements in the same time; a backward that promotes its sums has other kernels. */
+/* FP8 sums twice as many elements in the same time; a backward with promoted accumulation has other kernels. */
 static void test_stores(void **state) {
   static const struct {
     int32_t scaled, fast;

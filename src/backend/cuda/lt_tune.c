@@ -3,11 +3,12 @@
  * Tuning: selects cuBLASLt's algorithm for a GEMM by measuring on random operands, or takes
  * the stored result of an earlier measurement.
  *
- * Candidates are the library's first heuristic ones within the workspace of the plan; split-K
- * schemes that add in the result (by counters, or in a narrow type) are not requested. The
- * candidates are run alternately, and the median time counts. A cool device would prefer other algorithms than one at
- * its power limit, where training runs: the first turns only heat the device, and a turn is long enough to keep it
- * there. The fastest candidate is taken if its bits repeat for any contents of the workspace; else the next one.
+ * Candidates are the first that the library's heuristic proposes within the workspace of the plan; split-K schemes that
+ * accumulate in the result (by counters, or in a narrow type) are not requested. The candidates are run alternately,
+ * and their median times are compared. Training runs at the device's power limit, where other algorithms may be fastest
+ * than on a cool device: the first rounds only heat the device, and a round is long enough to keep it at the limit. The
+ * fastest candidate is selected if its results are bitwise reproducible for any contents of the workspace; otherwise
+ * the next one.
  *
  * An algorithm is stored as the eight words that cuBLASLt allows to store for the same
  * version. Stored words that the library does not offer for the GEMM are refused.
@@ -35,16 +36,16 @@ typedef struct bench {
   const rfi_lt_product *p;
   cudaStream_t stream;
   cudaEvent_t start, end;
-  char *memory; /* all that follows */
+  char *memory; /* one allocation for all buffers below */
   rfi_lt_operands x;
-  void *first, *start_d; /* the first run's result, and the initial d of each run */
+  void *first, *start_d; /* the result of the first run, and the d with which each run starts */
   int *differs;
   size_t d_bytes, gelu_bytes, scale_bytes[2];
   candidate candidates[RFI_LT_MOST];
   int n;
 } bench;
 
-/* ---- names and words ---- */
+/* ---- names and texts ---- */
 
 static rfr_dtype dtype_of(int32_t type) {
   switch (type) {
@@ -66,14 +67,14 @@ static const char *type_name(int32_t type) {
   }
 }
 
-/* Of the scales of a matrix. */
+/* Text for the scales of a matrix. */
 static const char *scale_name(int32_t mode) {
   return mode == CUBLASLT_MATMUL_MATRIX_SCALE_VEC128_32F       ? "by 1x128 "
          : mode == CUBLASLT_MATMUL_MATRIX_SCALE_BLK128x128_32F ? "by 128x128 "
                                                                : "";
 }
 
-/* In row-major terms: a column-major matrix is the transpose of a row-major one. */
+/* Row-major shapes: a column-major matrix is the transpose of a row-major one. */
 static int print_matrix(const rfi_lt_matrix *m, char *text, size_t size) {
   int n = snprintf(text, size, "%s[%" PRId64 ",%" PRId64 ":%" PRId64, type_name(m->type), m->cols, m->rows, m->ld);
   if (m->batch_stride) n += snprintf(text + n, size - (size_t)n, "@%" PRId64, m->batch_stride);
@@ -118,7 +119,7 @@ static char *take(char **at, size_t bytes) {
   return mine;
 }
 
-/* Assigns the parts of b->memory and returns their bytes; b->memory may be NULL. */
+/* Assigns the parts of b->memory and returns their total size; b->memory may be NULL. */
 static size_t lay_out(bench *b) {
   const rfi_lt_key *k = &b->p->key;
   char *at = b->memory;
@@ -192,11 +193,12 @@ static int by_median(const void *a, const void *b) {
   return by_time(&((const candidate *)a)->ms[ROUNDS / 2], &((const candidate *)b)->ms[ROUNDS / 2]);
 }
 
-/* Orders the candidates, the fastest first. */
+/* Sorts the candidates by time, the fastest first. */
 static rfr_status measure(bench *b) {
   float ms;
   int runs = 1;
-  for (int i = 0; i < b->n; i++) RFI_TRY(time_one(b, &b->candidates[i].algo, 1, &ms)); /* the first run loads code */
+  /* untimed: the first run loads code */
+  for (int i = 0; i < b->n; i++) RFI_TRY(time_one(b, &b->candidates[i].algo, 1, &ms));
   RFI_TRY(time_one(b, &b->candidates[0].algo, 1, &ms));
   while (runs < MOST_RUNS && 1e3f * ms * (float)runs < LEAST_MICROSECONDS) runs++;
   for (int round = -HEAT; round < ROUNDS; round++)
@@ -237,7 +239,7 @@ static rfr_status fastest(bench *b, cublasLtMatmulAlgo_t *out) {
 
 /* ---- choices ---- */
 
-/* The i-th GEMM that cuBLASLt takes. */
+/* The i-th GEMM that cuBLASLt supports. */
 static rfi_lt_product *product_at(const rfi_lt *lt, int i) {
   rfi_lt_product *p = lt->products;
   while (p && (!p->usable || i-- > 0)) p = p->next;

@@ -7,7 +7,7 @@
  *   A (16 x 16)  a0 = A[g][c, c+1]   a1 = A[g+8][c, c+1]   a2 = A[g][c+8, c+9]   a3 = A[g+8][c+8, c+9]
  *   B (16 x 8)   b0 = B[c, c+1][g]   b1 = B[c+8, c+9][g]
  *   C (16 x 8)   c0, c1 = C[g][c, c+1]   c2, c3 = C[g+8][c, c+1]       (f32)
- * Two neighbouring C of the same rows are, rounded, one A: a product's result is the next one's left operand
+ * Two adjacent C of the same rows are, rounded, one A: the result of one mma becomes the left operand of the next
  * without leaving the registers (pack).
  *
  * ldmatrix x4 reads four 8 x 8 matrices, whose rows (16 bytes) lanes 0-7, 8-15, 16-23 and 24-31 point at; lane
@@ -26,7 +26,7 @@ static __device__ __forceinline__ uint32_t rfi_shared_address(const void *x) {
   return (uint32_t)__cvta_generic_to_shared(x);
 }
 
-/* 16 bytes, or zeros; nothing is read then, but `from` must be an address. */
+/* Copies 16 bytes, or writes zeros; then nothing is read, but `from` must still be a valid address. */
 static __device__ __forceinline__ void rfi_copy16(uint32_t to, const void *from, bool present) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(present ? 16 : 0) : "memory");
 }
@@ -73,7 +73,7 @@ __device__ __forceinline__ void rfi_mma<rfi_f16>(float (&c)[4], const uint32_t (
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-/* Two neighbours, rounded; the first in the lower half. */
+/* Rounds two adjacent values; the first is in the lower half. */
 template <typename T> __device__ __forceinline__ uint32_t rfi_pair(float x, float y);
 template <> __device__ __forceinline__ uint32_t rfi_pair<rfi_bf16>(float x, float y) {
   uint32_t pair;

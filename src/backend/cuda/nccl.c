@@ -3,8 +3,8 @@
  * Communicators of GPUs, one GPU per rank. A collective of a program is enqueued on the program's stream, also in a
  * capture; a collective that the caller calls has a separate stream and is waited for.
  *
- * NCCL decides the order of additions: with two ranks every order gives the same bits; with more ranks sums are equal
- * within rounding, and have the same bits in every run with the same library, machine and sizes.
+ * NCCL decides the order of additions: with two ranks every order gives bitwise equal results; with more ranks sums are
+ * equal within rounding, and bitwise equal in every run with the same library, machine and sizes.
  *
  * NCCL connects ranks at the first use. Every collective is run once when the communicator is created, so that no
  * capture is the first use.
@@ -32,7 +32,7 @@ enum { LEAST_VERSION = 21800, LEAST_OF_NEXT = 30000 };
 static void *load(void) {
   static const char *const names[] = {"libnccl.so.2", "/usr/local/cuda/lib64/libnccl.so.2"};
   void *object =
-      dlopen(names[0], RTLD_NOW | RTLD_NOLOAD | RTLD_LOCAL); /* the copy that the program has loaded, if any */
+      dlopen(names[0], RTLD_NOW | RTLD_NOLOAD | RTLD_LOCAL); /* the copy that the program has already loaded, if any */
   for (size_t i = 0; !object && i < sizeof names / sizeof *names; i++)
     object = dlopen(names[i], RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
   return object;
@@ -89,7 +89,7 @@ rfr_status rfi_nccl_aborted(const gpu_comm *c) {
   return c->core->fail(RFI_E_DIST_PEER, "rank %d's handle of the communicator was aborted", c->comm.rank);
 }
 
-/* One launch for all parts. A group that was started is ended, also after an error. */
+/* One launch for all parts. The NCCL group is ended even after an error. */
 static int all_to_all(const gpu_comm *c, void *nccl, const rfi_collective *w, void *stream) {
   const size_t bytes = (size_t)w->n * (size_t)rfi_collective_element(w->dtype);
   int e = c->f.GroupStart();
@@ -135,10 +135,11 @@ static bool lives(gpu_comm *c) {
   return yes;
 }
 
-/* Calls no CUDA function first: another thread may be inside one that returns only when the GPU's work has ended. */
+/* Must not call a CUDA function first: another thread may block inside one until the GPU's work has ended. */
 static void *end_comm(void *arg) {
   gpu_comm *c = arg;
-  for (int i = 0; i < c->n_links; i++) c->f.CommAbort(c->link[i].nccl); /* first: no graph has captured them */
+  /* links first: no graph uses their communicators */
+  for (int i = 0; i < c->n_links; i++) c->f.CommAbort(c->link[i].nccl);
   c->f.CommAbort(c->ending);
   return NULL;
 }
@@ -205,7 +206,7 @@ rfr_status rfi_nccl_alive(rfr_comm *comm) {
   return lives(c) ? RFR_OK : rfi_nccl_aborted(c);
 }
 
-/* Polls, because CUDA's own waits do not end when a peer has failed. */
+/* Polls, because CUDA's own waits do not return when a peer has failed. */
 rfr_status rfi_nccl_wait(rfr_comm *comm, cudaStream_t stream, const char *what) {
   enum { SPINS = 2000, PAUSE_US = 20 };
   gpu_comm *c = (gpu_comm *)comm;
@@ -229,7 +230,7 @@ rfr_status rfi_nccl_poll(rfr_comm *comm, bool idle, double *since) {
   return look(c, "asking the device", now() - *since);
 }
 
-/* A group that was started is ended, also after an error. */
+/* The NCCL group is ended even after an error. */
 rfr_status rfi_nccl_launch(gpu_comm *c, const rfi_link *group, const rfi_collective *what, int n, void *stream) {
   pthread_mutex_lock(&c->mutex);
   rfr_status s = c->nccl ? rfi_nccl_check(c, c->f.GroupStart(), "a group") : rfi_nccl_aborted(c);
@@ -274,7 +275,7 @@ static void destroy(rfr_comm *comm) {
   c->core->free(c->ctx, c);
 }
 
-/* Through memory of the GPU, which is allocated here: it is called a few times in a run, between steps. */
+/* Goes through GPU memory that is allocated here: a run calls it a few times, between steps. */
 static rfr_status exchange(rfr_comm *comm, const void *mine, int64_t bytes, void *all) {
   gpu_comm *c = (gpu_comm *)comm;
   char *memory;
@@ -329,17 +330,17 @@ static rfr_status connect_ranks(gpu_comm *c) {
   return s;
 }
 
-/* Joining NCCL has no timeout, so a separate thread joins; it is abandoned after the timeout. Its data are in this
- * struct, which the thread or its waiter frees, whichever ends last. */
+/* Initializing an NCCL communicator has no timeout, so a separate thread does it; after the timeout the thread is
+ * abandoned. Its data is in this struct. The thread or its waiter frees it, whichever ends last. */
 typedef struct entry {
   pthread_mutex_t mutex;
   pthread_cond_t changed;
   rfi_nccl_functions f;
   nccl_unique_id id;
   int ordinal, size, rank;
-  bool done, left; /* the thread is done; the waiter has given up */
+  bool done, left; /* the thread is done; the waiter has timed out */
   cudaError_t device;
-  int error; /* NCCL's */
+  int error; /* NCCL's error */
   void *nccl;
 } entry;
 
@@ -369,7 +370,7 @@ static void *enter(void *arg) {
 
 static entry *entry_create(const gpu_comm *c, const nccl_unique_id *id, int size, int rank) {
   pthread_condattr_t monotonic;
-  entry *e = malloc(sizeof *e); /* not from the context, which may be destroyed earlier */
+  entry *e = malloc(sizeof *e); /* not allocated from the context, which may be destroyed earlier */
   if (!e) return NULL;
   *e = (entry){.f = c->f, .id = *id, .ordinal = c->ordinal, .size = size, .rank = rank};
   pthread_mutex_init(&e->mutex, NULL);
@@ -380,7 +381,7 @@ static entry *entry_create(const gpu_comm *c, const nccl_unique_id *id, int size
   return e;
 }
 
-/* Whether the thread is done within so many seconds; else it owns the entry. */
+/* Waits for the thread; false after the timeout: then the thread owns the entry. */
 static bool came_back(entry *e, double seconds) {
   enum { MOST_SECONDS = 1000000000 };
   const double end = now() + (seconds < MOST_SECONDS ? seconds : MOST_SECONDS);
@@ -424,7 +425,7 @@ static rfr_status join(gpu_comm *c, const void *id) {
   memcpy(&unique, id, sizeof unique);
   RFI_TRY(rfi_cuda_check(cudaSetDevice(c->ordinal), "choosing the device"));
   RFI_TRY(rfi_cuda_check(cudaStreamCreateWithFlags(&c->stream, cudaStreamNonBlocking), "making a stream"));
-  RFI_TRY(rfi_nccl_join(c, &unique, c->comm.size, c->comm.rank, &c->nccl)); /* c is not shared yet */
+  RFI_TRY(rfi_nccl_join(c, &unique, c->comm.size, c->comm.rank, &c->nccl)); /* no mutex: no other thread uses c yet */
   return connect_ranks(c);
 }
 

@@ -16,12 +16,12 @@ rfr_status rfi_nccl_create(const rfi_cuda_host *core, rfr_ctx *ctx, int ordinal,
 rfr_status rfi_nccl_fits(const rfr_comm *comm, int ordinal);
 /* dist.peer after an abort: graphs that were captured with it must not be launched. */
 rfr_status rfi_nccl_alive(rfr_comm *comm);
-/* After a query of a stream: dist.peer when other ranks have failed, or when the stream is busy for longer than the
- * timeout. `*since`: time at which it was first found busy; 0: not yet. */
+/* After a query of a stream: dist.peer if other ranks have failed, or if the stream has been busy for longer than the
+ * timeout. `*since`: the time at which it was first found busy; 0: not yet. */
 rfr_status rfi_nccl_poll(rfr_comm *comm, bool idle, double *since);
-/* Waits for a stream, at most until a rank has failed or the timeout has passed. */
+/* Waits for a stream, until a rank has failed or the timeout has passed. */
 rfr_status rfi_nccl_wait(rfr_comm *comm, cudaStream_t stream, const char *what);
-/* "NCCL 2.28.9"; false: there is none, and the text says so. */
+/* Writes "NCCL 2.28.9"; if there is none, returns false and writes why. */
 bool rfi_nccl_describe(const rfi_cuda_host *core, char *text, size_t size);
 
 #endif

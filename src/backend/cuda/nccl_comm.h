@@ -10,7 +10,7 @@
 #include "backend/cuda/nccl.h"
 #include "dist/comm.h"
 
-/* Declarations from nccl.h of the calls below, unchanged since 2.10. */
+/* Declarations of the functions below from nccl.h, unchanged since 2.10. */
 enum { RFI_LINK_MARKS = 64 };
 
 typedef struct nccl_unique_id {
@@ -40,17 +40,18 @@ typedef struct rfi_nccl_functions {
 #undef MEMBER
 } rfi_nccl_functions;
 
-/* The messages from one rank to another: a communicator and a stream of their own, so that no message waits for one of
- * another link. Or the sums of a group of ranks (RFI_LINK_GROUP), which have no stream of their own. */
+/* The messages from one rank to another. Each link has a communicator and a stream of its own, so that messages of
+ * different links do not wait for each other. Or the sums of a group of ranks (RFI_LINK_GROUP), which run on the
+ * caller's stream. */
 enum { RFI_LINK_GROUP = -1 };
 typedef struct rfi_link {
-  int peer; /* RFI_LINK_GROUP: there is none */
+  int peer; /* RFI_LINK_GROUP: a group, no peer */
   bool outgoing;
-  void *nccl; /* of two ranks: 0 sends, 1 receives; of the group */
+  void *nccl; /* communicator of two ranks (rank 0 sends, rank 1 receives), or of the group */
   cudaStream_t stream;
-  cudaEvent_t ready;                /* the work that the next message waits for */
-  cudaEvent_t done[RFI_LINK_MARKS]; /* after message n: element n % RFI_LINK_MARKS */
-  int64_t n;                        /* messages so far */
+  cudaEvent_t ready;                /* recorded after the work that the next message waits for */
+  cudaEvent_t done[RFI_LINK_MARKS]; /* recorded after message n: element n % RFI_LINK_MARKS */
+  int64_t n;                        /* number of messages so far */
 } rfi_link;
 
 typedef struct gpu_comm {
@@ -61,20 +62,20 @@ typedef struct gpu_comm {
   int ordinal;
   double timeout;
   cudaStream_t stream;
-  pthread_mutex_t mutex; /* for calls into NCCL with `nccl`, and the fields below */
+  pthread_mutex_t mutex; /* protects calls into NCCL with `nccl`, and the fields below */
   void *nccl;            /* NULL after an abort */
-  void *ending;          /* its value before the abort; NULL: `ender` was not started */
+  void *ending;          /* the value of `nccl` before the abort; NULL: `ender` was not started */
   pthread_t ender;
   rfi_link *link;
   int n_links;
 } gpu_comm;
 
-/* nccl.c. An error of NCCL as dist.peer. */
+/* nccl.c. Converts an error of NCCL to dist.peer. */
 rfr_status rfi_nccl_check(const gpu_comm *c, int e, const char *what);
 rfr_status rfi_nccl_aborted(const gpu_comm *c);
-/* Joins a communicator of `size` ranks, within the timeout. */
+/* Initializes a communicator of `size` ranks, within the timeout. */
 rfr_status rfi_nccl_join(gpu_comm *c, const nccl_unique_id *id, int size, int rank, void **out);
-/* n collectives of all ranks, or of a group, by one launch; none reads another's result. */
+/* n independent collectives of all ranks, or of a group, in one launch. */
 rfr_status rfi_nccl_launch(gpu_comm *c, const rfi_link *group, const rfi_collective *what, int n, void *stream);
 
 /* nccl_links.c: functions of the table, see rfi_comm_send. */
@@ -85,6 +86,6 @@ int64_t rfi_links_sent(const rfr_comm *comm, int to);
 rfr_status rfi_links_wait_sent(rfr_comm *comm, int to, int64_t number, void *stream);
 rfr_status rfi_links_connect_group(rfr_comm *comm, int first, int size);
 rfr_status rfi_links_reduce_group(rfr_comm *comm, const rfi_collective *what, int n, void *stream);
-void rfi_links_destroy(gpu_comm *c); /* without their communicators of NCCL */
+void rfi_links_destroy(gpu_comm *c); /* does not destroy their NCCL communicators */
 
 #endif

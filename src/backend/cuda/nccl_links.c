@@ -2,13 +2,13 @@
  *
  * Messages between two GPUs. NCCL runs the calls of a communicator one after another, and a send ends only when it is
  * received. So each direction of a pair is a link with its own communicator and stream: a message waits only for the
- * work of its rank that was enqueued before it, for earlier messages of its link, and for its receiver. A stream of
- * compute waits for a message that it receives, and for one that it has sent only where the sent memory is written
- * again. rfi_schedule_check_waits shows that no ranks of a schedule wait for each other in a cycle under these rules.
+ * work of its rank that was enqueued before it, for earlier messages of its link, and for its receiver. A compute
+ * stream waits for a message that it receives, and for one that it has sent only where the sent memory is written
+ * again. rfi_schedule_check_waits verifies that these rules cause no deadlock among the ranks of a schedule.
  *
  * NCCL connects two ranks at their first message, and both calls wait for that; so each link sends one when it is made.
  *
- * The sums of a group of ranks have a communicator of their own, and are enqueued on the caller's stream.
+ * The sums of a group of ranks have a separate communicator, and are enqueued on the caller's stream.
  */
 #include <string.h>
 
@@ -51,7 +51,7 @@ static rfr_status enqueue_message(gpu_comm *c, rfi_link *l, void *data, int64_t 
   return l->outgoing ? RFR_OK : rfi_cuda_check(cudaStreamWaitEvent(stream, done, 0), "waiting for an event");
 }
 
-/* A message from or to memory of the host: through memory of the GPU, and waited for. */
+/* A message from or to host memory; it goes through GPU memory and is synchronous. */
 static rfr_status pass_host(gpu_comm *c, rfi_link *l, void *data, size_t n) {
   void *memory;
   CUDA(cudaMalloc(&memory, n), "allocating memory");
@@ -84,7 +84,7 @@ static rfr_status pass(rfr_comm *comm, int peer, bool outgoing, void *data, int6
 }
 
 rfr_status rfi_links_send(rfr_comm *comm, int to, const void *data, int64_t bytes, void *stream) {
-  return pass(comm, to, true, (void *)(uintptr_t)data, bytes, stream); /* not written */
+  return pass(comm, to, true, (void *)(uintptr_t)data, bytes, stream); /* a send does not write `data` */
 }
 
 rfr_status rfi_links_receive(rfr_comm *comm, int from, void *data, int64_t bytes, void *stream) {
@@ -96,7 +96,7 @@ int64_t rfi_links_sent(const rfr_comm *comm, int to) {
   return l ? l->n : 0;
 }
 
-/* The event may be that of a later message, which is after it on the stream. */
+/* The event may have been reused by a later message, which is after it on the stream. */
 rfr_status rfi_links_wait_sent(rfr_comm *comm, int to, int64_t number, void *stream) {
   const rfi_link *l = find((const gpu_comm *)comm, to, true);
   if (!l || number < 1) return RFR_OK;
@@ -115,7 +115,7 @@ static rfr_status make_stream(rfi_link *l) {
   return RFR_OK;
 }
 
-/* The link is listed when it has its communicator, which an abort ends. */
+/* The link is listed as soon as it has its communicator, because an abort must end that. */
 static rfr_status open_link(gpu_comm *c, int peer, bool outgoing, const nccl_unique_id *id, void *memory) {
   rfi_link *l = &c->link[c->n_links];
   *l = (rfi_link){.peer = peer, .outgoing = outgoing};
@@ -128,7 +128,7 @@ static rfr_status open_link(gpu_comm *c, int peer, bool outgoing, const nccl_uni
   return rfi_nccl_wait(&c->comm, l->stream, "connecting two ranks");
 }
 
-/* In one order of all links, so that no ranks wait for each other in a cycle. */
+/* All ranks open links in the same order, so that ranks do not wait for each other in a cycle. */
 static rfr_status open_links(gpu_comm *c, const invitation *all, void *memory) {
   const int rank = c->comm.rank;
   for (int from = 0; from < c->comm.size; from++)
@@ -160,7 +160,7 @@ static rfr_status connect(gpu_comm *c, const int *peers, int n, invitation *all)
   }
   RFI_TRY(c->comm.table->exchange(&c->comm, &own, sizeof own, all));
   RFI_TRY(check_pairs(c, all));
-  RFI_TRY(c->core->alloc(c->ctx, sizeof *c->link * (2 * (size_t)n + 1), (void **)&c->link)); /* and a group */
+  RFI_TRY(c->core->alloc(c->ctx, sizeof *c->link * (2 * (size_t)n + 1), (void **)&c->link)); /* and one for a group */
   CUDA(cudaMalloc(&memory, 16), "allocating memory");
   const rfr_status s = open_links(c, all, memory);
   cudaFree(memory);
@@ -192,7 +192,7 @@ rfr_status rfi_links_reduce_group(rfr_comm *comm, const rfi_collective *what, in
   return rfi_nccl_launch(c, group, what, n, stream);
 }
 
-/* A sum connects its ranks, so that no step waits for that. */
+/* Runs one sum, which connects the ranks, so that no step waits for the connection. */
 static rfr_status try_group(gpu_comm *c, const rfi_link *group) {
   void *memory;
   CUDA(cudaMalloc(&memory, sizeof(float)), "allocating memory");
@@ -204,7 +204,7 @@ static rfr_status try_group(gpu_comm *c, const rfi_link *group) {
   return s;
 }
 
-/* The links have room for it (connect). The id is that of the group's first rank. */
+/* connect has allocated a link for it. The id is that of the group's first rank. */
 static rfr_status join_group(gpu_comm *c, int first, int size, nccl_unique_id *all) {
   rfi_link *l = &c->link[c->n_links];
   nccl_unique_id own;

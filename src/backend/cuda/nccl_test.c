@@ -24,25 +24,26 @@ enum { MOST_COMMS = 1000 };
 typedef struct nccl_comm {
   atomic_int alive;
 } nccl_comm;
-static nccl_comm comms[MOST_COMMS]; /* each is used once */
+static nccl_comm comms[MOST_COMMS]; /* each is used only once */
 static atomic_int made;
-static atomic_int absent, graphs, begun, ended, fault; /* missing ranks; aborts; the asynchronous error of NCCL */
-static atomic_int depth, grouped, refused;             /* open groups; collectives inside; the call that fails */
+/* number of missing ranks; of aborts; NCCL's asynchronous error */
+static atomic_int absent, graphs, begun, ended, fault;
+static atomic_int depth, grouped, refused; /* number of open groups; of collectives inside; of the call that fails */
 enum { MOST_EVENTS = 1000 };
 static char events[MOST_EVENTS];
 static int n_events;
 static struct {
   cudaStream_t stream;
   cudaEvent_t event;
-} recorded, awaited;    /* by the last call */
-static char urgent;     /* the stream of each link */
-static atomic_int sent; /* messages of NCCL, received ones too */
+} recorded, awaited;    /* arguments of the last call */
+static char urgent;     /* its address stands for the stream of each link */
+static atomic_int sent; /* number of NCCL's sends and receives */
 static struct {
   void *comm, *stream;
-  int n, depth; /* sums so far; open groups at the last one */
+  int n, depth; /* number of sums so far; open groups at the last one */
 } reduced;
 static void (*on_gather)(const void *from, void *to, size_t n);
-static atomic_int busy; /* the stream, until an abort begins */
+static atomic_int busy; /* the stream is busy until an abort begins */
 
 cudaError_t cudaSetDevice(int device) { return device == 0 ? cudaSuccess : cudaErrorInvalidDevice; }
 cudaError_t cudaGetDevice(int *device) {
@@ -227,7 +228,7 @@ static void is_peer(rfr_status s, const char *says) {
   if (!strstr(rfr_last_error()->message, says)) fail_msg("\"%s\" does not say %s", rfr_last_error()->message, says);
 }
 
-/* With a timeout, which joins on another thread, and without. */
+/* With a timeout, which initializes on another thread, and without. */
 static void test_good(void **state) {
   rfr_comm *c;
   double since = 0;
@@ -248,7 +249,7 @@ static void test_good(void **state) {
   }
 }
 
-/* Collectives by one launch; a group is ended after an error too, and none begins after an abort. */
+/* Collectives in one launch. A group is ended even after an error, and none begins after an abort. */
 static void test_group(void **state) {
   rfr_comm *c;
   float x[4];
@@ -270,7 +271,7 @@ static void test_group(void **state) {
   rfr_comm_destroy(c);
 }
 
-/* The thread that gets the error also destroys the graphs, for which NCCL waits. */
+/* The thread that gets the error also destroys the graphs, for which NCCL's abort waits. */
 static void test_late_with_graphs(void **state) {
   rfr_comm *c;
   double since = 0;
@@ -336,7 +337,8 @@ static void test_messages(void **state) {
   for (int i = 1; i <= RFI_LINK_MARKS + 2; i++) {
     OK(rfi_comm_send(c, 1, x, BYTES, &busy));
     assert_int_equal(rfi_comm_sent(c, 1), i);
-    assert_ptr_equal(awaited.stream, &urgent); /* the message waits for the stream's work, which goes on */
+    /* the message waits for the stream's present work; the stream continues */
+    assert_ptr_equal(awaited.stream, &urgent);
     assert_ptr_equal(recorded.stream, &urgent);
     const cudaEvent_t done = recorded.event;
     if (i > 1) OK(rfi_comm_wait_sent(c, 1, i - 1, &busy));
@@ -346,7 +348,7 @@ static void test_messages(void **state) {
     assert_ptr_equal(awaited.event, done);
   }
   OK(rfi_comm_receive(c, 1, x, BYTES, &busy));
-  assert_ptr_equal(awaited.stream, &busy); /* the stream waits for what it receives */
+  assert_ptr_equal(awaited.stream, &busy); /* the stream waits for the received message */
   assert_ptr_equal(awaited.event, recorded.event);
   assert_int_equal(rfi_comm_sent(c, 1), RFI_LINK_MARKS + 2);
   sent = 0;
@@ -366,7 +368,7 @@ static void same_bytes(const void *from, void *to, size_t n) {
   for (int r = 0; r < 2; r++) memcpy((char *)to + (size_t)r * n, from, n);
 }
 
-/* The sums of a group are one launch on the caller's stream, with a communicator of their own. */
+/* The sums of a group are one launch on the caller's stream, with a separate communicator. */
 static void test_sums_of_group(void **state) {
   int peer = 1;
   rfr_comm *c;
@@ -375,7 +377,7 @@ static void test_sums_of_group(void **state) {
                                 {.kind = RFI_ALL_REDUCE, .dtype = RFR_BF16, .n = 4, .from = y, .to = y}};
   (void)state;
   OK(make(0, &c));
-  assert_int_equal(rfi_group_connect(c, 0, 2), RFR_INTERNAL); /* before the links */
+  assert_int_equal(rfi_group_connect(c, 0, 2), RFR_INTERNAL); /* refused before the links are connected */
   assert_int_equal(rfi_group_all_reduce(ctx, c, 0, 2, two, 2, &busy), RFR_INTERNAL);
   on_gather = other_rank;
   peers_of_other = 1;
@@ -385,7 +387,7 @@ static void test_sums_of_group(void **state) {
   OK(rfi_group_connect(c, 0, 2));
   OK(rfi_group_connect(c, 0, 2));
   assert_int_equal(made - before, 1);
-  void *group = reduced.comm; /* of the sum that connects the ranks */
+  void *group = reduced.comm; /* the communicator of the sum that connects the ranks */
   assert_ptr_equal(group, &comms[before]);
   reduced.n = 0;
   OK(rfi_group_all_reduce(ctx, c, 0, 2, two, 2, &urgent));
@@ -400,7 +402,7 @@ static void test_sums_of_group(void **state) {
   rfr_comm_abort(c);
   is_peer(rfi_group_all_reduce(ctx, c, 0, 2, two, 2, &busy), "aborted");
   rfr_comm_destroy(c);
-  assert_int_equal(ended, 4); /* all ranks, two links, the group */
+  assert_int_equal(ended, 4); /* the communicator of all ranks, two links, the group */
   on_gather = NULL;
 }
 
@@ -437,7 +439,7 @@ static void test_nobody_joins(void **state) {
   is_peer(rfi_nccl_create(&host, ctx, 0, bytes, 2, 0, SHORT, &c), "joining the communicator: rank 0 of 2 waited");
   assert_null(c);
   absent = 0;
-  while (!ended) usleep(100); /* the abandoned thread frees its entry when it has joined */
+  while (!ended) usleep(100); /* the abandoned thread frees its entry when its call returns */
 }
 
 int main(void) {

@@ -18,11 +18,11 @@ bool rfi_ranges_built(void); /* the build had NVTX's headers */
 void rfi_ranges_open(rfi_ranges *r);
 void rfi_ranges_close(rfi_ranges *r);
 
-/* The range of an op, "rmsnorm", inside that of its phase and layer, "forward layers.3", which stays open for the next
- * one. Ends by rfi_ranges_end. */
+/* Opens the range of an op, "rmsnorm", inside the range of its phase and layer, "forward layers.3", which stays open
+ * for the next op. rfi_ranges_end closes it. */
 void rfi_ranges_begin(rfi_ranges *r, const rfi_opr *op);
 void rfi_ranges_begin_named(rfi_ranges *r, const char *name);
 void rfi_ranges_end(rfi_ranges *r);
-void rfi_ranges_end_layer(rfi_ranges *r); /* after the last op */
+void rfi_ranges_end_layer(rfi_ranges *r); /* Call after the last op. */
 
 #endif

@@ -9,7 +9,7 @@
 
 #if __has_include(<nvtx3/nvToolsExt.h>)
 static bool listens;
-static char seen[1000]; /* pushed names, in brackets */
+static char seen[1000]; /* the names of pushed ranges, in brackets */
 
 static nvtxDomainHandle_t create(const char *name) {
   assert_string_equal(name, "refrain");
@@ -56,7 +56,7 @@ static void run(rfi_ranges *r) {
     rfi_ranges_end(r);
   }
   rfi_ranges_end_layer(r);
-  rfi_ranges_end_layer(r); /* it has none open */
+  rfi_ranges_end_layer(r); /* no range is open */
   rfi_ranges_begin_named(r, "replay");
   rfi_ranges_end(r);
 }

@@ -11,8 +11,8 @@
 extern "C" {
 #endif
 
-/* Enqueues a copy of scales of blocks along the sum, (lines, blocks): with a scale for each line as (blocks, lines),
- * else with rows of a multiple of four blocks. */
+/* Enqueues a copy of block scales along the reduction, (lines, blocks). With a scale per line, the result is (blocks,
+ * lines); otherwise rows are padded to a multiple of four blocks. */
 rfr_status rfi_cuda_scale_layout(const float *from, int64_t lines, int64_t blocks, bool each_line, float *to,
                                  cudaStream_t stream);
 

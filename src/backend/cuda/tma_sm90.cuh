@@ -34,8 +34,8 @@ static __device__ __forceinline__ void rfi_barrier_wait(uint32_t at, uint32_t pa
                "r"(parity)
                : "memory");
 }
-/* Arrives at the same barrier of block `rank` of the cluster. It reports reads by wgmma that were waited for; there are
- * no writes, and a release at cluster scope would wait for all outstanding writes. */
+/* Arrives at the same barrier in block `rank` of the cluster. It reports wgmma reads that were waited for. There are no
+ * writes to release, and a release at cluster scope would wait for all outstanding writes. */
 static __device__ __forceinline__ void rfi_barrier_arrive_at(uint32_t at, uint32_t rank) {
   rfi_delay();
   asm volatile("{\n"
@@ -46,7 +46,7 @@ static __device__ __forceinline__ void rfi_barrier_arrive_at(uint32_t at, uint32
                "r"(rank)
                : "memory");
 }
-/* The same after a load by this thread, for which a plain arrival does not wait. */
+/* The same with release semantics, to order a load of this thread, for which a plain arrival does not wait. */
 static __device__ __forceinline__ void rfi_barrier_release_at(uint32_t at, uint32_t rank) {
   rfi_delay();
   asm volatile("{\n"
@@ -61,7 +61,7 @@ static __device__ __forceinline__ void rfi_barrier_arrive(uint32_t at) {
   rfi_delay();
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(at) : "memory");
 }
-/* Stores 4 bytes at the same address of block `rank` of the cluster and counts them at its barrier. */
+/* Stores 4 bytes to the same address in block `rank` of the cluster, and counts the bytes at the barrier there. */
 static __device__ __forceinline__ void rfi_send(uint32_t to, uint32_t barrier, uint32_t rank, int x) {
   rfi_delay();
   asm volatile("{\n"
@@ -81,13 +81,13 @@ static __device__ __forceinline__ uint32_t rfi_cluster_rank(void) {
   asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
   return rank;
 }
-/* Waits for `threads` threads at barrier `id`. */
+/* Named barrier `id`: waits for `threads` threads. */
 static __device__ __forceinline__ void rfi_named_sync(int id, int threads) {
   rfi_delay();
   asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
-/* Counts this thread at barrier `id`, without waiting. */
+/* Named barrier `id`: counts this thread without waiting. */
 static __device__ __forceinline__ void rfi_named_arrive(int id, int threads) {
   asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
@@ -102,7 +102,7 @@ static __device__ __forceinline__ void rfi_tma_load(uint32_t to, const CUtensorM
                "l"(map), "r"(barrier), "r"(x), "r"(y), "r"(z)
                : "memory");
 }
-/* Into both blocks of a cluster; each counts at its own barrier. */
+/* Multicast into both blocks of a cluster; each counts the bytes at its own barrier. */
 static __device__ __forceinline__ void rfi_tma_load_both(uint32_t to, const CUtensorMap *map, uint32_t barrier, int x,
                                                          int y, int z) {
   rfi_delay();
@@ -116,15 +116,15 @@ static __device__ __forceinline__ void rfi_tma_store(const CUtensorMap *map, uin
                "r"(from), "r"(x), "r"(y), "r"(z)
                : "memory");
 }
-/* Adds to f32 elements in the cache: one rounding each, subnormal operands and results are zero. The bits repeat if an
- * element is added to once. */
+/* Adds to f32 elements in the cache. Each addition rounds once and flushes subnormal operands and results to zero. The
+ * result is deterministic if each element is added to at most once. */
 static __device__ __forceinline__ void rfi_tma_add(const CUtensorMap *map, uint32_t from, int x, int y, int z) {
   asm volatile(
       "cp.reduce.async.bulk.tensor.3d.global.shared::cta.add.tile.bulk_group [%0, {%2, %3, %4}], [%1];" ::"l"(map),
       "r"(from), "r"(x), "r"(y), "r"(z)
       : "memory");
 }
-/* Into L2 alone. */
+/* Prefetches into L2. */
 static __device__ __forceinline__ void rfi_tma_fetch(const CUtensorMap *map, int x, int y, int z) {
   asm volatile("cp.async.bulk.prefetch.tensor.3d.L2.global.tile [%0, {%1, %2, %3}];" ::"l"(map), "r"(x), "r"(y), "r"(z)
                : "memory");
@@ -133,7 +133,7 @@ static __device__ __forceinline__ void rfi_tma_commit(void) {
   rfi_delay();
   asm volatile("cp.async.bulk.commit_group;" ::: "memory");
 }
-/* Waits until at most N committed stores have not yet read shared memory. */
+/* Waits until all but the last N committed stores have read shared memory. */
 template <int N> static __device__ __forceinline__ void rfi_tma_wait_read(void) {
   asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(N) : "memory");
 }
@@ -145,7 +145,7 @@ static __device__ __forceinline__ void rfi_tma_wait_all(void) {
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 
-/* Descriptor of panels from `at` on, `step` bytes between those of adjacent columns. */
+/* Descriptor of panels from `at` on; `step`: bytes from one column of panels to the next. */
 static __device__ __forceinline__ uint64_t rfi_panels(uint32_t at, uint32_t step) {
   return (uint64_t)((at & 0x3ffffu) >> 4) | (uint64_t)(step >> 4) << 16 | (uint64_t)(1024 >> 4) << 32 |
          (uint64_t)1 << 62;
@@ -194,7 +194,7 @@ static __device__ __forceinline__ void rfi_wgmma128(float (*c)[4], uint64_t a, u
                : RFI_SUMS16(c, 0), RFI_SUMS16(c, 16)                                    \
                : "l"(a), "l"(b), "n"((int)A_COLUMNS), "n"((int)B_COLUMNS))
 
-/* c (64 x 256) += a (64 x 16) b (16 x 256); COLUMNS: the panels' rows are of the reduction. */
+/* c (64 x 256) += a (64 x 16) b (16 x 256); COLUMNS: the rows of the panels lie along the reduction. */
 template <typename T, bool A_COLUMNS, bool B_COLUMNS>
 static __device__ __forceinline__ void rfi_wgmma256(float (&c)[32][4], uint64_t a, uint64_t b) {
   if constexpr (__is_same(T, rfi_bf16)) RFI_WGMMA256("bf16.bf16");
@@ -211,7 +211,8 @@ static __device__ __forceinline__ void rfi_wgmma256(float (&c)[32][4], uint64_t 
                : RFI_SUMS16(c, 0)                                                                            \
                : "l"(a), "l"(b), "r"((int)add))
 
-/* The same of 8 bits: a (64 x 32) in E4M3 or E5M2, b in E4M3, both rows of panels. The sums have fewer bits than f32. */
+/* The same in FP8: a (64 x 32) in E4M3 or E5M2, b in E4M3, both rows of panels. The accumulator has fewer bits than
+ * f32. */
 template <bool E5M2>
 static __device__ __forceinline__ void rfi_wgmma256_fp8(float (&c)[32][4], uint64_t a, uint64_t b) {
   if constexpr (E5M2) RFI_WGMMA256_FP8("e5m2.e4m3");
@@ -231,7 +232,7 @@ typedef CUresult rfi_encode_fn(CUtensorMap *, CUtensorMapDataType, cuuint32_t, v
                                const cuuint64_t *, const cuuint32_t *, const cuuint32_t *, CUtensorMapInterleave,
                                CUtensorMapSwizzle, CUtensorMapL2promotion, CUtensorMapFloatOOBfill);
 
-/* A matrix, or several, by panels of so many rows; strides in elements. */
+/* Tensor map of a matrix, or of several, with panels of so many rows; strides in elements. */
 static inline rfr_status rfi_tma_describe(CUtensorMap *map, const void *data, rfr_dtype dtype, int64_t wide,
                                           int64_t high, int64_t depth, int64_t row, int64_t group, int rows) {
   void *encode = NULL;

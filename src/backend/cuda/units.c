@@ -4,7 +4,7 @@
  * because they were enqueued on one stream: its last node was noted when it was enqueued; the others are the nodes that
  * lead to it and belong to no earlier unit. An edge between units counts if it leads from the last node of one to the
  * first node of another; any other edge would order only a part of them. A node without a unit was enqueued by an op on
- * a stream of its own: its memory accesses are unknown, so such a graph is refused.
+ * another stream: its memory accesses are unknown, so such a graph is refused.
  */
 #include "backend/cuda/units.h"
 
@@ -26,12 +26,12 @@ void rfi_units_deinit(const rfi_cuda_host *core, rfr_ctx *ctx, rfi_units *u) {
 rfr_status rfi_units_note(rfi_units *u, cudaStream_t stream, int first, int n) {
   enum cudaStreamCaptureStatus status;
   const cudaGraphNode_t *ends;
-  const cudaGraphEdgeData *data; /* requested, because other edges than plain ones are an error without it */
+  const cudaGraphEdgeData *data; /* must be requested: without it, edges with data are an error */
   size_t n_ends;
   CUDA(cudaStreamGetCaptureInfo(stream, &status, NULL, NULL, &ends, &data, &n_ends));
   if (status != cudaStreamCaptureStatusActive || n_ends != 1) return RFR_OK;
   for (int i = u->n - 1; i >= 0; i--)
-    if (u->last[i] == ends[0]) return RFR_OK; /* no node was added: ops without elements */
+    if (u->last[i] == ends[0]) return RFR_OK; /* no node was added, because the ops have no elements */
   u->unit[u->n] = (rfi_unit){first, n};
   u->last[u->n++] = ends[0];
   return RFR_OK;
@@ -41,7 +41,7 @@ rfr_status rfi_units_note(rfi_units *u, cudaStream_t stream, int first, int n) {
 
 typedef struct node {
   cudaGraphNode_t node;
-  int owner; /* unit, -1: not known yet */
+  int owner; /* index of its unit; -1: not known yet */
 } node;
 typedef struct link {
   node *from, *to;
@@ -61,7 +61,7 @@ static node *find(node *nodes, size_t n, cudaGraphNode_t x) {
   return bsearch(&key, nodes, n, sizeof key, by_node);
 }
 
-/* The links to x; sorted by their ends, so they are neighbours. */
+/* The links to x. Links are sorted by their ends, so these are adjacent. */
 static const link *links_to(const link *links, size_t n, const node *x, size_t *count) {
   size_t low = 0, high = n;
   while (low < high) {
@@ -73,7 +73,7 @@ static const link *links_to(const link *links, size_t n, const node *x, size_t *
   return links + low;
 }
 
-/* The unit's nodes, from its last one back, and the edges that lead to the first. */
+/* Finds the nodes of a unit, from its last one backwards, and the edges that lead to its first. */
 static rfr_status own(const rfi_cuda_host *core, const rfi_units *u, int unit, node *nodes, size_t n, const link *links,
                       size_t n_links, rfi_unit_edge *edges, int *n_edges) {
   node *x = find(nodes, n, u->last[unit]);
@@ -93,7 +93,7 @@ static rfr_status own(const rfi_cuda_host *core, const rfi_units *u, int unit, n
   return RFR_OK;
 }
 
-/* Kernels, copies and fills; NCCL has events of its own in a graph. */
+/* Every kernel, copy and fill must belong to a unit. Other nodes may be NCCL's events. */
 static rfr_status refuse_strays(const rfi_cuda_host *core, const node *nodes, size_t n) {
   for (size_t i = 0; i < n; i++) {
     enum cudaGraphNodeType type;

@@ -14,7 +14,7 @@ static struct {
   enum cudaGraphNodeType type[MOST];
   cudaGraphNode_t from[MOST], to[MOST];
   size_t n, n_edges;
-  cudaGraphNode_t ends[2]; /* of the queried stream */
+  cudaGraphNode_t ends[2]; /* the ends of the queried stream */
   size_t n_ends;
 } graph;
 
@@ -96,7 +96,7 @@ static rfr_status finish(rfi_units *u) {
   return s;
 }
 
-/* Op 1 is a fill and a kernel. */
+/* Op 1 has two nodes, a fill and a kernel. */
 static void test_line(void **state) {
   rfi_units u;
   (void)state;
@@ -107,20 +107,20 @@ static void test_line(void **state) {
   assert_int_equal(finish(&u), RFR_OK);
   begin(&u);
   kernel(-1, -1), note(&u, 0);
-  put(cudaGraphNodeTypeMemset, -1, -1), kernel(1, -1), note(&u, 1); /* after no node */
+  put(cudaGraphNodeTypeMemset, -1, -1), kernel(1, -1), note(&u, 1); /* without a predecessor */
   kernel(0, 2), note(&u, 2);
   assert_int_equal(finish(&u), RFR_INTERNAL);
   assert_non_null(strstr(rfr_last_error()->message, "ops 0 and 1"));
 }
 
-/* Op 1 has a second stream, which begins after op 0. */
+/* Op 1 uses a second stream, which begins after op 0. */
 static void test_streams_of_its_own(void **state) {
   static const enum cudaGraphNodeType types[] = {cudaGraphNodeTypeKernel, cudaGraphNodeTypeMemcpy,
                                                  cudaGraphNodeTypeMemset};
   rfi_units u;
   (void)state;
   for (int i = 0; i < 3; i++) {
-    begin(&u); /* not joined, or joined after all ops */
+    begin(&u); /* the second stream is not joined, or joined after all ops */
     kernel(-1, -1), note(&u, 0);
     put(types[i], 0, -1);
     kernel(0, -1), note(&u, 1);
@@ -129,14 +129,14 @@ static void test_streams_of_its_own(void **state) {
     assert_string_equal(rfr_last_error()->slug, "plan.order");
     assert_non_null(strstr(rfr_last_error()->message, "a stream other than its own"));
   }
-  begin(&u); /* joined by an event after its last kernel: its stream has two ends, and no node is noted */
+  begin(&u); /* joined by an event after op 1's last kernel: the stream has two ends, so no node is recorded */
   kernel(-1, -1), note(&u, 0);
   kernel(0, -1), kernel(0, -1);
   graph.ends[0] = node_at(1), graph.ends[1] = node_at(2), graph.n_ends = 2;
   note(&u, 1);
   kernel(1, 2), note(&u, 2);
   assert_int_equal(finish(&u), RFR_INTERNAL);
-  begin(&u); /* joined by its last kernel */
+  begin(&u); /* joined by op 1's last kernel */
   kernel(-1, -1), note(&u, 0);
   kernel(0, -1), kernel(0, -1), kernel(1, 2), note(&u, 1);
   kernel(3, -1), note(&u, 2);

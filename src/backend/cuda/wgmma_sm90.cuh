@@ -4,24 +4,24 @@
  * the first a multiple of four) issues together and which reads its right operand, perhaps both, from shared memory
  * while the warps continue.
  *
- * A tile in shared memory is a sequence of panels of 64 elements, each with rows of 128 bytes and beginning at
- * a multiple of 1024; chunk i (16 bytes) of row r lies at chunk i ^ (r % 8), the swizzle of 128 bytes. To a product a
- * panel is either rows of k (64 rows of 16 elements from element 16 i on, at + 32 i bytes) or columns of it (16 rows
- * of 64 elements from row 16 i on, at + 2048 i bytes, transposed).
+ * A tile in shared memory is a sequence of panels of 64 elements, each with rows of 128 bytes and beginning at a
+ * multiple of 1024; chunk i (16 bytes) of row r lies at chunk i ^ (r % 8), the swizzle of 128 bytes. A wgmma reads a
+ * panel either as rows of k (64 rows of 16 elements from element 16 i on, at + 32 i bytes) or columns of it (16 rows of
+ * 64 elements from row 16 i on, at + 2048 i bytes, transposed).
  *
  * Sums and a left operand in registers lie in each warp, which has 16 of the 64 rows, as mma_sm80.cuh says of C and A.
  *
  * Between the start and the end of a wgmma its registers must not be accessed, which the compiler does not know: call
- * begin, the products, end; begin and end fix the accumulators in registers. Writes of threads to shared memory, by
- * cp.async too, are visible to a wgmma after shared_written in each thread and a barrier.
+ * begin, the wgmma functions, end; begin and end fix the accumulators in registers. Writes of threads to shared memory,
+ * by cp.async too, are visible to a wgmma after shared_written in each thread and a barrier.
  */
 #ifndef RFI_WGMMA_SM90_CUH
 #define RFI_WGMMA_SM90_CUH
 
 #include "backend/cuda/mma_sm80.cuh"
 
-/* In a check's build (RFI_DELAYS) threads wait before a barrier or a copy, one time in four for up to 2 us, by the
- * clock; threads that arrive together wait together. */
+/* With RFI_DELAYS, which tests define, threads wait before a barrier or a copy: one time in four, for up to 2 us,
+ * depending on the clock. Threads that arrive together wait equally long. */
 static __device__ __forceinline__ void rfi_delay(void) {
 #ifdef RFI_DELAYS
   const unsigned together = __activemask();
@@ -38,7 +38,8 @@ static __device__ __forceinline__ void rfi_shared_written(void) {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
-/* 64 rows, or 16 rows read as columns, from a panel's address on; adding `more` bytes costs one addition. */
+/* Descriptor of 64 rows, or of 16 rows read as columns, from a panel's address on; `more` bytes can be added with one
+ * instruction. */
 static __device__ __forceinline__ uint64_t rfi_wgmma_panel(uint32_t at, uint32_t more = 0) {
   const uint32_t low = ((at & 0x3ffffu) >> 4 | 1u << 16) + (more >> 4);
   return (uint64_t)((1024u >> 4) | 1u << 30) << 32 | low;
@@ -48,7 +49,7 @@ template <int N> static __device__ __forceinline__ void rfi_wgmma_tie(float (&c)
 #pragma unroll
   for (int n = 0; n < N; n++) asm volatile("" : "+f"(c[n][0]), "+f"(c[n][1]), "+f"(c[n][2]), "+f"(c[n][3])::"memory");
 }
-/* Accumulators that the first wgmma overwrites. */
+/* Marks accumulators that the first wgmma overwrites. */
 template <int N> static __device__ __forceinline__ void rfi_wgmma_new(float (&c)[N][4]) {
 #pragma unroll
   for (int n = 0; n < N; n++) asm volatile("" : "=f"(c[n][0]), "=f"(c[n][1]), "=f"(c[n][2]), "=f"(c[n][3]));
@@ -78,7 +79,7 @@ static __device__ __forceinline__ void rfi_mbarrier_wait(uint32_t at, int parity
       : "memory");
 }
 
-/* Registers of a thread, for all of a warpgroup at once. */
+/* Changes the number of registers per thread; all threads of a warpgroup must call it. */
 template <int N> static __device__ __forceinline__ void rfi_registers_more(void) {
   asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(N));
 }

@@ -20,8 +20,8 @@ enum {
 /* A compiler barrier: some compilers assume that loading a configuration or a tile reads no memory. */
 static inline void amx_reads_memory(void) { __asm__ volatile("" ::: "memory"); }
 
-/* Every tile has 16 rows of 64 bytes. Each thread calls begin and end around its multiplications; end releases the tile
- * state, which the operating system would save otherwise, and orders non-temporal stores. */
+/* Configures every tile with 16 rows of 64 bytes. Each thread calls begin and end around its multiplications. end
+ * releases the tile state, which the operating system would otherwise save, and orders non-temporal stores. */
 static inline void amx_begin(void) {
   static const struct {
     uint8_t palette, start_row, reserved[14];
@@ -47,7 +47,7 @@ static inline void amx_transpose(void *restrict dst, int64_t to, const void *res
   for (int side = 0; side < 2; side++) {
     const char *at = (const char *)src + 32 * side;
 #pragma GCC unroll 8
-    for (int i = 0; i < 8; i++) { /* lanes 0 and 1 of rows r and r + 4; of the right half, lanes 2 and 3 */
+    for (int i = 0; i < 8; i++) { /* lanes 0 and 1 of rows r and r + 4; in the right half, lanes 2 and 3 */
       int64_t r = i < 4 ? i : i + 4;
       __m512i low = _mm512_castsi256_si512(_mm256_loadu_si256((const void *)(at + r * from)));
       x[i] = _mm512_inserti64x4(low, _mm256_loadu_si256((const void *)(at + (r + 4) * from)), 1);
@@ -71,7 +71,8 @@ static inline void amx_transpose(void *restrict dst, int64_t to, const void *res
   }
 }
 
-/* Two vectors of rows p and p + 1, 32 elements of each, become a row of the left tile and one of the right. */
+/* Interleaves two vectors of 32 elements, from rows p and p + 1, into a row of the left tile and one of the right
+ * tile. */
 static inline void amx_pair(uint16_t *left, uint16_t *right, __m512i even, __m512i odd) {
   const __m512i lane = _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
   const __m512i low = _mm512_or_si512(_mm512_or_si512(lane, _mm512_slli_epi32(lane, 16)), _mm512_set1_epi32(32 << 16));
@@ -80,7 +81,7 @@ static inline void amx_pair(uint16_t *left, uint16_t *right, __m512i even, __m51
   _mm512_storeu_si512(right, _mm512_permutex2var_epi16(even, high, odd));
 }
 
-/* Panels of B where rows of x lie along N (is == 1): all panels of two rows at a time, as they lie in memory. */
+/* Packs B if rows of x lie along N (is == 1): two rows at a time, for all panels, in memory order. */
 static inline void amx_interleave(uint16_t *restrict to, int64_t panel, const uint16_t *restrict x, int64_t n,
                                   int64_t k, int64_t ps) {
   const __m512i zero = _mm512_setzero_si512();
@@ -112,7 +113,7 @@ static inline void amx_pack_a(void *panels, const void *from, int64_t n, int64_t
     for (int64_t p = 0; p < k; p += 32, out += 2 * AMX_TILE) amx_rows(out, x + i * is + p, n - i, k - p, is);
   }
   if (ps == 1) return;
-  amx_interleave(to, panel, x, n, k, ps); /* as for B, then each tile is transposed */
+  amx_interleave(to, panel, x, n, k, ps); /* pack as for B, then transpose each tile */
   for (uint16_t *tile = to; tile < to + (n + 31) / 32 * panel; tile += AMX_TILE) {
     memcpy(rows, tile, sizeof rows);
     amx_transpose(tile, 64, rows, 64);

@@ -23,17 +23,17 @@ __attribute__((visibility("default"))) const rfi_gemm_module *rfi_gemm_module_ge
 typedef struct engine {
   dnnl_engine_t engine;
   dnnl_stream_t stream;
-  int bf16; /* this CPU multiplies bf16 without emulation */
+  int bf16; /* this CPU has bf16 multiplication in hardware */
   rfi_panel_isa panels;
 } engine;
 
 enum { A, B, BIAS, Y, SCRATCH, ARGS };
 
 typedef struct product {
-  rfi_panel_product *panels; /* if not NULL, no other field is set */
+  rfi_panel_product *panels; /* if not NULL, the other fields are not set */
   engine *engine;
   dnnl_primitive_t primitive;
-  dnnl_memory_t memory[ARGS]; /* NULL: not an argument */
+  dnnl_memory_t memory[ARGS]; /* NULL: the primitive has no such argument */
   int threads;
 } product;
 
@@ -99,8 +99,8 @@ static rfi_gemm_status engine_open(void **out, char name[32], char isa_text[32],
   *out = NULL;
   engine *e = calloc(1, sizeof *e);
   if (!e) return RFI_GEMM_NO_MEMORY;
-  /* A library of another major version has other structs; one with its own thread pool would ignore our thread count.
-   * */
+  /* A library of another major version has other structs; one with its own thread pool would ignore our number of
+   * threads. */
   const dnnl_version_t *v = dnnl_version();
   if (v->major != DNNL_VERSION_MAJOR || (v->cpu_runtime != DNNL_RUNTIME_OMP && v->cpu_runtime != DNNL_RUNTIME_SEQ) ||
       dnnl_engine_create(&e->engine, dnnl_cpu, 0) != dnnl_success ||
@@ -176,17 +176,22 @@ static dnnl_status_t init_attr(const rfi_module_gemm *d, dnnl_primitive_attr_t *
   if (s == dnnl_success && d->accumulate) {
     s = dnnl_post_ops_create(&ops);
     if (s == dnnl_success) s = append_sum(ops);
-    if (s == dnnl_success) s = dnnl_primitive_attr_set_post_ops(*attr, ops); /* copies */
+    if (s == dnnl_success) s = dnnl_primitive_attr_set_post_ops(*attr, ops); /* the attribute copies the post-ops */
     if (ops) dnnl_post_ops_destroy(ops);
   }
   return s;
 }
 
-/* Reference implementations and fallbacks to them have "ref" in their names. */
+/* Names of reference implementations, and of fallbacks to them, contain "ref". */
 static int is_fast(dnnl_primitive_desc_t pd) {
   const char *name = NULL;
   return dnnl_primitive_desc_query(pd, dnnl_query_impl_info_str, 0, &name) == dnnl_success && name &&
          !strstr(name, "ref");
+}
+
+/* A row or a column whose elements are not next to each other. oneDNN 3.7 reads some of these as if they were. */
+static int has_gaps(int64_t rows, int64_t cols, const int64_t stride[3]) {
+  return (rows == 1 && cols > 1 && stride[2] != 1) || (cols == 1 && rows > 1 && stride[1] != 1);
 }
 
 static rfi_gemm_status product_create(void *p, const rfi_module_gemm *d, void **handle, size_t *scratch,
@@ -202,10 +207,15 @@ static rfi_gemm_status product_create(void *p, const rfi_module_gemm *d, void **
   if (!m) return RFI_GEMM_NO_MEMORY;
   *why = "neither AMX nor AVX512-BF16";
   rfi_gemm_status own = e->panels ? rfi_panel_create(e->panels, d, &m->panels, scratch, why) : RFI_GEMM_UNSUPPORTED;
-  if (own != RFI_GEMM_UNSUPPORTED || d->varies) { /* oneDNN's sizes are fixed */
+  if (own != RFI_GEMM_UNSUPPORTED || d->varies) { /* oneDNN has no varying dimensions */
     if (own == RFI_GEMM_OK) *handle = m;
     else product_destroy(m);
     return own;
+  }
+  if (has_gaps(d->M, d->K, d->a_stride) || has_gaps(d->K, d->N, d->b_stride)) {
+    *why = "a row or column with gaps between its elements";
+    product_destroy(m);
+    return RFI_GEMM_UNSUPPORTED;
   }
   m->engine = e;
   m->threads = d->threads > 0 ? d->threads : 1;
@@ -214,7 +224,7 @@ static rfi_gemm_status product_create(void *p, const rfi_module_gemm *d, void **
   dnnl_primitive_attr_t attr = NULL;
   dnnl_primitive_desc_t pd = NULL;
   const int before = omp_get_max_threads(), dynamic = omp_get_dynamic();
-  omp_set_dynamic(0); /* oneDNN plans for omp_get_max_threads(), which is smaller on a busy machine otherwise */
+  omp_set_dynamic(0); /* oneDNN plans for omp_get_max_threads(), which may be smaller on a busy machine */
   omp_set_num_threads(m->threads);
   dnnl_status_t s = init_descs(d, desc);
   if (s == dnnl_success) s = init_attr(d, &attr);

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Panels of bf16 and their product by AVX512-BF16, for machines without AMX; panel_gemm.c defines panels.
+ * Panels of bf16, multiplied by AVX512-BF16, for machines without AMX; panel_gemm.c defines panels.
  *
- * An instruction adds two terms to each of 16 sums, so an entry of a panel is a pair of neighbours along K.
- * For each pair of steps a panel of A has 16 entries, a panel of B 48. The blocks are those of panel_f32.h: a slice
- * of 8 rows of C stays in 24 registers over all steps.
+ * An instruction adds two terms to each of 16 sums, so an entry of a panel is a pair of adjacent elements along K. For
+ * each pair of steps a panel of A has 16 entries, a panel of B 48. The blocks are those of panel_f32.h: a slice of 8
+ * rows of C stays in 24 registers over all steps.
  *
  * Element (i, p) of an operand, i along M or N and p along K, is x[i*is + p*ps]; one of the strides is 1.
  */

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Panels of f32 and their product by multiply-adds; panel_gemm.c defines panels.
+ * Panels of f32, multiplied by FMA instructions; panel_gemm.c defines panels.
  *
  * For each step along K a panel of A has 16 adjacent elements, a panel of B 48. A slice of 8 rows of C
  * stays in 24 registers over all steps: a step loads three vectors of B and 8 elements of A, 11 loads
@@ -19,7 +19,7 @@ enum {
   F32_VECTORS = 3,
   F32_B = 16 * F32_VECTORS,
   F32_STEP = 16,
-  F32_SUM = 64, /* terms of one sum, as in ops/matmul/product.h: one sum of all terms has a larger error */
+  F32_SUM = 64, /* terms per partial sum, as in ops/matmul/product.h: one sum of all terms has a larger error */
 };
 
 /* Up to 16 rows along K (ps == 1) of up to 16 elements, transposed; padded with zeros. */

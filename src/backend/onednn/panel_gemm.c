@@ -10,9 +10,9 @@
  *     cache sets, and oneDNN takes up to twice its usual time.
  *   - grouped bf16, with sizes that are known only when it runs.
  *
- * The smaller dimension of C is "fixed": its operand is packed completely and stays in the L2 cache.
- * The larger one is "moving": a thread packs a few panels of its operand at a time and multiplies them
- * with all fixed panels. The assignment of panels to threads decides no bits.
+ * The smaller dimension of C is "fixed": its operand is packed completely and stays in the L2 cache. The larger one is
+ * "moving": a thread packs a few panels of its operand at a time and multiplies them with all fixed panels. Results do
+ * not depend on the assignment of panels to threads.
  *
  * One team of threads runs all passes of a GEMM, and of all groups. It has one barrier a pass, after the fixed panels
  * are packed; a thread that is done with a pass packs the next one's fixed panels into the other of two buffers.
@@ -21,7 +21,7 @@
  * zeros in all three dimensions, so the loop needs no tails. Units differ in blocks and panels: bf16
  * is multiplied by AMX in blocks of 32 x 32; for each step of 32 along K, a panel of A has the upper 16
  * rows (1 KiB), then the lower 16; a panel of B has the left 16 columns, as 16 pairs of rows, then the
- * right 16; four loads a step overlap with four tile products. Without AMX, bf16 groups are multiplied by
+ * right 16; four loads a step overlap with four tile multiplications. Without AMX, bf16 groups are multiplied by
  * AVX512-BF16 (panel_dot.h). f32 is multiplied by vectors (panel_f32.h).
  *
  * Invariants: one thread computes a block of C from the first step to the last; the passes over K depend
@@ -41,12 +41,12 @@
 #include "backend/onednn/panel_dot.h"
 
 enum {
-  PASS_K = 1024,          /* K that is packed in one pass */
-  GROUP_ROW_BYTES = 512,  /* moving panels: of a row, where rows lie along M or N */
-  FIXED_BYTES = 2 << 20,  /* at most, at a time */
-  MOVING_ROWS = 4096,     /* at most, where sums are kept from pass to pass */
-  STREAM_BYTES = 2 << 20, /* results larger than an L2 cache */
-  LEAST = 32,             /* rows and columns of C */
+  PASS_K = 1024,          /* the part of K that is packed in one pass */
+  GROUP_ROW_BYTES = 512,  /* bytes of a row of moving panels, if rows lie along M or N */
+  FIXED_BYTES = 2 << 20,  /* maximum size of the fixed panels of a pass */
+  MOVING_ROWS = 4096,     /* maximum, if sums are kept from pass to pass */
+  STREAM_BYTES = 2 << 20, /* results of this size exceed an L2 cache */
+  LEAST = 32,             /* minimum rows and columns of C */
   PAGE = 4096,
 };
 
@@ -54,9 +54,9 @@ typedef struct shadow shadow;
 
 /* The parts that differ between bf16 and f32. */
 typedef struct unit {
-  int size;       /* of an element */
-  int64_t bm, bn; /* a block of C */
-  int64_t step;   /* K is padded to a multiple */
+  int size;       /* bytes of an element */
+  int64_t bm, bn; /* size of a block of C */
+  int64_t step;   /* K is padded to a multiple of it */
   int64_t depth;  /* K of a moving panel that stays in the L1 cache while fixed panels are read */
   void (*pack_a)(void *to, const void *x, int64_t n, int64_t k, int64_t is, int64_t ps);
   void (*pack_b)(void *to, const void *x, int64_t n, int64_t k, int64_t is, int64_t ps);
@@ -70,18 +70,18 @@ typedef struct operand {
   void (*pack)(void *to, const void *x, int64_t n, int64_t k, int64_t is, int64_t ps);
 } operand;
 
-/* Scratch: the fixed panels, twice with several passes; for each thread its moving panels and two complete blocks; with
- * one pass over K also a row of blocks of C for each thread, with several the blocks of all of C. */
+/* Scratch: the fixed panels, twice with several passes; per thread its moving panels and two complete blocks. With one
+ * pass over K, also a row of blocks of C per thread; with several passes, all blocks of C. */
 struct rfi_panel_product {
   rfi_module_gemm d;
   const unit *unit;
   operand fixed, moving;
   bool b_moves, streams;
   int64_t pass_k, fixed_rows, moving_rows, group;
-  int passes; /* over K */
+  int passes; /* number of passes over K */
   size_t fixed_bytes, group_bytes, thread_bytes;
-  size_t most_fixed, most_thread; /* the largest of any run, where a dimension varies */
-  int places;                     /* buffers of fixed panels */
+  size_t most_fixed, most_thread; /* the maximum over all runs, if a dimension varies */
+  int places;                     /* number of buffers for fixed panels */
 };
 typedef rfi_panel_product product;
 
@@ -110,14 +110,14 @@ static void finish16(const product *p, const void *bias, void *y, int64_t row, i
   }
 }
 
-/* A complete block. Its rows are finished while the next block is multiplied, so that the stores overlap with
+/* A complete block of C. Its rows are stored while the next block is multiplied, so that stores overlap with
  * arithmetic. */
 struct shadow {
   const product *p;
   const void *bias;
   void *y;
   const float *c;         /* the next row of the block */
-  int64_t row, col, left; /* position in y, and rows left */
+  int64_t row, col, left; /* position in y, and number of rows left */
 };
 
 static inline void finish_rows(shadow *s, int64_t n) {
@@ -210,18 +210,18 @@ typedef struct pass {
   const char *fixed, *moving; /* of this matrix of the batch */
   const void *bias;
   void *y;
-  int64_t f0, fn, v0, vn, k0, k; /* rows, rows, steps: first, how many */
-  bool first, last;              /* over K */
+  int64_t f0, fn, v0, vn, k0, k; /* first and count: fixed rows, moving rows, steps of K */
+  bool first, last;              /* the first, the last pass over K */
   char *packed, *threads;
-  float *sums; /* NULL when this is the only pass */
+  float *sums; /* NULL: there is only one pass */
 } pass;
 
 static const char *at(const product *p, const operand *x, const char *from, int64_t row, int64_t k) {
   return from + (row * x->is + k * x->ks) * p->unit->size;
 }
 
-/* The moving rows of one group of panels, from i on. Complete blocks alternate between two buffers, which stay in the
- * L1 cache. */
+/* Multiplies one group of panels, the moving rows from i on. Complete blocks alternate between two buffers, which stay
+ * in the L1 cache. */
 static void run_group(const product *p, const pass *w, int64_t i, char *own) {
   const int64_t mb = p->moving.block, fb = p->fixed.block, size = p->unit->size, block = p->unit->bm * p->unit->bn;
   const int64_t n = min64(w->vn - i, p->group * mb), deep = round_up(w->k, p->unit->step), panels = ceil_div(w->fn, fb);
@@ -249,7 +249,7 @@ static void run_group(const product *p, const pass *w, int64_t i, char *own) {
   finish_rows(&s, s.left);
 }
 
-/* By each thread of the team. */
+/* Called by each thread of the team. */
 static void run_pass(const product *p, const pass *w) {
   const int64_t fb = p->fixed.block, deep = round_up(w->k, p->unit->step), step = p->group * p->moving.block;
   char *own = w->threads + (size_t)omp_get_thread_num() * p->most_thread;
@@ -263,7 +263,7 @@ static void run_pass(const product *p, const pass *w) {
 
 /* ---- a GEMM ---- */
 
-/* By each thread of the team; *turn counts its passes. */
+/* Called by each thread of the team; *turn counts its passes. */
 static void run_matrix(const product *p, pass s, char *scratch, int *turn) {
   s.threads = scratch + (size_t)p->places * p->most_fixed;
   if (p->passes > 1) s.sums = (float *)(s.threads + (size_t)p->d.threads * p->most_thread);
@@ -280,7 +280,7 @@ static void run_matrix(const product *p, pass s, char *scratch, int *turn) {
       }
 }
 
-/* The number of panels at a time that leaves threads idle for the shortest time at the end. */
+/* The number of panels per group that minimizes the idle time of threads at the end. */
 static int64_t group_of(int64_t most, int64_t panels, int threads) {
   int64_t best = 1, least = INT64_MAX;
   for (int64_t g = most; g > 0; g--) {
@@ -290,13 +290,13 @@ static int64_t group_of(int64_t most, int64_t panels, int threads) {
   return best;
 }
 
-/* Elements are adjacent along one dimension; *padded: lines are longer than that dimension. */
+/* Elements are adjacent along one dimension; *padded: the leading dimension is larger than that dimension. */
 static bool is_matrix(int64_t rows, int64_t cols, const int64_t stride[3], bool *padded) {
   *padded |= stride[2] == 1 ? stride[1] > cols : stride[2] > rows;
   return stride[1] == 1 || stride[2] == 1;
 }
 
-/* Why oneDNN is preferred; NULL: this file is faster. */
+/* Why oneDNN is used instead; NULL: this file is faster. */
 static const char *prefers_onednn(rfi_panel_isa isa, const rfi_module_gemm *d) {
   static const char best[] = "oneDNN is as fast";
   bool padded = false;
@@ -316,7 +316,7 @@ static int64_t most_group(const product *p) {
   return (GROUP_ROW_BYTES + row - 1) / row;
 }
 
-/* Blocks, passes and buffer sizes from the dimensions. */
+/* Chooses blocks, passes and buffer sizes from the dimensions. */
 static void lay_out(product *p) {
   const rfi_module_gemm *d = &p->d;
   const operand a = {d->M, d->a_stride[1], d->a_stride[2], p->unit->bm, p->unit->pack_a};
@@ -338,7 +338,7 @@ static void lay_out(product *p) {
   p->thread_bytes = p->group_bytes + (size_t)(2 * mb * fb * 4) + (p->passes > 1 ? 0 : (size_t)(p->fixed_rows * mb) * 4);
 }
 
-/* Buffer sizes of the layout; where M or K varies, the largest of any run. Returns the bytes of all buffers. */
+/* Buffer sizes of the layout; if M or K varies, the maximum over all runs. Returns the total size. */
 static size_t size_buffers(product *p) {
   product x = *p;
   const int64_t M = p->d.M, size = p->unit->size, pass_k = min64(round_up(p->d.K, p->unit->step), PASS_K);
@@ -346,13 +346,13 @@ static size_t size_buffers(product *p) {
   p->most_fixed = p->fixed_bytes;
   p->most_thread = p->thread_bytes;
   p->places = p->d.varies || p->passes > 1 || p->d.batch > 1 || p->fixed_rows < p->fixed.rows ? 2 : 1;
-  for (int i = 0; i < 2 && p->d.varies; i++) { /* up to N rows of A are fixed, more are moving */
+  for (int i = 0; i < 2 && p->d.varies; i++) { /* with up to N rows A is fixed, with more it moves */
     x.d.M = i == 0 && x.d.varies == RFI_MODULE_VARIES_M ? min64(M, x.d.N) : M;
     lay_out(&x);
     const int64_t mb = x.moving.block, fb = x.fixed.block, rows = round_up(x.fixed.rows, fb);
     const int64_t fixed = min64(rows * pass_k * size, FIXED_BYTES), group = most_group(&x) * mb * pass_k * size;
     const int64_t several =
-        min64(rows, FIXED_BYTES / (PASS_K / 2 * size)); /* a pass of a longer K has more than half of PASS_K */
+        min64(rows, FIXED_BYTES / (PASS_K / 2 * size)); /* with several passes each one has more than half of PASS_K */
     const size_t thread = (size_t)(group + 2 * mb * fb * 4 + rows * mb * 4);
     const size_t more = x.passes > 1 ? (size_t)(several * x.moving_rows) * 4 : 0;
     if ((size_t)fixed > p->most_fixed) p->most_fixed = (size_t)fixed;
@@ -412,7 +412,7 @@ void rfi_panel_execute_groups(const product *p, int64_t groups, rfi_gemm_group_f
     begin(p);
     for (int64_t g = 0; g < groups; g++) {
       const rfi_gemm_group x = group(user, g);
-      product own = *p; /* with this group's dimension */
+      product own = *p; /* a copy with this group's dimension */
       if (x.n == 0) continue;
       if (own.d.varies == RFI_MODULE_VARIES_M) own.d.M = x.n;
       else own.d.K = x.n;
@@ -432,7 +432,7 @@ rfi_panel_isa rfi_panel_open(int amx, int bf16) {
   return bf16 ? RFI_PANEL_DOT : RFI_PANEL_NONE;
 }
 
-#else /* the compiler has no AMX, or another machine */
+#else /* the compiler has no AMX, or the target is not x86-64 */
 
 rfi_panel_isa rfi_panel_open(int amx, int bf16) {
   (void)amx, (void)bf16;

@@ -12,7 +12,7 @@ typedef struct rfi_panel_product rfi_panel_product;
 
 typedef enum rfi_panel_isa { RFI_PANEL_NONE, RFI_PANEL_DOT, RFI_PANEL_AMX } rfi_panel_isa;
 
-/* From what the CPU has; requests AMX state from the operating system, which may refuse it. */
+/* Detects the CPU's instructions. Requests AMX state from the operating system, which may refuse it. */
 rfi_panel_isa rfi_panel_open(int amx, int bf16);
 /* UNSUPPORTED: oneDNN is as fast or faster; *why is the reason. */
 rfi_gemm_status rfi_panel_create(rfi_panel_isa isa, const rfi_module_gemm *desc, rfi_panel_product **out,

@@ -14,8 +14,8 @@ enum { TAG = 1, MESSAGE_TAG = 2, SEND = 0, RECEIVE = 1 };
 
 typedef struct link {
   MPI_Comm comm;
-  bool started;               /* MPI, by this module */
-  MPI_Request (*requests)[2]; /* of each peer */
+  bool started;               /* this module has started MPI */
+  MPI_Request (*requests)[2]; /* per peer */
 } link;
 
 static char why[MPI_MAX_ERROR_STRING];
@@ -27,7 +27,7 @@ static const char *reason(int error) {
   return why;
 }
 
-/* Open MPI ends a process that srun has started without PMIx, or without the PMI that it was built for. */
+/* Open MPI terminates a process that srun has started without PMIx, or without the PMI that it was built for. */
 static bool lacks_pmi(void) {
 #ifdef OPEN_MPI
   static const char *const names[] = {"PMIX_RANK", "PMI_RANK", "OMPI_COMM_WORLD_SIZE"};

@@ -19,7 +19,7 @@ rfr_status rfi_infer_attention_bwd_packed(const rfi_infer *c);
 rfr_status rfi_infer_attention_cached(const rfi_infer *c);
 rfr_status rfi_grad_attention(rfi_grad *g);
 
-/* Checks q, k, v at operands `first` ... `first` + 2. */
+/* Checks q, k, v, which are operands `first` to `first` + 2. */
 static rfr_status check_heads(const rfi_infer *c, int first) {
   const rfr_type *q = &c->in[first], *k = q + 1;
   for (int i = first; i < first + 3; i++) {
@@ -47,7 +47,7 @@ static rfr_status check_mask(const rfi_infer *c) {
   return RFR_OK;
 }
 
-/* Checks q, k, v, which have equally many rows, and the offsets at operand `offsets`. */
+/* Checks q, k, v, which must have equal numbers of rows, and the offsets at operand `offsets`. */
 static rfr_status check(const rfi_infer *c, int first, int offsets) {
   const rfr_type *q = &c->in[first], *k = q + 1;
   RFI_TRY(check_heads(c, first));

@@ -30,7 +30,7 @@ typedef struct problem {
   int64_t lse_head, lse_row; /* strides */
   int T, H, Hk, D;
   float scale, cap;
-  void *out[3]; /* o; dq, dk, dv: in q's type, heads side by side; NULL: not computed */
+  void *out[3]; /* o; dq, dk, dv in q's type, heads adjacent; NULL: not computed */
   int64_t row[3];
 } problem;
 
@@ -81,7 +81,7 @@ static __device__ rfi_span union_of(rfi_span mine) {
   }
   __syncthreads();
   if (mine.end > mine.first) {
-    atomicMin(&first, mine.first); /* integer minimum: the order does not matter */
+    atomicMin(&first, mine.first); /* integer minimum, so the order does not matter */
     atomicMax(&end, mine.end);
   }
   __syncthreads();
@@ -116,14 +116,14 @@ static __global__ void __launch_bounds__(THREADS) attention_forward(const proble
     for (int c = 0; c < PER_LANE; c++) acc[c] *= shrink;
     for (int j = 0; j < ROWS; j++) {
       const float pj = __shfl_sync(0xffffffffu, e[j / LANES], group | (j % LANES));
-      if (pj == 0) continue; /* 0 x NaN is NaN: skip the value of a key that the row does not see */
+      if (pj == 0) continue; /* skip the value of a key that the row does not see, because 0 x NaN is NaN */
 #pragma unroll
       for (int c = 0; c < PER_LANE; c++)
         if (lane + c * LANES < p.D) acc[c] = fmaf(pj, v[j * (p.D + 1) + lane + c * LANES], acc[c]);
     }
   }
   if (t >= p.T) return;
-  /* A row without keys has sum 0. A row with a NaN or infinite score has sum NaN, which is not 0. */
+  /* A row without keys has sum 0. A row with a NaN or infinite score has sum NaN, which differs from 0. */
   if (p.lse && lane == 0) p.lse[h * p.lse_head + t * p.lse_row] = sum == 0 ? -INFINITY : top + logf(sum);
   if (!p.out[0]) return;
 #pragma unroll
@@ -250,7 +250,7 @@ static matrix matrix_of(const rfr_arg *x) {
   return matrix{x->data, x->stride[0], x->stride[1], x->stride[2], x->type.dtype};
 }
 
-/* Fields that forward and backward share. `first` is q's operand, `offsets` the operand of document offsets. The
+/* The fields that forward and backward share. `first` is q's operand, `offsets` the operand of document offsets. The
  * workspace begins with the ends of the documents. */
 static problem problem_of(const rfr_call *call, int first, int offsets) {
   const rfr_arg *q = &call->in[first];

@@ -6,9 +6,9 @@
  *   o = sum p v / sum p,  p = e^(s - max s),  s = scale q k, capped if the call has a cap
  *
  * A block computes one row of one head. Its warps take the keys in turn, KEYS at a time, with D spread over the lanes;
- * their maxima and sums are combined in the order of the warps, so the same text gives the same bits. The grid depends
- * on shapes only; the cursor decides how many keys a block reads. Rows past the cursor's count give 0. All arithmetic
- * is f32.
+ * their maxima and sums are combined in the order of the warps, so the result for a text is bitwise reproducible. The
+ * grid depends on shapes only; the cursor decides how many keys a block reads. Rows past the cursor's count give 0. All
+ * arithmetic is f32.
  */
 #include "backend/cuda/kernels.cuh"
 #include "ops/attention/attention_limits.h"
@@ -94,7 +94,8 @@ template <typename T> static __global__ void __launch_bounds__(THREADS) attend(c
     float y = 0;
     total = 0;
     for (int w = 0; w < WARPS; w++) {
-      if (sums[w] == 0) continue; /* the warp had no key; with a NaN score it has no maximum, but its sum is NaN */
+      /* either the warp had no key, or a score was NaN: then there is no maximum, but the sum is NaN */
+      if (sums[w] == 0) continue;
       const float share = expf(tops[w] - most);
       total = fmaf(sums[w], share, total);
       y = fmaf(parts[w][d], share, y);

@@ -14,14 +14,14 @@
 /* All ops of the family have these attributes in this order. */
 enum { CAUSAL = RFI_AT_attention_causal, WINDOW = RFI_AT_attention_window, LONGEST = RFI_AT_attention_longest };
 
-/* Pairs of rows of one document that see each other, per head. */
+/* The number of pairs of rows of one document in which one row sees the other, per head. */
 static double pairs_of(double rows, const rfi_attr *attr) {
   const double window = attr[WINDOW].i > 0 && (double)attr[WINDOW].i < rows ? (double)attr[WINDOW].i : rows;
   /* the first rows see 1, 2, ... window - 1 keys, the others `window` */
   return attr[CAUSAL].i ? rows * window - window * (window - 1) / 2 : rows * rows;
 }
 
-/* Pairs of T rows in documents of the greatest allowed length. */
+/* The number of pairs for T rows in documents of the maximum length. */
 static double most_pairs(double T, const rfi_attr *attr) {
   const double longest = attr[LONGEST].i > 0 && (double)attr[LONGEST].i < T ? (double)attr[LONGEST].i : T;
   return T > 0 ? T / longest * pairs_of(longest, attr) : 0;
@@ -45,7 +45,7 @@ double rfi_flops_attention_cached(const rfi_infer *c) {
   return 2 * 2 * cached_pairs(cache, c->attr) * (double)rfi_count(q);
 }
 
-/* ---- shares ---- */
+/* ---- the fraction of the work that the values of an operand leave (rfi_share) ---- */
 
 static double share_of(const rfr_call *call, const rfr_type *q, const rfr_arg *offsets, const int32_t *at) {
   const double T = (double)q->shape[0];
@@ -66,7 +66,7 @@ static double share_backward(const rfr_call *call, const void *values) {
   return share_of(call, &call->in[RFI_IN_attention_bwd_q].type, &call->in[RFI_IN_attention_bwd_offsets], values);
 }
 
-/* The rows that are taken see their text up to their positions. */
+/* Each processed row sees the text up to its own position. */
 static double share_cached(const rfr_call *call, const void *values) {
   const rfr_type *q = &call->in[RFI_IN_attention_cached_q].type, *cache = &call->in[RFI_IN_attention_cached_k].type;
   rfr_call known = *call;

@@ -40,15 +40,15 @@ enum {
   BLOCK_Q = 32,
   BLOCK_K = 64,
   VECTORS = BLOCK_Q / RFI_LANES,
-  MIN_WORK = 1 << 16, /* with fewer scores, one thread does all */
+  MIN_WORK = 1 << 16, /* with less work one thread does everything */
 };
 enum { SCALE, CAUSAL, WINDOW, CAP }; /* attributes */
 
 typedef struct shape {
   int64_t T, H, Hk, D, P; /* P: D rounded up to full panels */
   int64_t group, blocks;  /* heads of q per head of k; blocks of rows */
-  int threads, segments;  /* segments: backward only */
-  size_t ranges, scratch; /* floats: shared ranges, each thread's own blocks */
+  int threads, segments;  /* segments of a head's rows; backward only */
+  size_t ranges, scratch; /* in floats: ranges that all threads share, blocks of each thread */
   size_t sums, n_sums;    /* floats of one (dk, dv) pair, and the number of pairs (backward) */
 } shape;
 
@@ -63,7 +63,7 @@ static shape shape_make(const rfi_call *call, const rfi_arg *q, const rfi_arg *k
   int64_t tasks = s.H * s.blocks,
           seen = call->attr[WINDOW].i > 0 && call->attr[WINDOW].i < s.T ? call->attr[WINDOW].i : s.T;
   s.threads = call->threads < 1 || s.H * s.T * seen < MIN_WORK ? 1 : call->threads;
-  if (backward) { /* equal shares for all threads, or several shares each */
+  if (backward) { /* the number of tasks is a multiple of the threads, or several per thread */
     while (s.Hk * s.segments % s.threads != 0 && s.Hk * s.segments < 4 * s.threads && s.segments < s.blocks)
       s.segments++;
     tasks = s.Hk * s.segments;
@@ -114,9 +114,9 @@ RFI_INLINE rfi_vf exp2_of(rfi_vf x) {
   return (rfi_vf)((rfi_vi)(p * power) & ~(rfi_vi)(x < splat(-126.0f)));
 }
 
-/* ---- who sees whom ---- */
+/* ---- which rows see which keys ---- */
 
-/* Row t's document is rows lo[t] ... hi[t] - 1; empty for a row outside all documents. */
+/* Row t's document is rows lo[t] ... hi[t] - 1, an empty range for a row outside all documents. */
 static void find_ranges(const shape *s, const rfi_arg *offsets, int32_t *lo, int32_t *hi) {
   const int32_t *x = offsets->data;
   int64_t step = offsets->stride[0], next = 0, end = s->T < INT32_MAX ? s->T : INT32_MAX;
@@ -157,7 +157,7 @@ static block block_make(const shape *s, int64_t t0, const int32_t *lo, const int
   return b;
 }
 
-/* For one key of a tile, a mask over rows: all bits set where row i of the block sees the key. */
+/* For one key of a tile, a mask over rows: all bits are set if row i of the block sees the key. */
 RFI_INLINE rfi_vi sees(const block *b, int v, int64_t key) {
   rfi_vi s = (rfi_vi){0} + (int32_t)key;
   return (*(const rfi_vi *)(b->from + v * RFI_LANES) <= s) & (s < *(const rfi_vi *)(b->to + v * RFI_LANES));
@@ -165,8 +165,8 @@ RFI_INLINE rfi_vi sees(const block *b, int v, int64_t key) {
 
 /* ---- operands ---- */
 
-/* Returns rows t0 ... of a head as f32: in place when they are f32 already (and, for an operand that is read in full
- * panels, when the panels are full), else a copy in `space`, padded with zeros. *ld receives the row stride. */
+/* Returns rows t0 ... of a head as f32. Returns the operand itself if it is f32 and, for an operand that is read in
+ * full panels, if the panels are full; otherwise a copy in `space`, padded with zeros. *ld receives the row stride. */
 static const float *rows_of(const rfi_arg *x, const shape *s, int64_t head, int64_t t0, int64_t n, bool full_panels,
                             float *space, int64_t *ld) {
   rfr_dtype dtype = x->type.dtype;
@@ -202,7 +202,8 @@ static void multiply(int64_t rows, int64_t n, int64_t k, const float *a, int64_t
 
 /* ---- scores ---- */
 
-/* The factor of q before the GEMM: it gives scores in units of log2 e, or of the cap before tanh. */
+/* The factor by which q is multiplied before the GEMM: scores are then in units of log2 e, or of the cap before
+ * tanh. */
 static float score_factor(const rfi_call *call) {
   return (float)(call->attr[SCALE].f * (call->attr[CAP].f > 0 ? 1 / call->attr[CAP].f : M_LOG2E));
 }
@@ -218,7 +219,7 @@ typedef struct rows {
   float max[BLOCK_Q], sum[BLOCK_Q], shrink[BLOCK_Q];
 } rows;
 
-/* S (keys x BLOCK_Q) becomes 2^(S - max); the sums so far have to be multiplied by `shrink`. */
+/* S (keys x BLOCK_Q) becomes 2^(S - max); earlier sums must be multiplied by `shrink`. */
 static void softmax_tile(float *S, int keys, int64_t key0, const block *b, bool masked, rows *r) {
   const rfi_vf none = splat(-INFINITY);
   for (int v = 0; v < VECTORS; v++) {
@@ -243,7 +244,7 @@ static void softmax_tile(float *S, int keys, int64_t key0, const block *b, bool 
   }
 }
 
-/* True if 0 times every element is 0: no NaN, no infinity. */
+/* True if 0 times every element is 0, so there is no NaN and no infinity. */
 RFI_INLINE bool is_finite_row(const float *x, int64_t n) {
   float sum = 0;
 #pragma omp simd reduction(+ : sum)
@@ -251,7 +252,7 @@ RFI_INLINE bool is_finite_row(const float *x, int64_t n) {
   return sum == 0;
 }
 
-/* Copies a tile of v with zeros for the keys that are not finite; marks the rows that see one of those. */
+/* Copies a tile of v with zeros for keys that are not finite; marks the rows that see one of those keys. */
 static const float *finite_rows(const float *v, int64_t ld, int64_t P, const block *b, int64_t key0, int n,
                                 float *space, bool *dirty) {
   for (int k = 0; k < n; k++) {
@@ -263,9 +264,9 @@ static const float *finite_rows(const float *v, int64_t ld, int64_t P, const blo
   return space;
 }
 
-/* Returns false when a row of o is not finite. In a tile, keys that a row does not see have probability 0, and 0 times
- * a non-finite v is NaN. Such a block is computed again (`again`) with zeros for those v, and then writes only the rows
- * that see none of them. */
+/* Returns false if a row of o is not finite. In a tile, keys that a row does not see have probability 0, and 0 times a
+ * non-finite v is NaN. Such a block is computed a second time (`again`) with zeros for those v, and then writes only
+ * the rows that see none of them. */
 static bool forward_block(const rfi_call *call, const shape *s, int64_t head, const block *b, bool again,
                           float *scratch) {
   const rfi_arg *k = &call->in[1], *v = &call->in[2], *o = &call->out[0], *lse = &call->out[1];
@@ -327,9 +328,9 @@ static rfr_status forward(const rfi_call *call) {
 
 /* ---- cached keys ---- */
 
-enum { FEW_ROWS = 8 }; /* with fewer rows, row by row is cheaper than a block of BLOCK_Q */
+enum { FEW_ROWS = 8 }; /* with fewer rows, a loop over rows is faster than a block of BLOCK_Q */
 
-/* The shape of one text's call. The texts' tasks are shared among the threads. */
+/* The shape of the call for one text. Threads share the tasks of all texts. */
 static shape shape_cached(const rfi_call *call) {
   rfi_text_call of;
   const int64_t texts = rfi_texts(&call->in[3].type);
@@ -393,7 +394,7 @@ static void cached_row(const rfi_call *call, const shape *s, int64_t head, int64
   rfi_narrow((char *)o->data + (t * s->H + head) * s->D * (o->type.dtype == RFR_F32 ? 4 : 2), o->type.dtype, acc, s->D);
 }
 
-/* One block of rows, or with few rows one row, of a head of one text. */
+/* Computes one block of rows, or with few rows one row, of a head of one text. */
 static void cached_part(const rfi_call *call, const shape *s, int64_t head, int64_t part, float *scratch) {
   const rfi_take take = rfi_take_next(&call->in[3], s->T, call->in[1].type.shape[0]);
   const rfi_arg out[2] = {call->out[0], {.type = {.rank = -1}}}; /* no lse */
@@ -418,7 +419,7 @@ static void cached_part(const rfi_call *call, const shape *s, int64_t head, int6
   if (!forward_block(&forward, s, head, &b, false, scratch)) forward_block(&forward, s, head, &b, true, scratch);
 }
 
-/* Cached attention: rows of q are positions of a text, keys are in its cache; the cursor decides which tiles are
+/* Cached attention: rows of q are positions of a text, keys are in its cache. The cursor determines which tiles are
  * read. */
 static rfr_status cached(const rfi_call *call) {
   const shape s = shape_cached(call);
@@ -436,7 +437,7 @@ static rfr_status cached(const rfi_call *call) {
 
 /* ---- backward ---- */
 
-/* S becomes P = 2^(S - lse), 0 where a row does not see the key, and dP becomes dS = P (dP - delta). With inverse_cap >
+/* S becomes P = 2^(S - lse), 0 where a row does not see the key, and dP becomes dS = P (dP - delta). If inverse_cap >
  * 0, dS is also multiplied by the slope of the cap, 1 - (S inverse_cap)^2. */
 static void gradient_tile(float *S, float *dP, int keys, int64_t key0, const block *b, bool masked, const float *lse,
                           const float *delta, float inverse_cap) {
@@ -457,7 +458,7 @@ static void gradient_tile(float *S, float *dP, int keys, int64_t key0, const blo
   }
 }
 
-/* One head's block of rows: writes dq, adds to dk and dv (T x P, not scaled yet). */
+/* One head's block of rows: writes dq, accumulates dk and dv (T x P, not scaled yet). */
 static void backward_block(const rfi_call *call, const shape *s, int64_t head, const block *b, float *scratch,
                            float *dk, float *dv) {
   const rfi_arg *dout = &call->in[0], *q = &call->in[1], *k = &call->in[2], *v = &call->in[3], *dq = &call->out[0];
@@ -503,7 +504,7 @@ static void backward_block(const rfi_call *call, const shape *s, int64_t head, c
   }
 }
 
-/* Adds a kv head's segments, in order, into the first one and writes rows t0 ... of it. */
+/* Adds a kv head's segments, in order, to the first one and writes rows t0 ... of it. */
 static void write_sums(const shape *s, int64_t kv, int64_t t0, int64_t n, float *sums, float scale, const rfi_arg *y) {
   if (!y->data) return;
   for (int64_t t = t0; t < t0 + n; t++) {

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * Chooses the attention kernel on a GPU from the device, types, shapes, strides, and whether the addresses are
- * multiples of 16 bytes. Addresses are not known when the workspace is sized, so it is large enough for either kernel.
+ * multiples of 16 bytes. Addresses are not known when the workspace is sized, so the workspace is large enough for
+ * either kernel.
  */
 #include "ops/attention/attention_cuda.h"
 #include "ops/attention/attention_limits.h"

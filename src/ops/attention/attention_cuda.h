@@ -13,7 +13,7 @@ extern "C" {
 
 extern const rfi_cuda_kernel rfi_attention_any, rfi_attention_any_bwd;
 extern const rfi_cuda_kernel rfi_attention_sm80, rfi_attention_sm80_bwd;
-extern const rfi_cuda_kernel rfi_attention_few, rfi_attention_few_bwd;   /* few and short documents */
+extern const rfi_cuda_kernel rfi_attention_few, rfi_attention_few_bwd;   /* for few and short documents */
 extern const rfi_cuda_kernel rfi_attention_sm90, rfi_attention_sm90_bwd; /* only for sm_90 */
 
 #ifdef __cplusplus

@@ -11,7 +11,7 @@
 
 enum { RFI_ATTENTION_MOST_D = 256, RFI_ATTENTION_MOST_HEADS = 65535 };
 
-/* Writes why a GPU has no kernel for this q; false: not for its size. */
+/* Writes why a GPU has no kernel for this q; returns false if its size is supported. */
 static inline bool rfi_attention_lacks(const rfr_type *q, char *text, size_t size) {
   if (q->shape[2] <= RFI_ATTENTION_MOST_D && q->shape[1] <= RFI_ATTENTION_MOST_HEADS) return false;
   snprintf(text, size, "%lld heads of size %lld; the kernels take at most %d heads of size %d", (long long)q->shape[1],

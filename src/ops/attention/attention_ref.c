@@ -14,8 +14,8 @@
 
 enum { SCALE, CAUSAL, WINDOW, CAP };
 
-/* Row t's keys: those of its document, up to itself if causal, the last ones if there is a window. Returns their
- * number. */
+/* The keys that row t sees: those of its document, up to itself if causal, only the last ones if there is a window.
+ * Returns their number. */
 static int64_t keys_of(const rfi_arg *offsets, int64_t T, int64_t t, const rfi_attr *attr, int64_t *first) {
   const int32_t *x = offsets->data;
   int64_t next = 0;
@@ -98,8 +98,8 @@ RFT_REF(attention_cached) {
 
 RFT_REF(attention) { forward(call); }
 
-/* lse is the forward's: another one would give probabilities of any size. o is random: with all rows of v equal, the
- * forward's o would leave only rounding errors in the gradient. */
+/* lse must be the forward's, otherwise probabilities could be larger than 1. o is random: if all rows of v were equal,
+ * the forward's o would leave only rounding errors in the gradient. */
 RFT_OPERANDS(attention_bwd) {
   const rfi_arg in[4] = {call->in[1], call->in[2], call->in[3], call->in[6]}, out[2] = {{0}, call->in[5]};
   forward(&(rfi_call){.n_in = 4, .n_out = 2, .in = in, .out = out, .attr = call->attr});
@@ -175,7 +175,7 @@ RFT_CASES(attention) = {
     "attention(f[128,4,64], f[128,4,64], f[128,4,64], i[3]=0,64,128) scale=0.125 causal=1 longest=64",
     "attention(f[67,4,64]/2, f[67,2,64], f[67,2,64]/2, i[3]=2,61,66) scale=0.125 causal=0 longest=64",
     "attention(f[190,6,72], f[190,2,72], f[190,2,72], i[6]=-3,29,9,71,190,7) scale=0.118 causal=1 window=50 cap=2 "
-    "longest=30", /* a wrong `longest` only costs time */
+    "longest=30", /* `longest` is wrong on purpose: it must cost only time */
     "attention(f[71,4,24]@29=nan, f[71,2,24], f[71,2,24], i[3]=0,40,71) scale=0.2 causal=1",
     "attention(f[71,4,24], f[71,2,24]@29=nan, f[71,2,24], i[3]=0,40,71) scale=0.2 causal=1",
     "attention(f[131,4,64], f[131,2,64]@70=nan, f[131,2,64], i[3]=0,60,131) scale=0.125 causal=1 window=33 cap=2",
@@ -184,7 +184,7 @@ RFT_CASES(attention) = {
     NULL,
 };
 
-/* The cursor: cached, known, dropped, seed. Cases: one row, few rows, blocks; rows past the count; a text at its
+/* The cursor: cached, known, dropped, seed. The cases: one row, few rows, blocks; rows past the count; a text at its
  * end. */
 RFT_CASES(attention_cached) = {
     "attention_cached(f[1,4,24], f[300,2,24], f[300,2,24], I[4]=0,1,0,0) scale=0.2 causal=1 window=0 cap=0",

@@ -21,7 +21,7 @@
 enum { WARPS = 4, THREADS = WARPS * 32, MOST_D = 256 };
 
 /* Tile sizes by the padded head size. Two blocks per multiprocessor, each with at most 99 KiB of shared memory and 255
- * registers per thread. A warp owns 16 or 32 rows; with 32 it reads a fragment of the other side from shared memory
+ * registers per thread. A warp owns 16 or 32 rows; with 32 it reads a fragment of the other operand from shared memory
  * once for two MMAs. */
 template <int D> struct cut;
 template <> struct cut<64> {
@@ -122,8 +122,8 @@ __device__ __forceinline__ void accumulate(float (&acc)[M / 16][D / 8][4], const
   }
 }
 
-/* Writes a warp's rows t0 ... of a head of a dense (T, heads, D) result, those before t1 and not marked in `skip`. The
- * rows go through their own part of a tile, which no other warp reads. */
+/* Writes a warp's rows t0 ... of a head of a dense (T, heads, D) result, except rows from t1 on and rows marked in
+ * `skip`. The rows are staged in their own part of a tile, which no other warp reads. */
 template <typename T, int D, int M>
 __device__ __forceinline__ void store_rows(void *out, int64_t out_row, const problem &p, int h, int t0, int t1,
                                            const float (&acc)[M / 16][D / 8][4], char *tile, const int *skip) {
@@ -174,7 +174,7 @@ __device__ __forceinline__ void clean_tile(const problem &p, const piece &w, cha
   __syncthreads();
 }
 
-/* All of a block's work. `again`: with zeros for the non-finite rows of v, writing only the rows that see none of them.
+/* Computes a block. `again`: with zeros for the non-finite rows of v, writing only the rows that see none of them.
  * Returns whether the thread's part of o is finite. */
 template <typename T, int D, class C, bool again>
 __device__ __forceinline__ bool attend(const problem &p, const piece &w, int h, char *shared, int *dirty) {
@@ -230,7 +230,7 @@ __device__ __forceinline__ bool attend(const problem &p, const piece &w, int h, 
     accumulate<T, D, M, N>(acc, s, bt_of<D>(v, lane));
   }
   bool finite = true;
-  rfi_copies_wait(); /* the copy of q, when there was no tile */
+  rfi_copies_wait(); /* q was copied even if there was no tile */
   __syncthreads();
 #pragma unroll
   for (int m = 0; m < M / 16; m++)
@@ -353,7 +353,7 @@ static __device__ __forceinline__ void dq_of(const problem &p, const piece w, co
   store_rows<T, D, M>(p.out[0], p.row[0], p, h, t0, t1, acc, shared + mine * D * 2, NULL);
 }
 
-/* Loads a tile of q, one of do, and the stats of their rows; NEAR: the stats are already in shared memory. */
+/* Loads a tile of q, one of do, and the statistics of their rows. NEAR: the statistics are already in shared memory. */
 template <typename T, int D, int N, bool NEAR>
 __device__ __forceinline__ void load_rows(uint32_t stage, uint32_t stats, const problem &p, int t, int h, int rows) {
   load_tile<T, D, N>(stage, p, p.q, t, h, rows);
@@ -371,7 +371,7 @@ __device__ __forceinline__ void load_rows(uint32_t stage, uint32_t stats, const 
   rfi_copies_commit();
 }
 
-/* DK, DV: which gradients to compute; both, unless their sums do not fit into the registers together. */
+/* DK, DV: the gradients to compute; both, unless their accumulators do not fit into the registers together. */
 template <typename T, int D, class C, bool DK, bool DV, bool NEAR>
 static __device__ __forceinline__ void dkv_of(const problem &p, const piece w, const int kv, char *shared,
                                               float2 (*stats)[C::dkv_tile]) {
@@ -480,13 +480,13 @@ static __global__ void __launch_bounds__(THREADS, 2) attention_dkv(const problem
 
 /* ---- few rows ----
  *
- * One launch in each direction, for calls where launch time dominates. Each block finds the pieces itself. In the
- * backward the first blocks compute dq and the others dk and dv, each with the stats of the rows that it reads. The
- * loops are those above, so a wrong `longest` costs time, not correctness. */
+ * One launch per direction, for calls whose time is mostly launch time. Each block finds the pieces itself. In the
+ * backward the first blocks compute dq and the others dk and dv, each with the statistics of the rows that it reads.
+ * The loops are the same as above, so a wrong `longest` costs time, not correctness. */
 
 enum { FEW_ROWS = 1024, FEW_DOCUMENTS = 31, FEW_STATS = 2048, FEW_LONGEST = 128, FEW_MOST_D = 128 };
 
-struct few_cut { /* a block takes a document of 64 rows */
+struct few_cut { /* a block covers a document of up to 64 rows */
   static constexpr int o_rows = 16, o_tile = 64;
   static constexpr int dq_rows = 16, dq_tile = 64, dq_part = 32;
   static constexpr int dkv_rows = 16, dkv_tile = 64, dkv_part = 32;
@@ -500,8 +500,8 @@ typedef struct few {
   matrix o;
 } few;
 
-/* Like attention_pieces: a document is all rows since the end of the previous one; the rows after the last document are
- * one more. */
+/* Like attention_pieces: a document is all rows since the end of the previous one; the rows after the last document
+ * count as one more. */
 static __device__ __forceinline__ void find_pieces(problem *p, const few &x) {
   __shared__ piece pieces[FEW_PIECES];
   __shared__ int offsets[FEW_DOCUMENTS + 1], count;
@@ -524,8 +524,8 @@ static __device__ __forceinline__ void find_pieces(problem *p, const few &x) {
   p->count = &count;
 }
 
-/* Like attention_stats, for rows t0 ... t1 - 1 and `heads` heads from h0: p->stats points to where row t of head h
- * would be. */
+/* Like attention_stats, for rows t0 ... t1 - 1 and `heads` heads from h0 on. p->stats is offset so that row t of head h
+ * is at its usual index. */
 template <typename T>
 static __device__ __forceinline__ void find_stats(problem *p, const matrix &o, int h0, int heads, int t0, int t1) {
   __shared__ float2 stats[FEW_STATS];
@@ -596,7 +596,7 @@ static layout make_layout(const rfr_call *call, int backward) {
   return layout_of(call, backward, backward ? 6 : 3, rows, backward ? 2 : 1);
 }
 
-/* Bytes for the `kept` matrices of rows that a block keeps, and two stages of two tiles. */
+/* Bytes for the `kept` matrices of rows that stay in shared memory, and two stages of two tiles. */
 static constexpr int shared_bytes(int kept, int rows, int tile, int D) {
   return (kept * rows * WARPS + 4 * tile) * D * 2;
 }
@@ -647,7 +647,7 @@ static rfr_status backward(const rfr_call *call) {
   return run_backward(call, &l, 2, 1, backward_of<rfi_bf16>, backward_of<rfi_f16>);
 }
 
-/* As many blocks as there can be pieces, for each of `heads`. */
+/* As many blocks as there may be pieces, for each of `heads`. */
 static unsigned few_blocks(const rfr_call *call, int offsets, int T, int heads) {
   const int64_t n = call->in[offsets].type.shape[0] - 1, owners = n + 1 < T ? n + 1 : T;
   return (unsigned)((T + owners * (FEW_BLOCK - 1)) / FEW_BLOCK * heads);

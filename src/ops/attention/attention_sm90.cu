@@ -7,8 +7,8 @@
  *
  * P is rounded to the storage type as the left operand of the next GEMM, in registers.
  *
- * 0 x NaN is NaN, so in a masked tile a non-finite v would spoil rows that do not see it. A piece with a non-finite row
- * is computed again with zeros for such v; rows that see one of them keep the first result.
+ * 0 x NaN is NaN, so in a masked tile a non-finite v would make rows NaN that do not see it. A piece with a non-finite
+ * row is computed again with zeros for such v; rows that see one of them keep the first result.
  */
 #include "backend/cuda/tma_sm90.cuh"
 #include "ops/attention/attention_cuda.h"
@@ -16,7 +16,7 @@
 
 enum { MOST_D = 128, KEYS = 128, SLOTS = 2 };
 
-/* Multiplying warpgroups and tile stages, as shared memory and registers per thread allow. */
+/* Number of consumer warpgroups and tile stages, limited by shared memory and registers per thread. */
 template <int D> struct cut;
 template <> struct cut<64> { static constexpr int groups = 3, stages = 3, registers = 160, loader = 32; };
 template <> struct cut<128> { static constexpr int groups = 2, stages = 2, registers = 240, loader = 24; };
@@ -24,8 +24,8 @@ template <> struct cut<128> { static constexpr int groups = 2, stages = 2, regis
 /* A block's work item: a piece of rows for a head. */
 typedef struct item {
   piece w;
-  int h;                 /* IDLE: no item here, the next slot may have one; DONE: end of the work */
-  int again, not_finite; /* again: with zeros for non-finite v; not_finite: a row of o is not finite */
+  int h;                 /* IDLE: the slot has no item, the next one may; DONE: end of the work */
+  int again, not_finite; /* again: recompute with zeros for non-finite v; not_finite: a row of o is not finite */
 } item;
 enum { IDLE = -1, DONE = -2 };
 
@@ -63,7 +63,7 @@ static __device__ __forceinline__ path path_of(const problem &p, const piece &w)
 
 /* ---- loading: a thread ---- */
 
-/* Requests rows t ... of a head, `rows` of them, into panels. */
+/* Starts loading rows t ... of a head, `rows` of them, into panels. */
 template <int D>
 __device__ __forceinline__ void ask_for(uint32_t to, const CUtensorMap *map, uint32_t full, int t, int h, int rows) {
   rfi_barrier_expect(full, (uint32_t)(rows * D * 2));
@@ -71,7 +71,7 @@ __device__ __forceinline__ void ask_for(uint32_t to, const CUtensorMap *map, uin
   for (int d = 0; d < D; d += 64) rfi_tma_load(to + (uint32_t)(d * rows * 2), map, full, d, t, h);
 }
 
-/* Waits for a stage to be empty; `tile` counts the tiles requested before. */
+/* Waits for an empty stage; `tile` counts the tiles requested before. */
 template <int STAGES> __device__ __forceinline__ void await_empty(uint32_t barriers, unsigned tile) {
   if (tile >= STAGES) rfi_mbarrier_wait(barriers + tile % STAGES * 8, (int)(tile / STAGES - 1) & 1);
 }
@@ -97,7 +97,7 @@ template <int D> __device__ __forceinline__ void load_all(const problem &p, cons
       ticket = atomicAdd(p.ticket, 1u);
     }
     idle = x.h < 0 ? idle + 1 : 0;
-    if (idle == SLOTS) x.h = DONE; /* no item is left that could be computed again */
+    if (idle == SLOTS) x.h = DONE; /* no item is left that might be recomputed */
     items[slot] = x;
     if (x.h < 0) {
       rfi_mbarrier_arrive(full);
@@ -118,9 +118,9 @@ template <int D> __device__ __forceinline__ void load_all(const problem &p, cons
   }
 }
 
-/* ---- products ---- */
+/* ---- MMAs ---- */
 
-/* Starts s (64 x 128) = rows of q times the tile's. */
+/* Starts s (64 x 128) = rows of q times rows of the tile. */
 template <typename T, int D>
 __device__ __forceinline__ void multiply_keys(float (&s)[1][KEYS / 8][4], uint32_t q, uint32_t k) {
   rfi_wgmma_new(s[0]);
@@ -131,7 +131,7 @@ __device__ __forceinline__ void multiply_keys(float (&s)[1][KEYS / 8][4], uint32
   rfi_wgmma_commit();
 }
 
-/* Starts acc (64 x D) += a times the tile's rows. */
+/* Starts acc (64 x D) += a times rows of the tile. */
 template <typename T, int D>
 __device__ __forceinline__ void add_values(float (&acc)[1][D / 8][4], const uint32_t (&a)[KEYS / 16][4], uint32_t v) {
 #pragma unroll
@@ -158,7 +158,7 @@ static __device__ __forceinline__ void hide(const problem &p, const piece &w, fl
   }
 }
 
-/* Zeroes the rows of v that are not finite; marks the piece's rows that see one of them. Called by all multiplying
+/* Zeroes the rows of v that are not finite; marks the piece's rows that see one of them. Called by all consumer
  * warps. */
 template <typename T, int D>
 __device__ __forceinline__ void clean_tile(const problem &p, const piece &w, char *tile, int s0, int *dirty) {
@@ -187,7 +187,7 @@ static __device__ __forceinline__ void left_by_warp(uint32_t barrier, int lane) 
   if (lane == 0) rfi_mbarrier_arrive(barrier);
 }
 
-/* A warpgroup's 64 rows of a block's items. */
+/* Processes a warpgroup's 64 rows of the block's items. */
 template <typename T, int D, bool CAPPED>
 __device__ __forceinline__ void attend_all(const problem &p, char *shared, const int group) {
   typedef smem<D> R;
@@ -205,21 +205,21 @@ __device__ __forceinline__ void attend_all(const problem &p, char *shared, const
       left_by_warp(base + R::Q_EMPTY + slot * 8, lane);
       continue;
     }
-    if (x.again) dirty[mine + (lane & 15)] = 0; /* marking waits for all warps, so after this */
+    if (x.again) dirty[mine + (lane & 15)] = 0; /* marking waits for all warps, so this follows it */
     const piece &w = x.w;
     const path v = path_of(p, w);
     const int t0 = w.first + mine, t1 = min(t0 + 16, w.last);             /* the warp's rows */
-    const int g0 = w.first + group * GROUP, g1 = min(g0 + GROUP, w.last); /* the warpgroup's */
-    /* When the item is computed again, warpgroups multiply all tiles: they clean them together. */
+    const int g0 = w.first + group * GROUP, g1 = min(g0 + GROUP, w.last); /* rows of the warpgroup */
+    /* When an item is recomputed, every warpgroup processes all tiles, because they zero the rows of v together. */
     const bool none = x.again ? v.count == 0 : g1 <= g0 || g1 <= w.from; /* no row sees a key */
     const int high = none      ? -1
                      : x.again ? v.count - 1
-                               : ((p.causal ? g1 : w.end) - 1 - v.start) / KEYS; /* tiles that they see */
+                               : ((p.causal ? g1 : w.end) - 1 - v.start) / KEYS; /* tiles that the rows see */
     const int low = none || x.again ? 0 : (first_key(p, w.from, g0) - v.start) / KEYS;
     const uint32_t q = base + R::Q_AT + slot * R::Q + (uint32_t)(group * GROUP * 128);
     float acc[1][D / 8][4] = {};
     softmax<16> sums = {{{-INFINITY, -INFINITY}}, {{0, 0}}};
-    int j = v.count - 1; /* the tile of the item that is tile number `tile` of the block */
+    int j = v.count - 1; /* number, within the block, of the item's current tile */
     auto await_keys = [&](unsigned n) {
       rfi_mbarrier_wait(base + R::K_FULL + n % R::STAGES * 8, (int)(n / R::STAGES) & 1);
     };
@@ -267,7 +267,8 @@ __device__ __forceinline__ void attend_all(const problem &p, char *shared, const
         if (CAPPED) bend(p, s);
         hide(p, w, s, t0, v.start + j * KEYS);
         const bool same = soften<16, KEYS>(p, s, sums, shrink);
-        if (j > low) await_keys(tile + 1); /* a branch: without it nvcc waits for the GEMM before it computes e^x */
+        /* the branch is needed: without it nvcc waits for the GEMM before it computes e^x */
+        if (j > low) await_keys(tile + 1);
         rfi_wgmma_wait<0>();
         rfi_wgmma_tie(acc[0]);
         rfi_wgmma_tie(s[0]);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Attention beyond the op matrix: packed documents do not influence each other bit by bit, forward and backward; the
- * forward's bits do not depend on the number of threads, the backward's repeat for the same number; keys outside a
+ * Attention beyond the op matrix: packed documents do not influence each other, compared bit by bit, forward and
+ * backward; the forward is bitwise equal for any number of threads, the backward for the same number; keys outside a
  * window have no influence; the counted work is that of the pairs that see each other; wrong shapes are refused when
  * recorded; the gradient of a packed weight has the right type and phase.
  */
@@ -185,14 +185,14 @@ static void recording(void **state) {
       assert_non_null(strstr(rfr_last_error()->message, "attention_test.c"));
     } else {
       assert_int_equal(rfr_trace_finish(t), RFR_OK);
-      assert_true(t->ops[t->n_ops - 1].attr[0].f == 0.25); /* the default is resolved when recorded */
+      assert_true(t->ops[t->n_ops - 1].attr[0].f == 0.25); /* the default is resolved at recording */
     }
     rfr_trace_destroy(t);
   }
   rfr_ctx_destroy(ctx);
 }
 
-/* Multiply-adds compared with pairs counted one by one, with documents of the greatest length. */
+/* Compares multiply-adds with pairs counted one by one, for documents of the maximum length. */
 static void work(void **state) {
   (void)state;
   static const rfr_attention_options cases[] = {{.causal = 0},
@@ -224,7 +224,7 @@ static void work(void **state) {
   rfr_ctx_destroy(ctx);
 }
 
-/* A NaN or an infinity in v affects the rows that see it, and changes no bit of the others. */
+/* A NaN or an infinity in v affects the rows that see it; all other rows stay bitwise equal. */
 static void not_finite(void **state) {
   (void)state;
   enum { AT = CUT + 5 };

@@ -30,19 +30,20 @@ typedef struct problem {
   matrix q, k, v, dy;
   const piece *pieces;
   const int *count; /* number of pieces, on the device */
-  int reverse;      /* take the last pieces first: with a causal mask they are the longest */
+  int reverse;      /* process the last pieces first: with a causal mask they are the longest */
   float *lse;
   float2 *stats;                   /* (H, T): lse in units of log2 e, delta */
-  int T, H, Hk, D, causal, window; /* window 0: none */
-  float scale, factor, bend, cap;  /* 2^(factor x), x the product of q and k, or cap tanh(bend x) */
-  void *out[3];                    /* o; dq, dk, dv: heads side by side; NULL: not computed */
+  int T, H, Hk, D, causal, window; /* 0: no window */
+  /* probabilities are 2^(factor x), where x is the dot product of q and k, or cap tanh(bend x) */
+  float scale, factor, bend, cap;
+  void *out[3]; /* o; dq, dk, dv, heads adjacent; NULL: not computed */
   int64_t row[3];
   float *sums;      /* (H, T, 64 or 128): sums of dq, until all keys have been added */
   unsigned *turns;  /* (H, T): at a tile's first row, how many blocks have added to its sums */
   unsigned *ticket; /* number of items (a piece and a head) taken so far */
 } problem;
 
-/* ---- who sees whom ---- */
+/* ---- which rows see which keys ---- */
 
 static __device__ __forceinline__ int first_key(const problem &p, int from, int t) {
   return p.window ? max(from, t + 1 - p.window) : from;
@@ -78,10 +79,11 @@ template <int M, int N> __device__ __forceinline__ void bend(const problem &p, f
       for (int e = 0; e < 4; e++) c[m][n][e] = p.cap * bent(p.bend * c[m][n][e]);
 }
 
-/* The running maximum and sum of a thread's rows. Until the end, each thread sums its own columns. */
+/* The running maximum and sum of a thread's rows. Each thread sums its own columns; the sums are combined at the
+ * end. */
 template <int M> struct softmax { float max[M / 16][2], sum[M / 16][2]; };
 
-/* Maximum over the four lanes of a row. */
+/* Maximum over the four lanes that share a row. */
 static __device__ __forceinline__ float quad_max(float x) {
   x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 1));
   return fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 2));
@@ -91,8 +93,8 @@ static __device__ __forceinline__ float quad_sum(float x) {
   return x + __shfl_xor_sync(0xffffffffu, x, 2);
 }
 
-/* Scores become 2^(factor (score - max)), and the earlier sums have to be multiplied by `shrink`. Returns whether all
- * factors are 1 or the sums they multiply are 0. */
+/* Scores become 2^(factor (score - max)); earlier sums must be multiplied by `shrink`. Returns whether all factors are
+ * 1 or the sums they multiply are 0. */
 template <int M, int N>
 __device__ __forceinline__ bool soften(const problem &p, float (&s)[M / 16][N / 8][4], softmax<M> &x,
                                        float (&shrink)[M / 16][2]) {
@@ -143,8 +145,8 @@ __device__ __forceinline__ void slope(const problem &p, float (&ds)[M][N][4], co
       for (int e = 0; e < 4; e++) ds[m][n][e] *= 1.0f - s[m][n][e] * inverse * (s[m][n][e] * inverse);
 }
 
-/* A block's next piece, for each of `heads`; false: none is left. Documents decide how many pieces there are, shapes
- * decide the grid, which is enough for few documents: with many, a block takes several pieces. */
+/* Gets a block's next piece, for each of `heads`; false: none is left. Documents determine the number of pieces, shapes
+ * the grid, which suffices for few documents. With many documents, a block processes several pieces. */
 static __device__ __forceinline__ bool next_piece(const problem &p, int heads, unsigned *at, piece *w, int *head) {
   const unsigned i = *at / (unsigned)heads, count = (unsigned)*p.count;
   if (i >= count) return false;
@@ -154,7 +156,8 @@ static __device__ __forceinline__ bool next_piece(const problem &p, int heads, u
   return true;
 }
 
-/* lse in units of log2 e, and delta = do o times `sign`: eight threads per row, one block for rows of one head. */
+/* Computes lse in units of log2 e, and delta = do o times `sign`: eight threads per row, one block for rows of one
+ * head. */
 template <typename T>
 static __global__ void __launch_bounds__(STATS_THREADS) attention_stats(const problem p, const matrix o, float sign) {
   const int64_t h = blockIdx.x % (unsigned)p.H, t = blockIdx.x / (unsigned)p.H * STATS_ROWS + threadIdx.x / 8;
@@ -174,12 +177,13 @@ static __global__ void __launch_bounds__(STATS_THREADS) attention_stats(const pr
   if (inside && (threadIdx.x & 7) == 0) p.stats[at] = make_float2(lse * LOG2E, sign * sum);
 }
 
-/* ---- cutting the rows into pieces ---- */
+/* ---- dividing the rows into pieces ---- */
 
 typedef struct table {
   piece *pieces;
-  int *count; /* number of pieces, followed by the ticket counter */
-  int rows;   /* rows of a piece */
+  int *count;   /* number of pieces, followed by the ticket counter */
+  int rows;     /* rows per piece */
+  int together; /* documents whose pieces alternate: their first pieces, then their second pieces, and so on */
 } table;
 
 /* Inclusive running maximum or sum over a block of 1024. `part` may be reused afterwards. */
@@ -197,12 +201,25 @@ template <bool SUM> static __device__ __forceinline__ int running(int x, int *pa
   return x;
 }
 
-/* One block per table; it ends as soon as all rows are assigned, because offsets often has as many entries as there may
- * be documents. A document is all rows since the end of the previous one, so that every row is in a document; the rows
- * after the last one form another, which has no keys. */
+/* Returns the index of piece number i, of document d, if the pieces of `together` documents alternate. counts[j]: pieces
+ * before document j. */
+static __device__ __forceinline__ int place_of(const int *counts, int i, int d, int together) {
+  const int start = d / together * together, end = min(start + together, CUTTERS), level = i - counts[d];
+  int place = counts[start];
+  for (int j = start; j < end; j++) {
+    const int n = counts[j + 1] - counts[j];
+    place += min(n, level) + (j < d && n > level);
+  }
+  return place;
+}
+
+/* One block per table. It stops as soon as all rows are assigned, because offsets often has as many entries as there
+ * may be documents. A document is all rows since the end of the previous one, so that every row is in a document. The
+ * rows after the last document form another one, which has no keys. */
 static __global__ void __launch_bounds__(CUTTERS)
     attention_pieces(const int32_t *offsets, int n, int T, const table a, const table b) {
-  __shared__ int part[32], ends[CUTTERS + 1], counts[CUTTERS + 1]; /* of 1024 documents; index 0: the one before them */
+  /* of 1024 documents; index 0: the previous document */
+  __shared__ int part[32], ends[CUTTERS + 1], counts[CUTTERS + 1];
   const table x = blockIdx.x == 0 ? a : b;
   const int me = threadIdx.x;
   int owned = 0, pieces = 0; /* rows and pieces so far */
@@ -221,7 +238,7 @@ static __global__ void __launch_bounds__(CUTTERS)
         else low = middle + 1;
       }
       const int first = ends[low] + (i - counts[low]) * x.rows, last = ends[low + 1];
-      x.pieces[pieces + i] =
+      x.pieces[pieces + place_of(counts, i, low, x.together)] =
           piece{first, min(first + x.rows, last), min(max(offsets[d0 + low], ends[low]), last), last};
     }
     owned = ends[CUTTERS];
@@ -240,10 +257,11 @@ static __global__ void __launch_bounds__(CUTTERS)
 
 enum { BLOCK_TABLES = 2 };
 
-/* Offsets in the workspace; the same when the workspace is sized and when the kernel runs. */
+/* Offsets in the workspace; must be equal when the workspace is sized and when the kernel runs. */
 typedef struct layout {
   size_t count[BLOCK_TABLES], pieces[BLOCK_TABLES], stats, sums, turns, bytes;
   int rows[BLOCK_TABLES], most[BLOCK_TABLES];
+  int together; /* of the tables */
 } layout;
 
 static inline size_t reserve(size_t *bytes, int64_t n) {
@@ -252,12 +270,13 @@ static inline size_t reserve(size_t *bytes, int64_t n) {
   return at;
 }
 
-/* `first` is q's operand, `offsets` the operand of document offsets; rows: rows of a piece in each of the `tables`
- * tables. */
+/* `first` is q's operand, `offsets` the operand of document offsets. rows[i]: rows per piece of table i, of
+ * `tables`. */
 static inline layout layout_of(const rfr_call *call, int first, int offsets, const int rows[BLOCK_TABLES], int tables) {
   const int64_t T = call->in[first].type.shape[0], H = call->in[first].type.shape[1];
   const int64_t n = call->in[offsets].type.shape[0] - 1, owners = n + 1 < T ? n + 1 : T;
   layout l = {};
+  l.together = 1;
   for (int i = 0; i < tables; i++) {
     l.rows[i] = rows[i];
     l.most[i] = (int)((T + owners * (rows[i] - 1)) / rows[i]);
@@ -288,13 +307,14 @@ static inline problem problem_of(const rfr_call *call, int first) {
   return p;
 }
 
-/* Makes the tables of pieces on the device. */
+/* Fills the tables of pieces on the device. */
 static inline void cut_rows(const rfr_call *call, const problem *p, const layout *l, int offsets, int tables) {
   char *at = (char *)call->workspace;
   const int n = (int)call->in[offsets].type.shape[0] - 1;
   const int32_t *documents = (const int32_t *)call->in[offsets].data;
   table x[BLOCK_TABLES] = {};
-  for (int i = 0; i < tables; i++) x[i] = table{(piece *)(at + l->pieces[i]), (int *)(at + l->count[i]), l->rows[i]};
+  for (int i = 0; i < tables; i++)
+    x[i] = table{(piece *)(at + l->pieces[i]), (int *)(at + l->count[i]), l->rows[i], l->together};
   attention_pieces<<<(unsigned)tables, CUTTERS, 0, rfi_stream(call)>>>(documents, n, p->T, x[0], x[1]);
 }
 
@@ -320,7 +340,7 @@ static inline rfr_status launch(const rfr_call *call, kernel_fn kernel, const pr
 
 typedef rfr_status (*launch_fn)(const rfr_call *call, const problem *p, const layout *l);
 
-/* The forward; bf16 and f16 launch the kernel of the type. */
+/* The forward; `bf16` and `f16` are the launchers for each type. */
 static inline rfr_status run_forward(const rfr_call *call, const layout *l, launch_fn bf16, launch_fn f16) {
   problem p = problem_of(call, 0);
   p.out[0] = call->out[0].data;
@@ -344,7 +364,7 @@ static inline problem backward_problem_of(const rfr_call *call) {
   return p;
 }
 
-/* The backward, with `tables` tables of pieces; `sign`: of delta in the stats. */
+/* The backward, with `tables` tables of pieces; `sign`: the sign of delta in the statistics. */
 static inline rfr_status run_backward(const rfr_call *call, const layout *l, int tables, float sign, launch_fn bf16,
                                       launch_fn f16) {
   const rfr_arg *out = &call->in[4];
@@ -361,8 +381,8 @@ static inline rfr_status run_backward(const rfr_call *call, const layout *l, int
   return s == RFR_OK ? rfi_cuda_launched("attention_bwd") : s;
 }
 
-/* Requires chunks of 16 bytes, a positive scale (so that the largest dot product is the largest score), and indices
- * that do not overflow by a tile. */
+/* Requires rows that are multiples of 16 bytes, a positive scale (so that the largest dot product is the largest
+ * score), and indices that do not overflow even by a tile. */
 static inline int takes_of(const rfr_call *call, int first, int64_t most_d) {
   const rfr_arg *q = &call->in[first];
   const int64_t D = q->type.shape[2];

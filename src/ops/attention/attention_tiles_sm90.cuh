@@ -9,12 +9,12 @@
 #include "backend/cuda/tma_sm90.cuh"
 #include "ops/attention/attention_tiles.cuh"
 
-enum { GROUP = 64, TILE_ROWS = 64 }; /* rows of a warpgroup; rows of a tile of the other side */
+enum { GROUP = 64, TILE_ROWS = 64 }; /* rows per warpgroup; rows per tile of the other operand */
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 
-/* A warpgroup's rows of a tile as left operands in shared memory. Loaded into registers, nvcc 13.0 assigned a
- * loop-invariant left operand and a packed one to the same registers. */
+/* A warpgroup's rows of a tile, as left operands in shared memory. If they were loaded into registers, nvcc 13.0 would
+ * assign a loop-invariant left operand and a packed one to the same registers. */
 template <int D, int ROWS> struct left_rows {
   uint32_t group;
   __device__ __forceinline__ void load(uint32_t tile, int warp) { group = tile + (uint32_t)(warp / 4 * GROUP * 128); }
@@ -23,7 +23,7 @@ template <int D, int ROWS> struct left_rows {
   }
 };
 
-/* Starts c (64 x 64) = rows of a times the tile's rows. */
+/* Starts c (64 x 64) = rows of a times rows of the tile. */
 template <typename T, int D, typename A>
 __device__ __forceinline__ void multiply(float (&c)[1][8][4], const A &a, uint32_t tile) {
   rfi_wgmma_new(c[0]);
@@ -45,7 +45,7 @@ template <typename T, int N> __device__ __forceinline__ void pack(uint32_t (&a)[
     }
 }
 
-/* Starts acc (64 x D) += a times the tile's rows. */
+/* Starts acc (64 x D) += a times rows of the tile. */
 template <typename T, int D>
 __device__ __forceinline__ void accumulate(float (&acc)[1][D / 8][4], const uint32_t (&a)[TILE_ROWS / 16][4],
                                            uint32_t tile) {
@@ -58,8 +58,8 @@ __device__ __forceinline__ void accumulate(float (&acc)[1][D / 8][4], const uint
   rfi_wgmma_commit();
 }
 
-/* Writes a warp's 16 rows t0 ... of a head of a dense (T, heads, D) result, those before t1 and not marked in `skip`.
- * The rows go through their own part of a tile of ROWS rows. */
+/* Writes a warp's 16 rows t0 ... of a head of a dense (T, heads, D) result, except rows from t1 on and rows marked in
+ * `skip`. The rows are staged in their own part of a tile with ROWS rows. */
 template <typename T, int D, int ROWS>
 __device__ __forceinline__ void store_rows(void *out, int64_t out_row, const problem &p, int h, int t0, int t1,
                                            const float (&acc)[1][D / 8][4], char *tile, int row, const int *skip) {

@@ -21,13 +21,13 @@ typedef struct rfi_span {
   int first, end;
 } rfi_span;
 
-/* One block; ends[d] = max(0, offsets[1], ..., offsets[d + 1]), each at most T. */
+/* One block computes ends[d] = max(0, offsets[1], ..., offsets[d + 1]), each at most T. */
 static __global__ void __launch_bounds__(1024)
     rfi_document_ends(const int32_t *offsets, int64_t stride, int n, int T, int32_t *ends) {
   __shared__ int warp_max[32];
   int before = 0;
   for (int d0 = 0; d0 < n; d0 += (int)blockDim.x) {
-    if (before == T) { /* the following ones are T too */
+    if (before == T) { /* all later ends are T too */
       for (int d = d0 + (int)threadIdx.x; d < n; d += (int)blockDim.x) ends[d] = T;
       return;
     }
@@ -48,7 +48,7 @@ static __global__ void __launch_bounds__(1024)
   }
 }
 
-/* The rows of t's document; empty if t is in none. */
+/* The rows of t's document; an empty range if t is in none. */
 static __device__ __forceinline__ rfi_span rfi_document_of(const rfi_documents &x, int t) {
   int low = 0, high = x.n; /* the first d with ends[d] > t */
   while (low < high) {

@@ -97,7 +97,7 @@ rfr_status rfi_grad_reduce_scatter(rfi_grad *g) { return emit(g, RFI_OP_all_gath
 rfr_status rfi_grad_all_reduce(rfi_grad *g) { return emit(g, RFI_OP_all_reduce); }
 rfr_status rfi_grad_all_to_all(rfi_grad *g) { return emit(g, RFI_OP_all_to_all); }
 
-/* The way back: what was received is sent. */
+/* The gradient exchanges the counts: it sends the rows that were received. */
 rfr_status rfi_grad_all_to_all_rows(rfi_grad *g) {
   const rfr_value *in = g->op->in;
   if (!g->need[0] || g->dy[0] == RFR_NONE) return RFR_OK;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The arguments of a collective for its communicator, which binding puts into call->library. One rank needs no
+ * The arguments of a collective for its communicator, which kernel selection puts into call->library. One rank needs no
  * communicator: the op is a copy.
  */
 #ifndef RFI_OPS_COLLECTIVE_H

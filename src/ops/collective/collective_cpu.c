@@ -26,7 +26,7 @@ static rfr_status run_all_to_all(const rfi_call *call) { return run(call, RFI_AL
 
 static size_t rows_workspace(const rfi_call *c) { return 2 * sizeof(int64_t) * (size_t)rfi_collective_ranks(c); }
 
-/* The elements of each rank's part, from the counts of its groups. */
+/* The number of elements of each rank's part, from the counts of its groups. */
 static void count_elements(const rfi_call *c, int operand, int64_t *out) {
   const int32_t *counts = c->in[operand].data;
   const int64_t ranks = rfi_collective_ranks(c), groups = rfi_count(&c->in[operand].type) / ranks;

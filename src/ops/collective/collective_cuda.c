@@ -17,7 +17,7 @@ static rfr_status run(const rfr_call *call, rfi_collective_kind kind) {
                         rfi_collective_name(kind));
 }
 
-/* Collectives of which none reads another's result, on the first one's stream. */
+/* Runs independent collectives on the first one's stream. */
 static rfr_status run_many(const rfr_call *const *calls, int n, rfi_collective_kind kind) {
   enum { MOST = 64 };
   rfi_collective group[MOST];
@@ -43,5 +43,5 @@ const rfi_cuda_kernel RFI_CUDA(all_gather) = {.run = run_all_gather, .run_all = 
 const rfi_cuda_kernel RFI_CUDA(reduce_scatter) = {.run = run_reduce_scatter, .run_all = scatter_many};
 const rfi_cuda_kernel RFI_CUDA(all_reduce) = {.run = run_all_reduce};
 const rfi_cuda_kernel RFI_CUDA(all_to_all) = {.run = run_all_to_all};
-/* NCCL wants the sizes of messages when the graph is captured, so it sends the parts with their zeros. */
+/* NCCL needs message sizes at capture, so it sends complete parts, including their zeros. */
 const rfi_cuda_kernel RFI_CUDA(all_to_all_rows) = {.run = run_all_to_all};

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Collective ops over ranks that are threads: values and gradients bit by bit, eager and replayed; their tokens when
- * printed and parsed; passes that must not change them; and refusals.
+ * Collective ops over ranks that are threads: values and gradients, compared bit by bit, eager and replayed; their
+ * order tokens when printed and parsed; passes that must not change them; and refusals.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -43,7 +43,7 @@ static rfr_trace *record(rfr_ctx *own, int size) {
   return t;
 }
 
-/* The oracle has the data of all ranks. */
+/* The reference has the data of all ranks. */
 static float want_all(int64_t i) { return data((int)(i / (D0 * D1)), 0, i % (D0 * D1)); }
 static float want_part(int rank, int size, int64_t i) {
   const int64_t at = rank * D0 * D1 + i;
@@ -56,7 +56,8 @@ static float want_sum(int size, int64_t i) {
   for (int r = 1; r < size; r++) total += want_part(r, size, i);
   return total;
 }
-/* The gradient of the sum of all losses: through all_reduce the sum of all d, through reduce_scatter every rank's. */
+/* The gradient of the sum of all losses: through all_reduce the sum of all d, through reduce_scatter the d of every
+ * rank. */
 static float want_dx(int rank, int size, int64_t i) {
   const int64_t at = rank * D0 * D1 + i;
   float dpart = data(0, 2, i), total = 0;
@@ -119,7 +120,7 @@ static void test_ranks(void **state) {
   }
 }
 
-/* Each rank sends part r to rank r; a second exchange sends the parts back, and so does the gradient. */
+/* Each rank sends part r to rank r. A second exchange sends the parts back, and so does the gradient. */
 static rfr_status exchange(void *rank_of_test, int number, rfr_comm *comm, rfr_ctx *own) {
   rank *r = rank_of_test;
   rfr_programs *p = NULL;
@@ -153,7 +154,7 @@ static rfr_status exchange(void *rank_of_test, int number, rfr_comm *comm, rfr_c
   return s;
 }
 
-/* Rows that rank r sends to rank s; they are in two groups. */
+/* The number of rows that rank r sends to rank s; they are in two groups. */
 static int32_t rows_to(int r, int s, int group) { return (r * 5 + s * 3 + group) % 4 + (r == 0 && s == 1) * D0; }
 
 static int rows_between(int r, int s) {
@@ -161,7 +162,7 @@ static int rows_between(int r, int s) {
   return rows < D0 ? rows : D0;
 }
 
-/* Parts of different sizes, which are on the device; the second exchange and the gradient send the rows back. */
+/* Parts of different sizes, which are on the device. The second exchange and the gradient send the rows back. */
 static rfr_status exchange_rows(void *rank_of_test, int number, rfr_comm *comm, rfr_ctx *own) {
   rank *r = rank_of_test;
   rfr_programs *p = NULL;
@@ -250,7 +251,7 @@ static void test_text(void **state) {
   rfr_trace_destroy(t);
 }
 
-/* Two microbatches read views of one gathered weight: neither the gathers nor their readers are merged or change
+/* Two microbatches read views of one gathered weight. Neither the gathers nor their readers are merged or change
  * microbatch. */
 static void test_passes(void **state) {
   rfr_trace *t, *pruned;
@@ -263,7 +264,7 @@ static void test_passes(void **state) {
   for (int m = 0; m < 2; m++) {
     rfr_microbatch(t, m);
     rfr_output(t, m ? "b" : "a", rfr_scale(t, rfr_all_gather(t, w, 2), -1, RFR_NONE));
-    rfr_all_reduce(t, w, 2); /* unused: a token does not keep an op alive */
+    rfr_all_reduce(t, w, 2); /* unused: a token operand does not keep an op alive */
   }
   OK(rfr_trace_finish(t));
   OK(rfi_pass_prune(t, &o, &report, &pruned));

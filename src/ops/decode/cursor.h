@@ -12,12 +12,12 @@
 
 enum { RFI_CURSOR_CACHED, RFI_CURSOR_KNOWN, RFI_CURSOR_DROPPED, RFI_CURSOR_SEED, RFI_CURSOR_N };
 
-/* Random stream of the draws. */
+/* The random stream of the draws. */
 enum { RFI_DRAW_STREAM = 3 };
 
 typedef struct rfi_take {
   int64_t first, count; /* positions first .. first + count - 1 */
-  bool all;             /* the last known token is included: the next one can be drawn */
+  bool all;             /* the last known token is included, so the next one can be drawn */
 } rfi_take;
 
 RFI_BOTH_SIDES static inline int64_t rfi_cursor_get(const rfr_arg *cursor, int i) {
@@ -45,7 +45,7 @@ enum {
   RFI_SAMPLING_N
 };
 
-/* top_k of V candidates; V: all. */
+/* top_k of V candidates; V if it is out of range. */
 RFI_BOTH_SIDES static inline int64_t rfi_sampling_top_k(const double *sampling, int64_t V) {
   const double k = sampling[RFI_SAMPLING_TOP_K];
   return k >= 1.0 && k < (double)V ? (int64_t)k : V;
@@ -53,14 +53,14 @@ RFI_BOTH_SIDES static inline int64_t rfi_sampling_top_k(const double *sampling, 
 RFI_BOTH_SIDES static inline bool rfi_sampling_penalizes(const double *sampling) {
   return sampling[RFI_SAMPLING_PENALTY] > 0.0 && sampling[RFI_SAMPLING_PENALTY] != 1.0;
 }
-/* The logit of a token that is in the text. */
+/* The logit of a token that occurs in the text. */
 RFI_BOTH_SIDES static inline float rfi_sampling_penalize(const double *sampling, float x) {
   const float penalty = (float)sampling[RFI_SAMPLING_PENALTY];
   return x > 0.0f ? x / penalty : x * penalty;
 }
 
-/* The draw in [0, 1) for the next position of the full text, from 53 bits: a pure function of the seed and of that
- * position, which counts the dropped tokens too. */
+/* The draw in [0, 1) for the next position of the full text, from 53 bits. It is a pure function of the seed and of
+ * that position, which counts the dropped tokens too. */
 RFI_BOTH_SIDES static inline double rfi_cursor_draw(const rfr_arg *cursor) {
   const uint64_t seed = (uint64_t)rfi_cursor_get(cursor, RFI_CURSOR_SEED);
   const uint64_t position =

@@ -88,7 +88,7 @@ rfr_status rfi_infer_cache_write(const rfi_infer *call) {
   return RFR_OK;
 }
 
-/* Of the cache, only the rows of x are written. */
+/* Only the rows of x are written to the cache. */
 double rfi_bytes_cache_write(const rfi_infer *c) {
   const double x = (double)rfi_bytes(&c->in[RFI_IN_cache_write_x]);
   return (c->out[0].rank < 0 ? 1 : 2) * x + (double)rfi_bytes(&c->in[RFI_IN_cache_write_cursor]);

@@ -103,7 +103,7 @@ struct candidates {
   bool by_id;
 };
 
-/* Smaller for larger x; NaN comes after all numbers, and -0 equals 0. */
+/* A key that is smaller for larger x. NaN sorts after all numbers, and -0 equals 0. */
 static __device__ uint32_t likeliness(float x) {
   if (x != x) return UINT32_MAX;
   const uint32_t bits = __float_as_uint(x + 0.0f);
@@ -137,7 +137,7 @@ static __device__ uint64_t block_sum(uint64_t x) {
   return x;
 }
 
-/* A search ends at the first candidate with which there are `most` candidates or their weights reach `enough`. */
+/* A search ends at the first candidate at which there are `most` candidates or their weights sum to `enough`. */
 struct bound {
   uint64_t most, enough;
 };
@@ -145,7 +145,7 @@ static __device__ bool is_reached(const bound &b, const tally &t) {
   return t.count > 0 && (t.count >= b.most || t.weight >= b.enough);
 }
 
-/* The candidate at which all candidates together reach a bound: number `nth` of those with key `key`. */
+/* The candidate at which the search ends: the `nth` of those with key `key`. */
 struct place {
   uint32_t key;
   uint64_t nth;
@@ -196,7 +196,7 @@ static __device__ place find(const candidates &c, const bound &b) {
   return at;
 }
 
-/* The id of the nth candidate with a key, in order of ids. */
+/* Finds the id of the nth candidate with a key, in order of ids. */
 static __device__ int64_t id_of(const candidates &c, const place &at) {
   __shared__ uint64_t found;
   uint64_t before = 0;
@@ -205,7 +205,7 @@ static __device__ int64_t id_of(const candidates &c, const place &at) {
     const int64_t i = i0 + threadIdx.x;
     const bool is_same = i < c.V && key_of(c, i) == at.key;
     const uint64_t n = (uint64_t)__syncthreads_count(is_same);
-    if (before + n >= at.nth) { /* it is among these: count those before each */
+    if (before + n >= at.nth) { /* it is among these: count the candidates before each */
       __shared__ int warp_count[THREADS / 32];
       const unsigned mine = __ballot_sync(0xffffffffu, is_same);
       const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
@@ -233,7 +233,8 @@ struct draw_args {
   float *x;         /* (V): logits with the penalty */
 };
 
-/* The logits of tokens in the text get the penalty, in a copy. Tokens that occur several times write the same value. */
+/* Applies the penalty to the logits of tokens in the text, in a copy. A token that occurs several times is written
+ * several times, with the same value. */
 static __device__ void penalize(draw_args &a) {
   for (int64_t i = threadIdx.x; i < a.V; i += THREADS) a.x[i] = rfi_load(a.logits, a.dtype, i);
   __syncthreads();
@@ -314,7 +315,7 @@ static void launch_append(const rfr_call *c) {
 
 static rfr_status run_append(const rfr_call *call) {
   rfi_text_call of;
-  for (int64_t b = 0; b < rfi_texts(&call->in[2].type); b++) { /* one after another: they share the workspace */
+  for (int64_t b = 0; b < rfi_texts(&call->in[2].type); b++) { /* sequential, because they share the workspace */
     const rfr_call one = rfi_call_of_text(call, &rfi_split_text_append, b, &of);
     launch_append(&one);
   }

@@ -90,8 +90,8 @@ static void sift_down(candidate *c, int64_t i, int64_t n) {
   c[i] = x;
 }
 
-/* Pops the most probable candidates until there are `most` or their sum reaches `enough`. They end up at the end of c,
- * the first one last. Returns their number; *sum gets their sum. */
+/* Pops the most probable candidates until there are `most` or their sum reaches `enough`. They end up at the end of c
+ * in reverse order. Returns their number; *sum gets their sum. */
 static int64_t take_best(candidate *c, int64_t n, int64_t most, double enough, double *sum) {
   int64_t taken = 0;
   *sum = 0.0;
@@ -107,14 +107,14 @@ static int64_t take_best(candidate *c, int64_t n, int64_t most, double enough, d
   return taken;
 }
 
-/* The logits as f32, those of tokens in the text with the penalty. */
+/* The logits as f32, with the penalty for tokens in the text. */
 static void read_logits(const rfi_call *c, const double *sampling, float *x) {
   const rfi_arg *logits = &c->in[1];
   const int32_t *text = c->out[0].data;
   const int64_t V = logits->type.shape[1], known = rfi_cursor_get(&c->in[2], RFI_CURSOR_KNOWN);
   for (int64_t i = 0; i < V; i++) x[i] = rfi_read1(logits, i);
   if (!rfi_sampling_penalizes(sampling)) return;
-  for (int64_t i = 0; i < known; i++) /* from the logit itself: a token may be there several times */
+  for (int64_t i = 0; i < known; i++) /* reads the original logit, because a token may occur several times */
     if (text[i] >= 0 && text[i] < V) x[text[i]] = rfi_sampling_penalize(sampling, rfi_read1(logits, text[i]));
 }
 
@@ -148,7 +148,8 @@ static int32_t draw(const rfi_call *c) {
     u -= p[first + i * step].p;
     if (u < 0.0) return p[first + i * step].id;
   }
-  while (n > 1 && !(p[first + (n - 1) * step].p > 0.0)) n--; /* u is 0 up to rounding: the last one that is kept */
+  /* u is 0 up to rounding: returns the last candidate that is kept */
+  while (n > 1 && !(p[first + (n - 1) * step].p > 0.0)) n--;
   return p[first + (n - 1) * step].id;
 }
 

@@ -9,7 +9,7 @@
 #include "core/rng.h"
 #include "support/op_case.h"
 
-/* Row i of a program with `rows` is valid: position cached + i is known and fits. */
+/* Whether row i of a program with `rows` is valid: position cached + i is known and fits into the cache. */
 static bool taken(const int64_t *cursor, int64_t i, int64_t capacity) {
   return cursor[0] >= 0 && cursor[0] + i < cursor[1] && cursor[0] + i < capacity;
 }
@@ -18,7 +18,7 @@ static int64_t count_of(const int64_t *cursor, int64_t rows, int64_t capacity) {
   while (n < rows && taken(cursor, n, capacity)) n++;
   return n;
 }
-/* A cursor out of range counts as the end of the text: nothing fits. */
+/* A cursor out of range counts as the end of the text: no row is valid. */
 static int64_t first_of(const int64_t *cursor, int64_t capacity) {
   return cursor[0] < 0 || cursor[0] > capacity ? capacity : cursor[0];
 }
@@ -66,7 +66,7 @@ static double uniform_of(const int64_t *cursor) {
   return (double)(((uint64_t)r.v[0] << 32 | r.v[1]) >> 11) * 0x1p-53;
 }
 
-/* Logit i: with the penalty if token i is in the text. */
+/* Logit i, with the penalty if token i is in the text. */
 static double logit_of(const rfi_call *call, int64_t i) {
   const double x = ((double *)call->in[1].data)[i], penalty = ((double *)call->in[3].data)[4];
   const int64_t known = ((int64_t *)call->in[2].data)[1];

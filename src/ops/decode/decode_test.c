@@ -55,7 +55,7 @@ static void count_draws(double temperature, int64_t top_k, double top_p, double 
          RFI_SAMPLING_N * sizeof(double));
   assert_int_equal(rfr_program_capture(p, 0), RFR_OK);
   for (int i = 0; i < POSITIONS + 3; i++) assert_int_equal(rfr_program_replay(p, 0, NULL, 0), RFR_OK);
-  /* it stops at the end of the text */
+  /* stops at the end of the text */
   assert_memory_equal(tensor(p, "cursor"), ((int64_t[4]){POSITIONS, POSITIONS + 1, dropped, 17}), 4 * sizeof(int64_t));
   memset(seen, 0, V * sizeof *seen);
   for (int i = 1; i <= POSITIONS; i++) seen[((int32_t *)tensor(p, "text"))[i]]++;
@@ -70,15 +70,16 @@ static void draws(void **state) {
   count_draws(1.0, 0, 1.0, 0, 0, seen);
   for (int i = 0; i < 3; i++) assert_true(fabs(seen[i] - POSITIONS * e[i] / total) < bar);
   assert_int_equal(seen[3], 0);
-  count_draws(1.0, 0, 1.0, 0, POSITIONS, other); /* the number of dropped tokens is part of the address */
+  count_draws(1.0, 0, 1.0, 0, POSITIONS, other); /* the draw's address includes the dropped tokens */
   assert_memory_not_equal(seen, other, sizeof seen);
   count_draws(2.0, 0, 1.0, 0, 0, seen);
   assert_true(fabs(seen[1] - POSITIONS * exp(1.0) / (1 + exp(1.0) + exp(0.5))) < bar);
-  count_draws(1.0, 0, 0.8, 0, 0, seen); /* 0.665 + 0.245 reach it */
+  count_draws(1.0, 0, 0.8, 0, 0, seen); /* 0.665 + 0.245 reach top_p */
   assert_true(seen[0] == 0 && fabs(seen[2] - POSITIONS * e[2] / (e[1] + e[2])) < bar);
   count_draws(1.0, 2, 1.0, 0, 0, other);
   assert_memory_equal(seen, other, sizeof seen);
-  count_draws(1.0, 0, 1.0, 0.3, 0, seen); /* the third has e^-1 = 0.37 of the most probable one, the first 0.14 */
+  /* relative to the most probable token, the third has e^-1 = 0.37, the first 0.14 */
+  count_draws(1.0, 0, 1.0, 0.3, 0, seen);
   assert_memory_equal(seen, other, sizeof seen - sizeof *seen);
   count_draws(1.0, 1, 1.0, 0, 0, seen);
   assert_int_equal(seen[1], POSITIONS);

@@ -8,7 +8,7 @@
 #include "ops/decode/sequences.h"
 #include "ops/rule.h"
 
-/* The types of one text's n operands, in `in`, for the checks of *one. */
+/* Writes the types of n operands for one text to `in`, which *one then has for its checks. */
 rfr_status rfi_infer_text(const rfi_infer *c, const rfi_split *split, int n, rfr_type *in, rfi_infer *one);
 
 #endif

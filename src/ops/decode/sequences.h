@@ -9,17 +9,18 @@
 
 #include "refrain/op.h"
 
-/* Bit masks of operands and results: those with a leading dimension B, and those with the rows of all texts. */
+/* Bit masks of operands and results: those with a leading dimension B (_front), and those with the rows of all texts
+ * (_rows). */
 typedef struct rfi_split {
   unsigned in_front, in_rows, out_front, out_rows;
-  int cursor; /* operand */
+  int cursor; /* operand index */
 } rfi_split;
 
 static const rfi_split rfi_split_text_read = {3, 0, 0, 7, 1}, rfi_split_cache_write = {5, 2, 1, 0, 2},
                        rfi_split_text_append = {5, 2, 1, 0, 2}, rfi_split_text_end = {3, 0, 1, 0, 0},
                        rfi_split_attention_cached = {14, 1, 0, 1, 3};
 
-/* Bits of an element; the module for GPUs has no functions of the library. */
+/* Bits of an element; the CUDA module cannot call the library's functions. */
 static inline int64_t rfi_element_bits(rfr_dtype dtype) {
   static const int bits[] = {
 #define RFI_ELEMENT_BITS(e, name, n, st) n,

@@ -29,7 +29,7 @@ rfr_status rfi_infer_swiglu_bwd_packed(const rfi_infer *c) {
   return RFR_OK;
 }
 
-/* Matrices of one type followed by a weight per row. */
+/* Checks matrices of one type, followed by a weight per row. */
 static rfr_status check_weighted(const rfi_infer *c) {
   const int weight = c->n_in - 1;
   RFI_TRY(rfi_rule_float(c, 0));
@@ -81,7 +81,7 @@ rfr_status rfi_grad_gelu(rfi_grad *g) { return grad_unary(g, RFI_OP_gelu_bwd, g-
 rfr_status rfi_grad_silu(rfi_grad *g) { return grad_unary(g, RFI_OP_silu_bwd, g->op->in[0]); }
 rfr_status rfi_grad_softcap(rfi_grad *g) { return grad_unary(g, RFI_OP_softcap_bwd, g->op->out[0]); }
 
-/* One op for both gradients: they share the sigmoid and all operands; an unused result costs nothing. */
+/* One op for both gradients, because they share the sigmoid and all operands; an unused result costs nothing. */
 rfr_status rfi_grad_swiglu(rfi_grad *g) {
   if ((!g->need[0] && !g->need[1]) || g->dy[0] == RFR_NONE) return RFR_OK;
   rfr_value in[3] = {g->dy[0], g->op->in[0], g->op->in[1]}, out[2];
@@ -94,7 +94,7 @@ rfr_status rfi_grad_swiglu(rfi_grad *g) {
   return g->t->status;
 }
 
-/* One op here too: the sum over a row reads the same operands as the other two. */
+/* Also one op: the sum over a row reads the same operands as the other two gradients. */
 rfr_status rfi_grad_swiglu_weighted(rfi_grad *g) {
   enum { WEIGHT = 2 };
   static const int result[] = {1, 2, 0};

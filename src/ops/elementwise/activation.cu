@@ -18,8 +18,8 @@
 
 /* ---- functions ---- */
 
-/* 2u and, in `slope`, its derivative. x is clamped to [-20, 20], where the logistic function is exactly 0 or 1 beyond:
- * so infinity is never multiplied by that 0. NaN stays NaN. */
+/* Returns 2u and, in `slope`, its derivative. x is clamped to [-20, 20], because the logistic function is exactly 0 or
+ * 1 beyond; so infinity is never multiplied by that 0. NaN stays NaN. */
 static __device__ __forceinline__ float gelu_argument(float x, float *slope) {
   x = x > 20.0f ? 20.0f : x;
   x = x < -20.0f ? -20.0f : x;

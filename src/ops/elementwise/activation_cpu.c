@@ -18,8 +18,8 @@
 
 /* ---- gelu ---- */
 
-/* 2u and, in `slope`, its derivative. Beyond |x| = 20 the logistic function is exactly 0 or 1; clamping x there keeps
- * infinity out of products with that 0. */
+/* Returns 2u and, in `slope`, its derivative. x is clamped to [-20, 20], because the logistic function is exactly 0 or
+ * 1 beyond; so infinity is never multiplied by that 0. */
 static inline float gelu_argument(float x, float *slope) {
   x = x > 20.0f ? 20.0f : x;
   x = x < -20.0f ? -20.0f : x;
@@ -141,7 +141,7 @@ static void weighted_part(const rfi_call *c, int64_t begin, int64_t end, int par
   }
 }
 
-/* In f64: in a short row the f32 error of the sum would exceed the errors of its elements. */
+/* Sums in f64: in a short row the f32 error of the sum would exceed the errors of its elements. */
 static double dot(const float *a, const float *b, int64_t n) {
   double s = 0;
 #pragma omp simd reduction(+ : s)

@@ -36,7 +36,7 @@ rfr_status rfi_grad_add(rfi_grad *g) {
   return g->t->status;
 }
 
-/* The gradient of a weight is multiplied in f32, before any rounding to a narrower type. */
+/* The gradient of a weight is multiplied in f32, before it is rounded to a narrower type. */
 rfr_status rfi_grad_mul(rfi_grad *g) {
   for (int i = 0; i < 2; i++) {
     if (!g->need[i] || g->dy[0] == RFR_NONE) continue;
@@ -56,7 +56,7 @@ rfr_status rfi_grad_scale(rfi_grad *g) {
   return g->t->status;
 }
 
-/* b as a view of a's shape, if it is a scalar or a vector along a's last dimension: one expand, so that its gradient is
+/* Expands b to a's shape if it is a scalar or a vector along a's last dimension: one expand op, so that its gradient is
  * one sum. Any other b is returned unchanged, and the shape rule checks it. */
 static rfr_value broadcast(rfr_trace *t, rfr_source at, rfr_value a, rfr_value b) {
   rfr_type ta = rfr_value_type(t, a), tb = rfr_value_type(t, b);

@@ -9,7 +9,7 @@
 
 #include "ops/elementwise/map.cuh"
 
-enum { RFI_COPY_UNITS = 4 }; /* units in flight per thread */
+enum { RFI_COPY_UNITS = 4 }; /* loads in flight per thread */
 
 struct rfi_copy_args {
   char *to;

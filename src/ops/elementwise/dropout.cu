@@ -10,7 +10,7 @@
 
 struct dropout_op : rfi_map_op {
   const int64_t *step;
-  const int32_t *given; /* the microbatch, read at run time; NULL: use `microbatch` */
+  const int32_t *given; /* read at run time; NULL: use `microbatch` */
   uint64_t stream;
   uint32_t site, microbatch, least; /* an element is kept if its draw is at least this */
   float by;

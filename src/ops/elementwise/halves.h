@@ -8,7 +8,7 @@
 
 #include "refrain/op.h"
 
-enum { RFI_HALVES_MOST = 3 }; /* results */
+enum { RFI_HALVES_MOST = 3 }; /* number of results */
 
 /* The call with its last result split into two; `out` stores the results. */
 static inline rfr_call rfi_swiglu_halves(const rfr_call *call, rfr_arg out[RFI_HALVES_MOST]) {

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The logistic function and SwiGLU: the same bits in the op and in a GEMM that applies it.
+ * The logistic function and SwiGLU. The op and a GEMM that applies it use these functions, so both are bitwise equal.
  */
 #ifndef RFI_LOGISTIC_CUH
 #define RFI_LOGISTIC_CUH
@@ -33,7 +33,7 @@ template <bool FAST> static __device__ __forceinline__ float rfi_inverse(float x
 template <bool FAST> static __device__ __forceinline__ float rfi_sigmoid(float x) {
   return rfi_inverse<FAST>(1.0f + rfi_exponential<FAST>(-x));
 }
-/* The logistic function of x and, in `rest`, of -x. Both come from e^(-|x|), neither from a subtraction. */
+/* The logistic function of x and, in `rest`, of -x. Both are computed from e^(-|x|), neither by a subtraction. */
 template <bool FAST> static __device__ __forceinline__ float rfi_sigmoids(float x, float *rest) {
   const float e = rfi_exponential<FAST>(-fabsf(x)), large = rfi_inverse<FAST>(1.0f + e), small = e * large;
   *rest = x < 0 ? large : small;

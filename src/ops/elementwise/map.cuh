@@ -48,7 +48,7 @@ template <typename T, int V> __device__ __forceinline__ void rfi_store(T *to, co
   for (int k = 0; k < V / g.width; k++) rfi_put((rfi_pack<T, rfi_group<T, V>::width> *)to + k, g.part[k]);
 }
 
-/* ---- walks ---- */
+/* ---- loops over strided arguments ---- */
 
 /* The offset of item i in argument k. */
 static __device__ __forceinline__ int64_t rfi_strided_loop_offset(const rfi_strided_loop &w, int k, int64_t i) {
@@ -62,8 +62,8 @@ static __device__ __forceinline__ int64_t rfi_strided_loop_offset(const rfi_stri
   return offset + (int64_t)rest * w.stride[k][0];
 }
 
-/* The offsets of item i in the first N arguments: one division per outer dimension, for any number of arguments. R: an
- * unsigned type that can count the items. */
+/* The offsets of item i in the first N arguments, with one division per outer dimension for all arguments together. R:
+ * an unsigned type that can count the items. */
 template <typename R, int N>
 static __device__ __forceinline__ void rfi_strided_loop_offsets(const rfi_strided_loop &w, int64_t i,
                                                                 int64_t (&offset)[N]) {
@@ -138,7 +138,7 @@ static __global__ void __launch_bounds__(RFI_MAP_THREADS)
 #pragma unroll
     for (int u = 0; u < U; u++) {
       int64_t p = first + u * RFI_MAP_THREADS;
-      p = p < groups ? p : groups - 1; /* clamped: an extra load costs less than a branch between loads */
+      p = p < groups ? p : groups - 1; /* clamped, because an extra load costs less than a branch between loads */
       if (!FLAT && narrow) rfi_strided_loop_offsets<uint32_t>(a.walk, p, at[u]);
       else if (!FLAT) rfi_strided_loop_offsets<uint64_t>(a.walk, p, at[u]);
 #pragma unroll
@@ -203,7 +203,7 @@ static rfr_status rfi_map(const rfr_call *call, const char *name, F f) {
   return rfi_cuda_launched(name);
 }
 
-/* For ops that compute in f32: f64 is not supported, because it would silently lose digits. */
+/* For ops that compute in f32: f64 is not supported, because it would silently lose precision. */
 static inline int rfi_takes_floats(const rfr_call *call) {
   for (int k = 0; k < call->n_in + call->n_out; k++) {
     const rfr_type *t = k < call->n_in ? &call->in[k].type : &call->out[k - call->n_in].type;

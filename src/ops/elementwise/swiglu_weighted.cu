@@ -8,7 +8,7 @@
  *   dweight[row] = sum of dy silu(gate) up
  *
  * Each element is read and written once. A lane adds its groups of elements in f32, in order, then the warp adds its
- * lanes. The assignment of groups to lanes does not depend on strides and addresses, so neither do the bits. The sum
+ * lanes. The assignment of groups to lanes does not depend on strides and addresses, so neither do the results. The sum
  * may be wider than the operands, so its s is accurate for every type.
  */
 #include "backend/cuda/any_type.cuh"

@@ -31,7 +31,7 @@ rfr_status rfi_infer_embedding_grad(const rfi_infer *c) {
 
 static double bytes_of(const rfr_type *x) { return x->rank < 0 ? 0 : (double)rfi_bytes(x); }
 
-/* Of the table, only the rows that are gathered or added to are touched. */
+/* Only the gathered or updated rows of the table are accessed. */
 static double rows_of(const rfr_type *table, const rfr_type *like) {
   return (double)rfi_count(like) * rfr_dtype_bits(table->dtype) / 8;
 }

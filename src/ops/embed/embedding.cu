@@ -81,7 +81,7 @@ static space lay_out(const rfr_call *call) {
   return s;
 }
 
-/* An id out of range counts as the row after the last. */
+/* An id out of range sorts after the last row. */
 static __global__ void __launch_bounds__(THREADS)
     number(const int32_t *ids, uint32_t *row, uint32_t *token, uint32_t T, uint32_t rows) {
   for (uint32_t t = blockIdx.x * THREADS + threadIdx.x; t < T; t += gridDim.x * THREADS) {

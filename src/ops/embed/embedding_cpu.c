@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * embedding and its gradient on the CPU. A token may occur in many rows, so the gradient is split by columns; each
- * thread reads all rows in order. No atomics, no partial tables, and the bits do not depend on the number of threads.
+ * thread reads all rows in order. It needs no atomics and no partial tables, and results do not depend on the number of
+ * threads.
  */
 #include "backend/cpu/cpu.h"
 #include "ops/columns.h"

@@ -17,7 +17,7 @@ enum { THREADS = 256, PAIRS = 256, TURNS = 1024, AT_ONCE = 4, SCAN_THREADS = 102
 
 /* ---- rope ---- */
 
-/* For angles up to about 1e9, reduced in f64 to [-pi/4, pi/4] and the number of a quarter turn. */
+/* For angles up to about 1e9: reduced in f64 to [-pi/4, pi/4] and a number of quarter turns. */
 static __device__ void sine_cosine(double angle, float *sine, float *cosine) {
   const double q = rint(angle * 0.63661977236758134308);
   const float r = (float)fma(-q, 6.1232339957367658e-17, fma(-q, 1.5707963267948965580, angle));
@@ -30,18 +30,18 @@ static __device__ void sine_cosine(double angle, float *sine, float *cosine) {
   *cosine = (k + 1u) & 2u ? -c : c;
 }
 
-/* `pairs` of a head's D/2 pairs, from pair `first`; a block has `tokens` at a time. */
+/* A block handles `pairs` of a head's D/2 pairs, from pair `first` on, `tokens` tokens at a time. */
 struct rope_args {
   double frequency[PAIRS];
   const int32_t *position;
   int64_t position_step, T, x_row, x_head, x_step;
   int H, half, first, pairs, tokens;
-  int D, rest; /* columns of a head; those that are copied, at its end */
+  int D, rest; /* columns per head; columns at its end that are copied */
   float scale;
   bool inverse;
 };
 
-/* Keeps loaded values in their narrow type until here: the compiler would widen them early, which takes twice the
+/* Keeps loaded values in their narrow type until here: the compiler would widen them early, which takes twice as many
  * registers. */
 template <typename G> static __device__ __forceinline__ void keep_narrow(G *g) {
   if constexpr (sizeof(G) == 16) {
@@ -85,7 +85,7 @@ static __global__ void __launch_bounds__(THREADS, 3) rope(const T *x, T *y, cons
     __syncthreads();
     for (int first = threadIdx.x; first < items; first += AT_ONCE * THREADS) {
       if (first >= THREADS) fetch(first);
-      int begin = first; /* recomputed: registers are needed for the loads in flight */
+      int begin = first; /* recomputed, because the loads in flight need the registers */
       asm volatile("" : "+r"(begin));
 #pragma unroll
       for (int u = 0; u < AT_ONCE; u++) {
@@ -157,8 +157,8 @@ static rfr_status run_rope_table(const rfr_call *call) { return rotate(call, rfi
 
 /* ---- positions ---- */
 
-/* The largest x of the threads before this one, INT32_MIN for the first; *all: of the block, 1024 threads. `part` may
- * be reused after another scan. */
+/* The maximum of x over the threads before this one, INT32_MIN for the first; *all: over the block of 1024 threads.
+ * `part` may be reused after another scan. */
 static __device__ __forceinline__ int32_t largest_before(int32_t x, int32_t *part, int32_t *all) {
   const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32;
 #pragma unroll
@@ -175,8 +175,8 @@ static __device__ __forceinline__ int32_t largest_before(int32_t x, int32_t *par
 }
 
 /* Document d begins at the largest offset up to d: an offset below its predecessor counts as equal to it, a negative
- * one as 0. One block; there may be as many documents as tokens. A thread has SCAN_EACH adjacent offsets, all in
- * flight. */
+ * one as 0. One block, because there may be as many documents as tokens. A thread has SCAN_EACH adjacent offsets, all
+ * in flight. */
 static __global__ void __launch_bounds__(SCAN_THREADS) ascend(const int32_t *offset, int32_t *edge, int64_t n) {
   __shared__ int32_t part[2][SCAN_THREADS / 32];
   int32_t before = 0;
@@ -199,8 +199,8 @@ static __global__ void __launch_bounds__(SCAN_THREADS) ascend(const int32_t *off
   }
 }
 
-/* Row t is in the document whose edge is the last at or before it, if another edge follows; else in none, at position
- * 0. */
+/* Row t is in the document whose edge is the last one at or before t, if another edge follows. Otherwise it is in none,
+ * at position 0. */
 static __global__ void __launch_bounds__(THREADS) place(const int32_t *edge, int64_t n, int32_t *y, int64_t tokens) {
   for (int64_t t = (int64_t)blockIdx.x * THREADS + threadIdx.x; t < tokens; t += (int64_t)gridDim.x * THREADS) {
     int64_t low = 0, high = n; /* edges before `low` are at or before t, edges from `high` are after it */

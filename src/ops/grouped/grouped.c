@@ -21,7 +21,7 @@ static const char *recipes_of(rfr_dtype dtype) {
   return dtype == RFR_E4M3 ? "FP8 and MXFP8" : dtype == RFR_E5M2 ? "FP8 gradients" : dtype == RFR_E2M1 ? "NVFP4" : NULL;
 }
 
-/* Row counts, offsets and tile counts are 32-bit: rows rounded up to a tile of 64 have to fit. */
+/* Row counts, offsets and tile counts are 32-bit, so rows rounded up to a tile of 64 must fit. */
 #define MOST_ROWS ((int64_t)INT32_MAX - 63)
 
 /* Checks operand i as a factor or result of a GEMM: f32, bf16 or f16, of this rank. */
@@ -82,7 +82,7 @@ rfr_status rfi_infer_splits_to_offsets(const rfi_infer *c) {
 
 enum { X, W, OFFSETS, BIAS, SCALE, SEPARATE };
 
-/* The type of the weights, separate ones as if they were packed. */
+/* The type of the weights; separate ones as if they were packed. */
 static rfr_status weights_of(const rfi_infer *c, rfr_type *w) {
   const int n = c->n_in > SEPARATE ? c->n_in - SEPARATE : 0;
   if (rfi_present(c, W) == (n > 0)) return rfi_fail(RFI_E_TRACE_SHAPE, "pass one packed w or one weight per group");
@@ -171,9 +171,9 @@ rfr_status rfi_infer_grouped_dscale(const rfi_infer *c) {
   return RFR_OK;
 }
 
-/* ---- as GEMMs ---- */
+/* ---- description as GEMMs ---- */
 
-/* Every row counts as in a group. */
+/* Counts every row as if it belonged to a group. */
 void rfi_gemm_grouped_matmul(const rfi_infer *c, rfi_gemm_desc *d) {
   const bool packed = rfi_present(c, W);
   const rfr_type *x = &c->in[X], *w = &c->in[packed ? W : SEPARATE];
@@ -190,11 +190,11 @@ void rfi_gemm_grouped_matmul(const rfi_infer *c, rfi_gemm_desc *d) {
 
 void rfi_gemm_grouped_swiglu(const rfi_infer *c, rfi_gemm_desc *d) {
   rfi_infer product = *c;
-  product.n_in = RFI_IN_grouped_swiglu_weight; /* the operands before it are those of grouped_matmul */
+  product.n_in = RFI_IN_grouped_swiglu_weight; /* the operands before it equal those of grouped_matmul */
   rfi_gemm_grouped_matmul(&product, d);
 }
 
-/* The GEMM computes h too, so it has its FLOPs even if y is unused. */
+/* The op always computes y, so it has the FLOPs of the GEMM even if y is unused. */
 double rfi_flops_grouped_swiglu(const rfi_infer *c) {
   rfi_gemm_desc d = rfi_gemm_desc_make();
   rfi_gemm_grouped_swiglu(c, &d);
@@ -220,7 +220,7 @@ static int64_t groups_of(const rfi_grad *g) { return rfr_value_type(g->t, g->op-
 
 static void emit(rfi_grad *g, int i, rfi_opcode code, int n_in, const rfr_value *in) {
   rfi_emit_begin(g, i);
-  /* the second attribute is for grouped_wgrad */
+  /* grouped_wgrad uses the second attribute */
   const rfi_attr attr[2] = {rfi_i(rfi_emit_dtype(g, i)), rfi_i(groups_of(g))};
   rfi_emit_end(g, i, rfi_emit(g, code, n_in, in, attr));
 }
@@ -239,9 +239,10 @@ static rfr_status grad_x(rfi_grad *g) {
   return RFR_OK;
 }
 
-/* The gradients of separate weights. Adjacent weights whose gradients are wanted in the same type share one op, whose
- * offsets cover only their groups, so that the others cost nothing. The op knows how many groups share the rows (`of`),
- * so that it computes as for all of them. Each weight's gradient is a slice of its result. */
+/* The gradients of separate weights. Adjacent weights whose gradients are needed in the same type share one op. Its
+ * offsets cover only their groups, so other groups cost nothing. The op has the number of groups that share the rows
+ * (`of`), so that its results do not depend on which weights are trained. Each weight's gradient is a slice of its
+ * result. */
 static void grad_separate(rfi_grad *g) {
   const rfr_value *in = g->op->in;
   const bool tb = g->op->attr[0].i;

@@ -31,10 +31,10 @@ typedef struct row {
   int64_t N, K;
   int groups;
   bool separate;
-  int64_t before, after; /* columns of the tensor that x is a view of, before and after x */
+  int64_t before, after; /* x is a view: columns before and after x in its base */
   bias bias;
-  const char *gpu[3]; /* forward, dgrad, wgrad: sm90, or the reason against it */
-  const char *cpu[3]; /* the same: panels, or the reason against it */
+  const char *gpu[3]; /* forward, dgrad, wgrad: "sm90", or the reason against it */
+  const char *cpu[3]; /* the same on the CPU: "panels", or the reason against it */
 } row;
 
 #define PLACE "an operand is not aligned to 16 bytes"
@@ -132,7 +132,7 @@ static int kind_of(const rfi_opr *op) {
   return op->def->code == RFI_OP_grouped_matmul ? op->phase == RFR_PHASE_DGRAD : -1;
 }
 
-/* The table is for a CPU with AMX or AVX512-BF16 and the oneDNN module; returns the entry for this CPU. */
+/* The table assumes a CPU with AMX or AVX512-BF16 and the oneDNN module; returns the expected entry for this CPU. */
 static const char *on_this_cpu(const char *wanted) {
   rfi_cpu_library *library;
   OK(rfi_cpu_library_open(ctx, &library));
@@ -248,7 +248,7 @@ static void on_a_gpu(void **state) {
   ctx = NULL;
 }
 
-/* Types of future recipes: refused, not computed in another type. */
+/* Quantized types of other recipes are refused, not computed in another type. */
 static void refuses_types_to_come(void **state) {
   (void)state;
   static const struct {

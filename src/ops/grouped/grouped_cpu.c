@@ -2,8 +2,8 @@
  *
  * Ops around grouped GEMMs, on the CPU: offsets, and the gradients of bias and scale.
  *
- * A bias gradient adds its group's rows as a sum over rows does (columns.h), so a group has the same bits as alone;
- * nothing depends on how groups and columns are split between threads.
+ * A bias gradient adds its group's rows as a sum over rows does (columns.h), so the result of a group does not depend
+ * on other groups, nor on how groups and columns are split between threads.
  */
 #include "backend/cpu/cpu.h"
 #include "ops/columns.h"

@@ -66,7 +66,7 @@ static rfi_grouped wgrad_of(const rfr_call *call) {
   return g;
 }
 
-/* The GEMM with the SwiGLU after it; the GEMM alone if h is unused. */
+/* The GEMM followed by SwiGLU; only the GEMM if h is unused. */
 static rfi_grouped swiglu_of(const rfr_call *call, rfi_pair *p) {
   rfi_pair_of(call, p);
   rfi_grouped g = matmul_of(&p->product);
@@ -106,7 +106,7 @@ static const char *wgrad_lacks(const rfr_call *call) {
   return rfi_grouped_sm90_lacks(&g);
 }
 
-/* Says why the fastest kernel does not take a call. */
+/* Writes why the fastest kernel does not support a call. */
 static bool say(const rfr_call *call, const char *lacks, char *text, size_t size) {
   if (!has_sm90(call) || !lacks) return false;
   snprintf(text, size, "%s", lacks);
@@ -128,7 +128,7 @@ static size_t workspace(const rfr_call *call) {
   return RFI_GROUPED_TAKEN;
 }
 
-/* Includes the GEMM's result if it is computed but is not a result of the op. */
+/* Counts the GEMM's result even if it is not a result of the op. */
 static size_t swiglu_workspace(const rfr_call *call) {
   rfi_pair p;
   rfi_pair_of(call, &p);

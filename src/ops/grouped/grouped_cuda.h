@@ -34,9 +34,9 @@ typedef enum rfi_grouped_kind {
 typedef struct rfi_grouped {
   rfi_grouped_kind kind;
   int64_t groups, rows, N, K;
-  const int32_t *offsets; /* groups + 1; for any values, nothing outside the rows is accessed; NULL: one group */
+  const int32_t *offsets; /* groups + 1; whatever the values, nothing outside the rows is accessed; NULL: one group */
   const void *a, *b;
-  const rfr_arg *ws;                         /* separate weights, then b is NULL; host memory; NULL: w is packed */
+  const rfr_arg *ws;                         /* separate weights, in host memory; then b is NULL; NULL: w is packed */
   int64_t a_row, b_row, b_group, bias_group; /* strides in elements; b_group: of w */
   const void *bias, *scale;                  /* NULL: none */
   void *y, *act;
@@ -45,16 +45,16 @@ typedef struct rfi_grouped {
   const void *a2, *b2; /* the LoRA kinds: u (rows,R), and (N,R) or (R,K) */
   int64_t a2_row, b2_row, R;
   int accumulate; /* add to y; NT and the LoRA kinds only */
-  /* NT: number of groups that share the rows, these included: choices that depend on it are the same for each */
+  /* NT: number of groups that share the rows; choices that depend on it are the same for every part of them */
   int64_t of;
-  int more;       /* the groups after these, and the rows after them, belong to another call; not in NT */
+  int more;       /* later groups, and the rows after them, belong to another call; not in NT */
   int32_t *taken; /* RFI_GROUPED_TAKEN bytes for the counters of rfi_grouped_sm90 */
 } rfi_grouped;
 
 enum { RFI_GROUPED_TAKEN = sizeof(int32_t) };
 
-/* The call for groups `first` ..., at most `most` of them: the addresses of separate weights are launch arguments,
- * which have limited room. A row is written by the launch that has its group. */
+/* The part of the call for at most `most` groups from `first` on: the addresses of separate weights are launch
+ * arguments, which have limited space. A row is written by the launch that has its group. */
 static inline rfi_grouped rfi_grouped_part(const rfi_grouped *g, int64_t first, int64_t most) {
   rfi_grouped part = *g;
   part.groups = g->groups - first < most ? g->groups - first : most;

@@ -4,7 +4,7 @@
  *
  * A tile's rows of C are rows of one group (forward, dgrad) or of one weight (wgrad, which sums over the group's rows).
  * Offsets decide where tiles begin; shapes alone decide how large they may be, and scratch is sized for the largest. A
- * row is bitwise equal to a matmul of its group alone: how K is split depends on K alone.
+ * row is bitwise equal to that of a matmul of its group alone, because the split of K depends only on K.
  */
 #include "backend/cpu/cpu.h"
 #include "ops/grouped/grouped.h"
@@ -14,11 +14,11 @@ enum {
   LEAST_M = 4 * RFI_MR,
   TILE_M = 32 * RFI_MR,
   TILE_N = 256,
-  MIN_TILE_WORK = 1 << 18, /* with fewer multiply-adds, another thread does not pay */
+  MIN_TILE_WORK = 1 << 18, /* with fewer multiply-adds per thread, another thread is not worthwhile */
 };
 
 typedef struct grid {
-  int64_t groups, R, M, N; /* C is (M, N): for all groups (M = R), or for each */
+  int64_t groups, R, M, N; /* C is (M, N): one for all groups (M = R), or one per group */
   int64_t tile_m, tile_n, tiles_n;
   int threads;
   rfi_scratch scratch; /* per thread */
@@ -28,7 +28,7 @@ static int64_t tile_of(int64_t n, int64_t unit, int64_t most) {
   return n < most ? rfi_round_up(n > 0 ? n : 1, unit) : most;
 }
 
-/* Sets tiles of at most m rows; sums have at most K terms. */
+/* Chooses tiles of at most m rows; sums have at most K terms. */
 static void cut(grid *g, const rfi_call *call, int64_t m, int64_t K, int64_t work) {
   const int64_t most = work / MIN_TILE_WORK;
   g->tile_m = tile_of(m, RFI_MR, TILE_M);
@@ -66,7 +66,7 @@ static grid matmul_grid(const rfi_call *call) {
   return g;
 }
 
-/* Bytes before the threads' scratch: the number of row tiles before each group. */
+/* Bytes before the threads' scratch: it begins with the number of row tiles before each group. */
 static size_t starts_bytes(const grid *g) { return ((size_t)(g->groups + 1) * sizeof(int64_t) + 63) & ~(size_t)63; }
 
 static size_t matmul_workspace(const rfi_call *call) {

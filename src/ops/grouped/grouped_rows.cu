@@ -30,8 +30,8 @@ static __device__ __forceinline__ int64_t first_ending_after(const int32_t *offs
 
 enum { SCAN_THREADS = 1024, SCAN_WARPS = SCAN_THREADS / LANES };
 
-/* One block. A group begins at the sum of the splits before it, or at `rows` if that is less. Each split counts as at
- * most `rows`, so no sum overflows. */
+/* One block. A group begins at the sum of the splits before it, but at most at `rows`. Each split counts as at most
+ * `rows`, so no sum overflows. */
 static __global__ void __launch_bounds__(SCAN_THREADS)
     to_offsets(const void *splits, bool wide, int64_t groups, int64_t rows, int32_t *offsets, int32_t *bad) {
   __shared__ int64_t part[SCAN_WARPS];
@@ -60,7 +60,7 @@ static __global__ void __launch_bounds__(SCAN_THREADS)
     }
     before += sum - n;
     const int64_t begin = before < rows ? before : rows, end = before + n < rows ? before + n : rows;
-    /* integer minimum: the order does not matter */
+    /* integer minimum, so the order does not matter */
     if (g < groups && wanted != end - begin) atomicMin(&first_bad, (int)g);
     if (g < groups && offsets) offsets[g + 1] = (int32_t)end;
     base = all < rows ? all : rows;
@@ -78,7 +78,7 @@ static rfr_status run_offsets(const rfr_call *c) {
 
 /* ---- grouped_dbias ---- */
 
-enum { CHUNK = 128, RUN = 32 }; /* rows of a chunk; rows of a run: a run is added in f32, the runs in f64 */
+enum { CHUNK = 128, RUN = 32 }; /* rows per chunk; rows per run: runs are summed in f32, their sums are added in f64 */
 enum { END_WARPS = 8 };
 
 struct dbias_args {
@@ -123,7 +123,7 @@ static __global__ void __launch_bounds__(THREADS) add_chunks(const __grid_consta
   }
 }
 
-/* A block has columns of one group: a lane has one of them, a warp has every END_WARPS-th chunk of the group. */
+/* A block has columns of one group: each lane one of them, each warp every END_WARPS-th chunk of the group. */
 static __global__ void __launch_bounds__(END_WARPS *LANES) add_parts(const __grid_constant__ dbias_args a) {
   __shared__ double joined[END_WARPS][LANES];
   const int lane = threadIdx.x % LANES, warp = threadIdx.x / LANES;
@@ -203,7 +203,7 @@ static rfr_status run_dscale(const rfr_call *c) {
   return rfi_dot_rows(c, 0, 1, find);
 }
 
-/* The columns of a group are the second dimension of the grid. */
+/* The second grid dimension covers the columns of a group. */
 static int dbias_takes(const rfr_call *c) {
   return rfi_takes_floats(c) && rfi_blocks(c->in[0].type.shape[1], LANES) <= 65535;
 }

@@ -8,8 +8,8 @@
  *   producer   one warp copies the operands of the next 64 elements of the reduction into a ring of STAGES
  *   consumer   two warpgroups, 64 rows of the tile each, multiply and write
  *
- * The assignment of units to blocks changes from run to run, the bits do not: one block computes a unit's sums in one
- * order.
+ * The assignment of units to blocks changes from run to run, the results do not: one block computes a unit's sums in
+ * one order.
  *
  * The two tiles of a unit are one below the other and share b, of which each block copies half for both. If a group's
  * number of tiles is odd, its last ones are side by side and share a. A warpgroup whose rows are after the group's end
@@ -33,10 +33,11 @@ enum {
   STEP = 64, /* elements of the reduction per step */
   STAGES = 4,
   MOST_WS = 240, /* tensor maps of 128 bytes in the launch arguments */
-  /* with at least so many rows per group on average, TMA adds to f32; shorter reductions do not hide it */
+  /* with at least so many rows per group on average, TMA adds to f32 memory; shorter reductions do not hide the
+   * addition */
   LONG = 512,
-  /* steps before the end of a tile at which the prefetch of the added-to rows starts; earlier, it disturbs the
-   * copies */
+  /* the prefetch of the rows that are added to starts so many steps before the end of a tile; earlier, it slows down
+   * the copies */
   EARLY = 3
 };
 enum {
@@ -44,7 +45,7 @@ enum {
   SHARED = STAGES * PANELS * RFI_PANEL + CONSUMERS * 4 * 2 * RFI_SLAB + BARRIERS * 8 + SLOTS * TILE_BYTES + 16 + 1024
 };
 
-/* WS: number of tensor maps of w, one for all groups or one each. */
+/* WS: number of tensor maps of w: one for all groups, or one per group. */
 template <int WS> struct problem {
   CUtensorMap a, y, b[WS];
   rfi_groups groups;
@@ -52,13 +53,13 @@ template <int WS> struct problem {
   void *out;
   int64_t bias_group;
   rfr_dtype bias_dtype, scale_dtype;
-  /* columns of the result, or of h for RFI_GROUPED_SWIGLU; length of the reduction, except for NT */
+  /* columns of the result, of h for RFI_GROUPED_SWIGLU; length of the reduction, unused for NT */
   int columns, reduction;
-  bool accumulate, engine_adds; /* add to y; TMA adds */
-  int32_t *taken;               /* number of units taken */
-  CUtensorMap a2, b2;           /* the LoRA kinds: the second pair */
-  int more_steps;               /* of the second pair */
-  CUtensorMap h;                /* of act */
+  bool accumulate, engine_adds; /* add to y; let TMA do the addition */
+  int32_t *taken;               /* number of units assigned so far */
+  CUtensorMap a2, b2;           /* LoRA kinds: operands of the second GEMM */
+  int more_steps;               /* steps of the second GEMM */
+  CUtensorMap h;                /* tensor map of act */
   void *act;                    /* RFI_GROUPED_SWIGLU */
   const void *weight;
   rfr_dtype weight_dtype;
@@ -73,9 +74,9 @@ static constexpr bool is_lora(rfi_grouped_kind kind) {
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 
-/* ---- where a unit is ---- */
+/* ---- position of a unit ---- */
 
-/* Distance of tiles in columns: in RFI_GROUPED_SWIGLU half of a tile is gate, the other half up. */
+/* Distance of adjacent tiles in columns. In RFI_GROUPED_SWIGLU half of a tile is gate, the other half up. */
 static constexpr int width_of(rfi_grouped_kind kind) { return kind == RFI_GROUPED_SWIGLU ? COLUMNS / 2 : COLUMNS; }
 
 template <rfi_grouped_kind KIND, int WS>
@@ -101,22 +102,22 @@ static __device__ __forceinline__ void schedule(const problem<WS> &p, const plac
   } while (t.group >= 0);
 }
 
-/* ---- copying ---- */
+/* ---- producer ---- */
 
-/* Copies the steps of one tile, by one thread. Short, since it feeds the tensor cores. */
+/* Loads the steps of one tile, by one thread. The loop must be short, because it feeds the tensor cores. */
 template <rfi_grouped_kind KIND, bool BESIDE, int WS>
 static __device__ __forceinline__ void copy_tile(const problem<WS> &p, const tile &t, ring<STAGES> &at,
                                                  const places &in, int rank) {
   constexpr bool NT = KIND == RFI_GROUPED_NT, TN = is_tn(KIND), HALVES = KIND == RFI_GROUPED_SWIGLU;
   const CUtensorMap *const map = &p.b[WS > 1 ? t.group : 0];
-  const int first = is_lora(KIND) ? t.steps - p.more_steps : t.steps; /* steps of the first pair */
+  const int first = is_lora(KIND) ? t.steps - p.more_steps : t.steps; /* steps of the first GEMM */
   const int z = NT || WS > 1 ? 0 : t.group;
   for (int k = 0; k < t.steps; k++, at.next()) {
     const uint32_t a = in.panels + at.stage * PANELS * RFI_PANEL, b = a + 2 * RFI_PANEL,
                    barrier = in.full + at.stage * 8;
     const bool second = is_lora(KIND) && k >= first;
     const CUtensorMap *const of_a = second ? &p.a2 : &p.a, *const of_b = second ? &p.b2 : map;
-    const int r = (NT ? t.first : 0) + (second ? k - first : k) * STEP; /* position in the reduction */
+    const int r = (NT ? t.first : 0) + (second ? k - first : k) * STEP; /* index in the reduction */
     rfi_barrier_wait(in.empty + at.stage * 8, at.phase ^ 1);
     rfi_barrier_expect(barrier, PANELS * RFI_PANEL);
 #pragma unroll
@@ -147,9 +148,9 @@ static __device__ __forceinline__ void produce(const problem<WS> &p, const place
   }
 }
 
-/* ---- multiplying ---- */
+/* ---- MMAs ---- */
 
-/* Zeroes rows `from` ... of a warpgroup's operands: its panel of a and two of the four of b. */
+/* Zeroes rows `from` ... of a warpgroup's operands: of its panel of a and of two of the four panels of b. */
 static __device__ __forceinline__ void clear_rows(uint32_t a, uint32_t b, int consumer, int from) {
   const int bytes = (STEP - from) * 128;
   const uint32_t mine[3] = {a + consumer * RFI_PANEL, b + 2 * consumer * RFI_PANEL, b + (2 * consumer + 1) * RFI_PANEL};
@@ -171,8 +172,8 @@ static __device__ __forceinline__ void begin_step(float (&sum)[32][4], uint32_t 
   rfi_wgmma_commit();
 }
 
-/* ANY: there are rows to multiply; else this only keeps the other warpgroups and the other block running. Shortly
- * before the last MMA one thread of each warp calls `soon`. */
+/* ANY: there are rows to multiply. Otherwise this only signals the barriers on which the other warpgroups and the other
+ * block wait. Shortly before the last MMA one thread of each warp calls `soon`. */
 template <typename T, rfi_grouped_kind KIND, bool ANY, class SOON>
 static __device__ __forceinline__ void multiply(float (&sum)[32][4], const tile &t, ring<STAGES> &at, const places &in,
                                                 int consumer, const SOON &soon) {
@@ -199,7 +200,7 @@ static __device__ __forceinline__ void multiply(float (&sum)[32][4], const tile 
   if (t.steps > 0 && lane < 2) rfi_barrier_arrive_at(before, lane);
 }
 
-/* Like multiply, and the first steps also run the remaining SwiGLU parts of the previous tile. */
+/* Like multiply; the first steps also run the remaining SwiGLU parts of the previous tile. */
 template <typename T, typename O, rfi_grouped_kind KIND, int WS>
 static __device__ __forceinline__ void multiply_over(float (&sum)[32][4], const tile &t, ring<STAGES> &at,
                                                      const places &in, int consumer, rfi_swiglu_rest &rest,
@@ -231,9 +232,9 @@ static __device__ __forceinline__ void multiply_over(float (&sum)[32][4], const 
   if (t.steps > 0 && lane < 2) rfi_barrier_arrive_at(before, lane);
 }
 
-/* ---- writing ---- */
+/* ---- epilogue ---- */
 
-/* Prefetches the rows of y that registers will be added to. */
+/* Prefetches the rows of y to which the epilogue adds. */
 template <typename O, int WS>
 static __device__ __forceinline__ void fetch(const problem<WS> &p, const O *y, int column, int left) {
   constexpr int EACH = 128 / sizeof(O), LINES = COLUMNS / EACH;
@@ -244,7 +245,7 @@ static __device__ __forceinline__ void fetch(const problem<WS> &p, const O *y, i
   }
 }
 
-/* Writes a warp's 16 rows of a tile, of which `left` are valid; `row` is the first one's row in y. */
+/* Writes a warp's 16 rows of a tile, of which `left` are valid; `row` is the index of the first one in y. */
 template <typename O, rfi_grouped_kind KIND, int WS>
 static __device__ __forceinline__ void write(const float (&sum)[32][4], const problem<WS> &p, uint32_t staging,
                                              const tile &t, int row, int left) {
@@ -337,7 +338,7 @@ static __global__ void __launch_bounds__(THREADS, 1) grouped(const __grid_consta
 #endif
 }
 
-/* ---- on the host ---- */
+/* ---- host code ---- */
 
 /* Makes the tensor map of a matrix, or of several, by panels; strides in elements. */
 static rfr_status describe(CUtensorMap *map, const void *data, rfr_dtype dtype, int64_t wide, int64_t high,
@@ -375,7 +376,7 @@ static rfr_status launch_kind(const rfi_grouped *g, const problem<WS> &p, int sm
 
 const char *rfi_grouped_sm90_lacks(const rfi_grouped *g) {
   const bool nt = g->kind == RFI_GROUPED_NT;
-  /* for NT all groups count: a part takes the same choices as the full call */
+  /* for NT all groups count, so that a part makes the same choices as the full call */
   const int64_t most = 1 << 30, groups = nt ? g->of : g->groups;
   const int64_t tall = g->rows / ROWS + (nt ? g->N / ROWS + 2 : 2) * (groups + 1);
   if (g->a_dtype != RFR_BF16 && g->a_dtype != RFR_F16) return "operands are not 16-bit floats";

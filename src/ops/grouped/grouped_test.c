@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * Grouped GEMMs against one GEMM per group, bit for bit, for every instruction set and number of threads, and for any
- * values in the rows outside all groups. Then what a gradient keeps alive: all 16 sets of wanted gradients, packed and
- * separate, the ops that each set leaves and the bytes that those read. Refusals name the mismatch.
+ * values in the rows outside all groups. Then the values that a gradient keeps alive: for all 16 sets of requested
+ * gradients, packed and separate, the ops that remain and the bytes that they read. Refusals name the mismatch.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -18,7 +18,7 @@
 #include "pass/pass.h"
 #include "support/context.h"
 
-/* ---- the same bits ---- */
+/* ---- bitwise equality ---- */
 
 enum { GIVEN = 4 };
 
@@ -28,7 +28,7 @@ static float next_float(void) {
   return (float)(random_state >> 8) / 8388608.0f - 1;
 }
 
-/* rows x cols with row stride `stride`; every element is a number. */
+/* rows x cols with row stride `stride`; also elements between the rows are finite. */
 static rfi_arg matrix(int64_t rows, int64_t cols, int64_t stride) {
   rfi_arg a = {calloc((size_t)(rows * stride) + 1, sizeof(float)),
                {.dtype = RFR_F32, .rank = 2, .shape = {rows, cols}},
@@ -79,7 +79,7 @@ static const shape shapes[] = {
     {17, 9, 256, 700, {0}},
     {8, 24, 1000, 1500, {0}},
 };
-/* Too slow to run with every instruction set and number of threads. */
+/* Whether a case is too slow to run with every instruction set and number of threads. */
 static const shape large[] = {
     {128, 512, 1, 127, {127}},
     {128, 512, 8, 15, {0}},
@@ -99,7 +99,7 @@ static void splits_of(const shape *s, int32_t *at) {
   }
 }
 
-/* Forward, dgrad, wgrad and bgrad: each group alone, and all groups at once. */
+/* Forward, dgrad, wgrad and bgrad: computes each group separately, and all groups in one call. */
 static void check(const char *isa, const shape *s, int threads) {
   const int64_t N = s->N, K = s->K, G = s->groups, R = s->rows;
   int32_t *at = malloc((size_t)(G + 1) * sizeof *at);
@@ -113,7 +113,7 @@ static void check(const char *isa, const shape *s, int threads) {
   rfi_arg w = matrix(G * N, K, K), bias = matrix(G, N, N), dy = matrix(R, N, N);
   rfi_arg y[2] = {matrix(R, N, N), matrix(R, N, N)}, dx[2] = {matrix(R, K, K), matrix(R, K, K)};
   rfi_arg dw[2] = {matrix(G * N, K, K), matrix(G * N, K, K)}, db[2] = {matrix(G, N, N), matrix(G, N, N)};
-  memcpy(dw[1].data, dw[0].data, (size_t)(G * N * K) * 4); /* both add to these values */
+  memcpy(dw[1].data, dw[0].data, (size_t)(G * N * K) * 4); /* both accumulate into these values */
   memset((float *)dy.data + at[G] * N, 0xFF, (size_t)((R - at[G]) * N) * 4);
   for (int64_t r = at[G]; r < R; r++) memset((float *)x.data + r * x.stride[0], 0xFF, (size_t)K * 4);
   const rfi_arg w3 = groups_of(&w, G), dw3 = groups_of(&dw[0], G);
@@ -187,7 +187,7 @@ static void equals_in_every_width(void **state) {
         check(isas[i], &(shape){widths[n], widths[k], 3, 23, {9, 0, 11}}, 1 + (n + k) % 3);
 }
 
-/* ---- what is kept ---- */
+/* ---- saved activations ---- */
 
 enum { X_WANTED = 1, W_WANTED = 2, BIAS_WANTED = 4, SCALE_WANTED = 8 };
 enum { ROWS = 12, GROUPS = 3, IN = 5, OUT = 7 };
@@ -213,7 +213,7 @@ static int64_t kept(const rfr_trace *t) {
   return bytes;
 }
 
-/* If only one weight of GROUPS wants a gradient, only its rows are read. */
+/* If only one of GROUPS weights needs a gradient, only the rows of its group are read. */
 static void leaves_frozen_groups_alone(void **state) {
   (void)state;
   for (int wanted = 0; wanted < 1 << GROUPS; wanted++) {
@@ -243,7 +243,7 @@ static void leaves_frozen_groups_alone(void **state) {
     for (int i = 0; i < live->n_ops; i++) {
       if (live->ops[i].def->code != RFI_OP_grouped_wgrad) continue;
       made += live->values[live->ops[i].out[0]].type.shape[0];
-      assert_int_equal(live->ops[i].attr[1].i, GROUPS); /* kernels choose by it, as for packed weights */
+      assert_int_equal(live->ops[i].attr[1].i, GROUPS); /* the choice of kernels depends on it, as for packed weights */
     }
     assert_int_equal(made, __builtin_popcount((unsigned)wanted));
     rfi_string_deinit(&report.text);
@@ -253,7 +253,7 @@ static void leaves_frozen_groups_alone(void **state) {
   }
 }
 
-/* Packed and separate weights give the same bits of all gradients; gradients that no weight wants are absent. */
+/* Packed and separate weights have bitwise equal gradients; gradients that no weight needs are not computed. */
 static rfr_programs *compile(bool packed) {
   rfr_trace *t;
   rfr_value w[GROUPS];
@@ -313,7 +313,7 @@ static void packed_and_separate_are_one(void **state) {
   for (int i = 0; i < 2; i++) rfr_programs_destroy(p[i]);
 }
 
-/* Three microbatches; of separate weights, all or all but the second are wanted. */
+/* Three microbatches. Of separate weights, all or all except the second need gradients. */
 static rfr_programs *accumulating(bool packed, int wanted) {
   enum { MICROBATCHES = 3 };
   static const char *const names[] = {"w0", "w1", "w2"}, *const gradients[] = {"d0", "d1", "d2"};
@@ -345,7 +345,7 @@ static rfr_programs *accumulating(bool packed, int wanted) {
   return p;
 }
 
-/* Later microbatches add to the first one's gradients inside the GEMM, for packed and separate weights. */
+/* Gradients of later microbatches are accumulated inside the GEMM, for packed and separate weights. */
 static void accumulates_in_the_product(void **state) {
   (void)state;
   static const char *const names[] = {"w0", "w1", "w2"}, *const gradients[] = {"d0", "d1", "d2"};
@@ -363,7 +363,7 @@ static void accumulates_in_the_product(void **state) {
     int storages = 0;
     for (rfr_value v = 0; v < t->n_values; v++)
       storages += t->values[v].base == v && t->values[v].op >= 0 && t->values[v].type.rank == 3;
-    assert_int_equal(storages, wanted == 5 ? 2 : 1); /* one per run of adjacent weights */
+    assert_int_equal(storages, wanted == 5 ? 2 : 1); /* one per sequence of adjacent weights */
     for (int i = 0; i < 2; i++) {
       OK(rfr_programs_tensor(full, i ? "splits" : "x", &a));
       OK(rfr_programs_tensor(p, i ? "splits" : "x", &b));
@@ -433,7 +433,7 @@ static void any_number_of_weights(void **state) {
   }
 }
 
-/* A forward whose x and scale are computed values, which it would have to keep. */
+/* A forward whose x and scale are computed values, so that they must be saved. */
 static rfr_value forward(rfr_trace *t, bool separate, int wanted, rfr_value in[4], rfr_value w[GROUPS]) {
   const rfr_role weight = wanted & W_WANTED ? RFR_ROLE_TRAINABLE : RFR_ROLE_FROZEN;
   const rfr_role bias = wanted & BIAS_WANTED ? RFR_ROLE_TRAINABLE : RFR_ROLE_FROZEN;
@@ -453,7 +453,7 @@ static rfr_value forward(rfr_trace *t, bool separate, int wanted, rfr_value in[4
                   : rfr_grouped_linear(t, silu, w[0], offsets, in[2], by);
 }
 
-/* For one set of wanted gradients: the ops that remain, and the forward's bytes that they read. */
+/* For one set of needed gradients: checks the ops that remain, and the bytes of the forward that they read. */
 static void keeps(bool separate, int wanted) {
   static const char *const names[4] = {"dx", "dw", "dbias", "dscale"}, *const others[] = {"", "dw1", "dw2"};
   rfr_trace *t, *joint, *live;
@@ -515,11 +515,11 @@ static void refuses(void **state) {
   }
 }
 
-/* Kernels count rows in 32 bits and round them up to tiles of 64: larger counts are refused, on any device. */
+/* Kernels count rows in 32 bits and round them up to tiles of 64; larger counts are refused on any device. */
 static void counts_rows_in_32_bits(void **state) {
   (void)state;
   const int64_t most = ((int64_t)1 << 31) - 64;
-  for (int k = 0; k < 5; k++) { /* 0: the maximum */
+  for (int k = 0; k < 5; k++) { /* 0: the maximum number */
     rfr_trace *t;
     OK(rfr_trace_create(ctx, &t));
     const int64_t rows = k < 3 ? most + (k > 0) : 12, N = k == 3 ? most + 1 : 8, K = k == 4 ? most + 1 : 8;

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * grouped_swiglu as the two calls that it stands for, the GEMM and then the activation, for kernels that do not fuse
- * them: the same bits. If the GEMM's result is unused, it is stored at the beginning of the workspace.
+ * grouped_swiglu as two calls, the GEMM and then the activation, for backends without a fused kernel. Results are
+ * bitwise equal to those of a fused kernel. If the GEMM's result is unused, it is stored at the beginning of the
+ * workspace.
  */
 #ifndef RFI_PAIR_H
 #define RFI_PAIR_H

@@ -41,7 +41,7 @@ static __device__ __forceinline__ void rfi_write_four(void *to, const uint32_t (
 /* 8 columns each; a lane has two rows, r and r + 8. */
 typedef uint32_t rfi_strip[8][2];
 
-/* Rounded here and not where it is used: there the compiler would read sums that the next MMAs already write. */
+/* Rounds here, not at the use: otherwise the compiler would read accumulators that the next MMAs already write. */
 template <typename O>
 static __device__ __forceinline__ void rfi_strip_of(rfi_strip &to, const float (&sum)[32][4], int q) {
 #pragma unroll
@@ -95,15 +95,15 @@ static __device__ __forceinline__ void rfi_strip_write(const rfi_strip &x, uint3
 
 /* ---- forward ---- */
 
-/* The remaining work of a tile: h, in PARTS parts. */
+/* The remaining work of a tile: computing h, in PARTS parts. */
 struct rfi_swiglu_rest {
   enum { PARTS = 8 };
   rfi_strip gate[2], up[2];
-  float weight[2];       /* of the lane's two rows */
+  float weight[2];       /* row weights of the lane's two rows */
   int column, row, left; /* left <= 0: nothing remains */
 };
 
-/* P has columns (of h); y and out: gate and up side by side, out NULL if unused; h and act; weight. */
+/* P has the fields columns (of h); y and out: gate and up adjacent, out NULL if unused; h and act; weight. */
 template <typename O, class P>
 static __device__ __forceinline__ void rfi_swiglu_part(rfi_swiglu_rest &r, const P &p, uint32_t staging, int k) {
   const int q = k / 4;
@@ -126,7 +126,8 @@ static __device__ __forceinline__ void rfi_swiglu_part(rfi_swiglu_rest &r, const
   }
 }
 
-/* Starts a warp's 16 rows of a tile, of which `left` are valid. Slabs are used in turn: gate, up, gate, up, h, h. */
+/* Starts a warp's 16 rows of a tile, of which `left` are valid. The slabs are used in the order gate, up, gate, up, h,
+ * h. */
 template <typename O, class P>
 static __device__ __forceinline__ void rfi_swiglu_begin(rfi_swiglu_rest &r, const float (&sum)[32][4], const P &p,
                                                         uint32_t staging, int column, int row, int left) {

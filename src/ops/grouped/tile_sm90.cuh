@@ -11,15 +11,15 @@
 #include "ops/grouped/walk.cuh"
 
 enum {
-  ROWS = 128, /* of a block's tile */
+  ROWS = 128, /* rows of a block's tile */
   COLUMNS = 256,
-  PANELS = 6, /* two of a, four of b */
+  PANELS = 6, /* panels per stage: two of a, four of b */
   CONSUMERS = 2,
   THREADS = 128 * (1 + CONSUMERS),
-  BAND = 8,  /* units in a column before the next columns, so that shared operands stay in L2 */
-  SLOTS = 2, /* tiles published ahead of their start */
+  BAND = 8,  /* rows of units before the next column, so that shared operands stay in L2 */
+  SLOTS = 2, /* number of tiles that are published in advance */
   TILE_BYTES = 32,
-  RFI_SLAB = 16 * 128 /* of a warp's rows; a warp has two slabs */
+  RFI_SLAB = 16 * 128 /* bytes of a slab for a warp's rows; a warp has two */
 };
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
@@ -38,10 +38,10 @@ template <typename O> static __device__ __forceinline__ uint32_t rfi_narrow_two(
 struct tile {
   int group, first, size; /* the group's rows; group < 0: end of the work */
   int row, column, steps;
-  int beside; /* the unit's tiles are side by side and share a */
+  int beside; /* the unit's tiles are horizontally adjacent and share a */
 };
 
-/* The position of unit i of the group that the walk is at; `wide` tiles of `width` columns are side by side. */
+/* The position of unit i of w's current group; there are `wide` tiles of `width` columns. */
 static __device__ __forceinline__ tile tile_at(const rfi_unit_walk<2> &w, int i, int wide, int width, int rank) {
   const int pairs = w.tall / 2, below = pairs * wide;
   tile t = {w.group, w.first, w.size, 0, 0, 0, i >= below};
@@ -70,10 +70,10 @@ struct places {
   uint32_t panels, staging, full, empty, known, read, given, free, tile, number;
 };
 
-/* ---- which tile next: one warp, ahead of the others ---- */
+/* ---- scheduling: one warp, ahead of the others ---- */
 
-/* The next unit of this cluster. The first block takes it and sends it to the second, which then releases the slot: its
- * load is ordered after the consumers' loads and stores. */
+/* The next unit of this cluster. The first block fetches it and sends it to the second, which then releases the slot;
+ * its load is ordered after the consumers' loads and stores. */
 static __device__ __forceinline__ int take(int32_t *taken, const places &at, ring<1> &turn, int rank) {
   int unit = 0;
   if (threadIdx.x % 32 == 0) {
@@ -132,7 +132,7 @@ static __device__ __forceinline__ void clear(float (&sum)[32][4]) {
   for (int n = 0; n < 32; n++) sum[n][0] = sum[n][1] = sum[n][2] = sum[n][3] = 0;
 }
 
-/* ---- writing ---- */
+/* ---- epilogue ---- */
 
 static __device__ __forceinline__ float number(const void *x, rfr_dtype dtype, int64_t i) {
   return dtype == RFR_F32    ? ((const float *)x)[i]
@@ -140,7 +140,7 @@ static __device__ __forceinline__ float number(const void *x, rfr_dtype dtype, i
                              : rfi_widen(((const rfi_f16 *)x)[i]);
 }
 
-/* Stores columns of a warp's sums into a slab: 128 bytes of S, the q-th such piece. */
+/* Stores columns of a warp's accumulators into a slab: the q-th 128 bytes of S. */
 template <typename S> static __device__ __forceinline__ void stage(const float (&sum)[32][4], int q, uint32_t to) {
   const int lane = threadIdx.x % 32;
   if constexpr (sizeof(S) == 2) {
@@ -168,7 +168,7 @@ template <typename S> static __device__ __forceinline__ void stage(const float (
   }
 }
 
-/* Writes the first `left` of a warp's 16 rows through its slabs, in full cache lines; y points to the first row. S: the
+/* Writes the first `left` of a warp's 16 rows through its slabs, in full cache lines. y points to the first row. S: the
  * staged type, f32 when adding to y. */
 template <typename O, typename S, bool ONTO, class P>
 static __device__ __forceinline__ void write_warp(const float (&sum)[32][4], const P &p, uint32_t staging, O *y,
@@ -221,7 +221,7 @@ static __device__ __forceinline__ void write_warp(const float (&sum)[32][4], con
   __syncwarp();
 }
 
-/* Writes all of a warp's 16 rows with TMA, which skips elements outside y; ONTO: adds to y, f32. */
+/* Writes all of a warp's 16 rows with TMA, which skips elements outside y. ONTO: adds to y, f32. */
 template <typename O, bool ONTO, class P>
 static __device__ __forceinline__ void store_warp(const float (&sum)[32][4], const P &p, uint32_t staging, int column,
                                                   int row, int z) {
@@ -244,7 +244,8 @@ static __device__ __forceinline__ void store_warp(const float (&sum)[32][4], con
   }
 }
 
-/* Places the barriers after the tiles' slots at `tile`, and initializes them; the blocks of the cluster wait for it. */
+/* Places the barriers after the tiles' slots at `tile` and initializes them; waits until the cluster's blocks have done
+ * so. */
 template <int STAGES> static __device__ __forceinline__ void set_up(places &at) {
   at.full = at.tile + SLOTS * TILE_BYTES, at.empty = at.full + STAGES * 8, at.known = at.empty + STAGES * 8;
   at.read = at.known + SLOTS * 8, at.given = at.read + SLOTS * 8, at.free = at.given + 8, at.number = at.free + 8;
@@ -264,7 +265,7 @@ template <int STAGES> static __device__ __forceinline__ void set_up(places &at) 
   rfi_cluster_sync();
 }
 
-/* Adds the bias before the only rounding; `first` is the row in the buffer of the warpgroup's first row. */
+/* Adds the bias in f32, before the result is rounded once; `first` is the index of the warpgroup's first row. */
 template <class P>
 static __device__ __forceinline__ void add_bias(float (&sum)[32][4], const P &p, int group, int first, int column,
                                                 int left) {
@@ -284,8 +285,8 @@ static __device__ __forceinline__ void add_bias(float (&sum)[32][4], const P &p,
   }
 }
 
-/* Prefetches into L2 the 16 rows of a warp that TMA will add to: it adds three times as fast to lines in L2. Elements
- * outside y are not fetched; an explicit condition for them makes ptxas 13.0 drop coordinates. */
+/* Prefetches into L2 the 16 rows of a warp to which TMA will add: the addition is three times as fast for lines in L2.
+ * Elements outside y are not fetched; an explicit condition for them makes ptxas 13.0 drop coordinates. */
 template <class P> static __device__ __forceinline__ void fetch_warp(const P &p, int column, int row, int z) {
 #pragma unroll
   for (int c = 0; c < COLUMNS; c += 32) rfi_tma_fetch(&p.y, column + c, row, z);

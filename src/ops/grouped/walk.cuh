@@ -10,14 +10,14 @@
 #include "ops/grouped/grouped.h"
 #include "ops/grouped/grouped_cuda.h"
 
-/* Marks x as equal in all lanes: otherwise the compiler waits for each MMA. */
+/* Marks x as equal in all lanes; otherwise the compiler waits for each MMA. */
 static __device__ __forceinline__ int rfi_same(int x) { return __shfl_sync(0xffffffffu, x, 0); }
 
 typedef struct rfi_groups {
-  const int32_t *offset; /* NULL: one group of all rows */
-  int n, rows; /* rows of the buffer */
+  const int32_t *offset; /* NULL: all rows form one group */
+  int n, rows; /* rows of the tensor */
   int high;    /* NT: rows of each group's result; else 0 */
-  int last;    /* n: the rows after the last group form one more group; n - 1: they are not written */
+  int last;    /* n: the rows after the last group are one more group; n - 1: they are not written */
 } rfi_groups;
 
 static inline rfi_groups rfi_groups_of(const rfi_grouped *g) {
@@ -25,13 +25,13 @@ static inline rfi_groups rfi_groups_of(const rfi_grouped *g) {
   return rfi_groups{g->offsets, n, (int)g->rows, nt ? (int)g->N : 0, nt || g->more ? n - 1 : n};
 }
 
-/* A unit is UNIT tiles: 1, or 2 that are one below the other; with an odd number of tiles, the last ones are side by
- * side. A tile has `deep` rows; `wide` tiles are side by side. */
+/* Iterates over units. A unit is UNIT tiles: 1, or 2 in one column; with an odd number of tile rows, the units of the
+ * last row are 2 tiles in one row. A tile has `deep` rows; there are `wide` tiles per row. */
 template <int UNIT> struct rfi_unit_walk {
-  int group = -1, before = 0, count = 0; /* units before the group, and in it */
-  int first = 0, size = 0, tall = 0;     /* rows of the group; tiles one below the other */
+  int group = -1, before = 0, count = 0; /* units before the group, units in it */
+  int first = 0, size = 0, tall = 0;     /* rows of the group; number of tile rows */
 
-  /* Returns false at the end. Units must be requested in ascending order, by all lanes of a warp together. */
+  /* Finds a unit; false: there is none. Units must be requested in ascending order, by all lanes of a warp together. */
   __device__ __forceinline__ bool find(const rfi_groups &g, int unit, int deep, int wide) {
     while (unit >= before + count) {
       if (group == g.last) return false;

@@ -65,7 +65,7 @@ rfr_status rfi_infer_cotangent(const rfi_infer *c) {
 
 /* ---- gradients ---- */
 
-/* The gradient of the cotangent itself is 1: losses are sums of these. */
+/* A loss is a sum of these ops, so the gradient with respect to the loss is 1. */
 rfr_status rfi_grad_cotangent(rfi_grad *g) {
   if (g->need[0] && g->dy[0] != RFR_NONE) g->dx[0] = g->op->in[1];
   return RFR_OK;

@@ -2,10 +2,10 @@
  *
  * Views: reshape, transpose, slice, expand and detach do not move data.
  *
- * Only a reshape can have no strides: it may split any dimension, but merge neighbours only if the stride of the outer
- * one equals extent times stride of the inner one. One that strides cannot express is recorded as an explicit copy and
- * a reshape, so that the trace shows its cost. Gradients are the inverse views; a slice gives a pad, an expand gives a
- * sum.
+ * Only a reshape can have no strides: it may split any dimension, but merge adjacent dimensions only if the stride of
+ * the outer one equals extent times stride of the inner one. One that strides cannot express is recorded as an explicit
+ * copy and a reshape, so that the trace shows its cost. Gradients are the inverse views; a slice gives a pad, an expand
+ * gives a sum.
  */
 
 #include <string.h>

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Views against their meaning: random chains of reshape, transpose, slice and expand, where each element has the number
- * of the base's element that it must show. The view's strides and offset are compared element by element with the ops.
- * Then reshapes that strides cannot express, refusals of the shape rules, and the broadcast of add.
+ * Views against their definition: random chains of reshape, transpose, slice and expand of a base whose elements are
+ * numbered. The view's strides and offset are compared element by element with the ops. Then reshapes that strides
+ * cannot express, refusals of the shape rules, and the broadcast of add.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -21,7 +21,7 @@ enum { MOST = 4096 };
 typedef struct shown {
   rfr_type type;
   int n;
-  int64_t id[MOST]; /* element of the base, in the order of the dense value */
+  int64_t id[MOST]; /* indices of elements of the base, in the order of the dense value */
 } shown;
 
 static rfr_trace *t;
@@ -44,7 +44,7 @@ static int teardown(void **unused) {
   return 0;
 }
 
-/* ---- what the ops mean ---- */
+/* ---- expected values ---- */
 
 static void index_of(const rfr_type *type, int64_t i, int64_t *index) {
   for (int d = type->rank - 1; d >= 0; d--) {
@@ -58,7 +58,7 @@ static int64_t flat(const rfr_type *type, const int64_t *index) {
   return i;
 }
 
-/* Replaces v by the value of type `to` whose element at index i is v's at map(i). */
+/* Replaces v by a value of type `to`: its element at index i is the element of v at map(i). */
 static void remap(shown *v, const rfr_type *to, void (*map)(int64_t *index, const int64_t *args), const int64_t *args) {
   shown *old = malloc(sizeof *old);
   assert_non_null(old);
@@ -115,7 +115,7 @@ static rfr_value reshape_step(rfr_value v, shown *s) {
   s->type.rank = rank;
   memset(s->type.shape, 0, sizeof s->type.shape);
   memcpy(s->type.shape, dim, sizeof *dim * (size_t)rank);
-  if (t->values[v].base != base) /* a copy was necessary: from here on, elements of the copy are shown */
+  if (t->values[v].base != base) /* a copy was necessary, so indices now refer to the copy */
     for (int i = 0; i < s->n; i++) s->id[i] = i;
   return v;
 }
@@ -177,11 +177,12 @@ static void test_reshape(void **unused) {
   rfr_value x = input(2, (int64_t[]){6, 10}), y = rfr_transpose(t, x, 0, 1);
   assert_int_equal(base_of(rfr_reshape(t, x, 1, (int64_t[]){60})), x);
   assert_int_equal(base_of(rfr_reshape(t, y, 3, (int64_t[]){5, 2, 6})), x); /* splits a dimension */
-  assert_int_not_equal(base_of(rfr_reshape(t, y, 1, (int64_t[]){60})), x);  /* merges dimensions that are not one run */
+  /* merges dimensions that are not contiguous */
+  assert_int_not_equal(base_of(rfr_reshape(t, y, 1, (int64_t[]){60})), x);
   assert_int_not_equal(base_of(rfr_reshape(t, rfr_slice(t, x, 1, 0, 5), 1, (int64_t[]){30})), x);
   assert_int_equal(base_of(rfr_reshape(t, rfr_slice(t, x, 0, 2, 3), 1, (int64_t[]){30})), x);
   rfr_value e = rfr_expand(t, rfr_reshape(t, input(1, (int64_t[]){7}), 2, (int64_t[]){1, 7}), 0, 12);
-  rfr_value f = rfr_reshape(t, e, 3, (int64_t[]){3, 4, 7}); /* repeats remain repeats */
+  rfr_value f = rfr_reshape(t, e, 3, (int64_t[]){3, 4, 7}); /* dimensions of stride 0 keep stride 0 */
   assert_int_equal(base_of(f), base_of(e));
   assert_int_equal(t->values[f].stride[0], 0);
   assert_int_equal(t->values[f].stride[1], 0);

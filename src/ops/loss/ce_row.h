@@ -24,7 +24,7 @@ static inline bool rfi_ce_valid(int32_t target, int64_t ignore, int64_t V) {
 typedef float rfi_ce_vector __attribute__((vector_size(RFI_CE_LANES * 4)));
 typedef int32_t rfi_ce_mask __attribute__((vector_size(RFI_CE_LANES * 4)));
 
-/* Explicit vectors, because compilers keep the order of a float reduction. */
+/* Explicit vectors, because compilers must not reorder a float reduction. */
 static inline float rfi_ce_block_max(const float *x, int64_t n) {
   rfi_ce_vector top, v;
   float max = -INFINITY;
@@ -56,7 +56,7 @@ static inline void rfi_ce_softcap(float *x, int64_t V, float cap) {
   for (int64_t i = 0; i < V; i++) x[i] = rfi_softcap(x[i], cap);
 }
 
-/* log sum exp of the V logits that begin at element `at`. */
+/* Log-sum-exp of the V logits that begin at element `at`. */
 static inline double rfi_ce_lse(const rfi_arg *logits, int64_t at, int64_t V) {
   float buffer[RFI_BLOCK], max = -INFINITY;
   double sum = 0;
@@ -73,9 +73,9 @@ static inline double rfi_ce_lse(const rfi_arg *logits, int64_t at, int64_t V) {
   return max + log(sum);
 }
 
-/* dlogits = (e^(logits - lse) - onehot) scale, times the slope of the softcap if cap > 0; may overwrite the logits in
- * place; zeros for an invalid target. lse is subtracted in two parts: a single float at 25 is off by up to 1e-6, and so
- * would the largest p be. */
+/* dlogits = (e^(logits - lse) - onehot) scale, times the slope of the softcap if cap > 0; zeros for an invalid target.
+ * May overwrite the logits in place. lse is subtracted in two parts: one float at 25 has an error of up to 1e-6, and so
+ * would the largest p. */
 static inline void rfi_ce_backward(const rfi_arg *logits, int64_t at, const rfi_arg *dlogits, int64_t dat, int64_t V,
                                    bool valid, int32_t target, double lse, float scale, float cap) {
   float buffer[RFI_BLOCK], d[RFI_BLOCK], high = (float)lse, low = (float)(lse - high);

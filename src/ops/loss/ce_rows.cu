@@ -24,9 +24,9 @@
 enum { MOST_THREADS = 1024, LEAST_THREADS = 64, DLOGITS_THREADS = 256, AT_ONCE = 4 };
 enum { FORWARD_THREADS = 256, FORWARD_BLOCKS = 6, FORWARD_AT_ONCE = 2 };
 
-/* ---- pieces ---- */
+/* ---- 16-byte pieces of a row ---- */
 
-/* A row in memory: piece k has elements k P - shift ... k P - shift + P - 1, those of them in [0, V). */
+/* A row in memory: piece k has the elements k P - shift ... k P - shift + P - 1 that lie in [0, V). */
 template <typename X> struct row_of {
   static constexpr int P = 16 / (int)sizeof(X);
   const X *x;
@@ -109,7 +109,8 @@ static __device__ __forceinline__ void store(D *d, const float (&v)[P], const ro
 
 /* ---- log sum exp ---- */
 
-/* Merges (maximum m, sum of 2^(logit log2 e - base(m))). A sum without a maximum is 0, or NaN if there was a NaN. */
+/* Merges pairs (maximum m, sum of 2^(logit log2 e - base(m))). A sum without a maximum is 0, or NaN if there was a
+ * NaN. */
 static __device__ __forceinline__ float2 merge(float2 a, float2 b) {
   const float top = fmaxf(a.x, b.x), base = rfi_ce_base(top);
   if (top == -INFINITY) return make_float2(top, a.y + b.y);
@@ -154,7 +155,8 @@ static __device__ __forceinline__ gradient gradient_of(const rfi_ce_rows &r, int
   return {high, (float)(lse - (double)high), high * RFI_LOG2E, rfi_ce_scale(r, t), r.cap, target};
 }
 
-/* v becomes the gradient of the elements from `first`; if that is rounded to 16 bits, a less accurate e^x is enough. */
+/* Replaces v by the gradient of the elements from `first` on. If the gradient is rounded to 16 bits, a less accurate
+ * e^x suffices. */
 template <typename D, int P>
 static __device__ __forceinline__ void turn(float (&v)[P], const gradient &g, int64_t first) {
   const int64_t at = g.target - first;
@@ -248,8 +250,8 @@ static __global__ void __launch_bounds__(MOST_THREADS) ce_rows(const rfi_ce_rows
   }
 }
 
-/* The forward without a gradient. A thread's next pieces, at a row's end those of the block's next row, load while the
- * current ones are added. EVEN: rows begin and end at multiples of 16 bytes. */
+/* The forward without a gradient. While a thread adds its current pieces, the next ones load; at the end of a row these
+ * belong to the block's next row. EVEN: rows begin and end at multiples of 16 bytes. */
 template <typename X, bool EVEN>
 static __global__ void __launch_bounds__(FORWARD_THREADS, FORWARD_BLOCKS) ce_forward(const rfi_ce_rows r) {
   constexpr int P = 16 / (int)sizeof(X), N = EVEN ? FORWARD_AT_ONCE : 1;
@@ -352,7 +354,8 @@ static rfr_status find_machine(machine *m) {
   return rfi_cuda_check(e, "reading the device");
 }
 
-/* As many blocks as run at the same time: each continues with further rows. `own`: bytes of a block besides the row. */
+/* As many blocks as run at the same time; each continues with further rows. `own`: shared memory of a block besides the
+ * row. */
 template <typename X, typename D>
 static rfr_status launch(const rfi_ce_rows *r, const machine *m, cudaStream_t stream) {
   const int64_t width = 16 / (int64_t)sizeof(X), pieces = rfi_blocks(r->V, width) + 1, own = 2048, resident = 1024;

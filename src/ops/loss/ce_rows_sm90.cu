@@ -12,8 +12,8 @@
 
 #include "backend/cuda/kernels.cuh"
 
-enum { THREADS = 1024, PIECES = 8, STRIDE = THREADS * 4 }; /* pieces of four logits per thread */
-enum { MOST_BLOCKS = 8 };                                  /* of a cluster */
+enum { THREADS = 1024, PIECES = 8, STRIDE = THREADS * 4 }; /* number of pieces of four logits per thread */
+enum { MOST_BLOCKS = 8 };                                  /* blocks of a cluster */
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 
@@ -27,7 +27,7 @@ static __device__ __forceinline__ void cluster_barrier(void) {
   asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
 }
 
-/* Values sent to all blocks of a cluster; each block counts the bytes on its barrier. */
+/* Sends values to all blocks of a cluster; each block counts the bytes at its barrier. */
 typedef struct exchange {
   uint64_t barrier;
   float2 from[MOST_BLOCKS];
@@ -55,9 +55,9 @@ static __device__ __forceinline__ void exchange_wait(exchange *m, int parity) {
                : "memory");
 }
 
-/* Merges (maximum m, sum of 2^(logit log2 e - base(m))) over 32 lanes; each gets the result. */
+/* Merges (maximum m, sum of 2^(logit log2 e - base(m))) over 32 lanes; every lane gets the result. */
 static __device__ __forceinline__ float2 merge_lanes(float2 x) {
-  /* integers in the order of the floats */
+  /* integers that are ordered as the floats are */
   const int bits = __float_as_int(x.x), order = bits ^ (bits >> 31 & 0x7fffffff);
   const int top = __reduce_max_sync(0xffffffffu, order);
   const float most = __int_as_float(top ^ (top >> 31 & 0x7fffffff));
@@ -85,7 +85,7 @@ static __device__ __forceinline__ float2 cluster_merge(float2 x, float2 *part, e
 
 #endif
 
-/* A block's part of a row: per_block pieces, or the rest; piece j of thread k is k + 1024 j. */
+/* A block's part of a row: per_block pieces, fewer at the end; piece j of thread k is k + 1024 j. */
 template <typename D>
 static __global__ void __launch_bounds__(THREADS, 1)
     ce_rows_sm90(const __grid_constant__ rfi_ce_rows r, const int per_block, const unsigned blocks) {
@@ -98,7 +98,7 @@ static __global__ void __launch_bounds__(THREADS, 1)
   const int64_t step = gridDim.x / blocks;
   const uint32_t place = address_of(&kept[me]);
   const float *from = (const float *)r.logits + blockIdx.x / blocks * r.logits_ld + first;
-  const auto request = [&](int j, float before) { /* loads a piece after its place has been read */
+  const auto request = [&](int j, float before) { /* reads a piece, then loads another one into its place */
                                                   if (j < full_strides || j * STRIDE < left)
                                                     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(
                                                                      place + (uint32_t)(j * THREADS * 16)),
@@ -167,7 +167,7 @@ static __global__ void __launch_bounds__(THREADS, 1)
     if (valid && at >= 0 && at < left && at % STRIDE < 4)
       to[at] = rfi_narrow<D>(rfi_exp2(fmaf(hit, RFI_LOG2E, -row_base)) * share - scale);
   }
-  if (blocks > 1) cluster_barrier(); /* a block's shared memory must exist until all sends to it have finished */
+  if (blocks > 1) cluster_barrier(); /* a block's shared memory must stay valid until all sends to it have finished */
 #endif
 }
 

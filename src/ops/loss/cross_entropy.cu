@@ -16,7 +16,7 @@ typedef struct target_list {
   int lists;
 } target_list;
 
-/* so_far: the count of the previous launches. */
+/* so_far: the sum over the previous launches. */
 static __global__ void __launch_bounds__(THREADS)
     token_count(const __grid_constant__ target_list all, int32_t ignore, bool first, bool last, int64_t *so_far,
                 float *inv_valid, float *count) {
@@ -25,14 +25,14 @@ static __global__ void __launch_bounds__(THREADS)
   if (threadIdx.x == 0) sum = first ? 0 : (unsigned long long)*so_far;
   __syncthreads();
   for (int i = 0; i < all.lists; i++)
-#pragma unroll 16 /* loads in flight: there is one block */
+#pragma unroll 16 /* several loads in flight, because there is only one block */
     for (int64_t k = threadIdx.x; k < all.n[i]; k += THREADS) {
       const int32_t target = all.targets[i][k];
       mine += target != ignore && target >= 0;
     }
 #pragma unroll
   for (int half = 16; half > 0; half /= 2) mine += __shfl_down_sync(0xffffffffu, mine, half);
-  if (threadIdx.x % 32 == 0) atomicAdd(&sum, (unsigned long long)mine); /* integers: the order does not matter */
+  if (threadIdx.x % 32 == 0) atomicAdd(&sum, (unsigned long long)mine); /* integers, so the order does not matter */
   __syncthreads();
   if (threadIdx.x > 0) return;
   *so_far = (int64_t)sum;

@@ -6,7 +6,7 @@
  *   loss   = inv_valid * sum over valid t of (lse[t] - logits[t, target[t]])
  *
  * Rows run in parallel, each on one thread; their losses are in the workspace and are added in row order in double, so
- * that the bits do not depend on the split.
+ * that results do not depend on the split.
  */
 #include "backend/cpu/cpu.h"
 #include "ops/loss/ce_row.h"

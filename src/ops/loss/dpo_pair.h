@@ -14,7 +14,7 @@
 #define RFI_DPO_CALL static inline
 #endif
 
-/* h of dpo_loss: how much more the model prefers the chosen answer than the reference model does, in nats. */
+/* h of dpo_loss: by how many nats the model prefers the chosen answer more than the reference model does. */
 RFI_DPO_CALL double rfi_dpo_gain(double chosen, double rejected, double reference) {
   return rejected - chosen - reference;
 }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The GEMMs inside linear_cross_entropy and linear_token_loss, as calls of matmul: the kernel runs them, and binding
- * offers them to a library, so that the LM head is as fast as any other GEMM.
+ * The GEMMs inside linear_cross_entropy and linear_token_loss, as calls of matmul: the kernel runs them, by a library
+ * where kernel selection has found one, so that the LM head is as fast as any other GEMM.
  *
  * A chunk is the first, a middle one or the tail; those differ in rows and in whether dw is overwritten or added to. On
  * a GPU dw is two GEMMs, since a library is half as fast if the vocabulary is not a multiple of the tile. The workspace
@@ -13,14 +13,15 @@
 
 #include "ops/call.h"
 
-/* Operands; after the targets, linear_cross_entropy has inv_valid; the last two are the cotangent and acc. */
+/* Indices of operands. After the targets, linear_cross_entropy has inv_valid; the last two are the cotangent and
+ * acc. */
 enum { RFI_HEAD_X, RFI_HEAD_W, RFI_HEAD_TARGETS, RFI_HEAD_INV_VALID };
-enum { RFI_HEAD_LOGITS, RFI_HEAD_DX, RFI_HEAD_DW, RFI_HEAD_DW_REST, RFI_HEAD_PRODUCTS }; /* of one chunk */
-/* On a GPU, row strides of logits in elements are multiples of this: whole cache lines. With 50,272 columns instead of
- * 50,304, cuBLASLt did not offer the algorithms that hold two tiles (lt.c). */
+enum { RFI_HEAD_LOGITS, RFI_HEAD_DX, RFI_HEAD_DW, RFI_HEAD_DW_REST, RFI_HEAD_PRODUCTS }; /* the GEMMs of one chunk */
+/* On a GPU, the row stride of logits is a multiple of this number of elements: full cache lines. With 50,272 columns
+ * instead of 50,304, cuBLASLt did not offer the algorithms that hold two tiles (lt.c). */
 enum { RFI_HEAD_ALIGNED = 64 };
-enum { RFI_HEAD_TILE = 128 }; /* rows of dw */
-/* The fewest rows of a chunk on a GPU: with 1024, reading and writing dw takes as long as its GEMM. */
+enum { RFI_HEAD_TILE = 128 }; /* tile rows of dw */
+/* The minimum rows per chunk on a GPU: with 1024, reading and writing dw takes as long as its GEMM. */
 enum { RFI_HEAD_ROWS = 4096 };
 enum { RFI_HEAD_FIRST, RFI_HEAD_MIDDLE, RFI_HEAD_TAIL, RFI_HEAD_CHUNKS };
 
@@ -30,7 +31,7 @@ typedef struct rfi_head_library {
   rfi_kernel_fn run;
   size_t workspace;
   void *handle;
-  const void *device; /* the backend's own */
+  const void *device; /* belongs to the backend */
 } rfi_head_library;
 
 typedef struct rfi_head_product {
@@ -44,15 +45,15 @@ typedef struct rfi_head {
   int64_t T, C, V, chunk;
   /* row stride of the logits; if it exceeds V, the rows of w are zero-padded, and so are those of dlogits */
   int64_t ld;
-  int64_t tiled;         /* rows of dw in its first GEMM; the rest, if any, is another GEMM */
-  size_t nll, logits, w; /* bytes of the workspace's first parts; w: a copy with ld rows, or 0 */
+  int64_t tiled;         /* rows of dw in its first GEMM; the remaining rows, if any, are a second GEMM */
+  size_t nll, logits, w; /* sizes of the workspace's first parts; w: size of a copy with ld rows, or 0 */
 } rfi_head;
 
 static inline bool rfi_is_head(rfi_opcode code) {
   return code == RFI_OP_linear_cross_entropy || code == RFI_OP_linear_token_loss;
 }
 
-/* The call is of linear_token_loss: a loss and a cotangent for each row, and no inv_valid. */
+/* Whether the call is linear_token_loss, which has a loss and a cotangent per row, and no inv_valid. */
 static inline bool rfi_head_is_per_row(const rfi_call *c) { return c->n_in == 5; }
 static inline const rfi_arg *rfi_head_dloss(const rfi_call *c) { return &c->in[c->n_in - 2]; }
 static inline const rfi_arg *rfi_head_acc(const rfi_call *c) { return &c->in[c->n_in - 1]; }
@@ -60,7 +61,8 @@ static inline const rfi_arg *rfi_head_acc(const rfi_call *c) { return &c->in[c->
 /* Parts of the workspace begin at multiples of RFI_ALIGNMENT. */
 static inline size_t rfi_head_round(size_t n) { return (n + 255) & ~(size_t)255; }
 
-/* Row strides of logits are multiples of `multiple`: a GPU's GEMMs need aligned rows, the CPU's dense ones (1). */
+/* The row stride of logits is a multiple of `multiple`: a GPU's GEMMs need aligned rows, the CPU's need dense ones
+ * (1). */
 static inline rfi_head rfi_head_make(const rfi_call *c, int64_t multiple) {
   rfi_head h = {
       .T = c->in[RFI_HEAD_X].type.shape[0], .C = c->in[RFI_HEAD_X].type.shape[1], .V = c->in[RFI_HEAD_W].type.shape[0]};
@@ -73,16 +75,17 @@ static inline rfi_head rfi_head_make(const rfi_call *c, int64_t multiple) {
   return h;
 }
 
-/* Waves of dx's tiles, 128 x 256, on the 132 multiprocessors of a Hopper GPU. The device is not asked: a plan must not
- * depend on it. */
+/* The number of waves of dx's tiles, 128 x 256, on the 132 multiprocessors of a Hopper GPU. This is a constant, because
+ * a plan must not depend on the device. */
 static inline int64_t rfi_head_waves(int64_t rows, int64_t C) {
   enum { ROWS = 128, COLUMNS = 256, MULTIPROCESSORS = 132 };
   const int64_t tiles = (rows + ROWS - 1) / ROWS * ((C + COLUMNS - 1) / COLUMNS);
   return (tiles + MULTIPROCESSORS - 1) / MULTIPROCESSORS;
 }
 
-/* The rows of a chunk on a GPU, for T rows of C columns. dx is few tiles with a long sum each, so its time is the
- * number of waves; if up to half as many rows again need fewer, the most rows that do: the last wave is nearly full. */
+/* The rows per chunk on a GPU, for T rows of C columns. dx has few tiles with long sums, so its time is proportional to
+ * the number of waves. If a chunk of up to 1.5 times the rows needs fewer waves in total, chooses the largest such
+ * chunk, whose last wave is nearly full. */
 static inline int64_t rfi_head_rows_at_once(int64_t T, int64_t C) {
   enum { STEP = 128, MOST = RFI_HEAD_ROWS + RFI_HEAD_ROWS / 2 };
   int64_t best = RFI_HEAD_ROWS, least = INT64_MAX;
@@ -121,12 +124,13 @@ static inline void rfi_head_product_init(rfi_head_product *p, const rfi_call *c,
       .n_in = 4, .n_out = 1, .in = p->in, .out = p->out, .attr = p->attr, .microbatch = -1, .threads = c->threads};
 }
 
-/* The GEMMs of the chunk that starts at row t, without workspaces. At bind there are no addresses yet: then `logits` is
- * any non-NULL pointer. */
+/* The GEMMs of the chunk that starts at row t, without workspaces. When kernels are selected there are no addresses
+ * yet; then `logits` is any non-NULL pointer. */
 static inline void rfi_head_products(const rfi_call *c, const rfi_head *h, int64_t t, void *logits,
                                      rfi_head_product out[RFI_HEAD_PRODUCTS]) {
   rfr_dtype dtype = c->in[RFI_HEAD_X].type.dtype;
-  size_t begin = (size_t)(t * h->C) * (dtype == RFR_F32 ? 4 : 2); /* no calls: the CUDA module compiles this too */
+  /* no function calls, because the CUDA module compiles this too */
+  size_t begin = (size_t)(t * h->C) * (dtype == RFR_F32 ? 4 : 2);
   int64_t n = rfi_head_rows(h, t);
   void *dx = c->out[1].data ? (char *)c->out[1].data + begin : NULL;
   rfi_arg x = rfi_head_matrix((char *)c->in[RFI_HEAD_X].data + begin, dtype, n, h->C, h->C);

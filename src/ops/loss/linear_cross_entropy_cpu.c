@@ -57,7 +57,7 @@ static rfr_status run_product(const rfi_call *c, rfi_head_product *p, int kind, 
   return library->run(&p->call);
 }
 
-/* One chunk, as rfi_parallel passes it to its parts: the call is the first field. */
+/* One chunk, as rfi_parallel passes it to its parts; the call must be the first field. */
 typedef struct chunk {
   rfi_call call;
   int64_t t; /* its first row */

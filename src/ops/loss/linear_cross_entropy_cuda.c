@@ -61,7 +61,7 @@ static rfr_status run_chunk(const rfr_call *c, const rfi_head *h, int64_t t, cha
   return s;
 }
 
-/* Pads w: a vocabulary that is not a multiple of a few elements would make the GEMMs several times slower. */
+/* Pads w: with a vocabulary that is not a multiple of a few elements, the GEMMs would be several times slower. */
 static rfr_status copy_w(const rfr_call *c, const rfi_head *h, char *to) {
   const size_t bytes = (size_t)(h->V * h->C) * (c->in[RFI_HEAD_W].type.dtype == RFR_F32 ? 4 : 2);
   cudaStream_t stream = (cudaStream_t)c->stream;

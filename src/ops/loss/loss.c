@@ -96,7 +96,7 @@ rfr_status rfi_grad_token_loss(rfi_grad *g) {
   return rfr_trace_status(g->t);
 }
 
-/* The fused heads: x, w, targets and, for the sum, inv_valid; then the cotangent and acc. */
+/* The fused heads: x, w, targets and, for the summed loss, inv_valid; then the cotangent and acc. */
 static rfr_status infer_head(const rfi_infer *c, bool per_row) {
   const rfr_type *x = &c->in[0], *w = &c->in[1], *dloss = &c->in[per_row ? 3 : 4], *acc = dloss + 1;
   if (x->rank != 2 || w->rank != 2 || x->dtype != w->dtype || x->shape[1] != w->shape[1])
@@ -121,7 +121,7 @@ static rfr_status infer_head(const rfi_infer *c, bool per_row) {
 rfr_status rfi_infer_linear_cross_entropy(const rfi_infer *c) { return infer_head(c, false); }
 rfr_status rfi_infer_linear_token_loss(const rfi_infer *c) { return infer_head(c, true); }
 
-/* A GEMM for the logits, and one for each gradient. */
+/* Counts one GEMM for the logits, and one per gradient. */
 double rfi_flops_linear_cross_entropy(const rfi_infer *c) {
   const rfr_type *x = &c->in[RFI_IN_linear_cross_entropy_x], *w = &c->in[RFI_IN_linear_cross_entropy_w];
   const int products =

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Losses beyond the op matrix: extreme logits, no valid target at all, bits that depend neither on threads nor, for the
- * loss, on the chunk; and the fused head against its parts.
+ * Losses beyond the op matrix: extreme logits, no valid target at all, results that depend neither on threads nor, for
+ * the loss, on the chunk; and the fused head against the separate ops.
  */
 #include <math.h>
 #include <setjmp.h>
@@ -36,8 +36,8 @@ static void test_extremes(void **state) {
   (void)state;
   start("cross_entropy(f[5,1031]=0, i[5]=7,1030,3,0,5, F[1]=1) ignore=-100", RFR_F32, &c, &run);
   for (int64_t v = 0; v < 1031; v++) {
-    rft_set(&run.in_arg[0], v, v == 7 ? 3e38 : -3e38);                  /* certain of the target */
-    rft_set(&run.in_arg[0], 1031 + v, 1e4);                             /* even, far from 0 */
+    rft_set(&run.in_arg[0], v, v == 7 ? 3e38 : -3e38);                  /* the target has almost all probability */
+    rft_set(&run.in_arg[0], 1031 + v, 1e4);                             /* equal logits, far from 0 */
     rft_set(&run.in_arg[0], 2 * 1031 + v, v < 4 ? 0 : -INFINITY);       /* most are -inf */
     rft_set(&run.in_arg[0], 3 * 1031 + v, -1e4 + (v == 1030 ? 50 : 0)); /* the maximum comes last */
   }
@@ -114,7 +114,7 @@ static void test_threads(void **state) {
       }
 }
 
-/* The chunk is a question of memory: loss and dx are computed row by row and do not depend on it. */
+/* The chunk size affects only memory: loss and dx are computed row by row and do not depend on it. */
 static void test_chunks(void **state) {
   rft_case c;
   rft_run full;
@@ -177,7 +177,7 @@ static void test_refused(void **state) {
   rfr_ctx_destroy(ctx);
 }
 
-/* On a GPU dx of a chunk is as many full waves of tiles as possible. */
+/* On a GPU, dx of a chunk must have as many full waves of tiles as possible. */
 static void test_rows_at_once(void **state) {
   static const struct {
     int64_t T, C, rows;

@@ -13,7 +13,7 @@
 enum { BETA, SMOOTHING };
 enum { THREADS = 256, LANES = 32, WARPS = THREADS / LANES };
 
-/* The same order for every warp; all lanes have the sum. */
+/* Every warp adds in the same order; all lanes get the sum. */
 static __device__ __forceinline__ double warp_sum(double x) {
 #pragma unroll
   for (int offset = LANES / 2; offset > 0; offset /= 2) x += __shfl_xor_sync(0xffffffffu, x, offset);
@@ -78,7 +78,7 @@ struct dpo_args {
   const int32_t *pairs;
   int64_t n;
   double beta, smoothing;
-  float *out[3]; /* loss, margin, accuracy; NULL: not wanted */
+  float *out[3]; /* loss, margin, accuracy; NULL: not computed */
   void *dsums;
 };
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * matmul_gelu_bwd as the two calls that it stands for, for kernels that do not fuse them: the bits of the separate
- * ops.
+ * matmul_gelu_bwd as two calls, the GEMM and then gelu_bwd, for backends without a fused kernel. Results are bitwise
+ * equal to those of the separate ops.
  */
 #ifndef RFI_GELU_PAIR_H
 #define RFI_GELU_PAIR_H
@@ -15,7 +15,7 @@ typedef struct rfi_gelu_pair {
   rfi_call product, gelu; /* matmul, gelu_bwd */
 } rfi_gelu_pair;
 
-/* The calls point into `p` and into `call`. gelu_bwd works in place: it reads each element before it writes it. */
+/* The calls reference `p` and `call`. gelu_bwd works in place: it reads each element before it writes it. */
 static inline void rfi_gelu_pair_of(const rfi_call *call, rfi_gelu_pair *p) {
   *p = (rfi_gelu_pair){.in = {call->out[0], call->in[RFI_IN_matmul_gelu_bwd_x]}, .product = *call, .gelu = *call};
   p->attr.i = 1;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * lora_matmul as two GEMMs of the module, for the calls that the fused kernel does not support. Binding offers both to
- * cuBLASLt: call->library points to two rfi_head_library.
+ * lora_matmul as two GEMMs of the module, for the calls that the fused kernel does not support. Kernel selection offers
+ * both to cuBLASLt: call->library points to two rfi_head_library.
  */
 #ifndef RFI_LORA_CUDA_H
 #define RFI_LORA_CUDA_H
@@ -16,7 +16,7 @@ static inline void rfi_lora_products(const rfr_call *c, rfi_head_product out[2])
   rfi_head_product_init(&out[1], c, &c->in[2], false, &c->in[3], tb, &c->out[0], true);
 }
 
-/* Runs both GEMMs with the kernels that binding chose. */
+/* Runs both GEMMs with the kernels that were selected. */
 rfr_status rfi_lora_run_products(const rfr_call *c);
 
 #endif

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The portable lora_matmul: both products of a tile in f32, added, then one rounding. Programs for the CPU do not have
+ * The portable lora_matmul: both GEMMs of a tile in f32, added, then rounded once. Programs for the CPU do not have
  * this op: lower replaces it by two GEMMs, for which there are faster kernels.
  */
 #include "backend/cpu/cpu.h"

@@ -74,7 +74,7 @@ static rfr_dtype begin(rfi_grad *g, int i) {
   return rfi_emit_dtype(g, i);
 }
 
-/* dy as an operand of the GEMMs: cast to the operands' type if that is narrower, because matrix units require it. */
+/* dy as an operand of the GEMMs: cast to the operands' type if that is narrower, because tensor cores require it. */
 static rfr_value as_operand(const rfi_grad *g) {
   const rfr_dtype a = rfr_value_type(g->t, g->op->in[0]).dtype, b = rfr_value_type(g->t, g->op->in[1]).dtype;
   const bool wide = rfr_value_type(g->t, g->dy[0]).dtype == RFR_F32 && a == b && a != RFR_F32;

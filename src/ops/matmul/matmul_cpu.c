@@ -3,7 +3,7 @@
  * The portable GEMM: y = op(a) op(b) + bias (+ acc).
  *
  * C is cut into tiles of at most TILE_M x TILE_N. One thread computes a tile completely, so nothing is reduced between
- * threads; product.h computes a tile. The bits do not depend on tile sizes or on the number of threads.
+ * threads; product.h computes a tile. Results do not depend on tile sizes or on the number of threads.
  *
  * Packing per tile repeats work between tiles (about 5 % at 256 x 256), but needs no barrier and no scratch that grows
  * with the matrices.
@@ -14,7 +14,7 @@
 enum {
   TILE_M = 32 * RFI_MR,
   TILE_N = 256,            /* blocks of A, B and C together fit into a 1 MiB L2 cache */
-  MIN_TILE_WORK = 1 << 18, /* with fewer multiply-adds, another thread does not pay */
+  MIN_TILE_WORK = 1 << 18, /* with fewer multiply-adds per thread, another thread is not worthwhile */
 };
 
 typedef struct grid {
@@ -33,7 +33,7 @@ static grid grid_make(const rfi_call *call) {
   g.tile_n = g.N < TILE_N ? rfi_round_up(g.N > 0 ? g.N : 1, RFI_NR) : TILE_N;
   int64_t work = g.batch * g.M * g.N * (g.K > 0 ? g.K : 1), most = work / MIN_TILE_WORK;
   g.threads = call->threads < 1 || most < 2 ? 1 : call->threads < most ? call->threads : (int)most;
-  for (;;) { /* enough tiles to keep all threads busy until the end */
+  for (;;) { /* enough tiles that all threads are busy until the end */
     g.tiles_m = rfi_ceil_div(g.M, g.tile_m);
     g.tiles_n = rfi_ceil_div(g.N, g.tile_n);
     if (g.threads == 1 || g.batch * g.tiles_m * g.tiles_n >= 4 * g.threads) break;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * matmul_gelu_bwd on the CPU: a GEMM, then gelu_bwd. Programs for the CPU do not have this op, because a library can
- * run a GEMM of its own.
+ * run the separate GEMM.
  */
 #include "backend/cpu/cpu.h"
 #include "base/base.h"

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * matmul_gelu_bwd on a GPU, for calls that cuBLASLt does not take as one GEMM: a GEMM, then gelu_bwd. Binding offers
- * the GEMM to cuBLASLt: call->library is a rfi_head_library.
+ * matmul_gelu_bwd on a GPU, for calls that cuBLASLt does not support as one GEMM: a GEMM, then gelu_bwd. Kernel
+ * selection offers the GEMM to cuBLASLt: call->library is a rfi_head_library.
  */
 #include "backend/cuda/cuda.h"
 #include "ops/loss/head.h"

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * matmul_gelu_bwd in double, plain loops, and its cases: transpositions, primes, a dimension of size 1, empty M and K,
- * and sizes that cuBLASLt takes.
+ * and sizes that cuBLASLt supports.
  */
 #include <math.h>
 

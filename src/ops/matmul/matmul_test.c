@@ -43,7 +43,7 @@ static void gradients(void **state) {
     rfr_value bias = input(t, "bias", RFR_BF16, 1, 1, 1, 7), want = input(t, "y", RFR_F32, rank, 2, 3, 7);
     rfr_value y = rfr_matmul(t, a, b, bias, ta, tb, RFR_F32);
     expect(t, y, RFR_F32, want, RFR_PHASE_FORWARD);
-    rfi_opr op = t->ops[t->n_ops - 1]; /* a copy: recording moves the array */
+    rfi_opr op = t->ops[t->n_ops - 1]; /* a copy, because recording moves the array */
     const bool need[4] = {true, true, true, false}, is_weight[4] = {false, true, true, false};
     rfr_value dx[4] = {RFR_NONE, RFR_NONE, RFR_NONE, RFR_NONE};
     rfi_grad g = {.t = t, .op = &op, .need = need, .dy = &want, .dx = dx, .is_weight = is_weight, .at = RFR_HERE};

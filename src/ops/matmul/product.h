@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * A block of a GEMM, from packing to rounding, in the scratch of one thread. The portable kernels of matmul and of
- * grouped GEMMs share it, so that both give the same bits.
+ * grouped GEMMs share it, so that both are bitwise equal.
  *
  * For each part of K it packs a strip of B (into panels of RFI_NR columns) and a block of A, both widened to f32, and
  * runs the register tile over them into an f32 block of C, which receives a sum of at most RFI_SUM_K terms at a time.
- * Added operands and the only rounding come at the end. How K is split depends on K alone, so the bits depend on K and
+ * Added operands and the only rounding come at the end. The split of K depends only on K, so results depend on K and
  * the instruction set, not on the block's size.
  */
 #ifndef RFI_PRODUCT_H
@@ -15,8 +15,8 @@
 
 enum {
   RFI_BLOCK_K = 256, /* a panel of B (32 KiB in f32 at 32 columns) stays in the L1 cache */
-  /* Terms of one sum. With n terms of random sign, sums of s have an error of sqrt(s / 2 + n / 2s) units, one sum of
-   * all has sqrt(n / 2). */
+  /* Terms per partial sum. With n terms of random sign, partial sums of s terms have an error of sqrt(s / 2 + n / 2s)
+   * units; one sum of all terms has sqrt(n / 2). */
   RFI_SUM_K = 64,
 };
 
@@ -55,7 +55,7 @@ RFI_INLINE const void *rfi_matrix_at(const rfi_matrix *x, int64_t i, int64_t j) 
   return rfi_at(x->data, x->dtype, i * x->rs + j * x->cs);
 }
 
-/* C (mr x RFI_NR) = or += A B over k steps, in sums of at most RFI_SUM_K. */
+/* C (mr x RFI_NR) = or += A B over k steps, in partial sums of at most RFI_SUM_K terms. */
 RFI_INLINE void rfi_tile_sums(int mr, int64_t k, const float *a, int by_row, const float *b, float *c, int64_t ldc,
                               int add) {
   const int64_t terms = RFI_SUM_K;

@@ -4,8 +4,8 @@
  *
  * rfi_tile adds (or stores) an mr x RFI_NR block of C, mr <= RFI_MR, over k steps: each step loads one row of RFI_NR
  * columns of B as two vectors and multiplies it by mr broadcast elements of A. The block stays in registers, so a step
- * costs mr + 2 loads for 2 mr multiply-adds. The order of the sum over k is fixed: the bits of an element do not depend
- * on where its tile starts. The sum over k begins with zero and is added to C at the end: one sum over all of a long K
+ * costs mr + 2 loads for 2 mr multiply-adds. The order of the sum over k is fixed: an element of C does not depend on
+ * where its tile starts. The sum over k begins with zero and is added to C at the end: one sum over all of a long K
  * would round each term to the size of the sum so far.
  *
  * Operands are f32 in scratch: narrower types are widened once, during packing. Only kernel files, which are compiled
@@ -23,7 +23,7 @@
 
 #include "ops/vec.h"
 
-/* Two vectors of columns; as many rows as leave registers for B and one broadcast element. */
+/* Two vectors of columns, and as many rows as leave registers for B and one broadcast element. */
 #if defined(__AVX512F__)
 enum { RFI_LANES = 16, RFI_MR = 8 };
 #elif defined(__AVX__)
@@ -124,7 +124,7 @@ RFI_INLINE void rfi_pack_transposed(float *restrict dst, int64_t ld, int64_t row
 RFI_COLD void rfi_pack(float *restrict dst, int64_t ld, int64_t rows, int64_t cols, int64_t width, const void *src,
                        rfr_dtype dtype, int64_t rs, int64_t cs) {
   if (cs == 1) {
-    if (dtype == RFR_F32 && cols == RFI_NR) { /* the most frequent panel: no call per row */
+    if (dtype == RFR_F32 && cols == RFI_NR) { /* the most frequent panel, without a call per row */
       for (int64_t r = 0; r < rows; r++)
         for (int c = 0; c < RFI_NR; c++) dst[r * ld + c] = ((const float *)src)[r * rs + c];
     } else {

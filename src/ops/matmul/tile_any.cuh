@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * A tile of a GEMM on a GPU for any operands. Sums over K are f32 and in order, so the bits depend on the GEMM alone. A
+ * A tile of a GEMM on a GPU for any operands. Sums over K are f32 and in order, so results depend on the GEMM alone. A
  * block of 256 threads computes 64 x 64, each thread 4 x 4 of it; both operands pass through shared memory as f32, 16
  * elements of K at a time.
  *

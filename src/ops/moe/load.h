@@ -5,6 +5,6 @@
 #ifndef RFI_MOE_LOAD_H
 #define RFI_MOE_LOAD_H
 
-enum { RFI_MAX_LOAD_LAYERS = 4096 }; /* a block on a GPU has one word of shared memory for each */
+enum { RFI_MAX_LOAD_LAYERS = 4096 }; /* a block on a GPU has a word of shared memory per expert */
 
 #endif

@@ -86,8 +86,8 @@ rfr_status rfi_infer_moe_sort(const rfi_infer *c) {
   return RFR_OK;
 }
 
-/* Checks operands order, place and optionally weight: (rows), (T,k), (T,k). There are T*k rows, or those of
- * moe_parts. */
+/* Checks operands order, place and optionally weight: (rows), (T,k), (T,k). There are T*k rows, or the number of rows
+ * of moe_parts. */
 static rfr_status maps(const rfi_infer *c, int order, int place, int weight) {
   RFI_TRY(integers(c, place, 2));
   RFI_TRY(integers(c, order, 1));
@@ -184,8 +184,8 @@ rfr_status rfi_grad_moe_route(rfi_grad *g) {
   return g->t->status;
 }
 
-/* The gradient of permute and unpermute: rows move back along the same maps with the same weights. `rows` is the sorted
- * side, `tokens` the other. */
+/* The gradient of permute and unpermute: rows are moved in the opposite direction along the same maps with the same
+ * weights. `rows` is the sorted side, `tokens` the other. */
 static rfr_status grad_rows(rfi_grad *g, rfi_opcode back, rfr_value rows, rfr_value tokens) {
   const rfr_value *in = g->op->in, weight = g->op->n_in > 3 ? in[3] : RFR_NONE;
   if (g->dy[0] == RFR_NONE) return RFR_OK;
@@ -254,7 +254,7 @@ rfr_value rfr_moe_permute_at(rfr_trace *t, rfr_source at, rfr_value x, rfr_value
   return rfi_record(t, at, RFI_OP_moe_permute, 4, (rfr_value[]){x, order, place, weight}, NULL, NULL);
 }
 
-/* A slot's weight is moved as a token with one slot, whose row has one column. */
+/* The weight of a slot is moved like a token that has one slot and one column. */
 rfr_value rfr_moe_row_weight_at(rfr_trace *t, rfr_source at, rfr_value weight, rfr_value order, rfr_value place) {
   const rfr_type w = rfr_value_type(t, weight), p = rfr_value_type(t, place);
   const int64_t slots = rfi_count(&p), column[2] = {slots, 1}, rows = rfr_value_type(t, order).shape[0];

@@ -32,7 +32,7 @@ struct loss_args {
 
 /* ---- counts ---- */
 
-/* Integer counts: the order does not matter. With few experts, a block counts in shared memory first. */
+/* Integer counts, so the order does not matter. With few experts, a block first counts in shared memory. */
 static __global__ void __launch_bounds__(THREADS) count_chosen(const __grid_constant__ loss_args a, bool shared) {
   extern __shared__ unsigned own[];
   const int64_t slots = a.tokens * a.k, step = (int64_t)gridDim.x * THREADS;

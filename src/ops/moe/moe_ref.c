@@ -25,7 +25,7 @@ static double softmax(const double *x, int64_t n, double *p) {
   return max + log(sum);
 }
 
-/* How many values are better than the one at i: larger ones, and equal ones before it. */
+/* The number of values that precede the one at i: larger ones, and equal ones before it. */
 static int64_t rank_of(const double *x, int64_t n, int64_t i) {
   int64_t better = 0;
   for (int64_t j = 0; j < n; j++) better += x[j] > x[i] || (x[j] == x[i] && j < i);
@@ -166,7 +166,7 @@ RFT_CASES(moe_sort) = {"moe_sort(i[7,2]<5) experts=5",
 
 #define MAPS "i[6]=3,0,4,1,2,5, i[3,2]=1,3,4,0,2,5" /* three tokens, two slots each */
 #define HOLES "i[6]=3,0,2,-1,-1,-1, i[3,2]=1,-1,2,0,-1,-1"
-/* one slot each, the form in which slots' weights are moved */
+/* one slot per token, as slots' weights are moved */
 #define SLOTS "i[6]=3,0,2,-1,-1,-1, i[6,1]=1,-1,2,0,-1,-1"
 
 RFT_REF(moe_permute) {

@@ -22,7 +22,7 @@ static const unsigned ALL = 0xffffffffu;
 
 /* ---- keys ---- */
 
-enum { NO_KEY = 0, NAN_KEY = 1 }; /* no number has these keys: numbers begin at -inf's key */
+enum { NO_KEY = 0, NAN_KEY = 1 }; /* numbers have larger keys, from that of -inf on */
 
 static __device__ __forceinline__ uint32_t key_of(float x) {
   const uint32_t bits = __float_as_uint(x + 0.0f); /* +0 and -0 have equal keys */
@@ -36,7 +36,7 @@ struct choice {
 static __device__ __forceinline__ bool comes_after(uint32_t key, int at, const choice &last) {
   return key < last.key || (key == last.key && at > last.at);
 }
-/* The best of all lanes; each lane gets it. */
+/* The maximum over all lanes; each lane gets it. */
 static __device__ __forceinline__ choice best_of(const choice &mine) {
   choice best;
   best.key = __reduce_max_sync(ALL, mine.key);
@@ -48,25 +48,25 @@ static __device__ __forceinline__ float value_of(uint32_t key) {
   return key == NAN_KEY ? NAN : __uint_as_float(key >> 31 ? key & 0x7fffffffu : ~key);
 }
 
-/* ---- a token's experts ---- */
+/* ---- choosing a token's experts ---- */
 
 struct route_args {
   const void *logits;
   const float *bias;
   float *weight;
-  int32_t *index, *chosen; /* chosen: index, or a workspace in its place */
+  int32_t *index, *chosen; /* chosen: index, or workspace if index is unused */
   uint32_t *group_keys;    /* (T, groups) */
   int64_t tokens;
   int experts, k, score, norm, groups, group_k, wide;
   float scale;
 };
 
-/* V experts per lane in registers, `first` ... `last` of them; V = 0: in memory, and any number of experts. PLAIN:
- * logits are compared. */
+/* A token's experts `first` ... `last`. V > 0: V experts per lane in registers; V = 0: any number of experts, in
+ * memory. PLAIN: the logits themselves are compared. */
 template <typename X, int V, bool PLAIN> struct token {
   const route_args &a;
   const rfi_route<X> &route;
-  const uint32_t *groups; /* this token's group keys, once the best are known; NULL: no limit */
+  const uint32_t *groups; /* the token's group keys once the best groups are known; NULL: no limit */
   choice last_group;
   uint32_t key[V ? V : 1];
   int at[V ? V : 1];
@@ -95,7 +95,7 @@ template <typename X, int V, bool PLAIN> struct token {
     for (int v = 0; v < V; v++)
       if (at[v] < a.experts && !allowed(at[v])) key[v] = NO_KEY;
   }
-  /* The best of experts `first` ... `end` - 1 that comes after `last`. */
+  /* The best of experts `first` ... `end` - 1 that comes after `last` in the order. */
   __device__ __forceinline__ choice next(int first, int end, const choice &last) const {
     choice best = {NO_KEY, INT_MAX};
 #pragma unroll
@@ -105,7 +105,7 @@ template <typename X, int V, bool PLAIN> struct token {
     }
     return best_of(best);
   }
-  /* Best first. It swaps only adjacent keys, so equal ones stay in order. */
+  /* Sorts, best first. Swaps only adjacent keys, so equal ones stay in order. */
   __device__ __forceinline__ void sort() {
 #pragma unroll
     for (int round = 0; round < V; round++) {
@@ -204,7 +204,7 @@ static __global__ void __launch_bounds__(THREADS) route(const __grid_constant__ 
   for (int first = 0; first < a.k; first += LANES) {
     const int n = FEW || a.k - first < LANES ? a.k - first : LANES;
     for (int j = 0; j < n; j++) {
-      if (V) { /* the first lane that has the best reports its expert */
+      if (V) { /* of the lanes that have the maximum, the first one writes its expert */
         const bool has = x.key[0] == __reduce_max_sync(ALL, x.key[0]);
         const unsigned who = __ballot_sync(ALL, has);
         if (has && !(who & before)) {
@@ -229,7 +229,7 @@ static __global__ void __launch_bounds__(THREADS) route(const __grid_constant__ 
 #pragma unroll
     for (int v = 0; v < V; v++) any += logit[v];
     if (a.score == RFR_MOE_SOFTMAX && a.norm && !__any_sync(ALL, any != any))
-      route.max = high; /* the common divisor cancels in a share */
+      route.max = high; /* with norm, the common divisor cancels */
     else if (a.score == RFR_MOE_SOFTMAX) route.softmax_in(logit, high);
   }
   const rfi_chosen<X, FEW> chosen(route, a.chosen ? a.chosen + t * a.k : NULL, a.k, mine);
@@ -242,7 +242,7 @@ static __global__ void __launch_bounds__(THREADS) route(const __grid_constant__ 
   }
 }
 
-/* ---- up to 8 choices by logits: eight lanes a token ---- */
+/* ---- up to 8 choices by logits: eight lanes per token ---- */
 
 enum { BEST = 8, SIDE = 8, TOKENS = LANES / SIDE, MOST_FEW = 256 };
 
@@ -250,7 +250,7 @@ static __device__ __forceinline__ void in_order(uint32_t &x, uint32_t &y) {
   const uint32_t better = max(x, y);
   y = min(x, y), x = better;
 }
-/* Best first, by Batcher's network. */
+/* Sorts with Batcher's network, best first. */
 static __device__ __forceinline__ void sort(uint32_t (&x)[BEST]) {
   in_order(x[0], x[1]), in_order(x[2], x[3]), in_order(x[4], x[5]), in_order(x[6], x[7]);
   in_order(x[0], x[2]), in_order(x[1], x[3]), in_order(x[4], x[6]), in_order(x[5], x[7]);
@@ -259,7 +259,7 @@ static __device__ __forceinline__ void sort(uint32_t (&x)[BEST]) {
   in_order(x[2], x[4]), in_order(x[3], x[5]);
   in_order(x[1], x[2]), in_order(x[3], x[4]), in_order(x[5], x[6]);
 }
-/* The best of two sorted lists. */
+/* Merges two sorted lists and keeps the best. */
 static __device__ __forceinline__ void keep_best(uint32_t (&x)[BEST], const uint32_t (&y)[BEST]) {
 #pragma unroll
   for (int i = 0; i < BEST; i++) x[i] = max(x[i], y[BEST - 1 - i]);
@@ -269,14 +269,14 @@ static __device__ __forceinline__ void keep_best(uint32_t (&x)[BEST], const uint
     for (int i = 0; i < BEST; i++)
       if ((i & distance) == 0) in_order(x[i], x[i + distance]);
 }
-/* Adds in the order in which a full warp would add its first eight lanes. */
+/* Adds in the same order as a full warp would add its first eight lanes. */
 static __device__ __forceinline__ float side_sum(float x) {
 #pragma unroll
   for (int distance = SIDE / 2; distance > 0; distance /= 2) x += __shfl_xor_sync(ALL, x, distance);
   return x;
 }
 
-/* The best over a token's lanes; each gets it. */
+/* The maximum over a token's lanes; each gets it. */
 static __device__ __forceinline__ choice side_best(choice best) {
 #pragma unroll
   for (int distance = SIDE / 2; distance > 0; distance /= 2) {
@@ -303,9 +303,9 @@ static __device__ __forceinline__ int at_rank(const choice &mine, int first, int
   return at;
 }
 
-/* V experts per lane. The sorted value is 32 bits: a key without its last bits, and in their place the expert, the
- * first expert the largest. Chosen keys that differ only in the dropped bits are put in order afterwards. If others tie
- * with the last chosen key, or there is a NaN, a warp goes through all experts choice by choice. */
+/* V experts per lane. The sorted value has 32 bits: a key without its last bits, which are replaced by the expert, in
+ * descending order. Chosen keys that differ only in the dropped bits are sorted afterwards. If other keys tie with the
+ * last chosen one, or there is a NaN, a warp scans all experts for each choice. */
 template <typename X, int V>
 static __global__ void __launch_bounds__(THREADS, V > 16 ? 2 : 4) route_few(const __grid_constant__ route_args a) {
   constexpr uint32_t WHO = V * SIDE - 1;
@@ -360,7 +360,7 @@ static __global__ void __launch_bounds__(THREADS, V > 16 ? 2 : 4) route_few(cons
   bool unsure = any != any;
   if (__any_sync(ALL, (bits & WHO) != 0)) { /* otherwise the keys differ in the sorted bits, or not at all */
     const uint32_t last = best[BEST - 1], from = last & ~WHO, after = __shfl_down_sync(ALL, own, 1);
-    const uint32_t worst = __shfl_sync(ALL, own, lane - side + a.k - 1); /* of the chosen */
+    const uint32_t worst = __shfl_sync(ALL, own, lane - side + a.k - 1); /* the last of the chosen */
     bool more = false;
 #pragma unroll
     for (int v = 0; v < V; v++) more |= who[v] - from < last - from;
@@ -393,7 +393,7 @@ static __global__ void __launch_bounds__(THREADS, V > 16 ? 2 : 4) route_few(cons
     const float high = __shfl_sync(ALL, w, lane - side);
     w = chosen ? expf(w - high) : 0.0f;
     if (a.score == RFR_MOE_SOFTMAX_CHOSEN) w *= 1 / side_sum(w);
-    else if (__any_sync(ALL, !a.norm || any != any)) { /* otherwise the common divisor cancels in a share */
+    else if (__any_sync(ALL, !a.norm || any != any)) { /* with norm, the common divisor cancels */
       float all = 0;
 #pragma unroll
       for (int v = 0; v < V; v++) all += expf(x[v] - high);

@@ -53,8 +53,8 @@ static int64_t lanes_of(int64_t first, int64_t end) { return end - first < RFI_L
 
 enum { K, SCORE, NORM, GROUPS, GROUP_K, SCALE };
 
-/* A part's scratch: scores, compared values, group scores, the weights and indices of the chosen experts, and marks of
- * the taken ones. */
+/* The scratch of a part: scores, compared values, group scores, the weights and indices of the chosen experts, and
+ * marks for experts that are already chosen or excluded. */
 typedef struct part_scratch {
   rfi_lanes *scores, *compared, *groups, *weight;
   rfi_int_lanes *index, *taken;
@@ -74,7 +74,8 @@ static size_t route_workspace(const rfi_call *c) {
   return (size_t)(parts_of(c, &c->in[0]) * room_lanes(c)) * sizeof(rfi_lanes);
 }
 
-/* For each token, the best of n values that is not taken, of equal ones the first; marks it as taken. None left: -1. */
+/* For each token, finds the best of n values that is not marked, the first of equal ones, and marks it. -1: none is
+ * left. */
 static void take_best(const rfi_lanes *x, rfi_int_lanes *taken, int64_t n, rfi_int_lanes best, rfi_lanes value) {
   for (int i = 0; i < RFI_LANES; i++) best[i] = -1, value[i] = 0;
   for (int64_t e = 0; e < n; e++)
@@ -88,7 +89,7 @@ static void take_best(const rfi_lanes *x, rfi_int_lanes *taken, int64_t n, rfi_i
     if (best[i] >= 0) taken[best[i]][i] = 1;
 }
 
-/* Marks all experts outside the best groups as taken. */
+/* Marks all experts outside the best groups. */
 static void limit_groups(const rfi_attr *a, const part_scratch *r, int64_t experts) {
   const int64_t groups = a[GROUPS].i, size = experts / groups, best = a[K].i / a[GROUP_K].i;
   rfi_int_lanes which;
@@ -156,7 +157,7 @@ static rfr_status run_route(const rfi_call *c) {
 
 /* ---- moe_route_bwd ---- */
 
-/* dw becomes the gradient of the chosen scores. */
+/* Replaces dw by the gradient of the chosen scores. */
 static void through_norm(const rfi_lanes *r, rfi_lanes *dw, int64_t k, bool norm, float scale) {
   rfi_lanes sum, dot;
   for (int i = 0; i < RFI_LANES; i++) sum[i] = RFI_ROUTE_TINY, dot[i] = 0;
@@ -248,8 +249,8 @@ static double count_chosen(const rfi_attr *a, const rfi_arg *index, const rfi_ar
   return valid;
 }
 
-/* l becomes the probabilities of all experts; over gets their divisor; lse, unless NULL, the log of the sum of exp(l);
- * s the sigmoids, if those are the scores. */
+/* Replaces l by the probabilities of all experts. over gets their divisor; lse, unless NULL, the log of the sum of
+ * exp(l); s the sigmoids, if those are the scores. */
 static void probabilities(rfi_lanes *l, int64_t experts, bool sigmoid, rfi_lanes *s, rfi_lanes over, float *lse) {
   rfi_lanes max;
   if (sigmoid) rfi_route_sigmoids(l, experts, s);
@@ -263,7 +264,7 @@ static void probabilities(rfi_lanes *l, int64_t experts, bool sigmoid, rfi_lanes
     for (int i = 0; i < RFI_LANES; i++) l[e][i] /= over[i];
 }
 
-/* Workspace: how often each expert was chosen, then for each part the sums of probabilities, lse^2, and two tables. */
+/* The workspace: how often each expert was chosen; then, per part, the sums of probabilities, lse^2, and two tables. */
 static int64_t loss_part_bytes(int64_t experts) {
   return round64((experts + 1) * 8) + 2 * experts * (int64_t)sizeof(rfi_lanes);
 }

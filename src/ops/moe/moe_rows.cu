@@ -90,8 +90,8 @@ struct slot {
   }
 };
 
-/* SLOTS rows of WIDE groups each are in flight at once. Three blocks: with the registers of four, the compiler waits
- * for two of the loads at a time. A missing row adds zeros. */
+/* SLOTS rows of WIDE groups each are in flight at once. Three blocks per multiprocessor: with the registers of four,
+ * the compiler waits for two of the loads at a time. A missing row counts as zeros. */
 template <typename X, int V, int SLOTS, int WIDE>
 static __global__ void __launch_bounds__(THREADS, 3) unpermute(const __grid_constant__ rows_args a) {
   const int lane = threadIdx.x % LANES;
@@ -137,8 +137,8 @@ static __global__ void __launch_bounds__(THREADS, 3) unpermute(const __grid_cons
 
 /* ---- rows of a few bytes ---- */
 
-/* For rows of few bytes, as slots' weights are: a thread gathers each element of the result, since a warp per token
- * would have almost nothing to move. */
+/* For short rows, such as slots' weights: a thread gathers each element of the result, because a warp per token would
+ * have almost nothing to move. */
 enum { FEW_BYTES = 16 };
 
 template <typename X>

@@ -20,7 +20,7 @@ static const unsigned ALL = 0xffffffffu;
 struct sort_args {
   const int32_t *index;
   int32_t *splits, *order, *place; /* NULL: unused */
-  /* (tiles, experts); next: the second launch's, if it does not fit into shared memory */
+  /* (tiles, experts); next: the second launch's counters, if they do not fit into shared memory */
   int32_t *count, *next;
   int64_t slots, per_tile;
   int experts, tiles;
@@ -40,7 +40,7 @@ static __device__ __forceinline__ void count_slots(const sort_args &a, int32_t *
     for (int u = 0; u < AT_ONCE; u++) e[u] = expert_of(a, first + u * step, end);
 #pragma unroll
     for (int u = 0; u < AT_ONCE; u++)
-      if (e[u] >= 0) atomicAdd(&count[e[u]], 1); /* integers: the order does not matter */
+      if (e[u] >= 0) atomicAdd(&count[e[u]], 1); /* integers, so the order does not matter */
   }
 }
 
@@ -93,7 +93,7 @@ template <int WARPS> static __host__ __device__ __forceinline__ int parts_of(int
   return experts < WARPS * LANES ? WARPS * LANES / experts : 1;
 }
 
-/* The lanes that have the same expert, or none: one ballot per bit of the index. */
+/* The lanes with the same expert, or without one: one ballot per bit of the index. */
 static __device__ __forceinline__ unsigned peers_of(int e, int experts) {
   unsigned peers = ALL;
   for (int bit = 0; experts >> bit; bit++) {
@@ -104,9 +104,10 @@ static __device__ __forceinline__ unsigned peers_of(int e, int experts) {
   return peers;
 }
 
-/* The next place of each expert per warp: in shared memory, or for a single warp in global memory. */
+/* Writes the slots. Each warp counts the next place of each expert: in shared memory, or for a single warp in global
+ * memory. */
 template <int WARPS> static __global__ void __launch_bounds__(WARPS *LANES) scatter(const sort_args a) {
-  /* with several warps [WARPS][experts], then with several parts [2][parts][experts] */
+  /* [WARPS][experts] with several warps; then [2][parts][experts] with several parts */
   extern __shared__ int32_t rows[];
   const int lane = threadIdx.x % LANES, warp = threadIdx.x / LANES, threads = WARPS * LANES, E = a.experts;
   const int parts = parts_of<WARPS>(E), each = (a.tiles + parts - 1) / parts;
@@ -182,7 +183,7 @@ static sort_args lay_out(const rfr_call *c) {
   const int64_t share = rfi_blocks(a.slots, MOST_TILES);
   a.per_tile = rfi_blocks(share > a.experts ? share : a.experts, THREADS) * THREADS;
   a.tiles = (int)rfi_blocks(a.slots, a.per_tile);
-  if (a.tiles == 0) a.tiles = 1; /* an empty tile, which writes zero splits */
+  if (a.tiles == 0) a.tiles = 1; /* one empty tile, which writes splits of zero */
   a.splits = (int32_t *)c->out[0].data, a.order = (int32_t *)c->out[1].data, a.place = (int32_t *)c->out[2].data;
   a.count = (int32_t *)c->workspace;
   a.next = a.count + (int64_t)a.tiles * a.experts;
@@ -215,7 +216,7 @@ enum { MOST_LISTS = 128, LOAD_THREADS = 1024, LOAD_WARPS = LOAD_THREADS / LANES 
 struct list_args {
   const int32_t *splits[MOST_LISTS];
   int64_t experts[MOST_LISTS];
-  int rows[MOST_LISTS]; /* routings at splits[i] */
+  int rows[MOST_LISTS]; /* number of routings at splits[i] */
   int lists;
 };
 struct loads {

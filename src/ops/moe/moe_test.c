@@ -2,7 +2,7 @@
  *
  * A layer of experts composed of its ops, in one program, with routing weights applied between or after the expert
  * GEMMs: every routing, replayed, against each token alone in double; with equal experts the result is that of one
- * expert; two runs have the same bits. Refusals of the ops name the mismatch.
+ * expert; two runs are bitwise equal. Refusals of the ops name the mismatch.
  */
 #include <math.h>
 #include <setjmp.h>
@@ -110,7 +110,7 @@ static void check_replays(bool between) {
     }
     if (kind == 0) assert_true(index[0] == 3 && index[1] == 1);
     if (kind == 1) assert_true(index[0] == 0 && index[1] == 1); /* equal scores: the smaller indices */
-    /* eager: the same bits */
+    /* eager results are bitwise equal */
     void *before[6];
     rfr_tensor r[6];
     for (int i = 0; i < 6; i++) {
@@ -159,8 +159,8 @@ static void weighs_either_way(void **state) {
   rfr_programs_destroy(p[1]);
 }
 
-/* Weights move to the rows of their slots, and their gradients back, bit for bit; a row without a slot has weight 0, a
- * slot without a row gradient 0. */
+/* Weights are moved to the rows of their slots, and their gradients back, bitwise. A row without a slot has weight 0, a
+ * slot without a row has gradient 0. */
 static void row_weights(void **state) {
   (void)state;
   static const rfr_dtype types[] = {RFR_F32, RFR_BF16, RFR_F16};
@@ -208,8 +208,8 @@ static void row_weights(void **state) {
   }
 }
 
-/* Steps whose splits come from outside: good, negative, too large, good again. A bad step changes no weight and is
- * reported with layer and group; the next one has the same bits as without it. */
+/* Steps whose splits come from the caller: valid, negative, too large, valid again. An invalid step changes no weight
+ * and is reported with layer and group; the next one is bitwise equal to a run without it. */
 static void bad_splits_skip_a_step(void **state) {
   (void)state;
   enum { LAYERS = 3, G = 4, R = 10, D = 6, SLOTS = 4 };
@@ -315,7 +315,7 @@ static void refuses(void **state) {
   }
 }
 
-/* A NaN is chosen only if nothing else is left, at any position. */
+/* A NaN, at any position, is chosen only if no number is left. */
 static void nan_is_last(void **state) {
   (void)state;
   enum { ROWS = 3 };

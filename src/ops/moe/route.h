@@ -1,21 +1,21 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * The formulas of routing, for forward and backward: a token's scores, and the weights of its chosen experts. They
- * process RFI_LANES tokens side by side; row e of a table is expert e of all these tokens. Experts are few and tokens
- * are many, and a token's results do not depend on its neighbours: they are computed in the order of its experts.
+ * process RFI_LANES tokens at once, because experts are few and tokens are many; row e of a table is expert e of all
+ * these tokens. A token's results do not depend on the other tokens: they are computed in the order of its experts.
  */
 #ifndef RFI_ROUTE_H
 #define RFI_ROUTE_H
 
 #include "ops/vec.h"
 
-#define RFI_ROUTE_TINY 1e-20f /* added to a divisor: all scores may be 0 */
+#define RFI_ROUTE_TINY 1e-20f /* added to a divisor, because all scores may be 0 */
 
 enum { RFI_LANES = 16 };
 typedef float rfi_lanes[RFI_LANES];
 typedef int32_t rfi_int_lanes[RFI_LANES];
 
-/* l becomes e^(l - max); sum gets the sum. */
+/* Replaces l by e^(l - max); sum gets the sum. */
 static inline void rfi_route_exp(rfi_lanes *l, int64_t n, rfi_lanes max, rfi_lanes sum) {
   for (int i = 0; i < RFI_LANES; i++) max[i] = l[0][i], sum[i] = 0;
   for (int64_t e = 1; e < n; e++)
@@ -39,7 +39,7 @@ static inline void rfi_route_sigmoids(const rfi_lanes *l, int64_t n, rfi_lanes *
     for (int i = 0; i < RFI_LANES; i++) to[e][i] = rfi_sigmoidf(l[e][i]);
 }
 
-/* l becomes the scores of all experts; for RFR_MOE_SOFTMAX_CHOSEN they are the logits. */
+/* Replaces l by the scores of all experts; for RFR_MOE_SOFTMAX_CHOSEN these are the logits. */
 static inline void rfi_route_scores(rfi_lanes *l, int64_t n, int64_t kind) {
   if (kind == RFR_MOE_SOFTMAX) rfi_route_softmax(l, n);
   if (kind == RFR_MOE_SIGMOID) rfi_route_sigmoids(l, n, l);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * route.h for a warp: a token's scores and those of its chosen experts. Functions marked so must be called by all lanes
- * of the warp; rows are read from memory, after the first time from the cache.
+ * route.h for a warp: a token's scores and those of its chosen experts. Functions that say so must be called by all
+ * lanes of the warp. Rows are read from memory, after the first time from the cache.
  */
 #ifndef RFI_ROUTE_ROWS_CUH
 #define RFI_ROUTE_ROWS_CUH
@@ -9,7 +9,7 @@
 #include "backend/cuda/kernels.cuh"
 #include "refrain/ops.h"
 
-#define RFI_ROUTE_TINY 1e-20f /* as in route.h */
+#define RFI_ROUTE_TINY 1e-20f /* equals the constant in route.h */
 
 static __device__ __forceinline__ float rfi_route_sigmoid(float x) { return 1.0f / (1.0f + expf(-x)); }
 

@@ -23,8 +23,8 @@ static int64_t height(const rfi_arg *x) {
 }
 static int64_t block(int64_t j, int64_t n) { return n - j < RFI_BLOCK ? n - j : RFI_BLOCK; }
 
-/* The separate and the fused ops call the same functions on the same blocks: inlined into different loops they might be
- * contracted differently, and give different bits. */
+/* The separate and the fused ops call the same functions on the same blocks. If these were inlined into different
+ * loops, they might be contracted differently and round differently. */
 #define SHARED __attribute__((noinline)) static
 
 /* ---- forward ---- */

@@ -2,8 +2,8 @@
  *
  * layernorm and rmsnorm over the last dimension. The forward keeps one or two f32 numbers per row (mean, rstd); the
  * backward recomputes the normalized row from x. dx, dw and db are separate ops, so that a frozen weight costs nothing.
- * If all of them are wanted, the fuse pass makes one op of them, X_bwd, with the same bits on every device. add_X is
- * the norm of a sum that is also a result: the residual stream's.
+ * If all of them are requested, the fuse pass replaces them by one op, X_bwd, which is bitwise equal on every device.
+ * add_X is the norm of a sum that is also a result: the residual stream's.
  */
 #include "ops/rule.h"
 

@@ -10,8 +10,8 @@
  * columns. A block's sums are one line of the workspace, and a second kernel adds the lines in f64 in a fixed order.
  * Rows that are too long, or not a multiple of 16 bytes, are read once per sum.
  *
- * X_dx, X_dw, X_db and X_bwd are the same kernel with some results absent, so their bits agree. X_db has no x: dy is
- * passed in its place, and there are no statistics.
+ * X_dx, X_dw, X_db and X_bwd are the same kernel with some results absent, so they are bitwise equal. X_db has no x: dy
+ * is passed in its place, and there are no statistics.
  */
 #ifndef RFI_NORM_CUH
 #define RFI_NORM_CUH
@@ -21,8 +21,8 @@
 enum { RFI_NORM_WARPS = 4, RFI_NORM_THREADS = 32 * RFI_NORM_WARPS, RFI_NORM_MOST = 512, RFI_NORM_ANY = 256 };
 
 typedef struct rfi_norm_fwd {
-  const void *x, *other, *w, *b; /* other, b NULL: none */
-  void *sum, *y;                 /* x + other, rounded; its norm. NULL: not computed */
+  const void *x, *other, *w, *b; /* NULL: there is no other, no bias */
+  void *sum, *y;                 /* sum = x + other, rounded; y = the norm of sum. NULL: not computed */
   float *mean, *rstd;
   rfr_dtype x_type, w_type, b_type;
   int64_t rows, C;
@@ -30,10 +30,10 @@ typedef struct rfi_norm_fwd {
 } rfi_norm_fwd;
 
 typedef struct rfi_norm_bwd_args {
-  const void *dy, *x, *w, *residual; /* residual NULL: none */
+  const void *dy, *x, *w, *residual; /* residual NULL: there is none */
   const float *mean, *rstd;
   void *dx;       /* NULL: not computed */
-  float *dw, *db; /* lines (parts, C) in the workspace; NULL: not computed */
+  float *dw, *db; /* partial sums (parts, C) in the workspace; NULL: not computed */
   rfr_dtype x_type, w_type;
   int64_t rows, C;
 } rfi_norm_bwd_args;
@@ -67,8 +67,8 @@ static __device__ __forceinline__ void rfi_norm_load_n(float *to, const void *x,
   }
 }
 
-/* Sums over the threads of a row: LANES of a warp, or with 0 the block. A block's slot may be reused after another
- * slot's sum. */
+/* Sums over the threads of a row: LANES lanes of a warp, or with 0 the block. A block's slot may be reused after
+ * another slot's sum. */
 typedef struct rfi_norm_slot {
   float x[32], y[32];
 } rfi_norm_slot;
@@ -83,7 +83,7 @@ template <int LANES> static __device__ __forceinline__ float rfi_norm_sum(float 
   return rfi_warp_sum(lane < warps ? slot->x[lane] : 0.0f);
 }
 
-/* Two sums at once: half of the lanes continue with one, half with the other. For up to 16 warps. */
+/* Computes two sums at once: half of the lanes continue with one, half with the other. For up to 16 warps. */
 template <int LANES> static __device__ __forceinline__ float2 rfi_norm_sums(float x, float y, rfi_norm_slot *slot) {
   constexpr int L = LANES ? LANES : 32;
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, warps = blockDim.x >> 5;
@@ -102,7 +102,7 @@ template <int LANES> static __device__ __forceinline__ float2 rfi_norm_sums(floa
   return second ? make_float2(other, mine) : make_float2(mine, other);
 }
 
-/* R rows at a time for LANES of a warp, or with 0 one row for a block. */
+/* R rows at a time for LANES lanes of a warp, or with 0 one row per block. */
 template <typename T, bool MEAN, int K, int LANES, int R>
 static __global__ void __launch_bounds__(LANES ? RFI_NORM_THREADS : RFI_NORM_MOST) rfi_norm_rows(const rfi_norm_fwd a) {
   constexpr int P = rfi_pack_width<T>, GROUPS = LANES ? RFI_NORM_THREADS / LANES : 1;
@@ -211,7 +211,7 @@ static __device__ __forceinline__ void rfi_norm_request(uint4 *to, const uint4 *
                : "memory");
 }
 
-/* Writes a line of sums. The sums of thread groups that have different rows are added in order. */
+/* Writes a line of partial sums. Thread groups with different rows are added in order. */
 template <int P, int K, int LANES>
 static __device__ __forceinline__ void rfi_norm_line(float *line, float (*sum)[P], float4 *space, int me, int lanes,
                                                      int packs) {
@@ -242,11 +242,11 @@ static __device__ __forceinline__ void rfi_norm_line(float *line, float (*sum)[P
   }
 }
 
-/* Blocks per multiprocessor, which decides the registers per thread. */
+/* Blocks per multiprocessor; this bounds the registers per thread. */
 template <int K, int LANES> constexpr int rfi_norm_resident = LANES ? K == 1 ? 8 : 3 : K == 1 ? 2 : 1;
 /* Bytes of shared memory that a kernel declares, and that it may use without opting in. */
 enum { RFI_NORM_OWN = 512, RFI_NORM_FREE = 49152 - RFI_NORM_OWN };
-/* Rows of a thread in shared memory: the one being summed, and those in flight. */
+/* Stages of rows in shared memory: the row being summed, and the rows in flight. */
 template <int K> constexpr int rfi_norm_stages = K == 2 ? 2 : 3;
 
 template <typename T, bool MEAN, int K, int LANES>
@@ -254,11 +254,11 @@ static __global__ void __launch_bounds__(LANES ? RFI_NORM_THREADS : RFI_NORM_MOS
     rfi_norm_rows_bwd(const rfi_norm_bwd_args a) {
   constexpr int P = rfi_pack_width<T>, Q = P / 4, STAGES = rfi_norm_stages<K>;
   constexpr int GROUPS = LANES ? RFI_NORM_THREADS / LANES : 1, OF_WARP = LANES ? 32 / LANES : 1;
-  extern __shared__ float4 space[]; /* w, in the order in which its threads read it: [K][Q][lanes] */
+  extern __shared__ float4 space[]; /* w in the order in which the threads read it: [K][Q][lanes] */
   __shared__ rfi_norm_slot slot[2];
   const int lanes = LANES ? LANES : blockDim.x, me = LANES ? threadIdx.x % LANES : threadIdx.x;
   const int threads = LANES ? RFI_NORM_THREADS : blockDim.x, packs = (int)(a.C / P);
-  /* which of the warp's rows; all lanes of the warp run together */
+  /* index of this thread's row in the warp; all lanes of the warp run together */
   const int own = LANES ? threadIdx.x % 32 / LANES : 0;
   const int64_t first = (int64_t)blockIdx.x * GROUPS + (LANES ? threadIdx.x / 32 * OF_WARP : 0);
   const int64_t step = (int64_t)gridDim.x * GROUPS;
@@ -296,9 +296,10 @@ static __global__ void __launch_bounds__(LANES ? RFI_NORM_THREADS : RFI_NORM_MOS
   for (int64_t row = first + own; row - own < a.rows;
        row += step, turn ^= 1, stage = stage + 1 < STAGES ? stage + 1 : 0) {
     const float m = next_m, r = next_r;
-    float g_sum = 0.0f, gh_sum = 0.0f, kept_d[P], kept_h[P]; /* for one piece; for more pieces they are recomputed */
+    /* kept for one piece; with more pieces they are recomputed */
+    float g_sum = 0.0f, gh_sum = 0.0f, kept_d[P], kept_h[P];
     asm volatile("cp.async.wait_group %0;" ::"n"(STAGES - 2) : "memory");
-    fetch(stage > 0 ? stage - 1 : STAGES - 1, row + (STAGES - 1) * step); /* the place of the previous row */
+    fetch(stage > 0 ? stage - 1 : STAGES - 1, row + (STAGES - 1) * step); /* into the stage of the previous row */
     next_m = mean_of(row + step), next_r = rstd_of(row + step);
 #pragma unroll
     for (int k = 0; k < K; k++) {
@@ -425,10 +426,10 @@ static __global__ void __launch_bounds__(RFI_NORM_ANY) rfi_norm_dw_any(const rfi
   if (MEAN && a.db) a.db[blockIdx.y * a.C + j] = db;
 }
 
-/* ---- lines of sums ---- */
+/* ---- partial sums ---- */
 
 typedef struct rfi_norm_total {
-  const float *lines, *acc; /* acc NULL: none */
+  const float *lines, *acc; /* acc NULL: there is none */
   float *y;                 /* NULL: not computed */
 } rfi_norm_total;
 
@@ -474,8 +475,8 @@ static inline int64_t rfi_norm_packs(rfr_dtype dtype, int64_t C) {
 
 /* How the backward assigns rows: `pieces` 16-byte pieces per thread. */
 typedef struct rfi_norm_shape {
-  int lanes, pieces, threads; /* lanes of a warp per row, 0: a block per row; pieces 0: rows of any length */
-  int64_t parts;              /* lines of sums, which is the number of blocks */
+  int lanes, pieces, threads; /* lanes of a warp per row, 0: one block per row; pieces 0: rows of any length */
+  int64_t parts;              /* number of lines of partial sums, which is the number of blocks */
 } rfi_norm_shape;
 
 static inline rfi_norm_shape rfi_norm_shape_of(rfr_dtype dtype, int64_t rows, int64_t C, int sms) {
@@ -528,7 +529,7 @@ static cudaError_t rfi_norm_launch_rows_bwd(const rfi_norm_bwd_args &a, const rf
 template <typename T, bool MEAN>
 static rfr_status rfi_norm_launch_bwd(const rfi_norm_bwd_args &a, const rfi_norm_shape &s, cudaStream_t stream) {
   const void *pointers[] = {a.dy, a.x, a.w, a.residual, a.dx};
-  /* full rounds of the lanes: with a partial last round the row alone would be too small */
+  /* memory for all lanes in the last round, which the row alone may not fill */
   const int stages = s.pieces == 2 ? rfi_norm_stages<2> : rfi_norm_stages<1>;
   const size_t space = (size_t)s.pieces * ((size_t)(s.lanes ? s.lanes : s.threads) * rfi_pack_width<T> * sizeof(float) +
                                            (size_t)s.threads * stages * 3 * 16);
@@ -600,7 +601,7 @@ static inline rfi_norm_shape rfi_norm_shape_of_call(const rfr_call *c, const rfr
                            rfi_cuda_info_of(c)->sms);
 }
 
-/* Bytes of the lines of dw and db. */
+/* Bytes of the partial sums of dw and db. */
 static inline size_t rfi_norm_workspace(const rfr_call *c, const rfr_arg *x, int vectors) {
   return (size_t)(vectors * rfi_norm_shape_of_call(c, x).parts * x->type.shape[x->type.rank - 1]) * sizeof(float);
 }

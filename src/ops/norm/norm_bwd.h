@@ -14,16 +14,16 @@
 
 enum { RFI_NORM_SCALARS = 4 };
 
-/* Differences between the norms; k has a row's scalars. */
+/* The differences between layernorm and rmsnorm; k has the scalars of a row. */
 typedef struct rfi_norm_kind {
-  int residual; /* operand; the acc operands of dw and db follow */
-  int vectors;  /* dw, or dw and db */
+  int residual; /* operand index of the residual; the acc operands of dw and db follow */
+  int vectors;  /* 1: dw; 2: dw and db */
   void (*scalars)(const rfi_call *c, int64_t row, const float *dy, const float *w, const float *x, int64_t C, float *k);
   void (*dx)(float *dx, const float *dy, const float *w, const float *x, const float *k, int64_t n);
   void (*dw)(float *sum, const float *dy, const float *x, const float *k, int64_t n);
 } rfi_norm_kind;
 
-/* The call as rfi_parallel passes it to its parts: it is the first field. */
+/* The call as rfi_parallel passes it to its parts; it must be the first field. */
 typedef struct rfi_norm_bwd {
   rfi_call call;
   const rfi_norm_kind *kind;
@@ -51,7 +51,7 @@ static inline void rfi_norm_add(float *restrict y, const float *restrict x, int6
   for (int64_t j = 0; j < n; j++) y[j] += x[j];
 }
 
-/* Computes one row of dx, and adds the residual stream's gradient to the rounded dx. */
+/* Computes one row of dx and rounds it, then adds the gradient of the residual stream. */
 static inline void rfi_norm_dx_row(const rfi_norm_bwd *b, int64_t row, const float *dy, const float *w, const float *x,
                                    const float *k) {
   const rfi_arg *dx = &b->call.out[0], *residual = &b->call.in[b->kind->residual];
@@ -92,7 +92,7 @@ static inline void rfi_norm_rows_part(const rfi_call *call, int64_t begin, int64
   }
 }
 
-/* The existing dw and db are added in f64, as in the separate ops. */
+/* The acc operands are added in f64, as in the separate ops. */
 static inline void rfi_norm_columns_part(const rfi_call *call, int64_t begin, int64_t end, int part) {
   const rfi_norm_bwd *b = (const rfi_norm_bwd *)call;
   int64_t C = b->C, last = end * RFI_COLUMN_UNIT < C ? end * RFI_COLUMN_UNIT : C;

@@ -12,7 +12,7 @@ static inline rfr_status rfi_norm_check_sum(const rfi_call *c) {
   return RFR_OK;
 }
 
-/* Computes one row of the sum and returns where it is: in the sum's memory, or in that of y if the sum is unused. */
+/* Computes one row of the sum and returns its address: in the sum's memory, or in y's if the sum is unused. */
 static inline const rfi_arg *rfi_norm_sum_row(const rfi_call *c, int64_t row) {
   const rfi_arg *sum = c->out[0].data ? &c->out[0] : &c->out[1];
   const int64_t C = sum->type.shape[sum->type.rank - 1];

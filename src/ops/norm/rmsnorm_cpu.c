@@ -23,7 +23,8 @@ static int64_t height(const rfi_arg *x) {
 }
 static int64_t block(int64_t j, int64_t n) { return n - j < RFI_BLOCK ? n - j : RFI_BLOCK; }
 
-/* As in layernorm_cpu.c: the separate and the fused ops call the same functions, so that the bits are the same. */
+/* As in layernorm_cpu.c: the separate and the fused ops call the same functions, so that their results are bitwise
+ * equal. */
 #define SHARED __attribute__((noinline)) static
 
 /* ---- forward ---- */

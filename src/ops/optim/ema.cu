@@ -13,9 +13,9 @@ enum { MOST = 512 }; /* tensors per launch: arguments have at most 32,764 bytes 
 typedef struct average {
   float *average;
   const void *w;
-  int64_t n, first; /* elements; first chunk, among all tensors' */
+  int64_t n, first; /* number of elements; first chunk, numbered over all tensors */
   rfr_dtype dtype;  /* of w */
-  bool wide;        /* the addresses allow 4 elements at a time */
+  bool wide;        /* the addresses allow accesses of 4 elements */
 } average;
 
 typedef struct averages {
@@ -48,7 +48,7 @@ static __device__ __forceinline__ void average_range(const average &x, float sha
 static __global__ void __launch_bounds__(THREADS) average_all(const __grid_constant__ averages all) {
   if (all.skip && *all.skip) return;
   const float share = rfi_ema_share(all.decay, all.start, all.warmup, all.step[1]);
-  int i = 0; /* the last tensor that begins at the chunk or before; never an empty one */
+  int i = 0; /* the last tensor that begins at or before the chunk; empty tensors are skipped */
   for (int64_t chunk = blockIdx.x; chunk < all.chunks; chunk += gridDim.x) {
     while (i + 1 < all.n && all.of[i + 1].first <= chunk) i++;
     const average &x = all.of[i];
@@ -63,7 +63,7 @@ static bool share_launch(const averages &a, const averages &b) {
   return a.skip == b.skip && a.step == b.step && a.decay == b.decay && a.start == b.start && a.warmup == b.warmup;
 }
 
-/* Launches the first of n calls, as many as fit into one launch; returns their number. */
+/* Launches the first of n calls, as many as fit into one launch; returns how many. */
 static int launch_some(const rfr_call *const *calls, int n) {
   averages all = {};
   for (; all.n < n && all.n < MOST; all.n++) {

@@ -7,7 +7,7 @@
 
 #include "core/rng.h"
 
-/* 1 - d; 1: the average becomes the weight itself. `applied`: of the step block. */
+/* 1 - d; 1: the average becomes the weight itself. `applied`: from the step block. */
 RFI_BOTH_SIDES static inline float rfi_ema_share(double decay, int64_t start, int warmup, int64_t applied) {
   const double n = (double)(applied + 1 - start), most = (1 + n) / (10 + n);
   if (n < 1) return 1;

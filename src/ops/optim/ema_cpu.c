@@ -17,7 +17,7 @@ static void average_part(const rfi_call *c, int64_t begin, int64_t end, int part
     const int64_t n = end - i < STRIP ? end - i : STRIP;
     const float *w = rfi_read(wb, &c->in[1], i, 1, n);
     float *a = average + i;
-    if (share == 1) memcpy(a, w, (size_t)n * sizeof *a); /* exactly, which a + (w - a) is not */
+    if (share == 1) memcpy(a, w, (size_t)n * sizeof *a); /* exact; a + (w - a) is not */
     else
       for (int64_t j = 0; j < n; j++) a[j] += share * (w[j] - a[j]);
   }

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The dynamic loss scale, a power of two, so that scaling and unscaling change no bit unless a value overflows or
+ * The dynamic loss scale, a power of two, so that scaling and unscaling are exact unless a value overflows or
  * underflows. Its state is {exponent - RFI_SCALE_START, good steps since it changed}: zeros are the initial state. CPU
  * and GPU kernels share these functions.
  */
@@ -12,7 +12,7 @@
 
 enum { RFI_SCALE_START = 16, RFI_SCALE_LEAST = 0, RFI_SCALE_MOST = 24 };
 
-/* The exponent, clamped for any state. */
+/* The exponent, clamped so that any state is valid. */
 RFI_BOTH_SIDES static inline int32_t rfi_scale_exponent(const int32_t *state) {
   if (state[0] < RFI_SCALE_LEAST - RFI_SCALE_START) return RFI_SCALE_LEAST;
   return state[0] > RFI_SCALE_MOST - RFI_SCALE_START ? RFI_SCALE_MOST : RFI_SCALE_START + state[0];

@@ -2,11 +2,11 @@
  *
  * Muon's own ops on a GPU: the momentum, and the polynomial of a Gram matrix. Both are memory-bound; a thread has four
  * adjacent elements where all addresses allow it, else one. A block of the polynomial adds up the diagonal of its
- * matrix itself, in a fixed order: it reads as much as one row has.
+ * matrix itself, in a fixed order: that is as many elements as one row has.
  */
 #include "backend/cuda/kernels.cuh"
 
-enum { THREADS = 256, GROUPS = 4 }; /* GROUPS: of each thread, in a block of the polynomial */
+enum { THREADS = 256, GROUPS = 4 }; /* GROUPS: per thread, in a block of the polynomial */
 
 /* ---- the momentum ---- */
 

@@ -35,7 +35,7 @@ static rfr_status momentum_run(const rfi_call *c) {
   return RFR_OK;
 }
 
-/* The factors of the three terms for matrix k. */
+/* The coefficients of the three terms for matrix k. */
 typedef struct terms {
   float a, b, c;
 } terms;

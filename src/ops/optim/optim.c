@@ -99,7 +99,7 @@ static rfr_status check_update(const rfr_type *w, const rfr_type *g, int n, cons
   return RFR_OK;
 }
 
-/* Stochastic rounding is for weights that are the only copy. */
+/* Stochastic rounding requires bf16 weights without a master weight. */
 static rfr_status check_draws(const rfr_type *w, const rfr_type *master, bool has_step, const rfi_attr *draws) {
   if (draws[0].i < 0 || draws[0].i >= 1 << 24 || draws[1].i < 0)
     return rfi_fail(RFI_E_TRACE_SHAPE, "draws must be a number below 2^24, and first at least 0");
@@ -110,14 +110,15 @@ static rfr_status check_draws(const rfr_type *w, const rfr_type *master, bool ha
   return has_step ? RFR_OK : rfi_fail(RFI_E_TRACE_SHAPE, "stochastic rounding needs the operand step");
 }
 
-/* A moment of 8 bits; both formats have the same size. */
+/* Whether x is an 8-bit moment; both formats have the same size. */
 static bool is_8bit(const rfr_type *x, const rfr_type *w) {
   return x->dtype == RFR_U8 && x->rank == 1 && x->shape[0] == rfr_quant_bytes(RFR_QUANT_DYNAMIC8, w->rank, w->shape);
 }
 
 rfr_status rfi_infer_adamw(const rfi_infer *c) {
   const rfr_type *in = c->in;
-  const int moments = is_8bit(&in[2], &in[0]) && is_8bit(&in[3], &in[0]) ? 0 : 2; /* of the checks for wide ones */
+  /* number of moments to check as full-size tensors */
+  const int moments = is_8bit(&in[2], &in[0]) && is_8bit(&in[3], &in[0]) ? 0 : 2;
   RFI_TRY(check_update(&in[0], &in[1], moments, &in[2], &in[4], &in[5], &in[6], &in[7]));
   if (!is_step_block(&in[8])) return rfi_fail(RFI_E_TRACE_SHAPE, "step must be the step block, i64 (4)");
   RFI_TRY(check_draws(&in[0], &in[4], true, &c->attr[5]));
@@ -157,7 +158,7 @@ rfr_status rfi_infer_muon_momentum(const rfi_infer *c) {
 rfr_status rfi_infer_muon_polynomial(const rfi_infer *c) {
   const rfr_type *g = &c->in[0], *p = &c->in[1];
   const int r = g->rank;
-  /* f16 cannot hold the factor of a matrix of zeros, and infinity times zero is NaN. */
+  /* f16 is refused: it cannot hold the scale of a matrix of zeros, and infinity times zero is NaN. */
   if (!is_state(g->dtype) || p->dtype != g->dtype || !same_shape(g, p))
     return rfi_fail(RFI_E_TRACE_SHAPE, "g and p must have the same type: f32 or bf16");
   if ((r != 2 && r != 3) || g->shape[r - 1] != g->shape[r - 2])
@@ -227,8 +228,7 @@ rfr_adamw_options rfr_adamw_options_default(void) {
       .size = sizeof(rfr_adamw_options), .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .decay = 0.1, .lr_scale = 1.0};
 }
 
-/* Options smaller than the known struct are refused; larger ones, from a newer program, may only have zeros after
- * it. */
+/* Options smaller than the known struct are refused; larger ones, of a newer program, must be zero beyond it. */
 static bool size_fits(const void *options, size_t size, size_t known) {
   if (size < known || size > 4096) return false;
   for (size_t i = known; i < size; i++)

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The optimizer beyond the op matrix: the schedule's corners, skipped updates that change no bit, bits that do not
+ * The optimizer beyond the op matrix: the schedule's corners, skipped updates that change nothing, results that do not
  * depend on the number of threads, refused options.
  */
 #include <math.h>
@@ -53,7 +53,7 @@ static void test_schedule(void **state) {
   const char *all[] = {cosine, linear, wsd, constant};
   (void)state;
   for (int i = 0; i < 4; i++) {
-    assert_float_equal(rate(all[i], 0), 0.125, 1e-7); /* not 0: the first step counts */
+    assert_float_equal(rate(all[i], 0), 0.125, 1e-7); /* not 0, because the first step counts */
     assert_float_equal(rate(all[i], 1), 0.25, 1e-7);
     assert_float_equal(rate(all[i], 3), 0.5, 1e-7); /* warmup is complete */
     assert_float_equal(rate(all[i], 4), 0.5, 1e-7);
@@ -66,7 +66,7 @@ static void test_schedule(void **state) {
   assert_float_equal(rate(wsd, 16), 0.3125, 1e-7);
 }
 
-/* ---- bits ---- */
+/* ---- bitwise results ---- */
 
 static void assert_same_bits_over_threads(const char *text, rfr_dtype type) {
   rft_case c;
@@ -96,7 +96,7 @@ static void test_threads(void **state) {
       RFR_BF16);
 }
 
-/* With skip set no byte of any state changes, not even by widening and narrowing. */
+/* With skip set no byte of any state changes, not even by conversion. */
 static void test_skip(void **state) {
   static const char *const texts[] = {
       "adamw(f[7,131], f[7,131], f[7,131], f[7,131]>0, F[7,131], F[1]=0.01, F[1]=1, i[1]=1, I[4]=9,7,1,2) beta1=0.9 "
@@ -120,7 +120,7 @@ static void test_skip(void **state) {
   }
 }
 
-/* A weight with a master weight becomes the master's rounding, whatever it was before: a small one, and one that is
+/* A weight with a master weight becomes the rounded master, whatever its value was. Sizes: a small one, and one that is
  * written with non-temporal stores, by parts that begin at odd elements. */
 static void test_master(void **state) {
   (void)state;
@@ -148,7 +148,7 @@ static void test_master(void **state) {
 
 enum { N8 = 1031, BLOCK = 256 };
 
-/* The weight is the one of unrounded moments; the new moments are their values up to the rounding of a block. Bits do
+/* The weight equals that of unrounded moments; the new moments equal theirs up to the rounding of a block. Results do
  * not depend on the number of threads. A skipped step changes nothing. */
 static void test_8bit(void **state) {
   (void)state;
@@ -214,8 +214,8 @@ static void test_8bit(void **state) {
 
 enum { N_DRAWN = 1031, FIRST = 259 };
 
-/* One update of SGD whose f32 arithmetic is exact: w - 2^-12 g, with w in bf16 and g a whole number. Returns the
- * weights' bits; *value: the unrounded result. */
+/* One update of SGD whose f32 arithmetic is exact: w - 2^-12 g, with w in bf16 and g an integer. Returns the weights'
+ * bits; *value: the unrounded result. */
 static void update_exactly(int64_t step, int threads, uint16_t *bits, double *value) {
   rft_case c;
   rft_run run;
@@ -227,7 +227,7 @@ static void update_exactly(int64_t step, int threads, uint16_t *bits, double *va
   parse(text, RFR_F32, &c);
   rft_run_init(&run, &c, RFT_DENSE, 0xFF, 0);
   for (int64_t i = 0; i < N_DRAWN; i++) {
-    rft_set(&run.in_arg[0], i, (i % 2 ? -1.0 : 1.0) * (1 + (double)(i % 128) / 128)); /* neighbours differ by 2^-7 */
+    rft_set(&run.in_arg[0], i, (i % 2 ? -1.0 : 1.0) * (1 + (double)(i % 128) / 128)); /* steps of 2^-7 */
     rft_set(&run.in_arg[1], i, (double)(i % 61) - 30);
     value[i] = rft_get(&run.in_arg[0], i) - 0x1p-12 * rft_get(&run.in_arg[1], i);
   }
@@ -236,8 +236,8 @@ static void update_exactly(int64_t step, int threads, uint16_t *bits, double *va
   rft_run_deinit(&run);
 }
 
-/* Each weight is one of its value's two neighbours, the one that the addressed draw chooses; the mean over steps is the
- * value. Threads change no bit. */
+/* Each weight is one of the two bf16 values adjacent to its exact value, chosen by the addressed draw; the mean over
+ * steps is the exact value. The number of threads does not matter. */
 static void test_stochastic(void **state) {
   enum { DRAWS = 3000 };
   static double value[N_DRAWN], sum[N_DRAWN];
@@ -252,7 +252,8 @@ static void test_stochastic(void **state) {
       const uint64_t at = (uint64_t)(FIRST + i);
       const uint32_t word = rfi_draw4(key, at / 8, 7, 0, (uint64_t)step).v[at % 8 / 2] >> 16 * (at % 2) & 0xFFFFu;
       const double size = fabs(value[i]), unit = size < 1 ? 0x1p-8 : size < 2 ? 0x1p-7 : 0x1p-6;
-      const double low = floor(size / unit) * unit, share = (size - low) / unit; /* of the draws go away from zero */
+      /* the fraction of draws that round away from zero */
+      const double low = floor(size / unit) * unit, share = (size - low) / unit;
       const double want = copysign(low + (word + share * 65536 >= 65536 ? unit : 0), value[i]);
       const double x = (double)rfr_float_from_bits(RFR_BF16, bits[i]);
       if (x != want) fail_msg("step %lld, element %lld: %.9g, want %.9g", (long long)step, (long long)i, x, want);
@@ -263,7 +264,7 @@ static void test_stochastic(void **state) {
     const double error = (sum[i] / DRAWS - value[i]) / 0x1p-7;
     worst = fmax(worst, fabs(error)), all += error / N_DRAWN;
   }
-  assert_true(worst < 5 * 0.5 / sqrt(DRAWS)); /* 5 standard deviations of the mean of draws between neighbours */
+  assert_true(worst < 5 * 0.5 / sqrt(DRAWS)); /* 5 standard deviations of the mean of draws */
   assert_true(fabs(all) < 5 * 0.5 / sqrt((double)DRAWS * N_DRAWN));
   update_exactly(11, 1, bits, value);
   for (int threads = 2; threads < 5; threads++) {
@@ -272,7 +273,7 @@ static void test_stochastic(void **state) {
   }
 }
 
-/* NaN stays NaN, and infinities stay, whatever the draw. */
+/* NaN stays NaN and infinities stay infinite, whatever the draw. */
 static void test_stochastic_special(void **state) {
   (void)state;
   for (uint32_t draw = 0; draw < 0x10000; draw += 0xFFF) {
@@ -280,7 +281,7 @@ static void test_stochastic_special(void **state) {
     assert_int_equal(rfi_round_bf16(0xFF800000u, draw), 0xFF80);
     assert_true((rfi_round_bf16(0x7F800001u, draw) & 0x7FFF) > 0x7F80);
     assert_true((rfi_round_bf16(0xFFFFFFFFu, draw) & 0x7FFF) > 0x7F80);
-    assert_int_equal(rfi_round_bf16(0x3F800000u, draw), 0x3F80); /* a number of bf16 is itself */
+    assert_int_equal(rfi_round_bf16(0x3F800000u, draw), 0x3F80); /* a bf16 value is not changed */
   }
 }
 

@@ -11,7 +11,7 @@
 
 #include "core/rng.h"
 
-enum { RFI_DRAWS_PER_BLOCK = 8 }; /* of 16 bits, from one block of the generator */
+enum { RFI_DRAWS_PER_BLOCK = 8 }; /* 16-bit draws per block of the generator */
 
 /* The draws of one weight in one step. */
 typedef struct rfi_weight_draws {
@@ -19,7 +19,7 @@ typedef struct rfi_weight_draws {
   uint32_t number;
 } rfi_weight_draws;
 
-/* A stream of its own, "rounding" in ASCII: a dropout site with the weight's number draws other bits. */
+/* Uses a separate stream, "rounding" in ASCII: a dropout site with the same number has other draws. */
 RFI_BOTH_SIDES static inline rfi_weight_draws rfi_weight_draws_of(const int64_t *step, int64_t number) {
   const rfi_weight_draws d = {rfi_stream_key((uint64_t)step[2], 0x726F756E64696E67u), (uint64_t)step[0],
                               (uint32_t)number};
@@ -31,7 +31,7 @@ RFI_BOTH_SIDES static inline rfi_u32x4 rfi_weight_draw8(const rfi_weight_draws *
   return rfi_draw4(d->key, block, d->number, 0, d->attempted);
 }
 
-/* The bits of an f32 number, rounded with a draw of 16 bits. Infinities stay; NaN becomes a quiet NaN. */
+/* Rounds the bits of an f32 with a 16-bit draw. Infinities stay infinite; NaN becomes a quiet NaN. */
 RFI_BOTH_SIDES static inline uint16_t rfi_round_bf16(uint32_t bits, uint32_t draw) {
   if ((bits & 0x7FFFFFFFu) > 0x7F800000u) return (uint16_t)(bits >> 16 | 0x40u);
   return (uint16_t)((bits + draw) >> 16);

@@ -95,7 +95,7 @@ enum { MOST_FLAGS = 256 };
 
 typedef struct flag_list {
   const int32_t *flag[MOST_FLAGS];
-  int count[MOST_FLAGS]; /* of flags at flag[k] */
+  int count[MOST_FLAGS]; /* index into flag[] of each list of flags */
   int n, before;         /* before: the number of flags in previous launches */
 } flag_list;
 
@@ -151,7 +151,7 @@ enum { MOST = 1024, FEW = 128, CHUNK = 16384, THREADS = 256, WIDTH = 8, FINISH =
 typedef struct gradient {
   const void *data;
   int64_t n;
-  int64_t first; /* first chunk, among all gradients' chunks */
+  int64_t first; /* first chunk, numbered over all gradients */
 } gradient;
 
 /* N gradients; launch arguments have at most 32,764 bytes. */
@@ -159,7 +159,7 @@ template <int N> struct gradients {
   gradient g[N];
   uint8_t dtype[N];
   int n;
-  int64_t end; /* end of the last one's chunks */
+  int64_t end; /* end of the last gradient's chunks */
 };
 
 /* The gradient of a chunk: the last non-empty one that begins at it or before. */
@@ -240,8 +240,8 @@ static __device__ void total(const double *sums, int64_t chunks, float *norm, in
   if (skip) *skip = !isfinite(root);
 }
 
-/* Block 0 computes the norm in the last launch; in the other blocks each warp checks one gradient. The f64 square of a
- * nonzero f32 is not zero, so a sum is zero only if all elements are. */
+/* Block 0 computes the norm in the last launch. In the other blocks each warp checks one gradient. The f64 square of a
+ * nonzero f32 is not zero, so a sum is zero only if all elements are zero. */
 template <int N>
 static __global__ void __launch_bounds__(FINISH)
     norm_finish(const __grid_constant__ gradients<N> all, const double *sums, bool last, float *norm, int32_t *skip,
@@ -300,7 +300,7 @@ static int64_t all_chunks(const rfr_call *c) {
 
 static size_t norm_workspace(const rfr_call *c) { return (size_t)all_chunks(c) * sizeof(double); }
 
-/* Operands from `begin` on, at most N, whose chunks start at `first`. */
+/* Lists operands from `begin` on, at most N, with chunks numbered from `first` on. */
 template <int N> static gradients<N> gather(const rfr_call *c, int begin, int64_t first) {
   gradients<N> all;
   all.n = 0;
@@ -314,7 +314,7 @@ template <int N> static gradients<N> gather(const rfr_call *c, int begin, int64_
   return all;
 }
 
-/* Launches for up to N gradients at a time; returns the first chunk after them. */
+/* Launches kernels for up to N gradients each; returns the first chunk after them. */
 template <int N> static int64_t norm_launch(const rfr_call *c, int begin, int64_t first) {
   const gradients<N> all = gather<N>(c, begin, first);
   const bool last = begin + all.n >= c->n_in;

@@ -12,7 +12,7 @@
  * With the operand `steps`, n = attempted, and warmup, total - decay and total are its three elements. (If the last two
  * are INT64_MAX, both become 2^63 in double, which is more than n.)
  *
- * The squares of the norm are summed in double over chunks of fixed size, and the chunks in order: the bits do not
+ * The squares of the norm are summed in double over chunks of fixed size, and the chunks in order: results do not
  * depend on the split between threads or on their number. The op is memory-bound: chunks are prefetched.
  */
 #include <math.h>
@@ -81,7 +81,7 @@ static void norm_chunks(const rfi_call *c, int64_t begin, int64_t end, int part)
   }
 }
 
-/* The f64 square of a nonzero f32 is not zero, so a sum is zero only if all elements are. */
+/* The f64 square of a nonzero f32 is not zero, so a sum is zero only if all elements are zero. */
 static void count_zero(int32_t *steps, bool zero) {
   if (*steps >= 0 && *steps < INT32_MAX) *steps = zero ? *steps + 1 : -1;
 }

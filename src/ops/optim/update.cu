@@ -9,12 +9,12 @@
  * element at a time. Factors are computed in f64 from the step's values on the device, once per block, and once per
  * tensor where they differ. If skip is set, a block ends before it writes.
  *
- * 8-bit moments have a kernel of their own: a warp holds the 256 elements of a scale in registers, from the old
- * codes to the new ones. The nearest code is one read of a table in shared memory; a binary search, eight dependent
- * reads, took twice the time that the memory needs.
+ * 8-bit moments have a separate kernel: a warp holds the 256 elements of a scale in registers, from the old codes to
+ * the new ones. The nearest code is one read of a table in shared memory; a binary search, eight dependent reads, took
+ * twice the time that the memory needs.
  *
- * Weights that are rounded stochastically (rounding.h) have kernels of their own, so that the others need no registers
- * for the generator. They are bf16 without a master weight.
+ * Weights that are rounded stochastically (rounding.h) have separate kernels, so that the others need no registers for
+ * the generator. They are bf16 without a master weight.
  */
 #include "backend/cuda/kernels.cuh"
 #include "ops/optim/rounding.h"
@@ -30,16 +30,16 @@ typedef struct tensor {
 
 typedef enum kind { ADAMW, ADAMW8, MOMENTUM, SGD } kind;
 
-/* Blocks of a multiprocessor; with three, 8-bit moments need no spills. */
+/* Blocks per multiprocessor; with three, 8-bit moments need no register spills. */
 static constexpr int per_sm(kind k) { return k == ADAMW8 ? 3 : 4; }
 
 typedef struct update {
   tensor w, g, m, v, master;
   double decay, lr_scale;
-  int64_t n, first; /* elements; first chunk, among all tensors' */
-  int64_t element;  /* with draws: of the weight, that w begins with */
+  int64_t n, first; /* number of elements; first chunk, numbered over all tensors */
+  int64_t element;  /* with draws: the element of the full weight at which w begins */
   int32_t draws;    /* 0: w is rounded to nearest */
-  bool wide;        /* its types and addresses allow 4 elements at a time */
+  bool wide;        /* types and addresses allow accesses of 4 elements */
 } update;
 
 typedef struct updates {
@@ -61,7 +61,7 @@ typedef struct factors {
   float beta1, rest1, beta2, rest2, step, inv_sqrt2, eps, decay, clip;
 } factors;
 
-/* x^n by squaring: pow costs more than the update of a small tensor. */
+/* x^n by squaring, because pow takes longer than the update of a small tensor. */
 static __device__ double power(double x, int64_t n) {
   double y = 1;
   for (; n > 0; n >>= 1, x *= x)
@@ -132,7 +132,7 @@ static __device__ __forceinline__ void put_rounded(const rfi_weight_draws &d, in
   *(uint2 *)to = make_uint2(y[0] | y[1] << 16, y[2] | y[3] << 16);
 }
 
-/* ---- one by one, of any types ---- */
+/* ---- one element at a time, of any type ---- */
 
 static __device__ float fetch(const tensor &x, int64_t i) {
   return x.dtype == RFR_F32    ? ((const float *)x.data)[i]
@@ -146,7 +146,7 @@ static __device__ void store(const tensor &x, int64_t i, float y) {
   else ((rfi_f16 *)x.data)[i] = rfi_narrow<rfi_f16>(y);
 }
 
-/* D: rfi_weight_draws, or nothing to round to nearest. */
+/* D: rfi_weight_draws, or `nothing` to round to nearest. */
 struct nothing {};
 
 template <typename D>
@@ -168,7 +168,7 @@ static __device__ void update_singly(const update &u, const factors &f, const D 
   }
 }
 
-/* ---- four by four ---- */
+/* ---- four elements at a time ---- */
 
 template <typename T> static __device__ __forceinline__ void put(T *to, const float (&x)[4]) {
   rfi_pack<T, 4> p;
@@ -255,7 +255,7 @@ typedef struct tables {
   uint32_t m[2 * RFI_DYNAMIC8_ENTRIES(RFI_DYNAMIC8_SIGNED_DROP)], v[RFI_DYNAMIC8_ENTRIES(RFI_DYNAMIC8_UNSIGNED_DROP)];
 } tables;
 
-/* By all threads of a block. */
+/* Called by all threads of a block. */
 static __device__ void fill(tables *t) {
   const int k = (int)threadIdx.x, n_m = RFI_DYNAMIC8_ENTRIES(RFI_DYNAMIC8_SIGNED_DROP);
   for (int s = M; s <= V; s++) {
@@ -291,7 +291,8 @@ static __device__ __forceinline__ float most_of(const float (&x)[PER_LANE]) {
   return __uint_as_float(__reduce_max_sync(0xffffffffu, __float_as_uint(most)));
 }
 
-/* One block by one warp. A lane's codes are read before its warp's are written: most_of is between. */
+/* Encodes one block by one warp. A lane's codes are read before its warp's are written: most_of synchronizes in
+ * between. */
 template <int S>
 static __device__ void encode_singly(const moment &m, const tables &t, int64_t n, int64_t begin,
                                      const float (&x)[PER_LANE]) {
@@ -324,7 +325,7 @@ static __device__ void update_block(const update &u, const factors &f, const D &
   encode_singly<V>(v, t, u.n, begin, v8);
 }
 
-/* A complete block whose tensors allow 4 elements at a time: a lane has two times 4 of them. */
+/* Encodes a complete block of tensors that allow accesses of 4 elements: a lane has 2 x 4 of them. */
 template <int S>
 static __device__ __forceinline__ void encode_fours(const moment &m, const tables &t, int64_t begin,
                                                     const float (&x)[PER_LANE]) {
@@ -415,7 +416,7 @@ static __global__ void __launch_bounds__(THREADS, per_sm(KIND)) update_all(const
   if constexpr (KIND == ADAMW8) fill(&t);
   if (threadIdx.x == 0) step = make_corrections(all, KIND);
   __syncthreads();
-  int i = 0; /* the last tensor that begins at the chunk or before; never an empty one */
+  int i = 0; /* the last tensor that begins at or before the chunk; empty tensors are skipped */
   factors f = make_factors(all, all.of[0], step);
   for (int64_t chunk = blockIdx.x; chunk < all.chunks; chunk += gridDim.x) {
     if (i + 1 < all.n && all.of[i + 1].first <= chunk) {
@@ -495,7 +496,7 @@ template <bool DRAWS> static void launch(const rfr_call *c, kind k, const update
   else update_all<SGD, DRAWS><<<grid, THREADS, 0, rfi_stream(c)>>>(all);
 }
 
-/* Launches the first of n calls, as many as fit into one launch; returns their number. */
+/* Launches the first of n calls, as many as fit into one launch; returns how many. */
 static int launch_some(const rfr_call *const *calls, int n, update (*of)(const rfr_call *c, updates *shared),
                        bool adamw) {
   updates all = {};

@@ -21,7 +21,7 @@
 #include "ops/quant/dynamic8.h"
 #include "ops/stream.h"
 
-enum { STRIP = 64, AHEAD = 512 }; /* elements of a strip; distance of the prefetch */
+enum { STRIP = 64, AHEAD = 512 }; /* elements per strip; prefetch distance */
 
 typedef struct factors {
   float beta1, rest1, beta2, rest2, step, inv_sqrt2, eps, decay, clip;
@@ -53,19 +53,19 @@ static void sgd_block(const factors *f, float *restrict w, const float *restrict
   for (int64_t i = 0; i < n; i++) w[i] -= k.step * (g[i] * k.clip) + k.decay * w[i];
 }
 
-/* The call as rfi_parallel passes it to its parts: it is the first field. */
+/* The call as rfi_parallel passes it to its parts; it must be the first field. */
 typedef struct update {
   rfi_call call;
   factors f;
   const rfi_arg *w, *g, *m, *v, *master;
-  bool stochastic; /* w is bf16, and there is no master */
+  bool stochastic; /* w is bf16 without a master weight */
   rfi_weight_draws draws;
-  int64_t first; /* element of the weight that w begins with */
+  int64_t first; /* the element of the full weight at which w begins */
 } update;
 
 enum { M, V, BLOCK = RFI_DYNAMIC_BLOCK };
 
-/* A block to be changed in place: the state's own memory, or a widened copy. */
+/* A block that is changed in place: the state's own memory, or a widened copy. */
 static float *open_block(float *buffer, const rfi_arg *a, int64_t i, int64_t n) {
   return (float *)rfi_read(buffer, a, i, 1, n);
 }
@@ -92,7 +92,7 @@ static void store_weights(const update *u, const float *w, int64_t i, int64_t n)
   else rfi_flush(w, u->w, i, n);
 }
 
-/* Stores the rounding of a strip, which is not read again before the next step. */
+/* Stores a rounded strip with non-temporal stores, because it is not read again before the next step. */
 static void stream_bf16(const update *u, const float *w, int64_t i) {
   uint16_t rounded[STRIP] __attribute__((aligned(RFI_LINE))), *to = (uint16_t *)u->w->data + i;
   if (u->stochastic) round_block(u, rounded, w, i, STRIP);

@@ -26,17 +26,17 @@ enum {
 
 /* One quantized tensor, or slices of one shape with a scale each. */
 typedef struct rfi_codes {
-  const float *given; /* scales; NULL: they follow from the largest magnitudes, which are complete */
+  const float *given; /* scales; NULL: derived from the largest magnitudes, which must be complete */
   int64_t given_stride;
-  uint32_t *largest;            /* largest magnitudes; they begin as zeros. NULL: not wanted */
-  uint8_t *row, *col;           /* (M,K) and (K,M); NULL: not wanted */
-  float *row_scale, *col_scale; /* NULL: not wanted */
-  void *wide;                   /* (M,K) in the storage type; NULL: not wanted */
+  uint32_t *largest;            /* largest magnitudes, initialized to zeros. NULL: not needed */
+  uint8_t *row, *col;           /* (M,K) and (K,M); NULL: not needed */
+  float *row_scale, *col_scale; /* NULL: not needed */
+  void *wide;                   /* (M,K) in the storage type; NULL: not needed */
   rfr_dtype format;
   int pow2;
 } rfi_codes;
 
-/* Most warps find no larger one: they read and do not wait for each other. */
+/* Reads before the atomic: most warps find no larger magnitude, so they do not wait for each other. */
 static __device__ __forceinline__ void rfi_note_largest(uint32_t *largest, uint32_t most) {
   most = __reduce_max_sync(0xffffffffu, most);
   if (threadIdx.x % 32 == 0 && most > __ldcg(largest)) atomicMax(largest, most);
@@ -83,7 +83,8 @@ static __device__ __forceinline__ float rfi_codes_factor(const rfi_codes &c, int
                  : rfi_scale_of(c.largest[slice], rfi_largest(c.format), RFI_F32_LARGEST, c.pow2);
 }
 
-/* Eight adjacent elements, 16 bytes at a time, through the read-only cache: the compiler may load ahead of stores. */
+/* Reads eight adjacent elements, 16 bytes at a time, through the read-only cache, so that the compiler may move the
+ * loads before stores. */
 template <typename T> static __device__ __forceinline__ rfi_pack<T, RFI_CODES_EACH> rfi_load8(const T *from) {
   union {
     uint4 word[RFI_CODES_EACH * sizeof(T) / 16];
@@ -96,11 +97,12 @@ template <typename T> static __device__ __forceinline__ rfi_pack<T, RFI_CODES_EA
 
 template <int PARTS> struct rfi_codes_of {
   rfi_codes part[PARTS];
-  bool backwards; /* the last tile first: what an earlier kernel has read or written last is still in the L2 cache */
+  /* the last tile first, because the data that an earlier kernel accessed last is still in the L2 cache */
+  bool backwards;
 };
 
-/* A tile of codes, transposed, to `col`, whose lines have M elements. Word w of row i is at w ^ i / 4, so that neither a
- * row nor a column of words meets a memory bank twice. */
+/* Writes a tile of codes, transposed, to `col`, whose lines have M elements. Word w of row i is stored at w ^ i / 4, so
+ * that neither rows nor columns of words have bank conflicts. */
 static __device__ __forceinline__ void rfi_write_columns(const uint32_t (&codes)[RFI_CODES_SIDE][RFI_CODES_WORDS],
                                                          uint8_t *col, int64_t M) {
   const int own = threadIdx.x % 32;
@@ -116,14 +118,14 @@ static __device__ __forceinline__ void rfi_write_columns(const uint32_t (&codes)
   }
 }
 
-/* Zeros in place of a tile of codes. */
+/* Writes zeros instead of a tile of codes. */
 static __device__ __forceinline__ void rfi_clear_columns(uint8_t *col, int64_t M) {
   for (int e = threadIdx.x; e < RFI_CODES_SIDE * RFI_CODES_WORDS; e += RFI_CODES_THREADS)
     *(uint32_t *)(col + e / RFI_CODES_WORDS * M + e % RFI_CODES_WORDS * 4) = 0;
 }
 
-/* A tile of a slice, from row `first` of the source on. Its rows begin in line `line` of `row`, its columns for j = 0 in
- * element `column` of `col`. Rows past `rows` are zeros in `col`. */
+/* A tile of a slice, from row `first` of the source on. Its rows begin at line `line` of `row`; its columns, for j = 0,
+ * at element `column` of `col`. Rows from `rows` on are zeros in `col`. */
 typedef struct rfi_codes_tile {
   int64_t slice, first, line, column;
   int rows;
@@ -156,7 +158,7 @@ struct rfi_codes_groups {
   int64_t groups, rows, pitch;
   __device__ int64_t begin() const { return 0; }
   __device__ int64_t end() const { return blockIdx.x == 0 ? groups : 0; }
-  /* The last group that starts at or before tile `down`: starts increase, and a warp probes 32 of them at a time. */
+  /* The last group that starts at or before tile `down`: starts increase, and a warp tests 32 of them at a time. */
   __device__ void find(int64_t down, int64_t, rfi_codes_tile *t) const {
     const int lane = threadIdx.x % 32;
     int64_t group = 0;

@@ -80,7 +80,7 @@ static void encode_int8(const float *x, int64_t n, float most, uint8_t *codes) {
   for (int64_t i = 0; i < n; i++) codes[i] = (uint8_t)(int8_t)rintf(x[i] * factor);
 }
 
-/* Replaces nf4's f32 scales by codes: factors per RFI_NESTED scales and one offset. */
+/* Encodes nf4's f32 scales: factors per RFI_NESTED scales, and one offset. */
 static void nest_scales(const rfi_quant_layout *l, float *scale, uint8_t *out) {
   float *factor = (float *)(void *)(out + l->nested_at);
   const int64_t groups = (l->scales + RFI_NESTED - 1) / RFI_NESTED;
@@ -135,7 +135,7 @@ static void encode_block(rfr_quant format, const rfi_quant_layout *l, const sour
   }
 }
 
-/* One matrix of l->block elements: its magnitude first, which does not depend on the order. */
+/* One matrix of l->block elements. Its magnitude comes first; it does not depend on the order. */
 static void encode_fp8(const rfi_quant_layout *l, const source *s, int64_t b, int threads, float *scale, uint8_t *out) {
   const int64_t begin = b * l->block, chunks = (l->block + CHUNK - 1) / CHUNK;
   uint32_t most = 0; /* the pattern of a NaN is the largest */
@@ -209,7 +209,7 @@ rfr_status rfi_infer_dequantize(const rfi_infer *c) {
   const rfr_type *x = &c->in[0];
   const rfi_shape *shape = &c->attr[2].s;
   const rfr_dtype to = (rfr_dtype)c->attr[1].i;
-  int64_t bits = 64; /* with room for scales: an int8 row of one element takes five bytes */
+  int64_t bits = 64; /* with capacity for the scales: an int8 row of one element takes five bytes */
   if (!is_format(c->attr[0].i))
     return rfi_fail(RFI_E_TRACE_SHAPE, "format is %lld, which is not an rfr_quant", (long long)c->attr[0].i);
   if (to != RFR_F32 && to != RFR_BF16 && to != RFR_F16)

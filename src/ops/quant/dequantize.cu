@@ -29,7 +29,7 @@ struct problem {
   rfi_quant_layout layout;
 };
 
-/* EACH elements from i, or fewer at the end of the tensor. */
+/* Decodes EACH elements from i on, fewer at the end of the tensor. */
 template <typename T> static __device__ __forceinline__ void put(T *y, const float (&v)[EACH], int64_t i, int64_t n) {
   constexpr int P = rfi_pack_width<T>;
   if (i + EACH <= n) {

@@ -22,14 +22,15 @@ static const float dynamic_unsigned[256] = {
 #include "ops/quant/dynamic_unsigned.def"
 };
 
-enum { RUN = 16384 }; /* elements of a part of the work: a multiple of every block but a row's */
+enum { RUN = 16384 }; /* elements per part of the work: a multiple of every block size except a row */
 
 typedef struct work {
-  rfi_call call; /* first field: the parts get a pointer to it */
+  rfi_call call; /* must be the first field: the parts get a pointer to it */
   rfi_quant_layout layout;
 } work;
 
-/* Prevents the compiler from fusing the product with the sum that follows: all machines round after each operation. */
+/* Prevents the compiler from contracting the product with the following sum, so that all machines round after each
+ * operation. */
 static inline float rounded(float x) {
 #if defined(__x86_64__)
   __asm__("" : "+x"(x));

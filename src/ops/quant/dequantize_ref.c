@@ -20,7 +20,7 @@ static rfi_quant_layout layout_of(const rfi_call *call) {
   return rfi_quant_layout_for((rfr_quant)call->attr[0].i, s->rank, s->dim);
 }
 
-/* Finite scales; random bytes could be NaN or infinite. Half of the numbers of fp8 get a sign. */
+/* Writes finite scales, because random bytes could be NaN or infinite. Half of the numbers of fp8 get a sign. */
 RFT_OPERANDS(dequantize) {
   const rfi_quant_layout l = layout_of(call);
   uint8_t *x = call->in[0].data;

@@ -23,7 +23,7 @@
 
 enum { MOST = 48 * 384 };
 
-/* The weights of the script, as bf16. */
+/* The weights that the script uses, as bf16. */
 static void make_weights(uint16_t *w, int64_t n, uint64_t seed) {
   for (int64_t i = 0; i < n; i++) {
     uint64_t h = ((uint64_t)i + seed) * 0x9E3779B97F4A7C15u;
@@ -54,7 +54,7 @@ static void check_section(rfi_safetensors *st, const char *format, const char *p
     if (have[i] != want[i]) fail_msg("%s: byte %lld is %d, want %d", name, (long long)i, have[i], want[i]);
 }
 
-/* The values in each type that the file has a hash of. */
+/* The values in each type for which the file has a hash. */
 static void check_values(rfi_safetensors *st, rfr_quant format, const uint8_t *x, const rfi_quant_layout *l,
                          const int64_t *shape) {
   static float y[MOST];
@@ -129,7 +129,8 @@ static void test_bytes(void **state) {
   assert_int_equal(rfr_quant_bytes(RFR_QUANT_NONE, 1, (int64_t[]){5}), 0);
 }
 
-/* A row longer than one pass, with its largest element in the second pass; zeros; non-finite weights stay visible. */
+/* A row longer than one pass, with its largest element in the second pass; zeros; non-finite weights, which must not
+ * disappear. */
 static void test_rows(void **state) {
   enum { LONG = 5000 };
   static float w[2 * LONG];

@@ -17,13 +17,13 @@
 #define RFI_DYNAMIC8 static inline
 #endif
 
-/* Halfway between number k of an ascending map and the next; a value above it is nearer to the next one. */
+/* The midpoint between number k of an ascending map and the next; a larger value is nearer to the next one. */
 RFI_DYNAMIC8 float rfi_dynamic8_middle(const float *map, int k) { return (map[k] + map[k + 1]) / 2; }
 
-/* The factor that maps a block onto -1 ... 1; the bound is that of bitsandbytes. */
+/* The factor that maps a block onto -1 ... 1; the lower bound is that of bitsandbytes. */
 RFI_DYNAMIC8 float rfi_dynamic8_inverse(float most) { return 1.0f / (most > 1e-38f ? most : 1e-38f); }
 
-/* The index of the number nearest to x, the smaller one of two; `middle` has 255 entries. */
+/* The index of the number nearest to x, the smaller of two equally near ones; `middle` has 255 entries. */
 RFI_DYNAMIC8 int rfi_dynamic8_nearest(const float *middle, float x) {
   int k = 0;
 #ifdef __CUDACC__
@@ -57,7 +57,7 @@ enum { RFI_DYNAMIC8_LEAST = 0x34000000, RFI_DYNAMIC8_ONE = 0x3f800000 };
 RFI_DYNAMIC8 uint32_t rfi_dynamic8_entry(const float *middle, int drop, bool negative, int i) {
   const uint32_t low = (1u << drop) - 1, first = ((RFI_DYNAMIC8_LEAST >> drop) + (uint32_t)i) << drop,
                  last = first | low;
-  if (i == RFI_DYNAMIC8_ENTRIES(drop) - 1) return low; /* a NaN is above no middle */
+  if (i == RFI_DYNAMIC8_ENTRIES(drop) - 1) return low; /* a NaN is above no midpoint */
   const float a = rfi_dynamic8_float(first), b = rfi_dynamic8_float(last);
   const int begin = rfi_dynamic8_nearest(middle, negative ? -b : a);
   const bool split = rfi_dynamic8_nearest(middle, negative ? -a : b) != begin;

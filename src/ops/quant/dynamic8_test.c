@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The table of the nearest code of 8 bits finds what the binary search finds: at each middle and its neighbors, at both
- * ends of each entry, for a step through all bit patterns of -1 ... 1, and for NaNs.
+ * The table of the nearest code of 8 bits finds what the binary search finds: at each midpoint and the floats next to
+ * it, at both ends of each entry, for a step through all bit patterns of -1 ... 1, and for NaNs.
  */
 #include <math.h>
 #include <setjmp.h>

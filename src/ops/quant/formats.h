@@ -10,8 +10,8 @@
  *            f32 offset: scale = map[code] * factor + offset, rounded after each operation
  *
  * These are the codes and scales of bitsandbytes: quantize_4bit(compress_statistics=True) for nf4,
- * int8_vectorwise_quant(threshold=0) for int8, quantize_blockwise for the dynamic ones. bitsandbytes rounds the mean
- * that is nf4's offset in an order of its own; here it is summed in f64. Those of fp8 are the op quantize's.
+ * int8_vectorwise_quant(threshold=0) for int8, quantize_blockwise for the dynamic ones. bitsandbytes sums the mean that
+ * is nf4's offset in another order; here it is summed in f64. Those of fp8 are the op quantize's.
  */
 #ifndef RFI_FORMATS_H
 #define RFI_FORMATS_H
@@ -26,11 +26,11 @@ enum { RFI_NESTED = 256, RFI_NF4_BLOCK = 64, RFI_DYNAMIC_BLOCK = 256, RFI_SECTIO
 #define RFI_INT8_STEP 7.874015718698502e-3f
 
 typedef struct rfi_quant_layout {
-  int64_t n, block;  /* elements; elements of a scale */
+  int64_t n, block;  /* number of elements; elements per scale */
   int64_t scales;    /* number of scales */
   int64_t scales_at; /* byte offset of the scales */
   int64_t nested_at; /* byte offset of nf4's factors; 0: none */
-  int64_t bytes;     /* of the tensor */
+  int64_t bytes;     /* size of the tensor */
 } rfi_quant_layout;
 
 static inline int64_t rfi_section(int64_t bytes) { return (bytes + RFI_SECTION - 1) / RFI_SECTION * RFI_SECTION; }

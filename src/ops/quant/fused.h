@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * X_quantize: an op X whose result, a matrix, is quantized with one scale for the tensor. It has the operands, results
- * and attributes of X, then a scale and five results for each quantized matrix, then `format` and `options`. Its bits
- * are those of two calls, X and then quantize, and rfi_fused_of gives these calls to kernels that do not fuse them.
+ * and attributes of X, then a scale and five results for each quantized matrix, then `format` and `options`. It is
+ * bitwise equal to two calls, X and then quantize, and rfi_fused_of gives these calls to kernels that do not fuse them.
  */
 #ifndef RFI_FUSED_H
 #define RFI_FUSED_H
@@ -55,7 +55,7 @@ typedef struct rfi_fused {
   rfi_arg in[RFI_FUSED_PARTS][2], out[RFI_FUSED_PARTS][RFI_Q_RESULTS];
   rfi_attr attr[5];
   rfi_call op, quantize[RFI_FUSED_PARTS];
-  size_t scratch; /* bytes of the workspace before that of the calls: unused results of X that are quantized */
+  size_t scratch; /* size of the workspace before that of the calls, for unused results of X that are quantized */
 } rfi_fused;
 
 static inline size_t rfi_fused_bytes(const rfr_type *t) {
@@ -63,7 +63,7 @@ static inline size_t rfi_fused_bytes(const rfr_type *t) {
   return (bytes + 255) / 256 * 256;
 }
 
-/* The calls point into `f` and share the workspace after `scratch`. */
+/* The calls reference `f` and share the workspace after `scratch`. */
 static inline void rfi_fused_of(const rfi_call *call, rfi_opcode code, rfi_fused *f) {
   memset(f, 0, sizeof *f);
   rfi_fused_find(code, true, &f->form);

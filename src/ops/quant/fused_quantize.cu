@@ -9,13 +9,13 @@
  *   norms            first the norm's kernel, without y, for the statistics of the rows. The tiles begin with the last
  *                    one, whose sums are still in the L2 cache
  *
- * All other calls run X and then quantize. The bits are the same.
+ * All other calls run X and then quantize, with bitwise equal results.
  */
 #include "ops/elementwise/map.cuh"
 #include "ops/quant/fused.h"
 #include "ops/quant/sources.cuh"
 
-/* ---- the two calls ---- */
+/* ---- the separate calls ---- */
 
 static rfr_status run_both(const rfi_fused &f, const rfi_cuda_kernel &op) {
   rfr_status s = op.run(&f.op);
@@ -32,7 +32,7 @@ static size_t workspace_both(const rfi_fused &f, const rfi_cuda_kernel &op) {
 
 static bool is_aligned(const rfr_arg &x) { return (uintptr_t)x.data % 16 == 0; }
 
-/* Whether the tiles take the call; an absent operand or result is at NULL. */
+/* Whether the tiles support the call; an absent operand or result has the address NULL. */
 static bool is_full(const rfr_call *c, const rfi_fused &f) {
   const rfr_type *y = &f.made[f.form.first].type;
   if (y->dtype == RFR_F32 || y->shape[0] == 0 || y->shape[1] == 0) return false;
@@ -41,7 +41,7 @@ static bool is_full(const rfr_call *c, const rfi_fused &f) {
     if (!is_aligned(c->in[k])) return false;
   for (int j = 0; j < c->n_out; j++)
     if (!is_aligned(c->out[j])) return false;
-  return !f.form.first || c->out[0].data; /* a sum that is normalized is read from there */
+  return !f.form.first || c->out[0].data; /* the norm reads the sum from there */
 }
 
 enum { FOUND = 256 }; /* bytes of the workspace for the largest magnitudes, padded */

@@ -15,7 +15,7 @@ RFT_REF(layernorm);
 RFT_REF(add_layernorm);
 RFT_REF(quantize);
 
-/* References take f64, so the results of X have memory of their own. X's result is rounded as X rounds it. */
+/* References take f64, so the results of X get separate memory. X's result is rounded as X rounds it. */
 static void both(const rfi_call *call, rfi_opcode code, void (*op)(const rfi_call *)) {
   rfi_fused f;
   double *own[RFI_FUSED_MOST];

@@ -86,7 +86,7 @@ static __global__ void __launch_bounds__(RFI_TILE_THREADS, HALF ? 2 : 4)
                          [&](int64_t i, int64_t j, float sum) { finish(p, 0, i * p.b.rows + j, i, j, sum); });
 }
 
-/* The rows after the last group are one more group, of zeros. */
+/* The rows after the last group are treated as one more group, of zeros. */
 template <bool HALF>
 static __global__ void __launch_bounds__(RFI_TILE_THREADS, HALF ? 2 : 4) grouped_scaled(const rfi_scaled_gemm p) {
   enum { SIDE = scaled_tile<HALF>::SIDE };
@@ -143,7 +143,8 @@ static bool has_sm90(const rfr_call *c) {
   return info->major == 9 && !info->portable;
 }
 
-/* Along the sum only where the other kernels do not take it: those that add, and scales of lines of both operands. */
+/* Supports groups along the sum only where other kernels do not: when adding to y, and when both operands have scales
+ * per line. */
 static rfi_scaled_gemm dense_of(const rfr_call *c, bool forward) {
   rfi_scaled_gemm p =
       gemm_of(c, factor_of(c, RFI_IN_matmul_scaled_a, RFI_IN_matmul_scaled_scale_a, RFI_IN_matmul_scaled_global_a),
@@ -190,7 +191,7 @@ static rfr_status launch_sm90(const rfr_call *c, const rfi_scaled_gemm &p) {
   return rfi_scaled_sm90(p, (int32_t *)c->workspace, rfi_cuda_info_of(c)->sms, rfi_stream(c));
 }
 
-/* Whether operands decoded to bf16 are exact, and their lines multiples of eight elements. */
+/* Whether decoding the operands to bf16 is exact, and their lines are multiples of eight elements. */
 static bool is_exact(const rfi_factor &f) {
   return (f.scaling == RFR_SCALING_TENSOR || f.scaling == RFR_SCALING_MX32 || f.scaling == RFR_SCALING_NV16) &&
          f.row % 8 == 0 && (uintptr_t)f.q % 8 == 0;

@@ -6,7 +6,7 @@
  * GEMMs. An 8 or 4 bit number is exact in f32, and so is its product with an E8M0 or E4M3 scale, which is applied on
  * decoding. An f32 scale of 128 elements is not: then a step is one block, whose partial sum is multiplied by both
  * scales before it is added. Scales of a tensor are applied after the sum, one by one, because their product alone
- * might underflow. One thread computes a tile completely, so the bits do not depend on the number of threads.
+ * might underflow. One thread computes a tile completely, so results do not depend on the number of threads.
  */
 #include "backend/cpu/cpu.h"
 #include "ops/grouped/grouped.h"
@@ -22,7 +22,7 @@ enum {
   B_FLOATS = TILE_N * STEP,
   C_FLOATS = TILE_M * TILE_N,
   SCRATCH = A_FLOATS + B_FLOATS + 2 * C_FLOATS, /* C twice: the sum, and a block's part of it */
-  MIN_TILE_WORK = 1 << 18,                      /* with fewer multiply-adds, another thread does not pay */
+  MIN_TILE_WORK = 1 << 18, /* with fewer multiply-adds per thread, another thread is not worthwhile */
 };
 
 static int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }

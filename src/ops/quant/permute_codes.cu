@@ -13,9 +13,9 @@ typedef struct args {
   const uint8_t *q;
   const float *scale;
   const int32_t *order;
-  uint8_t *row, *col;                 /* NULL: not wanted */
-  float *row_scale, *col_scale;       /* NULL: not wanted */
-  int64_t rows, columns, slots, down; /* down: tiles one below the other */
+  uint8_t *row, *col;                 /* NULL: not needed */
+  float *row_scale, *col_scale;       /* NULL: not needed */
+  int64_t rows, columns, slots, down; /* down: number of tile rows */
   int k;
   rfi_codes_groups layout;
 } args;
@@ -58,7 +58,7 @@ static __global__ void __launch_bounds__(THREADS) permute_full(const __grid_cons
   for (int r = 0; r < ROUNDS; r++) {
     const int i = r * DOWN + down;
     if (a.row && i < t.rows) *((uint4 *)(a.row + (t.line + i) * a.columns + j0) + lane) = x[r];
-    /* four rows of a warp begin with different words, so that they do not meet in a memory bank */
+    /* four rows of a warp begin with different words, which avoids bank conflicts */
     const uint32_t words[4] = {x[r].x, x[r].y, x[r].z, x[r].w};
 #pragma unroll
     for (int w = 0; w < 4; w++) {

@@ -13,7 +13,7 @@ enum { SIDE = 64 };
 typedef struct maps {
   const uint8_t *q;
   const int32_t *order, *offsets;
-  uint8_t *row, *col; /* NULL: not wanted */
+  uint8_t *row, *col; /* NULL: not needed */
   int64_t R, C, k, slots, groups, pitch;
 } maps;
 

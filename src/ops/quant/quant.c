@@ -2,11 +2,11 @@
  *
  * Scaled operands: their shapes, and the calls that record quantizers and scaled GEMMs.
  *
- * Tensor cores multiply FP8 in one layout only, y = a bT with both operands contiguous along K. So dx = dy w
- * needs wT, and dw = dyT x needs dyT and xT: each is the result `col` of the quantize op whose `row` another GEMM
- * reads. Unused results are dropped one by one, so frozen weights need no special case: without dw, xT and dyT are not
- * computed, and without dx, wT is not. A format and a scaling follow from the types and shapes of an operand and its
- * scales, so a GEMM takes any two.
+ * Tensor cores multiply FP8 in one layout only, y = a bT with both operands contiguous along K. So dx = dy w needs wT,
+ * and dw = dyT x needs dyT and xT: each is the result `col` of the quantize op whose `row` another GEMM reads. Unused
+ * results are dropped one by one, so frozen weights need no special case: without dw, xT and dyT are not computed, and
+ * without dx, wT is not. A format and a scaling follow from the types and shapes of an operand and its scales, so a
+ * GEMM supports any two of them.
  */
 #include "ops/quant/scaled.h"
 
@@ -251,7 +251,7 @@ void rfi_gemm_matmul_scaled(const rfi_infer *c, rfi_gemm_desc *d) {
   if (rfi_present(c, RFI_IN_matmul_scaled_acc)) d->acc = RFI_IN_matmul_scaled_acc;
 }
 
-/* They are no rfi_gemm_desc: kernels of grouped GEMMs take 16 and 32 bits. */
+/* No rfi_gemm_desc describes them, because kernels of grouped GEMMs support only 16 and 32 bits. */
 double rfi_flops_grouped_matmul_scaled(const rfi_infer *c) {
   const rfr_type *a = &c->in[RFI_IN_grouped_matmul_scaled_a];
   return 2 * length_of(a) * (double)a->shape[0] * (double)c->in[RFI_IN_grouped_matmul_scaled_w].shape[1];

@@ -32,7 +32,7 @@ static float largest(const rfi_call *c) {
                                                                                  : 7);
 }
 
-/* A scale that overflows depends on x's type, which the reference does not see: quant_test has it. */
+/* The overflow of a scale depends on x's type, which the reference does not know; quant_test covers it. */
 static float factor(float amax, float most, bool pow2) {
   if (!(amax > 0) || isinf(amax)) return 1;
   float s = most / amax;
@@ -409,7 +409,7 @@ RFT_REF(grouped_wgrad_scaled) {
   const int64_t G = call->out[0].type.shape[0], N = call->out[0].type.shape[1], K = call->out[0].type.shape[2];
   const bool accumulate =
       call->n_in > RFI_IN_grouped_wgrad_scaled_acc && call->in[RFI_IN_grouped_wgrad_scaled_acc].data;
-  /* the reference sees f64: a scale's own type is in the length of its rows */
+  /* the reference sees f64, so the type of the scales follows from the length of their rows */
   const int64_t length = call->in[0].type.shape[1] * (call->in[0].type.dtype == RFR_U8 ? 2 : 1);
   const int64_t own = s->rank == 1 ? block : length / (s->shape[1] > 0 ? s->shape[1] : 1);
   for (int64_t g = 0; g < G; g++) {

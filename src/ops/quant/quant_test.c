@@ -87,7 +87,8 @@ static void test_scales(void **state) {
   assert_true(rfi_number(rfi_largest_input(RFR_BF16)) == rfr_float_from_bits(RFR_BF16, 0x7F7F));
 }
 
-/* Between two numbers of E2M1 the mean of many draws is the value; on one every draw gives it. */
+/* For a value between two E2M1 numbers the mean of many draws equals the value; an E2M1 number is not changed by any
+ * draw. */
 static void test_stochastic(void **state) {
   static const float values[] = {0.1f, 0.35f, 0.75f, 1.25f, 1.9f, 2.2f, 3.5f, 5.0f, 5.9f, 0, 0.5f, 3, 6, 100};
   (void)state;
@@ -130,7 +131,7 @@ static uint64_t draw(uint64_t i) {
   return z ^ (z >> 31);
 }
 
-/* Any pattern, numbers of one scale, numbers close to ties, and mostly zeros, in turns. */
+/* Alternates between arbitrary bit patterns, numbers of one scale, numbers close to ties, and mostly zeros. */
 static float value_of(uint64_t turn, uint64_t i) {
   const uint64_t z = draw(turn * N + i);
   const uint32_t low = (uint32_t)z, any = (uint32_t)(z >> 32);

@@ -49,11 +49,11 @@ typedef struct tile {
   int64_t slice, at;     /* offset in x */
   int64_t i0, j0, line;  /* within the slice; `line`: of the row result */
   int64_t col_at;        /* column in a line of col */
-  int rows, cols, write; /* write: columns of col that this tile writes, zeros at the end of a group included */
+  int rows, cols, write; /* write: the columns of col that this tile writes, including zeros at the end of a group */
 } tile;
 
-/* The group of rows that has tile *down, counted from the top; *down becomes its number in the group. Each warp looks
- * at 32 groups at a time. */
+/* The group of rows that contains tile *down, counted from the top; *down becomes the tile's number in the group. Each
+ * warp tests 32 groups at a time. */
 static __device__ bool find_group(const int32_t *offsets, int64_t groups, int64_t rows, int64_t *down, int64_t *group) {
   const int lane = threadIdx.x % 32;
   for (int64_t first = 0; first < groups; first += 32) {
@@ -109,7 +109,7 @@ static __device__ bool find(const plan &p, int64_t unit, tile *t) {
 /* The line of col that a tile's first column becomes. */
 static __device__ int64_t col_line(const plan &p, const tile &t) { return t.slice * (p.offsets ? 0 : p.K) + t.j0; }
 
-/* Calls put(i, j, pack) for packs of PACK elements along K of the tile; elements outside are zeros. */
+/* Calls put(i, j, pack) for packs of PACK elements along K of the tile; elements outside the tensor are zeros. */
 template <typename T, class PUT>
 static __device__ __forceinline__ void load(const plan &p, const tile &t, const PUT &put) {
   constexpr int P = rfi_pack_width<T>;
@@ -165,7 +165,7 @@ template <typename T> static __global__ void __launch_bounds__(THREADS) amax_tra
   rfi_note_largest(p.found + p.slices + t.slice, most);
 }
 
-/* Scales of slices: one thread each. */
+/* Computes the scales of slices, one thread per slice. */
 static __device__ float slice_factor(const plan &p, int64_t slice, bool transformed) {
   if (p.scale == RFR_E4M3) return rfi_global_of(p.found[slice + (transformed ? p.slices : 0)]);
   if (p.rows != 0) return 1.0f;
@@ -230,7 +230,7 @@ template <typename T> struct shared_tile {
   uint32_t half[2][SIDE];
 };
 
-/* Finds the largest magnitude of each square of p.rows; every run of 16 x 16 in it gets the square's. */
+/* Finds the largest magnitude of each square of p.rows, and stores it for every 16 x 16 block in it. */
 template <typename T> static __device__ void find_squares(shared_tile<T> &s, int n) {
   for (int r = threadIdx.x / SIDE; r < RUNS; r += THREADS / SIDE) {
     const int j = threadIdx.x % SIDE;
@@ -250,7 +250,7 @@ template <typename T> static __device__ void find_squares(shared_tile<T> &s, int
   __syncthreads();
 }
 
-/* A lane has 8 elements of a row, 16 lanes a row. */
+/* A lane has 8 elements of a row; 16 lanes have a row. */
 template <typename T, int BLOCK>
 static __device__ __forceinline__ void write_rows(const plan &p, const tile &t, const shared_tile<T> &s, float factor,
                                                   const rfi_rounding &random) {
@@ -398,13 +398,13 @@ template <typename T, int BLOCK> static __global__ void __launch_bounds__(THREAD
 
 /* ---- blocks of 128, full tiles ---- */
 
-/* x times a factor > 0, with the sign of x, of a NaN too. */
+/* x times a factor > 0, with the sign of x even if x is NaN. */
 static __device__ __forceinline__ float scaled(float x, float by) {
   return __uint_as_float(rfi_magnitude(x * by) | (rfi_pattern(x) & 0x80000000u));
 }
 
-/* A tile stays in registers between its largest magnitudes and its codes. SQUARE: one scale for the tile, else one for
- * each row in `row` and one for each column in `col`. */
+/* A tile stays in registers from its largest magnitudes to its codes. SQUARE: one scale for the tile, else one for each
+ * row in `row` and one for each column in `col`. */
 template <typename T, bool SQUARE> static __global__ void __launch_bounds__(THREADS) convert_blocks(const plan p) {
   enum {
     EACH = RFI_CODES_EACH,
@@ -498,7 +498,7 @@ template <typename T, bool SQUARE> static __global__ void __launch_bounds__(THRE
 
 /* ---- clear ---- */
 
-/* Zeros lines 0 ... K - 1 of y between the groups: columns in units of `each` bytes per block. */
+/* Zeroes lines 0 ... K - 1 of y between the groups, in columns; a block has `each` bytes. */
 static __global__ void __launch_bounds__(THREADS) clear_gaps(const plan p, uint8_t *y, int64_t block, int64_t each) {
   const int64_t g = blockIdx.y, all = p.col_row / block;
   int64_t from = 0, to = all;
@@ -518,7 +518,7 @@ static __global__ void __launch_bounds__(THREADS) clear_gaps(const plan p, uint8
     for (int64_t b = from * each + threadIdx.x; b < to * each; b += THREADS) y[j * all * each + b] = 0;
 }
 
-/* Zeros the rows before the first and after the last group. */
+/* Zeroes the rows before the first and after the last group. */
 static __global__ void __launch_bounds__(THREADS) clear_rows(const plan p, uint8_t *y, int64_t bytes) {
   const int64_t first = rfi_group_begin(p.offsets, 0, p.M) * bytes;
   const int64_t last = rfi_group_begin(p.offsets, p.slices, p.M) * bytes, n = p.M * bytes;
@@ -536,7 +536,7 @@ template <typename T, int BLOCK> static rfr_status launch_convert(const plan &p,
   return RFR_OK;
 }
 
-/* Whether full tiles take the call. The last tile of a group may have fewer rows; col has zeros up to its end. */
+/* Whether full tiles support the call. The last tile of a group may have fewer rows; col has zeros after them. */
 template <typename T> static bool is_full(const plan &p, int block) {
   return (block == 0 || (block == SIDE && sizeof(T) == 2)) && !p.hadamard && p.tiles > 0 &&
          (p.offsets || p.M % SIDE == 0) && p.K % SIDE == 0 && p.across == 1 && p.down % 8 == 0 && p.batch % 8 == 0 &&
@@ -589,7 +589,7 @@ static __global__ void fill_ones(float *row, float *col, int64_t n) {
   if (col) col[s] = 1.0f;
 }
 
-/* gaps: of col too; else the tiles write zeros there. */
+/* gaps: also in col; else the tiles write zeros there. */
 static void clear(const plan &p, int block, bool gaps, cudaStream_t stream) {
   enum { LINES = 64, BLOCKS = 128 };
   const dim3 grid(LINES, (unsigned)p.slices + 1);

@@ -4,7 +4,7 @@
  *
  * Both results are the same computation: `row` quantizes the lines of x along K, `col` those along M. A side says where
  * its lines are, and a part quantizes panels of lines, in chunks of at most CHUNK elements that are gathered into f32.
- * A block of scaling never crosses a chunk or a panel, so the bits do not depend on how panels are split. Slices, which
+ * A block of scaling never crosses a chunk or a panel, so results do not depend on how panels are split. Slices, which
  * are groups of rows or matrices of a batch, run one after the other.
  */
 #include <math.h>
@@ -17,18 +17,18 @@
 enum { CHUNK = 128, PANEL = 32 };
 
 typedef struct side {
-  int64_t at, line, step;    /* offset of the slice in x; strides from line to line and along a line */
-  int64_t lines, length;     /* of this slice */
-  int64_t e, e_line, e_step; /* the same for the number of an element, which random numbers depend on */
-  int64_t q_at, q_row;       /* in elements: where the slice begins in the result; a row of the result */
+  int64_t at, line, step;    /* offset of the slice in x; strides between lines and along a line */
+  int64_t lines, length;     /* size of this slice */
+  int64_t e, e_line, e_step; /* offset and strides of element numbers, on which random numbers depend */
+  int64_t q_at, q_row;       /* in elements of the result: start of the slice, length of a row */
   int64_t scale_at, scale_row;
-  int q, scale, global; /* results */
+  int q, scale, global; /* result indices */
   bool hadamard;
-  float by, encode_global; /* tensor; nv16 */
+  float by, encode_global; /* factor of a tensor; factor of nv16 */
 } side;
 
 typedef struct job {
-  rfi_call call; /* first field: the parts get a pointer to it */
+  rfi_call call; /* must be the first field: the parts get a pointer to it */
   rfi_scaling_info info;
   rfr_dtype format;
   int64_t options;
@@ -43,7 +43,7 @@ static int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 static int64_t panel_lines(const job *j) { return j->info.rows > 1 ? j->info.rows : PANEL; }
 static int64_t panels(const job *j) { return rfi_blocks_of(j->s.lines, panel_lines(j)); }
 
-/* Reads m lines of n elements; after a Hadamard transform n may be larger, and zeros follow. */
+/* Reads m lines of n elements; a Hadamard transform pads n to a multiple of 16 with zeros. */
 static int64_t gather(const job *j, int64_t line, int64_t m, int64_t k, int64_t n, chunk *x) {
   const side *s = &j->s;
   const rfi_arg *from = &j->call.in[0];
@@ -113,7 +113,7 @@ static void encode8(const job *j, uint8_t *restrict q, const float *restrict x, 
     for (int64_t i = 0; i < n; i++) q[i] = rfi_e5m2_encode(x[i], by);
 }
 
-/* Elements from number e on; of two in a byte the first has the low bits. */
+/* Encodes elements from number e on; the first of two in a byte has the low bits. */
 static void encode4(const job *j, uint8_t *q, const float *x, float by, int64_t n, int64_t e) {
   const bool random = j->options & RFR_QUANTIZE_STOCHASTIC;
   for (int64_t i = 0; i < n; i++) {
@@ -142,7 +142,7 @@ static void store_scale(const job *j, int64_t line, int64_t block, const rfi_blo
   else ((uint8_t *)to)[at] = scale->stored;
 }
 
-/* A block of m lines that share a scale. */
+/* Encodes a block of m lines that share a scale. */
 static void encode_block(const job *j, int64_t line, int64_t m, int64_t k, const chunk *x, int64_t at, int64_t n) {
   const bool once = j->info.scale == RFR_F32;
   uint32_t amax = 0;
@@ -185,7 +185,7 @@ static void put(const job *j, int result, int64_t slice, float x) {
 
 static bool wanted(const job *j) { return j->call.out[j->s.q].data || (j->info.block && j->call.out[j->s.scale].data); }
 
-/* One result of one slice; amax is that of the slice. */
+/* Encodes one result of one slice; amax is that of the slice. */
 static void quantize_side(job *j, int64_t slice, uint32_t amax) {
   side *s = &j->s;
   s->by = s->encode_global = 1;
@@ -235,7 +235,7 @@ static job begin(const rfi_call *call, int scale) {
   return j;
 }
 
-/* The blocks of a row or column of n elements. */
+/* Calls for each block of a row or column of n elements. */
 static int64_t scales_of(const job *j, int64_t n) { return j->info.block ? rfi_blocks_of(n, j->info.block) : 0; }
 static int64_t scale_lines(const job *j, int64_t lines) {
   return j->info.scale == RFR_F32 && j->info.rows > 1 ? rfi_blocks_of(lines, j->info.rows) : lines;

@@ -47,8 +47,8 @@ extern "C" const rfi_cuda_kernel RFI_CUDA(collect_amax) = {run_collect, NULL};
 
 /* ---- scale_update ---- */
 
-/* A block has SLOTS slots, and DOWN threads for the rows of each. Rows move down by one, the last ones first: every row
- * is read before the barrier that precedes its first write. */
+/* A block has SLOTS slots, with DOWN threads for the rows of each. Rows move down by one, the last ones first: every
+ * row is read before the barrier that precedes its first write. */
 enum { SLOTS = 32, DOWN = 16, EACH = 4 };
 
 static __global__ void __launch_bounds__(SLOTS *DOWN)

@@ -12,8 +12,8 @@
 /* Those of grouped_quantize are the same. */
 enum { RFI_Q_RESULTS = RFI_OUT_quantize_amax + 1 };
 
-/* The scaling of a tensor with these scales; -1: there is none. mx32x32 and nv16x16 repeat a scale for each row, so
- * they count as mx32 and nv16. */
+/* The scaling of a tensor with these scales; -1: none fits. mx32x32 and nv16x16 repeat a scale for each row, so they
+ * count as mx32 and nv16. */
 RFI_SCALING int64_t rfi_scaling_of(const rfr_type *q, const rfr_type *scale) {
   if (scale->rank == 1) return scale->dtype == RFR_F32 ? RFR_SCALING_TENSOR : -1;
   if (scale->dtype == RFR_E8M0) return RFR_SCALING_MX32;

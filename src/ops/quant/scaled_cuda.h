@@ -12,7 +12,7 @@
 extern "C" {
 #endif
 
-/* For forwards. */
+/* Kernels for forwards. */
 extern const rfi_cuda_kernel rfi_cuda_scaled_forward, rfi_cuda_grouped_scaled_forward;
 
 #ifdef __cplusplus

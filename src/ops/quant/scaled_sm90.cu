@@ -21,12 +21,12 @@
 
 enum {
   STEP = 128,
-  /* with at least so many elements per sum on average, TMA adds to f32; shorter sums do not hide it */
+  /* with at least so many elements per sum on average, TMA adds to f32 memory; shorter sums do not hide the addition */
   LONG = 1024,
-  TURN = 3 /* the first of two named barriers; share() has those before */
+  TURN = 3 /* the first of two named barriers; share() uses those before */
 };
 
-enum scales { NARROW, TENSOR, BLOCK, LINES }; /* of b; NARROW: of the tensor, without promotion */
+enum scales { NARROW, TENSOR, BLOCK, LINES }; /* of b; NARROW: one scale per tensor, without promotion */
 
 /* Stages of the ring. */
 static constexpr int stages_of(scales S) { return S == LINES ? 3 : 4; }
@@ -52,11 +52,11 @@ struct scaled_problem {
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 
-/* Whether the warpgroups multiply in turns. 128 x 128 blocks gain a fifth by turns with promote()'s one FMA; neither
- * alone gains. */
+/* Whether the warpgroups alternate (ping-pong). With 128 x 128 blocks, alternation together with promote()'s single FMA
+ * gains a fifth; neither gains by itself. */
 static constexpr bool takes_turns(scales S) { return S == BLOCK; }
 
-/* ALONG: where the group begins in the rows of a and b. */
+/* ALONG: the start of the group in the rows of a and b. */
 static __device__ __forceinline__ int start_of(const scaled_problem &p, const tile &t) {
   return p.groups.offset ? (int)rfi_group_start(t.first, p.first + t.group, STEP) * STEP : 0;
 }
@@ -80,7 +80,7 @@ static __device__ __forceinline__ void schedule(const scaled_problem &p, const p
   } while (t.group >= 0);
 }
 
-/* ---- copying ---- */
+/* ---- producer ---- */
 
 template <bool ALONG, bool BESIDE, int STAGES>
 static __device__ __forceinline__ void copy_tile(const scaled_problem &p, const tile &t, ring<STAGES> &at,
@@ -118,7 +118,7 @@ static __device__ __forceinline__ void produce(const scaled_problem &p, const pl
   }
 }
 
-/* ---- scales of blocks ---- */
+/* ---- block scales ---- */
 
 /* The scales that a thread needs for its sums of one step. */
 struct step_scales {
@@ -162,10 +162,10 @@ static __device__ __forceinline__ void share(uint32_t to, const step_scales &s, 
   rfi_named_sync(1 + consumer, 128);
 }
 
-/* ---- multiplying ---- */
+/* ---- MMAs ---- */
 
-/* Adds a step's partial result of half of the columns, before the next MMA is issued: else the compiler would keep two
- * partial results in registers. */
+/* Adds a step's partial result of half of the columns, before the next MMA is issued; otherwise the compiler would keep
+ * two partial results in registers. */
 template <scales S, int HALF>
 static __device__ __forceinline__ void promote(float (&sum)[32][4], const float (&part)[16][4], const step_scales &s,
                                                uint32_t lines) {
@@ -188,8 +188,8 @@ static __device__ __forceinline__ void promote(float (&sum)[32][4], const float 
   }
 }
 
-/* The warpgroups issue their MMAs in turns, so that one promotes while the other one multiplies. Named barrier TURN + i
- * has the arrivals of both: one passes the turn, the other one awaits it. */
+/* The warpgroups issue their MMAs alternately (ping-pong), so that one promotes while the other one multiplies. Both
+ * arrive at named barrier TURN + i: one passes the turn, the other one waits for it. */
 static __device__ __forceinline__ void await_turn(int consumer) { rfi_named_sync(TURN + consumer, 128 * CONSUMERS); }
 static __device__ __forceinline__ void pass_turn(int consumer) {
   rfi_named_arrive(TURN + (consumer ^ 1), 128 * CONSUMERS);
@@ -265,7 +265,7 @@ static __device__ __forceinline__ void multiply_narrow(float (&sum)[32][4], cons
   if (t.steps > 0) release(in, before);
 }
 
-/* No rows to multiply: only keeps the other warpgroup and the other block running. */
+/* Without rows to multiply, only signals the barriers on which the other warpgroup and the other block wait. */
 template <scales S, int STAGES>
 static __device__ __forceinline__ void skip(const tile &t, ring<STAGES> &at, const places &in, int consumer) {
   for (int k = 0; k < t.steps; k++, at.next()) {
@@ -275,9 +275,9 @@ static __device__ __forceinline__ void skip(const tile &t, ring<STAGES> &at, con
   }
 }
 
-/* ---- writing ---- */
+/* ---- epilogue ---- */
 
-/* One by one: the product of the scales alone might underflow. */
+/* Multiplies one scale after the other, because the product of the scales might underflow. */
 static __device__ __forceinline__ void scale_sums(float (&sum)[32][4], float a, float b) {
 #pragma unroll
   for (int n = 0; n < 32; n++)
@@ -285,7 +285,7 @@ static __device__ __forceinline__ void scale_sums(float (&sum)[32][4], float a, 
     for (int i = 0; i < 4; i++) sum[n][i] = sum[n][i] * a * b;
 }
 
-/* Writes a warp's 16 rows of a tile, of which `left` are valid; `row` is the first one's row in y. */
+/* Writes a warp's 16 rows of a tile, of which `left` are valid; `row` is the index of the first one in y. */
 template <typename O, bool ALONG>
 static __device__ __forceinline__ void write(const float (&sum)[32][4], const scaled_problem &p, uint32_t staging,
                                              const tile &t, int row, int left) {
@@ -332,7 +332,8 @@ static __device__ __forceinline__ void consume(const scaled_problem &p, const pl
       if (p.engine_adds && threadIdx.x % 32 == 0) fetch_warp(p, t.column, row + warp * 16, t.group);
     write<O, ALONG>(sum, p, staging, t, (ALONG ? row : t.first + row) + warp * 16, left - warp * 16);
   }
-  if (takes_turns(S) && consumer == 0) await_turn(consumer); /* the other one's last pass */
+  /* receives the turn that the other warpgroup passed last */
+  if (takes_turns(S) && consumer == 0) await_turn(consumer);
   if (threadIdx.x % 32 == 0) rfi_tma_wait_all();
 }
 
@@ -363,7 +364,7 @@ static __global__ void __launch_bounds__(THREADS, 1) scaled(const __grid_constan
 #endif
 }
 
-/* ---- on the host ---- */
+/* ---- host code ---- */
 
 template <typename O, bool ALONG, bool E5M2, scales S>
 static rfr_status launch(const scaled_problem &p, int sms, cudaStream_t stream) {

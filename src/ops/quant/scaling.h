@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * The arithmetic of the quantizers, once for the CPU and for GPUs: an element to and from 8 or 4 bits, and a scale from
- * a largest magnitude. Every function is a chain of IEEE f32 operations, so both sides give the same bits.
+ * a largest magnitude. Every function is a chain of IEEE f32 operations, so both are bitwise equal.
  *
- * A largest magnitude is compared as a bit pattern, which has the order of the numbers, with NaN above all: NaN needs
- * no special case, and the maximum does not depend on its order.
+ * A largest magnitude is compared as a bit pattern, which has the order of the numbers, with NaN above all. So NaN
+ * needs no special case, and the maximum does not depend on the order of the elements.
  */
 #ifndef RFI_SCALING_H
 #define RFI_SCALING_H
@@ -83,7 +83,7 @@ RFI_SCALING uint32_t rfi_e4m3_code(uint32_t a) {
   return a > 0x7F800000u ? 0x7Fu : r;
 }
 
-/* E5M2: the upper half of an f16; largest 57344 (0x7B). Nothing is rounded to infinity; NaN becomes 0x7E. */
+/* E5M2: the upper half of an f16; largest 57344 (0x7B). Rounding never gives infinity; NaN becomes 0x7E. */
 RFI_SCALING float rfi_e5m2_widen(uint8_t q) {
   const uint32_t sign = (uint32_t)(q & 0x80u) << 24, magnitude = q & 0x7Fu;
   const uint32_t finite = rfi_pattern(rfi_number(magnitude << 21) * 0x1p112f);
@@ -98,7 +98,8 @@ RFI_SCALING uint32_t rfi_e5m2_code(uint32_t a) {
   return a > 0x7F800000u ? 0x7Eu : r;
 }
 
-/* x * by in 8 bits, by > 0 or NaN. The sign is x's, of a NaN too: devices differ in the sign of a NaN product. */
+/* x * by in 8 bits, by > 0 or NaN. The result has the sign of x even if it is NaN: devices differ in the sign of a NaN
+ * product. */
 RFI_SCALING uint8_t rfi_e4m3_encode(float x, float by) {
   return (uint8_t)((rfi_pattern(x) >> 24 & 0x80u) | rfi_e4m3_code(rfi_magnitude(x * by)));
 }
@@ -106,7 +107,7 @@ RFI_SCALING uint8_t rfi_e5m2_encode(float x, float by) {
   return (uint8_t)((rfi_pattern(x) >> 24 & 0x80u) | rfi_e5m2_code(rfi_magnitude(x * by)));
 }
 
-/* E2M1: 0, 0.5, 1, 1.5, 2, 3, 4, 6 and a sign. */
+/* E2M1: a sign and 0, 0.5, 1, 1.5, 2, 3, 4 or 6. */
 RFI_SCALING float rfi_e2m1_widen(uint8_t q) {
   const uint32_t m = q & 7u, sign = (uint32_t)(q & 8u) << 28;
   const uint32_t finite = m < 2 ? (m ? 0x3F000000u : 0) : 0x3F800000u + ((m - 2u) << 22);
@@ -119,7 +120,8 @@ RFI_SCALING uint8_t rfi_e2m1_narrow(float x) {
   const unsigned r = (a > 0.25f) + (a >= 0.75f) + (a > 1.25f) + (a >= 1.75f) + (a > 2.5f) + (a >= 3.5f) + (a > 5.0f);
   return (uint8_t)(a != a ? 7u : (u >> 28 & 8u) | r);
 }
-/* Rounds up with the probability of the distance from below: |x| plus random / 256 of a step, rounded down. */
+/* Rounds up with a probability equal to the distance from the lower number: adds random / 256 of a step to |x| and
+ * truncates. */
 RFI_SCALING uint8_t rfi_e2m1_narrow_random(float x, uint32_t random) {
   const uint32_t u = rfi_pattern(x);
   const float a = rfi_number(u & 0x7FFFFFFFu);
@@ -132,7 +134,7 @@ RFI_SCALING uint8_t rfi_e2m1_narrow_random(float x, uint32_t random) {
 RFI_SCALING float rfi_e8m0_widen(uint8_t e) {
   return rfi_number(e == 0xFFu ? 0x7FC00000u : e == 0 ? 0x00400000u : (uint32_t)e << 23);
 }
-/* The power of two that is not below x >= 0, from 2^-127 to 2^127. */
+/* The smallest power of two that is at least x >= 0, from 2^-127 to 2^127. */
 RFI_SCALING uint8_t rfi_e8m0_narrow(float x) {
   const uint32_t u = rfi_pattern(x);
   if (u > 0x7F800000u) return 0xFF;
@@ -145,12 +147,12 @@ RFI_SCALING uint8_t rfi_e8m0_narrow(float x) {
 RFI_SCALING float rfi_largest(rfr_dtype format) {
   return format == RFR_E4M3 ? 448.0f : format == RFR_E5M2 ? 57344.0f : 6.0f;
 }
-/* The pattern of the largest number of x's type: a scale of a block is at most this. */
+/* The pattern of the largest number of x's type: the maximum of a block's scale. */
 RFI_SCALING uint32_t rfi_largest_input(rfr_dtype x) {
   return x == RFR_BF16 ? 0x7F7F0000u : x == RFR_F16 ? 0x477FE000u : (uint32_t)RFI_F32_LARGEST;
 }
 
-/* The factor that takes the magnitude `amax` to the largest of the format: 1 if amax is 0, infinite or NaN. */
+/* The factor that maps the magnitude `amax` to the maximum of the format; 1 if amax is 0, infinite or NaN. */
 RFI_SCALING float rfi_scale_of(uint32_t amax, float largest, uint32_t overflow, int pow2) {
   if (amax == 0 || amax >= RFI_F32_INFINITE) return 1.0f;
   uint32_t u = rfi_pattern(largest / rfi_number(amax));
@@ -211,7 +213,7 @@ typedef struct rfi_rounding {
   uint32_t site, microbatch;
 } rfi_rounding;
 
-/* 8 random bits for element e of x, others for its row (0) than for its column (1). */
+/* 8 random bits for element e of x; those for a row (0) and for a column (1) are independent. */
 RFI_SCALING uint32_t rfi_rounding_bits(const rfi_rounding *r, uint64_t e, int col) {
   return rfi_draw4(r->key, e / 4, r->site, r->microbatch, r->attempted).v[e % 4] >> (8 * col) & 255u;
 }

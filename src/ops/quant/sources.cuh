@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Sources of codes.cuh: elements that an op computes, in the arithmetic of that op, so that they have its bits.
+ * Sources of codes.cuh: elements that an op computes, in the arithmetic of that op, so that they are bitwise equal to
+ * its results.
  */
 #ifndef RFI_SOURCES_CUH
 #define RFI_SOURCES_CUH

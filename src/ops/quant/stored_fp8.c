@@ -2,7 +2,7 @@
  *
  * The operands of scaled GEMMs from a weight that is stored in FP8 (rfr_quant fp8): codes and scales are views of its
  * bytes, and the transposed codes are written before the GEMM that reads them. So the weight has one byte per element,
- * and the bits are those of the op quantize on the weight's values.
+ * and results are bitwise equal to those of the op quantize on the weight's values.
  */
 #include "base/base.h"
 #include "ops/op_index.h"

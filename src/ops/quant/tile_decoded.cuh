@@ -2,11 +2,12 @@
  *
  * A tile of a scaled GEMM on tensor cores of sm_80, whose operands are decoded to bf16 while they are loaded. This is
  * exact for codes of 4 and 8 bits without a scale, with an E8M0 scale and, E2M1, with an E4M3 scale: products of four
- * significant bits with four fit into bf16's eight. Sums are f32 and in the order of K, so the bits depend on the GEMM
+ * significant bits with four fit into bf16's eight. Sums are f32 and in the order of K, so results depend on the GEMM
  * alone.
  *
- * A block of 256 threads computes 128 x 128, each of its eight warps 64 x 32. The codes of the next 64 elements of K are
- * loaded into registers while the tensor cores multiply; two blocks on a multiprocessor decode and multiply in turns.
+ * A block of 256 threads computes 128 x 128, each of its eight warps 64 x 32. The codes of the next 64 elements of K
+ * are loaded into registers while the tensor cores multiply; of two blocks on a multiprocessor, one decodes while the
+ * other multiplies.
  */
 #ifndef RFI_TILE_DECODED_CUH
 #define RFI_TILE_DECODED_CUH
@@ -18,7 +19,8 @@ enum {
   RFI_DECODED = 128, /* rows and columns of a tile */
   RFI_DECODED_STEP = 64,
   RFI_DECODED_THREADS = 256,
-  RFI_DECODED_EACH = RFI_DECODED * RFI_DECODED_STEP / 8 / RFI_DECODED_THREADS /* chunks of an operand for a thread */
+  /* 8-element chunks of an operand per thread */
+  RFI_DECODED_EACH = RFI_DECODED * RFI_DECODED_STEP / 8 / RFI_DECODED_THREADS
 };
 
 /* Eight adjacent codes of a line and their scale. */
@@ -27,7 +29,7 @@ struct rfi_decoded_chunk {
   float scale;
 };
 
-/* Element k of a line on, k a multiple of 8, of which `left` elements are valid; the others become zeros. */
+/* Loads a chunk of a line from element k on, a multiple of 8; `left` elements are valid, the others become zeros. */
 static __device__ __forceinline__ rfi_decoded_chunk rfi_decoded_load(const rfi_factor &f, int64_t line, int64_t k,
                                                                      int64_t left) {
   rfi_decoded_chunk c = {{0, 0}, 0};

@@ -18,7 +18,7 @@ struct rfi_dot_args {
   rfr_dtype dtype;
 };
 
-/* find(i, &row of a, &row of b): false if there are none. */
+/* find(i, &row of a, &row of b) returns false if the result is 0. */
 template <typename A, typename B, int V, class FIND>
 static __global__ void __launch_bounds__(RFI_DOT_THREADS)
     rfi_dot_rows_kernel(const __grid_constant__ rfi_dot_args x, const FIND find) {

@@ -55,7 +55,7 @@ rfr_status rfi_infer_max_bwd(const rfi_infer *c) {
 
 /* ---- gradients ---- */
 
-/* Every element gets its sum's gradient: cast while it is small, then repeated as a view. */
+/* Every element gets its sum's gradient: cast while it is small, then expanded as a view. */
 rfr_status rfi_grad_sum(rfi_grad *g) {
   if (g->dy[0] == RFR_NONE) return RFR_OK;
   if (g->need[0]) {

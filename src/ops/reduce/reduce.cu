@@ -13,7 +13,7 @@
 
 enum { THREADS = 256, LANES = 32, WARPS = THREADS / LANES, END_WARPS = 32, RUN = 32 };
 enum { MOST_PARTS = 1024, SPLIT_TARGET = 1056, SPLIT_ROWS = 64 };
-/* with so many rows, each warp of a block adds one run: more parts would only start later */
+/* with so many rows, each warp of a block adds one run; more parts would only start later */
 enum { ONE_RUN = WARPS * RUN };
 
 struct sum_kind {
@@ -42,7 +42,7 @@ template <class KIND> static __device__ double block_join(double x) {
   return x;
 }
 
-struct result { /* its type is checked when it is written, which avoids a kernel per type */
+struct result { /* the type is tested at the store, which avoids one kernel per type */
   void *y;
   rfr_dtype dtype;
   bool accumulate;
@@ -58,9 +58,9 @@ static __device__ __forceinline__ void put(const result &to, int64_t i, double t
 }
 
 struct extent {
-  rfi_strided_loop walk; /* over the results in x, or over all elements */
+  rfi_strided_loop walk; /* iterates over the results in x, or over all elements */
   int64_t results, rows; /* rows: elements per result */
-  int64_t step;          /* stride of them */
+  int64_t step;          /* stride between them */
 };
 
 /* ---- to one scalar ---- */
@@ -169,8 +169,8 @@ static __global__ void __launch_bounds__(THREADS)
   }
 }
 
-/* A lane per column; each warp adds every END_WARPS-th part, since one thread's loop over hundreds of parts would take
- * as long as reading the rows. */
+/* A lane per column; each warp adds every END_WARPS-th part, because a loop of one thread over hundreds of parts would
+ * take as long as reading the rows. */
 template <class KIND>
 static __global__ void __launch_bounds__(END_WARPS *LANES)
     across_end(const result y, const double *part, int64_t results, int parts) {
@@ -196,7 +196,7 @@ static int across_parts(int64_t results, int64_t rows) {
   return (int)(parts < 1 ? 1 : parts);
 }
 
-/* ---- which way ---- */
+/* ---- choice of the kernel ---- */
 
 enum way { ALL, ALONG, ACROSS };
 

@@ -4,14 +4,14 @@
  *
  * Strides decide whether to reduce along the axis (one result at a time) or across it (a block of results at a time):
  * the inner loop has the smaller stride. Threads split the results or, for the row sum of a matrix, the rows at the
- * ends of chunks, so the bits do not depend on the number of threads. Only a reduction to one scalar splits the
+ * ends of chunks, so results do not depend on the number of threads. Only a reduction to one scalar splits the
  * elements: each part stores one partial result in the workspace, and these are added in the order of parts.
  */
 #include "backend/cpu/cpu.h"
 #include "ops/columns.h"
 
 enum reduction { SUM, MAX };
-enum { RUN = 128 }; /* elements added in f32 before their sum is added to an f64 total */
+enum { RUN = 128 }; /* elements summed in f32 before the sum is added to an f64 total */
 
 static float larger(float m, float x) { return x > m || x != x ? x : m; } /* NaN if either is */
 

@@ -71,7 +71,7 @@ RFT_REF(max_bwd) {
       }
     }
 }
-/* Only ties: the gradient check of max covers real maxima. */
+/* Only ties: the gradient check of max covers different values. */
 RFT_CASES(max_bwd) = {"max_bwd(f[13], f[7,13]=1, f[13]=1) axis=0",
                       "max_bwd(f[1], f[1,37]/2=2, f[1]=2) axis=1",
                       "max_bwd(f[3,17], f[3,5,17], f[3,17]) axis=1",

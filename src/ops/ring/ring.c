@@ -3,8 +3,8 @@
  * Rings between the host and the step: shapes and recording calls.
  *
  * A ring has R entries; step number `attempted` uses entry attempted mod R, so that values that change per step are
- * read from device memory and a captured step has no argument. The host refills an input entry only after it has read,
- * in the metrics ring, the sequence number of the step that used it.
+ * read from device memory and a captured step needs no argument. The host refills an input entry only after it has
+ * read, in the metrics ring, the sequence number of the step that used it.
  */
 #include "base/base.h"
 #include "trace/trace.h"

@@ -43,7 +43,7 @@ typedef struct metrics {
   int done;
 } metrics;
 
-/* The host's side: counts the step numbers found in another step's entry. */
+/* The host's side: counts the step numbers that are in another step's entry. */
 static void *watch(void *user) {
   metrics *m = user;
   intptr_t wrong = 0;

@@ -11,7 +11,7 @@ enum { THREADS = 256, WARPS = THREADS / 32, GROUP = 8, MOST_PARTS = 1024 };
 struct sums {
   double sum, squares;
   float max, least;
-  uint32_t zeros, nans, infs; /* a thread sees fewer than 2^32 elements */
+  uint32_t zeros, nans, infs; /* a thread reads fewer than 2^32 elements */
 };
 
 static __device__ __forceinline__ void add(sums &s, float x) {
@@ -27,13 +27,13 @@ static __device__ __forceinline__ void add(sums &s, float x) {
   if (size > 0) s.least = fminf(s.least, size);
 }
 
-/* Of the magnitudes in LEAST 0 is none. */
+/* Combines two sums; in LEAST, 0 means that there is no value. */
 static __device__ __forceinline__ double join(int k, double a, double b) {
   if (k == RFI_WATCH_LEAST) return a == 0 || (b != 0 && b < a) ? b : a;
   return k == RFI_WATCH_MAX ? fmax(a, b) : a + b;
 }
 
-/* Joins x[] over a block in a fixed order; thread k < RFI_WATCH_SUMS returns number k. */
+/* Combines x[] over a block in a fixed order; thread k < RFI_WATCH_SUMS returns number k. */
 static __device__ double block_join(double (&x)[RFI_WATCH_SUMS]) {
   __shared__ double part[WARPS][RFI_WATCH_SUMS];
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;

@@ -5,7 +5,7 @@
 #ifndef RFI_WATCH_SUMS_H
 #define RFI_WATCH_SUMS_H
 
-/* COUNT of all elements; SUM, SQUARES and MAX over the finite ones; LEAST: the smallest magnitude of those that are
+/* COUNT: all elements. SUM, SQUARES and MAX: over the finite ones. LEAST: the smallest magnitude of those that are
  * neither 0 nor infinite, 0 if there are none. */
 enum {
   RFI_WATCH_COUNT,
