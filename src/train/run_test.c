@@ -66,7 +66,7 @@ static void mismatches(void **state) {
   rfr_ctx_destroy(ctx);
 }
 
-static void stop_and_go_on(void **state) {
+static void stop_and_continue(void **state) {
   (void)state;
   rfr_ctx *ctx = rft_run_ctx(1);
   rft_record r = {0}, full = {0};
@@ -224,7 +224,7 @@ static void generated_tokens(void **state) {
 }
 
 /* In a vocabulary with more than bytes, a token that is not a byte must not be truncated to one. */
-static void tokens_that_are_no_bytes(void **state) {
+static void tokens_other_than_bytes(void **state) {
   (void)state;
   rfr_ctx *ctx = rft_run_ctx(1);
   rft_record r = {0};
@@ -618,7 +618,7 @@ static void ends_in_skipped_steps(void **state) {
 }
 
 /* The checkpoint of the last step has finite weights: a resume is not done either, nor is one with more steps. */
-static void ends_in_skipped_steps_again(void **state) {
+static void resume_after_skipped_steps(void **state) {
   static const char more[] = "run.steps=7", *const sets[] = {more};
   (void)state;
   rfr_ctx *ctx = rft_run_ctx(1);
@@ -764,10 +764,10 @@ static void numbers(void **state) {
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(mismatches),
-      cmocka_unit_test(stop_and_go_on),
+      cmocka_unit_test(stop_and_continue),
       cmocka_unit_test(generation),
       cmocka_unit_test(generated_tokens),
-      cmocka_unit_test(tokens_that_are_no_bytes),
+      cmocka_unit_test(tokens_other_than_bytes),
       cmocka_unit_test(long_texts),
       cmocka_unit_test(disk_full),
       cmocka_unit_test(diverged),
@@ -780,7 +780,7 @@ int main(void) {
       cmocka_unit_test(bad_weights_are_not_saved),
       cmocka_unit_test(bad_weights_in_16_bits),
       cmocka_unit_test(ends_in_skipped_steps),
-      cmocka_unit_test(ends_in_skipped_steps_again),
+      cmocka_unit_test(resume_after_skipped_steps),
       cmocka_unit_test(bad_weights_are_not_loaded),
       cmocka_unit_test(nothing_to_predict),
       cmocka_unit_test(damaged_checkpoint),

@@ -182,7 +182,7 @@ static void token_files(void **state) {
   free(got);
 }
 
-static void token_mistakes(void **state) {
+static void token_errors(void **state) {
   (void)state;
   static const struct {
     const char *arguments[10], *says;
@@ -275,8 +275,8 @@ static void trained_tokenizer(void **state) {
   rft_assert_says(rft_err, "refrain tokenizer-train --help");
 }
 
-/* Messages for frequent first mistakes, and the last lines of finetune. */
-static void first_mistakes(void **state) {
+/* Messages for frequent errors of first use, and the last lines of finetune. */
+static void first_errors(void **state) {
   (void)state;
   static const char *const with_model[] = {"chat", "generate", "eval", "tokenize", "inspect", "plan", "check"};
   rft_write_file("one.jsonl", "{\"messages\": [{\"role\": \"user\", \"content\": \"1\"}, {\"role\": \"assistant\", "
@@ -462,10 +462,10 @@ static void generate(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(check_data),     cmocka_unit_test(finetune),
-      cmocka_unit_test(token_files),    cmocka_unit_test(trained_tokenizer),
-      cmocka_unit_test(token_mistakes), cmocka_unit_test(first_mistakes),
-      cmocka_unit_test(talk),           cmocka_unit_test(checkpoint_and_adapter),
+      cmocka_unit_test(check_data),   cmocka_unit_test(finetune),
+      cmocka_unit_test(token_files),  cmocka_unit_test(trained_tokenizer),
+      cmocka_unit_test(token_errors), cmocka_unit_test(first_errors),
+      cmocka_unit_test(talk),         cmocka_unit_test(checkpoint_and_adapter),
       cmocka_unit_test(generate),
   };
   return cmocka_run_group_tests(tests, set_up, rft_program_tear_down);

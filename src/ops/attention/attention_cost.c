@@ -33,8 +33,8 @@ static double cached_pairs(const rfr_type *cache, const rfi_attr *attr) {
   return capacity > 0 ? pairs_of(capacity, attr) / capacity : 0;
 }
 
-static double flops(const rfr_type *q, const rfi_attr *attr, double products) {
-  return 2 * products * most_pairs((double)q->shape[0], attr) * (double)(q->shape[1] * q->shape[2]);
+static double flops(const rfr_type *q, const rfi_attr *attr, double gemms) {
+  return 2 * gemms * most_pairs((double)q->shape[0], attr) * (double)(q->shape[1] * q->shape[2]);
 }
 
 double rfi_flops_attention(const rfi_infer *c) { return flops(&c->in[RFI_IN_attention_q], c->attr, 2); }
