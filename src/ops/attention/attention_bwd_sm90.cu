@@ -6,14 +6,16 @@
  * A block takes 128 keys of a head of k and v and loops over the tiles of queries that see them, the last tile first,
  * each tile for all query heads of the group. dk and dv stay in registers; a tile's part of dq is added to f32 sums in
  * memory. Several blocks add to the same sums in a fixed order: the block with the first keys stores, the others add,
- * each when its turn has come. With a causal mask the first keys have the most queries. They start first, so the blocks
- * after them hardly wait, and the blocks that start last are short. Blocks take their work by a ticket in that order,
- * so that a block only ever waits for a block that has already started.
+ * each when its turn has come. With a causal mask the first keys have the most queries. They start first, and keys of
+ * other heads and documents start between them, so the blocks after them hardly wait, and the blocks that start last
+ * are short. Blocks take their work by a ticket in that order, so that a block only ever waits for a block that has
+ * already started.
  *
  * Two warpgroups multiply, 64 keys each. Of the four other warps, one loads tiles, one takes tickets, and two in
  * alternation start TMA's adds to dq, wait for turns and pass them on, so that slow operations do not stall the
- * multiplying warps. dq of a tile needs the ds of both warpgroups and is computed one step later, so that one warpgroup
- * may be half a step ahead of the other: while one computes p and ds, the other uses the tensor cores.
+ * multiplying warps. dq of a tile needs the ds of both warpgroups: its GEMM starts one step later and ends in the step
+ * after that. So one warpgroup may be half a step ahead of the other: while one computes p and ds, the other uses the
+ * tensor cores.
  */
 #include "backend/cuda/tma_sm90.cuh"
 #include "ops/attention/attention_cuda.h"
@@ -155,17 +157,18 @@ __device__ __forceinline__ void load_two(char *to, const CUtensorMap *a, const C
   if (lane == 0) rfi_mbarrier_arrive(full);
 }
 
-/* Loads lse and -delta of a tile's queries in fragment order. */
+/* Loads lse and -delta of a tile's queries in fragment order: queries 2 c, 2 c + 1, 2 c + 8 and 2 c + 9 of 16 are
+ * adjacent. */
 template <int QUERIES>
 __device__ __forceinline__ void load_stats(uint32_t stats, const problem &p, const piece &w, int t, int h,
                                            uint32_t full) {
   const int lane = threadIdx.x & 31;
 #pragma unroll
   for (int j = 0; j < QUERIES; j += 32) {
-    const int i = j + lane, r = t + i, half = i / 64, pair = i % 8 / 2, n = i % 64 / 8, e = i & 1;
+    const int i = j + lane, r = t + i, pair = i % 8 / 2;
     const bool present = r >= w.from && r < w.end;
     const float2 *from = p.stats + (int64_t)h * p.T + (present ? r : 0);
-    const uint32_t lse = stats + (uint32_t)(half * 256 + pair * 64 + n * 8 + e * 4);
+    const uint32_t lse = stats + (uint32_t)(i / 16 * 64 + pair * 16 + i / 8 % 2 * 8 + i % 2 * 4);
     rfi_copy4(lse, &from->x, present);
     rfi_copy4(lse + QUERIES * 4, &from->y, present);
   }
@@ -247,7 +250,7 @@ __device__ __forceinline__ void add_tiles(const problem &p, block_state *d, uint
         float *const to = p.sums + ((int64_t)h * p.T + at.t) * D;
         const int bytes = min(smem<D>::QUERIES, x.w.end - at.t) * D * (int)sizeof(float);
         if (before > 0)
-          while (load_acquire(turn) < before) {}
+          while (load_acquire(turn) < before) __nanosleep(40);
         proxies_agree();
         rfi_mbarrier_wait(rfi_shared_address(&d->sums_full[adder]), (int)(tile / ADDERS) & 1);
         if (before > 0)
@@ -272,7 +275,7 @@ __device__ __forceinline__ void add_tiles(const problem &p, block_state *d, uint
 
 /* Starts c (64 x 64) = columns of a times columns of b, both of 128 rows. */
 template <typename T> __device__ __forceinline__ void multiply_columns(float (&c)[1][8][4], uint32_t a, uint32_t b) {
-  rfi_wgmma_new(c[0]);
+  rfi_wgmma_tie(c[0]);
 #pragma unroll
   for (int k = 0; k < SIDE / 16; k++)
     rfi_wgmma<T, true, true>(c[0], rfi_wgmma_panel(a, (uint32_t)(k * 2048)), rfi_wgmma_panel(b, (uint32_t)(k * 2048)),
@@ -289,13 +292,22 @@ static __device__ __forceinline__ void store_left(uint32_t tile, const uint32_t 
 
 /* ---- probabilities and their gradient ---- */
 
-/* lse: of queries 8 n + 2 (lane % 4) and the next one, for n = 0 ... 7. */
+/* lse or -delta of a thread's 16 of 64 queries: 8 n + 2 (lane % 4) and the next one, for n = 0 ... 7. They are loaded
+ * before the wait for a GEMM, whose time hides theirs. */
+struct column_stats {
+  float4 at[4];
+  __device__ __forceinline__ void load(const float4 *from) {
+#pragma unroll
+    for (int i = 0; i < 4; i++) at[i] = from[i * 4];
+  }
+};
+
 template <bool CAPPED>
-static __device__ __forceinline__ void probabilities(const problem &p, float (&s)[1][8][4], const float4 *lse) {
+static __device__ __forceinline__ void probabilities(const problem &p, float (&s)[1][8][4], const column_stats &lse) {
   if (CAPPED) bend(p, s);
 #pragma unroll
   for (int n = 0; n < 8; n += 2) {
-    const float4 y = lse[n / 2];
+    const float4 y = lse.at[n / 2];
 #pragma unroll
     for (int e = 0; e < 4; e++) {
       s[0][n][e] = rfi_exp2(fmaf(s[0][n][e], p.factor, -(e & 1 ? y.y : y.x)));
@@ -305,10 +317,10 @@ static __device__ __forceinline__ void probabilities(const problem &p, float (&s
 }
 
 /* Adds -delta of the columns to each row. */
-static __device__ __forceinline__ void add_delta(float (&c)[1][8][4], const float4 *delta) {
+static __device__ __forceinline__ void add_delta(float (&c)[1][8][4], const column_stats &delta) {
 #pragma unroll
   for (int n = 0; n < 8; n += 2) {
-    const float4 x = delta[n / 2];
+    const float4 x = delta.at[n / 2];
     c[0][n][0] += x.x, c[0][n][1] += x.y, c[0][n][2] += x.x, c[0][n][3] += x.y;
     c[0][n + 1][0] += x.z, c[0][n + 1][1] += x.w, c[0][n + 1][2] += x.z, c[0][n + 1][3] += x.w;
   }
@@ -316,14 +328,14 @@ static __device__ __forceinline__ void add_delta(float (&c)[1][8][4], const floa
 
 template <bool CAPPED>
 static __device__ __forceinline__ void slopes(const problem &p, float (&ds)[1][8][4], const float (&s)[1][8][4],
-                                              const float4 *lse) {
+                                              const column_stats &lse) {
 #pragma unroll
   for (int n = 0; n < 8; n++)
 #pragma unroll
     for (int e = 0; e < 4; e++) {
       ds[0][n][e] *= s[0][n][e];
       if (CAPPED && s[0][n][e] != 0) {
-        const float4 y = lse[n / 2];
+        const float4 y = lse.at[n / 2];
         const float bent = __fdividef(log2f(s[0][n][e]) + (n & 1 ? (e & 1 ? y.w : y.z) : (e & 1 ? y.y : y.x)), p.cap);
         ds[0][n][e] *= 1.0f - bent * bent;
       }
@@ -392,9 +404,18 @@ __device__ __forceinline__ void stage_rows(const problem &p, block_state *d, con
 
 /* ---- two warpgroups ---- */
 
-static __device__ __forceinline__ void left_by_warp(uint64_t *barrier, int lane) {
+/* One lane arrives. */
+static __device__ __forceinline__ void arrive_alone(uint64_t *barrier) {
+  asm volatile("{\n"
+               ".reg .pred chosen;\n"
+               "elect.sync _|chosen, 0xffffffff;\n"
+               "@chosen mbarrier.arrive.shared::cta.b64 _, [%0];\n"
+               "}" ::"r"(rfi_shared_address(barrier))
+               : "memory");
+}
+static __device__ __forceinline__ void left_by_warp(uint64_t *barrier) {
   __syncwarp();
-  if (lane == 0) rfi_mbarrier_arrive(rfi_shared_address(barrier));
+  arrive_alone(barrier);
 }
 
 /* Starts a warpgroup's part of a tile's dq: half of the 128 queries for head size 64, half of the columns for 128. */
@@ -413,13 +434,13 @@ template <int D> struct part {
   char *shared;
 };
 
-/* A tile of queries, and the previous one, whose dq is not computed yet. */
+/* A tile of queries. The GEMM of its dq starts one step later, and its rows are staged in the step after that. */
 typedef struct step_of {
-  int t, t_before; /* their first rows */
+  int t, t_staged; /* first rows of it and of the tile two steps before */
   uint32_t q, ds, ds_before;
   const float4 *lse, *delta;
   unsigned tile; /* number of tiles before it */
-  bool first;
+  int step;      /* of the item */
 } step_of;
 
 /* await_ds_buffer waits until both warpgroups have computed dq from the ds buffer that this tile reuses; await_ds waits
@@ -431,31 +452,61 @@ static __device__ __forceinline__ void await_ds(block_state *d, unsigned tile) {
   rfi_mbarrier_wait(rfi_shared_address(&d->ds_full[tile % 2]), (int)(tile / 2) & 1);
 }
 
-/* 128 queries by 128 keys of head size 64, in two halves: the GEMMs of one run while p of the other is computed. The
- * GEMM of dk continues past the end of the step: its stage is released in the next step. */
+/* Stages the previous step's dq and releases what its GEMMs have read. */
+template <int D>
+static __device__ __forceinline__ void finish_previous(const problem &p, block_state *d, const piece &w,
+                                                       const part<D> &my, const step_of &x,
+                                                       const float (&dq)[1][8][4]) {
+  if (x.step == 0) return;
+  left_by_warp(&d->empty[(x.tile - 1) % smem<D>::STAGES]);
+  if (x.step == 1) return;
+  left_by_warp(&d->ds_empty[x.tile % 2]);
+  stage_rows<D>(p, d, w, dq, x.t_staged, my.shared, my.warp, x.tile - 2);
+}
+
+/* Publishes the tile's ds and starts dq of the previous tile. */
+template <typename T, int D>
+static __device__ __forceinline__ void end_step(block_state *d, const part<D> &my, const step_of &x,
+                                                float (&dq)[1][8][4]) {
+  rfi_shared_written();
+  left_by_warp(&d->ds_full[x.tile % 2]);
+  if (x.step > 0) await_ds(d, x.tile - 1);
+  rfi_wgmma_begin();
+  start_dq<T, D>(dq, x.ds_before, my.keys, my.warp / 4);
+}
+
+/* 128 queries by 128 keys of head size 64, in two halves: the GEMMs of one run while p of the other is computed. */
 template <typename T, bool CAPPED>
 static __device__ __forceinline__ void take_step(const problem &p, block_state *d, const piece &w, const part<64> &my,
-                                                 const step_of &x, float (&dk)[1][8][4], float (&dv)[1][8][4]) {
+                                                 const step_of &x, float (&dk)[1][8][4], float (&dv)[1][8][4],
+                                                 float (&dq)[1][8][4]) {
   const uint32_t q = x.q, dy = x.q + TILE;
   const int t = x.t + (my.lane & 3) * 2;
-  float dq[1][8][4], sa[1][8][4], da[1][8][4], sb[1][8][4], db[1][8][4];
+  float sa[1][8][4], da[1][8][4], sb[1][8][4], db[1][8][4];
   uint32_t left[4][4], right[4][4], left_b[4][4], right_b[4][4];
+  column_stats lse, delta;
+  rfi_wgmma_wait<0>();
+  rfi_wgmma_tie(dq[0]);
   rfi_wgmma_begin();
   multiply<T, 64>(sa, my.k, q);
   multiply<T, 64>(da, my.v, dy);
+  lse.load(x.lse);
+  finish_previous<64>(p, d, w, my, x, dq);
+  rfi_wgmma_begin();
   multiply<T, 64>(sb, my.k, q + HALF);
   rfi_wgmma_wait<2>();
   rfi_wgmma_tie(sa[0]);
-  if (!x.first) left_by_warp(&d->empty[(x.tile - 1) % smem<64>::STAGES], my.lane);
-  probabilities<CAPPED>(p, sa, x.lse);
+  delta.load(x.delta);
+  probabilities<CAPPED>(p, sa, lse);
   if (x.t + 64 > w.end || !all_see(p, w, x.t, x.t + 64, my.s0, my.s0 + 16)) hide(sa, my.sight, t);
   pack<T>(left, sa);
   accumulate<T, 64>(dv, left, dy);
   rfi_wgmma_wait<2>();
   rfi_wgmma_tie(da[0]);
-  add_delta(da, x.delta);
-  slopes<CAPPED>(p, da, sa, x.lse);
+  add_delta(da, delta);
+  slopes<CAPPED>(p, da, sa, lse);
   pack<T>(right, da);
+  lse.load(x.lse + 16);
   await_ds_buffer(d, x.tile);
   store_left(x.ds, right, my.warp, my.lane);
   rfi_wgmma_begin();
@@ -463,66 +514,55 @@ static __device__ __forceinline__ void take_step(const problem &p, block_state *
   accumulate<T, 64>(dk, right, q);
   rfi_wgmma_wait<3>();
   rfi_wgmma_tie(sb[0]);
-  probabilities<CAPPED>(p, sb, x.lse + 16);
+  delta.load(x.delta + 16);
+  probabilities<CAPPED>(p, sb, lse);
   if (x.t + 128 > w.end || !all_see(p, w, x.t + 64, x.t + 128, my.s0, my.s0 + 16)) hide(sb, my.sight, t + 64);
   pack<T>(left_b, sb);
   accumulate<T, 64>(dv, left_b, dy + HALF);
   rfi_wgmma_wait<2>();
   rfi_wgmma_tie(db[0]);
-  add_delta(db, x.delta + 16);
-  slopes<CAPPED>(p, db, sb, x.lse + 16);
+  add_delta(db, delta);
+  slopes<CAPPED>(p, db, sb, lse);
   pack<T>(right_b, db);
   store_left(x.ds + TILE, right_b, my.warp, my.lane);
-  rfi_shared_written();
-  left_by_warp(&d->ds_full[x.tile % 2], my.lane);
-  if (!x.first) await_ds(d, x.tile - 1);
-  rfi_wgmma_begin();
-  start_dq<T, 64>(dq, x.ds_before, my.keys, my.warp / 4);
   accumulate<T, 64>(dk, right_b, q + HALF);
-  rfi_wgmma_wait<1>();
-  rfi_wgmma_tie(dq[0]);
-  if (x.first) return;
-  left_by_warp(&d->ds_empty[(x.tile - 1) % 2], my.lane);
-  stage_rows<64>(p, d, w, dq, x.t_before, my.shared, my.warp, x.tile - 1);
+  end_step<T, 64>(d, my, x, dq);
 }
 
-/* 64 queries by 128 keys of head size 128. The GEMM of dk continues past the end of the step: its stage is released in
- * the next step. */
+/* 64 queries by 128 keys of head size 128. */
 template <typename T, bool CAPPED>
 static __device__ __forceinline__ void take_step(const problem &p, block_state *d, const piece &w, const part<128> &my,
-                                                 const step_of &x, float (&dk)[1][16][4], float (&dv)[1][16][4]) {
+                                                 const step_of &x, float (&dk)[1][16][4], float (&dv)[1][16][4],
+                                                 float (&dq)[1][8][4]) {
   const uint32_t q = x.q, dy = x.q + TILE;
   const int t = x.t + (my.lane & 3) * 2;
-  float dq[1][8][4], s[1][8][4], ds[1][8][4];
+  float s[1][8][4], ds[1][8][4];
   uint32_t left[4][4], right[4][4];
+  column_stats lse, delta;
+  rfi_wgmma_wait<0>();
+  rfi_wgmma_tie(dq[0]);
   rfi_wgmma_begin();
   multiply<T, 128>(s, my.k, q);
+  finish_previous<128>(p, d, w, my, x, dq);
+  rfi_wgmma_begin();
   multiply<T, 128>(ds, my.v, dy);
+  lse.load(x.lse);
   rfi_wgmma_wait<1>();
   rfi_wgmma_tie(s[0]);
-  if (!x.first) left_by_warp(&d->empty[(x.tile - 1) % smem<128>::STAGES], my.lane);
-  probabilities<CAPPED>(p, s, x.lse);
+  probabilities<CAPPED>(p, s, lse);
   if (x.t + 64 > w.end || !all_see(p, w, x.t, x.t + 64, my.s0, my.s0 + 16)) hide(s, my.sight, t);
   pack<T>(left, s);
+  delta.load(x.delta);
   accumulate<T, 128>(dv, left, dy);
   rfi_wgmma_wait<1>();
   rfi_wgmma_tie(ds[0]);
-  add_delta(ds, x.delta);
-  slopes<CAPPED>(p, ds, s, x.lse);
+  add_delta(ds, delta);
+  slopes<CAPPED>(p, ds, s, lse);
   pack<T>(right, ds);
   await_ds_buffer(d, x.tile);
   store_left(x.ds, right, my.warp, my.lane);
-  rfi_shared_written();
-  left_by_warp(&d->ds_full[x.tile % 2], my.lane);
-  if (!x.first) await_ds(d, x.tile - 1);
-  rfi_wgmma_begin();
-  start_dq<T, 128>(dq, x.ds_before, my.keys, my.warp / 4);
   accumulate<T, 128>(dk, right, q);
-  rfi_wgmma_wait<1>();
-  rfi_wgmma_tie(dq[0]);
-  if (x.first) return;
-  left_by_warp(&d->ds_empty[(x.tile - 1) % 2], my.lane);
-  stage_rows<128>(p, d, w, dq, x.t_before, my.shared, my.warp, x.tile - 1);
+  end_step<T, 128>(d, my, x, dq);
 }
 
 /* Stores zeros as dk and dv of rows that no query sees. */
@@ -546,27 +586,31 @@ static __device__ __forceinline__ void gradients_of(const problem &p, block_stat
   const int s0 = w.first + warp * 16, s1 = min(s0 + 16, w.last);
   part<D> my = {{}, {}, seen_by(p, w, s0 + (lane >> 2)), keys, s0, warp, lane, shared};
   float dk[1][D / 8][4] = {}, dv[1][D / 8][4] = {};
-  if (path.steps == 0 && threadIdx.x == 128) rfi_mbarrier_arrive(rfi_shared_address(&d->begun));
+  if (path.steps == 0 && warp == 0) arrive_alone(&d->begun);
   if (path.steps > 0) {
     my.k.load(keys, warp);
     my.v.load(keys + R::KEYS, warp);
     place at = place{path.last, 0};
-    int before = 0;
+    int before = 0, staged = 0;
+    float dq[1][8][4] = {};
     rfi_mbarrier_wait(rfi_shared_address(&d->keys_full[slot]), (int)(kept / R::SLOTS) & 1);
     for (int step = 0; step < path.steps; step++, tile++) {
       const int stage = (int)(tile % R::STAGES);
-      const float4 *const lse = (const float4 *)(shared + R::STATS_AT + stage * R::STATS) + (lane & 3) * 4;
+      const float4 *const lse = (const float4 *)(shared + R::STATS_AT + stage * R::STATS) + (lane & 3);
       const uint32_t q = base + (uint32_t)(R::STAGES_AT + stage * 2 * TILE), ds = base + R::DS_AT;
-      const step_of x = {
-          at.t, before,   q, ds + tile % 2 * R::DS, ds + (tile + 1) % 2 * R::DS, lse, lse + R::QUERIES / 4,
-          tile, step == 0};
+      const step_of x = {at.t, staged, q, ds + tile % 2 * R::DS, ds + (tile + 1) % 2 * R::DS, lse, lse + R::QUERIES / 4,
+                         tile, step};
       rfi_mbarrier_wait(rfi_shared_address(&d->full[stage]), (int)(tile / R::STAGES) & 1);
-      if (step == path.steps - 1 && threadIdx.x == 128) rfi_mbarrier_arrive(rfi_shared_address(&d->begun));
-      take_step<T, CAPPED>(p, d, w, my, x, dk, dv);
+      if (step == path.steps - 1 && warp == 0) arrive_alone(&d->begun);
+      take_step<T, CAPPED>(p, d, w, my, x, dk, dv, dq);
+      staged = before;
       before = at.t;
       at = next_place<D>(path, at);
     }
-    float dq[1][8][4];
+    const step_of end = {0, staged, 0, 0, 0, NULL, NULL, tile, path.steps};
+    rfi_wgmma_wait<0>();
+    rfi_wgmma_tie(dq[0]);
+    finish_previous<D>(p, d, w, my, end, dq);
     await_ds(d, tile - 1);
     rfi_wgmma_begin();
     start_dq<T, D>(dq, base + (uint32_t)(R::DS_AT + (tile - 1) % 2 * R::DS), keys, group);
@@ -574,8 +618,7 @@ static __device__ __forceinline__ void gradients_of(const problem &p, block_stat
     rfi_wgmma_tie(dq[0]);
     rfi_wgmma_tie(dv[0]);
     rfi_wgmma_tie(dk[0]);
-    left_by_warp(&d->ds_empty[(tile - 1) % 2], lane);
-    left_by_warp(&d->empty[(tile - 1) % R::STAGES], lane);
+    left_by_warp(&d->ds_empty[(tile - 1) % 2]);
     stage_rows<D>(p, d, w, dq, before, shared, warp, tile - 1);
   }
   if (path.steps == 0) {
@@ -592,7 +635,7 @@ static __device__ __forceinline__ void gradients_of(const problem &p, block_stat
     for (int e = 0; e < 4; e++) dk[0][n][e] *= p.scale;
   if (p.out[1]) store_rows<T, D, SIDE>(p.out[1], p.row[1], p, kv, s0, s1, dk, rows, warp * 16, NULL);
   rfi_shared_written();
-  left_by_warp(&d->keys_empty[slot], lane);
+  left_by_warp(&d->keys_empty[slot]);
   kept++;
 }
 
@@ -688,12 +731,23 @@ static __global__ void __launch_bounds__(ROUND_THREADS) attention_dq_rounded(con
 
 static int padded(int64_t D) { return D <= 64 ? 64 : 128; }
 
+/* Adjacent items of the same head wait for each other's turns; the more heads are between them, the larger are the sums
+ * that the cache has to hold. A power of two; the limits are the best ones measured on an H100. */
+static int documents_together(const rfr_call *call) {
+  const int64_t D = call->in[1].type.shape[2], heads = call->in[padded(D) == 64 ? 1 : 2].type.shape[1];
+  const int64_t most = padded(D) == 64 ? 48 : 8;
+  int documents = 1;
+  while (2 * documents * heads <= most) documents *= 2;
+  return documents;
+}
+
 static layout make_layout(const rfr_call *call) {
   const int rows[BLOCK_TABLES] = {SIDE, SIDE};
   const int64_t T = call->in[1].type.shape[0], H = call->in[1].type.shape[1];
   layout l = layout_of(call, 1, 6, rows, 1);
   l.sums = reserve(&l.bytes, T * H * padded(call->in[1].type.shape[2]) * 4);
   l.turns = reserve(&l.bytes, T * H * 4);
+  l.together = documents_together(call);
   return l;
 }
 

@@ -181,8 +181,9 @@ static __global__ void __launch_bounds__(STATS_THREADS) attention_stats(const pr
 
 typedef struct table {
   piece *pieces;
-  int *count; /* number of pieces, followed by the ticket counter */
-  int rows;   /* rows per piece */
+  int *count;   /* number of pieces, followed by the ticket counter */
+  int rows;     /* rows per piece */
+  int together; /* documents whose pieces alternate: their first pieces, then their second pieces, and so on */
 } table;
 
 /* Inclusive running maximum or sum over a block of 1024. `part` may be reused afterwards. */
@@ -198,6 +199,18 @@ template <bool SUM> static __device__ __forceinline__ int running(int x, int *pa
   for (int i = 0; i < warp; i++) x = SUM ? x + part[i] : max(x, part[i]);
   __syncthreads();
   return x;
+}
+
+/* The position of piece number i, of document d, if the pieces of `together` documents alternate. counts[j]: pieces
+ * before document j. */
+static __device__ __forceinline__ int place_of(const int *counts, int i, int d, int together) {
+  const int start = d / together * together, end = min(start + together, CUTTERS), level = i - counts[d];
+  int place = counts[start];
+  for (int j = start; j < end; j++) {
+    const int n = counts[j + 1] - counts[j];
+    place += min(n, level) + (j < d && n > level);
+  }
+  return place;
 }
 
 /* One block per table. It stops as soon as all rows are assigned, because offsets often has as many entries as there
@@ -225,7 +238,7 @@ static __global__ void __launch_bounds__(CUTTERS)
         else low = middle + 1;
       }
       const int first = ends[low] + (i - counts[low]) * x.rows, last = ends[low + 1];
-      x.pieces[pieces + i] =
+      x.pieces[pieces + place_of(counts, i, low, x.together)] =
           piece{first, min(first + x.rows, last), min(max(offsets[d0 + low], ends[low]), last), last};
     }
     owned = ends[CUTTERS];
@@ -248,6 +261,7 @@ enum { BLOCK_TABLES = 2 };
 typedef struct layout {
   size_t count[BLOCK_TABLES], pieces[BLOCK_TABLES], stats, sums, turns, bytes;
   int rows[BLOCK_TABLES], most[BLOCK_TABLES];
+  int together; /* of the tables */
 } layout;
 
 static inline size_t reserve(size_t *bytes, int64_t n) {
@@ -262,6 +276,7 @@ static inline layout layout_of(const rfr_call *call, int first, int offsets, con
   const int64_t T = call->in[first].type.shape[0], H = call->in[first].type.shape[1];
   const int64_t n = call->in[offsets].type.shape[0] - 1, owners = n + 1 < T ? n + 1 : T;
   layout l = {};
+  l.together = 1;
   for (int i = 0; i < tables; i++) {
     l.rows[i] = rows[i];
     l.most[i] = (int)((T + owners * (rows[i] - 1)) / rows[i]);
@@ -298,7 +313,8 @@ static inline void cut_rows(const rfr_call *call, const problem *p, const layout
   const int n = (int)call->in[offsets].type.shape[0] - 1;
   const int32_t *documents = (const int32_t *)call->in[offsets].data;
   table x[BLOCK_TABLES] = {};
-  for (int i = 0; i < tables; i++) x[i] = table{(piece *)(at + l->pieces[i]), (int *)(at + l->count[i]), l->rows[i]};
+  for (int i = 0; i < tables; i++)
+    x[i] = table{(piece *)(at + l->pieces[i]), (int *)(at + l->count[i]), l->rows[i], l->together};
   attention_pieces<<<(unsigned)tables, CUTTERS, 0, rfi_stream(call)>>>(documents, n, p->T, x[0], x[1]);
 }
 
