@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The calls of a step. The call list of graph_calls.c says which call is next; any other is an error that names it. A
- * call is checked completely before anything of it runs. After a call that failed while it ran, the step can only be
+ * The calls of a step. The call list of graph_calls.c gives the next call; any other is an error that names it. A call
+ * is checked completely before anything of it runs. After a call that failed while it ran, the step can only be
  * aborted.
  */
 #include <string.h>

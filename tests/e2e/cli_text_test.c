@@ -51,7 +51,7 @@ static int set_up(void **state) {
 #define TEMPLATE "--set", "data.template=chatml"
 #define SMALL "--set", "precision.dtype=f32", "--set", "data.sequence=64", "--set", "batch.tokens=128"
 
-/* The row as the model sees it. A special token in the user's text is tokenized as characters. */
+/* The row as the model reads it. A special token in the user's text is tokenized as characters. */
 static void check_data(void **state) {
   (void)state;
   rft_write_file("odd.jsonl",

@@ -5,7 +5,7 @@
  * Our matrices are row-major and cuBLASLt's column-major, so each GEMM is computed transposed: y^T = op(b)^T op(a)^T,
  * where a row-major matrix read as a column-major one is already its transpose. The algorithm, which decides the bits,
  * is among the first that the library's heuristic proposes, chosen by shapes, types and strides, for 16-byte alignment
- * and a workspace of one of two sizes in the plan. Algorithms are measured only if the compile asks for it (lt_tune.c).
+ * and a workspace of one of two sizes in the plan. Algorithms are measured only if the compile requests it (lt_tune.c).
  */
 #include "backend/cuda/lt.h"
 
