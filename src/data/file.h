@@ -15,7 +15,7 @@
 #include "base/base.h"
 #include "data/hash.h"
 
-/* Makes the calling thread's file system calls fail or stutter; for tests. */
+/* Makes the calling thread's file system calls fail, or transfer fewer bytes; for tests. */
 typedef struct rfi_io_fault {
   int64_t fail_at;  /* the number of the call that fails, 1 for the next one; 0: none */
   int error;        /* its errno */

@@ -434,7 +434,7 @@ static void quiet_allocator(void **state) {
 }
 
 /* A locale with a decimal comma, no standard output, and signal handlers of the embedding program. */
-static void guest(void **state) {
+static void embedded(void **state) {
   (void)state;
   const int signals[] = {SIGINT, SIGTERM, SIGFPE, SIGSEGV, SIGBUS, SIGPIPE, SIGABRT};
   enum { N = sizeof signals / sizeof signals[0] };
@@ -453,7 +453,7 @@ static void guest(void **state) {
   close(STDOUT_FILENO);
   const int has_comma = rft_set_comma_locale(rft_run_root);
   o = rft_run_options(&comma);
-  rfr_status s = rfr_run_open(ctx, config, rft_run_folder("guest"), &o, &run);
+  rfr_status s = rfr_run_open(ctx, config, rft_run_folder("embedded"), &o, &run);
   if (s == RFR_OK) s = rfr_run_train(run);
   rfr_run_close(run);
   setlocale(LC_NUMERIC, "C");
@@ -467,9 +467,9 @@ static void guest(void **state) {
   assert_int_equal(s, RFR_OK);
   for (int i = 1; i <= 6; i++) assert_true(plain.loss[i] == comma.loss[i]);
   /* files written under this locale can be read */
-  check_log("guest", &comma, 6);
+  check_log("embedded", &comma, 6);
   o.resume = 1;
-  run = rft_run_open(ctx, config, "guest", &o);
+  run = rft_run_open(ctx, config, "embedded", &o);
   rfr_run_close(run);
   rfr_ctx_destroy(ctx);
 }
@@ -774,7 +774,7 @@ int main(void) {
       cmocka_unit_test(given_in_time),
       cmocka_unit_test(log_lines),
       cmocka_unit_test(quiet_allocator),
-      cmocka_unit_test(guest),
+      cmocka_unit_test(embedded),
       cmocka_unit_test(zero_gradients),
       cmocka_unit_test(small_documents),
       cmocka_unit_test(bad_weights_are_not_saved),

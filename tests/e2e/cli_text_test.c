@@ -341,7 +341,7 @@ static json_int_t prompt_tokens(int line) {
   return n;
 }
 
-static void talk(void **state) {
+static void chats(void **state) {
   (void)state;
 #define CHAT "chat", "runs/chat", "--tokens", "1", "--context", "64", "--json"
   enum { TURN = 1 + 5 + 1 + 1, START = 1 + 10 }; /* <|im_start|>user\n ... <|im_end|>\n, <|im_start|>assistant\n */
@@ -465,7 +465,7 @@ int main(void) {
       cmocka_unit_test(check_data),   cmocka_unit_test(finetune),
       cmocka_unit_test(token_files),  cmocka_unit_test(trained_tokenizer),
       cmocka_unit_test(token_errors), cmocka_unit_test(first_errors),
-      cmocka_unit_test(talk),         cmocka_unit_test(checkpoint_and_adapter),
+      cmocka_unit_test(chats),        cmocka_unit_test(checkpoint_and_adapter),
       cmocka_unit_test(generate),
   };
   return cmocka_run_group_tests(tests, set_up, rft_program_tear_down);

@@ -24,8 +24,9 @@
  * With cached keys the rows of q are at positions of a text, and the cursor has the length of the text. A single row,
  * the usual step of generation, is computed without padding to a block.
  *
- * In the backward one thread computes all of dk and dv of a kv head (or of one of `segments` interleaved shares of its
- * row blocks, added in order at the end), so no two threads write the same memory and no sum depends on timing.
+ * In the backward one thread computes all of dk and dv of a kv head, so no two threads write the same memory and no sum
+ * depends on timing. If the row blocks of a kv head are split into `segments` interleaved shares, one thread computes
+ * each share, and the shares are added in order at the end.
  */
 #include <math.h>
 

@@ -3,8 +3,8 @@
  * A block of a GEMM, from packing to rounding, in the scratch of one thread. The portable kernels of matmul and of
  * grouped GEMMs share it, so that both are bitwise equal.
  *
- * For each part of K it packs a strip of B (into panels of RFI_NR columns) and a block of A, both widened to f32, and
- * runs the register tile over them into an f32 block of C, which receives a sum of at most RFI_SUM_K terms at a time.
+ * For each part of K it packs a strip of B (into panels of RFI_NR columns) and a block of A, both widened to f32. The
+ * register tile multiplies them into an f32 block of C, which receives a sum of at most RFI_SUM_K terms at a time.
  * Added operands and the only rounding come at the end. The split of K depends only on K, so results depend on K and
  * the instruction set, not on the block's size.
  */
