@@ -617,7 +617,7 @@ static void ends_in_skipped_steps(void **state) {
   rfr_ctx_destroy(ctx);
 }
 
-/* The checkpoint of the last step has finite weights: a resume is not done either, nor is one with more steps. */
+/* The checkpoint of the last step has finite weights, but a resume is not done, also with more steps. */
 static void resume_after_skipped_steps(void **state) {
   static const char more[] = "run.steps=7", *const sets[] = {more};
   (void)state;
