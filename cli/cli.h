@@ -158,7 +158,7 @@ rfr_status cli_start_ranks(cli *c, const char *device, char **argv, bool *done, 
 rfr_status cli_join_ranks(cli *c);
 /* Waits until all ranks have finished the command; an error names a stopped rank. */
 rfr_status cli_leave_ranks(cli *c);
-/* Whether this is rank 0, which prints what all ranks know: results, progress, and common errors. */
+/* Whether this is rank 0, which prints what all ranks have in common: results, progress, and common errors. */
 bool cli_prints_error(const cli *c, const rfr_error *e);
 
 /* ---- shared by commands ---- */

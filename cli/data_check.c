@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * refrain check MODEL DATA...: the rows and tokens that `refrain finetune` would train on, one row as the model sees it
- * with the trained text marked, and the memory of a step. Loads no weights and trains nothing.
+ * refrain check MODEL DATA...: the rows and tokens that `refrain finetune` would train on, one row as the model reads
+ * it with the trained text marked, and the memory of a step. Loads no weights and trains nothing.
  */
 #include <stdlib.h>
 #include <string.h>

@@ -93,7 +93,8 @@ foreach(source ${RFR_TEST_SOURCES})
 endforeach()
 # The longest tests start first, so that the others fill the remaining time.
 foreach(name ops_test cli_test cli_plan_test cli_runs_test run_layouts_test ranks_faults_test comm_mpi_test
-        run_stages_test state_ranks_test run_recipe_test run_pipelines_test cli_ranks_test)
+        run_stages_test state_ranks_test run_recipe_test run_pipelines_test cli_ranks_test backend_faults_test
+        run_budget_ranks_test stages_test)
   if(TEST ${name})
     set_tests_properties(${name} PROPERTIES COST 1000)
   endif()

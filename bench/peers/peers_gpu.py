@@ -4,9 +4,10 @@
 
     peers_gpu.py [SECTION...] [--refrain PROGRAM] [--limit SECONDS] [--only WORD] [--out FILE]
 
-Sections: env small gpt2 llama kernels grouped moe muon lora lora-32 moe-lora; default: the first four. Each variant of a section is a
-separate process, so that it does not inherit another's caches, allocator or compiler state. No variant starts after
---limit seconds (280), and the table reports those left out; --only selects variants whose name contains WORD.
+Sections: env small gpt2 llama llama-fp8 kernels grouped moe muon lora lora-32 moe-lora; default: the first four. Each
+variant of a section is a separate process, so that it does not inherit another's caches, allocator or compiler state.
+No variant starts after --limit seconds (280), and the table reports those left out; --only selects variants whose name
+contains WORD.
 
 Every time is the median over event pairs around 20 calls each, after at least a second of warm-up. Memory-bound
 variants rotate over buffers that do not fit into the caches. Prints one JSON object per line, and the table last.
@@ -243,6 +244,38 @@ def training_step(section, variant):
                     peak_GB=round(torch.cuda.max_memory_allocated() / 1e9, 1))
             except Exception as e:  # a failure of one form must not drop the other's time
                 out(fig=f"{section}: {mode}, {attention}, {form}", error=str(e)[:300])
+
+
+def training_step_fp8(recipe):
+    """The step of `llama` with torchao's float8 training: all linear layers but the head, each layer compiled."""
+    import torch
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+    from torchao.float8 import Float8LinearConfig, convert_to_float8_training
+
+    make, V, B, T, _ = MODELS["llama"]
+    torch.manual_seed(0)
+    torch.set_float32_matmul_precision("high")
+    with torch.device("cuda"):
+        model = make()
+    convert_to_float8_training(model, config=Float8LinearConfig.from_recipe_name(recipe),
+                               module_filter_fn=lambda module, name: name != "head")
+    for layer in model.b:
+        layer.compile()
+    model.tail = torch.compile(model.tail)
+    opt = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True, capturable=True)
+    ids, targets = (torch.randint(0, V, (B, T), device="cuda") for _ in range(2))
+
+    def step():
+        with torch.autocast("cuda", torch.bfloat16):
+            loss = model(ids, targets)
+        loss.backward()
+        opt.step()
+        opt.zero_grad(set_to_none=True)
+
+    with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
+        ms = bench(step, pairs=3)
+    out(fig=f"llama-fp8: torchao, {recipe}", ms=ms, tok_s=round(B * T / ms * 1e3),
+        peak_GB=round(torch.cuda.max_memory_allocated() / 1e9, 1))
 
 
 def small(variant):
@@ -611,6 +644,10 @@ def rows_of_ours(program, section):
     """Our step includes the gradient norm, the skip flag and the upload of tokens."""
     if section == "small":
         yield ours(program, "small", "small: ours")
+    if section == "llama-fp8":
+        for recipe in ("fp8_delayed", "fp8_current"):  # keep=[]: as the peer, all linear layers but the head
+            yield ours(program, "llama-1b", f"llama-fp8: ours, {recipe}", "--set", "schedule.name=constant", "--set",
+                       f"precision.recipe={recipe}", "--set", "precision.keep=[]")
     if section == "kernels":
         rows = ours(program, "kernels", "kernels: ours")
         yield from rows if isinstance(rows, list) else [rows]
@@ -631,7 +668,7 @@ def rows_of_ours(program, section):
         yield ours(program, name, f"{section}: ours, the peer's work", "--set", "schedule.name=constant")
         yield ours(program, name, f"{section}: ours, with clipping and schedule", "--set", "optimizer.clip=1")
         tuned = ["--set", "schedule.name=constant", "--set", "run.tune=true"]
-        yield ours(program, name, f"{section}: ours, the peer's work, products tuned", *tuned)
+        yield ours(program, name, f"{section}: ours, the peer's work, GEMMs tuned", *tuned)
 
 
 # ---- sections ----
@@ -644,6 +681,7 @@ SECTIONS = {
     "small": (small, ["one graph", "graphed callables", "reduce-overhead", "eager"]),
     "gpt2": (lambda v: training_step("gpt2", v), STEPS),
     "llama": (lambda v: training_step("llama", v), STEPS),
+    "llama-fp8": (training_step_fp8, ["tensorwise", "rowwise"]),  # needs the package torchao
     "kernels": (kernels, ["layer_norm", "rms_norm", "swiglu", "cross_entropy", "adamw"]),
     "grouped": (grouped, ["grouped"]),
     "moe": (moe, ["grouped_mm", "grouped_mm, layers compiled", "grouped_mm, layers compiled, f32 optimizer",

@@ -236,8 +236,8 @@ RFR_API rfr_value rfr_layernorm_at(rfr_trace *t, rfr_source at, rfr_value x, rfr
 RFR_API rfr_value rfr_rmsnorm_at(rfr_trace *t, rfr_source at, rfr_value x, rfr_value w, double eps);
 typedef struct rfr_attention_options {
   double scale;   /* factor of q k; 0: 1/sqrt(D) */
-  int causal;     /* row t sees rows s <= t of its document */
-  int64_t window; /* with causal: row t sees only the last `window` of them, itself included; 0: all */
+  int causal;     /* row t attends to rows s <= t of its document */
+  int64_t window; /* with causal: row t attends only to the last `window` of them, itself included; 0: all */
   double cap;     /* scores x become cap tanh(x / cap); 0: no cap */
   int64_t
       longest; /* upper bound of the rows of a document, used to count work; 0: unknown. A wrong bound changes no bit */

@@ -3,9 +3,9 @@
  * The calls of a step, their order, and the main gradients that each call completes, all from the schedule alone.
  * Without a schedule a step repeats the calls of one microbatch until it is ended; so does an evaluation.
  *
- * Graphs are captured per slot, not per microbatch. So another schedule of the same stages needs no new graphs if it
- * has no more microbatches in flight, no separate W where saved activations were planned to live only until I, and no
- * two microbatches before I whose slots share a block.
+ * Graphs are captured per slot, not per microbatch. So another schedule of the same stages needs no new graphs under
+ * three conditions. It has no more microbatches in flight. It has no separate W where saved activations were planned to
+ * live only until I. No two microbatches before I have slots that share a block.
  */
 #include <string.h>
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The calls of a step. The call list of graph_calls.c says which call is next; any other is an error that names it. A
- * call is checked completely before anything of it runs. After a call that failed while it ran, the step can only be
+ * The calls of a step. The call list of graph_calls.c gives the next call; any other is an error that names it. A call
+ * is checked completely before anything of it runs. After a call that failed while it ran, the step can only be
  * aborted.
  */
 #include <string.h>
@@ -13,7 +13,7 @@
 /* ---- the order ---- */
 
 /* The reason why no call is accepted now; NULL: calls are accepted. */
-static const char *why_closed(const rfr_graphs *g) {
+static const char *closed_reason(const rfr_graphs *g) {
   return g->state == RFI_STEP_OPEN   ? NULL
          : g->state == RFI_STEP_NONE ? "no step has begun"
                                      : "a call of this step has failed: abort it";
@@ -28,7 +28,7 @@ static rfr_status check_order(const rfr_graphs *g, rfi_part part, int callable, 
   if (callable < 0 || callable >= g->n) return rfi_fail(RFI_E_ARGUMENT, "callable %d of %d", callable, g->n);
   if (g->state != RFI_STEP_OPEN)
     return rfi_fail(RFI_E_GRAPHS_ORDER, "%s of callable \"%s\": %s", asked, g->callable[callable].u.name,
-                    why_closed(g));
+                    closed_reason(g));
   if (!rfi_graphs_next_call(g, call))
     return rfi_fail(RFI_E_GRAPHS_ORDER,
                     "%s of callable \"%s\", microbatch %d: the schedule has no more calls, end the step", asked,
@@ -50,7 +50,7 @@ rfr_status rfr_graphs_expected(const rfr_graphs *g, rfr_action *call, int *calla
   *call = (rfr_action){-1, -1, -1};
   *callable = -1;
   RFI_TRY(rfi_check_handle(g, "rfr_graphs"));
-  if (g->state != RFI_STEP_OPEN) return rfi_fail(RFI_E_GRAPHS_ORDER, "%s", why_closed(g));
+  if (g->state != RFI_STEP_OPEN) return rfi_fail(RFI_E_GRAPHS_ORDER, "%s", closed_reason(g));
   if (!rfi_graphs_next_call(g, &next)) return RFR_OK;
   *call = (rfr_action){(int32_t)next.op, g->stage[g->callable[next.callable].stage].number, next.microbatch};
   *callable = next.callable;
@@ -162,7 +162,7 @@ static rfr_status check_bindings(const rfr_graphs *g, const rfi_step_call *call,
 /* All outputs are returned, but of input gradients only those that are not linked. */
 static bool is_returned(const rfi_ports *x, int i) { return !x->grad || x->port[i].callable < 0; }
 
-static rfr_status check_room(const rfi_callable *c, const rfi_ports *x, const rfr_tensor *room, int n) {
+static rfr_status check_returned(const rfi_callable *c, const rfi_ports *x, const rfr_tensor *room, int n) {
   int wanted = 0;
   for (int i = 0; i < x->n; i++) wanted += is_returned(x, i);
   if (n == wanted && (n == 0 || room)) return RFR_OK;
@@ -284,7 +284,7 @@ static rfr_status make_call(rfr_graphs *g, rfi_part part, int callable, int micr
   const rfi_callable *c = &g->callable[callable];
   const rfi_ports taken = rfi_ports_taken(c, part), returned = rfi_ports_returned(c, part);
   RFI_TRY(check_bindings(g, &call, &taken, b, n_b));
-  RFI_TRY(check_room(c, &returned, results, n_results));
+  RFI_TRY(check_returned(c, &returned, results, n_results));
   RFI_TRY(begin_call(g, &call));
   if (part == RFI_PART_F) RFI_TRY(rfi_graphs_set_microbatch(g, callable, call.slot, call.microbatch));
   RFI_TRY(run_with_inputs(g, &call, part, &taken, b, n_b));
@@ -408,7 +408,7 @@ rfr_status rfr_graphs_begin_evaluation(rfr_graphs *g, const rfr_binding *inputs,
 rfr_status rfr_graphs_end_step(rfr_graphs *g) {
   rfi_step_call call;
   RFI_TRY(rfi_check_handle(g, "rfr_graphs"));
-  if (g->state != RFI_STEP_OPEN) return rfi_fail(RFI_E_GRAPHS_ORDER, "%s", why_closed(g));
+  if (g->state != RFI_STEP_OPEN) return rfi_fail(RFI_E_GRAPHS_ORDER, "%s", closed_reason(g));
   if (!rfi_graphs_is_complete(g) && rfi_graphs_next_call(g, &call))
     return rfi_fail(RFI_E_GRAPHS_ORDER,
                     "the step is not complete: the next call is %s of callable \"%s\", microbatch %d",

@@ -244,7 +244,7 @@ static inline bool rfi_is_shared(int role) {
   return rfi_is_parameter(role) || role == RFR_ROLE_STATE || role == RFR_ROLE_CONST;
 }
 enum { RFI_MISMATCH_TEXT = 2 * RFI_TYPE_TEXT + 32 };
-/* Compares types; false: `text` says how they differ. */
+/* Compares types; false: `text` describes the difference. */
 bool rfi_graphs_type_matches(const rfr_type *want, const rfr_type *type, char text[RFI_MISMATCH_TEXT]);
 /* The reason why the caller's memory cannot be used; NULL: it can be. */
 const char *rfi_graphs_address_defect(const rfr_graphs *g, const void *data);

@@ -267,7 +267,7 @@ static void test_fixed(void **state) {
 
 /* Two stages share fixed memory, with the same or permuted slots: either it is refused, or the results are bitwise
  * equal to those with copies. */
-static void test_handed_on(void **state) {
+static void test_shared_fixed_memory(void **state) {
   (void)state;
   static rft_buffers first, ours, theirs;
   static memory own;
@@ -728,7 +728,7 @@ int main(void) {
   const struct CMUnitTest tests[] = {
       rft_context_test(test_expected),
       rft_context_test(test_fixed),
-      rft_context_test(test_handed_on),
+      rft_context_test(test_shared_fixed_memory),
       rft_context_test(test_fixed_refusals),
       rft_context_test(test_views_are_not_fixed),
       rft_context_test(test_order_of_names),

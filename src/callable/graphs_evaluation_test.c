@@ -70,7 +70,7 @@ static void train(const rft_scene *s, int evaluations, bool abort, result *to) {
   rfr_schedule_destroy(schedule);
 }
 
-static void test_training_goes_on(void **state) {
+static void test_training_continues(void **state) {
   (void)state;
   static result without, with;
   for (int kind = 0; kind < 8; kind++) {
@@ -172,7 +172,7 @@ static void test_refusals(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      rft_context_test(test_training_goes_on),
+      rft_context_test(test_training_continues),
       rft_context_test(test_schedule),
       rft_context_test(test_sharded),
       rft_context_test(test_refusals),

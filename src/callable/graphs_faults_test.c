@@ -158,7 +158,7 @@ static rfr_status create(world *x, bool eager, rfr_graphs **g) {
 
 /* Group sizes in memory that the device cannot reach are refused, even if they pass through other ops. The same call
  * works with memory that the device can reach. */
-static void splits_elsewhere(int way) {
+static void moved_splits(int way) {
   enum { ROWS = 8, GROUPS = 2 };
   static const rfr_type rows = {.dtype = RFR_F32, .rank = 2, .shape = {ROWS, C}};
   static const rfr_type sizes = {.dtype = RFR_I64, .rank = 1, .shape = {GROUPS}};
@@ -193,9 +193,9 @@ static void splits_elsewhere(int way) {
   rfr_trace_destroy(t);
 }
 
-static void test_splits_elsewhere(void **state) {
+static void test_moved_splits(void **state) {
   (void)state;
-  for (int way = 0; way < 3; way++) splits_elsewhere(way);
+  for (int way = 0; way < 3; way++) moved_splits(way);
 }
 
 /* ---- a step ---- */
@@ -493,7 +493,7 @@ int main(void) {
   const struct CMUnitTest tests[] = {cmocka_unit_test_setup_teardown(test_creation, setup, teardown),
                                      cmocka_unit_test_setup_teardown(test_rebind, setup, teardown),
                                      cmocka_unit_test_setup_teardown(test_places, setup, teardown),
-                                     cmocka_unit_test_setup_teardown(test_splits_elsewhere, setup, teardown),
+                                     cmocka_unit_test_setup_teardown(test_moved_splits, setup, teardown),
                                      cmocka_unit_test_setup_teardown(test_step, setup, teardown),
                                      cmocka_unit_test_setup_teardown(test_copies, setup, teardown)};
   return cmocka_run_group_tests_name("failing graphs", tests, NULL, NULL);

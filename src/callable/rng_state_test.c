@@ -331,7 +331,7 @@ static rfr_trace *three_counts(void) {
 
 /* Counters in the caller's memory, and counters that a callable writes, are not advanced. Warm-up and capture do not
  * count as steps. */
-static void test_who_counts(void **state) {
+static void test_counts(void **state) {
   (void)state;
   static const rfr_type block = {.dtype = RFR_I64, .rank = 1, .shape = {4}};
   static float one[N];
@@ -401,9 +401,9 @@ static void test_errors(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      rft_context_test(test_addresses),  rft_context_test(test_ranks),  rft_context_test(test_steps),
-      rft_context_test(test_callables),  rft_context_test(test_errors), rft_context_test(test_counted_steps),
-      rft_context_test(test_who_counts),
+      rft_context_test(test_addresses), rft_context_test(test_ranks),  rft_context_test(test_steps),
+      rft_context_test(test_callables), rft_context_test(test_errors), rft_context_test(test_counted_steps),
+      rft_context_test(test_counts),
   };
   return cmocka_run_group_tests_name("rng_state", tests, NULL, NULL);
 }

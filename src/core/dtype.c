@@ -2,12 +2,11 @@
  *
  * Element types: their names, and one element to and from float.
  *
- * All of it works on bit patterns, never by float arithmetic, so that neither the
- * rounding mode nor flush-to-zero of the host program changes a bit. One routine serves
- * every sign-exponent-mantissa type: it counts the value in units of the target's last
- * place, rounds that count to nearest even, and adds it onto the exponent field, where a
- * carry out of the mantissa lands by itself (the next binade, the first normal number,
- * or a pattern beyond the largest, which then saturates or becomes infinity).
+ * All conversions work on bit patterns, never by float arithmetic, so that results depend neither on the rounding mode
+ * nor on flush-to-zero of the host program. One routine serves every sign-exponent-mantissa type. It counts the value
+ * in units of the target's last place, rounds that count to nearest even, and adds it to the exponent field. A carry
+ * out of the mantissa gives the next binade, the first normal number, or a pattern beyond the largest, which then
+ * saturates or becomes infinity.
  *
  * Sources: OCP 8-bit Floating Point (OFP8) 1.0; OCP Microscaling Formats (MX) 1.0.
  */

@@ -565,8 +565,8 @@ static rfr_status count_bytes(rfr_ctx *ctx, const char *folder, int64_t *bytes) 
   return s;
 }
 
-/* Visits the leftovers of killed processes. `out` NULL: those of all processes, without counting. */
-static rfr_status visit_leftovers(rfr_ctx *ctx, const char *run, bool remove, rfi_leftovers *out) {
+/* Visits the unfinished files of killed processes. `out` NULL: those of all processes, without counting. */
+static rfr_status visit_unfinished(rfr_ctx *ctx, const char *run, bool remove, rfi_leftovers *out) {
   rfi_paths names;
   rfr_status s = list_run(ctx, run, &names);
   for (int i = 0; i < names.n && s == RFR_OK; i++) {
@@ -586,7 +586,7 @@ static rfr_status visit_leftovers(rfr_ctx *ctx, const char *run, bool remove, rf
 
 rfr_status rfi_checkpoint_leftovers(rfr_ctx *ctx, const char *run, bool remove, rfi_leftovers *out) {
   *out = (rfi_leftovers){0};
-  return visit_leftovers(ctx, run, remove, out);
+  return visit_unfinished(ctx, run, remove, out);
 }
 
 rfr_status rfi_checkpoint_retain(rfr_ctx *ctx, const char *run, int keep) {
@@ -602,5 +602,5 @@ rfr_status rfi_checkpoint_retain(rfr_ctx *ctx, const char *run, int keep) {
     rfi_free(ctx, folder);
   }
   rfi_paths_deinit(&names);
-  return s == RFR_OK ? visit_leftovers(ctx, run, true, NULL) : s;
+  return s == RFR_OK ? visit_unfinished(ctx, run, true, NULL) : s;
 }

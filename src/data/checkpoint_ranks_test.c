@@ -229,7 +229,7 @@ static void shares(void **state) {
   }
 }
 
-/* One rank sees another folder. */
+/* One rank reads another folder. */
 static void other_folder(void **state) {
   rft_folder *f = *state;
   reader all[RANKS];

@@ -419,7 +419,7 @@ static void expect_empty(rft_folder *f, const char *pattern, double fraction, in
   if (!strstr(rfr_last_error()->message, text)) fail_msg("\"%s\" does not say \"%s\"", rfr_last_error()->message, text);
 }
 
-static void test_nothing_there(void **state) {
+static void test_no_files(void **state) {
   rft_folder *f = *state;
   rft_write(f, "empty.txt", "", 0);
   rft_write(f, "short.md", "12345", 5);
@@ -529,7 +529,7 @@ int main(void) {
       rft_folder_test(test_split_is_stable), rft_folder_test(test_duplicates),
       rft_folder_test(test_blocks),          rft_folder_test(test_few_blocks),
       rft_folder_test(test_equal_blocks),    rft_folder_test(test_binary),
-      rft_folder_test(test_nothing_there),   rft_folder_test(test_threads),
+      rft_folder_test(test_no_files),        rft_folder_test(test_threads),
       rft_folder_test(test_faults),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);

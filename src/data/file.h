@@ -15,7 +15,7 @@
 #include "base/base.h"
 #include "data/hash.h"
 
-/* Makes the calling thread's file system calls fail or stutter; for tests. */
+/* Makes the calling thread's file system calls fail, or transfer fewer bytes; for tests. */
 typedef struct rfi_io_fault {
   int64_t fail_at;  /* the number of the call that fails, 1 for the next one; 0: none */
   int error;        /* its errno */
@@ -37,7 +37,7 @@ rfr_status rfi_file_open(rfr_ctx *ctx, const char *path, rfi_file **out);
 /* Size at the time of opening, or bytes written so far. */
 int64_t rfi_file_size(const rfi_file *file);
 const char *rfi_file_path(const rfi_file *file);
-/* Exactly n bytes at `offset`; fewer is an error that says where the file ends. */
+/* Exactly n bytes at `offset`; fewer is an error with the length of the file. */
 rfr_status rfi_file_read_at(rfi_file *file, void *data, size_t n, int64_t offset);
 
 /* Creates a file that must not exist. Appended bytes are hashed on the way. */

@@ -213,7 +213,7 @@ static void leave(rank *r) {
   rfr_ctx_destroy(own);
 }
 
-static void test_leave(void **state) {
+static void test_rank_leaves(void **state) {
   rank ranks[MOST_RANKS];
   (void)state;
   for (int late = 0; late <= 1; late++) {
@@ -318,8 +318,8 @@ static void test_arguments(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      rft_context_test(test_values),    rft_context_test(test_many_calls), rft_context_test(test_failures),
-      rft_context_test(test_watch),     rft_context_test(test_leave),      rft_context_test(test_messages),
+      rft_context_test(test_values),    rft_context_test(test_many_calls),  rft_context_test(test_failures),
+      rft_context_test(test_watch),     rft_context_test(test_rank_leaves), rft_context_test(test_messages),
       rft_context_test(test_arguments),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);

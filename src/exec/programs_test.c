@@ -547,7 +547,7 @@ static rfr_trace *onto_trace(int microbatches, bool onto) {
 
 /* Accumulating microbatches into a state, one program run each, is bitwise equal to accumulating them in one trace. No
  * temporary is used; after the fuse pass GEMMs and sums write into the state themselves. */
-static void test_gradient_onto(void **state) {
+static void test_gradient_accumulates(void **state) {
   (void)state;
   for (int fuse = 0; fuse < 2; fuse++) {
     rfr_compile_options o = rfr_compile_options_default();
@@ -696,7 +696,7 @@ int main(void) {
       rft_context_test(test_replay_signature),
       rft_context_test(test_programs_share),
       rft_context_test(test_refused),
-      rft_context_test(test_gradient_onto),
+      rft_context_test(test_gradient_accumulates),
       rft_context_test(test_profile),
       rft_context_test(test_allocation_faults),
   };

@@ -35,7 +35,7 @@ static void plan_product(rfr_dtype dtype, int64_t batch, int64_t M, int64_t N, i
 }
 
 /* oneDNN uses 32-bit sizes in places: it divides by zero at multiples of 2^32. */
-static void test_huge_products(void **state) {
+static void test_huge_gemms(void **state) {
   (void)state;
   static const int64_t huge[] = {(int64_t)1 << 31, (int64_t)1 << 32, ((int64_t)1 << 32) + 64, (int64_t)1 << 33};
   static const rfr_dtype dtypes[] = {RFR_F32, RFR_BF16};
@@ -105,6 +105,6 @@ static void test_registered_launcher(void **state) {
 }
 
 int main(void) {
-  const struct CMUnitTest tests[] = {rft_context_test(test_huge_products), cmocka_unit_test(test_registered_launcher)};
+  const struct CMUnitTest tests[] = {rft_context_test(test_huge_gemms), cmocka_unit_test(test_registered_launcher)};
   return cmocka_run_group_tests_name("select", tests, NULL, NULL);
 }

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * Contexts are independent: several threads compile, capture and replay at once, each with its own context, and get
- * bitwise the results of a single thread. Under ThreadSanitizer this test finds hidden global state. The floating-point
- * mode of the host's threads does not change results, and is restored afterwards.
+ * bitwise the results of a single thread. Under ThreadSanitizer this test detects hidden global state. The
+ * floating-point mode of the host's threads does not change results, and is restored afterwards.
  */
 #include <fenv.h>
 #include <pthread.h>

@@ -245,7 +245,7 @@ rfr_status rfi_gguf_write_parameter(rfr_ctx *ctx, rfi_gguf_writer *w, rfi_file *
   RFI_TRY(architecture_for(c, &a));
   if (i == 0) RFI_TRY(write_factors(ctx, w, file, c));
   RFI_TRY(rfr_model_parameter(c, i, &p));
-  const int n = parts_of(c, a, i, rfi_block_format_named("F32"), parts); /* the writer knows the formats */
+  const int n = parts_of(c, a, i, rfi_block_format_named("F32"), parts); /* the writer supports the formats */
   const int64_t width = p.shape[p.rank - 1];
   for (int k = 0; s == RFR_OK && k < n; k++)
     for (int64_t e = 0; s == RFR_OK && e < parts[k].count; e++)

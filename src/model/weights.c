@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * A GGUF file, or the shards of a folder: opens each shard once and looks a tensor up in all of them. Only the file
- * names of the index are used; the headers of the shards say which tensors they contain, so that a stale index does no
- * harm. A name in two shards is an error. The files of the ranks of a checkpoint are one shard.
+ * names of the index are used; the headers of the shards list their tensors, so that a stale index does no harm. A name
+ * in two shards is an error. The files of the ranks of a checkpoint are one shard.
  */
 #include "model/weights.h"
 

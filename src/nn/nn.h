@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Internals of nn: indices of parameters in the flat list, and the parts of a block. Only params.c knows the order of
- * the list; other files ask it for an index.
+ * Internals of nn: indices of parameters in the flat list, and the parts of a block. Only params.c defines the order of
+ * the list; other files get an index from it.
  */
 #ifndef RFI_NN_H
 #define RFI_NN_H

@@ -287,7 +287,7 @@ static rfr_status finish_gradient(autodiff *a, const rfi_opr *op) {
 }
 
 /* A gradient that is accumulated into a state starts its sum with that state. */
-static rfr_status begin_onto(autodiff *a, const rfr_trace *t) {
+static rfr_status begin_accumulating(autodiff *a, const rfr_trace *t) {
   for (int i = 0; i < t->n_ops; i++) {
     const rfi_opr *op = &t->ops[i];
     if (op->def->code != RFI_OP_gradient || op->n_in < 3 || op->in[2] < 0) continue;
@@ -375,7 +375,7 @@ static rfr_status differentiate(autodiff *a, const rfr_trace *in) {
     RFI_TRY(RFI_ALLOC(in->ctx, n, &elsewhere));
     find_roots(a, in, elsewhere);
     rfi_free(in->ctx, elsewhere);
-    RFI_TRY(begin_onto(a, in));
+    RFI_TRY(begin_accumulating(a, in));
   }
   return walk(a, in);
 }

@@ -47,7 +47,7 @@ static part part_of(const rfr_trace *t, const parts *p, rfr_value v) {
 }
 
 /* Whether v is the result of an op that could accumulate into another value. */
-static bool adds_onto(const rfr_trace *t, rfr_value v) {
+static bool could_accumulate(const rfr_trace *t, rfr_value v) {
   const rfi_opr *op = t->values[v].op < 0 ? NULL : &t->ops[t->values[v].op];
   const int acc = op ? op->def->alias[t->values[v].result] : -1;
   return acc >= 0 && (acc >= op->n_in || op->in[acc] < 0) && t->values[v].base == v;
@@ -60,7 +60,8 @@ static void match(const rfr_trace *t, parts *p, int i) {
     if (have.full < 0 || more.full < 0 || have.at != more.at || t->values[have.full].op >= t->values[more.full].op)
       continue;
     part *onto = &p->onto[more.full];
-    if (onto->full >= 0 ? onto->full != have.full || onto->summed != have.summed : !adds_onto(t, more.full)) continue;
+    if (onto->full >= 0 ? onto->full != have.full || onto->summed != have.summed : !could_accumulate(t, more.full))
+      continue;
     if (memcmp(&t->values[have.full].type, &t->values[more.full].type, sizeof(rfr_type)) != 0) continue;
     *onto = have;
     p->count[more.full]++;

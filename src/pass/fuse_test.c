@@ -418,7 +418,7 @@ static void test_softcapped_head(void **state) {
 }
 
 /* A head is fused even if its weight gradient is accumulated into a narrow state; the sum is rounded once. */
-static void test_head_onto(void **state) {
+static void test_head_accumulates(void **state) {
   (void)state;
   enum { V = 11 };
   rfr_ctx *ctx;
@@ -459,9 +459,12 @@ static void test_head_onto(void **state) {
 }
 
 int main(void) {
-  const struct CMUnitTest tests[] = {cmocka_unit_test(test_exact),       cmocka_unit_test(test_sum_over_rows),
-                                     cmocka_unit_test(test_gate_and_up), cmocka_unit_test(test_softcapped_head),
-                                     cmocka_unit_test(test_head_onto),   cmocka_unit_test(test_weighted_gate_and_up),
+  const struct CMUnitTest tests[] = {cmocka_unit_test(test_exact),
+                                     cmocka_unit_test(test_sum_over_rows),
+                                     cmocka_unit_test(test_gate_and_up),
+                                     cmocka_unit_test(test_softcapped_head),
+                                     cmocka_unit_test(test_head_accumulates),
+                                     cmocka_unit_test(test_weighted_gate_and_up),
                                      cmocka_unit_test(test_experts)};
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

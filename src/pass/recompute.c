@@ -53,7 +53,7 @@ typedef struct rfi_frontier {
   int *op; /* chosen ops in order; op + n_ops: the op's clone for the later program */
   int n_ops;
   int *level; /* level[k]: number of chosen ops at level k; level 0 has 0 */
-  bool *full; /* per level: the plan is smaller with the members that drop_needless would remove */
+  bool *full; /* per level: the plan is smaller with the members that drop_unneeded would remove */
   double *benefit;
   int n_levels, n_marked; /* n_marked: the level with the marked ops */
   int evaluations;        /* number of evaluated choices: the cost of the search, in passes over the trace */
@@ -283,7 +283,7 @@ static void extend_frontier(frontier *l, bool marked) {
 
 /* Removes chosen members that do not lower the peak, mostly those of the first microbatch, which has no gradients yet.
  * Starts with the class chosen last. */
-static bool drop_needless(frontier *l) {
+static bool drop_unneeded(frontier *l) {
   bool dropped = false;
   rfi_choice_cost now = rfi_recompute_evaluate(&l->m, 0);
   for (int taken = l->n_taken - 1; taken >= 0; taken--) {
@@ -368,7 +368,7 @@ static int choose_level(frontier *l, int k) {
 
 rfr_status rfi_frontier_plan(frontier *l, int level, int64_t enough, rfr_frontier_point *out) {
   const int k = choose_level(l, level);
-  const bool dropped = drop_needless(l);
+  const bool dropped = drop_unneeded(l);
   int64_t *planned = &out->planned_bytes, full;
   *out = (rfr_frontier_point){0};
   RFI_TRY(plan_chosen(l, planned));
@@ -378,7 +378,7 @@ rfr_status rfi_frontier_plan(frontier *l, int level, int64_t enough, rfr_frontie
     RFI_TRY(plan_chosen(l, &full));
     l->full[k] = full < *planned;
     if (l->full[k]) *planned = full;
-    else drop_needless(l);
+    else drop_unneeded(l);
   }
   const rfi_choice_cost c = rfi_recompute_evaluate(&l->m, 0);
   out->extra_flops = c.flops;
@@ -413,7 +413,7 @@ static rfr_status frontier_init(frontier *l, const rfr_trace *t, const rfi_pass_
   RFI_GOTO(RFI_ALLOC(t->ctx, n * KINDS * sizeof *l->score, &l->score));
   RFI_GOTO(RFI_ALLOC(t->ctx, n * KINDS * sizeof *l->stale, &l->stale));
   RFI_GOTO(
-      /* the second half is the undo list of drop_needless */
+      /* the second half is the undo list of drop_unneeded */
       RFI_ALLOC(t->ctx, 2 * RFI_LATES * n * sizeof *l->op, &l->op));
   RFI_GOTO(RFI_ALLOC(t->ctx, RFI_LATES * n * sizeof *l->level, &l->level));
   RFI_GOTO(RFI_ALLOC(t->ctx, RFI_LATES * n * sizeof *l->full, &l->full));
@@ -473,7 +473,7 @@ static rfr_status rewrite(frontier *l, int64_t before, rfi_report *report, rfr_t
 
 static rfr_status rewrite_at_level(frontier *l, int level, rfi_report *report, rfr_trace **out) {
   const int64_t before = level_peak(l, 0);
-  if (!l->full[choose_level(l, level)]) drop_needless(l);
+  if (!l->full[choose_level(l, level)]) drop_unneeded(l);
   return rewrite(l, before, report, out);
 }
 
@@ -492,7 +492,7 @@ rfr_status rfi_pass_recompute(const rfr_trace *in, const rfi_pass_options *o, rf
   if (all) {
     extend_frontier(&l, false);
     set_level(&l, l.n_levels - 1);
-    drop_needless(&l);
+    drop_unneeded(&l);
   }
   const rfr_status s = rewrite(&l, before, report, out);
   frontier_deinit(&l);

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * The rules of recomputing. A chosen op is cloned once, just before the first op of the backward that needs one of its
- * results, directly or for another clone. All ops of the backward then read the clone, and the original dies with its
- * last reader in the forward. An operand of a clone is the clone of its producer if that is chosen too, else the
+ * results, directly or for another clone. All ops of the backward then read the clone, and the original is dead after
+ * its last reader in the forward. An operand of a clone is the clone of its producer if that is chosen too, else the
  * original, which then lives until the clone has read it.
  *
  * Never cloned: an op that writes into an operand's storage, writes state or has a host effect; an op whose result is

@@ -238,7 +238,7 @@ static void find_regions(sharding *s) {
 }
 
 /* The operand to which op i adds something, with the sum v; -1: none. */
-static int added_to(const rfr_trace *t, int i, rfr_value v) {
+static int acc_operand_of(const rfr_trace *t, int i, rfr_value v) {
   const rfi_opr *op = &t->ops[i];
   if (op->def->code == RFI_OP_add) {
     const int first = t->values[op->in[0]].op;
@@ -258,7 +258,7 @@ static bool is_alike(const rfr_type *a, const rfr_type *b) {
 static rfr_value earlier(sharding *s, const rfi_uses *uses, rfr_value v) {
   const rfr_trace *t = s->r.from;
   for (;;) {
-    const int i = t->values[v].op, k = i < 0 ? -1 : added_to(t, i, v);
+    const int i = t->values[v].op, k = i < 0 ? -1 : acc_operand_of(t, i, v);
     const rfr_value y = k < 0 ? RFR_NONE : t->ops[i].in[k];
     const int made = y < 0 ? -1 : t->values[y].op;
     if (made < 0 || uses[y].count != 1 || !is_alike(&t->values[y].type, &t->values[v].type)) return RFR_NONE;

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * Quantized storage in a step: each op that reads the result of a local op (dequantize, transposed) gets a separate
- * local op, just before it and with its labels, and so do the readers of what is cast or quantized from such a result.
- * So the values of a weight are live for one GEMM: the plan reuses their bytes, they are not kept for the backward, and
- * a recomputed GEMM recomputes them. Without this, CSE would give all microbatches and the backward one result that is
- * live for the full step. A result that is an output is not changed.
+ * local op, just before it and with its labels. The same holds for ops that read a cast or quantized copy of such a
+ * result. So the values of a weight are live for one GEMM: the plan reuses their bytes, they are not kept for the
+ * backward, and a recomputed GEMM recomputes them. Without this, CSE would give all microbatches and the backward one
+ * result that is live for the full step. A result that is an output is not changed.
  */
 #include "pass/pass.h"
 

@@ -2,9 +2,9 @@
  *
  * Opens a report and writes its page.
  *
- * The page is a fixed text around one block of JSON. Its policy allows the one script and the one style sheet whose
- * hashes the build has computed, and no connection but to the server of a followed page, so markup that enters the page
- * through a defect of ours still has no effect.
+ * The page is a fixed text around one block of JSON. Its policy allows only the script and the style sheet whose hashes
+ * the build has computed, and only connections to the server of a followed page. So markup that enters the page through
+ * a defect of ours has no effect.
  *
  * A page of several long runs must stay small: all curves together get a fixed number of points.
  */

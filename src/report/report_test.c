@@ -71,7 +71,7 @@ static void write_text(rft_folder *f, const char *name, const char *content) {
 
 static double wave(int64_t i) { return i == 4321 ? 99.0 : i == 7777 ? -5.0 : sin(0.01 * (double)i); }
 
-static void test_thin(void **state) {
+static void test_thinned_curves(void **state) {
   (void)state;
   enum { N = 20000 };
   rfi_log_row *items = calloc(N, sizeof *items);
@@ -387,9 +387,9 @@ static void test_large(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      rft_folder_test(test_thin),    rft_folder_test(test_resumed), rft_folder_test(test_growing),
-      rft_folder_test(test_files),   rft_folder_test(test_watched), rft_folder_test(test_refused),
-      rft_folder_test(test_hostile), rft_folder_test(test_loads),   rft_folder_test(test_large),
+      rft_folder_test(test_thinned_curves), rft_folder_test(test_resumed), rft_folder_test(test_growing),
+      rft_folder_test(test_files),          rft_folder_test(test_watched), rft_folder_test(test_refused),
+      rft_folder_test(test_hostile),        rft_folder_test(test_loads),   rft_folder_test(test_large),
   };
   return cmocka_run_group_tests_name("report", tests, NULL, NULL);
 }

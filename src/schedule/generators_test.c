@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The usual schedules against published figures, closed forms and a simulation that knows only the lists: it sweeps
- * over all ranks until nothing changes, finds the inputs of an action by comparing texts of completed actions, and
- * counts microbatches in flight.
+ * The usual schedules against published figures, closed forms and a simulation that uses only the lists: it sweeps over
+ * all ranks until nothing changes, finds the inputs of an action by comparing texts of completed actions, and counts
+ * microbatches in flight.
  */
 #include <math.h>
 #include <stdio.h>

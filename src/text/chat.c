@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Chat templates: opening them, rendering conversations, and marking the bytes that the assistant says.
+ * Chat templates: opening them, rendering conversations, and marking the bytes of the assistant's messages.
  *
  * The loss mask never searches a text. With {% generation %}, the marked bytes carry a flag through every string
  * operation. Without it, the conversation is rendered up to and including each assistant message, and the texts are

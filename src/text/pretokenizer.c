@@ -271,7 +271,7 @@ static rfr_status split_pattern(const step *t, rfi_encoder *e, const char *s, rf
 }
 
 /* Characters that the step's kind looks for. */
-static bool is_sought(const rfi_pretokenizer *p, const step *t, uint32_t c) {
+static bool is_matched(const rfi_pretokenizer *p, const step *t, uint32_t c) {
   switch (t->kind) {
     case RFI_PRE_DIGITS: return rfi_flags(p->categories, c) & RFI_IS_NUMERIC;
     case RFI_PRE_PUNCTUATION: return rfi_flags(p->categories, c) & RFI_IS_PUNCTUATION;
@@ -284,7 +284,7 @@ static rfr_status split_chars(const rfi_pretokenizer *p, const step *t, rfi_enco
   size_t n = 0, before = piece.begin;
   for (size_t i = piece.begin; i < piece.end;) {
     const size_t at = i;
-    if (!is_sought(p, t, rfi_utf8_next(s, &i))) continue;
+    if (!is_matched(p, t, rfi_utf8_next(s, &i))) continue;
     if (before < at) RFI_TRY(add_segment(e, &n, before, at, false));
     RFI_TRY(add_segment(e, &n, at, i, true));
     before = i;

@@ -587,7 +587,7 @@ static int32_t named_id(const reader *r, const json_t *model, const json_t *conf
 }
 
 /* *out NULL: the file does not exist. Integers are read as reals: model_max_length may have 31 digits. */
-static rfr_status load_beside(rfr_ctx *ctx, const char *folder, const char *name, json_t **out) {
+static rfr_status load_sibling(rfr_ctx *ctx, const char *folder, const char *name, json_t **out) {
   char *path = NULL, *text;
   size_t n;
   *out = NULL;
@@ -609,9 +609,9 @@ static rfr_status put_stop(reader *r, const json_t *id) {
 static rfr_status read_ends(reader *r, const json_t *model, const char *folder) {
   json_t *config = NULL, *map = NULL, *generation = NULL;
   rfr_status s;
-  RFI_GOTO(load_beside(r->ctx, folder, "tokenizer_config.json", &config));
-  RFI_GOTO(load_beside(r->ctx, folder, "special_tokens_map.json", &map));
-  RFI_GOTO(load_beside(r->ctx, folder, "generation_config.json", &generation));
+  RFI_GOTO(load_sibling(r->ctx, folder, "tokenizer_config.json", &config));
+  RFI_GOTO(load_sibling(r->ctx, folder, "special_tokens_map.json", &map));
+  RFI_GOTO(load_sibling(r->ctx, folder, "generation_config.json", &generation));
   r->spec.bos = named_id(r, model, config, "bos_token");
   r->spec.eos = named_id(r, model, config, "eos_token");
   if (r->spec.bos < 0) r->spec.bos = named_id(r, model, map, "bos_token");

@@ -3,7 +3,7 @@
  * Recipes in a trace: scopes while it is recorded, labels of GEMMs, and their text.
  *
  * Only a linear gets a label: a matrix times a weight, plain or grouped. Its backward inherits the label with its
- * number (autodiff), so that the pass `quantize` knows which GEMMs belong together. A weight whose name matches a
+ * number (autodiff), so that the pass `quantize` can find which GEMMs belong together. A weight whose name matches a
  * pattern is labelled too, as kept, so that the pass can report it.
  */
 #include <stdlib.h>

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Recipes in a trace: which calls get a label, nested scopes, patterns, what a recipe may say, and the text of labels.
+ * Recipes in a trace: which calls get a label, nested scopes, patterns, allowed recipes, and the text of labels.
  */
 #include <setjmp.h>
 #include <stdarg.h>

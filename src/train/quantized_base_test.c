@@ -205,7 +205,7 @@ static void recipes_are_local(void **state) {
 }
 
 /* The codes equal those that the recipe would compute from the weights: same losses, same adapter. */
-static void fp8_as_it_is(void **state) {
+static void stored_fp8_equals_recipe(void **state) {
   (void)state;
   rfr_ctx *ctx = rft_run_ctx(2);
   for (int m = 0; m < MODELS; m++) {
@@ -308,7 +308,7 @@ static void refused(void **state) {
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(weights),  cmocka_unit_test(bits_nf4),          cmocka_unit_test(bits_int8_gpt2_dora),
-      cmocka_unit_test(bits_fp8), cmocka_unit_test(recipes_are_local), cmocka_unit_test(fp8_as_it_is),
+      cmocka_unit_test(bits_fp8), cmocka_unit_test(recipes_are_local), cmocka_unit_test(stored_fp8_equals_recipe),
       cmocka_unit_test(exported), cmocka_unit_test(refused),
   };
   return cmocka_run_group_tests_name("quantized_base", tests, rft_run_setup, rft_run_teardown);

@@ -272,7 +272,7 @@ static rfr_status check_fresh(rfr_ctx *ctx, const char *folder, const char *conf
                      config ? "the folder holds a run already" : "the folder holds checkpoints, but no config.yaml");
 }
 
-/* For a folder of ours without a configuration: says what it is, and where the run is. */
+/* For a folder of ours without a configuration: reports what it is, and the path of the run. */
 static rfr_status check_folder(rfr_ctx *ctx, const char *folder) {
   static const struct {
     const char *file, *what;

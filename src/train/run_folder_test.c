@@ -95,7 +95,7 @@ static void checkpoints_without_configuration(void **state) {
 }
 
 /* The configuration in the folder resumes the run from any working folder, and a stop message names the folder. */
-static void resume_from_elsewhere(void **state) {
+static void resume_from_other_folder(void **state) {
   (void)state;
   char here[4096];
   rfr_ctx *ctx = rft_run_ctx(1);
@@ -339,7 +339,7 @@ int main(void) {
       cmocka_unit_test(two_starts_in_one_folder),
       cmocka_unit_test(configuration_without_checkpoints),
       cmocka_unit_test(checkpoints_without_configuration),
-      cmocka_unit_test(resume_from_elsewhere),
+      cmocka_unit_test(resume_from_other_folder),
       cmocka_unit_test(odd_logs),
       cmocka_unit_test(no_space),
       cmocka_unit_test(file_size_limit),

@@ -19,7 +19,7 @@ static inline bool rfi_watches(const rfr_run *run, int64_t step) {
 }
 /* The index of the program that runs step `step`, counted from 0. */
 int rfi_training_program(const rfr_run *run, int64_t step);
-/* Runs one of the programs (RFR_RUN_...), replayed or eagerly as the options say. */
+/* Runs one of the programs (RFR_RUN_...), replayed or eagerly, according to the options. */
 rfr_status rfi_launch(rfr_run *run, int program);
 /* The same for program i, without the schedule of a pipeline. */
 rfr_status rfi_launch_at(rfr_run *run, int i);

@@ -229,7 +229,7 @@ static void kinds(void **state) {
 }
 
 /* Finds the maximum number of steps of a mixture with limits: the number that the error suggests must be right. */
-static void used_up(void **state) {
+static void max_steps_of_mixture(void **state) {
   static const char shares[] = "data.shares=[1, 1]", files[] = "data.train=[a.jsonl, c.jsonl]";
   char steps[32] = "run.steps=900";
   const char *sets[] = {files, shares, "data.max_epochs=[2, 1]", "run.epochs=0", steps, "batch.tokens=128"};
@@ -265,8 +265,9 @@ static void used_up(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(epochs),  cmocka_unit_test(packed_losses), cmocka_unit_test(resumed),
-      cmocka_unit_test(used_up), cmocka_unit_test(kinds),
+      cmocka_unit_test(epochs),  cmocka_unit_test(packed_losses),
+      cmocka_unit_test(resumed), cmocka_unit_test(max_steps_of_mixture),
+      cmocka_unit_test(kinds),
   };
   return cmocka_run_group_tests(tests, rft_run_setup, rft_run_teardown);
 }

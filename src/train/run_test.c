@@ -66,7 +66,7 @@ static void mismatches(void **state) {
   rfr_ctx_destroy(ctx);
 }
 
-static void stop_and_go_on(void **state) {
+static void stop_and_continue(void **state) {
   (void)state;
   rfr_ctx *ctx = rft_run_ctx(1);
   rft_record r = {0}, full = {0};
@@ -224,7 +224,7 @@ static void generated_tokens(void **state) {
 }
 
 /* In a vocabulary with more than bytes, a token that is not a byte must not be truncated to one. */
-static void tokens_that_are_no_bytes(void **state) {
+static void tokens_other_than_bytes(void **state) {
   (void)state;
   rfr_ctx *ctx = rft_run_ctx(1);
   rft_record r = {0};
@@ -434,7 +434,7 @@ static void quiet_allocator(void **state) {
 }
 
 /* A locale with a decimal comma, no standard output, and signal handlers of the embedding program. */
-static void guest(void **state) {
+static void embedded(void **state) {
   (void)state;
   const int signals[] = {SIGINT, SIGTERM, SIGFPE, SIGSEGV, SIGBUS, SIGPIPE, SIGABRT};
   enum { N = sizeof signals / sizeof signals[0] };
@@ -453,7 +453,7 @@ static void guest(void **state) {
   close(STDOUT_FILENO);
   const int has_comma = rft_set_comma_locale(rft_run_root);
   o = rft_run_options(&comma);
-  rfr_status s = rfr_run_open(ctx, config, rft_run_folder("guest"), &o, &run);
+  rfr_status s = rfr_run_open(ctx, config, rft_run_folder("embedded"), &o, &run);
   if (s == RFR_OK) s = rfr_run_train(run);
   rfr_run_close(run);
   setlocale(LC_NUMERIC, "C");
@@ -467,9 +467,9 @@ static void guest(void **state) {
   assert_int_equal(s, RFR_OK);
   for (int i = 1; i <= 6; i++) assert_true(plain.loss[i] == comma.loss[i]);
   /* files written under this locale can be read */
-  check_log("guest", &comma, 6);
+  check_log("embedded", &comma, 6);
   o.resume = 1;
-  run = rft_run_open(ctx, config, "guest", &o);
+  run = rft_run_open(ctx, config, "embedded", &o);
   rfr_run_close(run);
   rfr_ctx_destroy(ctx);
 }
@@ -617,8 +617,8 @@ static void ends_in_skipped_steps(void **state) {
   rfr_ctx_destroy(ctx);
 }
 
-/* The checkpoint of the last step has finite weights: a resume is not done either, nor is one with more steps. */
-static void ends_in_skipped_steps_again(void **state) {
+/* The checkpoint of the last step has finite weights, but a resume is not done, also with more steps. */
+static void resume_after_skipped_steps(void **state) {
   static const char more[] = "run.steps=7", *const sets[] = {more};
   (void)state;
   rfr_ctx *ctx = rft_run_ctx(1);
@@ -764,23 +764,23 @@ static void numbers(void **state) {
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(mismatches),
-      cmocka_unit_test(stop_and_go_on),
+      cmocka_unit_test(stop_and_continue),
       cmocka_unit_test(generation),
       cmocka_unit_test(generated_tokens),
-      cmocka_unit_test(tokens_that_are_no_bytes),
+      cmocka_unit_test(tokens_other_than_bytes),
       cmocka_unit_test(long_texts),
       cmocka_unit_test(disk_full),
       cmocka_unit_test(diverged),
       cmocka_unit_test(given_in_time),
       cmocka_unit_test(log_lines),
       cmocka_unit_test(quiet_allocator),
-      cmocka_unit_test(guest),
+      cmocka_unit_test(embedded),
       cmocka_unit_test(zero_gradients),
       cmocka_unit_test(small_documents),
       cmocka_unit_test(bad_weights_are_not_saved),
       cmocka_unit_test(bad_weights_in_16_bits),
       cmocka_unit_test(ends_in_skipped_steps),
-      cmocka_unit_test(ends_in_skipped_steps_again),
+      cmocka_unit_test(resume_after_skipped_steps),
       cmocka_unit_test(bad_weights_are_not_loaded),
       cmocka_unit_test(nothing_to_predict),
       cmocka_unit_test(damaged_checkpoint),

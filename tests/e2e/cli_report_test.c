@@ -98,7 +98,7 @@ static void loads(void **state) {
   json_decref(page);
 }
 
-static void mistakes(void **state) {
+static void usage_errors(void **state) {
   (void)state;
   assert_int_equal(RUN("report", "nowhere"), 4);
   rft_assert_says(rft_err, "nowhere: no such folder");
@@ -239,8 +239,8 @@ static void screen(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(page),  cmocka_unit_test(follow),   cmocka_unit_test(screen),
-      cmocka_unit_test(loads), cmocka_unit_test(mistakes), cmocka_unit_test(compared),
+      cmocka_unit_test(page),  cmocka_unit_test(follow),       cmocka_unit_test(screen),
+      cmocka_unit_test(loads), cmocka_unit_test(usage_errors), cmocka_unit_test(compared),
   };
   return cmocka_run_group_tests(tests, rft_program_set_up, rft_program_tear_down);
 }

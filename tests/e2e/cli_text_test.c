@@ -51,7 +51,7 @@ static int set_up(void **state) {
 #define TEMPLATE "--set", "data.template=chatml"
 #define SMALL "--set", "precision.dtype=f32", "--set", "data.sequence=64", "--set", "batch.tokens=128"
 
-/* The row as the model sees it. A special token in the user's text is tokenized as characters. */
+/* The row as the model reads it. A special token in the user's text is tokenized as characters. */
 static void check_data(void **state) {
   (void)state;
   rft_write_file("odd.jsonl",
@@ -182,7 +182,7 @@ static void token_files(void **state) {
   free(got);
 }
 
-static void token_mistakes(void **state) {
+static void token_errors(void **state) {
   (void)state;
   static const struct {
     const char *arguments[10], *says;
@@ -275,8 +275,8 @@ static void trained_tokenizer(void **state) {
   rft_assert_says(rft_err, "refrain tokenizer-train --help");
 }
 
-/* Messages for frequent first mistakes, and the last lines of finetune. */
-static void first_mistakes(void **state) {
+/* Messages for frequent errors of first use, and the last lines of finetune. */
+static void first_errors(void **state) {
   (void)state;
   static const char *const with_model[] = {"chat", "generate", "eval", "tokenize", "inspect", "plan", "check"};
   rft_write_file("one.jsonl", "{\"messages\": [{\"role\": \"user\", \"content\": \"1\"}, {\"role\": \"assistant\", "
@@ -341,7 +341,7 @@ static json_int_t prompt_tokens(int line) {
   return n;
 }
 
-static void talk(void **state) {
+static void chats(void **state) {
   (void)state;
 #define CHAT "chat", "runs/chat", "--tokens", "1", "--context", "64", "--json"
   enum { TURN = 1 + 5 + 1 + 1, START = 1 + 10 }; /* <|im_start|>user\n ... <|im_end|>\n, <|im_start|>assistant\n */
@@ -462,10 +462,10 @@ static void generate(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(check_data),     cmocka_unit_test(finetune),
-      cmocka_unit_test(token_files),    cmocka_unit_test(trained_tokenizer),
-      cmocka_unit_test(token_mistakes), cmocka_unit_test(first_mistakes),
-      cmocka_unit_test(talk),           cmocka_unit_test(checkpoint_and_adapter),
+      cmocka_unit_test(check_data),   cmocka_unit_test(finetune),
+      cmocka_unit_test(token_files),  cmocka_unit_test(trained_tokenizer),
+      cmocka_unit_test(token_errors), cmocka_unit_test(first_errors),
+      cmocka_unit_test(chats),        cmocka_unit_test(checkpoint_and_adapter),
       cmocka_unit_test(generate),
   };
   return cmocka_run_group_tests(tests, set_up, rft_program_tear_down);

@@ -122,7 +122,7 @@ static rfr_status run_from_zeros(rfr_programs *p) {
   return rfr_program_run(p, 0);
 }
 
-static void test_wrongs(void **state) {
+static void test_violations(void **state) {
   (void)state;
   const struct {
     int at;
@@ -234,7 +234,7 @@ static void test_memory(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      debug_test(test_wrongs),
+      debug_test(test_violations),
       debug_test(test_names),
       debug_test(test_no_allocation),
       debug_test(test_memory),

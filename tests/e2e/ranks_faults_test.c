@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * Faults of one of four ranks at random times: it is killed, stopped, or cannot write files any more. Every time all
- * processes end within a minute, a record in the run's folder names the rank, no process is left, the last checkpoint
- * is good, and the run that continues from it ends bitwise equal to an undisturbed one.
+ * processes end within a minute, no process is left, and a record in the run's folder names the rank. The last
+ * checkpoint is good, and the run that continues from it ends bitwise equal to an undisturbed one.
  *
  *   ranks_faults_test [FAULTS [SEED]]
  */

@@ -328,7 +328,7 @@ static void json_prints(void **state) {
 }
 
 /* Interrupts and short transfers are not failures: the result has the same bytes. */
-static void stutter(void **state) {
+static void short_transfers(void **state) {
   scene c;
   set_scene(&c, *state, true);
   rfi_io_fault fault = {.max_transfer = 7, .interrupt = true};
@@ -431,7 +431,7 @@ int main(int argc, char **argv) {
       rft_folder_test(calls_resumed_once),
       rft_folder_test(calls_fresh_full),
       rft_folder_test(calls_resumed_full),
-      rft_folder_test(stutter),
+      rft_folder_test(short_transfers),
       rft_folder_test(data_cut_while_training),
       rft_folder_test(data_cut_while_opening),
       rft_folder_test(json_prints),

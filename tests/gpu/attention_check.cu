@@ -5,10 +5,10 @@
  *   cmake --build build/release --target attention_check && build/release/attention_check [check|delays|time]
  *
  * check: random shapes, documents, windows, caps: relative L2 errors, no write outside the results and the workspace,
- * bitwise equal in 20 runs, non-finite values affect only the rows that see them. delays: Hopper's kernels with random
- * delays before barriers and copies, in all warp roles: 1,000 runs are bitwise equal to one without delays. time:
- * TFLOP/s (4 GEMMs of 2 FLOP per head, row and visible key, and 10 in the backward). One line per case; the exit code
- * is 1 if any line says BAD.
+ * bitwise equal in 20 runs, non-finite values affect only the rows that attend to them. delays: Hopper's kernels with
+ * random delays before barriers and copies, in all warp roles: 1,000 runs are bitwise equal to one without delays.
+ * time: TFLOP/s (4 GEMMs of 2 FLOP per head, row and visible key, and 10 in the backward). One line per case; the exit
+ * code is 1 if any line says BAD.
  */
 #include <algorithm>
 #include <cuda_bf16.h>
@@ -249,7 +249,7 @@ static void to_device(buffer &to, const std::vector<double> &x, rfr_dtype dtype)
   CUDA(cudaMemcpy(to.data, bits.data(), bits.size() * 2, cudaMemcpyHostToDevice));
 }
 
-/* The keys that row t sees: those of its document, the first document that ends after t. */
+/* The keys that row t attends to: those of its document, the first document that ends after t. */
 static void keys_of(const shape &s, int t, int *first, int *end) {
   int before = 0;
   *first = *end = 0;
@@ -353,7 +353,7 @@ static void check_case(const variant &x, const shape &s, uint64_t seed, int repe
   fflush(stdout);
 }
 
-/* A NaN in v affects only the rows that see its key; o of other rows stays bitwise equal, and in the backward the
+/* A NaN in v affects only the rows that attend to its key; o of other rows stays bitwise equal, and in the backward the
  * gradients of other documents. */
 static void check_not_finite(const variant &which, int D, rfr_dtype dtype) {
   shape s = {400, 4, 2, D, 1, 0, 0, dtype, {0, 170, 400}};

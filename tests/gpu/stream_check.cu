@@ -3,10 +3,10 @@
  * Callables in the caller's stream and memory. Their inputs are written in the stream after a slow kernel, and their
  * outputs are copied in the stream, without a wait of the host in between: a call that ran too early, or overlapped
  * another call, would read or write other values. Captured and eager, in one stream, in two alternating streams and in
- * the legacy default stream, a step is bitwise equal to one in the graphs' own stream with waits around each call. So
- * is a step whose inputs, outputs and their gradients are in fixed device memory, one after these, its weight and main
- * gradient have moved, and one where each call gets other memory, of the device or of the host, pinned or not, in
- * alternation.
+ * the legacy default stream, a step is bitwise equal to one in the graphs' own stream with waits around each call. The
+ * same holds for a step whose inputs, outputs and their gradients are in fixed device memory, also after these, its
+ * weight and main gradient have moved. It also holds for a step where each call gets other memory: device memory or
+ * host memory, pinned or not, alternately.
  *
  *   stream_check
  */

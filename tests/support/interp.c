@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The interpreter of interp.h. References want dense operands, so a strided view is
- * gathered into a copy for the op that reads it; a result that is the next version of an
- * operand gets that operand's own storage, as a kernel would.
+ * The interpreter of interp.h. References require dense operands, so a strided view is gathered into a copy for the op
+ * that reads it; a result that is the next version of an operand gets that operand's own storage, as a kernel would.
  */
 #include "support/interp.h"
 

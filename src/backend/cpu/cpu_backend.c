@@ -124,18 +124,18 @@ static rfr_status memory_use(rfi_device *d, rfr_memory_use *out) {
 /* The GEMMs inside an LM head: its kernel calls the library for those that the library supports. */
 static rfr_status select_head(rfi_device *d, rfi_arena *memory, rfi_call *call, const char **kernel) {
   rfi_head head = rfi_head_make(call, 1);
-  rfi_head_library *entry = rfi_arena_alloc(memory, sizeof *entry * RFI_HEAD_CHUNKS * RFI_HEAD_PRODUCTS);
+  rfi_head_library *entry = rfi_arena_alloc(memory, sizeof *entry * RFI_HEAD_CHUNKS * RFI_HEAD_GEMMS);
   if (!entry) return RFR_NO_MEMORY;
   call->library = entry;
   for (int kind = 0; kind < RFI_HEAD_CHUNKS; kind++) {
-    rfi_head_product products[RFI_HEAD_PRODUCTS];
+    rfi_head_gemm gemms[RFI_HEAD_GEMMS];
     int64_t t = rfi_head_start(&head, kind);
     if (t < 0) continue;
-    rfi_head_products(call, &head, t, &head, products);
-    for (int i = 0; i < RFI_HEAD_PRODUCTS; i++) {
-      rfi_head_library *e = &entry[kind * RFI_HEAD_PRODUCTS + i];
-      if (products[i].wanted)
-        RFI_TRY(rfi_cpu_library_select(d->library, rfi_op_def_get(RFI_OP_matmul), &products[i].call, &e->run,
+    rfi_head_gemms(call, &head, t, &head, gemms);
+    for (int i = 0; i < RFI_HEAD_GEMMS; i++) {
+      rfi_head_library *e = &entry[kind * RFI_HEAD_GEMMS + i];
+      if (gemms[i].wanted)
+        RFI_TRY(rfi_cpu_library_select(d->library, rfi_op_def_get(RFI_OP_matmul), &gemms[i].call, &e->run,
                                        &e->workspace, &e->handle));
       if (e->run) *kernel = RFI_LIBRARY_KERNEL;
     }

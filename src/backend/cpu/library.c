@@ -22,20 +22,20 @@
 #include "ops/grouped/pair.h"
 #include "ops/op_index.h"
 
-typedef struct product {
-  struct product *next;
+typedef struct gemm {
+  struct gemm *next;
   rfi_cpu_library *library;
   rfi_module_gemm desc;
   void *handle;    /* NULL: the module has no fast kernel */
   const char *why; /* why the module has none */
   size_t scratch;
-} product;
+} gemm;
 
 struct rfi_cpu_library {
   rfr_ctx *ctx;
   const rfi_gemm_module *module; /* NULL: none */
   void *engine;
-  product *products;
+  gemm *gemms;
   bool bf16_fast;
   char text[128];
 };
@@ -102,9 +102,9 @@ rfr_status rfi_cpu_library_open(rfr_ctx *ctx, rfi_cpu_library **out) {
 
 void rfi_cpu_library_close(rfi_cpu_library *l) {
   if (!l) return;
-  while (l->products) {
-    product *p = l->products;
-    l->products = p->next;
+  while (l->gemms) {
+    gemm *p = l->gemms;
+    l->gemms = p->next;
     if (p->handle) l->module->destroy(p->handle);
     rfi_free(l->ctx, p);
   }
@@ -139,8 +139,8 @@ static void strides(const rfi_arg *x, int transposed, int64_t rows, int64_t cols
   out[0] = r == 3 && x->type.shape[0] > 1 ? x->stride[0] : rows * cols;
 }
 
-static rfr_status run_product(const rfi_call *call) {
-  const product *p = call->library;
+static rfr_status run_gemm(const rfi_call *call) {
+  const gemm *p = call->library;
   const void *bias = p->desc.bias != RFI_GEMM_NONE ? call->in[RFI_IN_matmul_bias].data : NULL;
   rfi_gemm_status s = p->library->module->execute(p->handle, call->in[0].data, call->in[1].data, bias,
                                                   call->out[0].data, call->workspace);
@@ -189,7 +189,7 @@ static rfi_gemm_group weight_of_group(const void *user, int64_t g) {
 }
 
 static rfr_status run_groups(const rfi_call *call, rfi_gemm_group_fn group) {
-  const product *p = call->library;
+  const gemm *p = call->library;
   const int64_t groups = call->in[OFFSETS].type.shape[0] - 1;
   const rfi_gemm_status s = p->library->module->execute_groups(p->handle, groups, group, call, call->workspace);
   return s == RFI_GEMM_OK ? RFR_OK : rfi_fail(RFI_E_INTERNAL, "%s failed to run a GEMM", p->library->text);
@@ -203,7 +203,7 @@ static rfr_status run_grouped(const rfi_call *call) {
 }
 static rfr_status run_wgrad(const rfi_call *call) {
   const rfi_arg *dw = &call->out[0];
-  const product *p = call->library;
+  const gemm *p = call->library;
   for (int64_t g = 0; g < dw->type.shape[0] && !p->desc.accumulate; g++)
     if (weight_of_group(call, g).n == 0) memset(row_of(dw, g), 0, (size_t)(row_of(dw, 1) - row_of(dw, 0)));
   return run_groups(call, weight_of_group);
@@ -255,22 +255,22 @@ static bool describe(const rfi_call *call, const rfi_gemm_desc *g, rfi_module_ge
 
 /* The grouped GEMM, then the activation. */
 static rfr_status run_swiglu(const rfi_call *call) {
-  const product *product = call->library;
+  const gemm *gemm = call->library;
   rfi_pair p;
   rfi_pair_of(call, &p);
-  RFI_TRY(run_grouped(&p.product));
+  RFI_TRY(run_grouped(&p.gemm));
   if (!p.act.out->data) return RFR_OK;
-  return rfi_cpu_kernel(rfi_ctx_isa(product->library->ctx), RFI_OP_swiglu_weighted)->run(&p.act);
+  return rfi_cpu_kernel(rfi_ctx_isa(gemm->library->ctx), RFI_OP_swiglu_weighted)->run(&p.act);
 }
 
 /* The function that runs a GEMM of this op with the module. */
 static rfi_kernel_fn runner(const rfi_op_def *def, const rfi_gemm_desc *g) {
   if (def->code == RFI_OP_grouped_swiglu) return run_swiglu;
-  return g->varies == RFI_GEMM_FIXED ? run_product : g->varies == RFI_GEMM_VARIES_M ? run_grouped : run_wgrad;
+  return g->varies == RFI_GEMM_FIXED ? run_gemm : g->varies == RFI_GEMM_VARIES_M ? run_grouped : run_wgrad;
 }
 
-static product *find_product(const rfi_cpu_library *l, const rfi_module_gemm *d) {
-  product *p = l->products;
+static gemm *find_gemm(const rfi_cpu_library *l, const rfi_module_gemm *d) {
+  gemm *p = l->gemms;
   while (p && memcmp(&p->desc, d, sizeof *d) != 0) p = p->next;
   return p;
 }
@@ -284,7 +284,7 @@ rfr_status rfi_cpu_library_select(rfi_cpu_library *l, const rfi_op_def *def, con
   *handle = NULL;
   if (!l->module || !rfi_call_gemm(def, call, &g) || g.gelu_x >= 0) return RFR_OK;
   if (!describe(call, &g, &d) || !fits_library(&d)) return RFR_OK;
-  product *p = find_product(l, &d);
+  gemm *p = find_gemm(l, &d);
   if (!p) {
     RFI_TRY(RFI_ALLOC(l->ctx, sizeof *p, &p));
     p->library = l;
@@ -295,8 +295,8 @@ rfr_status rfi_cpu_library_select(rfi_cpu_library *l, const rfi_op_def *def, con
       return rfi_fail(RFI_E_NO_MEMORY, "%s could not create a GEMM", l->text);
     }
     if (s != RFI_GEMM_OK) p->handle = NULL;
-    p->next = l->products;
-    l->products = p;
+    p->next = l->gemms;
+    l->gemms = p;
   }
   if (p->handle) {
     *run = runner(def, &g);
@@ -320,6 +320,6 @@ const char *rfi_cpu_library_lacks(const rfi_cpu_library *l, const rfi_op_def *de
   if (a->type.dtype != RFR_BF16) return "operands are not bf16";
   if (!l->module) return "oneDNN is not used";
   if (g.bias >= 0) return "a bias is added";
-  const product *p = describe(call, &g, &d) ? find_product(l, &d) : NULL;
+  const gemm *p = describe(call, &g, &d) ? find_gemm(l, &d) : NULL;
   return p ? p->why : "operands are empty or have strides that the module does not take";
 }

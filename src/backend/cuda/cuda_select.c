@@ -14,20 +14,19 @@
 /* The GEMMs inside an LM head run on cuBLASLt if it supports them. */
 static rfr_status select_head(const rfi_selector *from, rfi_arena *memory, rfr_call *call) {
   const rfi_head head = rfi_head_make(call, RFI_HEAD_ALIGNED);
-  rfi_head_library *entry = from->core->arena_alloc(memory, sizeof *entry * RFI_HEAD_CHUNKS * RFI_HEAD_PRODUCTS);
+  rfi_head_library *entry = from->core->arena_alloc(memory, sizeof *entry * RFI_HEAD_CHUNKS * RFI_HEAD_GEMMS);
   if (!entry) return RFR_NO_MEMORY;
   call->library = entry;
   for (int kind = 0; kind < RFI_HEAD_CHUNKS; kind++) {
-    rfi_head_product products[RFI_HEAD_PRODUCTS];
+    rfi_head_gemm gemms[RFI_HEAD_GEMMS];
     const int64_t t = rfi_head_start(&head, kind);
-    entry[kind * RFI_HEAD_PRODUCTS].device = from->device;
+    entry[kind * RFI_HEAD_GEMMS].device = from->device;
     if (t < 0) continue;
-    rfi_head_products(call, &head, t, (void *)call->in[RFI_HEAD_X].data, products);
-    for (int i = 0; i < RFI_HEAD_PRODUCTS; i++) {
-      rfi_bound b = {.call = products[i].call};
-      if (products[i].wanted) RFI_TRY(rfi_lt_select(from->lt, from->core->op_def(RFI_OP_matmul), &b));
-      entry[kind * RFI_HEAD_PRODUCTS + i] =
-          (rfi_head_library){b.run, (size_t)b.workspace, b.call.library, from->device};
+    rfi_head_gemms(call, &head, t, (void *)call->in[RFI_HEAD_X].data, gemms);
+    for (int i = 0; i < RFI_HEAD_GEMMS; i++) {
+      rfi_bound b = {.call = gemms[i].call};
+      if (gemms[i].wanted) RFI_TRY(rfi_lt_select(from->lt, from->core->op_def(RFI_OP_matmul), &b));
+      entry[kind * RFI_HEAD_GEMMS + i] = (rfi_head_library){b.run, (size_t)b.workspace, b.call.library, from->device};
     }
   }
   return RFR_OK;
@@ -35,19 +34,19 @@ static rfr_status select_head(const rfi_selector *from, rfi_arena *memory, rfr_c
 
 /* lora_matmul as two GEMMs of cuBLASLt, if it supports them. */
 static rfr_status select_lora(const rfi_selector *from, rfi_arena *memory, rfi_bound *b) {
-  rfi_head_product products[2];
+  rfi_head_gemm gemms[2];
   rfi_head_library *entry = from->core->arena_alloc(memory, sizeof *entry * 2);
   if (!entry) return RFR_NO_MEMORY;
   b->kernel = "cuBLASLt";
-  rfi_lora_products(&b->call, products);
+  rfi_lora_gemms(&b->call, gemms);
   for (int i = 0; i < 2; i++) {
-    rfi_bound part = {.call = products[i].call};
+    rfi_bound part = {.call = gemms[i].call};
     RFI_TRY(rfi_lt_select(from->lt, from->core->op_def(RFI_OP_matmul), &part));
     if (!part.run) b->kernel = "sm80";
     if (part.workspace > b->workspace) b->workspace = part.workspace;
     entry[i] = (rfi_head_library){part.run, (size_t)part.workspace, part.call.library, from->device};
   }
-  b->run = rfi_lora_run_products;
+  b->run = rfi_lora_run_gemms;
   b->call.library = entry;
   return RFR_OK;
 }
@@ -60,13 +59,13 @@ static rfr_status select_gelu_bwd(const rfi_selector *from, rfi_arena *memory, c
   rfi_head_library *entry = from->core->arena_alloc(memory, sizeof *entry);
   if (!entry) return RFR_NO_MEMORY;
   rfi_gelu_pair_of(&b->call, &p);
-  rfi_bound product = {.call = p.product};
-  RFI_TRY(rfi_lt_select(from->lt, from->core->op_def(RFI_OP_matmul), &product));
-  *entry = (rfi_head_library){product.run, (size_t)product.workspace, product.call.library, from->device};
+  rfi_bound gemm = {.call = p.gemm};
+  RFI_TRY(rfi_lt_select(from->lt, from->core->op_def(RFI_OP_matmul), &gemm));
+  *entry = (rfi_head_library){gemm.run, (size_t)gemm.workspace, gemm.call.library, from->device};
   b->run = rfi_cuda_kernel_of(def->code)->run;
-  b->kernel = product.run ? "cuBLASLt" : "sm80";
+  b->kernel = gemm.run ? "cuBLASLt" : "sm80";
   b->call.library = entry;
-  b->workspace = product.workspace;
+  b->workspace = gemm.workspace;
   return RFR_OK;
 }
 

@@ -5,7 +5,7 @@
  * Our matrices are row-major and cuBLASLt's column-major, so each GEMM is computed transposed: y^T = op(b)^T op(a)^T,
  * where a row-major matrix read as a column-major one is already its transpose. The algorithm, which decides the bits,
  * is among the first that the library's heuristic proposes, chosen by shapes, types and strides, for 16-byte alignment
- * and a workspace of one of two sizes in the plan. Algorithms are measured only if the compile asks for it (lt_tune.c).
+ * and a workspace of one of two sizes in the plan. Algorithms are measured only if the compile requests it (lt_tune.c).
  */
 #include "backend/cuda/lt.h"
 
@@ -14,7 +14,7 @@
 #include <string.h>
 
 #include "backend/cuda/cuda.h"
-#include "backend/cuda/lt_product.h"
+#include "backend/cuda/lt_gemm.h"
 #include "backend/cuda/scale_layout.h"
 #include "ops/gemm.h"
 #include "ops/op_index.h"
@@ -22,7 +22,7 @@
 typedef rfi_lt_functions functions;
 typedef rfi_lt_matrix matrix;
 typedef rfi_lt_key key;
-typedef rfi_lt_product product;
+typedef rfi_lt_gemm gemm;
 
 /* ---- loading ---- */
 
@@ -73,7 +73,7 @@ rfr_status rfi_lt_open(const rfi_cuda_host *core, rfr_ctx *ctx, const rfi_cuda_i
   return s;
 }
 
-static void product_destroy(product *p) {
+static void gemm_destroy(gemm *p) {
   const functions *f = &p->lt->f;
   if (p->desc) f->cublasLtMatmulDescDestroy(p->desc);
   if (p->A) f->cublasLtMatrixLayoutDestroy(p->A);
@@ -84,10 +84,10 @@ static void product_destroy(product *p) {
 
 void rfi_lt_close(rfi_lt *lt) {
   if (!lt) return;
-  while (lt->products) {
-    product *p = lt->products;
-    lt->products = p->next;
-    product_destroy(p);
+  while (lt->gemms) {
+    gemm *p = lt->gemms;
+    lt->gemms = p->next;
+    gemm_destroy(p);
   }
   lt->f.cublasLtDestroy(lt->handle);
   lt->core->free(lt->ctx, lt);
@@ -261,7 +261,7 @@ static size_t scale_space(const matrix *m, int32_t mode) {
   return (rfi_lt_scale_bytes(m, mode) + 255) / 256 * 256;
 }
 
-int rfi_lt_heuristics(const product *p, uint32_t reductions, cublasLtMatmulHeuristicResult_t *out, int most) {
+int rfi_lt_heuristics(const gemm *p, uint32_t reductions, cublasLtMatmulHeuristicResult_t *out, int most) {
   const functions *f = &p->lt->f;
   const size_t workspace = rfi_lt_workspace(&p->key);
   const uint32_t alignment = 16;
@@ -285,7 +285,7 @@ int rfi_lt_heuristics(const product *p, uint32_t reductions, cublasLtMatmulHeuri
 
 /* Whether a Hopper multiprocessor has room for the accumulators of two tiles, of 128 x 160 to 128 x 176 each, so that
  * it stores one tile while it computes the other. The tile size is derived from the number of waves. */
-static bool holds_two_tiles(const product *p, const cublasLtMatmulHeuristicResult_t *x) {
+static bool holds_two_tiles(const gemm *p, const cublasLtMatmulHeuristicResult_t *x) {
   enum { LEAST_WAVES = 4, LEAST_AREA = 19000, MOST_AREA = 23000 };
   const double results = (double)p->key.batch * (double)p->key.d.rows * (double)p->key.d.cols;
   const double area = results / ((double)x->wavesCount * p->lt->info->sms);
@@ -296,7 +296,7 @@ static bool holds_two_tiles(const product *p, const cublasLtMatmulHeuristicResul
  * divide the number of multiprocessors leave some idle. */
 static bool fills_device(const cublasLtMatmulHeuristicResult_t *x) { return x->wavesCount > 0.99f; }
 
-static bool is_preferred(const product *p, const cublasLtMatmulHeuristicResult_t *x) {
+static bool is_preferred(const gemm *p, const cublasLtMatmulHeuristicResult_t *x) {
   if (x->state != CUBLAS_STATUS_SUCCESS) return false;
   return p->key.gelu_ld > 0 ? fills_device(x) : holds_two_tiles(p, x);
 }
@@ -311,7 +311,7 @@ static bool stores_much(const key *k) {
 /* The library's first algorithm. If stores are a large part of the time, the first algorithm that has room for two
  * tiles, if there is one: on an H200 at its power limit 2 to 25 % faster in 16 bits, 4 to 28 % in FP8. With the
  * gradient of GELU, the first one that uses all multiprocessors: 11 % faster for GPT-2 124M. */
-static bool choose_algorithm(product *p) {
+static bool choose_algorithm(gemm *p) {
   cublasLtMatmulHeuristicResult_t found[RFI_LT_MOST];
   const int n = rfi_lt_heuristics(p, CUBLASLT_REDUCTION_SCHEME_MASK, found, RFI_LT_MOST);
   int best = 0;
@@ -322,23 +322,23 @@ static bool choose_algorithm(product *p) {
   return true;
 }
 
-static rfr_status find(rfi_lt *lt, const key *k, product **out) {
-  for (*out = lt->products; *out && memcmp(&(*out)->key, k, sizeof *k) != 0;) *out = (*out)->next;
+static rfr_status find(rfi_lt *lt, const key *k, gemm **out) {
+  for (*out = lt->gemms; *out && memcmp(&(*out)->key, k, sizeof *k) != 0;) *out = (*out)->next;
   if (*out) return RFR_OK;
-  product *p;
+  gemm *p;
   const rfr_status s = lt->core->alloc(lt->ctx, sizeof *p, (void **)&p);
   if (s != RFR_OK) return s;
   p->lt = lt;
   p->key = *k;
-  p->next = lt->products;
-  lt->products = *out = p;
+  p->next = lt->gemms;
+  lt->gemms = *out = p;
   p->usable = make_desc(&lt->f, k, &p->desc) && make_layout(&lt->f, &k->a, k->batch, &p->A) &&
               make_layout(&lt->f, &k->b, k->batch, &p->B) && make_layout(&lt->f, &k->d, k->batch, &p->D) &&
               choose_algorithm(p);
   return RFR_OK;
 }
 
-cublasStatus_t rfi_lt_multiply(const product *p, const cublasLtMatmulAlgo_t *algo, const rfi_lt_operands *x,
+cublasStatus_t rfi_lt_multiply(const gemm *p, const cublasLtMatmulAlgo_t *algo, const rfi_lt_operands *x,
                                cudaStream_t stream) {
   const functions *f = &p->lt->f;
   const float one = 1.0f, beta = p->key.accumulate ? 1.0f : 0.0f;
@@ -354,8 +354,8 @@ cublasStatus_t rfi_lt_multiply(const product *p, const cublasLtMatmulAlgo_t *alg
                            x->workspace, rfi_lt_workspace(&p->key), stream);
 }
 
-static rfr_status run_product(const rfr_call *call, const rfi_lt_operands *x) {
-  const product *p = call->library;
+static rfr_status run_gemm(const rfr_call *call, const rfi_lt_operands *x) {
+  const gemm *p = call->library;
   const cublasStatus_t s = rfi_lt_multiply(p, &p->algo, x, (cudaStream_t)call->stream);
   if (s == CUBLAS_STATUS_SUCCESS) return RFR_OK;
   const rfr_status alive = rfi_cuda_alive((cudaStream_t)call->stream, "multiplying by cuBLASLt");
@@ -369,20 +369,20 @@ static rfr_status run_product(const rfr_call *call, const rfi_lt_operands *x) {
 }
 
 static rfr_status run(const rfr_call *call) {
-  const product *p = call->library;
-  return run_product(call, &(rfi_lt_operands){.a = call->in[RFI_IN_matmul_b].data,
-                                              .b = call->in[RFI_IN_matmul_a].data,
-                                              .bias = p->key.bias >= 0 ? call->in[RFI_IN_matmul_bias].data : NULL,
-                                              .d = call->out[0].data,
-                                              .workspace = call->workspace});
+  const gemm *p = call->library;
+  return run_gemm(call, &(rfi_lt_operands){.a = call->in[RFI_IN_matmul_b].data,
+                                           .b = call->in[RFI_IN_matmul_a].data,
+                                           .bias = p->key.bias >= 0 ? call->in[RFI_IN_matmul_bias].data : NULL,
+                                           .d = call->out[0].data,
+                                           .workspace = call->workspace});
 }
 
 static rfr_status run_gelu_bwd(const rfr_call *call) {
-  return run_product(call, &(rfi_lt_operands){.a = call->in[RFI_IN_matmul_gelu_bwd_b].data,
-                                              .b = call->in[RFI_IN_matmul_gelu_bwd_a].data,
-                                              .gelu_x = call->in[RFI_IN_matmul_gelu_bwd_x].data,
-                                              .d = call->out[0].data,
-                                              .workspace = call->workspace});
+  return run_gemm(call, &(rfi_lt_operands){.a = call->in[RFI_IN_matmul_gelu_bwd_b].data,
+                                           .b = call->in[RFI_IN_matmul_gelu_bwd_a].data,
+                                           .gelu_x = call->in[RFI_IN_matmul_gelu_bwd_x].data,
+                                           .d = call->out[0].data,
+                                           .workspace = call->workspace});
 }
 
 /* The scales of a matrix in cuBLASLt's layout; they are copied to *space if the layout differs. */
@@ -398,24 +398,23 @@ static rfr_status lay_out_scales(const rfr_call *call, int scale, const matrix *
 }
 
 static rfr_status run_scaled(const rfr_call *call) {
-  const product *p = call->library;
+  const gemm *p = call->library;
   char *space = call->workspace ? (char *)call->workspace + rfi_lt_workspace(&p->key) : NULL;
   const void *scale_a, *scale_b;
   rfr_status s = lay_out_scales(call, RFI_IN_matmul_scaled_scale_b, &p->key.a, p->key.scale_a, &space, &scale_a);
   if (s == RFR_OK) s = lay_out_scales(call, RFI_IN_matmul_scaled_scale_a, &p->key.b, p->key.scale_b, &space, &scale_b);
   if (s != RFR_OK) return s;
-  return run_product(call,
-                     &(rfi_lt_operands){.a = call->in[RFI_IN_matmul_scaled_b].data,
-                                        .b = call->in[RFI_IN_matmul_scaled_a].data,
-                                        .bias = p->key.bias >= 0 ? call->in[RFI_IN_matmul_scaled_bias].data : NULL,
-                                        .scale_a = scale_a,
-                                        .scale_b = scale_b,
-                                        .d = call->out[0].data,
-                                        .workspace = call->workspace});
+  return run_gemm(call, &(rfi_lt_operands){.a = call->in[RFI_IN_matmul_scaled_b].data,
+                                           .b = call->in[RFI_IN_matmul_scaled_a].data,
+                                           .bias = p->key.bias >= 0 ? call->in[RFI_IN_matmul_scaled_bias].data : NULL,
+                                           .scale_a = scale_a,
+                                           .scale_b = scale_b,
+                                           .d = call->out[0].data,
+                                           .workspace = call->workspace});
 }
 
-static rfr_status bind_product(rfi_lt *lt, const key *k, rfr_kernel_fn fn, rfi_bound *b) {
-  product *p = NULL;
+static rfr_status bind_gemm(rfi_lt *lt, const key *k, rfr_kernel_fn fn, rfi_bound *b) {
+  gemm *p = NULL;
   if (lt) {
     const rfr_status s = find(lt, k, &p);
     if (s != RFR_OK) return s;
@@ -432,10 +431,10 @@ rfr_status rfi_lt_select(rfi_lt *lt, const rfi_op_def *def, rfi_bound *b) {
   key k;
   rfi_gemm_desc g;
   if (!rfi_call_gemm(def, &b->call, &g) || !describe(&b->call, &g, &k)) return RFR_OK;
-  return bind_product(lt, &k, g.gelu_x < 0 ? run : run_gelu_bwd, b);
+  return bind_gemm(lt, &k, g.gelu_x < 0 ? run : run_gelu_bwd, b);
 }
 
 rfr_status rfi_lt_select_scaled(rfi_lt *lt, bool fast, rfi_bound *b) {
   key k;
-  return describe_scaled(&b->call, lt ? lt->info->major : 9, fast, &k) ? bind_product(lt, &k, run_scaled, b) : RFR_OK;
+  return describe_scaled(&b->call, lt ? lt->info->major : 9, fast, &k) ? bind_gemm(lt, &k, run_scaled, b) : RFR_OK;
 }

@@ -18,7 +18,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "backend/cuda/lt_product.h"
+#include "backend/cuda/lt_gemm.h"
 #include "backend/cuda/tune.h"
 
 enum { HEAT = 4, ROUNDS = 9, REPEATS = 6, WORDS = 8, LEAST_MICROSECONDS = 1500, MOST_RUNS = 50 };
@@ -33,7 +33,7 @@ typedef struct candidate {
 } candidate;
 
 typedef struct bench {
-  const rfi_lt_product *p;
+  const rfi_lt_gemm *p;
   cudaStream_t stream;
   cudaEvent_t start, end;
   char *memory; /* one allocation for all buffers below */
@@ -81,7 +81,7 @@ static int print_matrix(const rfi_lt_matrix *m, char *text, size_t size) {
   return n + snprintf(text + n, size - (size_t)n, "]%s", m->transposed ? "T " : " ");
 }
 
-static void print_name(rfi_lt_product *p) {
+static void print_name(rfi_lt_gemm *p) {
   char a[112], b[112], d[112], batch[32] = "";
   print_matrix(&p->key.b, a, sizeof a);
   print_matrix(&p->key.a, b, sizeof b);
@@ -240,21 +240,21 @@ static rfr_status fastest(bench *b, cublasLtMatmulAlgo_t *out) {
 /* ---- choices ---- */
 
 /* The i-th GEMM that cuBLASLt supports. */
-static rfi_lt_product *product_at(const rfi_lt *lt, int i) {
-  rfi_lt_product *p = lt->products;
+static rfi_lt_gemm *gemm_at(const rfi_lt *lt, int i) {
+  rfi_lt_gemm *p = lt->gemms;
   while (p && (!p->usable || i-- > 0)) p = p->next;
   return p;
 }
 
 const char *rfi_lt_choice(const rfi_lt *lt, int i) {
-  rfi_lt_product *p = product_at(lt, i);
+  rfi_lt_gemm *p = gemm_at(lt, i);
   if (!p) return NULL;
   print_name(p);
   return p->name;
 }
 
 rfr_status rfi_lt_choose(rfi_lt *lt, int i, cudaStream_t stream, const char *stored, char value[RFI_CHOICE]) {
-  rfi_lt_product *p = product_at(lt, i);
+  rfi_lt_gemm *p = gemm_at(lt, i);
   cublasLtMatmulHeuristicResult_t found[RFI_LT_MOST];
   bench b = {.p = p, .stream = stream};
   const int n = rfi_lt_heuristics(p, CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE, found, RFI_LT_MOST);

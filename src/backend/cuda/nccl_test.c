@@ -430,7 +430,7 @@ static void test_aborts(void **state) {
   }
 }
 
-static void test_nobody_joins(void **state) {
+static void test_absent_ranks(void **state) {
   unsigned char bytes[RFR_NCCL_ID_BYTES] = {0};
   rfr_comm *c = NULL;
   (void)state;
@@ -445,7 +445,7 @@ static void test_nobody_joins(void **state) {
 int main(void) {
   const struct CMUnitTest tests[] = {
       rft_context_test(test_good),     rft_context_test(test_group),         rft_context_test(test_late_with_graphs),
-      rft_context_test(test_poll),     rft_context_test(test_aborts),        rft_context_test(test_nobody_joins),
+      rft_context_test(test_poll),     rft_context_test(test_aborts),        rft_context_test(test_absent_ranks),
       rft_context_test(test_messages), rft_context_test(test_sums_of_group),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);

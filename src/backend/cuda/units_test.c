@@ -114,7 +114,7 @@ static void test_line(void **state) {
 }
 
 /* Op 1 uses a second stream, which begins after op 0. */
-static void test_streams_of_its_own(void **state) {
+static void test_second_stream(void **state) {
   static const enum cudaGraphNodeType types[] = {cudaGraphNodeTypeKernel, cudaGraphNodeTypeMemcpy,
                                                  cudaGraphNodeTypeMemset};
   rfi_units u;
@@ -157,7 +157,7 @@ static void test_events(void **state) {
 }
 
 int main(void) {
-  const struct CMUnitTest tests[] = {rft_context_test(test_line), rft_context_test(test_streams_of_its_own),
+  const struct CMUnitTest tests[] = {rft_context_test(test_line), rft_context_test(test_second_stream),
                                      rft_context_test(test_events)};
   return cmocka_run_group_tests_name("units", tests, NULL, NULL);
 }

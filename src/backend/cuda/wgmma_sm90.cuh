@@ -9,7 +9,8 @@
  * panel either as rows of k (64 rows of 16 elements from element 16 i on, at + 32 i bytes) or columns of it (16 rows of
  * 64 elements from row 16 i on, at + 2048 i bytes, transposed).
  *
- * Sums and a left operand in registers lie in each warp, which has 16 of the 64 rows, as mma_sm80.cuh says of C and A.
+ * Sums and a left operand in registers lie in each warp, which has 16 of the 64 rows, in the layouts of C and A in
+ * mma_sm80.cuh.
  *
  * Between the start and the end of a wgmma its registers must not be accessed, which the compiler does not know: call
  * begin, the wgmma functions, end; begin and end fix the accumulators in registers. Writes of threads to shared memory,

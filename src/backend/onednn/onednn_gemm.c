@@ -29,13 +29,13 @@ typedef struct engine {
 
 enum { A, B, BIAS, Y, SCRATCH, ARGS };
 
-typedef struct product {
-  rfi_panel_product *panels; /* if not NULL, the other fields are not set */
+typedef struct gemm {
+  rfi_panel_gemm *panels; /* if not NULL, the other fields are not set */
   engine *engine;
   dnnl_primitive_t primitive;
   dnnl_memory_t memory[ARGS]; /* NULL: the primitive has no such argument */
   int threads;
-} product;
+} gemm;
 
 /* ---- the difference between 2.x and 3.x ---- */
 
@@ -123,8 +123,8 @@ static rfi_gemm_status engine_open(void **out, char name[32], char isa_text[32],
 
 /* ---- GEMMs ---- */
 
-static void product_destroy(void *p) {
-  product *m = p;
+static void gemm_destroy(void *p) {
+  gemm *m = p;
   for (int i = 0; i < ARGS; i++)
     if (m->memory[i]) dnnl_memory_destroy(m->memory[i]);
   if (m->primitive) dnnl_primitive_destroy(m->primitive);
@@ -189,13 +189,13 @@ static int is_fast(dnnl_primitive_desc_t pd) {
          !strstr(name, "ref");
 }
 
-/* A row or a column whose elements are not next to each other. oneDNN 3.7 reads some of these as if they were. */
+/* A row or a column whose elements are not adjacent. oneDNN 3.7 reads some of these as if they were. */
 static int has_gaps(int64_t rows, int64_t cols, const int64_t stride[3]) {
   return (rows == 1 && cols > 1 && stride[2] != 1) || (cols == 1 && rows > 1 && stride[1] != 1);
 }
 
-static rfi_gemm_status product_create(void *p, const rfi_module_gemm *d, void **handle, size_t *scratch,
-                                      const char **why) {
+static rfi_gemm_status gemm_create(void *p, const rfi_module_gemm *d, void **handle, size_t *scratch,
+                                   const char **why) {
   engine *e = p;
   *handle = NULL;
   *scratch = 0;
@@ -203,18 +203,18 @@ static rfi_gemm_status product_create(void *p, const rfi_module_gemm *d, void **
   if (d->a != d->b || (d->a == RFI_GEMM_BF16 && !e->bf16) || d->a == RFI_GEMM_F16 || d->y == RFI_GEMM_F16 ||
       d->bias == RFI_GEMM_F16 || (d->a == RFI_GEMM_F32 && (d->y != RFI_GEMM_F32 || d->bias == RFI_GEMM_BF16)))
     return RFI_GEMM_UNSUPPORTED;
-  product *m = calloc(1, sizeof *m);
+  gemm *m = calloc(1, sizeof *m);
   if (!m) return RFI_GEMM_NO_MEMORY;
   *why = "neither AMX nor AVX512-BF16";
   rfi_gemm_status own = e->panels ? rfi_panel_create(e->panels, d, &m->panels, scratch, why) : RFI_GEMM_UNSUPPORTED;
   if (own != RFI_GEMM_UNSUPPORTED || d->varies) { /* oneDNN has no varying dimensions */
     if (own == RFI_GEMM_OK) *handle = m;
-    else product_destroy(m);
+    else gemm_destroy(m);
     return own;
   }
   if (has_gaps(d->M, d->K, d->a_stride) || has_gaps(d->K, d->N, d->b_stride)) {
     *why = "a row or column with gaps between its elements";
-    product_destroy(m);
+    gemm_destroy(m);
     return RFI_GEMM_UNSUPPORTED;
   }
   m->engine = e;
@@ -244,23 +244,23 @@ static rfi_gemm_status product_create(void *p, const rfi_module_gemm *d, void **
   if (pd) dnnl_primitive_desc_destroy(pd);
   if (attr) dnnl_primitive_attr_destroy(attr);
   for (int i = 0; i < ARGS; i++) desc_deinit(&desc[i]);
-  if (s != dnnl_success) product_destroy(m);
+  if (s != dnnl_success) gemm_destroy(m);
   else *handle = m;
   return status_of(s);
 }
 
-static rfi_gemm_status product_execute_groups(void *handle, int64_t groups, rfi_gemm_group_fn group, const void *user,
-                                              void *scratch) {
-  product *m = handle;
+static rfi_gemm_status gemm_execute_groups(void *handle, int64_t groups, rfi_gemm_group_fn group, const void *user,
+                                           void *scratch) {
+  gemm *m = handle;
   if (!m->panels) return RFI_GEMM_FAILED;
   rfi_panel_execute_groups(m->panels, groups, group, user, scratch);
   return RFI_GEMM_OK;
 }
 
-static rfi_gemm_status product_execute(void *handle, const void *a, const void *b, const void *bias, void *y,
-                                       void *scratch) {
+static rfi_gemm_status gemm_execute(void *handle, const void *a, const void *b, const void *bias, void *y,
+                                    void *scratch) {
   static const int number[ARGS] = {DNNL_ARG_SRC, DNNL_ARG_WEIGHTS, DNNL_ARG_BIAS, DNNL_ARG_DST, DNNL_ARG_SCRATCHPAD};
-  product *m = handle;
+  gemm *m = handle;
   if (m->panels) {
     rfi_panel_execute(m->panels, a, b, bias, y, scratch);
     return RFI_GEMM_OK;
@@ -283,8 +283,7 @@ static rfi_gemm_status product_execute(void *handle, const void *a, const void *
 }
 
 const rfi_gemm_module *rfi_gemm_module_get(void) {
-  static const rfi_gemm_module module = {RFI_GEMM_ABI,   engine_open,     engine_close,
-                                         product_create, product_execute, product_execute_groups,
-                                         product_destroy};
+  static const rfi_gemm_module module = {RFI_GEMM_ABI, engine_open,         engine_close, gemm_create,
+                                         gemm_execute, gemm_execute_groups, gemm_destroy};
   return &module;
 }

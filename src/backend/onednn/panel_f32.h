@@ -19,7 +19,7 @@ enum {
   F32_VECTORS = 3,
   F32_B = 16 * F32_VECTORS,
   F32_STEP = 16,
-  F32_SUM = 64, /* terms per partial sum, as in ops/matmul/product.h: one sum of all terms has a larger error */
+  F32_SUM = 64, /* terms per partial sum, as in ops/matmul/gemm_block.h: one sum of all terms has a larger error */
 };
 
 /* Up to 16 rows along K (ps == 1) of up to 16 elements, transposed; padded with zeros. */

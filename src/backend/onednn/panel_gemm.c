@@ -72,7 +72,7 @@ typedef struct operand {
 
 /* Scratch: the fixed panels, twice with several passes; per thread its moving panels and two complete blocks. With one
  * pass over K, also a row of blocks of C per thread; with several passes, all blocks of C. */
-struct rfi_panel_product {
+struct rfi_panel_gemm {
   rfi_module_gemm d;
   const unit *unit;
   operand fixed, moving;
@@ -83,7 +83,7 @@ struct rfi_panel_product {
   size_t most_fixed, most_thread; /* the maximum over all runs, if a dimension varies */
   int places;                     /* number of buffers for fixed panels */
 };
-typedef rfi_panel_product product;
+typedef rfi_panel_gemm gemm;
 
 static int64_t min64(int64_t a, int64_t b) { return a < b ? a : b; }
 static int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
@@ -92,7 +92,7 @@ static int64_t round_up(int64_t a, int64_t b) { return ceil_div(a, b) * b; }
 /* ---- results ---- */
 
 /* Up to 16 elements of y: adds bias and the old value, then rounds once. */
-static void finish16(const product *p, const void *bias, void *y, int64_t row, int64_t col, __m512 x) {
+static void finish16(const gemm *p, const void *bias, void *y, int64_t row, int64_t col, __m512 x) {
   const int64_t n = p->d.N - col, at = row * p->d.N + col;
   if (n <= 0) return;
   const __mmask16 in = n >= 16 ? 0xFFFF : (__mmask16)((1u << n) - 1);
@@ -113,7 +113,7 @@ static void finish16(const product *p, const void *bias, void *y, int64_t row, i
 /* A complete block of C. Its rows are stored while the next block is multiplied, so that stores overlap with
  * arithmetic. */
 struct shadow {
-  const product *p;
+  const gemm *p;
   const void *bias;
   void *y;
   const float *c;         /* the next row of the block */
@@ -216,13 +216,13 @@ typedef struct pass {
   float *sums; /* NULL: there is only one pass */
 } pass;
 
-static const char *at(const product *p, const operand *x, const char *from, int64_t row, int64_t k) {
+static const char *at(const gemm *p, const operand *x, const char *from, int64_t row, int64_t k) {
   return from + (row * x->is + k * x->ks) * p->unit->size;
 }
 
 /* Multiplies one group of panels, the moving rows from i on. Complete blocks alternate between two buffers, which stay
  * in the L1 cache. */
-static void run_group(const product *p, const pass *w, int64_t i, char *own) {
+static void run_group(const gemm *p, const pass *w, int64_t i, char *own) {
   const int64_t mb = p->moving.block, fb = p->fixed.block, size = p->unit->size, block = p->unit->bm * p->unit->bn;
   const int64_t n = min64(w->vn - i, p->group * mb), deep = round_up(w->k, p->unit->step), panels = ceil_div(w->fn, fb);
   float *complete = (float *)(own + p->group_bytes);
@@ -250,7 +250,7 @@ static void run_group(const product *p, const pass *w, int64_t i, char *own) {
 }
 
 /* Called by each thread of the team. */
-static void run_pass(const product *p, const pass *w) {
+static void run_pass(const gemm *p, const pass *w) {
   const int64_t fb = p->fixed.block, deep = round_up(w->k, p->unit->step), step = p->group * p->moving.block;
   char *own = w->threads + (size_t)omp_get_thread_num() * p->most_thread;
 #pragma omp for schedule(static)
@@ -264,7 +264,7 @@ static void run_pass(const product *p, const pass *w) {
 /* ---- a GEMM ---- */
 
 /* Called by each thread of the team; *turn counts its passes. */
-static void run_matrix(const product *p, pass s, char *scratch, int *turn) {
+static void run_matrix(const gemm *p, pass s, char *scratch, int *turn) {
   s.threads = scratch + (size_t)p->places * p->most_fixed;
   if (p->passes > 1) s.sums = (float *)(s.threads + (size_t)p->d.threads * p->most_thread);
   for (s.f0 = 0; s.f0 < p->fixed.rows; s.f0 += p->fixed_rows)
@@ -311,13 +311,13 @@ static const char *prefers_onednn(rfi_panel_isa isa, const rfi_module_gemm *d) {
   return d->a == RFI_GEMM_F32 && d->y == RFI_GEMM_F32 && d->bias != RFI_GEMM_BF16 && wide ? NULL : best;
 }
 
-static int64_t most_group(const product *p) {
+static int64_t most_group(const gemm *p) {
   const int64_t row = p->moving.block * p->unit->size;
   return (GROUP_ROW_BYTES + row - 1) / row;
 }
 
 /* Chooses blocks, passes and buffer sizes from the dimensions. */
-static void lay_out(product *p) {
+static void lay_out(gemm *p) {
   const rfi_module_gemm *d = &p->d;
   const operand a = {d->M, d->a_stride[1], d->a_stride[2], p->unit->bm, p->unit->pack_a};
   const operand b = {d->N, d->b_stride[2], d->b_stride[1], p->unit->bn, p->unit->pack_b};
@@ -339,8 +339,8 @@ static void lay_out(product *p) {
 }
 
 /* Buffer sizes of the layout; if M or K varies, the maximum over all runs. Returns the total size. */
-static size_t size_buffers(product *p) {
-  product x = *p;
+static size_t size_buffers(gemm *p) {
+  gemm x = *p;
   const int64_t M = p->d.M, size = p->unit->size, pass_k = min64(round_up(p->d.K, p->unit->step), PASS_K);
   size_t sums = p->passes > 1 ? (size_t)(p->fixed_rows * p->moving_rows) * 4 : 0;
   p->most_fixed = p->fixed_bytes;
@@ -362,13 +362,13 @@ static size_t size_buffers(product *p) {
   return (size_t)p->places * p->most_fixed + (size_t)p->d.threads * p->most_thread + sums;
 }
 
-rfi_gemm_status rfi_panel_create(rfi_panel_isa isa, const rfi_module_gemm *d, product **out, size_t *scratch,
+rfi_gemm_status rfi_panel_create(rfi_panel_isa isa, const rfi_module_gemm *d, gemm **out, size_t *scratch,
                                  const char **why) {
   *out = NULL;
   *scratch = 0;
   *why = prefers_onednn(isa, d);
   if (*why) return RFI_GEMM_UNSUPPORTED;
-  product *p = calloc(1, sizeof *p);
+  gemm *p = calloc(1, sizeof *p);
   if (!p) return RFI_GEMM_NO_MEMORY;
   p->d = *d;
   if (d->threads < 1) p->d.threads = 1;
@@ -379,15 +379,15 @@ rfi_gemm_status rfi_panel_create(rfi_panel_isa isa, const rfi_module_gemm *d, pr
   return RFI_GEMM_OK;
 }
 
-static void begin(const product *p) {
+static void begin(const gemm *p) {
   if (p->unit == &amx_unit) amx_begin();
 }
-static void end(const product *p) {
+static void end(const gemm *p) {
   if (p->unit == &amx_unit) amx_end();
   else _mm_sfence();
 }
 
-void rfi_panel_execute(const product *p, const void *a, const void *b, const void *bias, void *y, void *scratch) {
+void rfi_panel_execute(const gemm *p, const void *a, const void *b, const void *bias, void *y, void *scratch) {
   const int64_t size = p->d.M * p->d.N * (p->d.y == RFI_GEMM_F32 ? 4 : 2), from = p->unit->size;
 #pragma omp parallel num_threads(p->d.threads) if (p->d.threads > 1)
   {
@@ -404,15 +404,14 @@ void rfi_panel_execute(const product *p, const void *a, const void *b, const voi
   }
 }
 
-void rfi_panel_execute_groups(const product *p, int64_t groups, rfi_gemm_group_fn group, const void *user,
-                              void *scratch) {
+void rfi_panel_execute_groups(const gemm *p, int64_t groups, rfi_gemm_group_fn group, const void *user, void *scratch) {
 #pragma omp parallel num_threads(p->d.threads) if (p->d.threads > 1)
   {
     int turn = 0;
     begin(p);
     for (int64_t g = 0; g < groups; g++) {
       const rfi_gemm_group x = group(user, g);
-      product own = *p; /* a copy with this group's dimension */
+      gemm own = *p; /* a copy with this group's dimension */
       if (x.n == 0) continue;
       if (own.d.varies == RFI_MODULE_VARIES_M) own.d.M = x.n;
       else own.d.K = x.n;
@@ -424,7 +423,7 @@ void rfi_panel_execute_groups(const product *p, int64_t groups, rfi_gemm_group_f
   }
 }
 
-void rfi_panel_destroy(product *p) { free(p); }
+void rfi_panel_destroy(gemm *p) { free(p); }
 
 rfi_panel_isa rfi_panel_open(int amx, int bf16) {
   enum { REQUEST_PERMISSION = 0x1023, TILE_DATA = 18 };
@@ -438,21 +437,21 @@ rfi_panel_isa rfi_panel_open(int amx, int bf16) {
   (void)amx, (void)bf16;
   return RFI_PANEL_NONE;
 }
-rfi_gemm_status rfi_panel_create(rfi_panel_isa isa, const rfi_module_gemm *d, rfi_panel_product **out, size_t *scratch,
+rfi_gemm_status rfi_panel_create(rfi_panel_isa isa, const rfi_module_gemm *d, rfi_panel_gemm **out, size_t *scratch,
                                  const char **why) {
   (void)isa, (void)d, (void)scratch;
   *out = NULL;
   *why = "neither AMX nor AVX512-BF16";
   return RFI_GEMM_UNSUPPORTED;
 }
-void rfi_panel_execute(const rfi_panel_product *p, const void *a, const void *b, const void *bias, void *y,
+void rfi_panel_execute(const rfi_panel_gemm *p, const void *a, const void *b, const void *bias, void *y,
                        void *scratch) {
   (void)p, (void)a, (void)b, (void)bias, (void)y, (void)scratch;
 }
-void rfi_panel_execute_groups(const rfi_panel_product *p, int64_t groups, rfi_gemm_group_fn group, const void *user,
+void rfi_panel_execute_groups(const rfi_panel_gemm *p, int64_t groups, rfi_gemm_group_fn group, const void *user,
                               void *scratch) {
   (void)p, (void)groups, (void)group, (void)user, (void)scratch;
 }
-void rfi_panel_destroy(rfi_panel_product *p) { (void)p; }
+void rfi_panel_destroy(rfi_panel_gemm *p) { (void)p; }
 
 #endif

@@ -8,19 +8,18 @@
 
 #include "backend/cpu/gemm_module.h"
 
-typedef struct rfi_panel_product rfi_panel_product;
+typedef struct rfi_panel_gemm rfi_panel_gemm;
 
 typedef enum rfi_panel_isa { RFI_PANEL_NONE, RFI_PANEL_DOT, RFI_PANEL_AMX } rfi_panel_isa;
 
 /* Detects the CPU's instructions. Requests AMX state from the operating system, which may refuse it. */
 rfi_panel_isa rfi_panel_open(int amx, int bf16);
 /* UNSUPPORTED: oneDNN is as fast or faster; *why is the reason. */
-rfi_gemm_status rfi_panel_create(rfi_panel_isa isa, const rfi_module_gemm *desc, rfi_panel_product **out,
-                                 size_t *scratch, const char **why);
-void rfi_panel_execute(const rfi_panel_product *p, const void *a, const void *b, const void *bias, void *y,
-                       void *scratch);
-void rfi_panel_execute_groups(const rfi_panel_product *p, int64_t groups, rfi_gemm_group_fn group, const void *user,
+rfi_gemm_status rfi_panel_create(rfi_panel_isa isa, const rfi_module_gemm *desc, rfi_panel_gemm **out, size_t *scratch,
+                                 const char **why);
+void rfi_panel_execute(const rfi_panel_gemm *p, const void *a, const void *b, const void *bias, void *y, void *scratch);
+void rfi_panel_execute_groups(const rfi_panel_gemm *p, int64_t groups, rfi_gemm_group_fn group, const void *user,
                               void *scratch);
-void rfi_panel_destroy(rfi_panel_product *p); /* accepts NULL */
+void rfi_panel_destroy(rfi_panel_gemm *p); /* accepts NULL */
 
 #endif

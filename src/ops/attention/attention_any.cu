@@ -116,7 +116,7 @@ static __global__ void __launch_bounds__(THREADS) attention_forward(const proble
     for (int c = 0; c < PER_LANE; c++) acc[c] *= shrink;
     for (int j = 0; j < ROWS; j++) {
       const float pj = __shfl_sync(0xffffffffu, e[j / LANES], group | (j % LANES));
-      if (pj == 0) continue; /* skip the value of a key that the row does not see, because 0 x NaN is NaN */
+      if (pj == 0) continue; /* skip the value of a key that the row does not attend to, because 0 x NaN is NaN */
 #pragma unroll
       for (int c = 0; c < PER_LANE; c++)
         if (lane + c * LANES < p.D) acc[c] = fmaf(pj, v[j * (p.D + 1) + lane + c * LANES], acc[c]);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * Attention of a text's next rows to its cached keys, on a GPU: row t of q is at the position that the cursor gives it
- * and sees the keys up to its own, within the window.
+ * and attends to the keys up to its own, within the window.
  *
  *   o = sum p v / sum p,  p = e^(s - max s),  s = scale q k, capped if the call has a cap
  *

@@ -14,10 +14,10 @@
 /* All ops of the family have these attributes in this order. */
 enum { CAUSAL = RFI_AT_attention_causal, WINDOW = RFI_AT_attention_window, LONGEST = RFI_AT_attention_longest };
 
-/* The number of pairs of rows of one document in which one row sees the other, per head. */
+/* The number of pairs of rows of one document in which one row attends to the other, per head. */
 static double pairs_of(double rows, const rfi_attr *attr) {
   const double window = attr[WINDOW].i > 0 && (double)attr[WINDOW].i < rows ? (double)attr[WINDOW].i : rows;
-  /* the first rows see 1, 2, ... window - 1 keys, the others `window` */
+  /* the first rows attend to 1, 2, ... window - 1 keys, the others `window` */
   return attr[CAUSAL].i ? rows * window - window * (window - 1) / 2 : rows * rows;
 }
 
@@ -33,8 +33,8 @@ static double cached_pairs(const rfr_type *cache, const rfi_attr *attr) {
   return capacity > 0 ? pairs_of(capacity, attr) / capacity : 0;
 }
 
-static double flops(const rfr_type *q, const rfi_attr *attr, double products) {
-  return 2 * products * most_pairs((double)q->shape[0], attr) * (double)(q->shape[1] * q->shape[2]);
+static double flops(const rfr_type *q, const rfi_attr *attr, double gemms) {
+  return 2 * gemms * most_pairs((double)q->shape[0], attr) * (double)(q->shape[1] * q->shape[2]);
 }
 
 double rfi_flops_attention(const rfi_infer *c) { return flops(&c->in[RFI_IN_attention_q], c->attr, 2); }
@@ -66,7 +66,7 @@ static double share_backward(const rfr_call *call, const void *values) {
   return share_of(call, &call->in[RFI_IN_attention_bwd_q].type, &call->in[RFI_IN_attention_bwd_offsets], values);
 }
 
-/* Each processed row sees the text up to its own position. */
+/* Each processed row attends to the text up to its own position. */
 static double share_cached(const rfr_call *call, const void *values) {
   const rfr_type *q = &call->in[RFI_IN_attention_cached_q].type, *cache = &call->in[RFI_IN_attention_cached_k].type;
   rfr_call known = *call;

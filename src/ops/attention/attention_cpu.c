@@ -8,24 +8,25 @@
  *
  * With a cap, S = cap tanh(scale q kT / cap), and dS has the factor 1 - (S / cap)^2.
  *
- * Work is cut into blocks of BLOCK_Q rows of q; each loops over the keys that its rows see in tiles of BLOCK_K. Scores
- * are stored transposed, keys down and rows of q across: a row's maximum and sum then are in one lane of a vector, k
- * and v enter the register tile without a transpose, and the transposed scores are the operand that dk and dv need. The
- * forward keeps a running maximum and sum per row (Milakov and Gimelshein, arXiv 1805.02867; Dao, arXiv 2307.08691).
- * exp is 2^x of scores scaled by log2 e.
+ * Work is cut into blocks of BLOCK_Q rows of q; each loops over the keys that its rows attend to, in tiles of BLOCK_K.
+ * Scores are stored transposed, keys down and rows of q across: a row's maximum and sum then are in one lane of a
+ * vector, k and v enter the register tile without a transpose, and the transposed scores are the operand that dk and dv
+ * need. The forward keeps a running maximum and sum per row (Milakov and Gimelshein, arXiv 1805.02867; Dao, arXiv
+ * 2307.08691). exp is 2^x of scores scaled by log2 e.
  *
- * `offsets`, a device value, and the window decide which rows see which keys. They decide which tiles are skipped,
- * never how the work is split. Offsets that descend or are out of range are clamped; rows outside all documents give o
- * = 0, lse = -inf, gradients 0.
+ * `offsets`, a device value, and the window decide which rows attend to which keys. They decide which tiles are
+ * skipped, never how the work is split. Offsets that descend or are out of range are clamped; rows outside all
+ * documents give o = 0, lse = -inf, gradients 0.
  *
- * A non-finite v affects only the rows that see it. The backward does not ensure this: a non-finite gradient skips the
- * step.
+ * A non-finite v affects only the rows that attend to it. The backward does not ensure this: a non-finite gradient
+ * skips the step.
  *
- * With cached keys the rows of q are at positions of a text, and the cursor says how long the text is. A single row,
+ * With cached keys the rows of q are at positions of a text, and the cursor has the length of the text. A single row,
  * the usual step of generation, is computed without padding to a block.
  *
- * In the backward one thread computes all of dk and dv of a kv head (or of one of `segments` interleaved shares of its
- * row blocks, added in order at the end), so no two threads write the same memory and no sum depends on timing.
+ * In the backward one thread computes all of dk and dv of a kv head, so no two threads write the same memory and no sum
+ * depends on timing. If the row blocks of a kv head are split into `segments` interleaved shares, one thread computes
+ * each share, and the shares are added in order at the end.
  */
 #include <math.h>
 
@@ -114,7 +115,7 @@ RFI_INLINE rfi_vf exp2_of(rfi_vf x) {
   return (rfi_vf)((rfi_vi)(p * power) & ~(rfi_vi)(x < splat(-126.0f)));
 }
 
-/* ---- which rows see which keys ---- */
+/* ---- which rows attend to which keys ---- */
 
 /* Row t's document is rows lo[t] ... hi[t] - 1, an empty range for a row outside all documents. */
 static void find_ranges(const shape *s, const rfi_arg *offsets, int32_t *lo, int32_t *hi) {
@@ -135,9 +136,9 @@ static void find_ranges(const shape *s, const rfi_arg *offsets, int32_t *lo, int
 }
 
 typedef struct block {
-  int64_t t0, first, last; /* rows t0 ... t0 + n - 1 see only keys among first ... last - 1 */
+  int64_t t0, first, last; /* rows t0 ... t0 + n - 1 attend only to keys among first ... last - 1 */
   int n;
-  int32_t all_from, all_to; /* every row sees keys all_from ... all_to - 1 */
+  int32_t all_from, all_to; /* every row attends to keys all_from ... all_to - 1 */
   int32_t from[BLOCK_Q], to[BLOCK_Q];
 } block;
 
@@ -157,7 +158,7 @@ static block block_make(const shape *s, int64_t t0, const int32_t *lo, const int
   return b;
 }
 
-/* For one key of a tile, a mask over rows: all bits are set if row i of the block sees the key. */
+/* For one key of a tile, a mask over rows: all bits are set if row i of the block attends to the key. */
 RFI_INLINE rfi_vi sees(const block *b, int v, int64_t key) {
   rfi_vi s = (rfi_vi){0} + (int32_t)key;
   return (*(const rfi_vi *)(b->from + v * RFI_LANES) <= s) & (s < *(const rfi_vi *)(b->to + v * RFI_LANES));
@@ -231,7 +232,7 @@ static void softmax_tile(float *S, int keys, int64_t key0, const block *b, bool 
       if (masked) *x = choose(sees(b, v, key0 + i), *x, none);
       m = choose((rfi_vi)(*x > m), *x, m);
     }
-    rfi_vf base = choose((rfi_vi)(m > none), m, splat(0)); /* -inf: the row has not seen a key yet */
+    rfi_vf base = choose((rfi_vi)(m > none), m, splat(0)); /* -inf: the row has attended to no key yet */
     rfi_vf shrink = exp2_of(*max - base), total = *sum * shrink;
     for (int i = 0; i < keys; i++) {
       rfi_vf *x = (rfi_vf *)(column + i * BLOCK_Q);
@@ -252,7 +253,7 @@ RFI_INLINE bool is_finite_row(const float *x, int64_t n) {
   return sum == 0;
 }
 
-/* Copies a tile of v with zeros for keys that are not finite; marks the rows that see one of those keys. */
+/* Copies a tile of v with zeros for keys that are not finite; marks the rows that attend to one of those keys. */
 static const float *finite_rows(const float *v, int64_t ld, int64_t P, const block *b, int64_t key0, int n,
                                 float *space, bool *dirty) {
   for (int k = 0; k < n; k++) {
@@ -264,9 +265,9 @@ static const float *finite_rows(const float *v, int64_t ld, int64_t P, const blo
   return space;
 }
 
-/* Returns false if a row of o is not finite. In a tile, keys that a row does not see have probability 0, and 0 times a
- * non-finite v is NaN. Such a block is computed a second time (`again`) with zeros for those v, and then writes only
- * the rows that see none of them. */
+/* Returns false if a row of o is not finite. In a tile, keys that a row does not attend to have probability 0, and 0
+ * times a non-finite v is NaN. Such a block is computed a second time (`again`) with zeros for those v, and then writes
+ * only the rows that attend to none of them. */
 static bool forward_block(const rfi_call *call, const shape *s, int64_t head, const block *b, bool again,
                           float *scratch) {
   const rfi_arg *k = &call->in[1], *v = &call->in[2], *o = &call->out[0], *lse = &call->out[1];
@@ -348,13 +349,13 @@ static size_t cached_workspace(const rfi_call *call) {
   return bytes(&s);
 }
 
-/* The first key that the row at `position` sees. */
+/* The first key that the row at `position` attends to. */
 static int64_t first_seen(const rfi_call *call, int64_t position) {
   const int64_t window = call->attr[WINDOW].i;
   return window > 0 && position >= window ? position - window + 1 : 0;
 }
 
-/* Computes row t of a head, which sees keys first ... last - 1. */
+/* Computes row t of a head, which attends to keys first ... last - 1. */
 static void cached_row(const rfi_call *call, const shape *s, int64_t head, int64_t t, int64_t first, int64_t last,
                        float *scratch) {
   const rfi_arg *q = &call->in[0], *k = &call->in[1], *v = &call->in[2], *o = &call->out[0];
@@ -437,8 +438,8 @@ static rfr_status cached(const rfi_call *call) {
 
 /* ---- backward ---- */
 
-/* S becomes P = 2^(S - lse), 0 where a row does not see the key, and dP becomes dS = P (dP - delta). If inverse_cap >
- * 0, dS is also multiplied by the slope of the cap, 1 - (S inverse_cap)^2. */
+/* S becomes P = 2^(S - lse), 0 where a row does not attend to the key, and dP becomes dS = P (dP - delta). If
+ * inverse_cap > 0, dS is also multiplied by the slope of the cap, 1 - (S inverse_cap)^2. */
 static void gradient_tile(float *S, float *dP, int keys, int64_t key0, const block *b, bool masked, const float *lse,
                           const float *delta, float inverse_cap) {
   for (int v = 0; v < VECTORS; v++) {

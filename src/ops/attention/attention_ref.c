@@ -4,9 +4,9 @@
  * offsets), rows before the first and after the last document, offsets that descend or are out of range, shared heads,
  * D that is not a multiple of 16, a prime T, documents that cross blocks, no rows at all; windows of one row, within a
  * tile, across tiles, longer than a document; weak and strong caps. The backward reads the lse of the forward in
- * double. Cases with non-finite rows: a row of q affects its own row, a row of k the rows that see it; with a score of
- * +inf, the maximum, the row is NaN. In a backward non-finite values may spread to rows that are computed together, so
- * those cases have one document without a mask.
+ * double. Cases with non-finite rows: a row of q affects its own row, a row of k the rows that attend to it; with a
+ * score of +inf, the maximum, the row is NaN. In a backward non-finite values may spread to rows that are computed
+ * together, so those cases have one document without a mask.
  */
 #include <math.h>
 
@@ -14,8 +14,8 @@
 
 enum { SCALE, CAUSAL, WINDOW, CAP };
 
-/* The keys that row t sees: those of its document, up to itself if causal, only the last ones if there is a window.
- * Returns their number. */
+/* The keys that row t attends to: those of its document, up to itself if causal, only the last ones if there is a
+ * window. Returns their number. */
 static int64_t keys_of(const rfi_arg *offsets, int64_t T, int64_t t, const rfi_attr *attr, int64_t *first) {
   const int32_t *x = offsets->data;
   int64_t next = 0;

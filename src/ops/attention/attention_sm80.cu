@@ -4,16 +4,16 @@
  * block owns some rows of one head and loops over tiles of the other side; the next tile is copied while the current
  * one is multiplied. The formulas are in attention_any.cu.
  *
- * A block's rows belong to one document: a table made on the device cuts the work, so which rows see which keys is
- * arithmetic, and rows of another document are neither read nor waited for. Tiles that all rows of a warp see are not
- * masked; tiles that none of them sees are skipped.
+ * A block's rows belong to one document: a table made on the device cuts the work, so which rows attend to which keys
+ * is arithmetic, and rows of another document are neither read nor waited for. Tiles that all rows of a warp attend to
+ * are not masked; tiles that none of them attends to are skipped.
  *
  * The backward has one kernel for dq and one for dk and dv. p is computed twice, and in exchange every sum has one
  * order and nothing is added atomically. P and dS are rounded to the storage type as operands of the next GEMM; all
  * sums are f32.
  *
- * A non-finite v affects only the rows that see it: a block with a non-finite row of o is computed again with zeros for
- * such v. In the backward a non-finite value stays within its document.
+ * A non-finite v affects only the rows that attend to it: a block with a non-finite row of o is computed again with
+ * zeros for such v. In the backward a non-finite value stays within its document.
  */
 #include "ops/attention/attention_cuda.h"
 #include "ops/attention/attention_tiles.cuh"
@@ -153,7 +153,7 @@ __device__ __forceinline__ void store_rows(void *out, int64_t out_row, const pro
 
 /* ---- forward ---- */
 
-/* Zeroes the rows of v that are not finite; marks the block's rows that see one of them. */
+/* Zeroes the rows of v that are not finite; marks the block's rows that attend to one of them. */
 template <typename T, int D, int ROWS>
 __device__ __forceinline__ void clean_tile(const problem &p, const piece &w, char *tile, int s0, int *dirty,
                                            int block) {
@@ -174,8 +174,8 @@ __device__ __forceinline__ void clean_tile(const problem &p, const piece &w, cha
   __syncthreads();
 }
 
-/* Computes a block. `again`: with zeros for the non-finite rows of v, writing only the rows that see none of them.
- * Returns whether the thread's part of o is finite. */
+/* Computes a block. `again`: with zeros for the non-finite rows of v, writing only the rows that attend to none of
+ * them. Returns whether the thread's part of o is finite. */
 template <typename T, int D, class C, bool again>
 __device__ __forceinline__ bool attend(const problem &p, const piece &w, int h, char *shared, int *dirty) {
   constexpr int M = C::o_rows, N = C::o_tile, BLOCK = M * WARPS, TILE = N * D * 2;

@@ -2,13 +2,14 @@
  *
  * Attention of bf16 and f16 on Hopper's tensor cores. A block stays on its multiprocessor and takes pieces of rows by a
  * ticket, long ones first. One of its threads starts TMA copies of a piece's q and for tiles of 128 keys and values,
- * the last tile that the piece sees first. Warpgroups of 64 rows each run independently: while one uses the tensor
- * cores, another computes e^x, of which a multiprocessor does 16 per cycle; with head size 64 both take equally long.
+ * the last tile that the piece attends to first. Warpgroups of 64 rows each run independently: while one uses the
+ * tensor cores, another computes e^x, of which a multiprocessor does 16 per cycle; with head size 64 both take equally
+ * long.
  *
  * P is rounded to the storage type as the left operand of the next GEMM, in registers.
  *
- * 0 x NaN is NaN, so in a masked tile a non-finite v would make rows NaN that do not see it. A piece with a non-finite
- * row is computed again with zeros for such v; rows that see one of them keep the first result.
+ * 0 x NaN is NaN, so in a masked tile a non-finite v would make rows NaN that do not attend to it. A piece with a
+ * non-finite row is computed again with zeros for such v; rows that attend to one of them keep the first result.
  */
 #include "backend/cuda/tma_sm90.cuh"
 #include "ops/attention/attention_cuda.h"
@@ -38,7 +39,7 @@ template <int D> struct smem {
   static constexpr int K_FULL = Q_EMPTY + 8 * SLOTS, K_EMPTY = K_FULL + 8 * STAGES;
   static constexpr int V_FULL = K_EMPTY + 8 * STAGES, V_EMPTY = V_FULL + 8 * STAGES;
   static constexpr int ITEMS_AT = V_EMPTY + 8 * STAGES, DIRTY_AT = ITEMS_AT + SLOTS * (int)sizeof(item);
-  static constexpr int BYTES = DIRTY_AT + ROWS * (int)sizeof(int); /* dirty: rows that see a non-finite v */
+  static constexpr int BYTES = DIRTY_AT + ROWS * (int)sizeof(int); /* dirty: rows that attend to a non-finite v */
   static_assert(ITEMS_AT % 16 == 0, "items are aligned");
 };
 
@@ -48,7 +49,7 @@ typedef struct maps {
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 
-/* The tiles of keys that a piece's rows see: they begin at start + i KEYS, i < count. */
+/* The tiles of keys that a piece's rows attend to: they begin at start + i KEYS, i < count. */
 typedef struct path {
   int start, count;
 } path;
@@ -141,7 +142,7 @@ __device__ __forceinline__ void add_values(float (&acc)[1][D / 8][4], const uint
   rfi_wgmma_commit();
 }
 
-/* Sets scores to -inf where a row does not see the key. */
+/* Sets scores to -inf where a row does not attend to the key. */
 static __device__ __forceinline__ void hide(const problem &p, const piece &w, float (&s)[1][KEYS / 8][4], int t0,
                                             int s0) {
   if (all_see(p, w, t0, t0 + 16, s0, s0 + KEYS)) return;
@@ -158,7 +159,7 @@ static __device__ __forceinline__ void hide(const problem &p, const piece &w, fl
   }
 }
 
-/* Zeroes the rows of v that are not finite; marks the piece's rows that see one of them. Called by all consumer
+/* Zeroes the rows of v that are not finite; marks the piece's rows that attend to one of them. Called by all consumer
  * warps. */
 template <typename T, int D>
 __device__ __forceinline__ void clean_tile(const problem &p, const piece &w, char *tile, int s0, int *dirty) {
@@ -211,10 +212,10 @@ __device__ __forceinline__ void attend_all(const problem &p, char *shared, const
     const int t0 = w.first + mine, t1 = min(t0 + 16, w.last);             /* the warp's rows */
     const int g0 = w.first + group * GROUP, g1 = min(g0 + GROUP, w.last); /* rows of the warpgroup */
     /* When an item is recomputed, every warpgroup processes all tiles, because they zero the rows of v together. */
-    const bool none = x.again ? v.count == 0 : g1 <= g0 || g1 <= w.from; /* no row sees a key */
+    const bool none = x.again ? v.count == 0 : g1 <= g0 || g1 <= w.from; /* no row attends to a key */
     const int high = none      ? -1
                      : x.again ? v.count - 1
-                               : ((p.causal ? g1 : w.end) - 1 - v.start) / KEYS; /* tiles that the rows see */
+                               : ((p.causal ? g1 : w.end) - 1 - v.start) / KEYS; /* tiles that the rows attend to */
     const int low = none || x.again ? 0 : (first_key(p, w.from, g0) - v.start) / KEYS;
     const uint32_t q = base + R::Q_AT + slot * R::Q + (uint32_t)(group * GROUP * 128);
     float acc[1][D / 8][4] = {};

@@ -2,8 +2,8 @@
  *
  * Attention beyond the op matrix: packed documents do not influence each other, compared bit by bit, forward and
  * backward; the forward is bitwise equal for any number of threads, the backward for the same number; keys outside a
- * window have no influence; the counted work is that of the pairs that see each other; wrong shapes are refused when
- * recorded; the gradient of a packed weight has the right type and phase.
+ * window have no influence; the counted work is that of the pairs that attend to each other; wrong shapes are refused
+ * when recorded; the gradient of a packed weight has the right type and phase.
  */
 #include <math.h>
 #include <setjmp.h>
@@ -87,7 +87,7 @@ static void documents(void **state) {
   assert_memory_equal(a->dk, b->dk, sizeof(float) * CUT * HK * D);
   assert_memory_equal(a->dv, b->dv, sizeof(float) * CUT * HK * D);
   assert_memory_not_equal(a->o + CUT * H * D, b->o + CUT * H * D, sizeof(float) * (T - CUT) * H * D);
-  for (int h = 0; h < H; h++) /* a document's first row sees only itself */
+  for (int h = 0; h < H; h++) /* a document's first row attends only to itself */
     for (int d = 0; d < D; d++)
       assert_true(fabsf(a->o[(CUT * H + h) * D + d] - a->v[(CUT * HK + h / 2) * D + d]) < 1e-6f);
   free(a);
@@ -127,7 +127,7 @@ static void windows(void **state) {
   rfr_ctx *ctx;
   const char *isa = best_isa(&ctx);
   sample *a = sample_make(), *b = sample_make(), *full = sample_make();
-  const int from = CUT + 60; /* rows from here on see no key before from - W + 1 */
+  const int from = CUT + 60; /* rows from here on attend to no key before from - W + 1 */
   a->window = b->window = W;
   full->window = T;
   for (int i = CUT * HK * D; i < (from - W + 1) * HK * D; i++) b->k[i] += 1, b->v[i] -= 2;
@@ -224,7 +224,7 @@ static void work(void **state) {
   rfr_ctx_destroy(ctx);
 }
 
-/* A NaN or an infinity in v affects the rows that see it; all other rows stay bitwise equal. */
+/* A NaN or an infinity in v affects the rows that attend to it; all other rows stay bitwise equal. */
 static void not_finite(void **state) {
   (void)state;
   enum { AT = CUT + 5 };

@@ -20,7 +20,7 @@ typedef struct matrix { /* (T, heads, D), D dense */
   int64_t row, head;
 } matrix;
 
-/* Rows first ... last - 1 for a block, of a document of rows from ... end - 1. Rows before `from` see nothing. */
+/* Rows first ... last - 1 for a block, of a document of rows from ... end - 1. Rows before `from` attend to nothing. */
 typedef struct __align__(16) piece {
   int first, last, from, end;
 }
@@ -43,7 +43,7 @@ typedef struct problem {
   unsigned *ticket; /* number of items (a piece and a head) taken so far */
 } problem;
 
-/* ---- which rows see which keys ---- */
+/* ---- which rows attend to which keys ---- */
 
 static __device__ __forceinline__ int first_key(const problem &p, int from, int t) {
   return p.window ? max(from, t + 1 - p.window) : from;
@@ -55,7 +55,7 @@ static __device__ __forceinline__ bool sees(const problem &p, const piece &w, in
   return s >= first_key(p, w.from, t) && s < end_key(p, w, t);
 }
 
-/* Whether some row of t0 ... t1 - 1 sees some key of s0 ... s1 - 1. Conservative: may be true when none does. */
+/* Whether some row of t0 ... t1 - 1 attends to some key of s0 ... s1 - 1. Conservative: may be true when none does. */
 static __device__ __forceinline__ bool any_sees(const problem &p, const piece &w, int t0, int t1, int s0, int s1) {
   return t1 > w.from && s0 < (p.causal ? t1 : w.end) && s1 > first_key(p, w.from, t0);
 }
@@ -107,7 +107,7 @@ __device__ __forceinline__ bool soften(const problem &p, float (&s)[M / 16][N / 
 #pragma unroll
       for (int n = 0; n < N / 8; n++) top = fmaxf(top, fmaxf(s[m][n][2 * half], s[m][n][2 * half + 1]));
       top = quad_max(top);
-      const float base = top == -INFINITY ? 0.0f : top * p.factor; /* -inf: the row has not seen a key yet */
+      const float base = top == -INFINITY ? 0.0f : top * p.factor; /* -inf: the row has attended to no key yet */
       shrink[m][half] = rfi_exp2(fmaf(x.max[m][half], p.factor, -base));
       same = same && top == x.max[m][half];
       x.max[m][half] = top;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The keys that a row of packed attention sees, from offsets on the device.
+ * The keys that a row of packed attention attends to, from offsets on the device.
  *
  * ends[d], the running maximum of the documents' ends (clipped to T), never decreases, so a row finds its document by
  * bisection for any offsets: descending ones, empty documents and rows outside all documents included.
@@ -61,7 +61,7 @@ static __device__ __forceinline__ rfi_span rfi_document_of(const rfi_documents &
   return t >= from ? rfi_span{from, x.ends[low]} : rfi_span{0, 0};
 }
 
-/* The keys that row t sees. */
+/* The keys that row t attends to. */
 static __device__ __forceinline__ rfi_span rfi_keys_of(const rfi_documents &x, int t) {
   rfi_span s = rfi_document_of(x, t);
   if (s.end == s.first) return s;
@@ -70,7 +70,7 @@ static __device__ __forceinline__ rfi_span rfi_keys_of(const rfi_documents &x, i
   return s;
 }
 
-/* A range that contains every row that sees key s. */
+/* A range that contains every row that attends to key s. */
 static __device__ __forceinline__ rfi_span rfi_rows_of(const rfi_documents &x, int s) {
   rfi_span r = rfi_document_of(x, s);
   if (r.end == r.first) return r;

@@ -78,13 +78,15 @@ typedef struct candidate {
   int32_t id;
 } candidate;
 
-static bool likelier(const candidate *a, const candidate *b) { return a->p != b->p ? a->p > b->p : a->id < b->id; }
+static bool is_more_probable(const candidate *a, const candidate *b) {
+  return a->p != b->p ? a->p > b->p : a->id < b->id;
+}
 
 static void sift_down(candidate *c, int64_t i, int64_t n) {
   const candidate x = c[i];
   for (int64_t child; (child = 2 * i + 1) < n; i = child) {
-    if (child + 1 < n && likelier(&c[child + 1], &c[child])) child++;
-    if (!likelier(&c[child], &x)) break;
+    if (child + 1 < n && is_more_probable(&c[child + 1], &c[child])) child++;
+    if (!is_more_probable(&c[child], &x)) break;
     c[i] = c[child];
   }
   c[i] = x;

@@ -93,16 +93,16 @@ RFT_REF(text_append) {
   /* pass 0 sums the kept candidates; pass 1 finds the candidate of the draw */
   for (int pass = 0; temperature > 0 && pass < 2; pass++)
     for (int64_t i = 0; i < V; i++) {
-      double p = exp((x[i] - x[best]) / temperature), likelier = 0, before = 0;
+      double p = exp((x[i] - x[best]) / temperature), more_probable = 0, before = 0;
       int64_t rank = 0;
       for (int64_t j = 0; j < V; j++) {
         const double q = exp((x[j] - x[best]) / temperature);
         bool ahead = x[j] > x[i] || (x[j] == x[i] && j < i);
         rank += ahead;
-        if (ahead) likelier += q;
+        if (ahead) more_probable += q;
         if ((cut ? ahead : j < i) && q >= sampling[3]) before += q;
       }
-      if ((top_k > 0 && rank >= top_k) || (top_p < 1 && rank > 0 && likelier >= top_p * all)) continue;
+      if ((top_k > 0 && rank >= top_k) || (top_p < 1 && rank > 0 && more_probable >= top_p * all)) continue;
       if (p < sampling[3]) continue;
       if (pass == 0) kept += p;
       double u = uniform_of(cursor) * kept;

@@ -46,15 +46,15 @@ rfr_status rfi_infer_fill(const rfi_infer *c) {
   return RFR_OK;
 }
 
-static rfr_status pass_through(rfi_grad *g) {
+static rfr_status identity_gradient(rfi_grad *g) {
   if (!g->need[0] || g->dy[0] == RFR_NONE) return RFR_OK;
   rfi_emit_begin(g, 0);
   rfi_emit_end(g, 0, g->dy[0]);
   return g->t->status;
 }
 
-rfr_status rfi_grad_cast(rfi_grad *g) { return pass_through(g); }
-rfr_status rfi_grad_copy(rfi_grad *g) { return pass_through(g); }
+rfr_status rfi_grad_cast(rfi_grad *g) { return identity_gradient(g); }
+rfr_status rfi_grad_copy(rfi_grad *g) { return identity_gradient(g); }
 
 rfr_value rfr_cast_at(rfr_trace *t, rfr_source at, rfr_value x, rfr_dtype to) {
   rfi_attr attr = rfi_i(to);

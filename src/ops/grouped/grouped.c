@@ -123,10 +123,10 @@ rfr_status rfi_infer_grouped_matmul(const rfi_infer *c) {
 
 rfr_status rfi_infer_grouped_swiglu(const rfi_infer *c) {
   enum { WEIGHT = BIAS };
-  rfi_infer product = *c;
-  product.def = rfi_op_def_get(RFI_OP_grouped_matmul);
-  product.n_in = WEIGHT;
-  RFI_TRY(rfi_infer_grouped_matmul(&product));
+  rfi_infer gemm = *c;
+  gemm.def = rfi_op_def_get(RFI_OP_grouped_matmul);
+  gemm.n_in = WEIGHT;
+  RFI_TRY(rfi_infer_grouped_matmul(&gemm));
   c->out[1] = c->out[0];
   if (c->out[0].shape[1] % 2 != 0)
     return rfi_fail(RFI_E_TRACE_SHAPE, "%lld columns cannot be halved into gate and up", (long long)c->out[0].shape[1]);
@@ -189,9 +189,9 @@ void rfi_gemm_grouped_matmul(const rfi_infer *c, rfi_gemm_desc *d) {
 }
 
 void rfi_gemm_grouped_swiglu(const rfi_infer *c, rfi_gemm_desc *d) {
-  rfi_infer product = *c;
-  product.n_in = RFI_IN_grouped_swiglu_weight; /* the operands before it equal those of grouped_matmul */
-  rfi_gemm_grouped_matmul(&product, d);
+  rfi_infer gemm = *c;
+  gemm.n_in = RFI_IN_grouped_swiglu_weight; /* the operands before it equal those of grouped_matmul */
+  rfi_gemm_grouped_matmul(&gemm, d);
 }
 
 /* The op always computes y, so it has the FLOPs of the GEMM even if y is unused. */

@@ -249,7 +249,7 @@ static void on_a_gpu(void **state) {
 }
 
 /* Quantized types of other recipes are refused, not computed in another type. */
-static void refuses_types_to_come(void **state) {
+static void refuses_future_types(void **state) {
   (void)state;
   static const struct {
     const char *recipe;
@@ -281,6 +281,6 @@ static void refuses_types_to_come(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {rft_context_test(on_the_cpu), cmocka_unit_test(on_a_gpu),
-                                     rft_context_test(refuses_types_to_come)};
+                                     rft_context_test(refuses_future_types)};
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -69,7 +69,7 @@ static rfi_grouped wgrad_of(const rfr_call *call) {
 /* The GEMM followed by SwiGLU; only the GEMM if h is unused. */
 static rfi_grouped swiglu_of(const rfr_call *call, rfi_pair *p) {
   rfi_pair_of(call, p);
-  rfi_grouped g = matmul_of(&p->product);
+  rfi_grouped g = matmul_of(&p->gemm);
   if (!p->act.out->data) return g;
   g.kind = RFI_GROUPED_SWIGLU, g.y = call->out[0].data, g.act = call->out[1].data, g.taken = call->workspace;
   g.weight = call->in[3].data, g.weight_dtype = call->in[3].type.dtype;
@@ -82,9 +82,9 @@ static const char *swiglu_lacks(const rfr_call *call) {
 }
 static rfr_status run_swiglu(const rfr_call *call) {
   rfi_pair p;
-  const rfi_grouped g = swiglu_of(call, &p), product = matmul_of(&p.product);
+  const rfi_grouped g = swiglu_of(call, &p), gemm = matmul_of(&p.gemm);
   if (has_sm90(call) && !swiglu_lacks(call)) return launch(call, &g);
-  const rfr_status s = launch(&p.product, &product);
+  const rfr_status s = launch(&p.gemm, &gemm);
   return s == RFR_OK && p.act.out->data ? RFI_CUDA(swiglu_weighted).run(&p.act) : s;
 }
 
@@ -107,14 +107,20 @@ static const char *wgrad_lacks(const rfr_call *call) {
 }
 
 /* Writes why the fastest kernel does not support a call. */
-static bool say(const rfr_call *call, const char *lacks, char *text, size_t size) {
+static bool append_reason(const rfr_call *call, const char *lacks, char *text, size_t size) {
   if (!has_sm90(call) || !lacks) return false;
   snprintf(text, size, "%s", lacks);
   return true;
 }
-static bool say_matmul(const rfr_call *c, char *text, size_t size) { return say(c, matmul_lacks(c), text, size); }
-static bool say_wgrad(const rfr_call *c, char *text, size_t size) { return say(c, wgrad_lacks(c), text, size); }
-static bool say_swiglu(const rfr_call *c, char *text, size_t size) { return say(c, swiglu_lacks(c), text, size); }
+static bool append_matmul_reason(const rfr_call *c, char *text, size_t size) {
+  return append_reason(c, matmul_lacks(c), text, size);
+}
+static bool append_wgrad_reason(const rfr_call *c, char *text, size_t size) {
+  return append_reason(c, wgrad_lacks(c), text, size);
+}
+static bool append_swiglu_reason(const rfr_call *c, char *text, size_t size) {
+  return append_reason(c, swiglu_lacks(c), text, size);
+}
 
 static const char *name_of(const rfr_call *call, const char *lacks) {
   return has_sm90(call) && !lacks ? "sm90" : "sm80";
@@ -135,6 +141,8 @@ static size_t swiglu_workspace(const rfr_call *call) {
   return RFI_GROUPED_TAKEN + (has_sm90(call) && !swiglu_lacks(call) ? 0 : p.scratch);
 }
 
-const rfi_cuda_kernel RFI_CUDA(grouped_swiglu) = {run_swiglu, swiglu_workspace, NULL, NULL, swiglu_needs, say_swiglu};
-const rfi_cuda_kernel RFI_CUDA(grouped_matmul) = {run_matmul, workspace, takes_matmul, NULL, matmul_needs, say_matmul};
-const rfi_cuda_kernel RFI_CUDA(grouped_wgrad) = {run_wgrad, workspace, NULL, NULL, wgrad_needs, say_wgrad};
+const rfi_cuda_kernel RFI_CUDA(grouped_swiglu) = {run_swiglu, swiglu_workspace, NULL,
+                                                  NULL,       swiglu_needs,     append_swiglu_reason};
+const rfi_cuda_kernel RFI_CUDA(grouped_matmul) = {run_matmul, workspace,    takes_matmul,
+                                                  NULL,       matmul_needs, append_matmul_reason};
+const rfi_cuda_kernel RFI_CUDA(grouped_wgrad) = {run_wgrad, workspace, NULL, NULL, wgrad_needs, append_wgrad_reason};

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Grouped GEMMs on the CPU: the blocks of product.h, over tiles that never cross a group.
+ * Grouped GEMMs on the CPU: the blocks of gemm_block.h, over tiles that never cross a group.
  *
  * A tile's rows of C are rows of one group (forward, dgrad) or of one weight (wgrad, which sums over the group's rows).
  * Offsets decide where tiles begin; shapes alone decide how large they may be, and scratch is sized for the largest. A
@@ -8,7 +8,7 @@
  */
 #include "backend/cpu/cpu.h"
 #include "ops/grouped/grouped.h"
-#include "ops/matmul/product.h"
+#include "ops/matmul/gemm_block.h"
 
 enum {
   LEAST_M = 4 * RFI_MR,
@@ -128,7 +128,7 @@ static rfr_status run_matmul(const rfi_call *call) {
     rfi_matrix a = A, b = {w.data, w.type.dtype, w.stride[tb], w.stride[!tb]};
     a.data = rfi_matrix_at(&A, row, 0);
     b.data = rfi_matrix_at(&b, 0, j0);
-    float *c = rfi_product(&g.scratch, &a, &b, m, n, x->type.shape[1], scratch_of(call, &g, starts_bytes(&g)));
+    float *c = rfi_gemm_block(&g.scratch, &a, &b, m, n, x->type.shape[1], scratch_of(call, &g, starts_bytes(&g)));
     finish(call, group, row, j0, m, n, c, g.scratch.ldc);
   }
   const int64_t last = rfi_group_begin(offsets, g.groups, g.R), size = y->type.dtype == RFR_F32 ? 4 : 2;
@@ -167,7 +167,7 @@ static rfr_status run_wgrad(const rfi_call *call) {
     rfi_matrix a = A, b = B;
     a.data = rfi_matrix_at(&A, i0, row);
     b.data = rfi_matrix_at(&B, row, j0);
-    float *c = rfi_product(&g.scratch, &a, &b, m, n, K, scratch_of(call, &g, 0));
+    float *c = rfi_gemm_block(&g.scratch, &a, &b, m, n, K, scratch_of(call, &g, 0));
     for (int64_t i = 0; i < m; i++)
       rfi_store_row((void *)rfi_at(dw->data, dw->type.dtype, ((group * g.M) + i0 + i) * g.N + j0), dw->type.dtype,
                     c + i * g.scratch.ldc, n, has_acc);

@@ -10,7 +10,7 @@
 #include "support/op_case.h"
 
 /* Writes NaN to the rows after the last group of a rank-1 or rank-2 operand. */
-static void spoil(const rfi_call *call, int i, const int32_t *offsets, int64_t groups) {
+static void fill_with_nan(const rfi_call *call, int i, const int32_t *offsets, int64_t groups) {
   if (i >= call->n_in || !call->in[i].data) return;
   const rfr_type *type = &call->in[i].type;
   const int64_t columns = type->rank == 2 ? type->shape[1] : 1;
@@ -58,8 +58,8 @@ RFT_REF(grouped_matmul) {
   }
 }
 RFT_OPERANDS(grouped_matmul) {
-  spoil(call, 0, call->in[2].data, call->in[2].type.shape[0] - 1);
-  spoil(call, 4, call->in[2].data, call->in[2].type.shape[0] - 1);
+  fill_with_nan(call, 0, call->in[2].data, call->in[2].type.shape[0] - 1);
+  fill_with_nan(call, 4, call->in[2].data, call->in[2].type.shape[0] - 1);
 }
 RFT_CASES(grouped_matmul) = {
     "grouped_matmul(f[11,7], f[3,5,7], i[4]=0,4,4,9) tb=1 to=f",
@@ -87,9 +87,9 @@ static double sigmoid(double x) { return 1 / (1 + exp(-x)); }
 /* The GEMM alone, into y. */
 static void multiply(const rfi_call *call, double *y, int64_t columns) {
   const rfi_arg made = {y, {.dtype = RFR_F64, .rank = 2, .shape = {call->in[0].type.shape[0], columns}}, {columns, 1}};
-  rfi_call product = *call;
-  product.n_in = 3, product.n_out = 1, product.out = &made;
-  RFT_NAME(grouped_matmul)(&product);
+  rfi_call gemm = *call;
+  gemm.n_in = 3, gemm.n_out = 1, gemm.out = &made;
+  RFT_NAME(grouped_matmul)(&gemm);
 }
 
 RFT_REF(grouped_swiglu) {
@@ -104,7 +104,7 @@ RFT_REF(grouped_swiglu) {
   if (call->out[0].data) memcpy(call->out[0].data, y, sizeof *y * (size_t)(R * N));
   free(y);
 }
-RFT_OPERANDS(grouped_swiglu) { spoil(call, 0, call->in[2].data, call->in[2].type.shape[0] - 1); }
+RFT_OPERANDS(grouped_swiglu) { fill_with_nan(call, 0, call->in[2].data, call->in[2].type.shape[0] - 1); }
 RFT_CASES(grouped_swiglu) = {
     "grouped_swiglu(f[11,7], f[3,6,7], i[4]=0,4,4,9, F[11]) tb=1 to=f",
     "grouped_swiglu(f[11,7], f[3,7,6], i[4]=0,4,4,11, F[11]) tb=0 to=f",
@@ -134,8 +134,8 @@ RFT_REF(grouped_wgrad) {
       }
 }
 RFT_OPERANDS(grouped_wgrad) {
-  spoil(call, 0, call->in[2].data, call->in[2].type.shape[0] - 1);
-  spoil(call, 1, call->in[2].data, call->in[2].type.shape[0] - 1);
+  fill_with_nan(call, 0, call->in[2].data, call->in[2].type.shape[0] - 1);
+  fill_with_nan(call, 1, call->in[2].data, call->in[2].type.shape[0] - 1);
 }
 RFT_CASES(grouped_wgrad) = {
     "grouped_wgrad(f[11,7], f[11,5], i[4]=0,4,4,9) to=f32 of=3",
@@ -166,8 +166,8 @@ RFT_REF(grouped_dbias) {
     }
 }
 RFT_OPERANDS(grouped_dbias) {
-  spoil(call, 0, call->in[1].data, call->in[1].type.shape[0] - 1);
-  spoil(call, 2, call->in[1].data, call->in[1].type.shape[0] - 1);
+  fill_with_nan(call, 0, call->in[1].data, call->in[1].type.shape[0] - 1);
+  fill_with_nan(call, 2, call->in[1].data, call->in[1].type.shape[0] - 1);
 }
 RFT_CASES(grouped_dbias) = {
     "grouped_dbias(f[11,7], i[4]=0,4,4,9) to=f32",
@@ -190,7 +190,7 @@ RFT_REF(grouped_dscale) {
     for (int64_t r = offsets[g]; r < offsets[g + 1]; r++)
       for (int64_t j = 0; j < N; j++) ds[r] += dy[r * N + j] * bias[g * N + j];
 }
-RFT_OPERANDS(grouped_dscale) { spoil(call, 0, call->in[2].data, call->in[2].type.shape[0] - 1); }
+RFT_OPERANDS(grouped_dscale) { fill_with_nan(call, 0, call->in[2].data, call->in[2].type.shape[0] - 1); }
 RFT_CASES(grouped_dscale) = {
     "grouped_dscale(f[11,7], f[3,7], i[4]=0,4,4,9) to=f",
     "grouped_dscale(f[5,613], f[2,613], i[3]=0,1,5) to=f32",

@@ -10,13 +10,13 @@
 static size_t workspace(const rfi_call *call) {
   rfi_pair p;
   rfi_pair_of(call, &p);
-  return p.scratch + RFI_CPU(grouped_matmul).workspace(&p.product);
+  return p.scratch + RFI_CPU(grouped_matmul).workspace(&p.gemm);
 }
 
 static rfr_status run(const rfi_call *call) {
   rfi_pair p;
   rfi_pair_of(call, &p);
-  RFI_TRY(RFI_CPU(grouped_matmul).run(&p.product));
+  RFI_TRY(RFI_CPU(grouped_matmul).run(&p.gemm));
   return p.act.out->data ? RFI_CPU(swiglu_weighted).run(&p.act) : RFR_OK;
 }
 

@@ -163,7 +163,7 @@ static bool runs(const char *isa) {
   return there;
 }
 
-static void equals_separate_products(void **state) {
+static void equals_separate_gemms(void **state) {
   static const char *const isas[] = {"v4", "v3", "v2"};
   (void)state;
   bool first = true;
@@ -282,7 +282,7 @@ static rfr_programs *compile(bool packed) {
   return p;
 }
 
-static void packed_and_separate_are_one(void **state) {
+static void packed_equals_separate(void **state) {
   (void)state;
   rfr_programs *p[2] = {compile(true), compile(false)};
   rfr_tensor a, b;
@@ -346,7 +346,7 @@ static rfr_programs *accumulating(bool packed, int wanted) {
 }
 
 /* Gradients of later microbatches are accumulated inside the GEMM, for packed and separate weights. */
-static void accumulates_in_the_product(void **state) {
+static void accumulates_in_gemm(void **state) {
   (void)state;
   static const char *const names[] = {"w0", "w1", "w2"}, *const gradients[] = {"d0", "d1", "d2"};
   rfr_programs *full = accumulating(true, 0);
@@ -483,7 +483,7 @@ static void keeps(bool separate, int wanted) {
   rfr_trace_destroy(t);
 }
 
-static void keeps_what_is_wanted(void **state) {
+static void keeps_requested(void **state) {
   (void)state;
   for (int wanted = 0; wanted < 16; wanted++)
     for (int separate = 0; separate < 2; separate++) keeps(separate, wanted);
@@ -541,10 +541,10 @@ static void counts_rows_in_32_bits(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(equals_separate_products),    cmocka_unit_test(equals_in_every_width),
-      rft_context_test(keeps_what_is_wanted),        rft_context_test(leaves_frozen_groups_alone),
-      rft_context_test(packed_and_separate_are_one), rft_context_test(accumulates_in_the_product),
-      rft_context_test(any_number_of_weights),       rft_context_test(refuses),
+      cmocka_unit_test(equals_separate_gemms),  cmocka_unit_test(equals_in_every_width),
+      rft_context_test(keeps_requested),        rft_context_test(leaves_frozen_groups_alone),
+      rft_context_test(packed_equals_separate), rft_context_test(accumulates_in_gemm),
+      rft_context_test(any_number_of_weights),  rft_context_test(refuses),
       rft_context_test(counts_rows_in_32_bits)};
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

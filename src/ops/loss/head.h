@@ -16,7 +16,7 @@
 /* Indices of operands. After the targets, linear_cross_entropy has inv_valid; the last two are the cotangent and
  * acc. */
 enum { RFI_HEAD_X, RFI_HEAD_W, RFI_HEAD_TARGETS, RFI_HEAD_INV_VALID };
-enum { RFI_HEAD_LOGITS, RFI_HEAD_DX, RFI_HEAD_DW, RFI_HEAD_DW_REST, RFI_HEAD_PRODUCTS }; /* the GEMMs of one chunk */
+enum { RFI_HEAD_LOGITS, RFI_HEAD_DX, RFI_HEAD_DW, RFI_HEAD_DW_REST, RFI_HEAD_GEMMS }; /* the GEMMs of one chunk */
 /* On a GPU, the row stride of logits is a multiple of this number of elements: full cache lines. With 50,272 columns
  * instead of 50,304, cuBLASLt did not offer the algorithms that hold two tiles (lt.c). */
 enum { RFI_HEAD_ALIGNED = 64 };
@@ -26,7 +26,7 @@ enum { RFI_HEAD_ROWS = 4096 };
 enum { RFI_HEAD_FIRST, RFI_HEAD_MIDDLE, RFI_HEAD_TAIL, RFI_HEAD_CHUNKS };
 
 /* How a library runs one GEMM; run is NULL if the matmul kernel runs it. call->library of linear_cross_entropy points
- * to [RFI_HEAD_CHUNKS][RFI_HEAD_PRODUCTS] of them, or is NULL. */
+ * to [RFI_HEAD_CHUNKS][RFI_HEAD_GEMMS] of them, or is NULL. */
 typedef struct rfi_head_library {
   rfi_kernel_fn run;
   size_t workspace;
@@ -34,12 +34,12 @@ typedef struct rfi_head_library {
   const void *device; /* belongs to the backend */
 } rfi_head_library;
 
-typedef struct rfi_head_product {
+typedef struct rfi_head_gemm {
   rfi_arg in[4], out[1];
   rfi_attr attr[3];
   rfi_call call; /* points into this struct: do not copy it */
   bool wanted;
-} rfi_head_product;
+} rfi_head_gemm;
 
 typedef struct rfi_head {
   int64_t T, C, V, chunk;
@@ -113,9 +113,9 @@ static inline rfi_arg rfi_head_matrix(void *data, rfr_dtype dtype, int64_t rows,
 }
 
 /* out = op(a) op(b), added to out if `add`. */
-static inline void rfi_head_product_init(rfi_head_product *p, const rfi_call *c, const rfi_arg *a, bool ta,
-                                         const rfi_arg *b, bool tb, const rfi_arg *out, bool add) {
-  *p = (rfi_head_product){.in = {*a, *b, {.type.rank = -1}, {.type.rank = -1}}, .out = {*out}, .wanted = out->data};
+static inline void rfi_head_gemm_init(rfi_head_gemm *p, const rfi_call *c, const rfi_arg *a, bool ta, const rfi_arg *b,
+                                      bool tb, const rfi_arg *out, bool add) {
+  *p = (rfi_head_gemm){.in = {*a, *b, {.type.rank = -1}, {.type.rank = -1}}, .out = {*out}, .wanted = out->data};
   p->attr[0].i = ta;
   p->attr[1].i = tb;
   p->attr[2].i = out->type.dtype;
@@ -126,8 +126,8 @@ static inline void rfi_head_product_init(rfi_head_product *p, const rfi_call *c,
 
 /* The GEMMs of the chunk that starts at row t, without workspaces. When kernels are selected there are no addresses
  * yet; then `logits` is any non-NULL pointer. */
-static inline void rfi_head_products(const rfi_call *c, const rfi_head *h, int64_t t, void *logits,
-                                     rfi_head_product out[RFI_HEAD_PRODUCTS]) {
+static inline void rfi_head_gemms(const rfi_call *c, const rfi_head *h, int64_t t, void *logits,
+                                  rfi_head_gemm out[RFI_HEAD_GEMMS]) {
   rfr_dtype dtype = c->in[RFI_HEAD_X].type.dtype;
   /* no function calls, because the CUDA module compiles this too */
   size_t begin = (size_t)(t * h->C) * (dtype == RFR_F32 ? 4 : 2);
@@ -140,14 +140,14 @@ static inline void rfi_head_products(const rfi_call *c, const rfi_head *h, int64
   int64_t stride = dtype == RFR_F32 ? h->ld : 2 * h->ld;
   rfi_arg dl = rfi_head_matrix(logits, dtype, n, h->ld, stride);
   rfi_arg dxs = rfi_head_matrix(dx, dtype, n, h->C, h->C);
-  rfi_head_product_init(&out[RFI_HEAD_LOGITS], c, &x, false, &w, true, &l, false);
-  rfi_head_product_init(&out[RFI_HEAD_DX], c, &dl, false, &w, false, &dxs, false);
+  rfi_head_gemm_init(&out[RFI_HEAD_LOGITS], c, &x, false, &w, true, &l, false);
+  rfi_head_gemm_init(&out[RFI_HEAD_DX], c, &dl, false, &w, false, &dxs, false);
   for (int i = 0; i < 2; i++) {
     const int64_t v = i == 0 ? 0 : h->tiled, rows_of_dw = i == 0 ? h->tiled : h->V - h->tiled;
     char *data = rows_of_dw > 0 ? c->out[2].data : NULL;
     rfi_arg part = rfi_head_matrix((char *)logits + v * (dtype == RFR_F32 ? 4 : 2), dtype, n, rows_of_dw, stride);
     rfi_arg dw = rfi_head_matrix(data ? data + v * h->C * 4 : NULL, RFR_F32, rows_of_dw, h->C, h->C);
-    rfi_head_product_init(&out[RFI_HEAD_DW + i], c, &part, true, &x, false, &dw, t > 0 || rfi_head_acc(c)->data);
+    rfi_head_gemm_init(&out[RFI_HEAD_DW + i], c, &part, true, &x, false, &dw, t > 0 || rfi_head_acc(c)->data);
   }
 }
 

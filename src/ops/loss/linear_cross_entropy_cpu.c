@@ -23,33 +23,33 @@
 #include "ops/loss/ce_row.h"
 #include "ops/loss/head.h"
 
-static const rfi_head_library *library_of(const rfi_call *c, int kind, int product) {
+static const rfi_head_library *library_of(const rfi_call *c, int kind, int gemm) {
   const rfi_head_library *entry = c->library;
-  return entry ? &entry[kind * RFI_HEAD_PRODUCTS + product] : NULL;
+  return entry ? &entry[kind * RFI_HEAD_GEMMS + gemm] : NULL;
 }
 
 static size_t workspace(const rfi_call *c) {
   rfi_head h = rfi_head_make(c, 1);
   size_t most = 0;
   for (int kind = 0; kind < RFI_HEAD_CHUNKS; kind++) {
-    rfi_head_product products[RFI_HEAD_PRODUCTS];
+    rfi_head_gemm gemms[RFI_HEAD_GEMMS];
     int64_t t = rfi_head_start(&h, kind);
     if (t < 0) continue;
-    rfi_head_products(c, &h, t, &h, products);
-    for (int i = 0; i < RFI_HEAD_PRODUCTS; i++) {
+    rfi_head_gemms(c, &h, t, &h, gemms);
+    for (int i = 0; i < RFI_HEAD_GEMMS; i++) {
       const rfi_head_library *library = library_of(c, kind, i);
       size_t bytes = 0;
-      if (!products[i].wanted) continue;
+      if (!gemms[i].wanted) continue;
       if (library && library->run) bytes = library->workspace;
-      else if (RFI_CPU(matmul).workspace) bytes = RFI_CPU(matmul).workspace(&products[i].call);
+      else if (RFI_CPU(matmul).workspace) bytes = RFI_CPU(matmul).workspace(&gemms[i].call);
       if (bytes > most) most = bytes;
     }
   }
   return h.nll + h.logits + most;
 }
 
-static rfr_status run_product(const rfi_call *c, rfi_head_product *p, int kind, int product, void *scratch) {
-  const rfi_head_library *library = library_of(c, kind, product);
+static rfr_status run_gemm(const rfi_call *c, rfi_head_gemm *p, int kind, int gemm, void *scratch) {
+  const rfi_head_library *library = library_of(c, kind, gemm);
   if (!p->wanted) return RFR_OK;
   p->call.workspace = scratch;
   if (!library || !library->run) return RFI_CPU(matmul).run(&p->call);
@@ -95,13 +95,13 @@ static rfr_status run(const rfi_call *c) {
     memset(c->out[2].data, 0, (size_t)(h.V * h.C) * sizeof(float));
   char *logits = (char *)c->workspace + h.nll, *scratch = logits + h.logits;
   for (int64_t t = 0; t < h.T; t += h.chunk) {
-    rfi_head_product products[RFI_HEAD_PRODUCTS];
+    rfi_head_gemm gemms[RFI_HEAD_GEMMS];
     int kind = rfi_head_kind(&h, t);
-    rfi_head_products(c, &h, t, logits, products);
-    RFI_TRY(run_product(c, &products[RFI_HEAD_LOGITS], kind, RFI_HEAD_LOGITS, scratch));
-    chunk k = {*c, t, products[RFI_HEAD_LOGITS].out[0], products[RFI_HEAD_DX].in[0]};
+    rfi_head_gemms(c, &h, t, logits, gemms);
+    RFI_TRY(run_gemm(c, &gemms[RFI_HEAD_LOGITS], kind, RFI_HEAD_LOGITS, scratch));
+    chunk k = {*c, t, gemms[RFI_HEAD_LOGITS].out[0], gemms[RFI_HEAD_DX].in[0]};
     rfi_parallel(&k.call, rfi_head_rows(&h, t), 8 * h.V, rows);
-    for (int i = RFI_HEAD_DX; i < RFI_HEAD_PRODUCTS; i++) RFI_TRY(run_product(c, &products[i], kind, i, scratch));
+    for (int i = RFI_HEAD_DX; i < RFI_HEAD_GEMMS; i++) RFI_TRY(run_gemm(c, &gemms[i], kind, i, scratch));
   }
   const double *nll = c->workspace;
   const bool per_row = rfi_head_is_per_row(c);

@@ -6,20 +6,20 @@
 #include "ops/loss/ce_cuda.h"
 #include "ops/loss/head.h"
 
-static const rfi_head_library *library_of(const rfr_call *c, int kind, int product) {
-  return (const rfi_head_library *)c->library + kind * RFI_HEAD_PRODUCTS + product;
+static const rfi_head_library *library_of(const rfr_call *c, int kind, int gemm) {
+  return (const rfi_head_library *)c->library + kind * RFI_HEAD_GEMMS + gemm;
 }
 
 static size_t workspace(const rfr_call *c) {
   const rfi_head h = rfi_head_make(c, RFI_HEAD_ALIGNED);
   size_t most = 0;
-  for (int i = 0; i < RFI_HEAD_CHUNKS * RFI_HEAD_PRODUCTS; i++)
+  for (int i = 0; i < RFI_HEAD_CHUNKS * RFI_HEAD_GEMMS; i++)
     if (library_of(c, 0, i)->workspace > most) most = library_of(c, 0, i)->workspace;
   return h.nll + h.logits + h.w + most;
 }
 
-static rfr_status run_product(const rfr_call *c, rfi_head_product *p, int kind, int product, void *scratch) {
-  const rfi_head_library *library = library_of(c, kind, product);
+static rfr_status run_gemm(const rfr_call *c, rfi_head_gemm *p, int kind, int gemm, void *scratch) {
+  const rfi_head_library *library = library_of(c, kind, gemm);
   if (!p->wanted) return RFR_OK;
   p->call.workspace = scratch;
   p->call.stream = c->stream;
@@ -28,11 +28,11 @@ static rfr_status run_product(const rfr_call *c, rfi_head_product *p, int kind, 
 }
 
 static rfr_status run_chunk(const rfr_call *c, const rfi_head *h, int64_t t, char *logits, double *nll) {
-  rfi_head_product products[RFI_HEAD_PRODUCTS];
+  rfi_head_gemm gemms[RFI_HEAD_GEMMS];
   const int kind = rfi_head_kind(h, t);
   char *scratch = logits + h->logits + h->w;
-  rfi_head_products(c, h, t, logits, products);
-  const rfi_arg *dlogits = &products[RFI_HEAD_DX].in[0];
+  rfi_head_gemms(c, h, t, logits, gemms);
+  const rfi_arg *dlogits = &gemms[RFI_HEAD_DX].in[0];
   const int backward = c->out[1].data || c->out[2].data, per_row = rfi_head_is_per_row(c);
   const float *dloss = rfi_head_dloss(c)->data;
   float *loss = c->out[0].data;
@@ -53,11 +53,10 @@ static rfr_status run_chunk(const rfr_call *c, const rfi_head *h, int64_t t, cha
                             .dlogits_ld = dlogits->stride[0],
                             .nll = per_row ? NULL : nll + t,
                             .loss = per_row && loss ? loss + t : NULL};
-  rfr_status s = run_product(c, &products[RFI_HEAD_LOGITS], kind, RFI_HEAD_LOGITS, scratch);
+  rfr_status s = run_gemm(c, &gemms[RFI_HEAD_LOGITS], kind, RFI_HEAD_LOGITS, scratch);
   if (s == RFR_OK) s = rfi_ce_rows_cuda(&rows, c->stream);
   if (s == RFR_OK && backward) s = rfi_ce_tails_cuda(&rows, h->ld, c->stream);
-  for (int i = RFI_HEAD_DX; s == RFR_OK && i < RFI_HEAD_PRODUCTS; i++)
-    s = run_product(c, &products[i], kind, i, scratch);
+  for (int i = RFI_HEAD_DX; s == RFR_OK && i < RFI_HEAD_GEMMS; i++) s = run_gemm(c, &gemms[i], kind, i, scratch);
   return s;
 }
 

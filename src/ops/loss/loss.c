@@ -124,16 +124,16 @@ rfr_status rfi_infer_linear_token_loss(const rfi_infer *c) { return infer_head(c
 /* Counts one GEMM for the logits, and one per gradient. */
 double rfi_flops_linear_cross_entropy(const rfi_infer *c) {
   const rfr_type *x = &c->in[RFI_IN_linear_cross_entropy_x], *w = &c->in[RFI_IN_linear_cross_entropy_w];
-  const int products =
+  const int gemms =
       1 + (c->out[RFI_OUT_linear_cross_entropy_dx].rank >= 0) + (c->out[RFI_OUT_linear_cross_entropy_dw].rank >= 0);
-  return 2 * (double)rfi_count(x) * (double)w->shape[0] * products;
+  return 2 * (double)rfi_count(x) * (double)w->shape[0] * gemms;
 }
 
 double rfi_flops_linear_token_loss(const rfi_infer *c) {
   const rfr_type *x = &c->in[RFI_IN_linear_token_loss_x], *w = &c->in[RFI_IN_linear_token_loss_w];
-  const int products =
+  const int gemms =
       1 + (c->out[RFI_OUT_linear_token_loss_dx].rank >= 0) + (c->out[RFI_OUT_linear_token_loss_dw].rank >= 0);
-  return 2 * (double)rfi_count(x) * (double)w->shape[0] * products;
+  return 2 * (double)rfi_count(x) * (double)w->shape[0] * gemms;
 }
 
 rfr_value rfr_token_count_at(rfr_trace *t, rfr_source at, int n, const rfr_value *targets, int ignore,

@@ -4,14 +4,14 @@
  * this op: lower replaces it by two GEMMs, for which there are faster kernels.
  */
 #include "backend/cpu/cpu.h"
-#include "ops/matmul/product.h"
+#include "ops/matmul/gemm_block.h"
 
 enum { TILE_M = 16 * RFI_MR, TILE_N = 128 };
 
 typedef struct grid {
   int64_t M, N, K, R, tiles_m, tiles_n;
   int threads;
-  rfi_scratch scratch; /* of one product; a thread has an f32 tile after it */
+  rfi_scratch scratch; /* of one GEMM; a thread has an f32 tile after it */
   size_t floats;       /* of a thread */
 } grid;
 
@@ -45,8 +45,8 @@ static void multiply(const rfi_call *c, const grid *g, int64_t i0, int64_t j0, f
   const rfi_matrix x = matrix_of(&c->in[0], 0, i0, 0), w = matrix_of(&c->in[1], tb, 0, j0);
   const rfi_matrix u = matrix_of(&c->in[2], 0, i0, 0), b = matrix_of(&c->in[3], tb, 0, j0);
   float *sum = scratch + rfi_scratch_floats(&g->scratch);
-  memcpy(sum, rfi_product(&g->scratch, &x, &w, m, n, g->K, scratch), sizeof(float) * TILE_M * TILE_N);
-  const float *more = rfi_product(&g->scratch, &u, &b, m, n, g->R, scratch);
+  memcpy(sum, rfi_gemm_block(&g->scratch, &x, &w, m, n, g->K, scratch), sizeof(float) * TILE_M * TILE_N);
+  const float *more = rfi_gemm_block(&g->scratch, &u, &b, m, n, g->R, scratch);
   for (int64_t i = 0; i < m; i++) {
     float *row = sum + i * TILE_N;
     for (int64_t j = 0; j < n; j++) row[j] += more[i * TILE_N + j];

@@ -33,13 +33,13 @@ static rfr_status run(const rfr_call *c) {
   return rfi_grouped_sm90(&g, rfi_cuda_info_of(c)->sms, (cudaStream_t)c->stream);
 }
 
-rfr_status rfi_lora_run_products(const rfr_call *c) {
+rfr_status rfi_lora_run_gemms(const rfr_call *c) {
   const rfi_head_library *chosen = c->library;
-  rfi_head_product products[2];
+  rfi_head_gemm gemms[2];
   rfr_status s = RFR_OK;
-  rfi_lora_products(c, products);
+  rfi_lora_gemms(c, gemms);
   for (int i = 0; i < 2 && s == RFR_OK; i++) {
-    rfr_call *call = &products[i].call;
+    rfr_call *call = &gemms[i].call;
     call->stream = c->stream;
     call->workspace = c->workspace;
     call->library = chosen[i].run ? chosen[i].handle : (void *)(uintptr_t)chosen[i].device;

@@ -3,13 +3,13 @@
  * The portable GEMM: y = op(a) op(b) + bias (+ acc).
  *
  * C is cut into tiles of at most TILE_M x TILE_N. One thread computes a tile completely, so nothing is reduced between
- * threads; product.h computes a tile. Results do not depend on tile sizes or on the number of threads.
+ * threads; gemm_block.h computes a tile. Results do not depend on tile sizes or on the number of threads.
  *
  * Packing per tile repeats work between tiles (about 5 % at 256 x 256), but needs no barrier and no scratch that grows
  * with the matrices.
  */
 #include "backend/cpu/cpu.h"
-#include "ops/matmul/product.h"
+#include "ops/matmul/gemm_block.h"
 
 enum {
   TILE_M = 32 * RFI_MR,
@@ -79,7 +79,7 @@ static rfr_status run(const rfi_call *call) {
     rfi_matrix at_a = A, at_b = B;
     at_a.data = rfi_at(a->data, a->type.dtype, (r == 3 ? z * a->stride[0] : 0) + i0 * A.rs);
     at_b.data = rfi_at(b->data, b->type.dtype, (r == 3 ? z * b->stride[0] : 0) + j0 * B.cs);
-    float *c = rfi_product(&g.scratch, &at_a, &at_b, m, n, g.K, scratch);
+    float *c = rfi_gemm_block(&g.scratch, &at_a, &at_b, m, n, g.K, scratch);
     finish(call, &g, (z * g.M + i0) * g.N + j0, j0, m, n, c);
   }
   return RFR_OK;

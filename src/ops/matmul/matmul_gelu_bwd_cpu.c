@@ -10,14 +10,14 @@
 static rfr_status run(const rfi_call *call) {
   rfi_gelu_pair p;
   rfi_gelu_pair_of(call, &p);
-  RFI_TRY(RFI_CPU(matmul).run(&p.product));
+  RFI_TRY(RFI_CPU(matmul).run(&p.gemm));
   return RFI_CPU(gelu_bwd).run(&p.gelu);
 }
 
 static size_t workspace(const rfi_call *call) {
   rfi_gelu_pair p;
   rfi_gelu_pair_of(call, &p);
-  return RFI_CPU(matmul).workspace(&p.product);
+  return RFI_CPU(matmul).workspace(&p.gemm);
 }
 
 const rfi_kernel RFI_CPU(matmul_gelu_bwd) = {run, workspace};

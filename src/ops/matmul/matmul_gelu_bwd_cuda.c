@@ -12,8 +12,8 @@ static rfr_status run(const rfr_call *call) {
   rfi_gelu_pair p;
   rfi_gelu_pair_of(call, &p);
   p.gelu.library = (void *)(uintptr_t)chosen->device;
-  p.product.library = chosen->run ? chosen->handle : p.gelu.library;
-  const rfr_status s = chosen->run ? chosen->run(&p.product) : RFI_CUDA(matmul).run(&p.product);
+  p.gemm.library = chosen->run ? chosen->handle : p.gelu.library;
+  const rfr_status s = chosen->run ? chosen->run(&p.gemm) : RFI_CUDA(matmul).run(&p.gemm);
   return s == RFR_OK ? RFI_CUDA(gelu_bwd).run(&p.gelu) : s;
 }
 

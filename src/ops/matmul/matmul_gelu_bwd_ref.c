@@ -7,7 +7,7 @@
 
 #include "support/op_case.h"
 
-static double product_at(const rfi_call *call, int64_t i, int64_t j) {
+static double gemm_at(const rfi_call *call, int64_t i, int64_t j) {
   const double *a = call->in[0].data, *b = call->in[1].data;
   const bool ta = call->attr[0].i != 0, tb = call->attr[1].i != 0;
   const int64_t M = call->out[0].type.shape[0], N = call->out[0].type.shape[1], K = call->in[0].type.shape[ta ? 0 : 1];
@@ -25,7 +25,7 @@ RFT_REF(matmul_gelu_bwd) {
   for (int64_t i = 0; i < M; i++)
     for (int64_t j = 0; j < N; j++) {
       const double at = x[i * N + j], t = tanh(inner(at)), slope = 0.7978845608028654 * (1 + 3 * 0.044715 * at * at);
-      dx[i * N + j] = product_at(call, i, j) * (0.5 * (1 + t) + 0.5 * at * (1 - t * t) * slope);
+      dx[i * N + j] = gemm_at(call, i, j) * (0.5 * (1 + t) + 0.5 * at * (1 - t * t) * slope);
     }
 }
 RFT_CASES(matmul_gelu_bwd) = {

@@ -60,18 +60,18 @@ typedef struct part_scratch {
   rfi_int_lanes *index, *taken;
 } part_scratch;
 
-static int64_t room_lanes(const rfi_call *c) {
+static int64_t lanes_per_part(const rfi_call *c) {
   return 3 * c->in[0].type.shape[1] + c->attr[GROUPS].i + 2 * c->attr[K].i;
 }
 static part_scratch part_scratch_of(const rfi_call *c, int part) {
   const int64_t experts = c->in[0].type.shape[1], k = c->attr[K].i;
-  rfi_lanes *at = (rfi_lanes *)c->workspace + part * room_lanes(c), *groups = at + 2 * experts;
+  rfi_lanes *at = (rfi_lanes *)c->workspace + part * lanes_per_part(c), *groups = at + 2 * experts;
   rfi_lanes *weight = groups + c->attr[GROUPS].i;
   return (part_scratch){
       at, at + experts, groups, weight, (rfi_int_lanes *)(weight + k), (rfi_int_lanes *)(weight + 2 * k)};
 }
 static size_t route_workspace(const rfi_call *c) {
-  return (size_t)(parts_of(c, &c->in[0]) * room_lanes(c)) * sizeof(rfi_lanes);
+  return (size_t)(parts_of(c, &c->in[0]) * lanes_per_part(c)) * sizeof(rfi_lanes);
 }
 
 /* For each token, finds the best of n values that is not marked, the first of equal ones, and marks it. -1: none is

@@ -129,14 +129,14 @@ static void check_replays(bool between) {
   rfr_programs_destroy(p);
 }
 
-static void gives_what_each_token_gives(void **state) {
+static void equals_single_tokens(void **state) {
   (void)state;
   check_replays(false);
   check_replays(true);
 }
 
 /* Routing weights applied between or after the expert GEMMs: all gradients agree up to rounding. */
-static void weighs_either_way(void **state) {
+static void weights_before_or_after(void **state) {
   (void)state;
   static const char *const results[] = {"y", "dx", "dlogits", "dw", "dv"};
   rfr_programs *p[2] = {make(false), make(true)};
@@ -336,11 +336,8 @@ static void nan_is_last(void **state) {
 }
 
 int main(void) {
-  const struct CMUnitTest tests[] = {rft_context_test(gives_what_each_token_gives),
-                                     rft_context_test(weighs_either_way),
-                                     rft_context_test(row_weights),
-                                     rft_context_test(nan_is_last),
-                                     rft_context_test(bad_splits_skip_a_step),
-                                     rft_context_test(refuses)};
+  const struct CMUnitTest tests[] = {
+      rft_context_test(equals_single_tokens), rft_context_test(weights_before_or_after), rft_context_test(row_weights),
+      rft_context_test(nan_is_last),          rft_context_test(bad_splits_skip_a_step),  rft_context_test(refuses)};
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * route.h for a warp: a token's scores and those of its chosen experts. Functions that say so must be called by all
- * lanes of the warp. Rows are read from memory, after the first time from the cache.
+ * route.h for a warp: a token's scores and those of its chosen experts. Functions whose comment requires it must be
+ * called by all lanes of the warp. Rows are read from memory, after the first time from the cache.
  */
 #ifndef RFI_ROUTE_ROWS_CUH
 #define RFI_ROUTE_ROWS_CUH

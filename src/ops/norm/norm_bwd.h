@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * dx, dw and db of a norm in one loop over dy and x, bitwise equal to the separate ops: they use the same functions on
- * blocks, dx is rounded before the residual stream's gradient is added, and the sums over rows keep the order of
- * columns.h, chunks of rows from zero in f32 and the chunks in f64.
+ * dx, dw and db of a norm in one loop over dy and x, bitwise equal to the separate ops. All of them use the same
+ * functions on blocks, and dx is rounded before the residual stream's gradient is added. The sums over rows have the
+ * order of columns.h: chunks of rows from zero in f32, the chunks in f64.
  *
  * Threads split the rows at the ends of chunks. Each chunk's sums go to the workspace, and a second loop, split over
  * columns, adds them. A row of dy, x and w is widened once.

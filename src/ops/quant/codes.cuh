@@ -5,8 +5,8 @@
  * A block of threads has a tile of 128 x 128 elements. A source gives the elements, eight adjacent ones of a row at a
  * time: it loads them, or computes them from other tensors. Each element is rounded to the storage type and encoded
  * once; `row` is written from registers, and `col`, the transposed copy, from a tile of codes in shared memory. The
- * largest magnitude is an integer maximum in global memory, which does not depend on the order. A layout says where the
- * tiles lie: in slices of one shape, or in groups of rows.
+ * largest magnitude is an integer maximum in global memory, which does not depend on the order. A layout defines the
+ * positions of tiles: in slices of one shape, or in groups of rows.
  */
 #ifndef RFI_CODES_CUH
 #define RFI_CODES_CUH

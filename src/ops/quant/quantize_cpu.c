@@ -2,10 +2,10 @@
  *
  * quantize and grouped_quantize on the CPU, the reference of the kernels on GPUs.
  *
- * Both results are the same computation: `row` quantizes the lines of x along K, `col` those along M. A side says where
- * its lines are, and a part quantizes panels of lines, in chunks of at most CHUNK elements that are gathered into f32.
- * A block of scaling never crosses a chunk or a panel, so results do not depend on how panels are split. Slices, which
- * are groups of rows or matrices of a batch, run one after the other.
+ * Both results are the same computation: `row` quantizes the lines of x along K, `col` those along M. A side describes
+ * the positions of its lines, and a part quantizes panels of lines, in chunks of at most CHUNK elements that are
+ * gathered into f32. A block of scaling never crosses a chunk or a panel, so results do not depend on how panels are
+ * split. Slices, which are groups of rows or matrices of a batch, run one after the other.
  */
 #include <math.h>
 

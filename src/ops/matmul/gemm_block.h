@@ -3,13 +3,13 @@
  * A block of a GEMM, from packing to rounding, in the scratch of one thread. The portable kernels of matmul and of
  * grouped GEMMs share it, so that both are bitwise equal.
  *
- * For each part of K it packs a strip of B (into panels of RFI_NR columns) and a block of A, both widened to f32, and
- * runs the register tile over them into an f32 block of C, which receives a sum of at most RFI_SUM_K terms at a time.
+ * For each part of K it packs a strip of B (into panels of RFI_NR columns) and a block of A, both widened to f32. The
+ * register tile multiplies them into an f32 block of C, which receives a sum of at most RFI_SUM_K terms at a time.
  * Added operands and the only rounding come at the end. The split of K depends only on K, so results depend on K and
  * the instruction set, not on the block's size.
  */
-#ifndef RFI_PRODUCT_H
-#define RFI_PRODUCT_H
+#ifndef RFI_GEMM_BLOCK_H
+#define RFI_GEMM_BLOCK_H
 
 #include "ops/matmul/tile.h"
 
@@ -67,8 +67,8 @@ RFI_INLINE void rfi_tile_sums(int mr, int64_t k, const float *a, int by_row, con
 }
 
 /* C (m x n) = A (m x K) B (K x n); returns C, in the scratch, with row stride ldc. */
-RFI_COLD float *rfi_product(const rfi_scratch *s, const rfi_matrix *a, const rfi_matrix *b, int64_t m, int64_t n,
-                            int64_t K, float *scratch) {
+RFI_COLD float *rfi_gemm_block(const rfi_scratch *s, const rfi_matrix *a, const rfi_matrix *b, int64_t m, int64_t n,
+                               int64_t K, float *scratch) {
   float *ap = scratch, *bp = ap + s->a, *c = bp + s->b;
   const int64_t block_k = rfi_block_k(K);
   int by_row = a->cs == 1 || a->rs != 1;

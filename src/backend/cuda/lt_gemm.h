@@ -2,8 +2,8 @@
  *
  * GEMMs of cuBLASLt, created by lt.c and measured by lt_tune.c.
  */
-#ifndef RFI_LT_PRODUCT_H
-#define RFI_LT_PRODUCT_H
+#ifndef RFI_LT_GEMM_H
+#define RFI_LT_GEMM_H
 
 #include <cublasLt.h>
 
@@ -47,8 +47,8 @@ typedef struct rfi_lt_key {
   int64_t gelu_ld; /* leading dimension of x if the gradient of GELU at x is applied to the result; 0: it is not */
 } rfi_lt_key;
 
-typedef struct rfi_lt_product {
-  struct rfi_lt_product *next;
+typedef struct rfi_lt_gemm {
+  struct rfi_lt_gemm *next;
   rfi_lt *lt;
   rfi_lt_key key;
   bool usable;
@@ -56,7 +56,7 @@ typedef struct rfi_lt_product {
   cublasLtMatrixLayout_t A, B, D;
   cublasLtMatmulAlgo_t algo;
   char name[RFI_LT_NAME]; /* for tuning: the key as text */
-} rfi_lt_product;
+} rfi_lt_gemm;
 
 struct rfi_lt {
   const rfi_cuda_host *core;
@@ -64,7 +64,7 @@ struct rfi_lt {
   const rfi_cuda_info *info;
   rfi_lt_functions f;
   cublasLtHandle_t handle;
-  rfi_lt_product *products;
+  rfi_lt_gemm *gemms;
 };
 
 typedef struct rfi_lt_operands {
@@ -80,10 +80,10 @@ size_t rfi_lt_scale_bytes(const rfi_lt_matrix *m, int32_t mode);
 size_t rfi_lt_workspace(const rfi_lt_key *k);
 
 /* Enqueues a GEMM by one algorithm. */
-cublasStatus_t rfi_lt_multiply(const rfi_lt_product *p, const cublasLtMatmulAlgo_t *algo, const rfi_lt_operands *x,
+cublasStatus_t rfi_lt_multiply(const rfi_lt_gemm *p, const cublasLtMatmulAlgo_t *algo, const rfi_lt_operands *x,
                                cudaStream_t stream);
 /* Writes at most `most` algorithms in the order of the library's heuristic and returns their number. `reductions`:
  * allowed split-K schemes (cublasLtReductionScheme_t). */
-int rfi_lt_heuristics(const rfi_lt_product *p, uint32_t reductions, cublasLtMatmulHeuristicResult_t *out, int most);
+int rfi_lt_heuristics(const rfi_lt_gemm *p, uint32_t reductions, cublasLtMatmulHeuristicResult_t *out, int most);
 
 #endif
