@@ -50,6 +50,8 @@ class Communicator(Handle):
 
     timeout  seconds that a call waits for another rank; 0: no limit. Then the error is "dist.peer" and names the rank
 
+    On GPUs, collectives run in a stream of their own: first wait for the work that writes or reads their memory.
+
         ends = refrain.Communicator.threads(context, 2)    # thread r uses ends[r], and a context of its own
         with refrain.Communicator.join(context) as comm:   # a process of mpirun or torchrun
             refrain.Trainer(config, "run", context=context, comm=comm).train()
@@ -58,9 +60,11 @@ class Communicator(Handle):
 
     _destroy_name = "rfr_comm_destroy"
 
-    def __init__(self, context: Context, pointer: int) -> None:
-        super().__init__(context, pointer)
+    def __init__(self, context: Context, pointer: int, host: bool = True) -> None:
         self._busy = threading.RLock()
+        self._abort_lock = threading.RLock()  # not _busy: the call that is to end has it
+        self._host = host  # whether collectives are for host memory, or else for that of the GPU
+        super().__init__(context, pointer)
 
     def _call(self, function: Any, *arguments: Any) -> Any:
         with self._busy:  # not the context's: the call waits for ranks that may use the same context
@@ -91,13 +95,14 @@ class Communicator(Handle):
         if len(id) != _NCCL_ID_BYTES:
             raise InvalidError("invalid", "argument", f"an NCCL id of {len(id)} bytes, not {_NCCL_ID_BYTES}",
                                "pass the result of Communicator.nccl_id")
-        return cls(context, create(context, lib.rfr_comm_nccl_create, id, ranks, rank, timeout))
+        return cls(context, create(context, lib.rfr_comm_nccl_create, id, ranks, rank, timeout), host=False)
 
     @classmethod
     def join(cls, context: Context, *, timeout: float = 0.0) -> Communicator:
         """This rank of all processes that the launcher started: over MPI on the CPU, over NCCL on GPUs."""
         found = _read_launch()
-        return cls(context, create(context, lib.rfr_launch_join, ctypes.byref(found), timeout))
+        return cls(context, create(context, lib.rfr_launch_join, ctypes.byref(found), timeout),
+                   host=not context.device.startswith("cuda"))
 
     def leave(self) -> None:
         """The end of a rank that has done its work: waits until all ranks are here, and closes the handle. Close what
@@ -106,15 +111,21 @@ class Communicator(Handle):
             if self._exports > 0:
                 raise InvalidError("invalid", "argument", f"{self._exports} open objects use the communicator",
                                    "close runs, graphs and programs before leave()")
-            pointer, self._pointer = self.pointer, None
+            context, pointer = self.context.pointer, self.pointer
+            with self._abort_lock:
+                self._pointer = None
             self.close()
-            self.context.call(lambda: lib.rfr_launch_leave(self.context.pointer, pointer))
+            lib.rfr_launch_leave(context, pointer)  # without the context's lock, see _call; it only allocates there
 
     def abort(self) -> None:
         """Ends all current and later calls with "dist.peer"; from any thread. Threads: those of all ranks."""
-        pointer = self._pointer
-        if pointer is not None:
-            lib.rfr_comm_abort(pointer)
+        with self._abort_lock:
+            if self._pointer is not None:
+                lib.rfr_comm_abort(self._pointer)
+
+    def _free(self) -> None:
+        with self._abort_lock:
+            super()._free()
 
     def set_timeout(self, timeout: float) -> None:
         self._call(lib.rfr_comm_set_timeout, timeout)
@@ -149,6 +160,9 @@ class Communicator(Handle):
                     to_parts: bool = False) -> None:
         """`source` and `to` are tensors or arrays of one type; one with parts has one for each rank."""
         a, b = Borrowed(source, self.context.device), Borrowed(to, self.context.device, writable=True)
+        if a.tensor.host != b.tensor.host or (a.tensor.host != 0) != self._host:
+            raise InvalidError("invalid", "tensor", "memory of a GPU for ranks over the host's memory" if self._host
+                               else "host memory for ranks over the memory of GPUs", "copy the tensors")
         n, ranks = _count(a), self.size
         if source_parts and n % ranks:
             raise InvalidError("invalid", "argument", f"{n} elements for {ranks} ranks")

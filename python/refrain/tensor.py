@@ -16,6 +16,7 @@ from ._core import ClosedError, Handle, InvalidError, lib, text
 
 _CUDA = 2  # kDLCUDA
 _NAME = b"dltensor_versioned"
+_FLAGS, _READ_ONLY = 24, 1  # of DLManagedTensorVersioned: offset of its flags; DLPACK_FLAG_BITMASK_READ_ONLY
 _FORMATS = {"f": "f32", "d": "f64", "i": "i32", "q": "i64", "l": "i64", "B": "u8", "?": "bool", "e": "f16"}
 
 _api = ctypes.pythonapi
@@ -69,6 +70,7 @@ class Borrowed:
         self._writable = writable
         self.owner: Any = None
         if isinstance(value, Tensor):
+            value._require_open()
             self.owner, self.tensor = value, value.struct
         elif isinstance(value, Memory):
             self.owner, self.tensor = value.owner, value.struct
@@ -90,7 +92,10 @@ class Borrowed:
             raise InvalidError("invalid", "tensor", f"{type(value).__name__} exports DLPack of a version before 1.0",
                                "use a newer version of the library that it is from")
         self.owner = capsule  # not consumed: its destructor releases the memory
-        lib.rfr_tensor_from_dlpack(_get(capsule, _NAME), ctypes.byref(self.tensor))
+        managed = _get(capsule, _NAME)
+        lib.rfr_tensor_from_dlpack(managed, ctypes.byref(self.tensor))
+        if self._writable and ctypes.c_uint64.from_address(managed + _FLAGS).value & _READ_ONLY:
+            raise InvalidError("invalid", "tensor", f"{type(value).__name__} cannot be written")
 
     def _from_buffer(self, value: Any) -> None:
         try:
@@ -159,6 +164,10 @@ class Tensor:
     def __repr__(self) -> str:
         return f"Tensor({self.name!r}, {self.dtype}, {self.shape})"
 
+    def _require_open(self) -> None:
+        if self.owner.closed:
+            raise ClosedError("invalid", "python.closed", f"the memory of {self!r} is closed")
+
     def _function(self, name: str) -> Any:
         """The owner's function: rfr_graphs_read, ..."""
         return getattr(lib, f"{self.owner._tensor_prefix}_{name}")
@@ -205,8 +214,7 @@ class Tensor:
             self.owner._call(self._function("wait"))
         out = ctypes.c_void_p()
         with self.owner.context._lock:
-            if self.owner.closed:
-                raise ClosedError("invalid", "python.closed", f"the memory of {self!r} is closed")
+            self._require_open()
             _next += 1
             _exports[_next] = self.owner
             self.owner._retain()

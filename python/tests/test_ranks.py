@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Ranks that are threads or processes, programs, and hooks, with the standard library alone."""
 import array
+import ctypes
 import gc
 import os
 import pathlib
@@ -11,6 +12,7 @@ import threading
 import unittest
 
 import refrain
+from refrain import tensor as tensors
 from support import SMALL, FolderTest
 
 BUILD = pathlib.Path(os.environ.get("REFRAIN_BUILD", "."))
@@ -74,11 +76,71 @@ class Collectives(unittest.TestCase):
                 comm.all_reduce(array.array("b", [1]), array.array("b", [0]))
         with self.assertRaises(refrain.ClosedError):
             comm.rank
+        comm.abort()  # no effect
         with self.assertRaises(refrain.InvalidError) as caught:
             refrain.Communicator.threads(refrain.Context("cpu"), 0)
         self.assertEqual(caught.exception.slug, "argument")
         with self.assertRaises(refrain.InvalidError):
             refrain.Communicator.nccl(refrain.Context("cpu"), b"short", 2, 0)
+
+    def test_memory(self):
+        """Memory that is read-only, of the wrong device, or freed is refused."""
+
+        class ReadOnly:
+            """As arrays that are mapped read-only: the flag of DLPack, and no buffer protocol."""
+
+            def __init__(self, tensor):
+                self.__dlpack_device__ = tensor.__dlpack_device__
+                self.tensor = tensor
+
+            def __dlpack__(self, **kwargs):
+                capsule = self.tensor.__dlpack__(**kwargs)
+                at = tensors._get(capsule, b"dltensor_versioned") + 24
+                ctypes.c_uint64.from_address(at).value |= 1
+                return capsule
+
+        context = refrain.Context("cpu", threads=1)
+        (comm,) = refrain.Communicator.threads(context, 1)
+        with comm, refrain.Programs(context, [record(context, 0)]) as programs:
+            fill(programs)
+            x, out = programs.tensor("x"), array.array("f", [0] * ROWS * WIDTH)
+            comm.all_reduce(ReadOnly(x), out)
+            self.assertEqual(out.tobytes(), x.read())
+            with self.assertRaisesRegex(refrain.InvalidError, "ReadOnly cannot be written"):
+                comm.all_reduce(out, ReadOnly(x))
+            context.device = "cuda"
+            far = tensors.Memory(None, x.struct.type, x.struct.data, False)
+            with self.assertRaisesRegex(refrain.InvalidError, "memory of a GPU"):
+                comm.all_reduce(far, out)
+            programs.close()
+            with self.assertRaises(refrain.ClosedError):
+                comm.all_reduce(x, out)
+
+    def test_leave(self):
+        """Ranks that are threads wait for each other in leave, too, though their handles are of one context."""
+        context = refrain.Context("cpu")
+        ends = refrain.Communicator.threads(context, 3, timeout=20.0)
+        failed = []
+
+        def leave(comm):
+            try:
+                comm.leave()
+            except refrain.RefrainError as error:
+                failed.append(error)
+
+        threads = [threading.Thread(target=leave, args=(comm,)) for comm in ends]
+        for t in threads:
+            t.start()
+        for t in threads:
+            t.join()
+        self.assertEqual(failed, [])
+        self.assertTrue(all(comm.closed for comm in ends))
+        (comm,) = refrain.Communicator.threads(context, 1)
+        context.close()
+        with self.assertRaises(refrain.ClosedError):
+            comm.leave()
+        self.assertEqual(comm.size, 1)  # it is still open
+        comm.close()
 
     def test_timeout_and_abort(self):
         def late(rank, comm, context):

@@ -62,7 +62,7 @@ rfr_status rfi_file_hash(rfr_ctx *ctx, const char *path, int64_t *size, rfi_hash
 /* The kind of `path`: 'f' a regular file, 'd' a folder, 'l' a link to a folder, '?' another kind, 0 no such path. If
  * the kind cannot be determined, the call fails. */
 rfr_status rfi_path_kind(const char *path, char *kind);
-/* Whether `path` is a dangling symbolic link; rfi_path_kind returns 0 for it. */
+/* Whether `path` is a dangling symbolic link; rfi_path_kind sets *kind to 0 for it. */
 rfr_status rfi_path_dangles(const char *path, bool *dangles);
 
 /* A journal is a file of lines with one writer at a time: the open descriptor is a lock. */

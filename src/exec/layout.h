@@ -51,7 +51,8 @@ static inline bool rfi_overlaps(const void *data, int64_t bytes, const void *ran
 
 /* Sets the size of every region to 0. */
 void rfi_layout_clear(rfi_layout *l);
-/* The offset of a region in the range. RFI_REGIONS: the total size, or the size of the step memory if it is larger. */
+/* The offset of a region in the range. RFI_REGIONS: the total size; if there is step memory and it is larger than the
+ * layout's own regions from RFI_REGION_SLOT on, its size counts in their place. */
 int64_t rfi_layout_at(const rfi_layout *l, rfi_region region);
 /* The total size of the layout's own regions from RFI_REGION_SLOT on. */
 int64_t rfi_layout_step_bytes(const rfi_layout *l);

@@ -16,7 +16,7 @@
 /* Reads the phases of a configuration, after the sizes of the last phase. Errors: config.value; unsupported for
  * combinations that a ramp does not support. */
 rfr_status rfi_ramp_read(rfi_settings *s);
-/* Checks that every phase ends before the last step of the run. Errors: config.value, once the steps are known. */
+/* Checks that no phase ends after the last step of the run. Errors: config.value, once the steps are known. */
 rfr_status rfi_ramp_check_steps(const rfi_settings *s);
 /* The phase of step `step`, counted from 0; s->n_ramp: the last phase, whose sizes are those of spec. */
 int rfi_ramp_phase(const rfi_settings *s, int64_t step);
