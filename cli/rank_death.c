@@ -19,10 +19,14 @@ static bool is_about_end(const char *message) {
   return false;
 }
 
+/* Open MPI 5 wraps its lines anywhere between two words. */
 static void take_message(rank_death *d) {
   int rank, signal;
-  const char *at = strstr(d->text, "process rank "), *how = strstr(d->text, "exited on signal ");
-  if (!is_about_end(d->text)) fputs(d->text, stderr);
+  char flat[sizeof d->text];
+  memcpy(flat, d->text, d->n + 1);
+  for (char *c = flat; (c = strchr(c, '\n'));) *c = ' ';
+  const char *at = strstr(flat, "process rank "), *how = strstr(flat, "exited on signal ");
+  if (!is_about_end(flat)) fputs(d->text, stderr);
   if (d->rank < 0 && at && how && sscanf(at, "process rank %d", &rank) == 1 &&
       sscanf(how, "exited on signal %d", &signal) == 1)
     d->rank = rank, d->signal = signal;

@@ -124,7 +124,7 @@ static int be_a_rank(const char *how, const char *says) {
 static int start(const char *ranks, const char *how, const char *says, char *out, size_t size) {
   char command[1024];
   snprintf(command, sizeof command,
-           "OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 mpirun --quiet --oversubscribe --bind-to none "
+           "OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 mpirun --oversubscribe --bind-to none "
            "-n %s /proc/%d/exe %s '%s' 2>&1",
            ranks, (int)getpid(), how, says);
   FILE *f = popen(command, "r");

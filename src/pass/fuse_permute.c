@@ -10,10 +10,6 @@
 #include "ops/op_index.h"
 #include "pass/pass.h"
 
-static bool are_together(const rfi_opr *a, const rfi_opr *b) {
-  return a->phase == b->phase && a->microbatch == b->microbatch && (a->clone_of < 0) == (b->clone_of < 0);
-}
-
 static const rfi_opr *op_of(const rfr_trace *t, rfr_value v, rfi_opcode code) {
   const int op = v < 0 ? -1 : t->values[v].op;
   return op >= 0 && t->ops[op].def->code == code ? &t->ops[op] : NULL;
@@ -26,8 +22,6 @@ static bool is_for_amax(const rfi_rewriter *w, rfr_value v) {
          w->to.from->ops[w->uses[v].last].def->code == RFI_OP_collect_amax;
 }
 
-static bool is_dead(const rfi_rewriter *w, rfr_value v) { return v < 0 || w->uses[v].count == 0; }
-
 /* The moe_permute whose rows op k, a grouped_quantize, encodes, if tokens can be encoded before they are permuted; -1:
  * none. */
 static int match(const rfi_rewriter *w, int k) {
@@ -36,7 +30,7 @@ static int match(const rfi_rewriter *w, int k) {
   if (q->def->code != RFI_OP_grouped_quantize || q->n_in <= RFI_IN_grouped_quantize_scale) return -1;
   const rfr_value y = q->in[RFI_IN_grouped_quantize_x], scale = q->in[RFI_IN_grouped_quantize_scale];
   const rfi_opr *permute = op_of(t, y, RFI_OP_moe_permute), *each = op_of(t, scale, RFI_OP_expand);
-  if (!permute || !each || w->uses[y].count != 1 || w->uses[y].output || !are_together(permute, q)) return -1;
+  if (!permute || !each || w->uses[y].count != 1 || w->uses[y].output || !rfi_run_together(permute, q)) return -1;
   if (permute->n_in > RFI_IN_moe_permute_weight && permute->in[RFI_IN_moe_permute_weight] >= 0) return -1;
   const rfi_opr *sort = op_of(t, permute->in[RFI_IN_moe_permute_order], RFI_OP_moe_sort);
   if (!sort || !op_of(t, sort->in[0], RFI_OP_moe_route) ||
@@ -45,8 +39,8 @@ static int match(const rfi_rewriter *w, int k) {
   const rfr_type *one = &t->values[each->in[0]].type;
   const bool is_one_scale = one->rank == 1 && one->shape[0] == 1 && one->dtype == RFR_F32;
   if (!is_one_scale || q->attr[RFI_AT_grouped_quantize_scaling].i != RFR_SCALING_TENSOR) return -1;
-  if (!is_dead(w, q->out[RFI_OUT_grouped_quantize_row_global]) ||
-      !is_dead(w, q->out[RFI_OUT_grouped_quantize_col_global]) ||
+  if (!rfi_is_unread(w, q->out[RFI_OUT_grouped_quantize_row_global]) ||
+      !rfi_is_unread(w, q->out[RFI_OUT_grouped_quantize_col_global]) ||
       !is_for_amax(w, q->out[RFI_OUT_grouped_quantize_amax]))
     return -1;
   return t->values[y].op;
@@ -71,7 +65,7 @@ static rfr_status visit(rfi_rewriter *w, int k) {
   rfi_opr op = *q;
   for (int j = RFI_OUT_quantize_row; j <= RFI_OUT_quantize_amax; j++)
     dead[j] = j != RFI_OUT_quantize_row && j != RFI_OUT_quantize_row_scale;
-  dead[RFI_OUT_quantize_amax] = is_dead(w, q->out[RFI_OUT_grouped_quantize_amax]);
+  dead[RFI_OUT_quantize_amax] = rfi_is_unread(w, q->out[RFI_OUT_grouped_quantize_amax]);
   op.def = rfi_op_def_get(RFI_OP_quantize); /* the attributes are copied from grouped_quantize */
   op.n_in = 4, op.in = first;
   op.clone_of = permute->clone_of < 0 ? -1 : w->to.op_map[permute->clone_of];
@@ -93,7 +87,7 @@ static rfr_status visit(rfi_rewriter *w, int k) {
   op.reason = "permute of codes";
   static const int result[] = {RFI_OUT_grouped_quantize_row, RFI_OUT_grouped_quantize_col,
                                RFI_OUT_grouped_quantize_row_scale, RFI_OUT_grouped_quantize_col_scale};
-  for (int j = 0; j < 4; j++) dead[j] = is_dead(w, q->out[result[j]]);
+  for (int j = 0; j < 4; j++) dead[j] = rfi_is_unread(w, q->out[result[j]]);
   RFI_TRY(rfi_rewrite_new(&w->to, &op, dead, out));
   w->to.op_map[k] = w->to.to->n_ops - 1;
   for (int j = 0; j < 4; j++)

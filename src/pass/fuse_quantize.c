@@ -9,11 +9,6 @@
 #include "ops/quant/fused.h"
 #include "pass/pass.h"
 
-/* Whether phase and microbatch are equal, and both ops are clones or neither is. */
-static bool are_together(const rfi_opr *a, const rfi_opr *b) {
-  return a->phase == b->phase && a->microbatch == b->microbatch && (a->clone_of < 0) == (b->clone_of < 0);
-}
-
 /* Whether the value exists before op i, or is a slice of an input and can be recorded there. */
 static bool is_ready(const rfr_trace *t, rfr_value v, int i) {
   const int op = v < 0 ? -1 : t->values[v].op;
@@ -21,16 +16,14 @@ static bool is_ready(const rfr_trace *t, rfr_value v, int i) {
   return t->ops[op].def->code == RFI_OP_slice && t->values[t->ops[op].in[0]].op < 0;
 }
 
-static bool is_dead(const rfi_rewriter *w, rfr_value v) { return v < 0 || w->uses[v].count == 0; }
-
 /* Whether quantize at op k encodes value x in a way that the fused op has. */
 static bool takes(const rfi_rewriter *w, int i, int k, rfr_value x) {
   const rfr_trace *t = w->to.from;
   const rfi_opr *q = &t->ops[k];
-  return q->def->code == RFI_OP_quantize && q->in[RFI_IN_quantize_x] == x && are_together(&t->ops[i], q) &&
+  return q->def->code == RFI_OP_quantize && q->in[RFI_IN_quantize_x] == x && rfi_run_together(&t->ops[i], q) &&
          q->attr[RFI_AT_quantize_scaling].i == RFR_SCALING_TENSOR && t->values[x].type.rank == 2 &&
-         is_ready(t, q->in[RFI_IN_quantize_scale], i) && is_dead(w, q->out[RFI_OUT_quantize_row_global]) &&
-         is_dead(w, q->out[RFI_OUT_quantize_col_global]);
+         is_ready(t, q->in[RFI_IN_quantize_scale], i) && rfi_is_unread(w, q->out[RFI_OUT_quantize_row_global]) &&
+         rfi_is_unread(w, q->out[RFI_OUT_quantize_col_global]);
 }
 
 /* Finds the quantize op of each quantized result of op i; false: the ops stay separate. */

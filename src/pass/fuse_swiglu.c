@@ -33,11 +33,6 @@ static rfr_value packed_of(const rfr_trace *t, rfr_value gate, rfr_value up) {
   return halves ? all : RFR_NONE;
 }
 
-/* Whether phase and microbatch are equal, and both ops are clones or neither is. */
-static bool are_together(const rfi_opr *a, const rfi_opr *b) {
-  return a->phase == b->phase && a->microbatch == b->microbatch && (a->clone_of < 0) == (b->clone_of < 0);
-}
-
 static bool reads(const rfr_trace *t, const rfi_opr *op, rfr_value v) {
   for (int n = 0; n < op->n_in; n++)
     if (op->in[n] >= 0 && t->values[op->in[n]].base == t->values[v].base) return true;
@@ -63,7 +58,7 @@ static int match(const rfr_trace *t, int i) {
   if (k == t->n_ops || act->def->code != RFI_OP_swiglu_weighted || act->out[0] < 0) return -1;
   const bool weighted_by_itself = t->values[act->in[2]].base == t->values[gemm->out[0]].base;
   const bool halves = packed_of(t, act->in[0], act->in[1]) == gemm->out[0];
-  return halves && !weighted_by_itself && are_together(gemm, act) ? k : -1;
+  return halves && !weighted_by_itself && rfi_run_together(gemm, act) ? k : -1;
 }
 
 /* Copies the ops between the two: those that read y, or those that do not. */

@@ -72,6 +72,10 @@ typedef struct rfi_rewriter {
 rfr_status rfi_rewrite_walk(const rfr_trace *in, const struct rfi_pass_options *o, rfi_report *report,
                             void (*mark)(rfi_rewriter *w), rfr_status (*visit)(rfi_rewriter *w, int i),
                             rfr_trace **out);
+/* Whether phase and microbatch are equal, and both ops are clones or neither is. */
+bool rfi_run_together(const rfi_opr *a, const rfi_opr *b);
+/* Whether v is absent or has no reader. */
+bool rfi_is_unread(const rfi_rewriter *w, rfr_value v);
 
 /* ---- the passes ---- */
 

@@ -182,6 +182,12 @@ rfr_status rfi_count_uses(const rfr_trace *t, rfi_uses **out) {
   return RFR_OK;
 }
 
+bool rfi_run_together(const rfi_opr *a, const rfi_opr *b) {
+  return a->phase == b->phase && a->microbatch == b->microbatch && (a->clone_of < 0) == (b->clone_of < 0);
+}
+
+bool rfi_is_unread(const rfi_rewriter *w, rfr_value v) { return v < 0 || w->uses[v].count == 0; }
+
 rfr_status rfi_rewrite_walk(const rfr_trace *in, const rfi_pass_options *o, rfi_report *report,
                             void (*mark)(rfi_rewriter *w), rfr_status (*visit)(rfi_rewriter *w, int i),
                             rfr_trace **out) {

@@ -6,6 +6,7 @@
 #include <math.h>
 #include <signal.h>
 #include <stdlib.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <time.h>
 
@@ -196,6 +197,27 @@ static void json_of_ranks(void **state) {
   json_decref(v);
 }
 
+/* Open MPI 5 wraps its message about a killed rank; a stand-in for mpirun prints such a message. */
+static void wrapped_message(void **state) {
+  static const char dashes[] = "------------------------------------------------------------";
+  char script[512], path[4096];
+  (void)state;
+  snprintf(script, sizeof script,
+           "#!/bin/sh\ncat >&2 <<END\n%s\nprterun noticed that process rank 1 with PID 5617 on node vm exited on\n"
+           "signal 9 (Killed).\n%s\nEND\nexit 137\n",
+           dashes, dashes);
+  rft_write_file("mpirun", script);
+  assert_int_equal(chmod("mpirun", 0755), 0);
+  snprintf(path, sizeof path, "%s", getenv("PATH"));
+  snprintf(script, sizeof script, ".:/usr/bin:/bin");
+  setenv("PATH", script, 1);
+  const int code = RUN("train", "small.yaml", "--ranks", "2", "--out", "wrapped");
+  setenv("PATH", path, 1);
+  assert_int_not_equal(code, 0);
+  rft_assert_says(rft_err, "rank 1 was killed by signal 9");
+  assert_null(strstr(rft_err, "prterun"));
+}
+
 static bool exists(const char *path) { return access(path, R_OK) == 0; }
 
 /* SIGINT stops all ranks after the same step, with a checkpoint. */
@@ -222,9 +244,9 @@ static void stop(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(layouts),       cmocka_unit_test(pipelines),      cmocka_unit_test(profile),
-      cmocka_unit_test(experts),       cmocka_unit_test(errors),         cmocka_unit_test(stop),
-      cmocka_unit_test(json_of_ranks), cmocka_unit_test(steps_of_slurm),
+      cmocka_unit_test(layouts),       cmocka_unit_test(pipelines),       cmocka_unit_test(profile),
+      cmocka_unit_test(experts),       cmocka_unit_test(errors),          cmocka_unit_test(stop),
+      cmocka_unit_test(json_of_ranks), cmocka_unit_test(wrapped_message), cmocka_unit_test(steps_of_slurm),
   };
   if (system("mpirun --version >/dev/null 2>&1") != 0) {
     puts("skipped: mpirun is missing (Debian: openmpi-bin)");

@@ -82,7 +82,7 @@ template <int D> __device__ __forceinline__ walk walk_of(const problem &p, const
 template <int D> __device__ __forceinline__ place next_place(const walk &x, place at) {
   return at.g + 1 < x.group ? place{at.t, at.g + 1} : place{at.t - smem<D>::QUERIES, 0};
 }
-/* How many blocks add to a tile before w's block does: those of earlier keys that the tile sees. */
+/* How many blocks add to a tile before w's block does: those of earlier keys that the tile attends to. */
 static __device__ __forceinline__ int blocks_before(const problem &p, const piece &w, place at) {
   const int before = (max(0, w.first - w.from) + SIDE - 1) / SIDE;
   if (!p.window) return before;
@@ -271,7 +271,7 @@ __device__ __forceinline__ void add_tiles(const problem &p, block_state *d, uint
   }
 }
 
-/* ---- products ---- */
+/* ---- GEMMs ---- */
 
 /* Starts c (64 x 64) = columns of a times columns of b, both of 128 rows. */
 template <typename T> __device__ __forceinline__ void multiply_columns(float (&c)[1][8][4], uint32_t a, uint32_t b) {
@@ -565,7 +565,7 @@ static __device__ __forceinline__ void take_step(const problem &p, block_state *
   end_step<T, 128>(d, my, x, dq);
 }
 
-/* Stores zeros as dk and dv of rows that no query sees. */
+/* Stores zeros as dk and dv of rows that no query attends to. */
 template <typename T> __device__ __forceinline__ void store_zeros(const problem &p, int kv, int s0, int s1, int lane) {
   for (int which = 1; which < 3; which++)
     for (int s = s0; s < s1 && p.out[which]; s++)
