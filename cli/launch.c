@@ -206,8 +206,9 @@ static rfr_status start_mpirun(const cli *c, char *self, char **argv, child *chi
   all[HEAD] = number;
   all[HEAD + 1] = self;
   for (int i = 1; i < n; i++) all[HEAD + 1 + i] = argv[i];
-  /* All ranks are on this machine. With its other interfaces Open MPI 5 may print that it cannot reach them. */
-  setenv("OMPI_MCA_btl_tcp_if_include", "lo", 0);
+  /* All ranks are on this machine. With its other interfaces Open MPI 5 may print that it cannot reach them. It refuses
+   * both variables at once. */
+  if (!getenv("OMPI_MCA_btl_tcp_if_exclude")) setenv("OMPI_MCA_btl_tcp_if_include", "lo", 0);
   if (geteuid() == 0) { /* Open MPI refuses root otherwise */
     setenv("OMPI_ALLOW_RUN_AS_ROOT", "1", 1);
     setenv("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1", 1);
