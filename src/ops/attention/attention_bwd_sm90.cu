@@ -7,9 +7,8 @@
  * each tile for all query heads of the group. dk and dv stay in registers; a tile's part of dq is added to f32 sums in
  * memory. Several blocks add to the same sums in a fixed order: the block with the first keys stores, the others add,
  * each when its turn has come. With a causal mask the first keys have the most queries. They start first, and keys of
- * other heads and documents start between them, so the blocks after them hardly wait, and the blocks that start last
- * are short. Blocks take their work by a ticket in that order, so that a block only ever waits for a block that has
- * already started.
+ * other heads and documents start between them: later blocks hardly wait, and the last ones to start are short. Blocks
+ * take their work by a ticket in that order, so a block waits only for blocks that have started.
  *
  * Two warpgroups multiply, 64 keys each. Of the four other warps, one loads tiles, one takes tickets, and two in
  * alternation start TMA's adds to dq, wait for turns and pass them on, so that slow operations do not stall the
@@ -404,7 +403,6 @@ __device__ __forceinline__ void stage_rows(const problem &p, block_state *d, con
 
 /* ---- two warpgroups ---- */
 
-/* One lane arrives. */
 static __device__ __forceinline__ void arrive_alone(uint64_t *barrier) {
   asm volatile("{\n"
                ".reg .pred chosen;\n"
