@@ -41,7 +41,7 @@ static cublasStatus_t multiply(cublasLtHandle_t handle, cublasLtMatmulDesc_t des
 static rfr_status call(void) {
   static const rfi_cuda_host host = {.fail = rfi_fail};
   rfi_lt lt = {.core = &host, .f.cublasLtMatmul = multiply};
-  product p = {.lt = &lt, .key = {.a = {.rows = 7}, .b = {.rows = 5}, .bias = -1}};
+  gemm p = {.lt = &lt, .key = {.a = {.rows = 7}, .b = {.rows = 5}, .bias = -1}};
   const rfr_arg in[2] = {{0}}, out[1] = {{0}};
   rfi_cuda_errors_go_to(rfi_fail);
   return run(&(rfr_call){.n_in = 2, .n_out = 1, .in = in, .out = out, .library = &p});
@@ -96,7 +96,7 @@ static void test_preferred(void **state) {
   rfi_lt lt = {.info = &info};
   (void)state;
   for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
-    const product p = {.lt = &lt, .key = {.batch = 1, .d = {.rows = 3072, .cols = 65536}, .gelu_ld = rows[i].gelu_ld}};
+    const gemm p = {.lt = &lt, .key = {.batch = 1, .d = {.rows = 3072, .cols = 65536}, .gelu_ld = rows[i].gelu_ld}};
     const cublasLtMatmulHeuristicResult_t x = {.wavesCount = rows[i].waves, .state = rows[i].state};
     assert_int_equal(is_preferred(&p, &x), rows[i].preferred);
   }
