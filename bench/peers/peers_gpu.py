@@ -202,6 +202,20 @@ MODELS = {  # name: model, vocabulary, batch, tokens, our benchmark
 }
 
 
+def step_of(f, opt, ids, targets):
+    """Autocast to bf16 over f32 weights."""
+    import torch
+
+    def step():
+        with torch.autocast("cuda", torch.bfloat16):
+            loss = f(ids, targets)
+        loss.backward()
+        opt.step()
+        opt.zero_grad(set_to_none=True)
+
+    return step
+
+
 def training_step(section, variant):
     """A full step, plain and as one graph: autocast to bf16 over f32 weights, fused AdamW."""
     import torch
@@ -226,13 +240,7 @@ def training_step(section, variant):
             layer.compile(mode="max-autotune-no-cudagraphs")
         model.tail = torch.compile(model.tail, mode="max-autotune-no-cudagraphs")
 
-    def step():
-        with torch.autocast("cuda", torch.bfloat16):
-            loss = f(ids, targets)
-        loss.backward()
-        opt.step()
-        opt.zero_grad(set_to_none=True)
-
+    step = step_of(f, opt, ids, targets)
     with sdpa_kernel(kernel):
         for form in ("plain", "one graph"):
             torch.cuda.empty_cache()  # a graph has its own memory: two large models do not fit
@@ -265,13 +273,7 @@ def training_step_fp8(recipe):
     opt = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True, capturable=True)
     ids, targets = (torch.randint(0, V, (B, T), device="cuda") for _ in range(2))
 
-    def step():
-        with torch.autocast("cuda", torch.bfloat16):
-            loss = model(ids, targets)
-        loss.backward()
-        opt.step()
-        opt.zero_grad(set_to_none=True)
-
+    step = step_of(model, opt, ids, targets)
     with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
         ms = bench(step, pairs=3)
     out(fig=f"llama-fp8: torchao, {recipe}", ms=ms, tok_s=round(B * T / ms * 1e3),
