@@ -391,12 +391,7 @@ class Graphs(UsesCommunicator):
             rows = (_abi.rfr_callable * len(callables))(*[self._callable(c, keep) for c in callables])
             return lib.rfr_graphs_create(pointer, rows, len(callables), ctypes.byref(options), *out)
 
-        options.comm = self._use(comm)
-        try:
-            super().__init__(context, create(context, run))
-        except BaseException:
-            self._release_comm()
-            raise
+        self._create(context, run, options, comm)
         self._stream: Optional[int] = None
         self._inputs: List[Borrowed] = []  # until the work that reads them is done
 

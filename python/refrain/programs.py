@@ -7,7 +7,7 @@ import ctypes
 from typing import Any, Dict, Mapping, Optional, Sequence
 
 from . import _abi
-from ._core import Context, create, lib, text
+from ._core import Context, lib, text
 from .graphs import _RECOMPUTE, Trace, _choice
 from .hooks import HookMemory, Hooks
 from .ranks import Communicator, UsesCommunicator
@@ -62,12 +62,7 @@ class Programs(UsesCommunicator):
             return lib.rfr_compile(pointer, len(traces), handles, (ctypes.c_char_p * len(named))(*named),
                                    ctypes.byref(options), *out)
 
-        options.comm = self._use(comm)
-        try:
-            super().__init__(context, create(context, run))
-        except BaseException:
-            self._release_comm()
-            raise
+        self._create(context, run, options, comm)
 
     def load(self) -> None:
         """Computes what depends on frozen inputs and constants alone: after they were written, before the first run."""

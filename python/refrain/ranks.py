@@ -196,6 +196,15 @@ class UsesCommunicator(Handle):
         self._comm = comm
         return pointer
 
+    def _create(self, context: Context, run: Any, options: Any, comm: Optional[Communicator]) -> None:
+        """Creates the object: `run` takes the context first and an `out` pointer last, and passes the options."""
+        options.comm = self._use(comm)
+        try:
+            Handle.__init__(self, context, create(context, run))
+        except BaseException:
+            self._release_comm()
+            raise
+
     def _release_comm(self) -> None:
         comm, self._comm = self._comm, None
         if comm is not None:
