@@ -450,16 +450,17 @@ static __device__ __forceinline__ void await_ds(block_state *d, unsigned tile) {
   rfi_mbarrier_wait(rfi_shared_address(&d->ds_full[tile % 2]), (int)(tile / 2) & 1);
 }
 
-/* Stages the previous step's dq and releases what its GEMMs have read. */
+/* After the GEMMs of the previous step of an item: releases what they have read and stages their dq, that of the tile
+ * at row t, two before number `tile`. */
 template <int D>
 static __device__ __forceinline__ void finish_previous(const problem &p, block_state *d, const piece &w,
-                                                       const part<D> &my, const step_of &x,
+                                                       const part<D> &my, int step, unsigned tile, int t,
                                                        const float (&dq)[1][8][4]) {
-  if (x.step == 0) return;
-  left_by_warp(&d->empty[(x.tile - 1) % smem<D>::STAGES]);
-  if (x.step == 1) return;
-  left_by_warp(&d->ds_empty[x.tile % 2]);
-  stage_rows<D>(p, d, w, dq, x.t_staged, my.shared, my.warp, x.tile - 2);
+  if (step == 0) return;
+  left_by_warp(&d->empty[(tile - 1) % smem<D>::STAGES]);
+  if (step == 1) return;
+  left_by_warp(&d->ds_empty[tile % 2]);
+  stage_rows<D>(p, d, w, dq, t, my.shared, my.warp, tile - 2);
 }
 
 /* Publishes the tile's ds and starts dq of the previous tile. */
@@ -489,7 +490,7 @@ static __device__ __forceinline__ void take_step(const problem &p, block_state *
   multiply<T, 64>(sa, my.k, q);
   multiply<T, 64>(da, my.v, dy);
   lse.load(x.lse);
-  finish_previous<64>(p, d, w, my, x, dq);
+  finish_previous<64>(p, d, w, my, x.step, x.tile, x.t_staged, dq);
   rfi_wgmma_begin();
   multiply<T, 64>(sb, my.k, q + HALF);
   rfi_wgmma_wait<2>();
@@ -541,7 +542,7 @@ static __device__ __forceinline__ void take_step(const problem &p, block_state *
   rfi_wgmma_tie(dq[0]);
   rfi_wgmma_begin();
   multiply<T, 128>(s, my.k, q);
-  finish_previous<128>(p, d, w, my, x, dq);
+  finish_previous<128>(p, d, w, my, x.step, x.tile, x.t_staged, dq);
   rfi_wgmma_begin();
   multiply<T, 128>(ds, my.v, dy);
   lse.load(x.lse);
@@ -605,10 +606,9 @@ static __device__ __forceinline__ void gradients_of(const problem &p, block_stat
       before = at.t;
       at = next_place<D>(path, at);
     }
-    const step_of end = {0, staged, 0, 0, 0, NULL, NULL, tile, path.steps};
     rfi_wgmma_wait<0>();
     rfi_wgmma_tie(dq[0]);
-    finish_previous<D>(p, d, w, my, end, dq);
+    finish_previous<D>(p, d, w, my, path.steps, tile, staged, dq);
     await_ds(d, tile - 1);
     rfi_wgmma_begin();
     start_dq<T, D>(dq, base + (uint32_t)(R::DS_AT + (tile - 1) % 2 * R::DS), keys, group);
