@@ -304,7 +304,8 @@ enum { RFI_AT_cross_entropy_bwd_ignore };
 enum { RFI_IN_linear_cross_entropy_x, RFI_IN_linear_cross_entropy_w, RFI_IN_linear_cross_entropy_targets,
   RFI_IN_linear_cross_entropy_inv_valid, RFI_IN_linear_cross_entropy_dloss, RFI_IN_linear_cross_entropy_acc };
 enum { RFI_OUT_linear_cross_entropy_loss, RFI_OUT_linear_cross_entropy_dx, RFI_OUT_linear_cross_entropy_dw };
-enum { RFI_AT_linear_cross_entropy_ignore, RFI_AT_linear_cross_entropy_chunk, RFI_AT_linear_cross_entropy_cap };
+enum { RFI_AT_linear_cross_entropy_ignore, RFI_AT_linear_cross_entropy_chunk, RFI_AT_linear_cross_entropy_cap,
+  RFI_AT_linear_cross_entropy_to };
 enum { RFI_IN_token_loss_logits, RFI_IN_token_loss_targets };
 enum { RFI_OUT_token_loss_nll, RFI_OUT_token_loss_lse };
 enum { RFI_AT_token_loss_ignore };
@@ -315,7 +316,8 @@ enum { RFI_AT_token_loss_bwd_ignore };
 enum { RFI_IN_linear_token_loss_x, RFI_IN_linear_token_loss_w, RFI_IN_linear_token_loss_targets,
   RFI_IN_linear_token_loss_dnll, RFI_IN_linear_token_loss_acc };
 enum { RFI_OUT_linear_token_loss_nll, RFI_OUT_linear_token_loss_dx, RFI_OUT_linear_token_loss_dw };
-enum { RFI_AT_linear_token_loss_ignore, RFI_AT_linear_token_loss_chunk, RFI_AT_linear_token_loss_cap };
+enum { RFI_AT_linear_token_loss_ignore, RFI_AT_linear_token_loss_chunk, RFI_AT_linear_token_loss_cap,
+  RFI_AT_linear_token_loss_to };
 enum { RFI_IN_segment_sum_x, RFI_IN_segment_sum_offsets };
 enum { RFI_OUT_segment_sum_y };
 enum { RFI_IN_segment_sum_bwd_dy, RFI_IN_segment_sum_bwd_offsets };

@@ -5,7 +5,7 @@
  *  loss head   logits = x wT (softcapped or not), cross_entropy(logits), its gradient (cast or not) and the two GEMMs
  *              of that gradient become one op that processes the rows in chunks, so that the full logits never exist.
  *              The op computes dx and dw in the same loop, because a joint trace has the cotangent of the loss in
- *              advance. Not exact: dw is summed chunk by chunk, and the gradient of the logits stays f32 or is rounded
+ *              advance. Not exact: dw is summed chunk by chunk, and the gradient of f32 logits stays f32 or is rounded
  *              as the kernel needs it. The cotangent of token_loss is known only after the loss of all rows: its head
  *              becomes two ops, of which the second computes the logits again.
  *  slices      the gradient of a packed tensor, a sum of pads that tile an axis, becomes one concat. Exact, except that
@@ -58,6 +58,7 @@ static bool match_head(const rfr_trace *t, const rfi_uses *uses, int i, head *h)
   if (h->logits < 0 || uses[logits].output || !is_matmul(&t->ops[h->logits], 0, 1)) return false;
   const rfi_opr *gemm = &t->ops[h->logits];
   if (t->values[gemm->in[0]].type.rank != 2) return false;
+  if (!capped && gemm->attr[2].i != RFR_F32 && gemm->attr[2].i != t->values[gemm->in[0]].type.dtype) return false;
   /* a strided x or w would need a copy, so such heads are not fused */
   if (!rfi_is_dense(&t->values[gemm->in[0]]) || !rfi_is_dense(&t->values[gemm->in[1]])) return false;
   for (int k = above + 1; k <= uses[logits].last; k++) {
@@ -124,7 +125,9 @@ static rfr_status append_head(rfi_rewrite *r, const head *h, int64_t chunk, rfr_
   op.n_in = n;
   op.in = in;
   op.phase = phase;
-  rfi_attr attr[] = {ce->attr[0], rfi_i(chunk), h->softcap < 0 ? rfi_f(0) : t->ops[h->softcap].attr[0]};
+  const bool capped = h->softcap >= 0;
+  rfi_attr attr[] = {ce->attr[0], rfi_i(chunk), capped ? t->ops[h->softcap].attr[0] : rfi_f(0),
+                     capped ? rfi_i(RFR_F32) : gemm->attr[2]};
   op.attr = attr;
   op.reason = !per_row ? "fused: GEMM + cross-entropy + gradients, logits in chunks"
               : grads  ? "fused: GEMM + gradients of token_loss, logits in chunks"

@@ -188,6 +188,7 @@ static void refused(void **state) {
       {"data.format=auto", "config.value", "preference.beta: it applies only with data.format: preference", 0},
       {"data.loss=all", "data.format", "only the answers", 0},
       {"data.sequence=2", "config.value", "too few", 0},
+      {"precision={dtype: bf16, logits: model}", "config.value", "precision.logits: DPO compares losses", 0},
       {"preference.beta=0", "config.value", "preference.beta", 0},
       {"preference.beta=1e-50", "config.value", "is 0 or infinite", 0},
       {"preference.beta=1e39", "config.value", "is 0 or infinite", 0},

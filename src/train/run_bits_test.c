@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "ops/op_index.h"
 #include "support/run.h"
 #include "trace/trace.h"
 
@@ -103,6 +104,44 @@ static void narrow_gradients(void **state) {
     rfr_run_close(run);
   }
   assert_true(r[0].norm[1] != r[1].norm[1] && fabs(r[1].norm[1] / r[0].norm[1] - 1) < 0.01);
+  assert_true(fabs(r[1].loss[RFT_STEPS] / r[0].loss[RFT_STEPS] - 1) < 0.02);
+  rfr_ctx_destroy(ctx);
+}
+
+static void bits_narrow_logits(void **state) {
+  (void)state;
+  same_bits("refrain: 1\n" LLAMA "precision: {dtype: bf16, logits: model}\n" DATA TWO_BATCHES ADAM RUN,
+            "narrow-logits");
+}
+
+/* Rounded logits train like f32 logits up to bf16's precision, and evaluation has f32 logits. */
+static void narrow_logits(void **state) {
+  (void)state;
+  rfr_ctx *ctx = rft_run_ctx(1);
+  rft_record r[2] = {{{0}}};
+  for (int i = 0; i < 2; i++) {
+    const char *set = i ? "precision.logits=model" : "precision.logits=f32";
+    rfr_run_options o = rft_run_options(&r[i]);
+    o.overrides = &set;
+    o.n_overrides = 1;
+    rfr_run *run = rft_run_open(ctx, "refrain: 1\n" GPT2 DATA TWO_BATCHES ADAM RUN, NULL, &o);
+    const rfr_programs *programs = rfr_run_programs(run);
+    int heads = 0;
+    for (int p = 0; p < 2; p++) {
+      const rfr_trace *t = rfr_program_trace(programs, p, "lower");
+      assert_non_null(t);
+      for (int k = 0; k < t->n_ops; k++) {
+        if (t->ops[k].def->code != RFI_OP_linear_cross_entropy) continue;
+        const rfi_attr to = t->ops[k].attr[RFI_AT_linear_cross_entropy_to];
+        assert_int_equal(to.i, i && p == 0 ? RFR_BF16 : RFR_F32);
+        heads++;
+      }
+    }
+    assert_int_equal(heads, 3); /* two microbatches and the evaluation */
+    rft_run_steps(run, RFT_STEPS);
+    rfr_run_close(run);
+  }
+  assert_true(r[0].loss[1] != r[1].loss[1] && fabs(r[1].loss[1] / r[0].loss[1] - 1) < 1e-3);
   assert_true(fabs(r[1].loss[RFT_STEPS] / r[0].loss[RFT_STEPS] - 1) < 0.02);
   rfr_ctx_destroy(ctx);
 }
@@ -350,6 +389,8 @@ int main(void) {
       cmocka_unit_test(bits_mixtral_bf16_dropout),
       cmocka_unit_test(bits_narrow_gradients),
       cmocka_unit_test(narrow_gradients),
+      cmocka_unit_test(bits_narrow_logits),
+      cmocka_unit_test(narrow_logits),
       cmocka_unit_test(bits_experts_f16),
       cmocka_unit_test(expert_load),
       cmocka_unit_test(layers_with_experts),

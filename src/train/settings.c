@@ -280,6 +280,19 @@ rfr_status rfi_settings_match(const rfi_settings *s, rfi_config_id key, const ch
 }
 
 /* Combines optimizer.frozen and optimizer.groups to one rule per parameter. */
+static rfr_status read_logits(rfi_settings *s) {
+  rfi_step_spec *p = &s->spec;
+  const bool narrow = s->config->precision_logits == RFI_WIDTH_model && p->model.dtype != RFR_F32;
+  p->logits_dtype = narrow ? p->model.dtype : RFR_F32;
+  if (narrow && p->model.logit_cap > 0.0)
+    return FAIL_AT(s, RFI_CFG_precision_logits,
+                   "precision.logits: the logits of this model are softcapped, so they must not be rounded; give f32");
+  if (narrow && p->preference)
+    return FAIL_AT(s, RFI_CFG_precision_logits,
+                   "precision.logits: DPO compares losses with those of the reference, which has f32 logits; give f32");
+  return RFR_OK;
+}
+
 static rfr_status read_rules(rfi_settings *s) {
   const rfi_config *c = s->config;
   const size_t n = (size_t)rfr_model_parameter_count(&s->spec.model);
@@ -428,6 +441,7 @@ rfr_status rfi_settings_read(rfr_ctx *ctx, const char *text, const rfr_run_optio
   if (status == RFR_OK) status = rfi_parallel_check_model(s);
   if (status == RFR_OK) status = read_adapter(s);
   if (status == RFR_OK) status = read_batch(s);
+  if (status == RFR_OK) status = read_logits(s);
   if (status == RFR_OK) status = rfi_settings_recipe(s);
   if (status == RFR_OK) status = read_optimizer(s);
   if (status == RFR_OK) status = read_ema(s, (options->programs & RFR_RUN_TRAIN) != 0);

@@ -207,7 +207,7 @@ static void record(rfr_trace *t, const rfi_step_spec *s, int64_t layer, rfr_valu
   }
   rfr_value targets = rfr_input(t, RFI_NAME_TARGETS, RFR_ROLE_INPUT, RFR_I32, 1, shape);
   rfr_value inv = rfr_input(t, "inv", RFR_ROLE_INPUT, RFR_F32, 1, &one);
-  rfr_value logits = rfr_model_logits(t, &s->model, w, y, RFR_F32);
+  rfr_value logits = rfr_model_logits(t, &s->model, w, y, s->logits_dtype);
   rfr_recipe_end(t);
   rfr_scope(t, "head");
   rfr_output(t, "loss", rfr_cross_entropy(t, logits, targets, inv, RFI_IGNORE));

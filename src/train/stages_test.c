@@ -38,6 +38,7 @@ static rfi_step_spec spec_of(const setting *s, int ranks, int rank, rfr_schedule
                         .tokens = T,
                         .adamw = rfr_adamw_options_default(),
                         .gradient_dtype = RFR_F32,
+                        .logits_dtype = RFR_F32,
                         .state_dtype = RFR_F32,
                         .clip = 0.5,
                         .pipeline = {ranks, rank, kind}};

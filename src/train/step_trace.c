@@ -357,7 +357,7 @@ static void record_train(rfr_trace *t, const rfi_step_spec *s, rfr_value *values
     rfr_value h = rfr_model_forward_experts(t, &s->model, w, tokens, offsets, step, &experts);
     rfr_set_recompute(t, RFR_POLICY_AUTO);
     rfr_value aux = rfr_model_routing_loss(t, &s->model, &experts, targets[m], RFI_IGNORE);
-    rfr_value scores = rfr_model_logits(t, &s->model, w, h, RFR_F32);
+    rfr_value scores = rfr_model_logits(t, &s->model, w, h, s->logits_dtype);
     rfr_scope(t, "head");
     rfr_value part[REPORTS];
     if (s->preference)

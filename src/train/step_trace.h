@@ -70,6 +70,7 @@ typedef struct rfi_step_spec {
   bool muon_rms; /* the scale by shape is 0.2 sqrt(max(rows, columns)), else sqrt(max(1, outputs / inputs)) */
   rfr_adamw_options adamw;
   rfr_dtype gradient_dtype; /* RFR_F32, or the dtype of the weights */
+  rfr_dtype logits_dtype;   /* of training: RFR_F32, or the dtype of the weights */
   rfr_dtype state_dtype;    /* dtype of the moments; RFR_U8: 8 bits in blocks, AdamW only */
   bool master;              /* f32 master weights, for 16-bit weights */
   bool stochastic; /* bf16 weights are rounded stochastically; the number of a parameter's draws is its index + 1 */

@@ -210,6 +210,7 @@ static void train(scene *s, double *losses, double *after) {
                         .tokens = length,
                         .adamw = rfr_adamw_options_default(),
                         .gradient_dtype = RFR_F32,
+                        .logits_dtype = RFR_F32,
                         .state_dtype = RFR_F32,
                         .lr = rfr_lr_options_default()};
   float lr;

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The rows of ce_rows.cu on Hopper, for f32 logits and a 16-bit gradient: a cluster of blocks processes a row, so that
- * its f32 logits fit into registers. Once they are there, the block's part of the next row is loaded into the freed
- * shared memory, while this row is computed and written.
+ * The rows of ce_rows.cu on Hopper, for a 16-bit gradient of logits in f32 or in the gradient's type: a cluster of
+ * blocks processes a row, so that its logits fit into registers as f32. Once they are there, the block's part of the
+ * next row is loaded into the freed shared memory, while this row is computed and written.
  *
  * e^x is computed once: a thread's sum and gradients are relative to its own maximum m; when the row's maximum M and
  * sum S are known, each gradient is one multiplication, by e^(m - M) / S. By then all of the row has been read, so the
@@ -12,8 +12,8 @@
 
 #include "backend/cuda/kernels.cuh"
 
-enum { THREADS = 1024, PIECES = 8, STRIDE = THREADS * 4 }; /* number of pieces of four logits per thread */
-enum { MOST_BLOCKS = 8 };                                  /* blocks of a cluster */
+enum { THREADS = 1024, LOGITS = 32 }; /* of a thread */
+enum { MOST_BLOCKS = 8 };             /* blocks of a cluster */
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 
@@ -85,19 +85,22 @@ static __device__ __forceinline__ float2 cluster_merge(float2 x, float2 *part, e
 
 #endif
 
-/* A block's part of a row: per_block pieces, fewer at the end; piece j of thread k is k + 1024 j. */
-template <typename D>
+/* A block's part of a row: per_block pieces of 16 bytes, fewer at the end; piece j of thread k is k + 1024 j. */
+template <typename X, typename D>
 static __global__ void __launch_bounds__(THREADS, 1)
     ce_rows_sm90(const __grid_constant__ rfi_ce_rows r, const int per_block, const unsigned blocks) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
-  extern __shared__ __align__(16) float4 kept[];
+  constexpr int P = 16 / (int)sizeof(X), PIECES = LOGITS / P, STRIDE = THREADS * P;
+  typedef rfi_pack<X, P> piece;
+  extern __shared__ __align__(16) uint4 memory[];
+  piece *const kept = (piece *)memory;
   __shared__ float2 part[2][32];
   __shared__ exchange peer[2];
-  const int me = (int)threadIdx.x, begin = (int)block_of_cluster() * per_block * 4, first = begin + me * 4;
-  const int mine = min((int)r.V - begin, per_block * 4), left = mine - me * 4, full_strides = mine / STRIDE;
+  const int me = (int)threadIdx.x, begin = (int)block_of_cluster() * per_block * P, first = begin + me * P;
+  const int mine = min((int)r.V - begin, per_block * P), left = mine - me * P, full_strides = mine / STRIDE;
   const int64_t step = gridDim.x / blocks;
   const uint32_t place = address_of(&kept[me]);
-  const float *from = (const float *)r.logits + blockIdx.x / blocks * r.logits_ld + first;
+  const X *from = (const X *)r.logits + blockIdx.x / blocks * r.logits_ld + first;
   const auto request = [&](int j, float before) { /* reads a piece, then loads another one into its place */
                                                   if (j < full_strides || j * STRIDE < left)
                                                     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(
@@ -118,31 +121,33 @@ static __global__ void __launch_bounds__(THREADS, 1)
     const bool valid = wanted != r.ignore && wanted >= 0 && wanted < r.V, more = t + step < r.rows;
     const float scale = rfi_ce_scale(r, t);
     /* read before it is overwritten */
-    const float hit = valid ? ((const float *)r.logits)[t * r.logits_ld + wanted] : 0.0f;
-    float v[PIECES][4], top = -INFINITY, sum = 0;
+    const float hit = valid ? rfi_widen(((const X *)r.logits)[t * r.logits_ld + wanted]) : 0.0f;
+    float v[PIECES][P], top = -INFINITY, sum = 0;
     from += step * r.logits_ld;
     asm volatile("cp.async.wait_all;" ::: "memory");
 #pragma unroll
     for (int j = 0; j < PIECES; j++) {
-      float4 x = make_float4(-INFINITY, -INFINITY, -INFINITY, -INFINITY);
-      if (j < full_strides || j * STRIDE < left) x = kept[me + j * THREADS];
-      v[j][0] = x.x, v[j][1] = x.y, v[j][2] = x.z, v[j][3] = x.w;
+      piece x;
+      const bool any = j < full_strides || j * STRIDE < left;
+      if (any) x = kept[me + j * THREADS];
+#pragma unroll
+      for (int i = 0; i < P; i++) v[j][i] = any ? rfi_widen(x.x[i]) : -INFINITY;
     }
 #pragma unroll
     for (int j = 0; j < PIECES; j++) {
       if (more) request(j, v[j][0]);
       if (j >= full_strides)
 #pragma unroll
-        for (int i = 1; i < 4; i++)
+        for (int i = 1; i < P; i++)
           if (j * STRIDE + i >= left) v[j][i] = -INFINITY;
 #pragma unroll
-      for (int i = 0; i < 4; i++) top = fmaxf(top, v[j][i]);
+      for (int i = 0; i < P; i++) top = fmaxf(top, v[j][i]);
     }
     const float base = top == -INFINITY ? 0.0f : rfi_ce_base(top);
 #pragma unroll
     for (int j = 0; j < PIECES; j++)
 #pragma unroll
-      for (int i = 0; i < 4; i++) {
+      for (int i = 0; i < P; i++) {
         v[j][i] = rfi_exp2(fmaf(v[j][i], RFI_LOG2E, -base));
         sum += v[j][i];
       }
@@ -158,23 +163,23 @@ static __global__ void __launch_bounds__(THREADS, 1)
     D *const to = (D *)r.dlogits + t * r.dlogits_ld + first;
 #pragma unroll
     for (int j = 0; j < PIECES; j++) {
-      rfi_pack<D, 4> y;
+      rfi_pack<D, P> y;
 #pragma unroll
-      for (int i = 0; i < 4; i++) y.x[i] = rfi_narrow<D>(valid ? v[j][i] * by : 0.0f);
-      if (j < full_strides || j * STRIDE < left) *(rfi_pack<D, 4> *)(to + j * STRIDE) = y;
+      for (int i = 0; i < P; i++) y.x[i] = rfi_narrow<D>(valid ? v[j][i] * by : 0.0f);
+      if (j < full_strides || j * STRIDE < left) *(rfi_pack<D, P> *)(to + j * STRIDE) = y;
     }
     const int at = wanted - first; /* may be outside the thread's elements */
-    if (valid && at >= 0 && at < left && at % STRIDE < 4)
+    if (valid && at >= 0 && at < left && at % STRIDE < P)
       to[at] = rfi_narrow<D>(rfi_exp2(fmaf(hit, RFI_LOG2E, -row_base)) * share - scale);
   }
   if (blocks > 1) cluster_barrier(); /* a block's shared memory must stay valid until all sends to it have finished */
 #endif
 }
 
-template <typename D> static rfr_status launch(const rfi_ce_rows *r, cudaStream_t stream) {
-  const int64_t pieces = (r->V + 3) / 4;
+template <typename X, typename D> static rfr_status launch(const rfi_ce_rows *r, cudaStream_t stream) {
+  const int64_t pieces = rfi_blocks(r->V, 16 / (int64_t)sizeof(X));
   unsigned blocks = 1;
-  while (pieces > (int64_t)blocks * PIECES * THREADS) blocks *= 2;
+  while (r->V > (int64_t)blocks * LOGITS * THREADS) blocks *= 2;
   const int per_block = (int)rfi_blocks(pieces, blocks), bytes = per_block * 16;
   cudaLaunchAttribute attribute;
   attribute.id = cudaLaunchAttributeClusterDimension;
@@ -188,24 +193,28 @@ template <typename D> static rfr_status launch(const rfi_ce_rows *r, cudaStream_
   config.attrs = &attribute;
   config.numAttrs = 1;
   int clusters = 0;
-  cudaError_t e = cudaFuncSetAttribute(ce_rows_sm90<D>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
-  if (e == cudaSuccess) e = cudaOccupancyMaxActiveClusters(&clusters, ce_rows_sm90<D>, &config);
+  cudaError_t e = cudaFuncSetAttribute(ce_rows_sm90<X, D>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+  if (e == cudaSuccess) e = cudaOccupancyMaxActiveClusters(&clusters, ce_rows_sm90<X, D>, &config);
   if (e != cudaSuccess) return rfi_cuda_check(e, "enabling clusters");
   if (clusters > r->rows) clusters = (int)r->rows;
   if (clusters < 1) clusters = 1;
   config.gridDim = dim3((unsigned)clusters * blocks);
-  return rfi_cuda_check(cudaLaunchKernelEx(&config, ce_rows_sm90<D>, *r, per_block, blocks), "cross_entropy");
+  return rfi_cuda_check(cudaLaunchKernelEx(&config, ce_rows_sm90<X, D>, *r, per_block, blocks), "cross_entropy");
 }
 
 int rfi_ce_rows_sm90_takes(const rfi_ce_rows *r) {
-  const int64_t pieces = (r->V + 3) / 4;
-  return r->dlogits && r->info->major == 9 && !r->info->portable && r->logits_type == RFR_F32 &&
-         r->dlogits_type != RFR_F32 && r->cap == 0 && pieces <= (int64_t)MOST_BLOCKS * PIECES * THREADS &&
-         (uintptr_t)r->logits % 16 == 0 && (uintptr_t)r->dlogits % 8 == 0 && r->logits_ld % 4 == 0 &&
-         r->dlogits_ld % 4 == 0 && r->logits_ld >= pieces * 4 && r->dlogits_ld >= pieces * 4;
+  const int64_t P = r->logits_type == RFR_F32 ? 4 : 8, read = rfi_blocks(r->V, P) * P;
+  return r->dlogits && r->info->major == 9 && !r->info->portable &&
+         (r->logits_type == RFR_F32 || r->logits_type == r->dlogits_type) && r->dlogits_type != RFR_F32 &&
+         r->cap == 0 && r->V <= (int64_t)MOST_BLOCKS * LOGITS * THREADS && (uintptr_t)r->logits % 16 == 0 &&
+         (uintptr_t)r->dlogits % (2 * (uintptr_t)P) == 0 && r->logits_ld % P == 0 && r->dlogits_ld % P == 0 &&
+         r->logits_ld >= read && r->dlogits_ld >= read;
 }
 
 rfr_status rfi_ce_rows_sm90_cuda(const rfi_ce_rows *r, void *stream) {
-  return r->dlogits_type == RFR_BF16 ? launch<rfi_bf16>(r, (cudaStream_t)stream)
-                                     : launch<rfi_f16>(r, (cudaStream_t)stream);
+  const bool wide = r->logits_type == RFR_F32;
+  if (r->dlogits_type == RFR_BF16)
+    return wide ? launch<float, rfi_bf16>(r, (cudaStream_t)stream)
+                : launch<rfi_bf16, rfi_bf16>(r, (cudaStream_t)stream);
+  return wide ? launch<float, rfi_f16>(r, (cudaStream_t)stream) : launch<rfi_f16, rfi_f16>(r, (cudaStream_t)stream);
 }

@@ -5,8 +5,8 @@
  *
  * A chunk is the first, a middle one or the tail; those differ in rows and in whether dw is overwritten or added to. On
  * a GPU dw is two GEMMs, since a library is half as fast if the vocabulary is not a multiple of the tile. The workspace
- * has a loss per row, one chunk of logits in f32 and the GEMMs' workspaces. dlogits, in x's type, replace the logits
- * that they come from, row by row with the logits' row stride.
+ * has a loss per row, one chunk of logits and the GEMMs' workspaces. dlogits, in x's type, replace the logits that they
+ * come from, row by row at the same addresses.
  */
 #ifndef RFI_HEAD_H
 #define RFI_HEAD_H
@@ -70,7 +70,7 @@ static inline rfi_head rfi_head_make(const rfi_call *c, int64_t multiple) {
   h.nll = rfi_head_round((size_t)h.T * sizeof(double));
   h.ld = (h.V + multiple - 1) / multiple * multiple;
   h.tiled = multiple > 1 && h.V > RFI_HEAD_TILE ? h.V / RFI_HEAD_TILE * RFI_HEAD_TILE : h.V;
-  h.logits = rfi_head_round((size_t)(h.chunk * h.ld) * sizeof(float));
+  h.logits = rfi_head_round((size_t)(h.chunk * h.ld) * (c->attr[3].i == RFR_F32 ? 4 : 2));
   if (h.ld > h.V) h.w = rfi_head_round((size_t)(h.ld * h.C) * (c->in[RFI_HEAD_X].type.dtype == RFR_F32 ? 4 : 2));
   return h;
 }
@@ -136,8 +136,9 @@ static inline void rfi_head_gemms(const rfi_call *c, const rfi_head *h, int64_t 
   rfi_arg x = rfi_head_matrix((char *)c->in[RFI_HEAD_X].data + begin, dtype, n, h->C, h->C);
   void *rows = h->w ? (char *)logits + h->logits : c->in[RFI_HEAD_W].data;
   rfi_arg w = rfi_head_matrix(rows, dtype, h->ld, h->C, h->C);
-  rfi_arg l = rfi_head_matrix(logits, RFR_F32, n, h->ld, h->ld);
-  int64_t stride = dtype == RFR_F32 ? h->ld : 2 * h->ld;
+  const rfr_dtype to = (rfr_dtype)c->attr[3].i;
+  rfi_arg l = rfi_head_matrix(logits, to, n, h->ld, h->ld);
+  int64_t stride = dtype == to ? h->ld : 2 * h->ld;
   rfi_arg dl = rfi_head_matrix(logits, dtype, n, h->ld, stride);
   rfi_arg dxs = rfi_head_matrix(dx, dtype, n, h->C, h->C);
   rfi_head_gemm_init(&out[RFI_HEAD_LOGITS], c, &x, false, &w, true, &l, false);

@@ -2,7 +2,7 @@
  *
  * The LM head and its loss in one op, forward and backward, without a buffer for all logits:
  *
- *   for each chunk of rows:  logits  = x wT                      f32, in the workspace
+ *   for each chunk of rows:  logits  = x wT                      f32 or x's type, in the workspace
  *                            logits  = cap tanh(logits / cap)    if there is a cap
  *                            lse, loss                           as in cross_entropy
  *                            dlogits = (softmax - onehot) scale  in x's type, over the logits; with a cap
@@ -15,8 +15,7 @@
  *
  * The backward can run in the same op because d loss is an operand. A library runs the GEMMs (head.h) if it supports
  * them, else the matmul kernel does. Chunks run in order, so dw is summed in row order for any number of threads.
- * Logits are not rounded to x's type: the op is closer to the exact loss than linear followed by cross_entropy, and its
- * bits differ from theirs.
+ * With a cap logits are always f32, so they are not rounded between the GEMM and the cap.
  */
 #include "backend/cpu/cpu.h"
 #include "base/base.h"

@@ -40,7 +40,7 @@ static rfr_status run_chunk(const rfr_call *c, const rfi_head *h, int64_t t, cha
                             .rows = rfi_head_rows(h, t),
                             .V = h->V,
                             .logits = logits,
-                            .logits_type = RFR_F32,
+                            .logits_type = (rfr_dtype)c->attr[3].i,
                             .logits_ld = h->ld,
                             .cap = (float)c->attr[2].f,
                             .targets = (const int32_t *)c->in[RFI_HEAD_TARGETS].data + t,

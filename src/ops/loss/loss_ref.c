@@ -83,8 +83,7 @@ RFT_REF(linear_cross_entropy) {
   if (dx) memset(dx, 0, (size_t)(T * C) * sizeof *dx);
   for (int64_t t = 0; t < T; t++) {
     for (int64_t v = 0; v < V; v++) {
-      row[v] = 0;
-      for (int64_t c = 0; c < C; c++) row[v] += x[t * C + c] * w[v * C + c];
+      row[v] = dot(x + t * C, w + v * C, C, (rfr_dtype)call->attr[3].i);
       if (cap > 0) row[v] = cap * tanh(row[v] / cap);
     }
     if (!is_valid(targets[t], call->attr[0].i, V)) continue;
@@ -100,15 +99,17 @@ RFT_REF(linear_cross_entropy) {
   if (call->out[0].data) *(double *)call->out[0].data = sum * *inv_valid;
 }
 RFT_CASES(linear_cross_entropy) = {
-    "linear_cross_entropy(f[7,13], f[11,13], i[7]<11, F[1]=0.142857, F[1]=1, _) ignore=-100 chunk=3 cap=0",
-    "linear_cross_entropy(f[29,17], f[101,17], i[29]<101, F[1]=0.0357, F[1]=0.5, F[101,17]) ignore=4 chunk=8 cap=0",
-    "linear_cross_entropy(f[5,1], f[3,1], i[5]=0,-100,2,7,1, F[1]=0.25, F[1]=2, _) ignore=-100 chunk=64 cap=0",
-    "linear_cross_entropy(f[1,33], f[1049,33], i[1]<1049, F[1]=1, F[1]=1, _) ignore=-100 chunk=1 cap=0",
-    "linear_cross_entropy(f[6,9], f[1,9], i[6]=0,0,0,0,0,0, F[1]=0.166, F[1]=1, F[1,9]) ignore=-100 chunk=4 cap=0",
-    "linear_cross_entropy(f[64,40], f[259,40], i[64]<259, F[1]=0.0156, F[1]=1, _) ignore=-100 chunk=32 cap=0",
-    "linear_cross_entropy(f[31,19], f[67,19], i[31]<67, F[1]=0.0322, F[1]=1, _) ignore=-100 chunk=8 cap=1.5",
-    "linear_cross_entropy(f[9,23], f[1037,23], i[9]<1037, F[1]=0.111, F[1]=0.5, F[1037,23]) ignore=7 chunk=9 cap=3",
-    "linear_cross_entropy(f[0,5], f[7,5], i[0]<7, F[1]=0, F[1]=1, _) ignore=-100 chunk=16 cap=0",
-    "linear_cross_entropy(f[0,5], f[7,5], i[0]<7, F[1]=0, F[1]=1, F[7,5]) ignore=-100 chunk=16 cap=0",
+    "linear_cross_entropy(f[7,13], f[11,13], i[7]<11, F[1]=0.142857, F[1]=1, _) ignore=-100 chunk=3 cap=0 to=f32",
+    "linear_cross_entropy(f[29,17], f[101,17], i[29]<101, F[1]=0.0357, F[1]=0.5, F[101,17]) ignore=4 chunk=8 cap=0 to=f32",
+    "linear_cross_entropy(f[5,1], f[3,1], i[5]=0,-100,2,7,1, F[1]=0.25, F[1]=2, _) ignore=-100 chunk=64 cap=0 to=f32",
+    "linear_cross_entropy(f[1,33], f[1049,33], i[1]<1049, F[1]=1, F[1]=1, _) ignore=-100 chunk=1 cap=0 to=f32",
+    "linear_cross_entropy(f[6,9], f[1,9], i[6]=0,0,0,0,0,0, F[1]=0.166, F[1]=1, F[1,9]) ignore=-100 chunk=4 cap=0 to=f32",
+    "linear_cross_entropy(f[64,40], f[259,40], i[64]<259, F[1]=0.0156, F[1]=1, _) ignore=-100 chunk=32 cap=0 to=f32",
+    "linear_cross_entropy(f[64,40], f[259,40], i[64]<259, F[1]=0.0156, F[1]=1, _) ignore=-100 chunk=32 cap=0 to=f",
+    "linear_cross_entropy(f[9,23], f[1037,23], i[9]<1037, F[1]=0.111, F[1]=0.5, F[1037,23]) ignore=7 chunk=4 cap=0 to=f",
+    "linear_cross_entropy(f[31,19], f[67,19], i[31]<67, F[1]=0.0322, F[1]=1, _) ignore=-100 chunk=8 cap=1.5 to=f32",
+    "linear_cross_entropy(f[9,23], f[1037,23], i[9]<1037, F[1]=0.111, F[1]=0.5, F[1037,23]) ignore=7 chunk=9 cap=3 to=f32",
+    "linear_cross_entropy(f[0,5], f[7,5], i[0]<7, F[1]=0, F[1]=1, _) ignore=-100 chunk=16 cap=0 to=f32",
+    "linear_cross_entropy(f[0,5], f[7,5], i[0]<7, F[1]=0, F[1]=1, F[7,5]) ignore=-100 chunk=16 cap=0 to=f32",
     NULL,
 };

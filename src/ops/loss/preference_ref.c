@@ -63,8 +63,7 @@ RFT_REF(linear_token_loss) {
   if (dx) memset(dx, 0, (size_t)(T * C) * sizeof *dx);
   for (int64_t t = 0; t < T; t++) {
     for (int64_t v = 0; v < V; v++) {
-      row[v] = 0;
-      for (int64_t c = 0; c < C; c++) row[v] += x[t * C + c] * w[v * C + c];
+      row[v] = dot(x + t * C, w + v * C, C, (rfr_dtype)call->attr[3].i);
       if (cap > 0) row[v] = cap * tanh(row[v] / cap);
     }
     double lse = row_lse(row, V);
@@ -79,14 +78,15 @@ RFT_REF(linear_token_loss) {
   }
 }
 RFT_CASES(linear_token_loss) = {
-    "linear_token_loss(f[7,13], f[11,13], i[7]<11, F[7], _) ignore=-100 chunk=3 cap=0",
-    "linear_token_loss(f[29,17], f[101,17], i[29]<101, F[29], F[101,17]) ignore=4 chunk=8 cap=0",
-    "linear_token_loss(f[5,1], f[3,1], i[5]=0,-100,2,7,1, F[5], _) ignore=-100 chunk=64 cap=0",
-    "linear_token_loss(f[1,33], f[1049,33], i[1]<1049, F[1]=1, _) ignore=-100 chunk=1 cap=0",
-    "linear_token_loss(f[64,40], f[259,40], i[64]<259, F[64], _) ignore=-100 chunk=32 cap=0",
-    "linear_token_loss(f[31,19], f[67,19], i[31]<67, F[31], _) ignore=-100 chunk=8 cap=1.5",
-    "linear_token_loss(f[0,5], f[7,5], i[0]<7, F[0], _) ignore=-100 chunk=16 cap=0",
-    "linear_token_loss(f[0,5], f[7,5], i[0]<7, F[0], F[7,5]) ignore=-100 chunk=16 cap=0",
+    "linear_token_loss(f[7,13], f[11,13], i[7]<11, F[7], _) ignore=-100 chunk=3 cap=0 to=f32",
+    "linear_token_loss(f[29,17], f[101,17], i[29]<101, F[29], F[101,17]) ignore=4 chunk=8 cap=0 to=f32",
+    "linear_token_loss(f[5,1], f[3,1], i[5]=0,-100,2,7,1, F[5], _) ignore=-100 chunk=64 cap=0 to=f32",
+    "linear_token_loss(f[1,33], f[1049,33], i[1]<1049, F[1]=1, _) ignore=-100 chunk=1 cap=0 to=f32",
+    "linear_token_loss(f[64,40], f[259,40], i[64]<259, F[64], _) ignore=-100 chunk=32 cap=0 to=f32",
+    "linear_token_loss(f[64,40], f[259,40], i[64]<259, F[64], _) ignore=-100 chunk=32 cap=0 to=f",
+    "linear_token_loss(f[31,19], f[67,19], i[31]<67, F[31], _) ignore=-100 chunk=8 cap=1.5 to=f32",
+    "linear_token_loss(f[0,5], f[7,5], i[0]<7, F[0], _) ignore=-100 chunk=16 cap=0 to=f32",
+    "linear_token_loss(f[0,5], f[7,5], i[0]<7, F[0], F[7,5]) ignore=-100 chunk=16 cap=0 to=f32",
     NULL,
 };
 
