@@ -35,7 +35,8 @@ if(RFR_SANITIZE)
 endif()
 # Most tests link one shared library with all objects and the tests' own parts: linked into each of 200 programs, the
 # objects took a quarter of a build. Tests that replace a function of the library need the objects themselves.
-set(RFR_WRAPPING backend_faults_test debug_test fuse_gelu_test graphs_faults_test load_weights_test tune_test)
+set(RFR_WRAPPING backend_faults_test debug_test fuse_dx_sum_test fuse_gelu_test graphs_faults_test load_weights_test
+                 tune_test)
 add_library(refrain_test SHARED ${RFR_OBJECTS} ${RFR_TEST_PARTS})
 set_target_properties(refrain_test PROPERTIES OUTPUT_NAME test_parts) # librefrain* are installed
 target_include_directories(refrain_test INTERFACE include src)

@@ -56,6 +56,7 @@ typedef struct rfi_backend {
   int guard;                                  /* bytes after the arena that no op may access */
   bool lora;                                  /* has kernels for lora_matmul */
   bool gelu_bwd;                              /* its GEMMs apply the gradient of GELU */
+  bool dx_sum;                                /* layernorm_bwd sums the columns of dx faster than `sum` */
   int loss_chunk;                             /* rows of logits per chunk of an LM head, enough for efficient GEMMs */
   int64_t (*loss_rows)(int64_t T, int64_t C); /* the chunk for T rows of C columns; NULL: loss_chunk */
   rfr_status (*open)(rfr_ctx *ctx, rfi_device **out);

@@ -35,6 +35,7 @@ void rfi_executor_close(rfi_executor *m) {
 rfi_pass_options rfi_executor_pass_options(rfi_executor *m) {
   return (rfi_pass_options){.lora = m->backend->lora,
                             .gelu_bwd = m->backend->gelu_bwd,
+                            .dx_sum = m->backend->dx_sum,
                             .loss_chunk = m->backend->loss_chunk,
                             .loss_rows = m->backend->loss_rows,
                             .workspace = rfi_select_workspaces,

@@ -175,8 +175,9 @@ enum { RFI_OUT_layernorm_dw_dw };
 enum { RFI_IN_layernorm_db_dy, RFI_IN_layernorm_db_acc };
 enum { RFI_OUT_layernorm_db_db };
 enum { RFI_IN_layernorm_bwd_dy, RFI_IN_layernorm_bwd_x, RFI_IN_layernorm_bwd_w, RFI_IN_layernorm_bwd_mean,
-  RFI_IN_layernorm_bwd_rstd, RFI_IN_layernorm_bwd_residual, RFI_IN_layernorm_bwd_acc, RFI_IN_layernorm_bwd_acc_b };
-enum { RFI_OUT_layernorm_bwd_dx, RFI_OUT_layernorm_bwd_dw, RFI_OUT_layernorm_bwd_db };
+  RFI_IN_layernorm_bwd_rstd, RFI_IN_layernorm_bwd_residual, RFI_IN_layernorm_bwd_acc, RFI_IN_layernorm_bwd_acc_b,
+  RFI_IN_layernorm_bwd_acc_sum };
+enum { RFI_OUT_layernorm_bwd_dx, RFI_OUT_layernorm_bwd_dw, RFI_OUT_layernorm_bwd_db, RFI_OUT_layernorm_bwd_sum };
 enum { RFI_IN_add_layernorm_x, RFI_IN_add_layernorm_other, RFI_IN_add_layernorm_w, RFI_IN_add_layernorm_b };
 enum { RFI_OUT_add_layernorm_sum, RFI_OUT_add_layernorm_y, RFI_OUT_add_layernorm_mean, RFI_OUT_add_layernorm_rstd };
 enum { RFI_AT_add_layernorm_eps };

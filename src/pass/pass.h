@@ -104,6 +104,7 @@ typedef struct rfi_pass_options {
   bool trains;             /* the set trains: every forward collects its amaxes */
   bool lora;               /* the backend has kernels for lora_matmul */
   bool gelu_bwd;           /* the backend has GEMMs that apply the gradient of GELU */
+  bool dx_sum;             /* layernorm_bwd sums the columns of dx */
   rfr_recompute recompute; /* `all`, else marked ops; with split_phases nothing */
   /* Sets bytes[i] to the workspace of op i's kernel; NULL: no op has one. */
   rfr_status (*workspace)(void *user, const rfr_trace *t, int64_t *bytes);

@@ -84,7 +84,7 @@ static bool moves_values(rfi_opcode code) {
 
 static bool has_narrow_intermediates(rfi_opcode code) {
   return rfi_is_head(code) || code == RFI_OP_grouped_swiglu || code == RFI_OP_lora_matmul ||
-         code == RFI_OP_matmul_gelu_bwd;
+         code == RFI_OP_matmul_gelu_bwd || code == RFI_OP_layernorm_bwd;
 }
 
 static int mantissa(rfr_dtype d) {

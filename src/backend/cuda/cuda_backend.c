@@ -663,6 +663,7 @@ static const rfi_backend backend = {
     .guard = GUARD,
     .lora = true,
     .gelu_bwd = true,
+    .dx_sum = true,
     .loss_chunk = RFI_HEAD_ROWS,
     .loss_rows = rfi_head_rows_at_once,
     .open = device_open,

@@ -200,7 +200,7 @@ static void row_dx(float *dx, const float *dy, const float *w, const float *x, c
 static void row_dw(float *sum, const float *dy, const float *x, const float *k, int64_t n) {
   add_terms(sum, dy, x, k[0], k[1], n);
 }
-static const rfi_norm_kind kind = {.residual = 5, .vectors = 2, .scalars = row_scalars, .dx = row_dx, .dw = row_dw};
+static const rfi_norm_kind kind = {.residual = 5, .vectors = 3, .scalars = row_scalars, .dx = row_dx, .dw = row_dw};
 static rfr_status run_bwd(const rfi_call *c) { return rfi_norm_bwd_run(c, &kind); }
 static size_t bwd_workspace(const rfi_call *c) { return rfi_norm_bwd_workspace(c, &kind); }
 

@@ -49,7 +49,7 @@ static rfr_status infer_dw(const rfi_infer *c, int statistics) {
   return RFR_OK;
 }
 
-/* Infers dx and one dw for each gradient that may be accumulated, whose acc operands begin at `acc`. */
+/* Infers dx and the vectors that may be accumulated, whose acc operands follow the residual. */
 static rfr_status infer_bwd(const rfi_infer *c, int statistics, int vectors) {
   int residual = 3 + statistics;
   RFI_TRY(check_backward(c, 3, statistics));
@@ -98,7 +98,7 @@ rfr_status rfi_infer_layernorm_db(const rfi_infer *c) {
   c->out[0] = b;
   return RFR_OK;
 }
-rfr_status rfi_infer_layernorm_bwd(const rfi_infer *c) { return infer_bwd(c, 2, 2); }
+rfr_status rfi_infer_layernorm_bwd(const rfi_infer *c) { return infer_bwd(c, 2, 3); }
 
 rfr_status rfi_infer_rmsnorm(const rfi_infer *c) { return infer_forward(c, 1, 0, 1); }
 rfr_status rfi_infer_add_rmsnorm(const rfi_infer *c) { return infer_sum_forward(c, 1); }

@@ -3,11 +3,12 @@
  * layernorm and rmsnorm on a GPU; MEAN selects layernorm (without it m is 0):
  *
  *   h = (x - m) r   y = h w + b   g = dy w   dx = r (g - mean(g) - h mean(g h))   dw = sum dy h   db = sum dy
+ *   ds = sum dx
  *
  * In the forward a row stays in the registers of some lanes of a warp, or of a block if it is longer, so it is read and
  * written once, 16 bytes per thread at a time. In the backward a block processes every gridDim-th row. The next rows
- * are copied to shared memory, each thread's own pieces, while this one is summed; a thread adds dw and db of its own
- * columns. A block's sums are one line of the workspace, and a second kernel adds the lines in f64 in a fixed order.
+ * are copied to shared memory, each thread's own pieces, while this one is summed; a thread adds dw, db and ds of its
+ * own columns. A block's sums are lines of the workspace, and a second kernel adds the lines in f64 in a fixed order.
  * Rows that are too long, or not a multiple of 16 bytes, are read once per sum.
  *
  * X_dx, X_dw, X_db and X_bwd are the same kernel with some results absent, so they are bitwise equal. X_db has no x: dy
@@ -32,8 +33,8 @@ typedef struct rfi_norm_fwd {
 typedef struct rfi_norm_bwd_args {
   const void *dy, *x, *w, *residual; /* residual NULL: there is none */
   const float *mean, *rstd;
-  void *dx;       /* NULL: not computed */
-  float *dw, *db; /* partial sums (parts, C) in the workspace; NULL: not computed */
+  void *dx;            /* NULL: not stored */
+  float *dw, *db, *ds; /* partial sums (parts, C) in the workspace; NULL: not computed. ds: of dx as it is stored */
   rfr_dtype x_type, w_type;
   int64_t rows, C;
 } rfi_norm_bwd_args;
@@ -249,7 +250,7 @@ enum { RFI_NORM_OWN = 512, RFI_NORM_FREE = 49152 - RFI_NORM_OWN };
 /* Stages of rows in shared memory: the row being summed, and the rows in flight. */
 template <int K> constexpr int rfi_norm_stages = K == 2 ? 2 : 3;
 
-template <typename T, bool MEAN, int K, int LANES>
+template <typename T, bool MEAN, bool SUM, int K, int LANES>
 static __global__ void __launch_bounds__(LANES ? RFI_NORM_THREADS : RFI_NORM_MOST, rfi_norm_resident<K, LANES>)
     rfi_norm_rows_bwd(const rfi_norm_bwd_args a) {
   constexpr int P = rfi_pack_width<T>, Q = P / 4, STAGES = rfi_norm_stages<K>;
@@ -264,7 +265,8 @@ static __global__ void __launch_bounds__(LANES ? RFI_NORM_THREADS : RFI_NORM_MOS
   const int64_t step = (int64_t)gridDim.x * GROUPS;
   /* [stage][dy, x, residual][K], separate for each thread */
   uint4 *const ring = (uint4 *)(space + K * Q * lanes) + threadIdx.x;
-  float dw[K][P] = {}, db[K][P] = {};
+  float dw[K][P] = {}, db[K][P] = {}, ds[K][P] = {};
+  const bool with_dx = SUM || a.dx;
   const auto place = [&](int stage, int of, int k) { return ring + ((stage * 3 + of) * K + k) * threads; };
   const auto fetch = [&](int stage, int64_t row) {
     const bool there = row < a.rows;
@@ -284,7 +286,7 @@ static __global__ void __launch_bounds__(LANES ? RFI_NORM_THREADS : RFI_NORM_MOS
   float next_m = mean_of(first + own), next_r = rstd_of(first + own);
 #pragma unroll
   for (int s = 0; s + 1 < STAGES; s++) fetch(s, first + own + s * step);
-  if (a.dx && threadIdx.x < lanes)
+  if (with_dx && threadIdx.x < lanes)
     for (int k = 0; k < K && k * lanes + me < packs; k++) {
       float w[P];
       rfi_norm_load_n<P>(w, a.w, a.w_type, (int64_t)(k * lanes + me) * P);
@@ -307,7 +309,7 @@ static __global__ void __launch_bounds__(LANES ? RFI_NORM_THREADS : RFI_NORM_MOS
       const uint4 dy = *place(stage, 0, k), x = *place(stage, 1, k);
 #pragma unroll
       for (int q = 0; q < Q; q++) {
-        const float4 w4 = a.dx ? space[(k * Q + q) * lanes + me] : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+        const float4 w4 = with_dx ? space[(k * Q + q) * lanes + me] : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
         const float w[4] = {w4.x, w4.y, w4.z, w4.w};
 #pragma unroll
         for (int j = 0; j < 4; j++) {
@@ -321,7 +323,7 @@ static __global__ void __launch_bounds__(LANES ? RFI_NORM_THREADS : RFI_NORM_MOS
         }
       }
     }
-    if (!a.dx) continue;
+    if (!with_dx) continue;
     if (MEAN) {
       const float2 sums = rfi_norm_sums<LANES>(g_sum, gh_sum, &slot[turn]);
       g_sum = sums.x, gh_sum = sums.y;
@@ -354,11 +356,16 @@ static __global__ void __launch_bounds__(LANES ? RFI_NORM_THREADS : RFI_NORM_MOS
 #pragma unroll
         for (int i = 0; i < P; i++) dx.x[i] = rfi_narrow<T>(rfi_widen(dx.x[i]) + rfi_norm_element<T>(residual, i));
       }
-      if (row < a.rows) rfi_put((rfi_pack<T, P> *)((T *)a.dx + row * a.C) + at, dx);
+      if (row >= a.rows) continue;
+      if (SUM)
+#pragma unroll
+        for (int i = 0; i < P; i++) ds[k][i] += rfi_widen(dx.x[i]);
+      if (!SUM || a.dx) rfi_put((rfi_pack<T, P> *)((T *)a.dx + row * a.C) + at, dx);
     }
   }
   if (a.dw) rfi_norm_line<P, K, LANES>(a.dw + blockIdx.x * a.C, dw, space, me, lanes, packs);
   if (MEAN && a.db) rfi_norm_line<P, K, LANES>(a.db + blockIdx.x * a.C, db, space, me, lanes, packs);
+  if (SUM) rfi_norm_line<P, K, LANES>(a.ds + blockIdx.x * a.C, ds, space, me, lanes, packs);
 }
 
 /* ---- rows of any length and place ---- */
@@ -391,24 +398,29 @@ static __global__ void __launch_bounds__(RFI_NORM_ANY) rfi_norm_rows_any(const r
   }
 }
 
+/* A block adds its rows of dx to its line of ds, each thread its own columns. */
 template <typename T, bool MEAN>
 static __global__ void __launch_bounds__(RFI_NORM_ANY) rfi_norm_dx_any(const rfi_norm_bwd_args a) {
-  const int64_t row = blockIdx.x, at = row * a.C;
-  const T *dy = (const T *)a.dy + at, *x = (const T *)a.x + at, *residual = (const T *)a.residual;
-  const float m = MEAN ? a.mean[row] : 0.0f, r = a.rstd[row];
-  float g = 0.0f, gh = 0.0f;
-  for (int64_t j = threadIdx.x; j < a.C; j += RFI_NORM_ANY) {
-    const float d = rfi_widen(dy[j]) * rfi_norm_load(a.w, a.w_type, j);
-    if (MEAN) g += d;
-    gh += d * ((rfi_widen(x[j]) - m) * r);
-  }
-  if (MEAN) g = rfi_block_sum(g) / (float)a.C;
-  gh = rfi_block_sum(gh) / (float)a.C;
-  for (int64_t j = threadIdx.x; j < a.C; j += RFI_NORM_ANY) {
-    const float h = (rfi_widen(x[j]) - m) * r;
-    T dx = rfi_narrow<T>(r * (rfi_widen(dy[j]) * rfi_norm_load(a.w, a.w_type, j) - g - h * gh));
-    if (residual) dx = rfi_narrow<T>(rfi_widen(dx) + rfi_widen(residual[at + j]));
-    ((T *)a.dx)[at + j] = dx;
+  float *const line = a.ds ? a.ds + blockIdx.x * a.C : NULL;
+  for (int64_t row = blockIdx.x; row < a.rows; row += gridDim.x) {
+    const int64_t at = row * a.C;
+    const T *dy = (const T *)a.dy + at, *x = (const T *)a.x + at, *residual = (const T *)a.residual;
+    const float m = MEAN ? a.mean[row] : 0.0f, r = a.rstd[row];
+    float g = 0.0f, gh = 0.0f;
+    for (int64_t j = threadIdx.x; j < a.C; j += RFI_NORM_ANY) {
+      const float d = rfi_widen(dy[j]) * rfi_norm_load(a.w, a.w_type, j);
+      if (MEAN) g += d;
+      gh += d * ((rfi_widen(x[j]) - m) * r);
+    }
+    if (MEAN) g = rfi_block_sum(g) / (float)a.C;
+    gh = rfi_block_sum(gh) / (float)a.C;
+    for (int64_t j = threadIdx.x; j < a.C; j += RFI_NORM_ANY) {
+      const float h = (rfi_widen(x[j]) - m) * r;
+      T dx = rfi_narrow<T>(r * (rfi_widen(dy[j]) * rfi_norm_load(a.w, a.w_type, j) - g - h * gh));
+      if (residual) dx = rfi_narrow<T>(rfi_widen(dx) + rfi_widen(residual[at + j]));
+      if (a.dx) ((T *)a.dx)[at + j] = dx;
+      if (line) line[j] = row < gridDim.x ? rfi_widen(dx) : line[j] + rfi_widen(dx);
+    }
   }
 }
 
@@ -433,14 +445,18 @@ typedef struct rfi_norm_total {
   float *y;                 /* NULL: not computed */
 } rfi_norm_total;
 
-enum { RFI_NORM_SLICES = 16 };
+enum { RFI_NORM_SLICES = 16, RFI_NORM_TOTALS = 3 };
+
+typedef struct rfi_norm_totals {
+  rfi_norm_total of[RFI_NORM_TOTALS]; /* dw, db, ds */
+} rfi_norm_totals;
 
 /* Adds the existing values in f64, as the CPU does. */
 static __global__ void __launch_bounds__(32 * RFI_NORM_SLICES)
-    rfi_norm_add_lines(const rfi_norm_total dw, const rfi_norm_total db, int64_t parts, int64_t C) {
+    rfi_norm_add_lines(const __grid_constant__ rfi_norm_totals totals, int64_t parts, int64_t C) {
   __shared__ double part[RFI_NORM_SLICES][32];
-  const float *lines = blockIdx.y ? db.lines : dw.lines, *acc = blockIdx.y ? db.acc : dw.acc;
-  float *y = blockIdx.y ? db.y : dw.y;
+  const float *lines = totals.of[blockIdx.y].lines, *acc = totals.of[blockIdx.y].acc;
+  float *y = totals.of[blockIdx.y].y;
   const int lane = threadIdx.x & 31, slice = threadIdx.x >> 5;
   const int64_t j = (int64_t)blockIdx.x * 32 + lane;
   double sum = 0.0;
@@ -517,12 +533,11 @@ template <typename T, bool MEAN> static void rfi_norm_launch_fwd(const rfi_norm_
 template <typename T, bool MEAN, int K, int LANES>
 static cudaError_t rfi_norm_launch_rows_bwd(const rfi_norm_bwd_args &a, const rfi_norm_shape &s, size_t space,
                                             cudaStream_t stream) {
+  void (*const kernel)(rfi_norm_bwd_args) =
+      MEAN && a.ds ? rfi_norm_rows_bwd<T, MEAN, MEAN, K, LANES> : rfi_norm_rows_bwd<T, MEAN, false, K, LANES>;
   cudaError_t e = cudaSuccess;
-  if (space > RFI_NORM_FREE)
-    e = cudaFuncSetAttribute(rfi_norm_rows_bwd<T, MEAN, K, LANES>, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                             (int)space);
-  if (e == cudaSuccess)
-    rfi_norm_rows_bwd<T, MEAN, K, LANES><<<(unsigned)s.parts, (unsigned)s.threads, space, stream>>>(a);
+  if (space > RFI_NORM_FREE) e = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)space);
+  if (e == cudaSuccess) kernel<<<(unsigned)s.parts, (unsigned)s.threads, space, stream>>>(a);
   return e;
 }
 
@@ -542,7 +557,7 @@ static rfr_status rfi_norm_launch_bwd(const rfi_norm_bwd_args &a, const rfi_norm
     most -= RFI_NORM_OWN;
   }
   if (s.pieces == 0 || space > (size_t)most || !rfi_norm_aligned(pointers, 5)) {
-    if (a.dx) rfi_norm_dx_any<T, MEAN><<<(unsigned)a.rows, RFI_NORM_ANY, 0, stream>>>(a);
+    if (a.dx || a.ds) rfi_norm_dx_any<T, MEAN><<<(unsigned)(a.ds ? s.parts : a.rows), RFI_NORM_ANY, 0, stream>>>(a);
     if (a.dw || a.db)
       rfi_norm_dw_any<T, MEAN>
           <<<dim3((unsigned)rfi_blocks(a.C, RFI_NORM_ANY), (unsigned)s.parts), RFI_NORM_ANY, 0, stream>>>(a);
@@ -589,8 +604,8 @@ template <bool MEAN, bool SUM> static rfr_status rfi_norm_run_fwd(const rfr_call
 
 /* Operand and result indices that a backward may have; -1: absent. */
 typedef struct rfi_norm_places {
-  int w, mean, rstd, residual, acc, acc_b; /* operands */
-  int dx, dw, db;                          /* results */
+  int w, mean, rstd, residual, acc[RFI_NORM_TOTALS]; /* operands */
+  int dx, total[RFI_NORM_TOTALS];                    /* results */
 } rfi_norm_places;
 
 static inline void *rfi_norm_in(const rfr_call *c, int i) { return i >= 0 && i < c->n_in ? c->in[i].data : NULL; }
@@ -601,7 +616,7 @@ static inline rfi_norm_shape rfi_norm_shape_of_call(const rfr_call *c, const rfr
                            rfi_cuda_info_of(c)->sms);
 }
 
-/* Bytes of the partial sums of dw and db. */
+/* Bytes of the partial sums of `vectors` results. */
 static inline size_t rfi_norm_workspace(const rfr_call *c, const rfr_arg *x, int vectors) {
   return (size_t)(vectors * rfi_norm_shape_of_call(c, x).parts * x->type.shape[x->type.rank - 1]) * sizeof(float);
 }
@@ -610,7 +625,17 @@ template <bool MEAN> static rfr_status rfi_norm_run_bwd(const rfr_call *c, const
   const rfr_arg *x = &c->in[p.rstd >= 0];
   const rfi_norm_shape s = rfi_norm_shape_of_call(c, x);
   const int64_t C = x->type.shape[x->type.rank - 1];
-  float *lines = (float *)c->workspace, *dw = (float *)rfi_norm_out(c, p.dw), *db = (float *)rfi_norm_out(c, p.db);
+  rfi_norm_totals totals = {};
+  float *lines = (float *)c->workspace, *line[RFI_NORM_TOTALS] = {};
+  int last = 0; /* the number of totals up to the last one */
+  for (int i = 0; i < RFI_NORM_TOTALS; i++) {
+    float *const y = (float *)rfi_norm_out(c, p.total[i]);
+    if (!y) continue;
+    line[i] = lines;
+    lines += s.parts * C;
+    totals.of[i] = {line[i], (const float *)rfi_norm_in(c, p.acc[i]), y};
+    last = i + 1;
+  }
   const rfi_norm_bwd_args a = {c->in[0].data,
                                x->data,
                                rfi_norm_in(c, p.w),
@@ -618,22 +643,21 @@ template <bool MEAN> static rfr_status rfi_norm_run_bwd(const rfr_call *c, const
                                (const float *)rfi_norm_in(c, p.mean),
                                (const float *)rfi_norm_in(c, p.rstd),
                                rfi_norm_out(c, p.dx),
-                               dw ? lines : NULL,
-                               db ? lines + (dw ? s.parts * C : 0) : NULL,
+                               line[0],
+                               line[1],
+                               line[2],
                                x->type.dtype,
                                p.w >= 0 ? c->in[p.w].type.dtype : RFR_F32,
                                rfi_norm_height(x),
                                C};
-  const rfi_norm_total total_dw = {a.dw, (const float *)rfi_norm_in(c, p.acc), dw},
-                       total_db = {a.db, (const float *)rfi_norm_in(c, p.acc_b), db};
   if (C == 0) return RFR_OK;
   rfr_status made = RFR_OK;
-  if (a.rows > 0 && (a.dx || dw || db))
+  if (a.rows > 0 && (a.dx || last > 0))
     RFI_WITH_FLOAT(a.x_type, T, made = (rfi_norm_launch_bwd<T, MEAN>(a, s, rfi_stream(c))))
   if (made != RFR_OK) return made;
-  if (dw || db)
-    rfi_norm_add_lines<<<dim3((unsigned)rfi_blocks(C, 32), db ? 2 : 1), 32 * RFI_NORM_SLICES, 0, rfi_stream(c)>>>(
-        total_dw, total_db, s.parts, C);
+  if (last > 0)
+    rfi_norm_add_lines<<<dim3((unsigned)rfi_blocks(C, 32), (unsigned)last), 32 * RFI_NORM_SLICES, 0, rfi_stream(c)>>>(
+        totals, s.parts, C);
   return rfi_cuda_launched("norm's gradients");
 }
 

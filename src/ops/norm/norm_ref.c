@@ -127,13 +127,21 @@ RFT_REF(layernorm_bwd) {
   if (call->out[1].data) RFT_NAME(layernorm_dw)(&dw);
   if (call->out[2].data) RFT_NAME(layernorm_db)(&db);
   add_residual(&call->in[5], &call->out[0]);
+  const rfi_arg sum_in[] = {call->out[0], call->in[8]};
+  const rfi_call sum = {.n_in = 2, .n_out = 1, .in = sum_in, .out = &call->out[3]};
+  if (call->out[3].data) RFT_NAME(layernorm_db)(&sum);
 }
-RFT_CASES(layernorm_bwd) = {"layernorm_bwd(f[7,13], f[7,13], f[13], F[7], F[7]>0, f[7,13], _, _)",
-                            "layernorm_bwd(f[1,37], f[1,37], f[37], F[1], F[1]>0, _, F[37], F[37])",
-                            "layernorm_bwd(f[3,5,17], f[3,5,17], F[17], F[3,5], F[3,5]>0, f[3,5,17], F[17], _)",
-                            "layernorm_bwd(f[0,19], f[0,19], f[19], F[0], F[0]>0, f[0,19], _, F[19])",
-                            "layernorm_bwd(f[151,521], f[151,521], f[521], F[151], F[151]>0, f[151,521], _, _)",
-                            "layernorm_bwd(f[43,1031], f[43,1031], f[1031], F[43], F[43]>0, _, _, _)",
+RFT_CASES(layernorm_bwd) = {"layernorm_bwd(f[7,13], f[7,13], f[13], F[7], F[7]>0, f[7,13], _, _, _)",
+                            "layernorm_bwd(f[1,37], f[1,37], f[37], F[1], F[1]>0, _, F[37], F[37], F[37])",
+                            "layernorm_bwd(f[3,5,17], f[3,5,17], F[17], F[3,5], F[3,5]>0, f[3,5,17], F[17], _, F[17])",
+                            "layernorm_bwd(f[0,19], f[0,19], f[19], F[0], F[0]>0, f[0,19], _, F[19], _)",
+                            "layernorm_bwd(f[151,521], f[151,521], f[521], F[151], F[151]>0, f[151,521], _, _, _)",
+                            "layernorm_bwd(f[43,1031], f[43,1031], f[1031], F[43], F[43]>0, _, _, _, _)",
+                            "layernorm_bwd(f[41,40], f[41,40], f[40], F[41], F[41]>0, f[41,40], _, F[40], F[40])",
+                            "layernorm_bwd(f[37,96], f[37,96], f[96], F[37], F[37]>0, _, _, _, _)",
+                            "layernorm_bwd(f[29,768], f[29,768], F[768], F[29], F[29]>0, f[29,768], _, _, F[768])",
+                            "layernorm_bwd(f[23,1040], f[23,1040], f[1040], F[23], F[23]>0, f[23,1040], _, _, _)",
+                            "layernorm_bwd(f[3,6400], f[3,6400], f[6400], F[3], F[3]>0, f[3,6400], _, _, _)",
                             NULL};
 
 RFT_REF(rmsnorm) {
