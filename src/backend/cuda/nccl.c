@@ -6,6 +6,9 @@
  * NCCL decides the order of additions: with two ranks every order gives bitwise equal results; with more ranks sums are
  * equal within rounding, and bitwise equal in every run with the same library, machine and sizes.
  *
+ * The ranks may be threads of one process. Then a call that frees GPU memory waits for the work of all its GPUs, which
+ * may wait for the calling rank. So no rank frees memory between two collectives that are close to each other.
+ *
  * NCCL connects ranks at the first use. Every collective is run once when the communicator is created, so that no
  * capture is the first use.
  *
@@ -306,18 +309,19 @@ static void destroy(rfr_comm *comm) {
     if (known) cudaSetDevice(before);
     return;
   }
-  if (c->copies) c->f.CommDestroy(c->copies);
+  rfi_copies_close(c);
   for (int i = 0; c->nccl && i < c->n_links; i++) c->f.CommDestroy(c->link[i].nccl);
   if (c->nccl) c->f.CommDestroy(c->nccl);
   if (c->ending) pthread_join(c->ender, NULL);
   rfi_links_destroy(c);
   pthread_mutex_destroy(&c->mutex);
+  cudaFree(c->room);
   if (c->stream) cudaStreamDestroy(c->stream);
   if (known) cudaSetDevice(before);
   c->core->free(c->ctx, c);
 }
 
-/* Goes through GPU memory that is allocated here: a run calls it a few times, between steps. */
+/* Goes through GPU memory. A run calls it a few times, between steps. */
 static rfr_status exchange(rfr_comm *comm, const void *mine, int64_t bytes, void *all) {
   gpu_comm *c = (gpu_comm *)comm;
   char *memory;
@@ -325,7 +329,10 @@ static rfr_status exchange(rfr_comm *comm, const void *mine, int64_t bytes, void
   const size_t n = (size_t)bytes;
   RFI_TRY(rfi_cuda_check(cudaGetDevice(&before), "asking for the current device"));
   RFI_TRY(rfi_cuda_check(cudaSetDevice(c->ordinal), "choosing the device"));
-  rfr_status s = rfi_cuda_check(cudaMalloc((void **)&memory, n * ((size_t)comm->size + 1)), "allocating memory");
+  const bool fits = n * ((size_t)comm->size + 1) <= RFI_ROOM;
+  rfr_status s = RFR_OK;
+  if (fits) memory = c->room;
+  else s = rfi_cuda_check(cudaMalloc((void **)&memory, n * ((size_t)comm->size + 1)), "allocating memory");
   if (s == RFR_OK) {
     const rfi_collective what = {.kind = RFI_ALL_GATHER, .dtype = RFR_U8, .n = bytes, .from = memory, .to = memory + n};
     s = rfi_cuda_check(cudaMemcpyAsync(memory, mine, n, cudaMemcpyHostToDevice, c->stream), "writing memory");
@@ -333,7 +340,7 @@ static rfr_status exchange(rfr_comm *comm, const void *mine, int64_t bytes, void
     if (s == RFR_OK) s = rfi_nccl_wait(comm, c->stream, "exchanging bytes");
     if (s == RFR_OK)
       s = rfi_cuda_check(cudaMemcpy(all, memory + n, n * (size_t)comm->size, cudaMemcpyDeviceToHost), "reading memory");
-    cudaFree(memory);
+    if (!fits) cudaFree(memory);
   }
   cudaSetDevice(before);
   return s;
@@ -358,18 +365,16 @@ static const rfi_comm_table table = {.name = "NCCL",
 
 static rfr_status connect_ranks(gpu_comm *c) {
   enum { N = 64 };
-  float *memory;
-  const size_t all = sizeof *memory * N * (size_t)c->comm.size;
-  RFI_TRY(rfi_cuda_check(cudaMalloc((void **)&memory, 2 * all), "allocating memory"));
-  rfr_status s = rfi_cuda_check(cudaMemsetAsync(memory, 0, 2 * all, c->stream), "filling memory");
-  for (int kind = RFI_ALL_GATHER; kind <= RFI_ALL_TO_ALL && s == RFR_OK; kind++) {
+  const size_t all = sizeof(float) * N * (size_t)c->comm.size, bytes = 2 * all > RFI_ROOM ? 2 * all : RFI_ROOM;
+  RFI_TRY(rfi_cuda_check(cudaMalloc((void **)&c->room, bytes), "allocating memory"));
+  RFI_TRY(rfi_cuda_check(cudaMemsetAsync(c->room, 0, bytes, c->stream), "filling memory"));
+  for (int kind = RFI_ALL_GATHER; kind <= RFI_ALL_TO_ALL; kind++) {
     const rfi_collective what = {
-        .kind = (rfi_collective_kind)kind, .dtype = RFR_F32, .n = N, .from = memory, .to = memory + N * c->comm.size};
-    s = enqueue(c, &what, c->stream);
-    if (s == RFR_OK) s = rfi_nccl_wait(&c->comm, c->stream, "connecting the ranks");
+        .kind = (rfi_collective_kind)kind, .dtype = RFR_F32, .n = N, .from = c->room, .to = c->room + all};
+    RFI_TRY(enqueue(c, &what, c->stream));
+    RFI_TRY(rfi_nccl_wait(&c->comm, c->stream, "connecting the ranks"));
   }
-  cudaFree(memory);
-  return s;
+  return RFR_OK;
 }
 
 /* Initializing an NCCL communicator has no timeout, so a separate thread does it; after the timeout the thread is
@@ -514,6 +519,11 @@ rfr_status rfi_nccl_create(const rfi_cuda_host *core, rfr_ctx *ctx, int ordinal,
   s = join(c, id);
   if (known) cudaSetDevice(before);
   if (s == RFR_OK) *out = &c->comm;
-  else abort_comm(&c->comm), destroy(&c->comm);
+  else {
+    c->has_copies = c->copies != NULL; /* one may wait for another rank */
+    abort_comm(&c->comm);
+    rfi_nccl_stuck(&c->comm, c->stream);
+    destroy(&c->comm);
+  }
   return s;
 }

@@ -87,6 +87,8 @@ typedef struct rfi_block {
   void *window; /* NULL: not registered yet */
 } rfi_block;
 
+enum { RFI_ROOM = 1 << 16 }; /* bytes for connecting the ranks and for exchanges */
+
 typedef struct gpu_comm {
   rfr_comm comm; /* first */
   const rfi_cuda_host *core;
@@ -95,6 +97,7 @@ typedef struct gpu_comm {
   int ordinal;
   double timeout;
   cudaStream_t stream;
+  char *room;            /* GPU memory, kept: freeing memory waits for all GPUs of the process */
   pthread_mutex_t mutex; /* protects calls into NCCL with `nccl`, and the fields below */
   void *nccl;            /* NULL after an abort */
   void *ending;          /* the value of `nccl` before the abort; NULL: `ender` was not started */
@@ -102,7 +105,7 @@ typedef struct gpu_comm {
   rfi_link *link;
   int n_links;
   void *copies;    /* communicator of collectives that are copies (nccl_copies.c); NULL: none, or after an abort */
-  bool has_copies; /* `copies` was made */
+  bool has_copies; /* `copies` runs collectives without a kernel */
   bool stuck;      /* the GPU waits for another rank and cannot be stopped */
   rfi_block *block;
 } gpu_comm;
@@ -122,6 +125,7 @@ rfr_status rfi_copies_open(gpu_comm *c);
 /* Whether a collective is a copy: its operands have windows. */
 bool rfi_copies_take(const gpu_comm *c, const rfi_collective *w);
 int rfi_copies_enqueue(const gpu_comm *c, const rfi_collective *w, void *stream);
+void rfi_copies_close(gpu_comm *c);
 
 /* nccl_links.c: functions of the table, see rfi_comm_send. */
 rfr_status rfi_links_connect(rfr_comm *comm, const int *peers, int n);

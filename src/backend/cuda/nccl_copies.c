@@ -6,8 +6,9 @@
  * ncclMemAlloc that all ranks have registered, at the same offset on every rank.
  *
  * NCCL does not report how it runs a collective. So the ranks capture both collectives when the communicator is
- * created, and use copies only if no rank finds a kernel in its graph. NCCL's settings decide: NCCL_CTA_POLICY=0 turns
- * copies off.
+ * created, and use copies only if no rank finds a kernel in its graph. The memory and the second communicator
+ * stay allocated until the first is destroyed, even without copies: a rank must not free memory between collectives
+ * (nccl.c). NCCL_CTA_POLICY=0 turns copies off, and then there is no second communicator.
  *
  * The windows belong to a separate communicator. It has only the collectives of programs whose operands all ranks have
  * compared, because a wrong offset would overwrite memory of another rank. All other collectives are as without copies.
@@ -15,10 +16,12 @@
  * A copy waits for the other ranks on the GPU, where an abort cannot end it. After an abort with such a wait, the
  * memory of the programs and the communicator stay allocated (rfi_nccl_stuck).
  */
+#include <stdlib.h>
 #include <string.h>
 
 #include "backend/cuda/cuda.h"
 #include "backend/cuda/nccl_comm.h"
+#include "backend/cuda/node_type.h"
 
 /* ---- memory ---- */
 
@@ -180,8 +183,8 @@ static rfr_status count_kernels(const gpu_comm *c, cudaGraph_t graph, int *n) {
   rfr_status s = rfi_cuda_check(cudaGraphGetNodes(graph, nodes, &many), "reading a graph");
   for (size_t i = 0; i < many && s == RFR_OK; i++) {
     enum cudaGraphNodeType type;
-    s = rfi_cuda_check(cudaGraphNodeGetType(nodes[i], &type), "reading a graph");
-    *n += type == cudaGraphNodeTypeKernel || type == cudaGraphNodeTypeHost;
+    s = rfi_cuda_node_type(nodes[i], &type);
+    if (s == RFR_OK) *n += type == cudaGraphNodeTypeKernel || type == cudaGraphNodeTypeHost;
   }
   c->core->free(c->ctx, nodes);
   return s;
@@ -202,20 +205,17 @@ static rfr_status capture_both(const gpu_comm *c, char *memory, bool *good) {
 
 /* The first call of NCCL's that copies connects the ranks, which a capture must not do. There are two, because NCCL
  * numbers the waits of calls outside of captures, and those in captures have the number of the first. */
-static rfr_status try_copies(gpu_comm *c, char *memory, bool *good) {
-  void *window = NULL;
-  const size_t n = (size_t)(2 * PART * c->comm.size);
+static rfr_status try_copies(gpu_comm *c, bool *good) {
+  rfi_block *b = c->block;
   *good = false;
-  int e = c->f.CommWindowRegister(c->copies, memory, n, &window, NCCL_SYMMETRIC);
-  if (e != 0 || !window) return RFR_OK;
-  rfr_status s = rfi_cuda_check(cudaMemsetAsync(memory, 0, n, c->stream), "filling memory");
-  for (int i = 0; i < TRIES && s == RFR_OK; i++) {
-    s = rfi_nccl_check(c, run_both(c, memory), "trying copies");
-    if (s == RFR_OK) s = rfi_nccl_wait(&c->comm, c->stream, "trying copies");
+  const int e = c->f.CommWindowRegister(c->copies, b->memory, b->n, &b->window, NCCL_SYMMETRIC);
+  if (e != 0 || !b->window) return RFR_OK;
+  RFI_TRY(rfi_cuda_check(cudaMemsetAsync(b->memory, 0, b->n, c->stream), "filling memory"));
+  for (int i = 0; i < TRIES; i++) {
+    RFI_TRY(rfi_nccl_check(c, run_both(c, b->memory), "trying copies"));
+    RFI_TRY(rfi_nccl_wait(&c->comm, c->stream, "trying copies"));
   }
-  if (s == RFR_OK) s = capture_both(c, memory, good);
-  c->f.CommWindowDeregister(c->copies, window);
-  return s;
+  return capture_both(c, b->memory, good);
 }
 
 static rfr_status agree(gpu_comm *c, const offer *mine, offer *all, bool *able) {
@@ -223,6 +223,11 @@ static rfr_status agree(gpu_comm *c, const offer *mine, offer *all, bool *able) 
   *able = true;
   for (int r = 0; r < c->comm.size; r++) *able = *able && all[r].able;
   return RFR_OK;
+}
+
+static bool is_off(void) {
+  const char *policy = getenv("NCCL_CTA_POLICY");
+  return policy && strcmp(policy, "0") == 0;
 }
 
 static rfr_status open_copies(gpu_comm *c, offer *all) {
@@ -241,21 +246,18 @@ static rfr_status open_copies(gpu_comm *c, offer *all) {
                               .nvls_ctas = NCCL_UNSET,
                               .channels_per_peer = NCCL_UNSET,
                               .nvlink_schedule = NCCL_UNSET};
-  offer mine = {.able = c->f.copies};
+  offer mine = {.able = c->f.copies && !is_off()};
   void *memory;
   bool able;
   if (mine.able && c->comm.rank == 0) mine.able = c->f.GetUniqueId(&mine.id) == 0;
   RFI_TRY(agree(c, &mine, all, &able));
   if (!able) return RFR_OK;
   RFI_TRY(rfi_nccl_join(c, &all[0].id, c->comm.size, c->comm.rank, &config, &c->copies));
-  RFI_TRY(rfi_nccl_check(c, c->f.MemAlloc(&memory, (size_t)(2 * PART * c->comm.size)), "allocating memory"));
-  rfr_status s = try_copies(c, memory, &mine.able);
-  c->f.MemFree(memory);
-  if (s == RFR_OK) s = agree(c, &mine, all, &c->has_copies);
-  if (s != RFR_OK || c->has_copies) return s;
-  c->f.CommDestroy(c->copies);
-  c->copies = NULL;
-  return RFR_OK;
+  if (!rfi_nccl_alloc(&c->comm, (size_t)(2 * PART * c->comm.size), &memory))
+    return c->core->fail(RFI_E_NO_MEMORY, "NCCL, allocating memory for copies, rank %d of %d", c->comm.rank,
+                         c->comm.size);
+  RFI_TRY(try_copies(c, &mine.able));
+  return agree(c, &mine, all, &c->has_copies);
 }
 
 rfr_status rfi_copies_open(gpu_comm *c) {
@@ -265,4 +267,9 @@ rfr_status rfi_copies_open(gpu_comm *c) {
   const rfr_status s = open_copies(c, all);
   c->core->free(c->ctx, all);
   return s;
+}
+
+void rfi_copies_close(gpu_comm *c) {
+  while (c->block) rfi_nccl_free(&c->comm, c->block->memory);
+  if (c->copies) c->f.CommDestroy(c->copies);
 }
