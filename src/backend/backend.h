@@ -10,9 +10,9 @@
  * the same calls, captured once and launched as one, after copies whose sources are given
  * at each launch.
  *
- * There are two kinds of memory. The arena belongs to the device. A ring is written and read
- * by the host and by the device concurrently, at one address; programs access it by ring ops
- * alone.
+ * There are two kinds of memory. The arena belongs to the device; step memory is a part of it
+ * that any device of the context may free. A ring is written and read by the host and by the
+ * device concurrently, at one address; programs access it by ring ops alone.
  */
 #ifndef RFI_BACKEND_H
 #define RFI_BACKEND_H
@@ -47,7 +47,7 @@ typedef struct rfi_copy { /* a copy that a graph makes before its ops */
 
 enum { RFI_CHOICE = 256 }; /* length of the text of a choice */
 
-typedef enum rfi_memory { RFI_MEMORY_ARENA, RFI_MEMORY_RING } rfi_memory;
+typedef enum rfi_memory { RFI_MEMORY_ARENA, RFI_MEMORY_STEP, RFI_MEMORY_RING } rfi_memory;
 
 typedef struct rfi_backend {
   const char *name;                           /* "the CPU", "CUDA": in messages */
@@ -61,8 +61,12 @@ typedef struct rfi_backend {
   int64_t (*loss_rows)(int64_t T, int64_t C); /* the chunk for T rows of C columns; NULL: loss_chunk */
   rfr_status (*open)(rfr_ctx *ctx, rfi_device **out);
   /* Sets the communicator of collectives; later waits for the device also check that the other ranks are alive. Errors:
-   * dist.communicator, if it belongs to another device. NULL: collectives are synchronous. */
-  rfr_status (*join)(rfi_device *d, rfr_comm *comm);
+   * dist.communicator, if it belongs to another device. `shares`: `share` is called before collectives are captured or
+   * run. NULL: collectives are synchronous. */
+  rfr_status (*join)(rfi_device *d, rfr_comm *comm, bool shares);
+  /* Lets other ranks access the operands of collectives. All ranks call it together before the ops run for the first
+   * time, and after they compared the collectives. Errors: dist.mismatch, dist.peer. NULL: not needed. */
+  rfr_status (*share)(rfi_device *d, const rfi_bound *bound, int n);
   void (*close)(rfi_device *d); /* accepts NULL */
 
   rfr_status (*alloc)(rfi_device *d, rfi_memory kind, size_t bytes, void **out);

@@ -210,7 +210,7 @@ static rfr_status create(rfr_ctx *ctx, const rfr_callable *callables, int n, con
   g->options = rfr_graphs_options_default();
   if (options) memcpy(&g->options, options, sizeof g->options);
   g->inference = callables[0].inference != 0;
-  RFI_GOTO(rfi_executor_open(&g->m, ctx, g->options.comm, g->options.step_memory));
+  RFI_GOTO(rfi_executor_open(&g->m, ctx, g->options.comm, false, g->options.step_memory));
   RFI_GOTO(RFI_ALLOC(ctx, sizeof *g->callable * (size_t)n, &g->callable));
   g->n = n;
   RFI_GOTO(make(g, callables));

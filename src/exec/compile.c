@@ -411,7 +411,7 @@ rfr_status rfr_compile(rfr_ctx *ctx, int n, const rfr_trace *const *traces, cons
     p->watched = (rfi_watch){p->options.watch->patterns, p->options.watch->n, p->options.watch->slots};
     p->watched_program = p->options.watch->program;
   }
-  RFI_GOTO(rfi_executor_open(&p->m, ctx, p->options.comm, p->options.step_memory));
+  RFI_GOTO(rfi_executor_open(&p->m, ctx, p->options.comm, true, p->options.step_memory));
   RFI_GOTO(RFI_ALLOC(ctx, sizeof *p->program * (size_t)n, &p->program));
   p->n = n;
   RFI_GOTO(rfi_programs_copy_hooks(p, p->options.hooks));

@@ -111,6 +111,7 @@ rfr_status rfr_program_profile(rfr_programs *p, int program, rfr_op_time *times,
   if (rfi_program_has_hooks(p, g))
     return rfi_fail(RFI_E_ARGUMENT, "program \"%s\" has hooks, which a profile does not run", g->u.name);
   RFI_TRY(begin(p));
+  RFI_TRY(rfi_unit_agree(&p->m, &g->u, RFI_PART_F));
   return run_timed(p, g, g->u.bound + g->u.first[RFI_PART_F], *n, times);
 }
 
@@ -122,6 +123,7 @@ rfr_status rfr_program_capture(rfr_programs *p, int program) {
   p->m.backend->graph_destroy(p->m.device, *graph);
   *graph = NULL;
   RFI_TRY(rfi_programs_attach(p));
+  RFI_TRY(rfi_unit_agree(&p->m, &g->u, RFI_PART_F));
   if (rfi_program_has_hooks(p, g)) return rfi_program_capture_hooked(p, g);
   return rfi_unit_capture(&p->m, &g->u, 0, RFI_PART_F, NULL, 0, graph);
 }

@@ -77,6 +77,9 @@ rfr_status rfi_unit_agree(const rfi_executor *m, const rfi_exec_unit *u, rfi_par
   if (mine.n > 0) {
     RFI_TRY(rfi_comm_exchange(m->comm, &mine, sizeof mine, m->sequences));
     RFI_TRY(compare(u->name, m->sequences, m->comm->size));
+    const rfi_bound *bound = u->instance[0].bound + u->first[part];
+    if (m->shares && m->backend->share)
+      RFI_TRY(m->backend->share(m->device, bound, u->first[part + 1] - u->first[part]));
   }
   x->agreed[part] = true;
   return RFR_OK;

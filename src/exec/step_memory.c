@@ -55,7 +55,7 @@ rfr_status rfi_step_memory_allocate(const rfi_executor *m) {
   rfr_step_memory *s = m->layout.step;
   if (!s || s->data) return RFR_OK;
   const size_t bytes = (size_t)(s->bytes + m->backend->guard);
-  const rfr_status status = m->backend->alloc(m->device, RFI_MEMORY_ARENA, bytes, (void **)&s->data);
+  const rfr_status status = m->backend->alloc(m->device, RFI_MEMORY_STEP, bytes, (void **)&s->data);
   if (status == RFR_NO_MEMORY) rfi_fail_prefix("step memory of %lld bytes: ", (long long)s->bytes);
   RFI_TRY(status);
   RFI_TRY(m->backend->fill(m->device, s->data, RFI_PATTERN, bytes));
@@ -106,7 +106,7 @@ void rfi_step_memory_leave(rfi_executor *m) {
     s->holder = NULL;
   }
   if (--s->users > 0) return;
-  m->backend->free(m->device, RFI_MEMORY_ARENA, s->data);
+  m->backend->free(m->device, RFI_MEMORY_STEP, s->data);
   s->data = NULL;
   s->bytes = s->least;
   if (s->destroyed) rfi_free(s->ctx, s);

@@ -10,9 +10,10 @@
 #include "exec/exec.h"
 #include "exec/step_memory.h"
 
-rfr_status rfi_executor_open(rfi_executor *m, rfr_ctx *ctx, rfr_comm *comm, rfr_step_memory *step) {
+rfr_status rfi_executor_open(rfi_executor *m, rfr_ctx *ctx, rfr_comm *comm, bool shares, rfr_step_memory *step) {
   m->ctx = ctx;
   m->comm = comm;
+  m->shares = shares;
   RFI_TRY(rfi_arena_create(ctx, &m->strings));
   if (comm && comm->size > 1 && !(m->sequences = rfi_arena_alloc(m->strings, RFI_SEQUENCE_BYTES * (size_t)comm->size)))
     return RFR_NO_MEMORY;
@@ -20,7 +21,7 @@ rfr_status rfi_executor_open(rfi_executor *m, rfr_ctx *ctx, rfr_comm *comm, rfr_
   RFI_TRY(m->backend->open(ctx, &m->device));
   RFI_TRY(rfi_step_memory_enter(step, m));
   const bool joins = comm && comm->table->host == m->backend->host && m->backend->join;
-  return joins ? m->backend->join(m->device, comm) : RFR_OK;
+  return joins ? m->backend->join(m->device, comm, shares) : RFR_OK;
 }
 
 void rfi_executor_close(rfi_executor *m) {

@@ -18,6 +18,7 @@ typedef struct rfi_executor {
   const rfi_backend *backend;
   rfi_device *device;
   rfr_comm *comm;    /* for collective ops, or NULL */
+  bool shares;       /* other ranks access its memory: programs, whose ranks agree before capture and run */
   void *sequences;   /* RFI_SEQUENCE_BYTES per rank; NULL with one rank */
   rfi_storage store; /* the inputs of programs (a ring if ring ops access it); the named tensors of callables */
   rfi_layout layout;
@@ -47,7 +48,7 @@ static inline int64_t rfi_bytes_into(const rfi_value *x) { return x->offset * rf
 
 /* Opens the device of a context, and gives it the communicator for its ops if it can use it. Sets `ctx` first. `step`:
  * the memory of the regions from RFI_REGION_SLOT on, or NULL. */
-rfr_status rfi_executor_open(rfi_executor *m, rfr_ctx *ctx, rfr_comm *comm, rfr_step_memory *step);
+rfr_status rfi_executor_open(rfi_executor *m, rfr_ctx *ctx, rfr_comm *comm, bool shares, rfr_step_memory *step);
 void rfi_executor_close(rfi_executor *m); /* also frees the memory; valid after a failed open */
 /* The pass options that depend on the backend. */
 rfi_pass_options rfi_executor_pass_options(rfi_executor *m);
@@ -66,7 +67,8 @@ rfr_status rfi_unit_run_ops(const rfi_executor *m, const rfi_exec_unit *u, int s
 /* Runs a part by its graph, or eagerly if `eager`. `from`: the sources of the graph's copies. Errors name the op. */
 rfr_status rfi_unit_run(const rfi_executor *m, const rfi_exec_unit *u, int slot, rfi_part part, bool eager,
                         const void **from);
-/* sequence.c. Compares the collectives of a part over all ranks, which call this together; the first run calls it too.
+/* sequence.c. Compares the collectives of a part over all ranks, which call this together; the first run and
+ * the capture of a program call it too.
  * A second call, or a part without collectives: no effect. Errors: dist.mismatch on all ranks, dist.peer. */
 enum { RFI_SEQUENCE_BYTES = 1008 };
 rfr_status rfi_unit_agree(const rfi_executor *m, const rfi_exec_unit *u, rfi_part part);

@@ -19,6 +19,7 @@
 #include "backend/cuda/ranges.h"
 #include "backend/cuda/table.h"
 #include "backend/cuda/units.h"
+#include "ops/collective/collective.h"
 #include "ops/loss/head.h"
 
 __attribute__((visibility("default"))) const rfi_cuda_module *rfi_cuda_module_get(const rfi_cuda_host *host);
@@ -43,6 +44,7 @@ struct rfi_device {
   rfr_memory_use use; /* `taken` is not set */
   rfi_lt *lt;         /* NULL without a device */
   rfr_comm *comm;     /* for collective ops, or NULL */
+  bool copies;        /* its ranks exchange memory by copy engines */
   rfi_ranges ranges;  /* for a profiler */
   double busy_since;  /* with `comm`: time of the first poll that found the stream busy; 0: none */
   int failed;         /* the op whose enqueueing failed; -1: none */
@@ -84,10 +86,15 @@ static int64_t free_bytes(void) {
 
 /* ---- opening ---- */
 
+/* Whether the device waits for a rank that has failed. Then nothing is freed: CUDA would wait too. */
+static bool is_stuck(const rfi_device *d) {
+  return d->comm && d->info.ordinal >= 0 && (rfi_nccl_stuck(d->comm, d->at) || rfi_nccl_stuck(d->comm, d->stream));
+}
+
 static void device_close(rfi_device *d) {
   int before;
   if (!d) return;
-  if (d->info.ordinal >= 0 && enter(d, &before) == RFR_OK) {
+  if (d->info.ordinal >= 0 && !is_stuck(d) && enter(d, &before) == RFR_OK) {
     rfi_lt_close(d->lt);
     rfi_ranges_close(&d->ranges);
     if (d->start) cudaEventDestroy(d->start);
@@ -151,10 +158,35 @@ static rfr_status device_open(rfr_ctx *ctx, rfi_device **out) {
   return s;
 }
 
-static rfr_status device_join(rfi_device *d, rfr_comm *comm) {
+static rfr_status device_join(rfi_device *d, rfr_comm *comm, bool shares) {
   if (d->info.ordinal >= 0) RFI_TRY(rfi_nccl_fits(comm, d->info.ordinal));
+  d->copies = d->info.ordinal >= 0 && shares && rfi_nccl_copies(comm);
   d->comm = comm;
   return RFR_OK;
+}
+
+/* The operands that other ranks access. A reduce-scatter receives in its workspace (collective_cuda.c). */
+static bool shared_operands(const rfi_bound *b, rfi_collective *out) {
+  if (!(b->recorded->def->flags & RFI_COLLECTIVE) || b->recorded->attr[0].i < 2) return false;
+  switch (b->recorded->def->code) {
+    case RFI_OP_all_gather: *out = rfi_collective_of(&b->call, RFI_ALL_GATHER); return true;
+    case RFI_OP_reduce_scatter: *out = rfi_collective_parts(&b->call); return true;
+    case RFI_OP_all_to_all:
+    case RFI_OP_all_to_all_rows: *out = rfi_collective_of(&b->call, RFI_ALL_TO_ALL); return true;
+    default: return false;
+  }
+}
+
+static rfr_status share(rfi_device *d, const rfi_bound *bound, int n) {
+  rfi_collective *what;
+  int many = 0, before;
+  if (!d->copies) return RFR_OK;
+  RFI_TRY(core->alloc(d->ctx, sizeof *what * (size_t)(n + 1), (void **)&what));
+  for (int i = 0; i < n; i++) many += shared_operands(&bound[i], &what[many]);
+  rfr_status s = enter(d, &before);
+  if (s == RFR_OK) s = leave(d, before, many > 0 ? rfi_nccl_share(d->comm, what, many) : RFR_OK);
+  core->free(d->ctx, what);
+  return s;
 }
 
 /* ---- memory ---- */
@@ -170,9 +202,12 @@ static rfr_status memory_alloc(rfi_device *d, rfi_memory kind, size_t bytes, voi
   }
   RFI_TRY(enter(d, &before));
   const int64_t had = free_bytes();
-  cudaError_t e = kind == RFI_MEMORY_RING ? cudaHostAlloc(out, bytes, cudaHostAllocMapped | cudaHostAllocPortable)
-                                          : cudaMalloc(out, bytes);
-  if (kind == RFI_MEMORY_ARENA) {
+  cudaError_t e;
+  if (kind == RFI_MEMORY_RING) e = cudaHostAlloc(out, bytes, cudaHostAllocMapped | cudaHostAllocPortable);
+  else if (d->copies && kind == RFI_MEMORY_ARENA)
+    e = rfi_nccl_alloc(d->comm, bytes, out) ? cudaSuccess : cudaErrorMemoryAllocation;
+  else e = cudaMalloc(out, bytes);
+  if (kind != RFI_MEMORY_RING) {
     if (d->use.arena == 0) d->use.libraries = d->free_at_open - had; /* until now only kernels were selected */
     d->use.arena += had - free_bytes();                              /* step memory is a separate allocation */
   }
@@ -192,9 +227,9 @@ static rfr_status memory_alloc(rfi_device *d, rfi_memory kind, size_t bytes, voi
 
 static void memory_free(rfi_device *d, rfi_memory kind, void *memory) {
   int before;
-  if (!memory || d->info.ordinal < 0 || enter(d, &before) != RFR_OK) return;
+  if (!memory || d->info.ordinal < 0 || is_stuck(d) || enter(d, &before) != RFR_OK) return;
   if (kind == RFI_MEMORY_RING) cudaFreeHost(memory);
-  else cudaFree(memory);
+  else if (!d->copies || kind != RFI_MEMORY_ARENA || !rfi_nccl_free(d->comm, memory)) cudaFree(memory);
   leave(d, before, RFR_OK);
 }
 
@@ -269,7 +304,7 @@ static rfr_status memory_use(rfi_device *d, rfr_memory_use *out) {
 /* ---- kernels ---- */
 
 static rfr_status select_kernel(rfi_device *d, const rfi_opr *op, rfi_arena *memory, rfi_bound *b) {
-  const rfi_selector from = {core, d->lt, d, d->stream};
+  const rfi_selector from = {core, d->lt, d, d->stream, d->copies};
   return rfi_cuda_select(&from, op, memory, b);
 }
 
@@ -526,7 +561,7 @@ static rfr_status instantiate(rfi_device *d, const rfi_bound *bound, int n, rfi_
 static void graph_destroy(rfi_device *d, rfi_graph *graph) {
   int before;
   if (!graph) return;
-  if ((graph->exec || graph->graph) && enter(d, &before) == RFR_OK) {
+  if ((graph->exec || graph->graph) && !is_stuck(d) && enter(d, &before) == RFR_OK) {
     if (graph->exec) cudaGraphExecDestroy(graph->exec);
     if (graph->graph) cudaGraphDestroy(graph->graph);
     leave(d, before, RFR_OK);
@@ -668,6 +703,7 @@ static const rfi_backend backend = {
     .loss_rows = rfi_head_rows_at_once,
     .open = device_open,
     .join = device_join,
+    .share = share,
     .close = device_close,
     .alloc = memory_alloc,
     .free = memory_free,

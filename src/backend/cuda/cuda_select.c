@@ -6,6 +6,7 @@
 #include "backend/cuda/cuda_select.h"
 
 #include "backend/cuda/table.h"
+#include "ops/collective/collective.h"
 #include "ops/loss/head.h"
 #include "ops/matmul/gelu_pair.h"
 #include "ops/matmul/lora_cuda.h"
@@ -99,6 +100,13 @@ static const rfi_cuda_kernel *kernel_of(const rfi_opr *op) {
   return rfi_cuda_kernel_of(op->def->code);
 }
 
+/* Bytes of the parts that a reduce-scatter receives and sums (collective_cuda.c). */
+static int64_t parts_bytes(const rfr_call *call) {
+  const rfi_collective c = rfi_collective_of(call, RFI_REDUCE_SCATTER);
+  const int64_t ranks = rfi_collective_ranks(call);
+  return ranks > 1 ? ranks * rfi_collective_bytes(&c) : 0;
+}
+
 rfr_status rfi_cuda_select(const rfi_selector *from, const rfi_opr *op, rfi_arena *memory, rfi_bound *b) {
   const rfi_cuda_kernel *kernel = kernel_of(op);
   b->call.stream = from->stream;
@@ -125,5 +133,6 @@ rfr_status rfi_cuda_select(const rfi_selector *from, const rfi_opr *op, rfi_aren
   b->run = kernel->run;
   b->kernel = kernel->needs ? kernel->needs(&b->call) : "sm80";
   b->workspace = kernel->workspace ? (int64_t)kernel->workspace(&b->call) : 0;
+  if (from->copies && op->def->code == RFI_OP_reduce_scatter) b->workspace = parts_bytes(&b->call);
   return RFR_OK;
 }

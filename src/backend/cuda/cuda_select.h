@@ -12,6 +12,7 @@ typedef struct rfi_selector {
   rfi_lt *lt;
   rfi_device *device; /* call->library of the kernels */
   cudaStream_t stream;
+  bool copies; /* ranks exchange memory by copy engines */
 } rfi_selector;
 
 /* Sets the kernel, workspace and library of b. If there is no kernel, b->run stays NULL and b->why may have the

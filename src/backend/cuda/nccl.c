@@ -6,6 +6,9 @@
  * NCCL decides the order of additions: with two ranks every order gives bitwise equal results; with more ranks sums are
  * equal within rounding, and bitwise equal in every run with the same library, machine and sizes.
  *
+ * The ranks may be threads of one process. Then a call that frees GPU memory waits for the work of all its GPUs, which
+ * may wait for the calling rank. So no rank frees memory between two collectives that are close to each other.
+ *
  * NCCL connects ranks at the first use. Every collective is run once when the communicator is created, so that no
  * capture is the first use.
  *
@@ -25,7 +28,7 @@
 
 #include "backend/cuda/cuda.h"
 
-enum { LEAST_VERSION = 21800, LEAST_OF_NEXT = 30000 };
+enum { LEAST_VERSION = 21800, LEAST_FOR_COPIES = 22800, LEAST_OF_NEXT = 30000 };
 
 /* ---- loading ---- */
 
@@ -36,6 +39,24 @@ static void *load(void) {
   for (size_t i = 0; !object && i < sizeof names / sizeof *names; i++)
     object = dlopen(names[i], RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
   return object;
+}
+
+/* Sets f->copies if the library has all functions for copy engines. */
+static void load_copy_functions(void *object, rfi_nccl_functions *f, int version) {
+  const struct {
+    const char *name;
+    void *slot;
+  } rows[] = {
+#define ROW(result, name, arguments) {"nccl" #name, &f->name},
+      COPY_FUNCTIONS(ROW)
+#undef ROW
+  };
+  f->copies = version >= LEAST_FOR_COPIES;
+  for (size_t i = 0; i < sizeof rows / sizeof *rows && f->copies; i++) {
+    void *symbol = dlsym(object, rows[i].name);
+    memcpy(rows[i].slot, &symbol, sizeof symbol);
+    f->copies = symbol != NULL;
+  }
 }
 
 static rfr_status load_functions(const rfi_cuda_host *core, rfi_nccl_functions *f, int *version) {
@@ -61,6 +82,7 @@ static rfr_status load_functions(const rfi_cuda_host *core, rfi_nccl_functions *
   if (f->GetVersion(version) != 0 || *version < LEAST_VERSION || *version >= LEAST_OF_NEXT)
     return core->fail(RFI_E_BACKEND_MISSING, "libnccl.so.2 is NCCL %d.%d.%d, but 2.18 or newer, below 3, is needed",
                       *version / 10000, *version / 100 % 100, *version % 100);
+  load_copy_functions(object, f, *version);
   return RFR_OK;
 }
 
@@ -108,6 +130,9 @@ static rfr_status enqueue_locked(const gpu_comm *c, void *nccl, const rfi_collec
   const size_t n = (size_t)w->n;
   if (!c->nccl) return rfi_nccl_aborted(c);
   if (n == 0) return RFR_OK;
+  /* a collective that the caller calls was not compared between the ranks, so it is never a copy */
+  if (nccl == c->nccl && stream != c->stream && rfi_copies_take(c, w))
+    return rfi_nccl_check(c, rfi_copies_enqueue(c, w, stream), name);
   switch (w->kind) {
     case RFI_ALL_GATHER:
       return rfi_nccl_check(
@@ -150,6 +175,7 @@ static void abort_comm(rfr_comm *comm) {
   pthread_mutex_lock(&c->mutex);
   void *nccl = c->nccl;
   c->nccl = NULL;
+  c->copies = NULL; /* never freed: NCCL cannot end a copy that waits for another rank */
   if (nccl) {
     c->ending = nccl;
     if (pthread_create(&c->ender, NULL, end_comm, c) != 0) {
@@ -166,6 +192,7 @@ static rfr_status async_error(gpu_comm *c, const char *what, int *error) {
   *error = 0;
   pthread_mutex_lock(&c->mutex);
   if (c->nccl) s = rfi_nccl_check(c, c->f.CommGetAsyncError(c->nccl, error), what);
+  if (c->copies && s == RFR_OK && *error == 0) s = rfi_nccl_check(c, c->f.CommGetAsyncError(c->copies, error), what);
   for (int i = 0; c->nccl && i < c->n_links && s == RFR_OK && *error == 0; i++)
     s = rfi_nccl_check(c, c->f.CommGetAsyncError(c->link[i].nccl, error), what);
   pthread_mutex_unlock(&c->mutex);
@@ -184,7 +211,8 @@ static rfr_status look(gpu_comm *c, const char *what, double waited) {
     abort_comm(&c->comm);
     return rfi_nccl_check(c, error, what);
   }
-  if (c->timeout <= 0 || waited <= c->timeout || !lives(c)) return RFR_OK;
+  if (!lives(c)) return c->has_copies && waited > RFI_ENDING_SECONDS ? rfi_nccl_aborted(c) : RFR_OK;
+  if (c->timeout <= 0 || waited <= c->timeout) return RFR_OK;
   abort_comm(&c->comm);
   return late(c, what);
 }
@@ -204,6 +232,17 @@ rfr_status rfi_nccl_fits(const rfr_comm *comm, int ordinal) {
 rfr_status rfi_nccl_alive(rfr_comm *comm) {
   gpu_comm *c = (gpu_comm *)comm;
   return lives(c) ? RFR_OK : rfi_nccl_aborted(c);
+}
+
+bool rfi_nccl_stuck(rfr_comm *comm, cudaStream_t stream) {
+  gpu_comm *c = (gpu_comm *)comm;
+  if (c->stuck || !c->has_copies || lives(c)) return c->stuck;
+  const double since = now();
+  while (cudaStreamQuery(stream) == cudaErrorNotReady && !c->stuck) {
+    usleep(1000);
+    c->stuck = now() - since > RFI_ENDING_SECONDS;
+  }
+  return c->stuck;
 }
 
 /* Polls, because CUDA's own waits do not return when a peer has failed. */
@@ -265,17 +304,24 @@ static void destroy(rfr_comm *comm) {
   int before;
   const bool known = cudaGetDevice(&before) == cudaSuccess;
   cudaSetDevice(c->ordinal);
+  if (c->stuck) { /* NCCL's abort does not end either, so its thread keeps the handle */
+    if (c->ending) pthread_detach(c->ender);
+    if (known) cudaSetDevice(before);
+    return;
+  }
+  rfi_copies_close(c);
   for (int i = 0; c->nccl && i < c->n_links; i++) c->f.CommDestroy(c->link[i].nccl);
   if (c->nccl) c->f.CommDestroy(c->nccl);
   if (c->ending) pthread_join(c->ender, NULL);
   rfi_links_destroy(c);
   pthread_mutex_destroy(&c->mutex);
+  cudaFree(c->room);
   if (c->stream) cudaStreamDestroy(c->stream);
   if (known) cudaSetDevice(before);
   c->core->free(c->ctx, c);
 }
 
-/* Goes through GPU memory that is allocated here: a run calls it a few times, between steps. */
+/* Goes through GPU memory. A run calls it a few times, between steps. */
 static rfr_status exchange(rfr_comm *comm, const void *mine, int64_t bytes, void *all) {
   gpu_comm *c = (gpu_comm *)comm;
   char *memory;
@@ -283,7 +329,10 @@ static rfr_status exchange(rfr_comm *comm, const void *mine, int64_t bytes, void
   const size_t n = (size_t)bytes;
   RFI_TRY(rfi_cuda_check(cudaGetDevice(&before), "asking for the current device"));
   RFI_TRY(rfi_cuda_check(cudaSetDevice(c->ordinal), "choosing the device"));
-  rfr_status s = rfi_cuda_check(cudaMalloc((void **)&memory, n * ((size_t)comm->size + 1)), "allocating memory");
+  const bool fits = n * ((size_t)comm->size + 1) <= RFI_ROOM;
+  rfr_status s = RFR_OK;
+  if (fits) memory = c->room;
+  else s = rfi_cuda_check(cudaMalloc((void **)&memory, n * ((size_t)comm->size + 1)), "allocating memory");
   if (s == RFR_OK) {
     const rfi_collective what = {.kind = RFI_ALL_GATHER, .dtype = RFR_U8, .n = bytes, .from = memory, .to = memory + n};
     s = rfi_cuda_check(cudaMemcpyAsync(memory, mine, n, cudaMemcpyHostToDevice, c->stream), "writing memory");
@@ -291,7 +340,7 @@ static rfr_status exchange(rfr_comm *comm, const void *mine, int64_t bytes, void
     if (s == RFR_OK) s = rfi_nccl_wait(comm, c->stream, "exchanging bytes");
     if (s == RFR_OK)
       s = rfi_cuda_check(cudaMemcpy(all, memory + n, n * (size_t)comm->size, cudaMemcpyDeviceToHost), "reading memory");
-    cudaFree(memory);
+    if (!fits) cudaFree(memory);
   }
   cudaSetDevice(before);
   return s;
@@ -316,18 +365,16 @@ static const rfi_comm_table table = {.name = "NCCL",
 
 static rfr_status connect_ranks(gpu_comm *c) {
   enum { N = 64 };
-  float *memory;
-  const size_t all = sizeof *memory * N * (size_t)c->comm.size;
-  RFI_TRY(rfi_cuda_check(cudaMalloc((void **)&memory, 2 * all), "allocating memory"));
-  rfr_status s = rfi_cuda_check(cudaMemsetAsync(memory, 0, 2 * all, c->stream), "filling memory");
-  for (int kind = RFI_ALL_GATHER; kind <= RFI_ALL_TO_ALL && s == RFR_OK; kind++) {
+  const size_t all = sizeof(float) * N * (size_t)c->comm.size, bytes = 2 * all > RFI_ROOM ? 2 * all : RFI_ROOM;
+  RFI_TRY(rfi_cuda_check(cudaMalloc((void **)&c->room, bytes), "allocating memory"));
+  RFI_TRY(rfi_cuda_check(cudaMemsetAsync(c->room, 0, bytes, c->stream), "filling memory"));
+  for (int kind = RFI_ALL_GATHER; kind <= RFI_ALL_TO_ALL; kind++) {
     const rfi_collective what = {
-        .kind = (rfi_collective_kind)kind, .dtype = RFR_F32, .n = N, .from = memory, .to = memory + N * c->comm.size};
-    s = enqueue(c, &what, c->stream);
-    if (s == RFR_OK) s = rfi_nccl_wait(&c->comm, c->stream, "connecting the ranks");
+        .kind = (rfi_collective_kind)kind, .dtype = RFR_F32, .n = N, .from = c->room, .to = c->room + all};
+    RFI_TRY(enqueue(c, &what, c->stream));
+    RFI_TRY(rfi_nccl_wait(&c->comm, c->stream, "connecting the ranks"));
   }
-  cudaFree(memory);
-  return s;
+  return RFR_OK;
 }
 
 /* Initializing an NCCL communicator has no timeout, so a separate thread does it; after the timeout the thread is
@@ -337,6 +384,8 @@ typedef struct entry {
   pthread_cond_t changed;
   rfi_nccl_functions f;
   nccl_unique_id id;
+  const nccl_config *config; /* NULL: `settings` is not used */
+  nccl_config settings;
   int ordinal, size, rank;
   bool done, left; /* the thread is done; the waiter has timed out */
   cudaError_t device;
@@ -350,12 +399,17 @@ static void entry_destroy(entry *e) {
   free(e);
 }
 
+static int init(const rfi_nccl_functions *f, void **out, int size, const nccl_unique_id *id, int rank,
+                const nccl_config *config) {
+  return config ? f->CommInitRankConfig(out, size, *id, rank, config) : f->CommInitRank(out, size, *id, rank);
+}
+
 static void *enter(void *arg) {
   entry *e = arg;
   void *nccl = NULL;
   int error = 0;
   const cudaError_t device = cudaSetDevice(e->ordinal);
-  if (device == cudaSuccess) error = e->f.CommInitRank(&nccl, e->size, e->id, e->rank);
+  if (device == cudaSuccess) error = init(&e->f, &nccl, e->size, &e->id, e->rank, e->config);
   pthread_mutex_lock(&e->mutex);
   e->device = device, e->error = error, e->nccl = nccl;
   e->done = true;
@@ -368,11 +422,12 @@ static void *enter(void *arg) {
   return NULL;
 }
 
-static entry *entry_create(const gpu_comm *c, const nccl_unique_id *id, int size, int rank) {
+static entry *entry_create(const gpu_comm *c, const nccl_unique_id *id, int size, int rank, const nccl_config *config) {
   pthread_condattr_t monotonic;
   entry *e = malloc(sizeof *e); /* not allocated from the context, which may be destroyed earlier */
   if (!e) return NULL;
   *e = (entry){.f = c->f, .id = *id, .ordinal = c->ordinal, .size = size, .rank = rank};
+  if (config) e->settings = *config, e->config = &e->settings;
   pthread_mutex_init(&e->mutex, NULL);
   pthread_condattr_init(&monotonic);
   pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
@@ -394,9 +449,10 @@ static bool came_back(entry *e, double seconds) {
   return done;
 }
 
-static rfr_status join_in_time(gpu_comm *c, const nccl_unique_id *id, int size, int rank, void **out) {
+static rfr_status join_in_time(gpu_comm *c, const nccl_unique_id *id, int size, int rank, const nccl_config *config,
+                               void **out) {
   pthread_t thread;
-  entry *e = entry_create(c, id, size, rank);
+  entry *e = entry_create(c, id, size, rank, config);
   if (!e) return c->core->fail(RFI_E_NO_MEMORY, "joining the communicator");
   if (pthread_create(&thread, NULL, enter, e) != 0) {
     entry_destroy(e);
@@ -414,10 +470,11 @@ static rfr_status join_in_time(gpu_comm *c, const nccl_unique_id *id, int size, 
   return s;
 }
 
-rfr_status rfi_nccl_join(gpu_comm *c, const nccl_unique_id *id, int size, int rank, void **out) {
+rfr_status rfi_nccl_join(gpu_comm *c, const nccl_unique_id *id, int size, int rank, const nccl_config *config,
+                         void **out) {
   *out = NULL;
-  if (c->timeout > 0) return join_in_time(c, id, size, rank, out);
-  return rfi_nccl_check(c, c->f.CommInitRank(out, size, *id, rank), "joining the communicator");
+  if (c->timeout > 0) return join_in_time(c, id, size, rank, config, out);
+  return rfi_nccl_check(c, init(&c->f, out, size, id, rank, config), "joining the communicator");
 }
 
 static rfr_status join(gpu_comm *c, const void *id) {
@@ -425,8 +482,10 @@ static rfr_status join(gpu_comm *c, const void *id) {
   memcpy(&unique, id, sizeof unique);
   RFI_TRY(rfi_cuda_check(cudaSetDevice(c->ordinal), "choosing the device"));
   RFI_TRY(rfi_cuda_check(cudaStreamCreateWithFlags(&c->stream, cudaStreamNonBlocking), "making a stream"));
-  RFI_TRY(rfi_nccl_join(c, &unique, c->comm.size, c->comm.rank, &c->nccl)); /* no mutex: no other thread uses c yet */
-  return connect_ranks(c);
+  RFI_TRY(
+      rfi_nccl_join(c, &unique, c->comm.size, c->comm.rank, NULL, &c->nccl)); /* no mutex: no other thread uses c yet */
+  RFI_TRY(connect_ranks(c));
+  return rfi_copies_open(c);
 }
 
 rfr_status rfi_nccl_id(const rfi_cuda_host *core, void *id) {
@@ -460,6 +519,11 @@ rfr_status rfi_nccl_create(const rfi_cuda_host *core, rfr_ctx *ctx, int ordinal,
   s = join(c, id);
   if (known) cudaSetDevice(before);
   if (s == RFR_OK) *out = &c->comm;
-  else abort_comm(&c->comm), destroy(&c->comm);
+  else {
+    c->has_copies = c->copies != NULL; /* one may wait for another rank */
+    abort_comm(&c->comm);
+    rfi_nccl_stuck(&c->comm, c->stream);
+    destroy(&c->comm);
+  }
   return s;
 }

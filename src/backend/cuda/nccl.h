@@ -8,6 +8,7 @@
 #include <cuda_runtime_api.h>
 
 #include "backend/cuda/cuda_module.h"
+#include "dist/comm.h"
 
 rfr_status rfi_nccl_id(const rfi_cuda_host *core, void *id);
 rfr_status rfi_nccl_create(const rfi_cuda_host *core, rfr_ctx *ctx, int ordinal, const void *id, int size, int rank,
@@ -21,6 +22,17 @@ rfr_status rfi_nccl_alive(rfr_comm *comm);
 rfr_status rfi_nccl_poll(rfr_comm *comm, bool idle, double *since);
 /* Waits for a stream, until a rank has failed or the timeout has passed. */
 rfr_status rfi_nccl_wait(rfr_comm *comm, cudaStream_t stream, const char *what);
+/* Whether the ranks exchange program memory by copy engines: the same on all ranks (nccl_copies.c). */
+bool rfi_nccl_copies(const rfr_comm *comm);
+/* Allocates memory for programs with collectives; `free` returns false for memory that `alloc` did not return. */
+bool rfi_nccl_alloc(rfr_comm *comm, size_t bytes, void **out);
+bool rfi_nccl_free(rfr_comm *comm, void *memory);
+/* Gives the allocated memory of n collectives to the copy engines of all ranks. All ranks call it together, before
+ * these collectives run for the first time. Errors: dist.mismatch, if the operands lie differently on another rank. */
+rfr_status rfi_nccl_share(rfr_comm *comm, const rfi_collective *what, int n);
+/* After an abort: whether the stream still waits for another rank. A wait of the copy engines cannot be ended, and
+ * CUDA's calls that free memory would wait for it, so nothing may be freed any more. */
+bool rfi_nccl_stuck(rfr_comm *comm, cudaStream_t stream);
 /* Writes "NCCL 2.28.9"; if there is none, returns false and writes why. */
 bool rfi_nccl_describe(const rfi_cuda_host *core, char *text, size_t size);
 

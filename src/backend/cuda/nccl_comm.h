@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The state of a rank's handle of a communicator, for nccl.c and nccl_links.c.
+ * The state of a rank's handle of a communicator, for nccl.c, nccl_links.c and nccl_copies.c.
  */
 #ifndef RFI_NCCL_COMM_H
 #define RFI_NCCL_COMM_H
 
+#include <limits.h>
 #include <pthread.h>
 
 #include "backend/cuda/nccl.h"
@@ -12,11 +13,24 @@
 
 /* Declarations of the functions below from nccl.h, unchanged since 2.10. */
 enum { RFI_LINK_MARKS = 64 };
+enum { RFI_ENDING_SECONDS = 2 }; /* the work of an aborted communicator ends earlier, unless it is a copy */
 
 typedef struct nccl_unique_id {
   char internal[RFR_NCCL_ID_BYTES];
 } nccl_unique_id;
 enum { NCCL_UINT8 = 1, NCCL_FLOAT16 = 6, NCCL_FLOAT32 = 7, NCCL_BFLOAT16 = 9, NCCL_SUM = 0, NCCL_IN_PROGRESS = 7 };
+
+/* ncclConfig_t of 2.28; later versions accept it. Members that are not set have the value NCCL_UNSET. */
+enum { NCCL_MAGIC = (int)0xcafebeef, NCCL_UNSET = INT_MIN, NCCL_ZERO_CTAS = 2, NCCL_SYMMETRIC = 1 };
+typedef struct nccl_config {
+  size_t size;
+  unsigned magic, version;
+  int blocking, cluster, least_ctas, most_ctas;
+  const char *net;
+  int split_share, traffic_class;
+  const char *name;
+  int collnet, cta_policy, shrink_share, nvls_ctas, channels_per_peer, nvlink_schedule;
+} nccl_config;
 
 #define FUNCTIONS(X)                                                                                        \
   X(int, GetVersion, (int *version))                                                                        \
@@ -34,10 +48,21 @@ enum { NCCL_UINT8 = 1, NCCL_FLOAT16 = 6, NCCL_FLOAT32 = 7, NCCL_BFLOAT16 = 9, NC
   X(int, GroupStart, (void))                                                                                \
   X(int, GroupEnd, (void))
 
+/* For copy engines, from 2.28 on. */
+#define COPY_FUNCTIONS(X)                                                                                     \
+  X(int, CommInitRankConfig, (void **comm, int size, nccl_unique_id id, int rank, const nccl_config *config)) \
+  X(int, AlltoAll, (const void *from, void *to, size_t n, int type, void *comm, void *stream))                \
+  X(int, MemAlloc, (void **memory, size_t n))                                                                 \
+  X(int, MemFree, (void *memory))                                                                             \
+  X(int, CommWindowRegister, (void *comm, void *memory, size_t n, void **window, int flags))                  \
+  X(int, CommWindowDeregister, (void *comm, void *window))
+
 typedef struct rfi_nccl_functions {
 #define MEMBER(result, name, arguments) result(*name) arguments;
   FUNCTIONS(MEMBER)
+  COPY_FUNCTIONS(MEMBER)
 #undef MEMBER
+  bool copies; /* the library has COPY_FUNCTIONS */
 } rfi_nccl_functions;
 
 /* The messages from one rank to another. Each link has a communicator and a stream of its own, so that messages of
@@ -54,6 +79,16 @@ typedef struct rfi_link {
   int64_t n;                        /* number of messages so far */
 } rfi_link;
 
+/* Memory that the copy engines of other ranks can access once it has a window. */
+typedef struct rfi_block {
+  struct rfi_block *next;
+  char *memory;
+  size_t n;
+  void *window; /* NULL: not registered yet */
+} rfi_block;
+
+enum { RFI_ROOM = 1 << 16 }; /* bytes for connecting the ranks and for exchanges */
+
 typedef struct gpu_comm {
   rfr_comm comm; /* first */
   const rfi_cuda_host *core;
@@ -62,21 +97,35 @@ typedef struct gpu_comm {
   int ordinal;
   double timeout;
   cudaStream_t stream;
+  char *room;            /* GPU memory, kept: freeing memory waits for all GPUs of the process */
   pthread_mutex_t mutex; /* protects calls into NCCL with `nccl`, and the fields below */
   void *nccl;            /* NULL after an abort */
   void *ending;          /* the value of `nccl` before the abort; NULL: `ender` was not started */
   pthread_t ender;
   rfi_link *link;
   int n_links;
+  void *copies;    /* communicator of collectives that are copies (nccl_copies.c); NULL: none, or after an abort */
+  bool has_copies; /* `copies` runs collectives without a kernel */
+  bool stuck;      /* the GPU waits for another rank and cannot be stopped */
+  rfi_block *block;
 } gpu_comm;
 
 /* nccl.c. Converts an error of NCCL to dist.peer. */
 rfr_status rfi_nccl_check(const gpu_comm *c, int e, const char *what);
 rfr_status rfi_nccl_aborted(const gpu_comm *c);
-/* Initializes a communicator of `size` ranks, within the timeout. */
-rfr_status rfi_nccl_join(gpu_comm *c, const nccl_unique_id *id, int size, int rank, void **out);
+/* Initializes a communicator of `size` ranks, within the timeout. `config` NULL: with the default configuration. */
+rfr_status rfi_nccl_join(gpu_comm *c, const nccl_unique_id *id, int size, int rank, const nccl_config *config,
+                         void **out);
 /* n independent collectives of all ranks, or of a group, in one launch. */
 rfr_status rfi_nccl_launch(gpu_comm *c, const rfi_link *group, const rfi_collective *what, int n, void *stream);
+
+/* nccl_copies.c. Sets `copies` if NCCL can run an all-gather and an all-to-all of all ranks without a kernel. All ranks
+ * call it together. A machine without copies is not an error. */
+rfr_status rfi_copies_open(gpu_comm *c);
+/* Whether a collective is a copy: its operands have windows. */
+bool rfi_copies_take(const gpu_comm *c, const rfi_collective *w);
+int rfi_copies_enqueue(const gpu_comm *c, const rfi_collective *w, void *stream);
+void rfi_copies_close(gpu_comm *c);
 
 /* nccl_links.c: functions of the table, see rfi_comm_send. */
 rfr_status rfi_links_connect(rfr_comm *comm, const int *peers, int n);

@@ -119,7 +119,7 @@ static rfr_status make_stream(rfi_link *l) {
 static rfr_status open_link(gpu_comm *c, int peer, bool outgoing, const nccl_unique_id *id, void *memory) {
   rfi_link *l = &c->link[c->n_links];
   *l = (rfi_link){.peer = peer, .outgoing = outgoing};
-  RFI_TRY(rfi_nccl_join(c, id, 2, !outgoing, &l->nccl));
+  RFI_TRY(rfi_nccl_join(c, id, 2, !outgoing, NULL, &l->nccl));
   pthread_mutex_lock(&c->mutex);
   c->n_links++;
   pthread_mutex_unlock(&c->mutex);
@@ -211,7 +211,7 @@ static rfr_status join_group(gpu_comm *c, int first, int size, nccl_unique_id *a
   RFI_TRY(rfi_nccl_check(c, c->f.GetUniqueId(&own), "making an id"));
   RFI_TRY(c->comm.table->exchange(&c->comm, &own, sizeof own, all));
   *l = (rfi_link){.peer = RFI_LINK_GROUP, .outgoing = true};
-  RFI_TRY(rfi_nccl_join(c, &all[first], size, c->comm.rank - first, &l->nccl));
+  RFI_TRY(rfi_nccl_join(c, &all[first], size, c->comm.rank - first, NULL, &l->nccl));
   pthread_mutex_lock(&c->mutex);
   c->n_links++;
   pthread_mutex_unlock(&c->mutex);

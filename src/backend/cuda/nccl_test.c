@@ -10,10 +10,13 @@
 
 static void *stand_in_symbol(const char *name);
 #define dlopen(name, how) ((void *)(name))
-#define dlsym(object, name) stand_in_symbol(name)
+#define dlsym(object, name) ((void)(object), stand_in_symbol(name))
 #include "backend/cuda/nccl.c"
 #undef CUDA
 #include "backend/cuda/nccl_links.c"
+#define compare compare_places
+#include "backend/cuda/nccl_copies.c"
+#undef compare
 
 #include "dist/group.h"
 #include "support/context.h"
@@ -43,7 +46,13 @@ static struct {
   int n, depth; /* number of sums so far; open groups at the last one */
 } reduced;
 static void (*on_gather)(const void *from, void *to, size_t n);
-static atomic_int busy; /* the stream is busy until an abort begins */
+static atomic_int busy;     /* the stream is busy until an abort begins */
+static atomic_int waits;    /* or longer: a copy waits for another rank */
+static int version = 22900; /* NCCL's */
+static int node_type;       /* of the nodes of captured collectives */
+static int copied, windows; /* number of all-to-alls that are one call; of registered windows */
+static void *gathered;      /* the communicator of the last all-gather */
+static int policy;          /* of the last communicator with a configuration */
 
 cudaError_t cudaSetDevice(int device) { return device == 0 ? cudaSuccess : cudaErrorInvalidDevice; }
 cudaError_t cudaGetDevice(int *device) {
@@ -108,9 +117,33 @@ cudaError_t cudaStreamDestroy(cudaStream_t stream) {
   (void)stream;
   return cudaSuccess;
 }
+cudaError_t cudaStreamBeginCapture(cudaStream_t stream, enum cudaStreamCaptureMode mode) {
+  (void)stream, (void)mode;
+  return cudaSuccess;
+}
+cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t *graph) {
+  (void)stream;
+  *graph = (cudaGraph_t)&urgent;
+  return cudaSuccess;
+}
+cudaError_t cudaGraphGetNodes(cudaGraph_t graph, cudaGraphNode_t *nodes, size_t *n) {
+  (void)graph;
+  for (size_t i = 0; nodes && i < *n; i++) nodes[i] = (cudaGraphNode_t)&node_type;
+  *n = 3;
+  return cudaSuccess;
+}
+rfr_status rfi_cuda_node_type(cudaGraphNode_t node, enum cudaGraphNodeType *type) {
+  (void)node;
+  *type = (enum cudaGraphNodeType)node_type;
+  return RFR_OK;
+}
+cudaError_t cudaGraphDestroy(cudaGraph_t graph) {
+  (void)graph;
+  return cudaSuccess;
+}
 cudaError_t cudaStreamQuery(cudaStream_t stream) {
   (void)stream;
-  return busy ? cudaErrorNotReady : cudaSuccess;
+  return busy || waits ? cudaErrorNotReady : cudaSuccess;
 }
 rfr_status rfi_cuda_check(cudaError_t e, const char *what) {
   return e == cudaSuccess ? RFR_OK : rfi_fail(RFI_E_CUDA, "%s", what);
@@ -123,8 +156,8 @@ static int use(void *comm) {
   if (!c->alive) abort();
   return 0;
 }
-static int get_version(int *version) {
-  *version = 22900;
+static int get_version(int *out) {
+  *out = version;
   return 0;
 }
 static int get_unique_id(nccl_unique_id *id) {
@@ -139,6 +172,10 @@ static int init_rank(void **comm, int size, nccl_unique_id id, int rank) {
   c->alive = 1;
   *comm = c;
   return 0;
+}
+static int init_rank_config(void **comm, int size, nccl_unique_id id, int rank, const nccl_config *config) {
+  policy = config->cta_policy;
+  return init_rank(comm, size, id, rank);
 }
 static int get_async_error(void *comm, int *error) {
   *error = fault;
@@ -160,10 +197,16 @@ static int comm_destroy(void *comm) {
   return 0;
 }
 static const char *error_string(int error) { return error ? "a fault" : "none"; }
+/* The other rank sends the same. */
+static void same_bytes(const void *from, void *to, size_t n) {
+  for (int r = 1; r >= 0; r--) memmove((char *)to + (size_t)r * n, from, n);
+}
 static int gather(const void *from, void *to, size_t n, int type, void *comm, void *stream) {
   (void)type, (void)stream;
+  gathered = comm;
   if (depth && ++grouped == refused) return 1;
   if (on_gather) on_gather(from, to, n);
+  else same_bytes(from, to, n);
   return use(comm);
 }
 static int reduce(const void *from, void *to, size_t n, int type, int op, void *comm, void *stream) {
@@ -180,6 +223,30 @@ static int send_part(const void *from, size_t n, int type, int peer, void *comm,
 static int receive_part(void *to, size_t n, int type, int peer, void *comm, void *stream) {
   return send_part(to, n, type, peer, comm, stream);
 }
+static int all_to_all_at_once(const void *from, void *to, size_t n, int type, void *comm, void *stream) {
+  (void)from, (void)to, (void)n, (void)type, (void)stream;
+  copied++;
+  return use(comm);
+}
+static int mem_alloc(void **memory, size_t n) {
+  *memory = malloc(n);
+  return *memory ? 0 : 1;
+}
+static int mem_free(void *memory) {
+  free(memory);
+  return 0;
+}
+static int window_register(void *comm, void *memory, size_t n, void **window, int flags) {
+  (void)n;
+  *window = memory;
+  windows += flags == NCCL_SYMMETRIC;
+  return use(comm);
+}
+static int window_deregister(void *comm, void *window) {
+  (void)window;
+  windows--;
+  return use(comm);
+}
 static int group_start(void) {
   depth++;
   return 0;
@@ -190,9 +257,11 @@ static int group_end(void) {
 }
 
 static void *stand_in_symbol(const char *name) {
-  static const rfi_nccl_functions all = {get_version,  get_unique_id, init_rank,   get_async_error, comm_abort,
-                                         comm_destroy, error_string,  gather,      reduce,          reduce,
-                                         send_part,    receive_part,  group_start, group_end};
+  static const rfi_nccl_functions all = {get_version, get_unique_id, init_rank,        get_async_error,
+                                         comm_abort,  comm_destroy,  error_string,     gather,
+                                         reduce,      reduce,        send_part,        receive_part,
+                                         group_start, group_end,     init_rank_config, all_to_all_at_once,
+                                         mem_alloc,   mem_free,      window_register,  window_deregister};
 #define SYMBOL(result, function, arguments)        \
   if (strcmp(name, "nccl" #function) == 0) {       \
     void *symbol;                                  \
@@ -200,6 +269,7 @@ static void *stand_in_symbol(const char *name) {
     return symbol;                                 \
   }
   FUNCTIONS(SYMBOL)
+  COPY_FUNCTIONS(SYMBOL)
 #undef SYMBOL
   return NULL;
 }
@@ -364,10 +434,6 @@ static void test_messages(void **state) {
   on_gather = NULL;
 }
 
-static void same_bytes(const void *from, void *to, size_t n) {
-  for (int r = 0; r < 2; r++) memcpy((char *)to + (size_t)r * n, from, n);
-}
-
 /* The sums of a group are one launch on the caller's stream, with a separate communicator. */
 static void test_sums_of_group(void **state) {
   int peer = 1;
@@ -403,6 +469,130 @@ static void test_sums_of_group(void **state) {
   is_peer(rfi_group_all_reduce(ctx, c, 0, 2, two, 2, &busy), "aborted");
   rfr_comm_destroy(c);
   assert_int_equal(ended, 4); /* the communicator of all ranks, two links, the group */
+  on_gather = NULL;
+}
+
+/* ---- copies ---- */
+
+/* The other rank has the same; in the last exchange it may differ in its last byte. */
+static int differs;
+static void other_copies(const void *from, void *to, size_t n) {
+  same_bytes(from, to, n);
+  if (n == sizeof(uint64_t) && differs) ((char *)to)[2 * n - 1] ^= 1;
+}
+
+static rfr_status make_copies(double timeout, rfr_comm **c) {
+  node_type = cudaGraphNodeTypeMemcpy;
+  on_gather = other_copies;
+  differs = copied = windows = waits = 0;
+  return make(timeout, c);
+}
+
+/* Copies need NCCL 2.28, no NCCL_CTA_POLICY=0, and graphs without kernels on all ranks. The second communicator and its
+ * memory are freed with the first, no earlier: the other rank may be a thread of this process. */
+static void test_copies_are_found(void **state) {
+  enum { OLD, OFF, KERNELS, COPIES, WAITS, ROUNDS };
+  enum { MEMORY_OPERATIONS = 12 }; /* a type of the driver's that the runtime does not know */
+  rfr_comm *c;
+  (void)state;
+  for (int round = 0; round < ROUNDS; round++) {
+    const bool tried = round >= KERNELS;
+    on_gather = other_copies;
+    version = round == OLD ? 22708 : 22803;
+    node_type = round == KERNELS  ? cudaGraphNodeTypeKernel
+                : round == COPIES ? cudaGraphNodeTypeMemcpy
+                                  : MEMORY_OPERATIONS;
+    policy = windows = 0;
+    if (round == OFF) setenv("NCCL_CTA_POLICY", "0", 1);
+    const int before = made;
+    OK(make(0, &c));
+    unsetenv("NCCL_CTA_POLICY");
+    assert_int_equal(rfi_nccl_copies(c), round >= COPIES);
+    assert_int_equal(policy, tried ? NCCL_ZERO_CTAS : 0);
+    assert_int_equal(made - before, tried ? 2 : 1);
+    assert_int_equal(windows, tried);
+    rfr_comm_destroy(c);
+    assert_int_equal(windows, 0);
+    for (int i = before; i < made; i++) assert_int_equal(comms[i].alive, 0);
+  }
+  version = 22900;
+  on_gather = NULL;
+}
+
+/* Only collectives in registered memory are copies, and only those of a program: with a stream of its own. */
+static void test_copies(void **state) {
+  enum { N = 64 };
+  rfr_comm *c;
+  void *memory, *more;
+  float outside[2 * N];
+  (void)state;
+  OK(make_copies(0, &c));
+  assert_true(rfi_nccl_alloc(c, 4 * N * sizeof(float), &memory));
+  assert_true(rfi_nccl_alloc(c, 4 * N * sizeof(float), &more));
+  float *const x = memory;
+  const rfi_collective gather_op = {RFI_ALL_GATHER, RFR_F32, N, x, x + N, NULL, NULL};
+  const rfi_collective exchange_op = {RFI_ALL_TO_ALL, RFR_F32, N, x, x + 2 * N, NULL, NULL};
+  const rfi_collective past_end = {RFI_ALL_TO_ALL, RFR_F32, N, x, x + 3 * N, NULL, NULL};
+  const rfi_collective other = {RFI_ALL_GATHER, RFR_F32, N, x, outside, NULL, NULL};
+  void *const copies = &comms[made - 1], *const whole = &comms[made - 2];
+  copied = 0;
+  OK(c->table->run(c, &gather_op, &urgent)); /* not shared yet */
+  assert_ptr_equal(gathered, whole);
+  OK(rfi_nccl_share(c, (rfi_collective[]){gather_op, exchange_op, other}, 3));
+  assert_int_equal(windows, 2); /* with that of the creation; `more` has no operand */
+  OK(rfi_nccl_share(c, &gather_op, 1));
+  assert_int_equal(windows, 2);
+  OK(c->table->run(c, &gather_op, &urgent));
+  assert_ptr_equal(gathered, copies);
+  OK(c->table->run_all(c, (rfi_collective[]){gather_op, gather_op}, 2, &urgent));
+  assert_ptr_equal(gathered, copies);
+  OK(c->table->run(c, &other, &urgent));
+  assert_ptr_equal(gathered, whole);
+  OK(c->table->run(c, &gather_op, NULL));
+  assert_ptr_equal(gathered, whole);
+  OK(c->table->run(c, &past_end, &urgent));
+  assert_int_equal(copied, 0);
+  OK(c->table->run(c, &exchange_op, &urgent));
+  assert_int_equal(copied, 1);
+  differs = 1;
+  assert_int_not_equal(rfi_nccl_share(c, &exchange_op, 1), RFR_OK);
+  assert_string_equal(rfr_last_error()->slug, "dist.mismatch");
+  assert_false(rfi_nccl_free(c, outside));
+  assert_true(rfi_nccl_free(c, more));
+  assert_int_equal(windows, 2);
+  assert_true(rfi_nccl_free(c, memory));
+  assert_int_equal(windows, 1);
+  rfr_comm_destroy(c);
+  assert_int_equal(windows, 0);
+  assert_int_equal(((nccl_comm *)copies)->alive, 0);
+  on_gather = NULL;
+}
+
+/* A copy that waits for a failed rank never ends. Then waits end with an error, and nothing is freed. */
+static void test_stuck(void **state) {
+  rfr_comm *c;
+  (void)state;
+  OK(make_copies(SHORT, &c));
+  assert_false(rfi_nccl_stuck(c, (cudaStream_t)&busy));
+  busy = waits = 1;
+  is_peer(rfi_nccl_wait(c, (cudaStream_t)&busy, "waiting"), "waited 0.05 s");
+  is_peer(rfi_nccl_wait(c, (cudaStream_t)&busy, "waiting"), "aborted");
+  assert_true(rfi_nccl_stuck(c, (cudaStream_t)&busy));
+  while (!ended) usleep(100);
+  gpu_comm *g = (gpu_comm *)c;
+  assert_null(g->copies);
+  assert_int_equal(comms[made - 1].alive, 1);
+  rfr_comm_destroy(c); /* leaves it allocated */
+  assert_true(g->stuck);
+  waits = 0;
+  g->stuck = false;
+  g->ending = NULL; /* its thread was detached */
+  rfr_comm_destroy(c);
+  OK(make_copies(0, &c)); /* without a wait, everything is freed */
+  busy = 1;
+  rfr_comm_abort(c);
+  assert_false(rfi_nccl_stuck(c, (cudaStream_t)&busy));
+  rfr_comm_destroy(c);
   on_gather = NULL;
 }
 
@@ -446,7 +636,8 @@ int main(void) {
   const struct CMUnitTest tests[] = {
       rft_context_test(test_good),     rft_context_test(test_group),         rft_context_test(test_late_with_graphs),
       rft_context_test(test_poll),     rft_context_test(test_aborts),        rft_context_test(test_absent_ranks),
-      rft_context_test(test_messages), rft_context_test(test_sums_of_group),
+      rft_context_test(test_messages), rft_context_test(test_sums_of_group), rft_context_test(test_copies_are_found),
+      rft_context_test(test_copies),   rft_context_test(test_stuck),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

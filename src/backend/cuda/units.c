@@ -10,6 +10,8 @@
 
 #include <stdlib.h>
 
+#include "backend/cuda/node_type.h"
+
 #define CUDA(call) RFI_TRY(rfi_cuda_check(call, "reading a graph"))
 
 rfr_status rfi_units_init(const rfi_cuda_host *core, rfr_ctx *ctx, int n, rfi_units *u) {
@@ -98,7 +100,7 @@ static rfr_status refuse_strays(const rfi_cuda_host *core, const node *nodes, si
   for (size_t i = 0; i < n; i++) {
     enum cudaGraphNodeType type;
     if (nodes[i].owner >= 0) continue;
-    CUDA(cudaGraphNodeGetType(nodes[i].node, &type));
+    RFI_TRY(rfi_cuda_node_type(nodes[i].node, &type));
     if (type == cudaGraphNodeTypeKernel || type == cudaGraphNodeTypeMemcpy || type == cudaGraphNodeTypeMemset)
       return core->fail(RFI_E_PLAN_ORDER, "an op enqueued work on a stream other than its own");
   }

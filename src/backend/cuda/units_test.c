@@ -34,9 +34,9 @@ cudaError_t cudaGraphGetEdges(cudaGraph_t g, cudaGraphNode_t *from, cudaGraphNod
   *n = graph.n_edges;
   return cudaSuccess;
 }
-cudaError_t cudaGraphNodeGetType(cudaGraphNode_t node, enum cudaGraphNodeType *type) {
+rfr_status rfi_cuda_node_type(cudaGraphNode_t node, enum cudaGraphNodeType *type) {
   *type = *(enum cudaGraphNodeType *)node;
-  return cudaSuccess;
+  return RFR_OK;
 }
 cudaError_t cudaStreamGetCaptureInfo(cudaStream_t stream, enum cudaStreamCaptureStatus *status, unsigned long long *id,
                                      cudaGraph_t *g, const cudaGraphNode_t **ends, const cudaGraphEdgeData **data,

@@ -23,6 +23,14 @@ static inline rfi_collective rfi_collective_of(const rfr_call *call, rfi_collect
   return c;
 }
 
+/* The all_to_all that a reduce_scatter consists of, if its kernel has a workspace: it receives every rank's part. */
+static inline rfi_collective rfi_collective_parts(const rfr_call *call) {
+  rfi_collective c = rfi_collective_of(call, RFI_REDUCE_SCATTER);
+  c.kind = RFI_ALL_TO_ALL;
+  c.to = call->workspace;
+  return c;
+}
+
 static inline int64_t rfi_collective_ranks(const rfr_call *call) { return call->attr[0].i; }
 static inline int64_t rfi_collective_bytes(const rfi_collective *c) { return c->n * rfi_collective_element(c->dtype); }
 

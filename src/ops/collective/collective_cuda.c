@@ -1,12 +1,27 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * Collectives on a GPU: the communicator enqueues them on the program's stream, also during capture.
+ *
+ * Copy engines cannot add. If the ranks exchange memory by copy engines, a reduce-scatter is an all-to-all into its
+ * workspace (cuda_select.c) and a sum there, in rank order like the sum of ranks on the CPU.
  */
 #include "backend/cuda/cuda.h"
 #include "ops/collective/collective.h"
+#include "ops/collective/collective_sum.h"
+
+static rfr_status sum_parts(const rfr_call *call, void *stream) {
+  const rfi_collective parts = rfi_collective_parts(call);
+  rfr_comm *comm = call->library;
+  if (!call->out[0].data) return RFR_OK;
+  const rfr_status s = comm->table->run(comm, &parts, stream);
+  if (s != RFR_OK) return s;
+  return rfi_collective_sum_cuda(parts.dtype, (int)rfi_collective_ranks(call), parts.to, parts.n, call->out[0].data,
+                                 stream);
+}
 
 static rfr_status run(const rfr_call *call, rfi_collective_kind kind) {
   const rfi_collective c = rfi_collective_of(call, kind);
+  if (call->workspace) return sum_parts(call, call->stream);
   if (rfi_collective_ranks(call) > 1) {
     rfr_comm *comm = call->library;
     return comm->table->run(comm, &c, call->stream);
@@ -24,6 +39,10 @@ static rfr_status run_many(const rfr_call *const *calls, int n, rfi_collective_k
   rfr_comm *comm = calls[0]->library;
   rfr_status s = RFR_OK;
   for (int i = 0, many; i < n && s == RFR_OK; i += many) {
+    if (calls[i]->workspace) {
+      many = 1, s = sum_parts(calls[i], calls[0]->stream);
+      continue;
+    }
     for (many = 0; i + many < n && many < MOST && rfi_collective_ranks(calls[i + many]) > 1; many++)
       group[many] = rfi_collective_of(calls[i + many], kind);
     if (many > 0) s = comm->table->run_all(comm, group, many, calls[0]->stream);
