@@ -68,7 +68,7 @@ static rfr_status mark_ends(const rfr_graphs *g, rfi_calls *c) {
     for (int i = 0; i < g->n_stages * most; i++) occupant[i] = -1;
     for (int i = 0; i < c->n; i++) {
       rfi_step_call *call = &c->call[end ? c->n - 1 - i : i];
-      int *now = &occupant[g->callable[call->callable].stage * most + call->slot];
+      int *now = &occupant[(g->callable[call->callable].stage - g->stage) * most + call->slot];
       *(end ? &call->last : &call->first) = *now != call->microbatch;
       *now = call->microbatch;
     }
@@ -82,7 +82,7 @@ void rfi_graphs_count_live(rfr_graphs *g) {
   m->live = 0, m->live_bytes = 0;
   for (int i = 0, n = 0; i < g->calls.n; i++) {
     const rfi_step_call *call = &g->calls.call[i];
-    const rfi_stage_plan *s = &g->stage[g->callable[call->callable].stage];
+    const rfi_stage_plan *s = g->callable[call->callable].stage;
     n += call->first;
     bytes += call->first ? s->bytes + s->block_bytes : 0;
     if (n > m->live) m->live = n;
@@ -96,7 +96,7 @@ static const rfi_calls *current_calls(const rfr_graphs *g) { return g->evaluatin
 
 void rfi_graphs_explain_order(const rfr_graphs *g, int callable, int microbatch, bool forward, char text[96]) {
   const rfi_calls *c = current_calls(g);
-  const int stage = g->callable[callable].stage, slots = g->stage[stage].slots;
+  const rfi_stage_plan *stage = g->callable[callable].stage;
   const int64_t begin = c->endless ? g->next / c->n * c->n : 0, now = c->endless ? g->next / c->n : -1;
   bool begun = false, done = c->endless && microbatch >= 0 && microbatch < now;
   int in_flight = 0;
@@ -111,7 +111,7 @@ void rfi_graphs_explain_order(const rfr_graphs *g, int callable, int microbatch,
   text[0] = 0;
   if (done) rfi_snprintf(text, 96, ", which is complete and has no slot");
   else if (!begun && !forward) rfi_snprintf(text, 96, ", which is not in flight");
-  else if (!begun && in_flight >= slots)
+  else if (!begun && in_flight >= stage->slots)
     rfi_snprintf(text, 96, ", but all %d slots hold a microbatch in flight", in_flight);
 }
 

@@ -222,13 +222,13 @@ static rfr_status check_states(rfr_graphs *g) {
  * It must not alias a gathered parameter, because the next callable reuses its memory. */
 static rfr_status check_output(const rfr_graphs *g, const rfi_callable *c, const rfi_port *p) {
   const rfr_trace *t = c->u.trace;
-  const rfi_named *state = state_of(g, t, p->value);
-  const int maker = p->value < 0 ? -1 : t->values[t->values[p->value].base].op;
-  if (state && state->written && (p->callable >= 0 || strcmp(p->name, state->tensor.name) != 0))
+  const rfi_named *state = state_of(g, t, p->data.value);
+  const int maker = p->data.value < 0 ? -1 : t->values[t->values[p->data.value].base].op;
+  if (state && state->written && (p->link || strcmp(p->name, state->tensor.name) != 0))
     return rfi_fail(RFI_E_GRAPHS_CALLABLE,
                     "callable \"%s\": output \"%s\" aliases state \"%s\", which every microbatch overwrites: output "
                     "rfr_copy of it%s",
-                    c->u.name, p->name, state->tensor.name, p->callable >= 0 ? ", and link that" : "");
+                    c->u.name, p->name, state->tensor.name, p->link ? ", and link that" : "");
   if (c->sharded && maker >= c->u.start[RFI_PART_SETUP] && maker < c->u.start[RFI_PART_SETUP + 1])
     return rfi_fail(RFI_E_GRAPHS_CALLABLE,
                     "callable \"%s\": output \"%s\" aliases a parameter of a sharded callable, which is gathered only "
@@ -267,8 +267,4 @@ rfr_status rfi_graphs_check_names(rfr_graphs *g) {
   for (int i = 0; i < g->n; i++)
     for (int k = 0; k < g->callable[i].n_out; k++) RFI_TRY(check_output(g, &g->callable[i], &g->callable[i].out[k]));
   return RFR_OK;
-}
-
-unsigned char *rfi_graphs_named_data(const rfr_graphs *g, const rfi_named *x) {
-  return g->in_warmup && x->written ? rfi_address(&g->m.layout, RFI_REGION_SCRATCH, x->scratch) : x->tensor.data;
 }

@@ -83,7 +83,7 @@ static void exchange(rfr_graphs *g, moves *m) {
 /* Finds the next captured graph, from (c, slot, part) on; false: none. */
 static bool next_graph(const rfr_graphs *g, int *c, int *slot, int *part) {
   for (; *c < g->n; ++*c, *slot = 0)
-    for (; *slot < g->stage[g->callable[*c].stage].slots; ++*slot, *part = 0)
+    for (; *slot < g->callable[*c].u.slots; ++*slot, *part = 0)
       for (; *part < RFI_PARTS; ++*part)
         if (g->callable[*c].u.instance[*slot].graph[*part]) return true;
   return false;
@@ -150,15 +150,12 @@ static bool lies_in(const rfr_tensor *x, const void *data, int64_t bytes) {
 }
 
 static bool lies_in_fixed(const rfr_graphs *g, const rfr_tensor *x) {
-  for (int c = 0; c < g->n; c++)
-    for (int k = 0; k < g->callable[c].n_in + g->callable[c].n_out; k++) {
-      const rfi_callable *of = &g->callable[c];
-      const rfi_port *p = k < of->n_in ? &of->in[k] : &of->out[k - of->n_in];
-      for (int slot = 0; slot < g->stage[of->stage].slots; slot++)
-        if ((p->fixed && lies_in(x, p->fixed[slot], p->tensor.bytes)) ||
-            (p->fixed_grad && lies_in(x, p->fixed_grad[slot], p->grad_tensor.bytes)))
+  for (const rfi_callable *c = g->callable; c < g->callable + g->n; c++)
+    for (const rfi_port *p = c->in; p < rfi_ports_end(c); p++)
+      for (int slot = 0; slot < c->u.slots; slot++)
+        if ((p->data.fixed && lies_in(x, p->data.fixed[slot], p->data.tensor.bytes)) ||
+            (p->grad.fixed && lies_in(x, p->grad.fixed[slot], p->grad.tensor.bytes)))
           return true;
-    }
   return false;
 }
 

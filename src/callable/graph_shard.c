@@ -55,14 +55,14 @@ static rfr_status wrong(const rfr_graphs *g, const rfr_action *a, int i, const c
 static int64_t *offset_of(rfr_graphs *g, int block) { return &g->stage[block / KINDS].window[block % KINDS]; }
 static int64_t bytes_of(const rfr_graphs *g, int block) { return g->stage[block / KINDS].window_bytes[block % KINDS]; }
 
-static bool is_parameter(const rfr_graphs *g, const rfi_value_storage *x) {
+static bool is_parameter(const rfr_graphs *g, const rfi_location *x) {
   return x->region == RFI_NAMED ? rfi_is_parameter(g->m.store.named[x->offset].tensor.role)
                                 : x->region == RFI_REGION_WINDOW;
 }
 
 static bool reads_in_wgrad(const rfr_graphs *g, const rfi_callable *c) {
   for (rfi_use u = {0}; rfi_next_use(c, &u);)
-    if (u.part == RFI_PART_W && !u.result && is_parameter(g, &c->place[u.owner])) return true;
+    if (u.part == RFI_PART_W && !u.result && is_parameter(g, &c->u.place[u.owner])) return true;
   return false;
 }
 
@@ -110,10 +110,11 @@ static rfr_status read_windows(windows *w, const rfr_action *a) {
 /* ---- placement ---- */
 
 static int64_t *offset_in_windows(rfr_graphs *g, const rfi_callable *c, rfr_value v, int *kind) {
-  rfi_named *x = c->place[v].region == RFI_NAMED ? &g->m.store.named[c->place[v].offset] : NULL;
+  rfi_location *place = &c->u.place[v];
+  rfi_named *x = place->region == RFI_NAMED ? &g->m.store.named[place->offset] : NULL;
   *kind = x && x->region == RFI_REGION_WINDOW ? UNREDUCED : GATHERED;
   if (x && x->region == RFI_REGION_WINDOW) return &x->offset;
-  return c->place[v].region == RFI_REGION_WINDOW ? &c->place[v].offset : NULL;
+  return place->region == RFI_REGION_WINDOW ? &place->offset : NULL;
 }
 
 /* Adds the sizes of a callable's values to the bytes of each kind. */
@@ -301,7 +302,7 @@ rfr_status rfi_graphs_run_shard_actions(rfr_graphs *g, int64_t at, int *next, bo
 /* Whether a call gathers and reduces by itself; in an evaluation every call does. */
 static bool gathers_per_call(const rfr_graphs *g, int callable) {
   const rfi_callable *c = &g->callable[callable];
-  return c->sharded && (g->evaluating || !g->stage[c->stage].fsdp_actions);
+  return c->sharded && (g->evaluating || !c->stage->fsdp_actions);
 }
 
 static rfr_status run_gathered(rfr_graphs *g, int callable, int slot, rfi_part part, bool eager) {

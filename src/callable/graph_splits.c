@@ -47,8 +47,7 @@ rfr_status rfi_graphs_splits_launched(rfr_graphs *g, const rfi_step_call *call) 
     s->check[at] = (rfi_split_check){call->callable, k, call->microbatch, s->step};
     s->result[at] = -1;
     RFI_TRY(g->m.backend->move(g->m.device, &s->result[at],
-                               rfi_graphs_address(g, call->callable, call->slot, c->checked[k].bad),
-                               sizeof *s->result));
+                               rfi_unit_address(&g->m, &c->u, call->slot, c->checked[k].bad), sizeof *s->result));
     s->launched++;
   }
   return RFR_OK;

@@ -52,7 +52,7 @@ rfr_status rfr_graphs_expected(const rfr_graphs *g, rfr_action *call, int *calla
   RFI_TRY(rfi_check_handle(g, "rfr_graphs"));
   if (g->state != RFI_STEP_OPEN) return rfi_fail(RFI_E_GRAPHS_ORDER, "%s", closed_reason(g));
   if (!rfi_graphs_next_call(g, &next)) return RFR_OK;
-  *call = (rfr_action){(int32_t)next.op, g->stage[g->callable[next.callable].stage].number, next.microbatch};
+  *call = (rfr_action){(int32_t)next.op, g->callable[next.callable].stage->number, next.microbatch};
   *callable = next.callable;
   return RFR_OK;
 }
@@ -60,8 +60,7 @@ rfr_status rfr_graphs_expected(const rfr_graphs *g, rfr_action *call, int *calla
 /* ---- the signature ---- */
 
 /* The ports that the caller passes: inputs, or gradients of outputs, that are not linked. */
-static bool is_expected(const rfi_port *p, bool grad) { return p->callable < 0 && (grad ? p->grad >= 0 : true); }
-static const rfr_tensor *expected(const rfi_port *p, bool grad) { return grad ? &p->grad_tensor : &p->tensor; }
+static bool is_expected(const rfi_port *p, bool grad) { return !p->link && (!grad || p->grad.value >= 0); }
 
 /* The expected port with this name, or the i-th one if name is NULL; NULL: none. */
 static const rfi_port *find_expected(const rfi_ports *x, const char *name, int i) {
@@ -72,9 +71,8 @@ static const rfi_port *find_expected(const rfi_ports *x, const char *name, int i
   return NULL;
 }
 
-static bool is_in(const rfr_graphs *g, int callable, int slot, const rfi_port *p, bool grad, const void *data,
-                  int64_t bytes) {
-  const rfr_tensor t = rfi_port_tensor(g, callable, slot, p, grad);
+static bool is_in(const rfr_graphs *g, int slot, const rfi_port *p, bool grad, const void *data, int64_t bytes) {
+  const rfr_tensor t = rfi_port_tensor(g, slot, p, grad);
   return rfi_lies_in(data, bytes, t.data, t.bytes);
 }
 
@@ -84,11 +82,11 @@ static bool is_valid_in_slot(const rfr_graphs *g, const rfi_stage_plan *s, int s
   const rfi_validity *valid = &s->valid[slot];
   for (int k = valid->gradients; k < s->end; k++)
     for (int i = 0; i < g->callable[k].n_in; i++)
-      if (g->callable[k].in[i].callable < 0 && is_in(g, k, slot, &g->callable[k].in[i], true, data, bytes)) return true;
+      if (!g->callable[k].in[i].link && is_in(g, slot, &g->callable[k].in[i], true, data, bytes)) return true;
   for (int k = valid->outputs - 1; k >= s->first; k--)
     for (int i = 0; i < g->callable[k].n_out; i++) {
       const rfi_port *p = &g->callable[k].out[i];
-      if ((p->callable < 0 || p->callable >= valid->outputs) && is_in(g, k, slot, p, false, data, bytes)) return true;
+      if ((!p->link || p->link->callable >= valid->outputs) && is_in(g, slot, p, false, data, bytes)) return true;
     }
   return false;
 }
@@ -104,7 +102,7 @@ static rfr_status check_slot_data(const rfr_graphs *g, const rfi_step_call *call
       if (!rfi_overlaps(data, bytes, rfi_graphs_slot(g, s, slot), s->bytes) &&
           !rfi_overlaps(data, bytes, rfi_graphs_block(g, s, slot), s->block_bytes))
         continue;
-      const bool ends = call && call->first && call->slot == slot && s == &g->stage[g->callable[call->callable].stage];
+      const bool ends = call && call->first && call->slot == slot && s == g->callable[call->callable].stage;
       *is_slot = true;
       if (!ends && is_valid_in_slot(g, s, slot, data, bytes) && holds) return RFR_OK;
     }
@@ -120,8 +118,9 @@ rfr_status rfi_graphs_check_slot_tensor(const rfr_graphs *g, const rfr_tensor *x
 
 static rfr_status check_data(const rfr_graphs *g, const rfi_step_call *call, const rfi_port *p, bool grad,
                              const rfr_binding *b) {
-  const rfr_tensor *want = expected(p, grad);
-  void *const *fixed = grad ? p->fixed_grad : p->fixed;
+  const rfi_port_data *data = rfi_port_of(p, grad);
+  const rfr_tensor *want = &data->tensor;
+  void *const *fixed = data->fixed;
   bool is_slot;
   if (!p->name) {
     if (!b->data) return RFR_OK;
@@ -160,7 +159,7 @@ static rfr_status check_bindings(const rfr_graphs *g, const rfi_step_call *call,
 }
 
 /* All outputs are returned, but of input gradients only those that are not linked. */
-static bool is_returned(const rfi_ports *x, int i) { return !x->grad || x->port[i].callable < 0; }
+static bool is_returned(const rfi_ports *x, int i) { return !x->grad || !x->port[i].link; }
 
 static rfr_status check_returned(const rfi_callable *c, const rfi_ports *x, const rfr_tensor *room, int n) {
   int wanted = 0;
@@ -173,7 +172,8 @@ static rfr_status check_returned(const rfi_callable *c, const rfi_ports *x, cons
 /* ---- running ---- */
 
 static bool is_copied(const rfi_port *p, bool grad) {
-  return p->name && is_expected(p, grad) && !(grad ? p->fixed_grad : p->fixed) && expected(p, grad)->bytes > 0;
+  const rfi_port_data *data = rfi_port_of(p, grad);
+  return p->name && is_expected(p, grad) && !data->fixed && data->tensor.bytes > 0;
 }
 
 /* Lists the ports that are copied into the slot; returns their count. */
@@ -182,7 +182,7 @@ static int list_copies(const rfr_graphs *g, int callable, int slot, rfi_part par
   int n = 0;
   for (int i = 0; i < x.n; i++) {
     if (!is_copied(&x.port[i], x.grad)) continue;
-    const rfr_tensor t = rfi_port_tensor(g, callable, slot, &x.port[i], x.grad);
+    const rfr_tensor t = rfi_port_tensor(g, slot, &x.port[i], x.grad);
     to[n++] = (rfi_copy){t.data, (size_t)t.bytes};
   }
   return n;
@@ -216,7 +216,7 @@ static rfr_status run_with_inputs(rfr_graphs *g, const rfi_step_call *call, rfi_
       g->from[copy_index(x, p)] = b[i].data;
       continue;
     }
-    const rfr_tensor to = rfi_port_tensor(g, call->callable, call->slot, p, x->grad);
+    const rfr_tensor to = rfi_port_tensor(g, call->slot, p, x->grad);
     if (to.data != b[i].data) RFI_TRY(g->m.backend->move(g->m.device, to.data, b[i].data, (size_t)to.bytes));
   }
   return rfi_graphs_run(g, call->callable, call->slot, part, false);
@@ -233,7 +233,7 @@ rfr_status rfi_graphs_set_microbatch(rfr_graphs *g, int callable, int slot, int 
   memcpy(now, &(int32_t){microbatch}, sizeof now);
   memcpy(was, &x->microbatch, sizeof was);
   x->microbatch = -1;
-  unsigned char *at = rfi_graphs_address(g, callable, slot, c->microbatch);
+  unsigned char *at = rfi_unit_address(&g->m, &c->u, slot, c->microbatch);
   for (int k = 0; k < 4; k++)
     if (!known || now[k] != was[k]) RFI_TRY(g->m.backend->fill(g->m.device, at + k, now[k], 1));
   x->microbatch = microbatch;
@@ -244,7 +244,7 @@ void rfi_graphs_invalidate(rfi_stage_plan *s, int slot) { s->valid[slot] = (rfi_
 
 /* Marks the call's results as valid; the last gradient of a microbatch invalidates its outputs. */
 static void update_valid(rfr_graphs *g, const rfi_step_call *call) {
-  const rfi_stage_plan *s = &g->stage[g->callable[call->callable].stage];
+  const rfi_stage_plan *s = g->callable[call->callable].stage;
   rfi_validity *valid = &s->valid[call->slot];
   if (call->op == RFR_ACTION_F) valid->outputs = call->callable + 1;
   else if (call->op != RFR_ACTION_W) valid->gradients = call->callable;
@@ -253,17 +253,17 @@ static void update_valid(rfr_graphs *g, const rfi_step_call *call) {
 
 /* The step counts as broken until end_call: after a failure it can only be aborted. */
 static rfr_status begin_call(rfr_graphs *g, const rfi_step_call *call) {
+  rfi_stage_plan *s = g->callable[call->callable].stage;
   g->state = RFI_STEP_BROKEN;
-  if (call->first) rfi_graphs_invalidate(&g->stage[g->callable[call->callable].stage], call->slot);
-  return g->options.debug && call->first ? rfi_graphs_poison_slot(g, g->callable[call->callable].stage, call->slot)
-                                         : RFR_OK;
+  if (call->first) rfi_graphs_invalidate(s, call->slot);
+  return g->options.debug && call->first ? rfi_graphs_poison_slot(g, s, call->slot) : RFR_OK;
 }
 
 /* Runs the shard actions before the next call. Without gradients the outputs stay valid. */
 static rfr_status end_call(rfr_graphs *g, const rfi_step_call *call) {
   if (g->options.debug) {
     const bool over = call->last && call->op != RFR_ACTION_F;
-    const int stage = g->callable[call->callable].stage;
+    const rfi_stage_plan *stage = g->callable[call->callable].stage;
     RFI_TRY(rfi_graphs_poison_shared(g));
     if (call->frees_block) RFI_TRY(rfi_graphs_poison_block(g, stage, call->slot));
     if (over) RFI_TRY(rfi_graphs_poison_ended(g, stage, call->slot));
@@ -291,8 +291,7 @@ static rfr_status make_call(rfr_graphs *g, rfi_part part, int callable, int micr
   if (part == RFI_PART_F) RFI_TRY(rfi_graphs_splits_launched(g, &call));
   if (call.op == RFR_ACTION_B) RFI_TRY(rfi_graphs_run(g, callable, call.slot, RFI_PART_W, false));
   for (int i = 0, k = 0; i < returned.n; i++)
-    if (is_returned(&returned, i))
-      results[k++] = rfi_port_tensor(g, callable, call.slot, &returned.port[i], returned.grad);
+    if (is_returned(&returned, i)) results[k++] = rfi_port_tensor(g, call.slot, &returned.port[i], returned.grad);
   return end_call(g, &call);
 }
 

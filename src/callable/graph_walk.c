@@ -24,14 +24,14 @@ typedef struct walk {
 /* ---- one part ---- */
 
 static int describe_ports(const walk *w, const rfi_step_call *call, const rfi_ports *x, rfr_tensor *to) {
-  for (int i = 0; i < x->n; i++) to[i] = rfi_port_tensor(w->g, call->callable, call->slot, &x->port[i], x->grad);
+  for (int i = 0; i < x->n; i++) to[i] = rfi_port_tensor(w->g, call->slot, &x->port[i], x->grad);
   return x->n;
 }
 
 static void describe_named(const rfr_graphs *g, const int *index, int n, rfr_tensor *to) {
   for (int i = 0; i < n; i++) {
     to[i] = g->m.store.named[index[i]].tensor;
-    to[i].data = rfi_graphs_named_data(g, &g->m.store.named[index[i]]);
+    to[i].data = rfi_named_data(&g->m, &g->m.store.named[index[i]]);
   }
 }
 
@@ -59,11 +59,11 @@ static rfr_status set_inputs(rfr_graphs *g, const rfi_step_call *call, rfi_part 
   const rfi_ports x = rfi_ports_taken(c, part);
   for (int i = 0; part == RFI_PART_W && i < c->n_gradients; i++) {
     const rfi_named *x = &g->m.store.named[c->gradients[i]];
-    if (x->written) RFI_TRY(g->m.backend->fill(g->m.device, rfi_graphs_named_data(g, x), 0, (size_t)x->tensor.bytes));
+    if (x->written) RFI_TRY(g->m.backend->fill(g->m.device, rfi_named_data(&g->m, x), 0, (size_t)x->tensor.bytes));
   }
   for (const rfi_port *p = x.port; p < x.port + x.n; p++) {
-    const rfr_tensor t = rfi_port_tensor(g, call->callable, call->slot, p, x.grad);
-    if (p->callable >= 0 || !t.data) continue;
+    const rfr_tensor t = rfi_port_tensor(g, call->slot, p, x.grad);
+    if (p->link || !t.data) continue;
     if (p->sample && !x.grad) RFI_TRY(g->m.backend->move(g->m.device, t.data, p->sample, (size_t)t.bytes));
     else RFI_TRY(g->m.backend->fill(g->m.device, t.data, 0, (size_t)t.bytes));
   }
@@ -100,7 +100,7 @@ static rfr_status walk_part(walk *w, const rfi_step_call *call, rfi_part part) {
   const rfr_graphs_options *o = &w->g->options;
   const rfr_hooks *h = o->n_hooks > 0 ? &o->hooks[call->callable] : &none;
   int before = 0;
-  for (int i = 0; i < call->callable; i++) before += w->g->stage[w->g->callable[i].stage].slots;
+  for (int i = 0; i < call->callable; i++) before += w->g->callable[i].u.slots;
   bool *done = &w->done[(before + call->slot) * RFI_PARTS + (int)part];
   if (*done) return RFR_OK;
   *done = true;
@@ -122,7 +122,7 @@ static rfr_status walk_part(walk *w, const rfi_step_call *call, rfi_part part) {
 static rfr_status walk_calls(walk *w) {
   rfr_graphs *g = w->g;
   int places = 0;
-  for (int i = 0; i < g->n; i++) places += g->stage[g->callable[i].stage].slots;
+  for (int i = 0; i < g->n; i++) places += g->callable[i].u.slots;
   RFI_TRY(RFI_ALLOC(g->m.ctx, (size_t)places * RFI_PARTS + 1, &w->done));
   rfr_status s = RFR_OK;
   int action = 0;
@@ -163,11 +163,11 @@ rfr_status rfi_graphs_warm_up(rfr_graphs *g) {
   walk w = {.g = g};
   rfr_hook_event event = {.size = sizeof event, .point = RFR_HOOK_PRE_WARMUP, .callable = -1, .microbatch = -1};
   RFI_TRY(rfi_step_memory_take(&g->m, true));
-  g->in_warmup = true;
+  g->m.in_warmup = true;
   rfi_graphs_set_addresses(g);
   const rfi_hooked x = {&g->options.pre_warmup, &g->options.post_warmup, warm_up, &w, "callable", "warm-up"};
   const rfr_status s = rfi_run_hooked(&x, &event);
-  g->in_warmup = false;
+  g->m.in_warmup = false;
   rfi_step_memory_release(&g->m);
   rfi_graphs_set_addresses(g);
   return s;

@@ -8,7 +8,7 @@
  *   graph_names.c   parameters, states, constants and main gradients, which callables share by name
  *   graph_ports.c   links, and the caller's memory for inputs, outputs and their gradients
  *   graph_recompute.c  chooses recompute levels for all callables together, by planning with the next
- *   graph_memory.c  parts on a stage's time axis -> lifetimes -> one arena; an address per value and slot
+ *   graph_memory.c  parts on a stage's time axis -> lifetimes -> one arena; a place per value
  *   graphs.c        creation; public queries
  *   graph_walk.c    warm-up and capture, with hooks around each part
  *   graph_calls.c   a schedule -> the calls of a step, and the main gradients that each call completes
@@ -34,31 +34,30 @@
 #include "pass/recipe_rules.h"
 #include "refrain/graphs.h"
 
-typedef struct rfi_port { /* an input or output of a callable */
+typedef struct rfi_port_data { /* the data of a port, or its gradient */
+  rfr_value value;             /* RFR_NONE: absent, or without a name */
+  void **fixed;                /* the caller's memory, an address per slot; NULL: in the slot */
+  rfr_tensor tensor;           /* data is NULL: it depends on the slot */
+} rfi_port_data;
+
+/* An input or output of a callable. The data of inputs and the gradients of outputs are inputs of the joint trace; the
+ * other two are outputs of it. */
+typedef struct rfi_port {
   const char *name;
-  rfr_value value; /* RFR_NONE: absent, or without a name */
-  rfr_value grad;  /* for an output, an input of the joint trace; for an input, an output of it; RFR_NONE: none */
-  void **fixed, **fixed_grad;     /* the caller's memory, an address per slot; NULL: in the slot */
-  int callable, port;             /* the other end of the link; -1: not linked */
-  bool splits;                    /* group sizes, which must be in device memory */
-  const void *sample;             /* input of warm-up, owned by the caller until creation ends; NULL: zeros */
-  rfr_tensor tensor, grad_tensor; /* data is NULL: it depends on the slot */
+  rfi_port_data data, grad;
+  bool output;
+  int callable;          /* that has the port */
+  struct rfi_port *link; /* the other end of the link; NULL: not linked */
+  bool splits;           /* group sizes, which must be in device memory */
+  const void *sample;    /* input of warm-up, owned by the caller until creation ends; NULL: zeros */
 } rfi_port;
+static inline const rfi_port_data *rfi_port_of(const rfi_port *p, bool grad) { return grad ? &p->grad : &p->data; }
 
 typedef struct rfi_ports { /* the ports for which a part takes data, or returns data */
   const rfi_port *port;
   int n;
   bool grad; /* gradients of the ports, not values */
 } rfi_ports;
-
-typedef struct rfi_value_storage { /* storage of a value that owns it */
-  rfi_region region;               /* or RFI_NAMED, RFI_FIXED */
-  bool in_block;                   /* RFI_REGION_SLOT: in the block of the slot */
-  int64_t offset; /* in the region; RFI_NAMED: the index; RFI_FIXED: the offset in scratch memory during warm-up */
-  void *const *fixed;
-  int callable; /* not -1: an alias of value `owner` of that callable, at `offset` */
-  rfr_value owner;
-} rfi_value_storage;
 
 typedef struct rfi_checked { /* a check of group sizes that come from the caller */
   const char *scope;
@@ -80,14 +79,6 @@ typedef struct rfi_splits {
   rfi_split_check first;           /* the check that found it */
 } rfi_splits;
 
-typedef struct rfi_counts { /* states that the graphs update when a step ends */
-  rfi_exec_unit u;          /* part F: rfr_step_end of each counter; REDUCE: the update of delayed scaling, with its
-                               collective. Without a trace: nothing to advance */
-  /* offset of the counters' skip flag in persistent memory; the flag is 1 only while a step is aborted */
-  int64_t skip_at;
-  int64_t amaxes_at; /* offset of the amaxes of all ranks in persistent memory */
-} rfi_counts;
-
 typedef struct rfi_set_recipe { /* delayed scaling, common to all callables */
   int slots;                    /* number of slots; 0: none */
   rfr_recipe delayed;           /* history, margin and rule */
@@ -99,15 +90,14 @@ typedef struct rfi_next { /* the first site and linear of the next callable, unl
 
 typedef struct rfi_callable {
   rfi_exec_unit u;
-  rfi_port *in, *out;
+  rfi_port *in, *out; /* of one array: outputs follow the inputs */
   int n_in, n_out;
-  rfr_value microbatch;     /* the input with the microbatch number; RFR_NONE: not used */
-  rfi_value_storage *place; /* per value; set for owners of storage */
+  rfr_value microbatch; /* the input with the microbatch number; RFR_NONE: not used */
   rfi_checked *checked;
   int n_checked;
   int *gradients, n_gradients;   /* main gradients that W accumulates into, as indices of named entries */
   int *parameters, n_parameters; /* trainable and frozen, as indices of named entries */
-  int stage;
+  struct rfi_stage_plan *stage;
   bool sharded;
   bool wgrad_reads;      /* W reads parameters */
   rfi_recipe_use recipe; /* recipes of its linears; `delayed` is not set */
@@ -183,10 +173,8 @@ struct rfr_graphs {
   int n_stages;
   rfi_arena *placed; /* kernels and storage for the chosen recompute levels */
   rfr_graphs_memory memory;
-  bool in_warmup;            /* updates go to scratch memory */
   rfr_tensor *event_tensors; /* capacity for the tensors of a hook event */
   const void **from;         /* capacity for the sources of a part's copies */
-  bool single_slot;          /* there is only one slot, which also contains the shared bytes */
   rfi_calls calls;
   rfi_calls evaluation; /* F of every callable, slot 0, repeated for each microbatch */
   bool evaluating;      /* the step is an evaluation */
@@ -194,7 +182,9 @@ struct rfr_graphs {
   int64_t next; /* number of the next call */
   int next_shard_action;
   rfi_splits splits;
-  rfi_counts counts;
+  /* The update of states when a step ends. Part F: rfr_step_end of each counter; REDUCE: the update of delayed scaling,
+   * with its collective. Without a trace: there is nothing to update. */
+  rfi_exec_unit counts;
   rfi_set_recipe recipe;
   bool ended; /* the last step ended without an abort */
   bool loaded;
@@ -229,8 +219,9 @@ extern const char RFI_UNREDUCED_PREFIX[]; /* prefix before RFI_GRAD_PREFIX: a sh
  * nothing. */
 rfi_ports rfi_ports_taken(const rfi_callable *c, rfi_part part);
 rfi_ports rfi_ports_returned(const rfi_callable *c, rfi_part part);
-/* A port's tensor in a slot. */
-rfr_tensor rfi_port_tensor(const rfr_graphs *g, int callable, int slot, const rfi_port *port, bool grad);
+/* The tensor of a port, or of its gradient, in a slot. */
+rfr_tensor rfi_port_tensor(const rfr_graphs *g, int slot, const rfi_port *port, bool grad);
+static inline const rfi_port *rfi_ports_end(const rfi_callable *c) { return c->out + c->n_out; }
 /* Reads links, fixed memory and samples of a callable's description. */
 rfr_status rfi_graphs_links(rfr_graphs *g, int index, const rfr_callable *desc);
 /* The array of addresses that `f` replaces; `f` must have been checked. */
@@ -258,8 +249,6 @@ rfi_named *rfi_graphs_find(const rfr_graphs *g, const char *name);
 rfr_status rfi_graphs_names(rfr_graphs *g, rfi_callable *c);
 /* Checks the lists of the options, states that several callables use, and names that outputs alias. */
 rfr_status rfi_graphs_check_names(rfr_graphs *g);
-/* The address of a named tensor; in warm-up, in scratch memory if the tensor is written. */
-unsigned char *rfi_graphs_named_data(const rfr_graphs *g, const rfi_named *x);
 
 /* ---- graph_memory.c ---- */
 /* Assigns storage to every value; sets g->memory. */
@@ -269,8 +258,6 @@ rfr_status rfi_graphs_allocate(rfr_graphs *g);
 /* The first byte of a slot, and of its block. */
 unsigned char *rfi_graphs_slot(const rfr_graphs *g, const rfi_stage_plan *s, int slot);
 unsigned char *rfi_graphs_block(const rfr_graphs *g, const rfi_stage_plan *s, int slot);
-/* The address of a value of a callable in a slot. */
-unsigned char *rfi_graphs_address(const rfr_graphs *g, int callable, int slot, rfr_value v);
 /* Writes addresses into the kernels of all slots. */
 void rfi_graphs_set_addresses(rfr_graphs *g);
 
@@ -307,11 +294,8 @@ void rfi_graphs_splits_abort(rfr_graphs *g);
 rfr_status rfi_graphs_splits_report(rfr_graphs *g);
 
 /* ---- graph_counts.c ---- */
-/* Allocates the skip flag and the amaxes of all ranks. */
-void rfi_graphs_counts_lay_out(rfr_graphs *g);
+/* Records the update, and adds its flag to the names. */
 rfr_status rfi_graphs_counts_create(rfr_graphs *g);
-/* Called after the addresses of states have changed. */
-void rfi_graphs_counts_address(rfr_graphs *g);
 /* Called at the start of a step. */
 rfr_status rfi_graphs_clear_amaxes(rfr_graphs *g);
 /* Advances the counters; unless the step was aborted (`skipped`), updates the states of delayed scaling. */
@@ -345,9 +329,9 @@ void rfi_graphs_explain_order(const rfr_graphs *g, int callable, int microbatch,
 /* ---- graph_debug.c ---- */
 /* Fill with the debug byte: a slot with its block; a slot except the input gradients; a block; the shared bytes;
  * everything. */
-rfr_status rfi_graphs_poison_slot(rfr_graphs *g, int stage, int slot);
-rfr_status rfi_graphs_poison_ended(rfr_graphs *g, int stage, int slot);
-rfr_status rfi_graphs_poison_block(rfr_graphs *g, int stage, int slot);
+rfr_status rfi_graphs_poison_slot(rfr_graphs *g, const rfi_stage_plan *s, int slot);
+rfr_status rfi_graphs_poison_ended(rfr_graphs *g, const rfi_stage_plan *s, int slot);
+rfr_status rfi_graphs_poison_block(rfr_graphs *g, const rfi_stage_plan *s, int slot);
 rfr_status rfi_graphs_poison_shared(rfr_graphs *g);
 rfr_status rfi_graphs_poison_all(rfr_graphs *g);
 

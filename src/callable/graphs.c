@@ -88,7 +88,7 @@ static rfr_status make_stages(rfr_graphs *g) {
     if (!(s->valid = rfi_arena_alloc(g->m.strings, sizeof *s->valid * (size_t)(s->slots + 1)))) return RFR_NO_MEMORY;
     RFI_TRY(rfi_graphs_assign_blocks(g, s));
     for (int slot = 0; slot < s->slots; slot++) rfi_graphs_invalidate(s, slot);
-    for (int c = s->first; c < s->end; c++) g->callable[c].stage = k;
+    for (int c = s->first; c < s->end; c++) g->callable[c].stage = s;
   }
   return RFR_OK;
 }
@@ -178,17 +178,19 @@ static rfr_status plan(rfr_graphs *g, const rfr_callable *callables) {
     RFI_TRY(rfi_graphs_links(g, i, &callables[i]));
   }
   RFI_TRY(rfi_graphs_check_names(g));
+  RFI_TRY(rfi_graphs_counts_create(g));
   return rfi_graphs_lay_out(g);
 }
 
 static rfr_status build(rfr_graphs *g, const rfr_callable *callables) {
   RFI_TRY(plan(g, callables));
   RFI_TRY(rfi_graphs_allocate(g));
-  for (int i = 0; i < g->n; i++)
-    RFI_TRY(rfi_unit_instantiate(&g->m, &g->callable[i].u, g->stage[g->callable[i].stage].slots));
+  for (rfi_callable *c = g->callable; c < g->callable + g->n; c++) {
+    RFI_TRY(rfi_unit_instantiate(&g->m, &c->u, c->stage->slots));
+    for (int slot = 0; slot < c->u.slots; slot++) c->u.instance[slot].block = c->stage->block[slot];
+  }
   rfi_graphs_set_addresses(g);
   RFI_TRY(rfi_graphs_splits_create(g));
-  RFI_TRY(rfi_graphs_counts_create(g));
   RFI_TRY(check_hook_parts(g));
   RFI_TRY(rfi_graphs_make_calls(g, g->options.schedule, false, &g->calls));
   RFI_TRY(rfi_graphs_make_calls(g, NULL, true, &g->evaluation));
@@ -247,7 +249,7 @@ void rfr_graphs_destroy(rfr_graphs *g) {
   rfi_free(g->m.ctx, g->callable);
   rfi_arena_destroy(g->calls.arena);
   rfi_arena_destroy(g->evaluation.arena);
-  rfr_trace_destroy(g->counts.u.trace);
+  rfr_trace_destroy(g->counts.trace);
   if (g->m.device) g->m.backend->free(g->m.device, RFI_MEMORY_RING, g->splits.result);
   rfi_arena_destroy(g->placed);
   rfi_executor_close(&g->m);

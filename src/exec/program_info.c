@@ -54,8 +54,7 @@ bool rfi_program_output_at(const rfr_programs *p, int program, int k, rfr_tensor
                       .type = v->type,
                       .bytes = rfi_bytes(&v->type),
                       .host = p->m.backend->host && !p->options.plan_only};
-  const rfi_location at = g->place[v->base];
-  if (p->attached) out->data = rfi_address(&p->m.layout, at.region, at.offset) + rfi_bytes_into(v);
+  if (p->attached) out->data = rfi_unit_address(&p->m, &g->u, 0, g->u.trace->outputs[k].value);
   return true;
 }
 
@@ -329,12 +328,12 @@ const char *rfr_program_report(const rfr_programs *p, int program, const char *p
 
 double rfr_program_flops(const rfr_programs *p, int program) {
   rfi_program *g;
-  return rfi_program_get(p, program, &g) == RFR_OK ? g->flops : 0;
+  return rfi_program_get(p, program, &g) == RFR_OK ? g->u.flops : 0;
 }
 
 double rfr_program_recomputed_flops(const rfr_programs *p, int program) {
   rfi_program *g;
-  return rfi_program_get(p, program, &g) == RFR_OK ? g->recomputed_flops : 0;
+  return rfi_program_get(p, program, &g) == RFR_OK ? g->u.recomputed_flops : 0;
 }
 
 rfr_status rfr_program_frontier(rfr_programs *p, int program, rfr_frontier_point *points, int max, int *n) {
