@@ -521,6 +521,7 @@ rfr_status rfi_callable_compile(rfr_graphs *g, int index, const rfr_callable *de
   c->microbatch = RFR_NONE;
   c->level = -1;
   c->sharded = desc->sharded != 0;
+  c->stage->sharded = c->stage->sharded || c->sharded;
   c->gathered = c->sharded || desc->gathered || has_gather_hook(g, index);
   c->u.name = desc->name ? rfi_arena_strdup(g->m.strings, desc->name) : rfi_arena_printf(g->m.strings, "%d", index);
   if (!c->u.name) return RFR_NO_MEMORY;

@@ -83,15 +83,14 @@ rfr_status rfi_graphs_counts_create(rfr_graphs *g) {
 
 rfr_status rfi_graphs_clear_amaxes(rfr_graphs *g) {
   const rfi_named *x = amaxes(g);
-  return x ? g->m.backend->fill(g->m.device, x->tensor.data, 0, (size_t)x->tensor.bytes) : RFR_OK;
+  return x ? rfi_executor_fill(&g->m, x->tensor.data, 0, x->tensor.bytes) : RFR_OK;
 }
 
 rfr_status rfi_graphs_count(rfr_graphs *g, bool skipped) {
-  const rfi_backend *b = g->m.backend;
   if (!g->counts.trace) return RFR_OK;
   void *flag = rfi_storage_find(&g->m.store, SKIP)->tensor.data;
-  if (skipped) RFI_TRY(b->fill(g->m.device, flag, 1, 1));
+  if (skipped) RFI_TRY(rfi_executor_fill(&g->m, flag, 1, 1));
   RFI_TRY(rfi_unit_run(&g->m, &g->counts, 0, RFI_PART_F, true, NULL));
-  if (skipped) return b->fill(g->m.device, flag, 0, 1);
+  if (skipped) return rfi_executor_fill(&g->m, flag, 0, 1);
   return rfi_unit_run(&g->m, &g->counts, 0, RFI_PART_REDUCE, true, NULL);
 }

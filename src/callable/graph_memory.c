@@ -19,37 +19,34 @@
 /* ---- storage ---- */
 
 typedef struct item { /* a value, or the workspace of a bound op */
-  int callable, index;
+  rfi_exec_unit *u;
+  int index;
   bool workspace;
 } item;
+
+typedef struct timed { /* a callable on the axis */
+  int at[RFI_PARTS];   /* the time before each part */
+  int late_w;          /* the time before the second W; -1: none */
+  rfi_life *life;      /* per value */
+} timed;
 
 typedef struct axis {
   rfr_graphs *g;
   const rfi_stage_plan *stage;
-  int (*at)[RFI_PARTS]; /* per callable of the stage: the time before each part */
-  int *late_w;          /* per callable: the time before the second W; -1: none */
-  int late, end;        /* the time before all second W; the end of time */
-  rfi_life **life;      /* per callable and value */
+  timed *timed;  /* per callable of the stage */
+  int late, end; /* the time before all second W; the end of time */
 } axis;
 
-static int tick_of(const axis *x, int callable, rfi_part part, int op) {
-  return x->at[callable - x->stage->first][part] + 1 + op - x->g->callable[callable].u.start[part];
-}
+static timed *timed_of(const axis *x, const rfi_exec_unit *u) { return &x->timed[u->index - x->stage->first]; }
 
 static void touch(const axis *x, const rfi_exec_unit *u, rfr_value owner, int tick) {
   for (const rfi_location *place = &u->place[owner]; place->unit; place = &u->place[owner]) {
     u = place->unit;
     owner = place->owner;
   }
-  rfi_life *life = &x->life[u->index - x->stage->first][owner];
+  rfi_life *life = &timed_of(x, u)->life[owner];
   if (life->first < 0 || tick < life->first) life->first = tick;
   if (tick > life->last) life->last = tick;
-}
-
-static rfi_part part_at(const rfi_callable *c, int op) {
-  int part = RFI_PART_LOAD;
-  while (op >= c->u.start[part + 1]) part++;
-  return (rfi_part)part;
 }
 
 static rfr_status assign_result_storage(const rfr_graphs *g, rfi_callable *c) {
@@ -119,10 +116,12 @@ static rfr_status assign_storage(rfr_graphs *g, rfi_callable *c) {
 
 /* ---- the axis ---- */
 
+static int ops_in(const rfi_exec_unit *u, rfi_part part) { return u->start[part + 1] - u->start[part]; }
+
 static int lay_part(axis *x, int callable, rfi_part part, int at) {
-  const rfi_callable *c = &x->g->callable[callable];
-  x->at[callable - x->stage->first][part] = at;
-  return at + 1 + c->u.start[part + 1] - c->u.start[part];
+  const rfi_exec_unit *u = &x->g->callable[callable].u;
+  timed_of(x, u)->at[part] = at;
+  return at + 1 + ops_in(u, part);
 }
 
 static void lay_axis(axis *x) {
@@ -130,37 +129,32 @@ static void lay_axis(axis *x) {
   int at = 0;
   for (int part = RFI_PART_LOAD; part <= RFI_PART_F; part++)
     for (int c = s->first; c < s->end; c++) at = lay_part(x, c, (rfi_part)part, at);
-  for (int c = s->end - 1; c >= s->first; c--) {
-    at = lay_part(x, c, RFI_PART_I, at);
-    at = lay_part(x, c, RFI_PART_W, at);
-    at = lay_part(x, c, RFI_PART_REDUCE, at);
-  }
+  for (int c = s->end - 1; c >= s->first; c--)
+    for (int part = RFI_PART_I; part <= RFI_PART_REDUCE; part++) at = lay_part(x, c, (rfi_part)part, at);
   x->late = at;
   for (int c = s->end - 1; c >= s->first; c--) {
-    const rfi_callable *callable = &x->g->callable[c];
-    x->late_w[c - s->first] = s->delayed ? at : -1;
-    if (s->delayed) at += 1 + callable->u.start[RFI_PART_W + 1] - callable->u.start[RFI_PART_W];
+    x->timed[c - s->first].late_w = s->delayed ? at : -1;
+    if (s->delayed) at += 1 + ops_in(&x->g->callable[c].u, RFI_PART_W);
   }
   x->end = at;
 }
 
-static void touch_ops(const axis *x, int callable) {
-  const rfi_callable *c = &x->g->callable[callable];
-  const int late_w = x->late_w[callable - x->stage->first];
+static void touch_ops(const axis *x, const rfi_callable *c) {
+  const timed *when = timed_of(x, &c->u);
   for (rfi_use u = {0}; rfi_next_use(c, &u);) {
-    touch(x, &c->u, u.owner, tick_of(x, callable, u.part, u.op));
-    if (u.part == RFI_PART_W && late_w >= 0 && c->u.place[u.owner].region != RFI_REGION_SHARED)
-      touch(x, &c->u, u.owner, late_w + 1 + u.op - c->u.start[u.part]);
+    const int after = 1 + u.op - c->u.start[u.part];
+    touch(x, &c->u, u.owner, when->at[u.part] + after);
+    if (u.part == RFI_PART_W && when->late_w >= 0 && c->u.place[u.owner].region != RFI_REGION_SHARED)
+      touch(x, &c->u, u.owner, when->late_w + after);
   }
 }
 
 /* Inputs are live before their part; results for the caller are live to the end. */
-static void touch_ports(const axis *x, int callable) {
-  const rfi_callable *c = &x->g->callable[callable];
+static void touch_ports(const axis *x, const rfi_callable *c) {
   const rfi_value *values = c->u.trace->values;
-  const int *at = x->at[callable - x->stage->first];
+  const int *at = timed_of(x, &c->u)->at;
   for (int k = 0; k < c->n_checked; k++) /* read by the copy to the ring after F */
-    touch(x, &c->u, values[c->checked[k].bad].base, at[RFI_PART_F] + c->u.start[RFI_PART_I] - c->u.start[RFI_PART_F]);
+    touch(x, &c->u, values[c->checked[k].bad].base, at[RFI_PART_F] + ops_in(&c->u, RFI_PART_F));
   for (const rfi_port *p = c->in; p < rfi_ports_end(c); p++) {
     const rfr_value taken = rfi_port_of(p, p->output)->value, returned = rfi_port_of(p, !p->output)->value;
     if (taken >= 0) touch(x, &c->u, taken, at[p->output ? RFI_PART_I : RFI_PART_F]);
@@ -185,38 +179,37 @@ static void add_buffer(planned *p, int64_t bytes, const rfi_life *life, item wha
   p->plan.n++;
 }
 
-static void collect(const axis *x, planned p[PLANS]) {
-  for (int callable = x->stage->first; callable < x->stage->end; callable++) {
-    const rfi_callable *c = &x->g->callable[callable];
-    const rfr_trace *t = c->u.trace;
-    for (rfr_value v = 0; v < t->n_values; v++) {
-      const rfi_location *place = &c->u.place[v];
-      const rfi_life *life = &x->life[callable - x->stage->first][v];
-      const bool in_slot = place->region == RFI_REGION_SLOT;
-      const int64_t bytes = rfi_storage_bytes(&t->values[v].type);
-      const item value = {callable, v, false};
-      if (t->values[v].base != v || place->unit || life->first < 0) continue;
-      if (!in_slot && place->region != RFI_REGION_SHARED) continue;
-      add_buffer(&p[in_slot ? SLOT : SHARED], bytes, life, value);
-      if (in_slot && x->stage->blocks > 0) add_buffer(&p[life->last < x->late ? BLOCK : KEPT], bytes, life, value);
-    }
-    for (int i = 0; i < c->u.n_bound; i++) {
-      const int op = c->u.bound[i].op, tick = tick_of(x, callable, part_at(c, op), op);
-      if (c->u.bound[i].workspace > 0)
-        add_buffer(&p[x->g->m.workspaces == RFI_REGION_SLOT ? SLOT : SHARED], rfi_align(c->u.bound[i].workspace),
-                   &(rfi_life){tick, tick, false}, (item){callable, i, true});
-    }
+static void collect(const axis *x, rfi_callable *c, planned p[PLANS]) {
+  const timed *when = timed_of(x, &c->u);
+  const rfr_trace *t = c->u.trace;
+  for (rfr_value v = 0; v < t->n_values; v++) {
+    const rfi_location *place = &c->u.place[v];
+    const rfi_life *life = &when->life[v];
+    const bool in_slot = place->region == RFI_REGION_SLOT;
+    const int64_t bytes = rfi_storage_bytes(&t->values[v].type);
+    const item value = {&c->u, v, false};
+    if (t->values[v].base != v || place->unit || life->first < 0) continue;
+    if (!in_slot && place->region != RFI_REGION_SHARED) continue;
+    add_buffer(&p[in_slot ? SLOT : SHARED], bytes, life, value);
+    if (in_slot && x->stage->blocks > 0) add_buffer(&p[life->last < x->late ? BLOCK : KEPT], bytes, life, value);
+  }
+  for (int i = 0, part = 0; i < c->u.n_bound; i++) {
+    while (i >= c->u.first[part + 1]) part++;
+    const int tick = when->at[part] + 1 + c->u.bound[i].op - c->u.start[part];
+    if (c->u.bound[i].workspace > 0)
+      add_buffer(&p[x->g->m.workspaces == RFI_REGION_SLOT ? SLOT : SHARED], rfi_align(c->u.bound[i].workspace),
+                 &(rfi_life){tick, tick, false}, (item){&c->u, i, true});
   }
 }
 
 /* `first`: the place of the first byte of the plan. */
-static void keep_offsets(rfr_graphs *g, const planned *p, rfi_location first) {
+static void keep_offsets(const planned *p, rfi_location first) {
   for (int i = 0; i < p->plan.n; i++) {
     const item *what = &p->items[p->plan.buffer[i].value];
     rfi_location at = first;
     at.offset += p->plan.buffer[i].offset;
-    if (what->workspace) g->callable[what->callable].u.workspace_at[what->index] = at.offset;
-    else g->callable[what->callable].u.place[what->index] = at;
+    if (what->workspace) what->u->workspace_at[what->index] = at.offset;
+    else what->u->place[what->index] = at;
   }
 }
 
@@ -228,11 +221,11 @@ static void take_smaller(rfr_graphs *g, rfi_stage_plan *s, const planned p[PLANS
   s->bytes = split ? kept->bytes : slot->bytes;
   s->block_bytes = split ? block->bytes : 0;
   s->offset = rfi_layout_add(&g->m.layout, RFI_REGION_SLOT, s->bytes * slots + s->block_bytes * blocks);
-  keep_offsets(g, &p[SHARED], (rfi_location){.region = RFI_REGION_SHARED});
-  keep_offsets(g, &p[split ? KEPT : SLOT],
+  keep_offsets(&p[SHARED], (rfi_location){.region = RFI_REGION_SHARED});
+  keep_offsets(&p[split ? KEPT : SLOT],
                (rfi_location){.region = RFI_REGION_SLOT, .offset = s->offset, .stride = s->bytes});
   if (split)
-    keep_offsets(g, &p[BLOCK],
+    keep_offsets(&p[BLOCK],
                  (rfi_location){.region = RFI_BLOCK, .offset = s->offset + s->bytes * slots, .stride = s->block_bytes});
   g->memory.lower_bound_bytes +=
       split ? kept->lower_bound * slots + block->lower_bound * blocks : slot->lower_bound * slots;
@@ -240,16 +233,14 @@ static void take_smaller(rfr_graphs *g, rfi_stage_plan *s, const planned p[PLANS
 
 /* Allocates the lifetimes and buffers of a stage. */
 static rfr_status make_room(axis *x, rfi_arena *a, planned p[PLANS]) {
-  const int first = x->stage->first, n = x->stage->end - first;
+  const rfi_stage_plan *s = x->stage;
   size_t most = 1;
-  x->at = rfi_arena_alloc(a, sizeof *x->at * (size_t)n);
-  x->late_w = rfi_arena_alloc(a, sizeof *x->late_w * (size_t)n);
-  x->life = rfi_arena_alloc(a, sizeof *x->life * (size_t)n);
-  if (!x->at || !x->late_w || !x->life) return RFR_NO_MEMORY;
-  for (int c = 0; c < n; c++) {
-    const rfr_trace *t = x->g->callable[first + c].u.trace;
-    if (!(x->life[c] = rfi_arena_alloc(a, sizeof **x->life * (size_t)(t->n_values + 1)))) return RFR_NO_MEMORY;
-    for (rfr_value v = 0; v < t->n_values; v++) x->life[c][v] = (rfi_life){-1, -1, false};
+  if (!(x->timed = rfi_arena_alloc(a, sizeof *x->timed * (size_t)(s->end - s->first)))) return RFR_NO_MEMORY;
+  for (int c = s->first; c < s->end; c++) {
+    const rfr_trace *t = x->g->callable[c].u.trace;
+    rfi_life *life = x->timed[c - s->first].life = rfi_arena_alloc(a, sizeof *life * (size_t)(t->n_values + 1));
+    if (!life) return RFR_NO_MEMORY;
+    for (rfr_value v = 0; v < t->n_values; v++) life[v] = (rfi_life){-1, -1, false};
     most += (size_t)(t->n_values + t->n_ops);
   }
   for (int k = 0; k < PLANS; k++) {
@@ -265,10 +256,10 @@ static rfr_status plan_stage(rfr_graphs *g, rfi_stage_plan *s, rfi_arena *a, int
   RFI_TRY(make_room(&x, a, p));
   lay_axis(&x);
   for (int c = s->first; c < s->end; c++) {
-    touch_ops(&x, c);
-    touch_ports(&x, c);
+    touch_ops(&x, &g->callable[c]);
+    touch_ports(&x, &g->callable[c]);
   }
-  collect(&x, p);
+  for (int c = s->first; c < s->end; c++) collect(&x, &g->callable[c], p);
   for (int k = 0; k < PLANS; k++) RFI_TRY(rfi_plan_place(&p[k].plan, x.end));
   take_smaller(g, s, p);
   int64_t *most = &g->m.layout.bytes[RFI_REGION_SHARED];
@@ -290,7 +281,7 @@ static rfr_status plan_stages(rfr_graphs *g) {
   int64_t shared_bound = 0;
   rfi_arena *a;
   rfr_status st = rfi_arena_create(g->m.ctx, &a);
-  const bool single_slot = g->n_stages == 1 && s->slots == 1 && !s->delayed && !rfi_graphs_has_windows(g, s);
+  const bool single_slot = g->n_stages == 1 && s->slots == 1 && !s->delayed && !rfi_stage_has_windows(s);
   g->m.workspaces = single_slot ? RFI_REGION_SLOT : RFI_REGION_SHARED;
   if (single_slot) merge_shared_into_slot(g);
   for (int i = 0; i < g->n_stages && st == RFR_OK; i++) st = plan_stage(g, &g->stage[i], a, &shared_bound);

@@ -217,7 +217,7 @@ static bool same_microbatches(const rfr_graphs *g, const rfi_calls *calls, const
   int last = -1;
   for (int i = 0; i < calls->n; i++) {
     const rfi_step_call *call = &calls->call[i];
-    const rfi_stage_plan *stage = g->callable[call->callable].stage;
+    const rfi_stage_plan *stage = call->of->stage;
     if (stage == g->callable[early->callable].stage && call->slot == early->slot) last = call->microbatch;
     if (stage == g->callable[late->callable].stage && call->slot == late->slot && call->microbatch != last)
       return false;

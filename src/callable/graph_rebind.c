@@ -80,33 +80,28 @@ static void exchange(rfr_graphs *g, moves *m) {
   rfi_graphs_set_addresses(g);
 }
 
-/* Finds the next captured graph, from (c, slot, part) on; false: none. */
-static bool next_graph(const rfr_graphs *g, int *c, int *slot, int *part) {
-  for (; *c < g->n; ++*c, *slot = 0)
-    for (; *slot < g->callable[*c].u.slots; ++*slot, *part = 0)
-      for (; *part < RFI_PARTS; ++*part)
-        if (g->callable[*c].u.instance[*slot].graph[*part]) return true;
-  return false;
-}
+typedef struct recaptured {
+  rfi_graph **at, *other; /* the new graph; after the exchange, the old one */
+} recaptured;
 
 static rfr_status capture_again(rfr_graphs *g) {
-  const rfi_backend *b = g->m.backend;
-  rfi_graph **fresh;
+  recaptured *x;
   rfr_status s = RFR_OK;
   int n = 0;
-  RFI_TRY(RFI_ALLOC(g->m.ctx, sizeof *fresh * (size_t)(g->memory.graphs + 1), &fresh));
-  for (int c = 0, slot = 0, part = 0; s == RFR_OK && next_graph(g, &c, &slot, &part); part++) {
-    s = rfi_graphs_capture_part(g, c, slot, (rfi_part)part, &fresh[n]);
-    n += s == RFR_OK;
+  RFI_TRY(RFI_ALLOC(g->m.ctx, sizeof *x * (size_t)(g->memory.graphs + 1), &x));
+  for (const rfi_callable *c = g->callable; c < g->callable + g->n; c++)
+    for (int slot = 0; slot < c->u.slots; slot++)
+      for (int part = 0; part < RFI_PARTS && s == RFR_OK; part++) {
+        x[n].at = &c->u.instance[slot].graph[part];
+        if (*x[n].at) s = rfi_graphs_capture_part(g, c, slot, (rfi_part)part, &x[n].other);
+        n += *x[n].at && s == RFR_OK;
+      }
+  for (int i = 0; i < n; i++) {
+    rfi_graph *old = *x[i].at;
+    if (s == RFR_OK) *x[i].at = x[i].other, x[i].other = old;
+    g->m.backend->graph_destroy(g->m.device, x[i].other);
   }
-  n = s == RFR_OK ? 0 : n;
-  for (int c = 0, slot = 0, part = 0; s == RFR_OK && next_graph(g, &c, &slot, &part); part++, n++) {
-    rfi_graph **graph = &g->callable[c].u.instance[slot].graph[part], *old = *graph;
-    *graph = fresh[n];
-    fresh[n] = old;
-  }
-  for (int i = 0; i < n; i++) b->graph_destroy(g->m.device, fresh[i]);
-  rfi_free(g->m.ctx, fresh);
+  rfi_free(g->m.ctx, x);
   return s;
 }
 

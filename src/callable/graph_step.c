@@ -34,13 +34,13 @@ static rfr_status check_order(const rfr_graphs *g, rfi_part part, int callable, 
                     "%s of callable \"%s\", microbatch %d: the schedule has no more calls, end the step", asked,
                     g->callable[callable].u.name, microbatch);
   const bool right = part == RFI_PART_W ? call->op == RFR_ACTION_W : rfi_parts_of(call->op) & 1 << part;
-  if (right && call->callable == callable && call->microbatch == microbatch) return RFR_OK;
+  if (right && call->of->u.index == callable && call->microbatch == microbatch) return RFR_OK;
   char why[96];
   rfi_graphs_explain_order(g, callable, microbatch, part == RFI_PART_F, why);
   return rfi_fail(RFI_E_GRAPHS_ORDER,
                   "%s of callable \"%s\", microbatch %d%s: the %s expects %s of callable \"%s\", microbatch %d", asked,
                   g->callable[callable].u.name, microbatch, why, g->evaluating ? "evaluation" : "schedule",
-                  rfi_call_text(call->op), g->callable[call->callable].u.name, call->microbatch);
+                  rfi_call_text(call->op), call->of->u.name, call->microbatch);
 }
 
 rfr_status rfr_graphs_expected(const rfr_graphs *g, rfr_action *call, int *callable) {
@@ -52,8 +52,8 @@ rfr_status rfr_graphs_expected(const rfr_graphs *g, rfr_action *call, int *calla
   RFI_TRY(rfi_check_handle(g, "rfr_graphs"));
   if (g->state != RFI_STEP_OPEN) return rfi_fail(RFI_E_GRAPHS_ORDER, "%s", closed_reason(g));
   if (!rfi_graphs_next_call(g, &next)) return RFR_OK;
-  *call = (rfr_action){(int32_t)next.op, g->callable[next.callable].stage->number, next.microbatch};
-  *callable = next.callable;
+  *call = (rfr_action){(int32_t)next.op, next.of->stage->number, next.microbatch};
+  *callable = next.of->u.index;
   return RFR_OK;
 }
 
@@ -102,7 +102,7 @@ static rfr_status check_slot_data(const rfr_graphs *g, const rfi_step_call *call
       if (!rfi_overlaps(data, bytes, rfi_graphs_slot(g, s, slot), s->bytes) &&
           !rfi_overlaps(data, bytes, rfi_graphs_block(g, s, slot), s->block_bytes))
         continue;
-      const bool ends = call && call->first && call->slot == slot && s == g->callable[call->callable].stage;
+      const bool ends = call && call->first && call->slot == slot && s == call->of->stage;
       *is_slot = true;
       if (!ends && is_valid_in_slot(g, s, slot, data, bytes) && holds) return RFR_OK;
     }
@@ -138,7 +138,7 @@ static rfr_status check_data(const rfr_graphs *g, const rfi_step_call *call, con
 
 static rfr_status check_bindings(const rfr_graphs *g, const rfi_step_call *call, const rfi_ports *x,
                                  const rfr_binding *b, int n_b) {
-  const char *name = g->callable[call->callable].u.name;
+  const char *name = call->of->u.name;
   int wanted = 0;
   for (int k = 0; k < x->n; k++) wanted += is_expected(&x->port[k], x->grad);
   if (n_b != wanted || (n_b > 0 && !b))
@@ -177,8 +177,8 @@ static bool is_copied(const rfi_port *p, bool grad) {
 }
 
 /* Lists the ports that are copied into the slot; returns their count. */
-static int list_copies(const rfr_graphs *g, int callable, int slot, rfi_part part, rfi_copy *to) {
-  const rfi_ports x = rfi_ports_taken(&g->callable[callable], part);
+static int list_copies(const rfr_graphs *g, const rfi_callable *c, int slot, rfi_part part, rfi_copy *to) {
+  const rfi_ports x = rfi_ports_taken(c, part);
   int n = 0;
   for (int i = 0; i < x.n; i++) {
     if (!is_copied(&x.port[i], x.grad)) continue;
@@ -188,11 +188,10 @@ static int list_copies(const rfr_graphs *g, int callable, int slot, rfi_part par
   return n;
 }
 
-rfr_status rfi_graphs_capture_part(rfr_graphs *g, int callable, int slot, rfi_part part, rfi_graph **out) {
-  const rfi_callable *c = &g->callable[callable];
+rfr_status rfi_graphs_capture_part(rfr_graphs *g, const rfi_callable *c, int slot, rfi_part part, rfi_graph **out) {
   rfi_copy *copies;
   RFI_TRY(RFI_ALLOC(g->m.ctx, sizeof *copies * (size_t)(c->n_in + c->n_out + 1), &copies));
-  const int n = list_copies(g, callable, slot, part, copies);
+  const int n = list_copies(g, c, slot, part, copies);
   const rfr_status s = rfi_unit_capture(&g->m, &c->u, slot, part, copies, n, out);
   rfi_free(g->m.ctx, copies);
   return s;
@@ -208,7 +207,7 @@ static int copy_index(const rfi_ports *x, const rfi_port *p) {
 /* With a graph the copies are part of it; without one they are enqueued first. */
 static rfr_status run_with_inputs(rfr_graphs *g, const rfi_step_call *call, rfi_part part, const rfi_ports *x,
                                   const rfr_binding *b, int n) {
-  const bool captured = g->callable[call->callable].u.instance[call->slot].graph[part] != NULL;
+  const bool captured = call->of->u.instance[call->slot].graph[part] != NULL;
   for (int i = 0; i < n; i++) {
     const rfi_port *p = find_expected(x, b[i].name, i);
     if (!is_copied(p, x->grad)) continue;
@@ -219,23 +218,23 @@ static rfr_status run_with_inputs(rfr_graphs *g, const rfi_step_call *call, rfi_
     const rfr_tensor to = rfi_port_tensor(g, call->slot, p, x->grad);
     if (to.data != b[i].data) RFI_TRY(g->m.backend->move(g->m.device, to.data, b[i].data, (size_t)to.bytes));
   }
-  return rfi_graphs_run(g, call->callable, call->slot, part, false);
+  return rfi_graphs_run(g, call->of, call->slot, part, false);
 }
 
 /* Fills single bytes that differ, because a fill takes a value and a copy would need host memory that stays valid. */
-rfr_status rfi_graphs_set_microbatch(rfr_graphs *g, int callable, int slot, int microbatch) {
-  const rfi_callable *c = &g->callable[callable];
-  rfi_instance *x = &c->u.instance[slot];
+rfr_status rfi_graphs_set_microbatch(rfr_graphs *g, const rfi_step_call *call) {
+  const rfi_callable *c = call->of;
+  const int32_t microbatch = call->microbatch + g->options.first_microbatch;
+  rfi_instance *x = &c->u.instance[call->slot];
   unsigned char now[4], was[4];
-  microbatch += g->options.first_microbatch;
   if (c->microbatch < 0 || x->microbatch == microbatch) return RFR_OK;
   const bool known = x->microbatch >= 0;
-  memcpy(now, &(int32_t){microbatch}, sizeof now);
+  memcpy(now, &microbatch, sizeof now);
   memcpy(was, &x->microbatch, sizeof was);
   x->microbatch = -1;
-  unsigned char *at = rfi_unit_address(&g->m, &c->u, slot, c->microbatch);
+  unsigned char *at = rfi_unit_address(&g->m, &c->u, call->slot, c->microbatch);
   for (int k = 0; k < 4; k++)
-    if (!known || now[k] != was[k]) RFI_TRY(g->m.backend->fill(g->m.device, at + k, now[k], 1));
+    if (!known || now[k] != was[k]) RFI_TRY(rfi_executor_fill(&g->m, at + k, now[k], 1));
   x->microbatch = microbatch;
   return RFR_OK;
 }
@@ -244,16 +243,16 @@ void rfi_graphs_invalidate(rfi_stage_plan *s, int slot) { s->valid[slot] = (rfi_
 
 /* Marks the call's results as valid; the last gradient of a microbatch invalidates its outputs. */
 static void update_valid(rfr_graphs *g, const rfi_step_call *call) {
-  const rfi_stage_plan *s = g->callable[call->callable].stage;
+  const rfi_stage_plan *s = call->of->stage;
   rfi_validity *valid = &s->valid[call->slot];
-  if (call->op == RFR_ACTION_F) valid->outputs = call->callable + 1;
-  else if (call->op != RFR_ACTION_W) valid->gradients = call->callable;
+  if (call->op == RFR_ACTION_F) valid->outputs = call->of->u.index + 1;
+  else if (call->op != RFR_ACTION_W) valid->gradients = call->of->u.index;
   if (call->last && !g->inference && !g->evaluating) valid->outputs = s->first;
 }
 
 /* The step counts as broken until end_call: after a failure it can only be aborted. */
 static rfr_status begin_call(rfr_graphs *g, const rfi_step_call *call) {
-  rfi_stage_plan *s = g->callable[call->callable].stage;
+  rfi_stage_plan *s = call->of->stage;
   g->state = RFI_STEP_BROKEN;
   if (call->first) rfi_graphs_invalidate(s, call->slot);
   return g->options.debug && call->first ? rfi_graphs_poison_slot(g, s, call->slot) : RFR_OK;
@@ -263,8 +262,8 @@ static rfr_status begin_call(rfr_graphs *g, const rfi_step_call *call) {
 static rfr_status end_call(rfr_graphs *g, const rfi_step_call *call) {
   if (g->options.debug) {
     const bool over = call->last && call->op != RFR_ACTION_F;
-    const rfi_stage_plan *stage = g->callable[call->callable].stage;
-    RFI_TRY(rfi_graphs_poison_shared(g));
+    const rfi_stage_plan *stage = call->of->stage;
+    RFI_TRY(rfi_graphs_poison_region(g, RFI_REGION_SHARED));
     if (call->frees_block) RFI_TRY(rfi_graphs_poison_block(g, stage, call->slot));
     if (over) RFI_TRY(rfi_graphs_poison_ended(g, stage, call->slot));
   }
@@ -281,15 +280,15 @@ static rfr_status make_call(rfr_graphs *g, rfi_part part, int callable, int micr
                             rfr_tensor *results, int n_results) {
   rfi_step_call call;
   RFI_TRY(check_order(g, part, callable, microbatch, &call));
-  const rfi_callable *c = &g->callable[callable];
+  const rfi_callable *c = call.of;
   const rfi_ports taken = rfi_ports_taken(c, part), returned = rfi_ports_returned(c, part);
   RFI_TRY(check_bindings(g, &call, &taken, b, n_b));
   RFI_TRY(check_returned(c, &returned, results, n_results));
   RFI_TRY(begin_call(g, &call));
-  if (part == RFI_PART_F) RFI_TRY(rfi_graphs_set_microbatch(g, callable, call.slot, call.microbatch));
+  if (part == RFI_PART_F) RFI_TRY(rfi_graphs_set_microbatch(g, &call));
   RFI_TRY(run_with_inputs(g, &call, part, &taken, b, n_b));
   if (part == RFI_PART_F) RFI_TRY(rfi_graphs_splits_launched(g, &call));
-  if (call.op == RFR_ACTION_B) RFI_TRY(rfi_graphs_run(g, callable, call.slot, RFI_PART_W, false));
+  if (call.op == RFR_ACTION_B) RFI_TRY(rfi_graphs_run(g, c, call.slot, RFI_PART_W, false));
   for (int i = 0, k = 0; i < returned.n; i++)
     if (is_returned(&returned, i)) results[k++] = rfi_port_tensor(g, call.slot, &returned.port[i], returned.grad);
   return end_call(g, &call);
@@ -319,10 +318,6 @@ static rfr_status find_shared(const rfr_graphs *g, const rfr_binding *b, const r
                             rfi_is_parameter((*out)->tensor.role) ? (*out)->tensor.data : NULL, b);
 }
 
-static rfr_status clear(rfr_graphs *g, unsigned char *from, const unsigned char *to) {
-  return to > from ? g->m.backend->fill(g->m.device, from, 0, (size_t)(to - from)) : RFR_OK;
-}
-
 /* Clears adjacent gradients with one fill, because each fill is a launch on a device. */
 static rfr_status clear_gradients(rfr_graphs *g) {
   unsigned char *from = NULL, *to = NULL;
@@ -331,15 +326,15 @@ static rfr_status clear_gradients(rfr_graphs *g) {
     unsigned char *data = x->tensor.data;
     if (x->parameter < 0 || x->accumulate) continue;
     if (data != to || x->offset < 0) {
-      RFI_TRY(clear(g, from, to));
+      RFI_TRY(rfi_executor_fill(&g->m, from, 0, to - from));
       from = data;
     }
     to = data + (x->offset < 0 ? x->tensor.bytes : rfi_storage_bytes(&x->tensor.type));
     if (x->offset >= 0) continue;
-    RFI_TRY(clear(g, from, to));
+    RFI_TRY(rfi_executor_fill(&g->m, from, 0, to - from));
     from = to = NULL;
   }
-  return clear(g, from, to);
+  return rfi_executor_fill(&g->m, from, 0, to - from);
 }
 
 static rfr_status begin(rfr_graphs *g, const rfr_binding *inputs, int n) {
@@ -350,13 +345,15 @@ static rfr_status begin(rfr_graphs *g, const rfr_binding *inputs, int n) {
     if (!rfi_is_parameter(x->tensor.role))
       RFI_TRY(g->m.backend->move(g->m.device, x->tensor.data, inputs[i].data, (size_t)x->tensor.bytes));
   }
-  for (int part = g->loaded ? RFI_PART_SETUP : RFI_PART_LOAD; part <= RFI_PART_SETUP; part++)
-    for (int c = 0; c < g->n; c++)
-      if (part == RFI_PART_LOAD || !g->callable[c].sharded) RFI_TRY(rfi_graphs_run(g, c, 0, (rfi_part)part, false));
+  RFI_TRY(rfi_graphs_set_up(g, g->loaded, false));
   g->loaded = true;
-  for (int i = 0; i < g->n_stages; i++)
-    for (int slot = 0; slot < g->stage[i].slots; slot++) rfi_graphs_invalidate(&g->stage[i], slot);
-  if (g->options.debug) RFI_TRY(rfi_graphs_poison_all(g));
+  for (rfi_stage_plan *s = g->stage; s < g->stage + g->n_stages; s++)
+    for (int slot = 0; slot < s->slots; slot++) {
+      rfi_graphs_invalidate(s, slot);
+      if (g->options.debug) RFI_TRY(rfi_graphs_poison_slot(g, s, slot));
+    }
+  if (g->options.debug) RFI_TRY(rfi_graphs_poison_region(g, RFI_REGION_WINDOW));
+  if (g->options.debug) RFI_TRY(rfi_graphs_poison_region(g, RFI_REGION_SHARED));
   if (g->evaluating) return RFR_OK;
   RFI_TRY(clear_gradients(g));
   RFI_TRY(rfi_graphs_clear_amaxes(g));
@@ -404,6 +401,13 @@ rfr_status rfr_graphs_begin_evaluation(rfr_graphs *g, const rfr_binding *inputs,
   return begin_checked(g, true, inputs, n_inputs);
 }
 
+static void close_step(rfr_graphs *g) {
+  g->splits.step += !g->evaluating;
+  g->state = RFI_STEP_NONE;
+  g->evaluating = false;
+  rfi_step_memory_release(&g->m);
+}
+
 rfr_status rfr_graphs_end_step(rfr_graphs *g) {
   rfi_step_call call;
   RFI_TRY(rfi_check_handle(g, "rfr_graphs"));
@@ -411,15 +415,12 @@ rfr_status rfr_graphs_end_step(rfr_graphs *g) {
   if (!rfi_graphs_is_complete(g) && rfi_graphs_next_call(g, &call))
     return rfi_fail(RFI_E_GRAPHS_ORDER,
                     "the step is not complete: the next call is %s of callable \"%s\", microbatch %d",
-                    rfi_call_text(call.op), g->callable[call.callable].u.name, call.microbatch);
+                    rfi_call_text(call.op), call.of->u.name, call.microbatch);
   const bool evaluating = g->evaluating;
   g->state = RFI_STEP_BROKEN;
   if (!evaluating) RFI_TRY(rfi_graphs_count(g, false));
-  g->state = RFI_STEP_NONE;
-  g->evaluating = false;
+  close_step(g);
   g->ended = !evaluating;
-  g->splits.step += !evaluating;
-  rfi_step_memory_release(&g->m);
   return rfi_graphs_splits_report(g);
 }
 
@@ -429,10 +430,7 @@ rfr_status rfr_graphs_abort_step(rfr_graphs *g) {
   if (g->state == RFI_STEP_NONE) return RFR_OK;
   const bool evaluating = g->evaluating;
   rfi_graphs_splits_abort(g);
-  g->splits.step += !evaluating;
-  g->state = RFI_STEP_NONE;
-  g->evaluating = false;
-  rfi_step_memory_release(&g->m);
+  close_step(g);
   return evaluating ? RFR_OK : rfi_graphs_count(g, true);
 }
 

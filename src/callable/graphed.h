@@ -114,10 +114,11 @@ typedef struct rfi_validity { /* the results of a slot's microbatch that the cal
 } rfi_validity;
 
 typedef struct rfi_stage_plan {
-  int first, end;    /* range of callables */
-  int number;        /* stage number in the schedule */
-  bool delayed;      /* the schedule has separate W actions */
-  bool fsdp_actions; /* the schedule has UNSHARD, RESHARD or REDUCE */
+  int first, end;                     /* range of callables */
+  int number;                         /* stage number in the schedule */
+  bool delayed;                       /* the schedule has separate W actions */
+  bool fsdp_actions;                  /* the schedule has UNSHARD, RESHARD or REDUCE */
+  bool sharded, reduces, wgrad_reads; /* one of its callables is sharded; also has W; whose W also reads parameters */
   int slots;
   rfi_validity *valid;   /* per slot */
   int64_t offset, bytes; /* offset of the first slot in the region; size of each slot */
@@ -139,16 +140,16 @@ static inline uint8_t rfi_parts_of(int op) {
 
 typedef struct rfi_step_call {
   rfr_action_op op; /* F, I, W or B */
-  int callable, microbatch, slot;
+  const rfi_callable *of;
+  int microbatch, slot;
   bool first, last; /* the first call of the microbatch in the stage takes the slot, the last call frees it */
   bool frees_block; /* the call is the last I */
 } rfi_step_call;
 
-/* A shard action of the schedule, which runs before call number `at`. */
-typedef enum rfi_shard_op { RFI_SHARD_GATHER, RFI_SHARD_DROP, RFI_SHARD_CLEAR, RFI_SHARD_REDUCE } rfi_shard_op;
-typedef struct rfi_shard_action {
-  rfi_shard_op op;
-  int callable, at;
+typedef struct rfi_shard_action { /* of the schedule; runs before call number `at` */
+  int op; /* UNSHARD, RESHARD, REDUCE; W: clears the unreduced gradients, before they are added up */
+  const rfi_callable *of;
+  int at;
 } rfi_shard_action;
 
 typedef struct rfi_calls { /* the calls of a step */
@@ -263,7 +264,7 @@ void rfi_graphs_set_addresses(rfr_graphs *g);
 
 /* ---- graph_shard.c ---- */
 /* Whether the stage has sharded callables and shard actions. */
-bool rfi_graphs_has_windows(const rfr_graphs *g, const rfi_stage_plan *s);
+bool rfi_stage_has_windows(const rfi_stage_plan *s);
 /* Checks that parameters are gathered for every part that reads them, and that each gradient is reduced. Sets window[]
  * and window_bytes[] of the stages. */
 rfr_status rfi_graphs_place_windows(rfr_graphs *g);
@@ -271,7 +272,9 @@ rfr_status rfi_graphs_place_windows(rfr_graphs *g);
 rfr_status rfi_graphs_add_shard_actions(const rfr_graphs *g, const rfi_stage_plan *s, const rfr_action *a, int i,
                                         rfi_calls *to);
 /* Runs a part of a callable in a slot, with the collectives that it needs. */
-rfr_status rfi_graphs_run(rfr_graphs *g, int callable, int slot, rfi_part part, bool eager);
+rfr_status rfi_graphs_run(rfr_graphs *g, const rfi_callable *c, int slot, rfi_part part, bool eager);
+/* Runs LOAD, unless it has run, and SETUP of all callables that are not sharded. */
+rfr_status rfi_graphs_set_up(rfr_graphs *g, bool loaded, bool eager);
 /* Runs the shard actions up to call `at`, from number *next on. */
 rfr_status rfi_graphs_run_shard_actions(rfr_graphs *g, int64_t at, int *next, bool eager);
 
@@ -320,29 +323,27 @@ bool rfi_graphs_next_call(const rfr_graphs *g, rfi_step_call *out);
 bool rfi_graphs_is_complete(const rfr_graphs *g);
 const char *rfi_call_text(int op); /* for messages */
 /* Whether a call runs a part. */
-bool rfi_call_runs(const rfr_graphs *g, const rfi_step_call *call, rfi_part part);
+bool rfi_call_runs(const rfi_step_call *call, rfi_part part);
 /* graphs.order if a later call of the current step adds to the main gradient with this index. */
 rfr_status rfi_graphs_check_gradient(const rfr_graphs *g, int gradient);
 /* Why a call of a microbatch cannot be the next one, as ", ..."; "" if unknown. */
 void rfi_graphs_explain_order(const rfr_graphs *g, int callable, int microbatch, bool forward, char text[96]);
 
 /* ---- graph_debug.c ---- */
-/* Fill with the debug byte: a slot with its block; a slot except the input gradients; a block; the shared bytes;
- * everything. */
+/* Fill with the debug byte: a slot with its block; a slot except the input gradients; a block; a region. */
 rfr_status rfi_graphs_poison_slot(rfr_graphs *g, const rfi_stage_plan *s, int slot);
 rfr_status rfi_graphs_poison_ended(rfr_graphs *g, const rfi_stage_plan *s, int slot);
 rfr_status rfi_graphs_poison_block(rfr_graphs *g, const rfi_stage_plan *s, int slot);
-rfr_status rfi_graphs_poison_shared(rfr_graphs *g);
-rfr_status rfi_graphs_poison_all(rfr_graphs *g);
+rfr_status rfi_graphs_poison_region(rfr_graphs *g, rfi_region region);
 
 /* ---- graph_step.c ---- */
 /* *is_slot: the tensor lies in a slot. Errors: argument, if it lies in a slot and is no longer valid. */
 rfr_status rfi_graphs_check_slot_tensor(const rfr_graphs *g, const rfr_tensor *x, bool *is_slot);
 void rfi_graphs_invalidate(rfi_stage_plan *s, int slot);
 /* Writes the microbatch number into a slot. */
-rfr_status rfi_graphs_set_microbatch(rfr_graphs *g, int callable, int slot, int microbatch);
+rfr_status rfi_graphs_set_microbatch(rfr_graphs *g, const rfi_step_call *call);
 /* Captures a part, with the copies of the inputs of its call. */
-rfr_status rfi_graphs_capture_part(rfr_graphs *g, int callable, int slot, rfi_part part, rfi_graph **out);
+rfr_status rfi_graphs_capture_part(rfr_graphs *g, const rfi_callable *c, int slot, rfi_part part, rfi_graph **out);
 
 /* The memory that rfr_graphs_create would plan; `live`, `live_bytes` and `graphs` are not set. Nothing is allocated or
  * run. Addresses of the caller's memory are compared, not dereferenced. */

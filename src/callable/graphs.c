@@ -205,8 +205,7 @@ static rfr_status create(rfr_ctx *ctx, const rfr_callable *callables, int n, con
                          rfr_status (*make)(rfr_graphs *, const rfr_callable *), rfr_graphs **out) {
   rfr_status s;
   rfr_graphs *g = NULL;
-  RFI_TRY(rfi_check_handle(out, "out"));
-  *out = NULL;
+  RFI_TRY(RFI_CHECK_OUT(out, "out"));
   RFI_TRY(check_arguments(ctx, callables, n, options));
   RFI_GOTO(RFI_ALLOC(ctx, sizeof *g, &g));
   g->options = rfr_graphs_options_default();
@@ -259,8 +258,7 @@ void rfr_graphs_destroy(rfr_graphs *g) {
 /* ---- queries ---- */
 
 rfr_status rfr_graphs_tensor(const rfr_graphs *g, const char *name, rfr_tensor *out) {
-  RFI_TRY(rfi_check_handle(out, "out"));
-  memset(out, 0, sizeof *out);
+  RFI_TRY(RFI_CHECK_OUT(out, "out"));
   RFI_TRY(rfi_check_handle(g, "rfr_graphs"));
   const rfi_named *x = rfi_graphs_find(g, name);
   if (!x)
@@ -270,8 +268,7 @@ rfr_status rfr_graphs_tensor(const rfr_graphs *g, const char *name, rfr_tensor *
 }
 
 rfr_status rfr_graphs_gradient(const rfr_graphs *g, const char *parameter, rfr_tensor *out) {
-  RFI_TRY(rfi_check_handle(out, "out"));
-  memset(out, 0, sizeof *out);
+  RFI_TRY(RFI_CHECK_OUT(out, "out"));
   RFI_TRY(rfi_check_handle(g, "rfr_graphs"));
   const rfi_named *x = rfi_storage_find(&g->m.store, parameter);
   if (!x || x->gradient < 0)

@@ -73,15 +73,16 @@ static rfr_status select_and_plan(rfr_programs *p, rfi_program *g) {
   return plan_serial(g);
 }
 
-static rfr_status compile_one(rfr_programs *p, rfi_program *g, const rfr_trace *recorded) {
+static rfr_status compile_one(rfr_programs *p, rfi_program *g, const char *name, const rfr_trace *recorded) {
   rfi_pass_options o = pass_options(p, g);
   const double start = rfi_now();
-  RFI_TRY(rfi_pipeline_run(recorded, &o, &g->u.pipeline));
+  if (!(g->u.name = rfi_arena_strdup(p->m.strings, name ? name : "program"))) return RFR_NO_MEMORY;
+  rfr_status s = rfi_pipeline_run(recorded, &o, &g->u.pipeline);
   g->u.trace = g->u.pipeline.stage[RFI_STAGES - 1].trace;
-  RFI_TRY(add_inputs(p, g, recorded));
-  RFI_TRY(select_and_plan(p, g));
+  if (s == RFR_OK) s = add_inputs(p, g, recorded);
+  if (s == RFR_OK) s = select_and_plan(p, g);
   g->compile_seconds = rfi_now() - start;
-  return RFR_OK;
+  return s == RFR_OK ? s : rfi_fail_prefix("program \"%s\": ", g->u.name);
 }
 
 /* ---- persistent memory ---- */
@@ -378,8 +379,7 @@ rfr_status rfr_compile(rfr_ctx *ctx, int n, const rfr_trace *const *traces, cons
                        const rfr_compile_options *options, rfr_programs **out) {
   rfr_status s;
   rfr_programs *p = NULL;
-  RFI_TRY(rfi_check_handle(out, "rfr_programs *"));
-  *out = NULL;
+  RFI_TRY(RFI_CHECK_OUT(out, "rfr_programs *"));
   RFI_TRY(check_arguments(ctx, n, traces, options));
   RFI_GOTO(RFI_ALLOC(ctx, sizeof *p, &p));
   p->options = rfr_compile_options_default();
@@ -392,18 +392,7 @@ rfr_status rfr_compile(rfr_ctx *ctx, int n, const rfr_trace *const *traces, cons
   RFI_GOTO(RFI_ALLOC(ctx, sizeof *p->program * (size_t)n, &p->program));
   p->n = n;
   RFI_GOTO(rfi_programs_copy_hooks(p, p->options.hooks));
-  for (int i = 0; i < n; i++) {
-    p->program[i].u.name = rfi_arena_strdup(p->m.strings, names && names[i] ? names[i] : "program");
-    if (!p->program[i].u.name) {
-      s = RFR_NO_MEMORY;
-      goto fail;
-    }
-    s = compile_one(p, &p->program[i], traces[i]);
-    if (s != RFR_OK) {
-      rfi_fail_prefix("program \"%s\": ", p->program[i].u.name);
-      goto fail;
-    }
-  }
+  for (int i = 0; i < n; i++) RFI_GOTO(compile_one(p, &p->program[i], names ? names[i] : NULL, traces[i]));
   RFI_GOTO(plan_programs(p));
   for (int i = 0; i < n; i++) RFI_GOTO(rfi_program_place_hooks(p, &p->program[i]));
   if (!p->options.plan_only) RFI_GOTO(allocate(p));

@@ -28,8 +28,7 @@ rfr_status rfi_program_get(const rfr_programs *p, int i, rfi_program **out) {
 }
 
 rfr_status rfr_programs_tensor_at(const rfr_programs *p, int i, rfr_tensor *out) {
-  RFI_TRY(rfi_check_handle(out, "rfr_tensor"));
-  memset(out, 0, sizeof *out);
+  RFI_TRY(RFI_CHECK_OUT(out, "rfr_tensor"));
   RFI_TRY(rfi_check_handle(p, "rfr_programs"));
   if (i < 0 || i >= p->m.store.n) return rfi_fail(RFI_E_PROGRAM_NAME, "input %d of %d", i, p->m.store.n);
   *out = p->m.store.named[i].tensor;
@@ -37,8 +36,7 @@ rfr_status rfr_programs_tensor_at(const rfr_programs *p, int i, rfr_tensor *out)
 }
 
 rfr_status rfr_programs_tensor(const rfr_programs *p, const char *name, rfr_tensor *out) {
-  RFI_TRY(rfi_check_handle(out, "rfr_tensor"));
-  memset(out, 0, sizeof *out);
+  RFI_TRY(RFI_CHECK_OUT(out, "rfr_tensor"));
   RFI_TRY(rfi_check_handle(p, "rfr_programs"));
   const rfi_named *input = rfi_storage_find(&p->m.store, name);
   if (!input) return rfi_fail(RFI_E_PROGRAM_NAME, "no program has an input \"%s\"", name ? name : "");
@@ -60,8 +58,7 @@ bool rfi_program_output_at(const rfr_programs *p, int program, int k, rfr_tensor
 
 rfr_status rfr_program_output(const rfr_programs *p, int program, const char *name, rfr_tensor *out) {
   rfi_program *g;
-  RFI_TRY(rfi_check_handle(out, "rfr_tensor"));
-  memset(out, 0, sizeof *out);
+  RFI_TRY(RFI_CHECK_OUT(out, "rfr_tensor"));
   RFI_TRY(rfi_program_get(p, program, &g));
   if (!name) name = "";
   for (int k = 0; k < g->u.trace->n_outputs; k++) {
@@ -74,8 +71,7 @@ rfr_status rfr_program_output(const rfr_programs *p, int program, const char *na
 
 rfr_status rfr_program_plan(const rfr_programs *p, int program, rfr_plan_summary *out) {
   rfi_program *g;
-  RFI_TRY(rfi_check_handle(out, "rfr_plan_summary"));
-  memset(out, 0, sizeof *out);
+  RFI_TRY(RFI_CHECK_OUT(out, "rfr_plan_summary"));
   RFI_TRY(rfi_program_get(p, program, &g));
   *out = (rfr_plan_summary){rfi_layout_at(&p->m.layout, RFI_REGIONS),
                             rfi_layout_at(&p->m.layout, RFI_REGION_SLOT),
@@ -108,8 +104,7 @@ static memory_kind kind_of(const rfi_program *g, const rfi_buffer *b) {
 
 rfr_status rfr_program_plan_buffer(const rfr_programs *p, int program, int i, rfr_plan_buffer *out) {
   rfi_program *g;
-  RFI_TRY(rfi_check_handle(out, "rfr_plan_buffer"));
-  memset(out, 0, sizeof *out);
+  RFI_TRY(RFI_CHECK_OUT(out, "rfr_plan_buffer"));
   RFI_TRY(rfi_program_get(p, program, &g));
   if (i >= 0 && i < p->m.store.n) {
     const rfi_named *x = &p->m.store.named[i];
@@ -189,8 +184,7 @@ static rfr_status find_peak(const rfi_program *g, int *op) {
 }
 
 rfr_status rfr_programs_memory(const rfr_programs *p, rfr_memory *out) {
-  RFI_TRY(rfi_check_handle(out, "rfr_memory"));
-  memset(out, 0, sizeof *out);
+  RFI_TRY(RFI_CHECK_OUT(out, "rfr_memory"));
   RFI_TRY(rfi_check_handle(p, "rfr_programs"));
   int64_t *const kinds[N_MEMORY_KINDS] = {&out->outputs, &out->activations, &out->gradients, &out->workspaces};
   out->total = rfi_layout_at(&p->m.layout, RFI_REGIONS);
@@ -224,8 +218,7 @@ static int64_t sent_by(const rfr_trace *t, const rfi_opr *op) {
 
 rfr_status rfr_program_op(const rfr_programs *p, int program, int i, rfr_plan_op *out) {
   rfi_program *g;
-  RFI_TRY(rfi_check_handle(out, "rfr_plan_op"));
-  memset(out, 0, sizeof *out);
+  RFI_TRY(RFI_CHECK_OUT(out, "rfr_plan_op"));
   RFI_TRY(rfi_program_get(p, program, &g));
   if (i < 0 || i >= g->u.trace->n_ops) return rfi_fail(RFI_E_ARGUMENT, "op %d of %d", i, g->u.trace->n_ops);
   const rfi_opr *op = &g->u.trace->ops[i];
@@ -304,8 +297,7 @@ rfr_status rfr_programs_check(const rfr_programs *p) {
 }
 
 rfr_status rfr_programs_memory_use(const rfr_programs *p, rfr_memory_use *out) {
-  RFI_TRY(rfi_check_handle(out, "rfr_memory_use"));
-  memset(out, 0, sizeof *out);
+  RFI_TRY(RFI_CHECK_OUT(out, "rfr_memory_use"));
   RFI_TRY(rfi_check_handle(p, "rfr_programs"));
   return p->m.backend->memory_use(p->m.device, out);
 }
@@ -339,8 +331,7 @@ double rfr_program_recomputed_flops(const rfr_programs *p, int program) {
 rfr_status rfr_program_frontier(rfr_programs *p, int program, rfr_frontier_point *points, int max, int *n) {
   rfi_program *g;
   int64_t others = 0;
-  RFI_TRY(rfi_check_handle(n, "int"));
-  *n = 0;
+  RFI_TRY(RFI_CHECK_OUT(n, "int"));
   RFI_TRY(rfi_check_handle(points, "rfr_frontier_point"));
   RFI_TRY(rfi_program_get(p, program, &g));
   const rfi_stage *stage = find_stage(p, program, "fuse");

@@ -100,8 +100,7 @@ static rfr_status run_timed(rfr_programs *p, const rfi_program *g, rfi_bound *bo
 
 rfr_status rfr_program_profile(rfr_programs *p, int program, rfr_op_time *times, int max, int *n) {
   rfi_program *g;
-  RFI_TRY(rfi_check_handle(n, "int"));
-  *n = 0;
+  RFI_TRY(RFI_CHECK_OUT(n, "int"));
   RFI_TRY(rfi_program_get(p, program, &g));
   *n = g->u.n_bound - g->u.first[RFI_PART_F];
   if (!times) return RFR_OK;
@@ -176,8 +175,7 @@ void *rfi_programs_stream(const rfr_programs *p) {
 
 rfr_status rfr_programs_poll(rfr_programs *p, int *idle) {
   bool done = true;
-  RFI_TRY(rfi_check_handle(idle, "int"));
-  *idle = 0;
+  RFI_TRY(RFI_CHECK_OUT(idle, "int"));
   RFI_TRY(rfi_check_handle(p, "rfr_programs"));
   RFI_TRY(p->m.backend->poll(p->m.device, &done));
   *idle = done;

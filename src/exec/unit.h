@@ -39,6 +39,7 @@ typedef struct rfi_instance { /* a unit in a slot */
   rfi_graph *graph[RFI_PARTS]; /* NULL: not captured */
   int block;                   /* the block of the slot */
   int32_t microbatch;          /* the value in the slot's memory, 0 at first; -1: unknown */
+  uint8_t visited;             /* a bit per part: a walk of warm-up or capture has visited it */
   bool agreed[RFI_PARTS];      /* set for the first slot: all ranks have the same collectives in the part */
 } rfi_instance;
 
@@ -59,6 +60,9 @@ typedef struct rfi_exec_unit {
 } rfi_exec_unit;
 
 static inline bool rfi_has(const rfi_exec_unit *u, rfi_part part) { return u->first[part + 1] > u->first[part]; }
+static inline rfr_status rfi_executor_fill(const rfi_executor *m, void *to, unsigned char byte, int64_t bytes) {
+  return bytes > 0 ? m->backend->fill(m->device, to, byte, (size_t)bytes) : RFR_OK;
+}
 static inline int64_t rfi_bytes_into(const rfi_value *x) { return x->offset * rfr_dtype_bits(x->type.dtype) / 8; }
 
 /* Opens the device of a context, and gives it the communicator for its ops if it can use it. Sets `ctx` first. `step`:
