@@ -56,18 +56,6 @@ static rfr_status copy_op(rfi_callable *c, rfi_rewrite *r, int i, int64_t site) 
   return rfi_rewrite_as(r, i, &own, NULL);
 }
 
-/* Extends `reached` from inputs to all float values that depend on them along a gradient path. */
-static void propagate(const rfr_trace *t, bool *reached) {
-  for (int i = 0; i < t->n_ops; i++) {
-    const rfi_opr *op = &t->ops[i];
-    bool any = false;
-    for (int k = 0; k < op->n_in; k++) any = any || (op->in[k] >= 0 && reached[op->in[k]]);
-    if (op->def->flags & RFI_STOP) any = false;
-    for (int j = 0; j < op->n_out; j++)
-      if (op->out[j] >= 0) reached[op->out[j]] = any && rfr_dtype_is_float(t->values[op->out[j]].type.dtype);
-  }
-}
-
 /* Extends `reaches` from outputs to all values that they depend on along a gradient path. */
 static void propagate_back(const rfr_trace *t, bool *reaches) {
   for (int i = t->n_ops - 1; i >= 0; i--) {
@@ -200,7 +188,7 @@ static rfr_status record_backward(const rfr_graphs *g, rfi_callable *c, rfr_trac
   }
   for (int k = 0; k < c->n_out; k++)
     if (c->out[k].data.value >= 0) reaches[c->out[k].data.value] = true;
-  propagate(t, reached);
+  rfi_reach(t, true, reached);
   propagate_back(t, reaches);
   rfr_status s = record_loss(c, t, reached, &loss);
   for (int i = 0; i < n && s == RFR_OK; i++)
@@ -223,14 +211,18 @@ static rfr_status add_port(rfr_graphs *g, rfi_callable *c, bool output, const ch
   return !name || (p->name = rfi_arena_strdup(g->m.strings, name)) ? RFR_OK : RFR_NO_MEMORY;
 }
 
-static rfr_status add_inputs(rfr_graphs *g, rfi_callable *c, const rfr_callable *desc, const rfr_trace *t) {
-  for (int i = 0; i < desc->n_inputs; i++) {
-    const char *name = desc->inputs[i];
-    const int found = name ? rfi_names_find(&t->input_names, name) : -1;
-    if (name && (found < 0 || !is_call_input(t->values[t->inputs[found]].role)))
-      return refuse(c, "the trace has no input", name);
-    if (rfi_port_find(c->in, c->n_in, name) >= 0) return refuse(c, "rfr_callable.inputs lists twice input", name);
-    RFI_TRY(add_port(g, c, false, name, name ? t->inputs[found] : RFR_NONE));
+/* Adds the ports that a description lists; a name that is NULL is absent. */
+static rfr_status add_listed(rfr_graphs *g, rfi_callable *c, bool output, const char *const *names, int n,
+                             const rfr_trace *t) {
+  for (int i = 0; i < n; i++) {
+    const int found = !names[i] ? -1 : rfi_names_find(output ? &t->output_names : &t->input_names, names[i]);
+    const rfr_value v = found < 0 ? RFR_NONE : output ? t->outputs[found].value : t->inputs[found];
+    if (names[i] && (v < 0 || (!output && !is_call_input(t->values[v].role))))
+      return refuse(c, output ? "the trace has no output" : "the trace has no input", names[i]);
+    if (rfi_port_find(output ? c->out : c->in, i, names[i]) >= 0)
+      return refuse(c, output ? "rfr_callable.outputs lists twice the output" : "rfr_callable.inputs lists twice input",
+                    names[i]);
+    RFI_TRY(add_port(g, c, output, names[i], v));
   }
   return RFR_OK;
 }
@@ -239,7 +231,7 @@ static rfr_status add_ports(rfr_graphs *g, rfi_callable *c, const rfr_callable *
   const int inputs = desc->inputs ? desc->n_inputs : t->n_inputs;
   const int outputs = desc->outputs ? desc->n_outputs : t->n_outputs;
   if (!(c->in = rfi_arena_alloc(g->m.strings, sizeof *c->in * (size_t)(inputs + outputs + 1)))) return RFR_NO_MEMORY;
-  if (desc->inputs) RFI_TRY(add_inputs(g, c, desc, t));
+  if (desc->inputs) RFI_TRY(add_listed(g, c, false, desc->inputs, inputs, t));
   for (int i = 0; i < t->n_inputs; i++) {
     const rfi_value *x = &t->values[t->inputs[i]];
     if (!is_call_input(x->role)) continue;
@@ -248,13 +240,8 @@ static rfr_status add_ports(rfr_graphs *g, rfi_callable *c, const rfr_callable *
     if (!desc->inputs) RFI_TRY(add_port(g, c, false, x->name, t->inputs[i]));
   }
   c->out = c->in + c->n_in;
-  for (int k = 0; k < outputs; k++) {
-    const char *name = desc->outputs ? desc->outputs[k] : t->outputs[k].name;
-    const int found = name ? rfi_names_find(&t->output_names, name) : -1;
-    if (name && found < 0) return refuse(c, "the trace has no output", name);
-    if (rfi_port_find(c->out, k, name) >= 0) return refuse(c, "rfr_callable.outputs lists twice the output", name);
-    RFI_TRY(add_port(g, c, true, name, name ? t->outputs[found].value : RFR_NONE));
-  }
+  if (desc->outputs) return add_listed(g, c, true, desc->outputs, outputs, t);
+  for (int k = 0; k < outputs; k++) RFI_TRY(add_port(g, c, true, t->outputs[k].name, t->outputs[k].value));
   return RFR_OK;
 }
 
@@ -346,12 +333,12 @@ static rfr_tensor describe(const rfr_graphs *g, const rfr_trace *t, const char *
 }
 
 static rfr_status check_name(const rfi_callable *c, const char *name) {
-  const bool reserved = strcmp(name, RFI_MICROBATCH_INPUT) == 0 ||
-                        strncmp(name, RFI_GRAD_PREFIX, strlen(RFI_GRAD_PREFIX)) == 0 ||
-                        strncmp(name, RFI_UNREDUCED_PREFIX, strlen(RFI_UNREDUCED_PREFIX)) == 0;
-  return reserved ? rfi_fail(RFI_E_GRAPHS_CALLABLE,
-                             "callable \"%s\": \"%s\" is a reserved name: rename the input or output", c->u.name, name)
-                  : RFR_OK;
+  const char *const reserved[] = {"graphs.", RFI_GRAD_PREFIX, RFI_UNREDUCED_PREFIX};
+  for (size_t i = 0; i < sizeof reserved / sizeof *reserved; i++)
+    if (strncmp(name, reserved[i], strlen(reserved[i])) == 0)
+      return rfi_fail(RFI_E_GRAPHS_CALLABLE, "callable \"%s\": \"%s\" is a reserved name: rename the input or output",
+                      c->u.name, name);
+  return RFR_OK;
 }
 
 static rfr_status check_names(const rfi_callable *c, const rfr_trace *t) {

@@ -68,7 +68,7 @@ static rfr_status assign_result_storage(const rfr_graphs *g, rfi_callable *c) {
   return RFR_OK;
 }
 
-/* What a linked port takes is an alias of what the other callable returns. */
+/* Makes what a linked port takes an alias of what the other callable returns. */
 static void link_storage(const rfr_graphs *g, rfi_callable *c, const rfi_port *p) {
   const rfi_exec_unit *from = p->link ? &g->callable[p->link->callable].u : NULL;
   const rfr_value v = rfi_port_of(p, p->output)->value;

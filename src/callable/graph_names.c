@@ -237,27 +237,28 @@ static rfr_status check_output(const rfr_graphs *g, const rfi_callable *c, const
   return RFR_OK;
 }
 
-rfi_named *rfi_graphs_find(const rfr_graphs *g, const char *name) {
-  rfi_named *x = rfi_storage_find(&g->m.store, name);
-  return x && x->parameter < 0 && x->region != RFI_REGION_WINDOW ? x : NULL;
+rfr_status rfi_graphs_get(const rfr_graphs *g, const char *name, rfi_named **out) {
+  *out = rfi_storage_find(&g->m.store, name);
+  if (*out && (*out)->parameter < 0 && (*out)->region != RFI_REGION_WINDOW) return RFR_OK;
+  return rfi_fail(RFI_E_PROGRAM_NAME, "no callable has a parameter, state or constant \"%s\"%s", name ? name : "",
+                  *out ? ": a main gradient is named by its parameter, in rfr_graphs_gradient and in lists of gradients"
+                       : "");
+}
+
+rfr_status rfi_graphs_get_gradient(const rfr_graphs *g, const char *parameter, rfi_named **out) {
+  const rfi_named *x = rfi_storage_find(&g->m.store, parameter);
+  *out = x && x->gradient >= 0 ? &g->m.store.named[x->gradient] : NULL;
+  return *out ? RFR_OK : rfi_fail(RFI_E_PROGRAM_NAME, "no callable trains \"%s\"", parameter ? parameter : "");
 }
 
 static rfr_status check_lists(const rfr_graphs *g) {
   const rfr_graphs_options *o = &g->options;
-  for (int i = 0; i < o->n_tensors; i++) {
-    if (!rfi_graphs_find(g, o->tensors[i].name))
-      return rfi_fail(
-          RFI_E_PROGRAM_NAME, "rfr_graphs_options.tensors: no callable has a parameter, state or constant \"%s\"%s",
-          o->tensors[i].name ? o->tensors[i].name : "",
-          rfi_storage_find(&g->m.store, o->tensors[i].name) ? "; list main gradients in rfr_graphs_options.gradients"
-                                                            : "");
-  }
-  for (int i = 0; i < o->n_gradients; i++) {
-    const rfi_named *p = rfi_storage_find(&g->m.store, o->gradients[i].parameter);
-    if (!p || p->gradient < 0)
-      return rfi_fail(RFI_E_PROGRAM_NAME, "rfr_graphs_options.gradients: no callable trains \"%s\"",
-                      o->gradients[i].parameter);
-  }
+  rfi_named *x;
+  for (int i = 0; i < o->n_tensors; i++)
+    if (rfi_graphs_get(g, o->tensors[i].name, &x) != RFR_OK) return rfi_fail_prefix("rfr_graphs_options.tensors: ");
+  for (int i = 0; i < o->n_gradients; i++)
+    if (rfi_graphs_get_gradient(g, o->gradients[i].parameter, &x) != RFR_OK)
+      return rfi_fail_prefix("rfr_graphs_options.gradients: ");
   return RFR_OK;
 }
 

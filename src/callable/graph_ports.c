@@ -13,40 +13,29 @@
 /* ---- links ---- */
 
 static rfr_status make_link(rfr_graphs *g, int index, const rfr_callable_link *link) {
-  rfi_callable *c = &g->callable[index];
-  const int in = rfi_port_find(c->in, c->n_in, link->input);
-  if (in < 0 || link->callable < 0 || link->callable >= index || g->callable[link->callable].stage != c->stage)
-    return rfi_fail(
-        RFI_E_GRAPHS_CALLABLE,
-        "callable \"%s\": cannot link input \"%s\" to callable %d: there is no such input, or the source is not an "
-        "earlier callable of the same stage",
-        c->u.name, link->input ? link->input : "", link->callable);
-  rfi_callable *from = &g->callable[link->callable];
-  const int out = rfi_port_find(from->out, from->n_out, link->output);
-  if (out < 0 || from->out[out].link || c->in[in].link)
-    return rfi_fail(
-        RFI_E_GRAPHS_CALLABLE,
-        "callable \"%s\": cannot link output \"%s\" of callable \"%s\" to input \"%s\": there is no such output, or "
-        "one of them is already linked",
-        c->u.name, link->output ? link->output : "", from->u.name, link->input);
-  rfi_port *a = &from->out[out], *b = &c->in[in];
-  if (a->data.fixed || a->grad.fixed)
-    return rfi_fail(
-        RFI_E_GRAPHS_CALLABLE,
-        "callable \"%s\": output \"%s\" of callable \"%s\" cannot be linked, because it or its gradient has fixed "
-        "memory",
-        c->u.name, link->output, from->u.name);
-  if (memcmp(&a->data.tensor.type, &b->data.tensor.type, sizeof(rfr_type)) != 0)
+  const rfi_callable *c = &g->callable[index];
+  const char *input = link->input ? link->input : "", *output = link->output ? link->output : "";
+  if (link->callable < 0 || link->callable >= index || g->callable[link->callable].stage != c->stage)
     return rfi_fail(RFI_E_GRAPHS_CALLABLE,
-                    "callable \"%s\": input \"%s\" has another type than the linked output \"%s\" of callable "
-                    "\"%s\"",
-                    c->u.name, link->input, link->output, from->u.name);
-  if (a->grad.value >= 0 && b->grad.value < 0)
-    return rfi_fail(
-        RFI_E_GRAPHS_CALLABLE,
-        "callable \"%s\": input \"%s\" has no gradient, but callable \"%s\" needs the gradient of its linked output "
-        "\"%s\": record the input with role input_grad",
-        c->u.name, link->input, from->u.name, link->output);
+                    "callable \"%s\": input \"%s\" cannot be linked to callable %d: it is not an earlier callable of "
+                    "the same stage",
+                    c->u.name, input, link->callable);
+  const rfi_callable *from = &g->callable[link->callable];
+  const int in = rfi_port_find(c->in, c->n_in, link->input), out = rfi_port_find(from->out, from->n_out, link->output);
+  rfi_port *a = out < 0 ? NULL : &from->out[out], *b = in < 0 ? NULL : &c->in[in];
+  const char *what = !b                               ? "there is no such input"
+                     : !a                             ? "there is no such output"
+                     : a->link || b->link             ? "one of them is already linked"
+                     : a->data.fixed || a->grad.fixed ? "the output or its gradient has fixed memory"
+                     : memcmp(&a->data.tensor.type, &b->data.tensor.type, sizeof(rfr_type)) != 0 ? "their types differ"
+                     : a->grad.value >= 0 && b->grad.value < 0
+                         ? "the output needs a gradient, which the input does not have: record the input with role "
+                           "input_grad"
+                         : NULL;
+  if (what)
+    return rfi_fail(RFI_E_GRAPHS_CALLABLE,
+                    "callable \"%s\": input \"%s\" cannot be linked to output \"%s\" of callable \"%s\": %s", c->u.name,
+                    input, output, from->u.name, what);
   a->link = b;
   b->link = a;
   return RFR_OK;

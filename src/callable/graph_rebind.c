@@ -28,8 +28,7 @@ static int by_pointer(const void *a, const void *b) {
   return (x > y) - (x < y);
 }
 
-static rfr_status add_named(rfr_graphs *g, rfi_named *x, const char *name, const void *to, moves *m) {
-  if (!x) return rfi_fail(RFI_E_PROGRAM_NAME, "no callable has or trains \"%s\"", name ? name : "");
+static rfr_status add_named(rfr_graphs *g, rfi_named *x, const void *to, moves *m) {
   if (x->offset >= 0)
     return rfi_fail(RFI_E_PROGRAM_STATE, "\"%s\" is in memory of the graphs, which does not move", x->tensor.name);
   const char *defect = rfi_graphs_address_defect(g, to);
@@ -39,15 +38,16 @@ static rfr_status add_named(rfr_graphs *g, rfi_named *x, const char *name, const
 }
 
 static rfr_status add_tensor(rfr_graphs *g, const rfr_binding *b, moves *m) {
-  rfi_named *named = rfi_graphs_find(g, b->name);
-  RFI_TRY(add_named(g, named, b->name, b->data, m));
+  rfi_named *named;
+  RFI_TRY(rfi_graphs_get(g, b->name, &named));
+  RFI_TRY(add_named(g, named, b->data, m));
   return rfi_check_captured(b->name, &named->tensor.type, NULL, b);
 }
 
 static rfr_status add_gradient(rfr_graphs *g, const rfr_main_gradient *x, moves *m) {
-  const rfi_named *parameter = rfi_storage_find(&g->m.store, x->parameter);
-  rfi_named *named = parameter && parameter->gradient >= 0 ? &g->m.store.named[parameter->gradient] : NULL;
-  RFI_TRY(add_named(g, named, x->parameter, x->data, m));
+  rfi_named *named;
+  RFI_TRY(rfi_graphs_get_gradient(g, x->parameter, &named));
+  RFI_TRY(add_named(g, named, x->data, m));
   const rfr_type *type = &named->tensor.type;
   if (x->type.dtype != type->dtype)
     return rfi_fail(RFI_E_PROGRAM_STATE, "main gradient of \"%s\": captured as %s, now %s: create new graphs",
@@ -121,8 +121,7 @@ rfr_status rfr_graphs_rebind(rfr_graphs *g, const rfr_binding *tensors, int n_te
   moves m = {0};
   RFI_TRY(rfi_check_handle(g, "rfr_graphs"));
   if (g->state != RFI_STEP_NONE) return rfi_fail(RFI_E_GRAPHS_ORDER, "a step has begun: end or abort it first");
-  if (n_tensors < 0 || n_gradients < 0 || n_fixed < 0 || (n_tensors > 0 && !tensors) ||
-      (n_gradients > 0 && !gradients) || (n_fixed > 0 && !fixed))
+  if (!rfi_is_list(tensors, n_tensors) || !rfi_is_list(gradients, n_gradients) || !rfi_is_list(fixed, n_fixed))
     return rfi_fail(RFI_E_ARGUMENT, "%d tensors, %d main gradients, %d fixed: a count is negative or its list is NULL",
                     n_tensors, n_gradients, n_fixed);
   RFI_TRY(rfi_graphs_check_gradient_list(gradients, n_gradients));

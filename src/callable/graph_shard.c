@@ -92,20 +92,23 @@ static rfr_status read_windows(windows *w, const rfr_action *a) {
 
 /* ---- placement ---- */
 
-static int64_t *offset_in_windows(rfr_graphs *g, const rfi_callable *c, rfr_value v, int *kind) {
-  rfi_location *place = &c->u.place[v];
-  rfi_named *x = place->region == RFI_NAMED ? &g->m.store.named[place->offset] : NULL;
-  *kind = x && x->region == RFI_REGION_WINDOW ? UNREDUCED : GATHERED;
-  if (x && x->region == RFI_REGION_WINDOW) return &x->offset;
-  return place->region == RFI_REGION_WINDOW ? &place->offset : NULL;
+/* Iterates over the values of a callable that are in windows, from v = -1 on. Returns the offset; NULL: the end. */
+static int64_t *next_in_windows(rfr_graphs *g, const rfi_callable *c, rfr_value *v, int *kind) {
+  while (++*v < c->u.trace->n_values) {
+    rfi_location *place = &c->u.place[*v];
+    rfi_named *x = place->region == RFI_NAMED ? &g->m.store.named[place->offset] : NULL;
+    *kind = x ? UNREDUCED : GATHERED;
+    if (place->region == RFI_REGION_WINDOW) return &place->offset;
+    if (x && x->region == RFI_REGION_WINDOW) return &x->offset;
+  }
+  return NULL;
 }
 
 /* Adds the sizes of a callable's values to the bytes of each kind. */
 static void append(rfr_graphs *g, const rfi_callable *c, int64_t bytes[KINDS]) {
-  for (rfr_value v = 0; v < c->u.trace->n_values; v++) {
-    int kind;
-    int64_t *offset = offset_in_windows(g, c, v, &kind);
-    if (!offset) continue;
+  int kind;
+  int64_t *offset;
+  for (rfr_value v = -1; (offset = next_in_windows(g, c, &v, &kind));) {
     *offset = bytes[kind];
     bytes[kind] += rfi_storage_bytes(&c->u.trace->values[v].type);
   }
@@ -113,11 +116,9 @@ static void append(rfr_graphs *g, const rfi_callable *c, int64_t bytes[KINDS]) {
 
 /* Converts offsets within a kind to offsets within the windows. */
 static void move(rfr_graphs *g, const rfi_callable *c, const int64_t to[KINDS]) {
-  for (rfr_value v = 0; v < c->u.trace->n_values; v++) {
-    int kind;
-    int64_t *offset = offset_in_windows(g, c, v, &kind);
-    if (offset) *offset += to[kind];
-  }
+  int kind;
+  int64_t *offset;
+  for (rfr_value v = -1; (offset = next_in_windows(g, c, &v, &kind));) *offset += to[kind];
 }
 
 static void size_blocks(rfr_graphs *g, rfi_stage_plan *s) {
@@ -256,13 +257,12 @@ static rfr_status clear(rfr_graphs *g, const rfi_callable *c) {
 
 /* Debug mode: fills the gathered parameters or unreduced gradients of a callable. */
 static rfr_status poison_block(rfr_graphs *g, const rfi_callable *c, int kind) {
-  for (rfr_value v = 0; g->options.debug && v < c->u.trace->n_values; v++) {
-    int of;
-    const int64_t *offset = offset_in_windows(g, c, v, &of);
-    if (offset && of == kind)
+  const int64_t *offset;
+  int of;
+  for (rfr_value v = -1; g->options.debug && (offset = next_in_windows(g, c, &v, &of));)
+    if (of == kind)
       RFI_TRY(rfi_executor_fill(&g->m, rfi_address(&g->m.layout, RFI_REGION_WINDOW, *offset), RFI_POISON,
                                 rfi_storage_bytes(&c->u.trace->values[v].type)));
-  }
   return RFR_OK;
 }
 

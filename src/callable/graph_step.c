@@ -71,22 +71,19 @@ static const rfi_port *find_expected(const rfi_ports *x, const char *name, int i
   return NULL;
 }
 
-static bool is_in(const rfr_graphs *g, int slot, const rfi_port *p, bool grad, const void *data, int64_t bytes) {
-  const rfr_tensor t = rfi_port_tensor(g, slot, p, grad);
-  return rfi_lies_in(data, bytes, t.data, t.bytes);
+/* Whether a port's result in a slot is still valid. A linked output is valid until its reader has run. */
+static bool is_valid(const rfi_validity *valid, const rfi_port *p) {
+  if (!p->output) return p->callable >= valid->gradients && !p->link;
+  return p->callable < valid->outputs && (!p->link || p->link->callable >= valid->outputs);
 }
 
-/* Whether bytes of a slot belong to an output or input gradient that is still valid. A linked output is valid until its
- * reader has run. */
+/* Whether bytes of a slot belong to an output or input gradient that is still valid. */
 static bool is_valid_in_slot(const rfr_graphs *g, const rfi_stage_plan *s, int slot, const void *data, int64_t bytes) {
-  const rfi_validity *valid = &s->valid[slot];
-  for (int k = valid->gradients; k < s->end; k++)
-    for (int i = 0; i < g->callable[k].n_in; i++)
-      if (!g->callable[k].in[i].link && is_in(g, slot, &g->callable[k].in[i], true, data, bytes)) return true;
-  for (int k = valid->outputs - 1; k >= s->first; k--)
-    for (int i = 0; i < g->callable[k].n_out; i++) {
-      const rfi_port *p = &g->callable[k].out[i];
-      if ((!p->link || p->link->callable >= valid->outputs) && is_in(g, slot, p, false, data, bytes)) return true;
+  for (const rfi_callable *c = g->callable + s->first; c < g->callable + s->end; c++)
+    for (const rfi_port *p = c->in; p < rfi_ports_end(c); p++) {
+      if (!is_valid(&s->valid[slot], p)) continue;
+      const rfr_tensor t = rfi_port_tensor(g, slot, p, !p->output);
+      if (rfi_lies_in(data, bytes, t.data, t.bytes)) return true;
     }
   return false;
 }
@@ -310,10 +307,8 @@ rfr_status rfr_graphs_wgrad(rfr_graphs *g, int callable, int microbatch) {
 
 /* ---- beginning and end ---- */
 
-static rfr_status find_shared(const rfr_graphs *g, const rfr_binding *b, const rfi_named **out) {
-  if (!(*out = rfi_graphs_find(g, b->name)))
-    return rfi_fail(RFI_E_PROGRAM_NAME, "no callable has a state, constant or parameter \"%s\"",
-                    b->name ? b->name : "");
+static rfr_status find_shared(const rfr_graphs *g, const rfr_binding *b, rfi_named **out) {
+  RFI_TRY(rfi_graphs_get(g, b->name, out));
   return rfi_check_captured(b->name, &(*out)->tensor.type,
                             rfi_is_parameter((*out)->tensor.role) ? (*out)->tensor.data : NULL, b);
 }
@@ -338,7 +333,7 @@ static rfr_status clear_gradients(rfr_graphs *g) {
 }
 
 static rfr_status begin(rfr_graphs *g, const rfr_binding *inputs, int n) {
-  const rfi_named *x;
+  rfi_named *x;
   for (int i = 0; i < n; i++) {
     RFI_TRY(find_shared(g, &inputs[i], &x));
     if (x->tensor.role == RFR_ROLE_CONST) g->loaded = false;
@@ -363,10 +358,10 @@ static rfr_status begin(rfr_graphs *g, const rfr_binding *inputs, int n) {
 
 /* Begins a step of either kind, once its own checks have passed. */
 static rfr_status begin_checked(rfr_graphs *g, bool evaluating, const rfr_binding *inputs, int n_inputs) {
-  const rfi_named *x;
+  rfi_named *x;
   RFI_TRY(rfi_check_handle(g, "rfr_graphs"));
   if (g->state != RFI_STEP_NONE) return rfi_fail(RFI_E_GRAPHS_ORDER, "a step has begun: end or abort it first");
-  if (n_inputs < 0 || (n_inputs > 0 && !inputs)) return rfi_fail(RFI_E_ARGUMENT, "%d inputs, or NULL", n_inputs);
+  if (!rfi_is_list(inputs, n_inputs)) return rfi_fail(RFI_E_ARGUMENT, "%d inputs, or NULL", n_inputs);
   for (int i = 0; i < n_inputs; i++) {
     RFI_TRY(find_shared(g, &inputs[i], &x));
     if (evaluating && x->tensor.role == RFR_ROLE_STATE)

@@ -244,8 +244,9 @@ const char *rfi_graphs_address_defect(const rfr_graphs *g, const void *data);
 rfr_status rfi_graphs_check_gradient_entry(const rfr_main_gradient *m, const rfr_type *parameter);
 /* Checks each entry of a list without its context: size and fields. */
 rfr_status rfi_graphs_check_gradient_list(const rfr_main_gradient *m, int n);
-/* The entry of a parameter, state or constant; NULL: the name does not exist. */
-rfi_named *rfi_graphs_find(const rfr_graphs *g, const char *name);
+/* The entry of a parameter, state or constant, and of the main gradient of a parameter. Errors: program.name. */
+rfr_status rfi_graphs_get(const rfr_graphs *g, const char *name, rfi_named **out);
+rfr_status rfi_graphs_get_gradient(const rfr_graphs *g, const char *parameter, rfi_named **out);
 /* Adds the inputs that a callable shares by name with other callables. */
 rfr_status rfi_graphs_names(rfr_graphs *g, rfi_callable *c);
 /* Checks the lists of the options, states that several callables use, and names that outputs alias. */

@@ -24,28 +24,18 @@ rfr_main_gradient rfr_main_gradient_default(void) { return (rfr_main_gradient){.
 
 /* ---- arguments ---- */
 
-static rfr_status check_hooks(const rfr_graphs_options *o, int n) {
+static rfr_status check_options(const rfr_graphs_options *o, int n) {
+  RFI_TRY(rfi_check_options("rfr_graphs_options", o, o->size, sizeof *o));
   if (o->warmup_iterations < 0) return rfi_fail(RFI_E_ARGUMENT, "%d warm-up iterations", o->warmup_iterations);
   RFI_TRY(rfi_check_hooks(o->hooks, o->n_hooks, n, "rfr_graphs_options", "callables"));
   RFI_TRY(rfi_check_hook_list(&o->pre_warmup));
-  return rfi_check_hook_list(&o->post_warmup);
-}
-
-static rfr_status check_lists(const rfr_graphs_options *o) {
-  if ((o->n_tensors > 0 && !o->tensors) || (o->n_gradients > 0 && !o->gradients) || o->n_tensors < 0 ||
-      o->n_gradients < 0 || o->budget < 0 || (unsigned)o->recompute > RFR_RECOMPUTE_AUTO)
+  RFI_TRY(rfi_check_hook_list(&o->post_warmup));
+  if (!rfi_is_list(o->tensors, o->n_tensors) || !rfi_is_list(o->gradients, o->n_gradients) || o->budget < 0 ||
+      (unsigned)o->recompute > RFR_RECOMPUTE_AUTO)
     return rfi_fail(RFI_E_ARGUMENT, "rfr_graphs_options: %d tensors, %d gradients, budget %lld, recompute %d",
                     o->n_tensors, o->n_gradients, (long long)o->budget, (int)o->recompute);
   return rfi_graphs_check_gradient_list(o->gradients, o->n_gradients);
 }
-
-static rfr_status check_options(const rfr_graphs_options *o, int n) {
-  RFI_TRY(rfi_check_options("rfr_graphs_options", o, o->size, sizeof *o));
-  RFI_TRY(check_hooks(o, n));
-  return check_lists(o);
-}
-
-static bool is_array(const void *list, int n) { return n == 0 || (n > 0 && list); }
 
 static rfr_status check_arguments(rfr_ctx *ctx, const rfr_callable *callables, int n, const rfr_graphs_options *o) {
   RFI_TRY(rfi_check_handle(ctx, "rfr_ctx"));
@@ -55,8 +45,8 @@ static rfr_status check_arguments(rfr_ctx *ctx, const rfr_callable *callables, i
     const rfr_callable *c = &callables[i];
     if (c->size != sizeof *c)
       return rfi_fail(RFI_E_ARGUMENT, "callable %d: size %zu, rfr_callable_default sets %zu", i, c->size, sizeof *c);
-    if (!c->trace || !is_array(c->links, c->n_links) || !is_array(c->fixed, c->n_fixed) ||
-        !is_array(c->samples, c->n_samples) || c->n_inputs < 0 || c->n_outputs < 0 || c->first_site < -1 ||
+    if (!c->trace || !rfi_is_list(c->links, c->n_links) || !rfi_is_list(c->fixed, c->n_fixed) ||
+        !rfi_is_list(c->samples, c->n_samples) || c->n_inputs < 0 || c->n_outputs < 0 || c->first_site < -1 ||
         c->first_linear < -1)
       return rfi_fail(RFI_E_ARGUMENT,
                       "callable %d: trace is NULL, a list is NULL with n > 0, or first_site or first_linear is below "
@@ -95,16 +85,13 @@ static rfr_status make_stages(rfr_graphs *g) {
 
 /* ---- hooks ---- */
 
-/* Refuses hooks of a part that a callable lacks, because they would never run. */
 static rfr_status check_hook_parts(const rfr_graphs *g) {
-  for (int i = 0; i < g->options.n_hooks; i++)
-    for (int at = RFR_HOOK_PRE_BACKWARD; at <= RFR_HOOK_POST_WGRAD; at++) {
-      const rfi_callable *c = &g->callable[i];
-      const bool wgrad = at >= RFR_HOOK_PRE_WGRAD, has_part = wgrad ? rfi_has(&c->u, RFI_PART_W) : rfi_has_backward(c);
-      if (!has_part && rfi_hooks_at(&g->options.hooks[i], at)->n > 0)
-        return rfi_fail(RFI_E_GRAPHS_CALLABLE, "callable \"%s\" has %s hooks, which never run: it has no %s", c->u.name,
-                        RFI_HOOK_NAMES[at], wgrad ? "wgrad" : "backward");
-    }
+  for (int i = 0; i < g->options.n_hooks; i++) {
+    const rfi_callable *c = &g->callable[i];
+    const char *const lacks[] = {NULL, rfi_has_backward(c) ? NULL : "backward",
+                                 rfi_has(&c->u, RFI_PART_W) ? NULL : "wgrad"};
+    RFI_TRY(rfi_check_hook_parts(&g->options.hooks[i], lacks, RFI_E_GRAPHS_CALLABLE, "callable", c->u.name));
+  }
   return RFR_OK;
 }
 
@@ -260,9 +247,8 @@ void rfr_graphs_destroy(rfr_graphs *g) {
 rfr_status rfr_graphs_tensor(const rfr_graphs *g, const char *name, rfr_tensor *out) {
   RFI_TRY(RFI_CHECK_OUT(out, "out"));
   RFI_TRY(rfi_check_handle(g, "rfr_graphs"));
-  const rfi_named *x = rfi_graphs_find(g, name);
-  if (!x)
-    return rfi_fail(RFI_E_PROGRAM_NAME, "no callable has a parameter, state or constant \"%s\"", name ? name : "");
+  rfi_named *x;
+  RFI_TRY(rfi_graphs_get(g, name, &x));
   *out = x->tensor;
   return RFR_OK;
 }
@@ -270,11 +256,10 @@ rfr_status rfr_graphs_tensor(const rfr_graphs *g, const char *name, rfr_tensor *
 rfr_status rfr_graphs_gradient(const rfr_graphs *g, const char *parameter, rfr_tensor *out) {
   RFI_TRY(RFI_CHECK_OUT(out, "out"));
   RFI_TRY(rfi_check_handle(g, "rfr_graphs"));
-  const rfi_named *x = rfi_storage_find(&g->m.store, parameter);
-  if (!x || x->gradient < 0)
-    return rfi_fail(RFI_E_PROGRAM_NAME, "no callable trains \"%s\"", parameter ? parameter : "");
-  RFI_TRY(rfi_graphs_check_gradient(g, x->gradient));
-  *out = g->m.store.named[x->gradient].tensor;
+  rfi_named *x;
+  RFI_TRY(rfi_graphs_get_gradient(g, parameter, &x));
+  RFI_TRY(rfi_graphs_check_gradient(g, (int)(x - g->m.store.named)));
+  *out = x->tensor;
   return RFR_OK;
 }
 
@@ -302,11 +287,16 @@ rfr_status rfr_graphs_changed(rfr_graphs *g) {
   return RFR_OK;
 }
 
+static const rfi_exec_unit *unit_of(const rfr_graphs *g, int callable) {
+  const bool exists = rfi_check_handle(g, "rfr_graphs") == RFR_OK && callable >= 0 && callable < g->n;
+  return exists ? &g->callable[callable].u : NULL;
+}
+
 int rfr_graphs_ops(const rfr_graphs *g, int callable, rfr_action_op part) {
+  const rfi_exec_unit *u = unit_of(g, callable);
   const rfi_part at = part == RFR_ACTION_F ? RFI_PART_F : part == RFR_ACTION_I ? RFI_PART_I : RFI_PART_W;
-  if (rfi_check_handle(g, "rfr_graphs") != RFR_OK || callable < 0 || callable >= g->n) return -1;
-  if (part != RFR_ACTION_F && part != RFR_ACTION_I && part != RFR_ACTION_W) return -1;
-  return g->callable[callable].u.first[at + 1] - g->callable[callable].u.first[at];
+  if (!u || (part != RFR_ACTION_F && part != RFR_ACTION_I && part != RFR_ACTION_W)) return -1;
+  return u->first[at + 1] - u->first[at];
 }
 
 rfr_status rfr_graphs_get_memory(const rfr_graphs *g, rfr_graphs_memory *out) {
@@ -321,11 +311,11 @@ rfr_status rfr_graphs_get_memory(const rfr_graphs *g, rfr_graphs_memory *out) {
 }
 
 const rfr_trace *rfr_graphs_trace(const rfr_graphs *g, int callable) {
-  return rfi_check_handle(g, "rfr_graphs") == RFR_OK && callable >= 0 && callable < g->n ? g->callable[callable].u.trace
-                                                                                         : NULL;
+  const rfi_exec_unit *u = unit_of(g, callable);
+  return u ? u->trace : NULL;
 }
 
 const char *rfr_graphs_report(const rfr_graphs *g, int callable, const char *pass) {
-  if (rfi_check_handle(g, "rfr_graphs") != RFR_OK || callable < 0 || callable >= g->n) return NULL;
-  return rfi_stage_report(rfi_unit_stage(&g->callable[callable].u, pass));
+  const rfi_exec_unit *u = unit_of(g, callable);
+  return u ? rfi_stage_report(rfi_unit_stage(u, pass)) : NULL;
 }

@@ -343,7 +343,7 @@ static rfr_status check_trace(const rfr_ctx *ctx, int i, int n, const rfr_trace 
 static rfr_status check_watch(const rfr_watch_options *w, int programs) {
   if (!w) return RFR_OK;
   RFI_TRY(rfi_check_options("rfr_watch_options", w, w->size, sizeof *w));
-  if (w->n < 0 || (w->n > 0 && !w->patterns) || w->program < 0 || w->program >= programs || w->slots < 1)
+  if (!rfi_is_list(w->patterns, w->n) || w->program < 0 || w->program >= programs || w->slots < 1)
     return rfi_fail(RFI_E_ARGUMENT, "rfr_watch_options: %d patterns, program %d of %d, %lld slots", w->n, w->program,
                     programs, (long long)w->slots);
   for (int i = 0; i < w->n; i++)

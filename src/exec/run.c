@@ -159,7 +159,7 @@ rfr_status rfr_program_replay(rfr_programs *p, int program, const rfr_binding *b
   RFI_TRY(rfi_program_get_allocated(p, program, "rfr_program_replay", &g));
   if (!g->u.instance->graph[RFI_PART_F])
     return rfi_fail(RFI_E_PROGRAM_ORDER, "replay of program \"%s\" before rfr_program_capture", g->u.name);
-  if (n < 0 || (n > 0 && !bindings)) return rfi_fail(RFI_E_ARGUMENT, "%d bindings, and no list", n);
+  if (!rfi_is_list(bindings, n)) return rfi_fail(RFI_E_ARGUMENT, "%d bindings, and no list", n);
   for (int i = 0; i < n; i++) RFI_TRY(check_binding(p, g, &bindings[i]));
   return run_part(p, g, RFI_PART_F, false);
 }
@@ -169,9 +169,7 @@ rfr_status rfr_programs_wait(rfr_programs *p) {
   return p->m.backend->wait(p->m.device);
 }
 
-void *rfi_programs_stream(const rfr_programs *p) {
-  return p->m.backend->stream ? p->m.backend->stream(p->m.device) : NULL;
-}
+void *rfi_programs_stream(const rfr_programs *p) { return rfi_executor_stream(&p->m); }
 
 rfr_status rfr_programs_poll(rfr_programs *p, int *idle) {
   bool done = true;

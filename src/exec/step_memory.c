@@ -61,8 +61,6 @@ rfr_status rfi_step_memory_allocate(const rfi_executor *m) {
   return m->backend->wait(m->device);
 }
 
-static void *stream_of(const rfi_executor *m) { return m->backend->stream ? m->backend->stream(m->device) : NULL; }
-
 /* Refuses work that could run concurrently with the holder's. */
 static rfr_status check_idle(const rfr_step_memory *s, const rfi_executor *m) {
   const rfi_executor *holder = s->holder;
@@ -71,7 +69,7 @@ static rfr_status check_idle(const rfr_step_memory *s, const rfi_executor *m) {
   if (s->busy)
     return rfi_fail(RFI_E_STEP_MEMORY, "step memory is in use: a step of graphs that share it has begun, or a program "
                                        "runs between its hooks; end or abort that step first");
-  if (stream_of(holder) != stream_of(m)) RFI_TRY(holder->backend->poll(holder->device, &idle));
+  if (rfi_executor_stream(holder) != rfi_executor_stream(m)) RFI_TRY(holder->backend->poll(holder->device, &idle));
   if (idle) return RFR_OK;
   return rfi_fail(RFI_E_STEP_MEMORY, "step memory is in use: work of its last user may still run in another stream; "
                                      "wait for it, or use one stream (rfr_graphs_set_stream)");

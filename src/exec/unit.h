@@ -60,6 +60,10 @@ typedef struct rfi_exec_unit {
 } rfi_exec_unit;
 
 static inline bool rfi_has(const rfi_exec_unit *u, rfi_part part) { return u->first[part + 1] > u->first[part]; }
+/* The stream on which work is enqueued; NULL: calls are synchronous. */
+static inline void *rfi_executor_stream(const rfi_executor *m) {
+  return m->backend->stream ? m->backend->stream(m->device) : NULL;
+}
 static inline rfr_status rfi_executor_fill(const rfi_executor *m, void *to, unsigned char byte, int64_t bytes) {
   return bytes > 0 ? m->backend->fill(m->device, to, byte, (size_t)bytes) : RFR_OK;
 }
