@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The calls of a step, their order, and the main gradients that each call completes, all from the schedule alone.
- * Without a schedule a step repeats the calls of one microbatch until it is ended; so does an evaluation.
+ * The stages of a rank, the calls of a step, their order, and the main gradients that each call completes, all from
+ * the schedule alone. Without a schedule a step repeats the calls of one microbatch until it is ended; so does an
+ * evaluation.
  *
  * Graphs are captured per slot, not per microbatch. So another schedule of the same stages needs no new graphs under
  * three conditions. It has no more microbatches in flight. It has no separate W where saved activations were planned to
@@ -207,7 +208,7 @@ rfr_status rfi_graphs_check_gradient(const rfr_graphs *g, int gradient) {
                   c->endless ? (int)(begun / c->n) : call->microbatch);
 }
 
-/* ---- another schedule ---- */
+/* ---- stages ---- */
 
 /* A bit per action of a stage. */
 static unsigned actions_of(const rfr_schedule *s, int rank, int stage) {
@@ -219,8 +220,8 @@ static unsigned actions_of(const rfr_schedule *s, int rank, int stage) {
   return ops;
 }
 
-rfr_status rfi_graphs_read_stages(const rfr_graphs *g, const rfr_schedule *s, rfi_arena *a, rfi_stage_plan **stages,
-                                  int *n) {
+static rfr_status read_stages(const rfr_graphs *g, const rfr_schedule *s, rfi_arena *a, rfi_stage_plan **stages,
+                              int *n) {
   rfr_schedule_info info = {.stages = 1};
   const int rank = g->options.rank;
   int next = 0;
@@ -273,7 +274,8 @@ static bool overlap_before_wgrad(const rfr_graphs *g, const rfr_schedule *s, int
   return live == 2;
 }
 
-rfr_status rfi_graphs_assign_blocks(rfr_graphs *g, rfi_stage_plan *s) {
+/* Assigns blocks to the slots of a stage with separate W. */
+static rfr_status assign_blocks(rfr_graphs *g, rfi_stage_plan *s) {
   if (!(s->block = rfi_arena_alloc(g->m.strings, sizeof *s->block * (size_t)(s->slots + 1)))) return RFR_NO_MEMORY;
   for (int slot = 0; slot < s->slots && s->delayed; slot++) {
     for (int k = 0; k < slot; k++)
@@ -283,6 +285,20 @@ rfr_status rfi_graphs_assign_blocks(rfr_graphs *g, rfi_stage_plan *s) {
   }
   return RFR_OK;
 }
+
+rfr_status rfi_graphs_make_stages(rfr_graphs *g) {
+  RFI_TRY(read_stages(g, g->options.schedule, g->m.strings, &g->stage, &g->n_stages));
+  for (int k = 0; k < g->n_stages; k++) {
+    rfi_stage_plan *s = &g->stage[k];
+    if (!(s->valid = rfi_arena_alloc(g->m.strings, sizeof *s->valid * (size_t)(s->slots + 1)))) return RFR_NO_MEMORY;
+    RFI_TRY(assign_blocks(g, s));
+    for (int slot = 0; slot < s->slots; slot++) rfi_graphs_invalidate(s, slot);
+    for (int c = s->first; c < s->end; c++) g->callable[c].stage = s;
+  }
+  return RFR_OK;
+}
+
+/* ---- another schedule ---- */
 
 static rfr_status check_blocks(const rfr_graphs *g, const rfi_stage_plan *s, const rfr_schedule *schedule, int slots) {
   for (int i = 0; i < slots && s->block_bytes > 0; i++)
@@ -321,7 +337,7 @@ static rfr_status check_stages(const rfr_graphs *g, const rfr_schedule *schedule
   rfi_stage_plan *now;
   int n;
   RFI_TRY(rfi_arena_create(g->m.ctx, &scratch));
-  rfr_status s = rfi_graphs_read_stages(g, schedule, scratch, &now, &n);
+  rfr_status s = read_stages(g, schedule, scratch, &now, &n);
   if (s == RFR_OK && n != g->n_stages)
     s = rfi_fail(RFI_E_GRAPHS_SCHEDULE, "it has %d stages on this rank, but %d were captured", n, g->n_stages);
   for (int i = 0; i < n && s == RFR_OK; i++) {

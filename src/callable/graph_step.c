@@ -57,19 +57,7 @@ rfr_status rfr_graphs_expected(const rfr_graphs *g, rfr_action *call, int *calla
   return RFR_OK;
 }
 
-/* ---- the signature ---- */
-
-/* The ports that the caller passes: inputs, or gradients of outputs, that are not linked. */
-static bool is_expected(const rfi_port *p, bool grad) { return !p->link && (!grad || p->grad.value >= 0); }
-
-/* The expected port with this name, or the i-th one if name is NULL; NULL: none. */
-static const rfi_port *find_expected(const rfi_ports *x, const char *name, int i) {
-  for (const rfi_port *p = x->port; p < x->port + x->n; p++) {
-    if (!is_expected(p, x->grad)) continue;
-    if (name ? p->name && strcmp(p->name, name) == 0 : i-- == 0) return p;
-  }
-  return NULL;
-}
+/* ---- tensors that the caller passes ---- */
 
 /* Whether a port's result in a slot is still valid. A linked output is valid until its reader has run. */
 static bool is_valid(const rfi_validity *valid, const rfi_port *p) {
@@ -109,8 +97,65 @@ static rfr_status check_slot_data(const rfr_graphs *g, const rfi_step_call *call
                   : RFR_OK;
 }
 
-rfr_status rfi_graphs_check_slot_tensor(const rfr_graphs *g, const rfr_tensor *x, bool *is_slot) {
-  return check_slot_data(g, NULL, x->name, x->data, x->bytes, is_slot);
+static bool lies_in(const rfr_tensor *x, const void *data, int64_t bytes) {
+  return rfi_lies_in(x->data, x->bytes, data, bytes);
+}
+
+static bool lies_in_fixed(const rfr_graphs *g, const rfr_tensor *x) {
+  for (const rfi_callable *c = g->callable; c < g->callable + g->n; c++)
+    for (const rfi_port *p = c->in; p < rfi_ports_end(c); p++)
+      for (int slot = 0; slot < c->u.slots; slot++)
+        if ((p->data.fixed && lies_in(x, p->data.fixed[slot], p->data.tensor.bytes)) ||
+            (p->grad.fixed && lies_in(x, p->grad.fixed[slot], p->grad.tensor.bytes)))
+          return true;
+  return false;
+}
+
+/* An output may alias a state or a parameter in the caller's memory. */
+static bool lies_in_named(const rfr_graphs *g, const rfr_tensor *x) {
+  for (int i = 0; i < g->m.store.n; i++)
+    if (lies_in(x, g->m.store.named[i].tensor.data, g->m.store.named[i].tensor.bytes)) return true;
+  return false;
+}
+
+rfr_status rfi_graphs_check_tensor(const rfr_graphs *g, const rfr_tensor *x) {
+  const rfi_named *named = rfi_storage_find(&g->m.store, x->name);
+  const rfr_tensor *now = named ? &named->tensor : NULL;
+  const char *name = x->name ? x->name : "";
+  bool is_slot;
+  if ((unsigned)x->type.dtype >= RFR_DTYPE_COUNT || x->type.rank < 0 || x->type.rank > RFR_MAX_RANK)
+    return rfi_fail(RFI_E_ARGUMENT, "tensor \"%s\" has no type", name);
+  if (x->bytes != rfi_bytes(&x->type))
+    return rfi_fail(RFI_E_ARGUMENT, "tensor \"%s\": bytes is %lld, its type has %lld", name, (long long)x->bytes,
+                    (long long)rfi_bytes(&x->type));
+  if (x->bytes == 0) return RFR_OK;
+  if (now && now->role == x->role) {
+    if (lies_in(x, now->data, now->bytes)) return RFR_OK;
+    if (x->bytes > now->bytes)
+      return rfi_fail(RFI_E_ARGUMENT, "tensor \"%s\": bytes is %lld, the graphs have %lld", name, (long long)x->bytes,
+                      (long long)now->bytes);
+    return rfi_fail(RFI_E_REPLAY_SIGNATURE, "\"%s\": this tensor has address %p, it is now at %p: query it again", name,
+                    x->data, now->data);
+  }
+  RFI_TRY(check_slot_data(g, NULL, x->name, x->data, x->bytes, &is_slot));
+  if (is_slot || lies_in(x, g->m.layout.arena, g->memory.persistent_bytes) || lies_in_named(g, x) ||
+      lies_in_fixed(g, x))
+    return RFR_OK;
+  return rfi_fail(RFI_E_ARGUMENT, "tensor \"%s\" is not memory of these graphs", name);
+}
+
+/* ---- the signature ---- */
+
+/* The ports that the caller passes: inputs, or gradients of outputs, that are not linked. */
+static bool is_expected(const rfi_port *p, bool grad) { return !p->link && (!grad || p->grad.value >= 0); }
+
+/* The expected port with this name, or the i-th one if name is NULL; NULL: none. */
+static const rfi_port *find_expected(const rfi_ports *x, const char *name, int i) {
+  for (const rfi_port *p = x->port; p < x->port + x->n; p++) {
+    if (!is_expected(p, x->grad)) continue;
+    if (name ? p->name && strcmp(p->name, name) == 0 : i-- == 0) return p;
+  }
+  return NULL;
 }
 
 static rfr_status check_data(const rfr_graphs *g, const rfi_step_call *call, const rfi_port *p, bool grad,

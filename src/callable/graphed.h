@@ -11,14 +11,14 @@
  *   graph_memory.c  parts on a stage's time axis -> lifetimes -> one arena; a place per value
  *   graphs.c        creation; public queries
  *   graph_walk.c    warm-up and capture, with hooks around each part
- *   graph_calls.c   a schedule -> the calls of a step, and the main gradients that each call completes
+ *   graph_calls.c   a schedule -> stages, the calls of a step, and the main gradients that each call completes
  *   graph_shard.c   UNSHARD, RESHARD and REDUCE of a schedule -> memory of gathered parameters and unreduced gradients,
  *                   and the collectives that run between calls
  *   graph_debug.c   fills dead buffers
  *   graph_rebind.c  new addresses for the caller's memory
  *   graph_splits.c  reports invalid group sizes
  *   graph_counts.c  advances the step counters and the states of delayed scaling
- *   graph_step.c    the calls of a step: order, signature, copies, launches
+ *   graph_step.c    the calls of a step: order, the caller's tensors, copies, launches
  *
  * The memory has the regions of layout.h. All slots of a stage have the same layout. Values that live within one part
  * are in the shared bytes, because parts run one after the other. If there is only one slot, both are planned as one.
@@ -279,11 +279,6 @@ rfr_status rfi_graphs_set_up(rfr_graphs *g, bool loaded, bool eager);
 /* Runs the shard actions up to call `at`, from number *next on. */
 rfr_status rfi_graphs_run_shard_actions(rfr_graphs *g, int64_t at, int *next, bool eager);
 
-/* ---- graph_rebind.c ---- */
-/* Checks a tensor that the caller passes back: its bytes must match the type, and its memory must belong to these
- * graphs and still be valid. */
-rfr_status rfi_graphs_check_tensor(const rfr_graphs *g, const rfr_tensor *x);
-
 /* ---- graph_recompute.c ---- */
 /* Selects kernels and assigns storage, with the recompute that marks, options and budget require. */
 rfr_status rfi_graphs_lay_out(rfr_graphs *g);
@@ -310,11 +305,8 @@ rfr_status rfi_graphs_warm_up(rfr_graphs *g);
 rfr_status rfi_graphs_capture(rfr_graphs *g);
 
 /* ---- graph_calls.c ---- */
-/* Finds the stages of this rank, in an arena; without a schedule there is one. */
-rfr_status rfi_graphs_read_stages(const rfr_graphs *g, const rfr_schedule *s, rfi_arena *a, rfi_stage_plan **stages,
-                                  int *n);
-/* Assigns blocks to the slots of a stage with separate W. */
-rfr_status rfi_graphs_assign_blocks(rfr_graphs *g, rfi_stage_plan *s);
+/* Finds the stages of this rank, and the blocks of their slots; without a schedule there is one stage. */
+rfr_status rfi_graphs_make_stages(rfr_graphs *g);
 /* Lists the calls of a step, or of an evaluation: F of every callable. Destroy `arena`, also after an error. */
 rfr_status rfi_graphs_make_calls(rfr_graphs *g, const rfr_schedule *schedule, bool evaluation, rfi_calls *calls);
 /* Sets `live` and `live_bytes` of g->memory. */
@@ -338,8 +330,9 @@ rfr_status rfi_graphs_poison_block(rfr_graphs *g, const rfi_stage_plan *s, int s
 rfr_status rfi_graphs_poison_region(rfr_graphs *g, rfi_region region);
 
 /* ---- graph_step.c ---- */
-/* *is_slot: the tensor lies in a slot. Errors: argument, if it lies in a slot and is no longer valid. */
-rfr_status rfi_graphs_check_slot_tensor(const rfr_graphs *g, const rfr_tensor *x, bool *is_slot);
+/* Checks a tensor that the caller passes back: its bytes must match the type, and its memory must belong to these
+ * graphs and still be valid. */
+rfr_status rfi_graphs_check_tensor(const rfr_graphs *g, const rfr_tensor *x);
 void rfi_graphs_invalidate(rfi_stage_plan *s, int slot);
 /* Writes the microbatch number into a slot. */
 rfr_status rfi_graphs_set_microbatch(rfr_graphs *g, const rfi_step_call *call);

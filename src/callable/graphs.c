@@ -69,20 +69,6 @@ static rfr_status check_arguments(rfr_ctx *ctx, const rfr_callable *callables, i
   return RFR_OK;
 }
 
-/* ---- stages ---- */
-
-static rfr_status make_stages(rfr_graphs *g) {
-  RFI_TRY(rfi_graphs_read_stages(g, g->options.schedule, g->m.strings, &g->stage, &g->n_stages));
-  for (int k = 0; k < g->n_stages; k++) {
-    rfi_stage_plan *s = &g->stage[k];
-    if (!(s->valid = rfi_arena_alloc(g->m.strings, sizeof *s->valid * (size_t)(s->slots + 1)))) return RFR_NO_MEMORY;
-    RFI_TRY(rfi_graphs_assign_blocks(g, s));
-    for (int slot = 0; slot < s->slots; slot++) rfi_graphs_invalidate(s, slot);
-    for (int c = s->first; c < s->end; c++) g->callable[c].stage = s;
-  }
-  return RFR_OK;
-}
-
 /* ---- hooks ---- */
 
 static rfr_status check_hook_parts(const rfr_graphs *g) {
@@ -156,7 +142,7 @@ static rfr_status find_recipes(rfr_graphs *g, const rfr_callable *callables) {
 /* Everything that the plan needs, without memory. */
 static rfr_status plan(rfr_graphs *g, const rfr_callable *callables) {
   rfi_next next = {0};
-  RFI_TRY(make_stages(g));
+  RFI_TRY(rfi_graphs_make_stages(g));
   RFI_TRY(find_recipes(g, callables));
   for (int i = 0; i < g->n; i++) {
     rfr_status s = rfi_callable_compile(g, i, &callables[i], &next);
