@@ -8,7 +8,7 @@
  * trainable and frozen inputs are its parameters; states and constants are shared by name between all callables. An
  * output that depends on a parameter or on an input_grad gets a gradient in the backward. A stage is a run of
  * callables. A slot is the memory of one microbatch in flight in one stage. A main gradient is the buffer that a
- * parameter's gradient is accumulated in. Names that begin with "grad." or "gathered." are reserved.
+ * parameter's gradient is accumulated in. Names that begin with "grad.", "unreduced." or "graphs." are reserved.
  *
  *   rfr_callable c = rfr_callable_default();
  *   c.name = "layer", c.trace = t;                        // x of role input_grad, output y

@@ -70,6 +70,11 @@ int rfi_glob_distance(const char *glob, const char *name);
 
 /* An error for a NULL handle; `type` is its type, "rfr_trace". */
 rfr_status rfi_check_handle(const void *handle, const char *type);
+/* The same for memory of a result, which is zeroed: pointers in it are NULL after a later error. */
+rfr_status rfi_check_out(void *out, size_t bytes, const char *type);
+#define RFI_CHECK_OUT(out, type) rfi_check_out(out, sizeof *(out), type)
+/* Whether a caller's list of n entries exists, and n is not negative. */
+static inline bool rfi_is_list(const void *list, int n) { return n == 0 || (n > 0 && list); }
 
 /* Zeroed memory from the context's allocator, 64-byte aligned. *out is NULL on error, as without a
  * context. Bytes 0 gives a valid block. Safe from several threads at once if the caller's allocator is. */

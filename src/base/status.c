@@ -157,6 +157,12 @@ rfr_status rfi_check_handle(const void *handle, const char *type) {
   return handle ? RFR_OK : rfi_fail(RFI_E_ARGUMENT, "the %s is NULL", type);
 }
 
+rfr_status rfi_check_out(void *out, size_t bytes, const char *type) {
+  RFI_TRY(rfi_check_handle(out, type));
+  memset(out, 0, bytes);
+  return RFR_OK;
+}
+
 const rfr_error *rfr_last_error(void) {
   if (last.error.slug == NULL) {
     /* This thread has no error yet. */

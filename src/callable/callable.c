@@ -56,18 +56,6 @@ static rfr_status copy_op(rfi_callable *c, rfi_rewrite *r, int i, int64_t site) 
   return rfi_rewrite_as(r, i, &own, NULL);
 }
 
-/* Extends `reached` from inputs to all float values that depend on them along a gradient path. */
-static void propagate(const rfr_trace *t, bool *reached) {
-  for (int i = 0; i < t->n_ops; i++) {
-    const rfi_opr *op = &t->ops[i];
-    bool any = false;
-    for (int k = 0; k < op->n_in; k++) any = any || (op->in[k] >= 0 && reached[op->in[k]]);
-    if (op->def->flags & RFI_STOP) any = false;
-    for (int j = 0; j < op->n_out; j++)
-      if (op->out[j] >= 0) reached[op->out[j]] = any && rfr_dtype_is_float(t->values[op->out[j]].type.dtype);
-  }
-}
-
 /* Extends `reaches` from outputs to all values that they depend on along a gradient path. */
 static void propagate_back(const rfr_trace *t, bool *reaches) {
   for (int i = t->n_ops - 1; i >= 0; i--) {
@@ -105,7 +93,7 @@ static rfr_status check_splits(rfr_graphs *g, rfi_callable *c, const rfi_rewrite
     if (op->def->code != RFI_OP_splits_to_offsets) continue;
     const rfr_value sizes = sizes_of(t, op->in[0]);
     for (int k = 0; k < c->n_in; k++)
-      if (c->in[k].value == sizes) c->in[k].splits = true;
+      if (c->in[k].data.value == sizes) c->in[k].splits = true;
     if (op->out[1] < 0) continue;
     const int maker = t->values[op->in[0]].op;
     if (maker >= 0 && t->ops[maker].def->code == RFI_OP_moe_sort) continue;
@@ -124,8 +112,9 @@ static rfr_status record_loss(rfi_callable *c, rfr_trace *t, const bool *reached
   *loss = RFR_NONE;
   for (int k = 0; k < c->n_out; k++) {
     rfi_port *p = &c->out[k];
-    if (p->value < 0 || !reached[p->value]) continue;
-    const rfr_type type = t->values[p->value].type;
+    const rfr_value v = p->data.value;
+    if (v < 0 || !reached[v]) continue;
+    const rfr_type type = t->values[v].type;
     const int same = rfi_names_find(&t->input_names, p->name);
     if (same >= 0 && t->values[t->inputs[same]].role == RFR_ROLE_TRAINABLE)
       return refuse(
@@ -133,8 +122,8 @@ static rfr_status record_loss(rfi_callable *c, rfr_trace *t, const bool *reached
           p->name);
     const char *name = grad_name(t, p->name);
     if (!name) return RFR_NO_MEMORY;
-    p->grad = rfr_input_at(t, nowhere, name, RFR_ROLE_INPUT, type.dtype, type.rank, type.shape);
-    rfr_value part = rfi_record(t, nowhere, RFI_OP_cotangent, 2, (rfr_value[]){p->value, p->grad}, NULL, NULL);
+    p->grad.value = rfr_input_at(t, nowhere, name, RFR_ROLE_INPUT, type.dtype, type.rank, type.shape);
+    rfr_value part = rfi_record(t, nowhere, RFI_OP_cotangent, 2, (rfr_value[]){v, p->grad.value}, NULL, NULL);
     *loss = *loss < 0 ? part : rfr_add_at(t, nowhere, *loss, part);
   }
   return rfr_trace_status(t);
@@ -198,8 +187,8 @@ static rfr_status record_backward(const rfr_graphs *g, rfi_callable *c, rfr_trac
     reached[t->inputs[i]] = role == RFR_ROLE_TRAINABLE || role == RFR_ROLE_INPUT_GRAD;
   }
   for (int k = 0; k < c->n_out; k++)
-    if (c->out[k].value >= 0) reaches[c->out[k].value] = true;
-  propagate(t, reached);
+    if (c->out[k].data.value >= 0) reaches[c->out[k].data.value] = true;
+  rfi_reach(t, true, reached);
   propagate_back(t, reaches);
   rfr_status s = record_loss(c, t, reached, &loss);
   for (int i = 0; i < n && s == RFR_OK; i++)
@@ -216,49 +205,43 @@ int rfi_port_find(const rfi_port *port, int n, const char *name) {
   return -1;
 }
 
-static rfr_status add_input(rfr_graphs *g, rfi_callable *c, const char *name, rfr_value v) {
-  rfi_port *p = &c->in[c->n_in++];
-  *p = (rfi_port){.value = v, .grad = RFR_NONE, .callable = -1};
+static rfr_status add_port(rfr_graphs *g, rfi_callable *c, bool output, const char *name, rfr_value v) {
+  rfi_port *p = output ? &c->out[c->n_out++] : &c->in[c->n_in++];
+  *p = (rfi_port){.output = output, .callable = c->u.index, .data.value = v, .grad.value = RFR_NONE};
   return !name || (p->name = rfi_arena_strdup(g->m.strings, name)) ? RFR_OK : RFR_NO_MEMORY;
 }
 
-static rfr_status add_inputs(rfr_graphs *g, rfi_callable *c, const rfr_callable *desc, const rfr_trace *t) {
-  for (int i = 0; i < desc->n_inputs; i++) {
-    const char *name = desc->inputs[i];
-    const int found = name ? rfi_names_find(&t->input_names, name) : -1;
-    if (name && (found < 0 || !is_call_input(t->values[t->inputs[found]].role)))
-      return refuse(c, "the trace has no input", name);
-    if (rfi_port_find(c->in, c->n_in, name) >= 0) return refuse(c, "rfr_callable.inputs lists twice input", name);
-    RFI_TRY(add_input(g, c, name, name ? t->inputs[found] : RFR_NONE));
+/* Adds the ports that a description lists; a name that is NULL is absent. */
+static rfr_status add_listed(rfr_graphs *g, rfi_callable *c, bool output, const char *const *names, int n,
+                             const rfr_trace *t) {
+  for (int i = 0; i < n; i++) {
+    const int found = !names[i] ? -1 : rfi_names_find(output ? &t->output_names : &t->input_names, names[i]);
+    const rfr_value v = found < 0 ? RFR_NONE : output ? t->outputs[found].value : t->inputs[found];
+    if (names[i] && (v < 0 || (!output && !is_call_input(t->values[v].role))))
+      return refuse(c, output ? "the trace has no output" : "the trace has no input", names[i]);
+    if (rfi_port_find(output ? c->out : c->in, i, names[i]) >= 0)
+      return refuse(c, output ? "rfr_callable.outputs lists twice the output" : "rfr_callable.inputs lists twice input",
+                    names[i]);
+    RFI_TRY(add_port(g, c, output, names[i], v));
   }
   return RFR_OK;
 }
 
 static rfr_status add_ports(rfr_graphs *g, rfi_callable *c, const rfr_callable *desc, const rfr_trace *t) {
-  rfi_arena *a = g->m.strings;
-  c->n_out = desc->outputs ? desc->n_outputs : t->n_outputs;
-  c->in = rfi_arena_alloc(a, sizeof *c->in * (size_t)((desc->inputs ? desc->n_inputs : t->n_inputs) + 1));
-  c->out = rfi_arena_alloc(a, sizeof *c->out * (size_t)(c->n_out + 1));
-  if (!c->in || !c->out) return RFR_NO_MEMORY;
-  if (desc->inputs) RFI_TRY(add_inputs(g, c, desc, t));
+  const int inputs = desc->inputs ? desc->n_inputs : t->n_inputs;
+  const int outputs = desc->outputs ? desc->n_outputs : t->n_outputs;
+  if (!(c->in = rfi_arena_alloc(g->m.strings, sizeof *c->in * (size_t)(inputs + outputs + 1)))) return RFR_NO_MEMORY;
+  if (desc->inputs) RFI_TRY(add_listed(g, c, false, desc->inputs, inputs, t));
   for (int i = 0; i < t->n_inputs; i++) {
     const rfi_value *x = &t->values[t->inputs[i]];
     if (!is_call_input(x->role)) continue;
     if (desc->inputs && rfi_port_find(c->in, c->n_in, x->name) < 0)
       return refuse(c, "rfr_callable.inputs does not list input", x->name);
-    if (!desc->inputs) RFI_TRY(add_input(g, c, x->name, t->inputs[i]));
+    if (!desc->inputs) RFI_TRY(add_port(g, c, false, x->name, t->inputs[i]));
   }
-  for (int k = 0; k < c->n_out; k++) {
-    const char *name = desc->outputs ? desc->outputs[k] : t->outputs[k].name;
-    rfi_port *p = &c->out[k];
-    *p = (rfi_port){.value = RFR_NONE, .grad = RFR_NONE, .callable = -1};
-    if (!name) continue;
-    const int found = rfi_names_find(&t->output_names, name);
-    if (found < 0) return refuse(c, "the trace has no output", name);
-    if (rfi_port_find(c->out, k, name) >= 0) return refuse(c, "rfr_callable.outputs lists twice the output", name);
-    if (!(p->name = rfi_arena_strdup(a, name))) return RFR_NO_MEMORY;
-    p->value = t->outputs[found].value;
-  }
+  c->out = c->in + c->n_in;
+  if (desc->outputs) return add_listed(g, c, true, desc->outputs, outputs, t);
+  for (int k = 0; k < outputs; k++) RFI_TRY(add_port(g, c, true, t->outputs[k].name, t->outputs[k].value));
   return RFR_OK;
 }
 
@@ -350,12 +333,12 @@ static rfr_tensor describe(const rfr_graphs *g, const rfr_trace *t, const char *
 }
 
 static rfr_status check_name(const rfi_callable *c, const char *name) {
-  const bool reserved = strcmp(name, RFI_MICROBATCH_INPUT) == 0 ||
-                        strncmp(name, RFI_GRAD_PREFIX, strlen(RFI_GRAD_PREFIX)) == 0 ||
-                        strncmp(name, RFI_UNREDUCED_PREFIX, strlen(RFI_UNREDUCED_PREFIX)) == 0;
-  return reserved ? rfi_fail(RFI_E_GRAPHS_CALLABLE,
-                             "callable \"%s\": \"%s\" is a reserved name: rename the input or output", c->u.name, name)
-                  : RFR_OK;
+  const char *const reserved[] = {"graphs.", RFI_GRAD_PREFIX, RFI_UNREDUCED_PREFIX};
+  for (size_t i = 0; i < sizeof reserved / sizeof *reserved; i++)
+    if (strncmp(name, reserved[i], strlen(reserved[i])) == 0)
+      return rfi_fail(RFI_E_GRAPHS_CALLABLE, "callable \"%s\": \"%s\" is a reserved name: rename the input or output",
+                      c->u.name, name);
+  return RFR_OK;
 }
 
 static rfr_status check_names(const rfi_callable *c, const rfr_trace *t) {
@@ -364,22 +347,24 @@ static rfr_status check_names(const rfi_callable *c, const rfr_trace *t) {
   return RFR_OK;
 }
 
+static void find_data(const rfr_graphs *g, const rfr_trace *t, const char *name, bool output, rfi_port_data *data) {
+  data->value = output ? output_of(t, name) : input_of(t, name);
+  if (data->value >= 0) data->tensor = describe(g, t, name, data->value);
+}
+
 /* Sets the ports' values to value ids of the final trace. */
 static rfr_status find_ports(rfr_graphs *g, rfi_callable *c) {
   const rfr_trace *t = c->u.trace;
-  for (int side = 0; side < 2; side++)
-    for (int i = 0; i < (side ? c->n_out : c->n_in); i++) {
-      rfi_port *p = side ? &c->out[i] : &c->in[i];
-      p->grad = RFR_NONE;
-      if (!p->name) continue;
-      const char *grad = p->grad_tensor.name;
-      if (!grad) grad = rfi_arena_printf(g->m.strings, "%s%s", RFI_GRAD_PREFIX, p->name);
-      if (!grad) return RFR_NO_MEMORY;
-      p->value = side ? output_of(t, p->name) : input_of(t, p->name);
-      if (!g->inference) p->grad = side ? input_of(t, grad) : output_of(t, grad);
-      p->tensor = describe(g, t, p->name, p->value);
-      p->grad_tensor = p->grad < 0 ? (rfr_tensor){.name = grad} : describe(g, t, grad, p->grad);
-    }
+  for (rfi_port *p = c->in; p < rfi_ports_end(c); p++) {
+    const char *grad = p->grad.tensor.name;
+    p->grad = (rfi_port_data){.value = RFR_NONE, .fixed = p->grad.fixed};
+    if (!p->name) continue;
+    if (!grad) grad = rfi_arena_printf(g->m.strings, "%s%s", RFI_GRAD_PREFIX, p->name);
+    if (!grad) return RFR_NO_MEMORY;
+    p->grad.tensor.name = grad;
+    find_data(g, t, p->name, p->output, &p->data);
+    if (!g->inference) find_data(g, t, grad, !p->output, &p->grad);
+  }
   if (c->microbatch >= 0) c->microbatch = input_of(t, RFI_MICROBATCH_INPUT);
   for (int k = 0; k < c->n_checked; k++) {
     char name[32];
@@ -397,7 +382,7 @@ static bool is_without_gradient(const rfr_graphs *g, const rfi_callable *c, cons
     if (!l->input || strcmp(l->input, input) != 0 || l->callable < 0 || l->callable >= c - g->callable) continue;
     const rfi_callable *from = &g->callable[l->callable];
     const int out = rfi_port_find(from->out, from->n_out, l->output);
-    return out >= 0 && from->out[out].grad < 0;
+    return out >= 0 && from->out[out].grad.value < 0;
   }
   return false;
 }
@@ -413,11 +398,12 @@ static rfr_status record_joint(rfr_graphs *g, rfi_callable *c, const rfr_callabl
     if (x->role == RFR_ROLE_INPUT_GRAD && is_without_gradient(g, c, desc, x->name)) x->role = RFR_ROLE_INPUT;
   }
   for (int i = 0; i < desc->trace->n_ops; i++) RFI_GOTO(copy_op(c, &r, i, site));
-  for (int k = 0; k < c->n_out; k++)
-    if (c->out[k].value >= 0) {
-      c->out[k].value = r.map[c->out[k].value];
-      rfr_output_at(r.to, (rfr_source){NULL, 0}, c->out[k].name, c->out[k].value);
-    }
+  for (int k = 0; k < c->n_out; k++) {
+    rfr_value *v = &c->out[k].data.value;
+    if (*v < 0) continue;
+    *v = r.map[*v];
+    rfr_output_at(r.to, (rfr_source){NULL, 0}, c->out[k].name, *v);
+  }
   RFI_GOTO(check_splits(g, c, &r));
   if (c->recipe.draws && !g->inference) declare_microbatch(c, r.to);
   rfr_scope(r.to, "");
@@ -434,7 +420,7 @@ fail:
 
 bool rfi_has_backward(const rfi_callable *c) {
   for (int k = 0; k < c->n_out; k++)
-    if (c->out[k].grad >= 0) return true;
+    if (c->out[k].grad.value >= 0) return true;
   return false;
 }
 
@@ -456,7 +442,7 @@ rfi_pass_options rfi_callable_options(rfr_graphs *g, const rfi_callable *c) {
   o.prune = o.split_phases = true;
   o.sharded = c->gathered;
   o.copies = count_copies(g);
-  o.delayed = g->stage[c->stage].delayed;
+  o.delayed = c->stage->delayed;
   o.gathered = c->gathered && o.delayed;
   o.slots = g->recipe.slots;
   o.first_slot = c->first_slot;
@@ -488,7 +474,7 @@ static rfr_status check_first(const rfr_graphs *g, int index, const rfr_callable
   if (!g->options.schedule || (!sites && !linears)) return RFR_OK;
   RFI_TRY(rfr_schedule_get_info(g->options.schedule, &info));
   if (info.ranks == 1) return RFR_OK;
-  for (int i = index; i >= g->stage[c->stage].first; i--) {
+  for (int i = index; i >= c->stage->first; i--) {
     sites = sites && desc[i - index].first_site < 0;
     linears = linears && desc[i - index].first_linear < 0;
   }
@@ -497,7 +483,7 @@ static rfr_status check_first(const rfr_graphs *g, int index, const rfr_callable
                   "callable \"%s\" draws random numbers in stage %d of a schedule of %d ranks: set "
                   "rfr_callable.%s of the stage's first callable to the sum of %s over all layers "
                   "before it, so that no two ranks draw the same %s",
-                  c->u.name, g->stage[c->stage].number, info.ranks, sites ? "first_site" : "first_linear",
+                  c->u.name, c->stage->number, info.ranks, sites ? "first_site" : "first_linear",
                   sites ? "rfr_trace_sites" : "rfr_trace_linears", sites ? "masks" : "numbers");
 }
 
@@ -518,9 +504,11 @@ rfr_status rfi_callable_compile(rfr_graphs *g, int index, const rfr_callable *de
   rfr_trace *joint;
   if (desc->first_site >= 0) next->site = desc->first_site;
   if (desc->first_linear >= 0) next->linear = desc->first_linear;
+  c->u.index = index;
   c->microbatch = RFR_NONE;
   c->level = -1;
   c->sharded = desc->sharded != 0;
+  c->stage->sharded = c->stage->sharded || c->sharded;
   c->gathered = c->sharded || desc->gathered || has_gather_hook(g, index);
   c->u.name = desc->name ? rfi_arena_strdup(g->m.strings, desc->name) : rfi_arena_printf(g->m.strings, "%d", index);
   if (!c->u.name) return RFR_NO_MEMORY;

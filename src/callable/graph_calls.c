@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The calls of a step, their order, and the main gradients that each call completes, all from the schedule alone.
- * Without a schedule a step repeats the calls of one microbatch until it is ended; so does an evaluation.
+ * The stages of a rank, the calls of a step, their order, and the main gradients that each call completes, all from
+ * the schedule alone. Without a schedule a step repeats the calls of one microbatch until it is ended; so does an
+ * evaluation.
  *
  * Graphs are captured per slot, not per microbatch. So another schedule of the same stages needs no new graphs under
  * three conditions. It has no more microbatches in flight. It has no separate W where saved activations were planned to
@@ -31,7 +32,7 @@ static rfr_status add_calls(const rfr_graphs *g, const rfi_stage_plan *s, int op
     if (!has_call(&g->callable[c], op)) continue;
     if (!rfi_arena_grow(to->arena, (void **)&to->call, &to->cap_calls, to->n + 1, sizeof *to->call))
       return RFR_NO_MEMORY;
-    to->call[to->n++] = (rfi_step_call){(rfr_action_op)op, c, microbatch, slot};
+    to->call[to->n++] = (rfi_step_call){(rfr_action_op)op, &g->callable[c], microbatch, slot};
   }
   if (to->n > before && rfi_parts_of(op) & 1 << RFI_PART_I) to->call[to->n - 1].frees_block = true;
   return RFR_OK;
@@ -68,7 +69,7 @@ static rfr_status mark_ends(const rfr_graphs *g, rfi_calls *c) {
     for (int i = 0; i < g->n_stages * most; i++) occupant[i] = -1;
     for (int i = 0; i < c->n; i++) {
       rfi_step_call *call = &c->call[end ? c->n - 1 - i : i];
-      int *now = &occupant[g->callable[call->callable].stage * most + call->slot];
+      int *now = &occupant[(call->of->stage - g->stage) * most + call->slot];
       *(end ? &call->last : &call->first) = *now != call->microbatch;
       *now = call->microbatch;
     }
@@ -82,7 +83,7 @@ void rfi_graphs_count_live(rfr_graphs *g) {
   m->live = 0, m->live_bytes = 0;
   for (int i = 0, n = 0; i < g->calls.n; i++) {
     const rfi_step_call *call = &g->calls.call[i];
-    const rfi_stage_plan *s = &g->stage[g->callable[call->callable].stage];
+    const rfi_stage_plan *s = call->of->stage;
     n += call->first;
     bytes += call->first ? s->bytes + s->block_bytes : 0;
     if (n > m->live) m->live = n;
@@ -96,13 +97,13 @@ static const rfi_calls *current_calls(const rfr_graphs *g) { return g->evaluatin
 
 void rfi_graphs_explain_order(const rfr_graphs *g, int callable, int microbatch, bool forward, char text[96]) {
   const rfi_calls *c = current_calls(g);
-  const int stage = g->callable[callable].stage, slots = g->stage[stage].slots;
+  const rfi_stage_plan *stage = g->callable[callable].stage;
   const int64_t begin = c->endless ? g->next / c->n * c->n : 0, now = c->endless ? g->next / c->n : -1;
   bool begun = false, done = c->endless && microbatch >= 0 && microbatch < now;
   int in_flight = 0;
   for (int64_t i = begin; i < g->next; i++) {
     const rfi_step_call *call = &c->call[i - begin];
-    if (g->callable[call->callable].stage != stage) continue;
+    if (call->of->stage != stage) continue;
     in_flight += call->first - call->last;
     if ((c->endless ? now : call->microbatch) != microbatch) continue;
     begun = true;
@@ -111,14 +112,14 @@ void rfi_graphs_explain_order(const rfr_graphs *g, int callable, int microbatch,
   text[0] = 0;
   if (done) rfi_snprintf(text, 96, ", which is complete and has no slot");
   else if (!begun && !forward) rfi_snprintf(text, 96, ", which is not in flight");
-  else if (!begun && in_flight >= slots)
+  else if (!begun && in_flight >= stage->slots)
     rfi_snprintf(text, 96, ", but all %d slots hold a microbatch in flight", in_flight);
 }
 
 /* ---- completed gradients ---- */
 
-bool rfi_call_runs(const rfr_graphs *g, const rfi_step_call *call, rfi_part part) {
-  return rfi_parts_of(call->op) & 1 << part && (part != RFI_PART_W || rfi_has(&g->callable[call->callable].u, part));
+bool rfi_call_runs(const rfi_step_call *call, rfi_part part) {
+  return rfi_parts_of(call->op) & 1 << part && (part != RFI_PART_W || rfi_has(&call->of->u, part));
 }
 
 /* Finds the last call that adds to each main gradient. A main gradient without such a call is complete when a step
@@ -128,12 +129,12 @@ static rfr_status find_last_calls(const rfr_graphs *g, rfi_calls *c) {
   if (!last) return RFR_NO_MEMORY;
   for (int i = 0; i < g->m.store.n; i++) last[i] = -1;
   for (int i = 0; i < c->n; i++) {
-    const rfi_callable *of = &g->callable[c->call[i].callable];
-    for (int k = 0; rfi_call_runs(g, &c->call[i], RFI_PART_W) && k < of->n_gradients; k++) last[of->gradients[k]] = i;
+    const rfi_callable *of = c->call[i].of;
+    for (int k = 0; rfi_call_runs(&c->call[i], RFI_PART_W) && k < of->n_gradients; k++) last[of->gradients[k]] = i;
   }
   for (int i = 0; i < c->n_shard_actions; i++) { /* sharded: the call before the last REDUCE */
-    const rfi_callable *of = &g->callable[c->shard_action[i].callable];
-    for (int k = 0; c->shard_action[i].op == RFI_SHARD_REDUCE && k < of->n_gradients; k++)
+    const rfi_callable *of = c->shard_action[i].of;
+    for (int k = 0; c->shard_action[i].op == RFR_ACTION_REDUCE && k < of->n_gradients; k++)
       last[of->gradients[k]] = c->shard_action[i].at - 1;
   }
   return RFR_OK;
@@ -185,8 +186,7 @@ static int list_completed(const rfr_graphs *g, rfr_tensor *to) {
 }
 
 rfr_status rfr_graphs_grads_ready(const rfr_graphs *g, rfr_tensor *gradients, int max, int *n) {
-  RFI_TRY(rfi_check_handle(n, "n"));
-  *n = 0;
+  RFI_TRY(RFI_CHECK_OUT(n, "n"));
   RFI_TRY(rfi_check_handle(g, "rfr_graphs"));
   *n = list_completed(g, NULL);
   if (gradients && max < *n)
@@ -204,22 +204,24 @@ rfr_status rfi_graphs_check_gradient(const rfr_graphs *g, int gradient) {
   if (last < g->next - begun) return RFR_OK;
   const rfi_step_call *call = &c->call[last];
   return rfi_fail(RFI_E_GRAPHS_ORDER, "main gradient \"%s\" is complete after %s of callable \"%s\", microbatch %d",
-                  g->m.store.named[gradient].tensor.name, rfi_call_text(call->op), g->callable[call->callable].u.name,
+                  g->m.store.named[gradient].tensor.name, rfi_call_text(call->op), call->of->u.name,
                   c->endless ? (int)(begun / c->n) : call->microbatch);
 }
 
-/* ---- another schedule ---- */
+/* ---- stages ---- */
 
-static bool has_action(const rfr_schedule *s, int rank, int stage, rfr_action_op op) {
+/* A bit per action of a stage. */
+static unsigned actions_of(const rfr_schedule *s, int rank, int stage) {
+  unsigned ops = 0;
   int n;
   const rfr_action *a = rfr_schedule_actions(s, rank, &n);
   for (int i = 0; i < n; i++)
-    if (a[i].stage == stage && a[i].op == (int32_t)op) return true;
-  return false;
+    if (a[i].stage == stage) ops |= 1u << a[i].op;
+  return ops;
 }
 
-rfr_status rfi_graphs_read_stages(const rfr_graphs *g, const rfr_schedule *s, rfi_arena *a, rfi_stage_plan **stages,
-                                  int *n) {
+static rfr_status read_stages(const rfr_graphs *g, const rfr_schedule *s, rfi_arena *a, rfi_stage_plan **stages,
+                              int *n) {
   rfr_schedule_info info = {.stages = 1};
   const int rank = g->options.rank;
   int next = 0;
@@ -237,19 +239,19 @@ rfr_status rfi_graphs_read_stages(const rfr_graphs *g, const rfr_schedule *s, rf
                     info.training ? "training" : "inference");
   for (int k = 0; k < info.stages; k++) {
     if (rfr_schedule_rank(s, k) != rank) continue;
-    if (has_action(s, rank, k, RFR_ACTION_OPT))
+    const unsigned ops = actions_of(s, rank, k);
+    if (ops & 1 << RFR_ACTION_OPT)
       return rfi_fail(
           RFI_E_GRAPHS_CALLABLE,
           "the schedule has OPT for stage %d, but callables have no optimizer: run it after rfr_graphs_end_step", k);
     const int end = next + rfr_schedule_layers(s, k);
-    (*stages)[(*n)++] = (rfi_stage_plan){.first = next,
-                                         .end = end,
-                                         .number = k,
-                                         .delayed = has_action(s, rank, k, RFR_ACTION_W),
-                                         .fsdp_actions = has_action(s, rank, k, RFR_ACTION_UNSHARD) ||
-                                                         has_action(s, rank, k, RFR_ACTION_RESHARD) ||
-                                                         has_action(s, rank, k, RFR_ACTION_REDUCE),
-                                         .slots = rfr_schedule_slots(s, k)};
+    (*stages)[(*n)++] = (rfi_stage_plan){
+        .first = next,
+        .end = end,
+        .number = k,
+        .delayed = ops & 1 << RFR_ACTION_W,
+        .fsdp_actions = ops & (1 << RFR_ACTION_UNSHARD | 1 << RFR_ACTION_RESHARD | 1 << RFR_ACTION_REDUCE),
+        .slots = rfr_schedule_slots(s, k)};
     next = end;
   }
   if (next != g->n)
@@ -272,7 +274,8 @@ static bool overlap_before_wgrad(const rfr_graphs *g, const rfr_schedule *s, int
   return live == 2;
 }
 
-rfr_status rfi_graphs_assign_blocks(rfr_graphs *g, rfi_stage_plan *s) {
+/* Assigns blocks to the slots of a stage with separate W. */
+static rfr_status assign_blocks(rfr_graphs *g, rfi_stage_plan *s) {
   if (!(s->block = rfi_arena_alloc(g->m.strings, sizeof *s->block * (size_t)(s->slots + 1)))) return RFR_NO_MEMORY;
   for (int slot = 0; slot < s->slots && s->delayed; slot++) {
     for (int k = 0; k < slot; k++)
@@ -282,6 +285,20 @@ rfr_status rfi_graphs_assign_blocks(rfr_graphs *g, rfi_stage_plan *s) {
   }
   return RFR_OK;
 }
+
+rfr_status rfi_graphs_make_stages(rfr_graphs *g) {
+  RFI_TRY(read_stages(g, g->options.schedule, g->m.strings, &g->stage, &g->n_stages));
+  for (int k = 0; k < g->n_stages; k++) {
+    rfi_stage_plan *s = &g->stage[k];
+    if (!(s->valid = rfi_arena_alloc(g->m.strings, sizeof *s->valid * (size_t)(s->slots + 1)))) return RFR_NO_MEMORY;
+    RFI_TRY(assign_blocks(g, s));
+    for (int slot = 0; slot < s->slots; slot++) rfi_graphs_invalidate(s, slot);
+    for (int c = s->first; c < s->end; c++) g->callable[c].stage = s;
+  }
+  return RFR_OK;
+}
+
+/* ---- another schedule ---- */
 
 static rfr_status check_blocks(const rfr_graphs *g, const rfi_stage_plan *s, const rfr_schedule *schedule, int slots) {
   for (int i = 0; i < slots && s->block_bytes > 0; i++)
@@ -320,7 +337,7 @@ static rfr_status check_stages(const rfr_graphs *g, const rfr_schedule *schedule
   rfi_stage_plan *now;
   int n;
   RFI_TRY(rfi_arena_create(g->m.ctx, &scratch));
-  rfr_status s = rfi_graphs_read_stages(g, schedule, scratch, &now, &n);
+  rfr_status s = read_stages(g, schedule, scratch, &now, &n);
   if (s == RFR_OK && n != g->n_stages)
     s = rfi_fail(RFI_E_GRAPHS_SCHEDULE, "it has %d stages on this rank, but %d were captured", n, g->n_stages);
   for (int i = 0; i < n && s == RFR_OK; i++) {

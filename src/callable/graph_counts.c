@@ -16,10 +16,13 @@
 #include "core/rng.h"
 #include "ops/op_index.h"
 
+static const char SKIP[] = "graphs.skip"; /* a flag for the counters: 1 only while a step is aborted */
+
+/* A state in our memory that no callable writes. */
 static bool is_counted(const rfi_named *x) {
   const rfr_type *type = &x->tensor.type;
   const char *name = x->tensor.name;
-  return x->tensor.role == RFR_ROLE_STATE && x->offset >= 0 && !x->written && type->dtype == RFR_I64 &&
+  return x->tensor.role == RFR_ROLE_STATE && !x->tensor.data && !x->written && type->dtype == RFR_I64 &&
          type->rank == 1 && type->shape[0] == 4 &&
          (strcmp(name, "step") == 0 || strncmp(name, RFI_STREAM_PREFIX, strlen(RFI_STREAM_PREFIX)) == 0);
 }
@@ -32,36 +35,7 @@ static int counted(const rfr_graphs *g) {
 
 static const rfi_named *amaxes(const rfr_graphs *g) { return rfi_storage_find(&g->m.store, RFR_RECIPE_AMAX); }
 
-/* The amaxes from which the graphs update history and scales; NULL: there are none, or the caller updates. */
-static const rfi_named *own_amaxes(const rfr_graphs *g) {
-  const rfi_named *x = amaxes(g);
-  return x && x->offset >= 0 ? x : NULL;
-}
-
 static int ranks(const rfr_graphs *g) { return g->m.comm ? g->m.comm->size : 1; }
-
-static rfi_location place(rfr_graphs *g, int64_t bytes) {
-  return rfi_layout_add(&g->m.layout, RFI_REGION_PERSISTENT, rfi_align(bytes));
-}
-
-void rfi_graphs_counts_lay_out(rfr_graphs *g) {
-  const rfi_named *own = own_amaxes(g);
-  if (counted(g) > 0 || own) g->counts.skip_at = place(g, sizeof(int32_t)).offset;
-  if (own && ranks(g) > 1) g->counts.amaxes_at = place(g, ranks(g) * own->tensor.bytes).offset;
-}
-
-static unsigned char *skip_flag(const rfr_graphs *g) {
-  return rfi_address(&g->m.layout, RFI_REGION_PERSISTENT, g->counts.skip_at);
-}
-
-/* The skip flag is the first input; the only values of ops in persistent memory are the amaxes of all ranks. */
-static unsigned char *address(const void *user, rfr_value owner) {
-  const rfr_graphs *g = user;
-  const rfr_trace *t = g->counts.u.trace;
-  if (owner == t->inputs[0]) return skip_flag(g);
-  if (t->values[owner].op >= 0) return rfi_address(&g->m.layout, RFI_REGION_PERSISTENT, g->counts.amaxes_at);
-  return rfi_storage_find(&g->m.store, t->values[owner].name)->tensor.data;
-}
 
 static rfr_value state_like(const rfr_graphs *g, rfr_trace *t, const char *name) {
   const rfr_type *type = &rfi_storage_find(&g->m.store, name)->tensor.type;
@@ -82,42 +56,41 @@ static rfr_status record_update(const rfr_graphs *g, rfr_trace *t) {
 }
 
 rfr_status rfi_graphs_counts_create(rfr_graphs *g) {
-  rfi_exec_unit *u = &g->counts.u;
-  if (counted(g) == 0 && !own_amaxes(g)) return RFR_OK;
+  rfi_exec_unit *u = &g->counts;
+  rfi_named *fresh;
+  const int n = g->m.store.n;
+  const bool updates = amaxes(g) && !amaxes(g)->tensor.data; /* else the caller updates history and scales */
+  if (counted(g) == 0 && !updates) return RFR_OK;
   u->name = "counters";
   RFI_TRY(rfr_trace_create(g->m.ctx, &u->trace));
-  const rfr_value skip = rfr_input(u->trace, "skip", RFR_ROLE_STATE, RFR_I32, 1, ((int64_t[]){1}));
-  for (int i = 0; i < g->m.store.n; i++) {
+  const rfr_value skip = rfr_input(u->trace, SKIP, RFR_ROLE_STATE, RFR_I32, 1, ((int64_t[]){1}));
+  RFI_TRY(rfr_trace_status(u->trace));
+  RFI_TRY(rfi_storage_add(&g->m.store, g->m.strings, &u->trace->values[skip], "callable", u->name, &fresh));
+  for (int i = 0; i < n; i++) {
     const char *name = g->m.store.named[i].tensor.name;
     if (!is_counted(&g->m.store.named[i])) continue;
     const rfr_value block = rfr_input(u->trace, name, RFR_ROLE_STATE, RFR_I64, 1, ((int64_t[]){4}));
     rfr_output(u->trace, name, rfr_step_end(u->trace, block, skip));
   }
   const int counters = u->trace->n_ops;
-  if (own_amaxes(g)) RFI_TRY(record_update(g, u->trace));
+  if (updates) RFI_TRY(record_update(g, u->trace));
   RFI_TRY(rfr_trace_finish(u->trace));
   rfi_unit_set_step(u);
   for (int part = RFI_PART_I; part <= RFI_PART_REDUCE; part++) u->start[part] = counters;
-  RFI_TRY(rfi_unit_select(&g->m, u));
-  RFI_TRY(rfi_unit_instantiate(&g->m, u, 1));
-  rfi_graphs_counts_address(g);
-  return RFR_OK;
-}
-
-void rfi_graphs_counts_address(rfr_graphs *g) {
-  if (g->counts.u.trace) rfi_unit_set_addresses(&g->counts.u, 0, address, g, NULL);
+  RFI_TRY(rfi_unit_select(&g->m, u, g->m.strings, NULL));
+  return rfi_unit_instantiate(&g->m, u, 1);
 }
 
 rfr_status rfi_graphs_clear_amaxes(rfr_graphs *g) {
   const rfi_named *x = amaxes(g);
-  return x ? g->m.backend->fill(g->m.device, x->tensor.data, 0, (size_t)x->tensor.bytes) : RFR_OK;
+  return x ? rfi_executor_fill(&g->m, x->tensor.data, 0, x->tensor.bytes) : RFR_OK;
 }
 
 rfr_status rfi_graphs_count(rfr_graphs *g, bool skipped) {
-  const rfi_backend *b = g->m.backend;
-  const rfi_exec_unit *u = &g->counts.u;
-  if (!u->trace) return RFR_OK;
-  if (skipped) RFI_TRY(b->fill(g->m.device, skip_flag(g), 1, 1));
-  RFI_TRY(rfi_unit_run(&g->m, u, 0, RFI_PART_F, true, NULL));
-  return skipped ? b->fill(g->m.device, skip_flag(g), 0, 1) : rfi_unit_run(&g->m, u, 0, RFI_PART_REDUCE, true, NULL);
+  if (!g->counts.trace) return RFR_OK;
+  void *flag = rfi_storage_find(&g->m.store, SKIP)->tensor.data;
+  if (skipped) RFI_TRY(rfi_executor_fill(&g->m, flag, 1, 1));
+  RFI_TRY(rfi_unit_run(&g->m, &g->counts, 0, RFI_PART_F, true, NULL));
+  if (skipped) return rfi_executor_fill(&g->m, flag, 0, 1);
+  return rfi_unit_run(&g->m, &g->counts, 0, RFI_PART_REDUCE, true, NULL);
 }

@@ -9,8 +9,8 @@
 #include "base/base.h"
 #include "callable/graphed.h"
 
-static rfr_status poison(const rfr_graphs *g, unsigned char *from, const unsigned char *to) {
-  return to > from ? g->m.backend->fill(g->m.device, from, RFI_POISON, (size_t)(to - from)) : RFR_OK;
+static rfr_status poison(const rfr_graphs *g, unsigned char *from, int64_t bytes) {
+  return rfi_executor_fill(&g->m, from, RFI_POISON, bytes);
 }
 
 /* Finds the first input gradient in a slot from `at` on; false: none. */
@@ -20,8 +20,9 @@ static bool next_input_gradient(const rfr_graphs *g, const rfi_stage_plan *s, in
   for (int c = s->first; c < s->end; c++)
     for (int i = 0; i < g->callable[c].n_in; i++) {
       const rfi_port *p = &g->callable[c].in[i];
-      if (p->callable >= 0 || p->grad < 0) continue;
-      unsigned char *begin = rfi_graphs_address(g, c, slot, p->grad), *end = begin + p->grad_tensor.bytes;
+      if (p->link || p->grad.value < 0) continue;
+      const rfr_tensor grad = rfi_port_tensor(g, slot, p, true);
+      unsigned char *begin = grad.data, *end = begin + grad.bytes;
       if (end <= at || begin >= end_of_slot || (found && begin >= *from)) continue;
       *from = begin, *to = end;
       found = true;
@@ -29,38 +30,24 @@ static bool next_input_gradient(const rfr_graphs *g, const rfi_stage_plan *s, in
   return found;
 }
 
-rfr_status rfi_graphs_poison_ended(rfr_graphs *g, int stage, int slot) {
-  const rfi_stage_plan *s = &g->stage[stage];
+rfr_status rfi_graphs_poison_ended(rfr_graphs *g, const rfi_stage_plan *s, int slot) {
   unsigned char *at = rfi_graphs_slot(g, s, slot), *end = at + s->bytes, *from, *to;
   while (next_input_gradient(g, s, slot, at, end, &from, &to)) {
-    RFI_TRY(poison(g, at, from));
+    RFI_TRY(poison(g, at, from - at));
     at = to;
   }
-  return poison(g, at, end);
+  return poison(g, at, end - at);
 }
 
-rfr_status rfi_graphs_poison_block(rfr_graphs *g, int stage, int slot) {
-  unsigned char *at = rfi_graphs_block(g, &g->stage[stage], slot);
-  return poison(g, at, at + g->stage[stage].block_bytes);
+rfr_status rfi_graphs_poison_block(rfr_graphs *g, const rfi_stage_plan *s, int slot) {
+  return poison(g, rfi_graphs_block(g, s, slot), s->block_bytes);
 }
 
-rfr_status rfi_graphs_poison_slot(rfr_graphs *g, int stage, int slot) {
-  const rfi_stage_plan *s = &g->stage[stage];
-  unsigned char *at = rfi_graphs_slot(g, s, slot);
-  RFI_TRY(poison(g, at, at + s->bytes));
-  return rfi_graphs_poison_block(g, stage, slot);
+rfr_status rfi_graphs_poison_slot(rfr_graphs *g, const rfi_stage_plan *s, int slot) {
+  RFI_TRY(poison(g, rfi_graphs_slot(g, s, slot), s->bytes));
+  return rfi_graphs_poison_block(g, s, slot);
 }
 
-static rfr_status poison_region(rfr_graphs *g, rfi_region region) {
-  unsigned char *at = rfi_address(&g->m.layout, region, 0);
-  return poison(g, at, at + g->m.layout.bytes[region]);
-}
-
-rfr_status rfi_graphs_poison_shared(rfr_graphs *g) { return poison_region(g, RFI_REGION_SHARED); }
-
-rfr_status rfi_graphs_poison_all(rfr_graphs *g) {
-  for (int i = 0; i < g->n_stages; i++)
-    for (int slot = 0; slot < g->stage[i].slots; slot++) RFI_TRY(rfi_graphs_poison_slot(g, i, slot));
-  RFI_TRY(poison_region(g, RFI_REGION_WINDOW));
-  return rfi_graphs_poison_shared(g);
+rfr_status rfi_graphs_poison_region(rfr_graphs *g, rfi_region region) {
+  return poison(g, rfi_address(&g->m.layout, region, 0), g->m.layout.bytes[region]);
 }

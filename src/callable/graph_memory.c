@@ -19,39 +19,34 @@
 /* ---- storage ---- */
 
 typedef struct item { /* a value, or the workspace of a bound op */
-  int callable, index;
+  rfi_exec_unit *u;
+  int index;
   bool workspace;
 } item;
+
+typedef struct timed { /* a callable on the axis */
+  int at[RFI_PARTS];   /* the time before each part */
+  int late_w;          /* the time before the second W; -1: none */
+  rfi_life *life;      /* per value */
+} timed;
 
 typedef struct axis {
   rfr_graphs *g;
   const rfi_stage_plan *stage;
-  int (*at)[RFI_PARTS]; /* per callable of the stage: the time before each part */
-  int *late_w;          /* per callable: the time before the second W; -1: none */
-  int late, end;        /* the time before all second W; the end of time */
-  rfi_life **life;      /* per callable and value */
+  timed *timed;  /* per callable of the stage */
+  int late, end; /* the time before all second W; the end of time */
 } axis;
 
-static int tick_of(const axis *x, int callable, rfi_part part, int op) {
-  return x->at[callable - x->stage->first][part] + 1 + op - x->g->callable[callable].u.start[part];
-}
+static timed *timed_of(const axis *x, const rfi_exec_unit *u) { return &x->timed[u->index - x->stage->first]; }
 
-static void touch(const axis *x, int callable, rfr_value owner, int tick) {
-  const rfi_value_storage *place = &x->g->callable[callable].place[owner];
-  while (place->callable >= 0) {
-    callable = place->callable;
+static void touch(const axis *x, const rfi_exec_unit *u, rfr_value owner, int tick) {
+  for (const rfi_location *place = &u->place[owner]; place->unit; place = &u->place[owner]) {
+    u = place->unit;
     owner = place->owner;
-    place = &x->g->callable[callable].place[owner];
   }
-  rfi_life *life = &x->life[callable - x->stage->first][owner];
+  rfi_life *life = &timed_of(x, u)->life[owner];
   if (life->first < 0 || tick < life->first) life->first = tick;
   if (tick > life->last) life->last = tick;
-}
-
-static rfi_part part_at(const rfi_callable *c, int op) {
-  int part = RFI_PART_LOAD;
-  while (op >= c->u.start[part + 1]) part++;
-  return (rfi_part)part;
 }
 
 static rfr_status assign_result_storage(const rfr_graphs *g, rfi_callable *c) {
@@ -64,81 +59,69 @@ static rfr_status assign_result_storage(const rfr_graphs *g, rfi_callable *c) {
     if (t->values[v].base != v || t->values[v].op < 0 || parts[v] == 0) continue;
     const bool early = parts[v] & (1 << RFI_PART_LOAD | 1 << RFI_PART_SETUP), alone = (parts[v] & (parts[v] - 1)) == 0;
     const bool gathered = c->sharded && parts[v] & 1 << RFI_PART_SETUP;
-    c->place[v].region = gathered ? RFI_REGION_WINDOW
-                         : alone  ? RFI_REGION_SHARED
-                         : early  ? RFI_REGION_PERSISTENT
-                                  : RFI_REGION_SLOT;
+    c->u.place[v].region = gathered ? RFI_REGION_WINDOW
+                           : alone  ? RFI_REGION_SHARED
+                           : early  ? RFI_REGION_PERSISTENT
+                                    : RFI_REGION_SLOT;
   }
   rfi_free(g->m.ctx, parts);
   return RFR_OK;
 }
 
-/* Makes `v` an alias of value `of` of another callable. */
-static void link_storage(rfr_graphs *g, rfi_callable *c, rfr_value v, int callable, rfr_value of) {
-  const rfi_value *x = &g->callable[callable].u.trace->values[of];
-  c->place[v] = (rfi_value_storage){
-      .region = RFI_REGION_SLOT, .offset = rfi_bytes_into(x), .callable = callable, .owner = x->base};
+/* Makes what a linked port takes an alias of what the other callable returns. */
+static void link_storage(const rfr_graphs *g, rfi_callable *c, const rfi_port *p) {
+  const rfi_exec_unit *from = p->link ? &g->callable[p->link->callable].u : NULL;
+  const rfr_value v = rfi_port_of(p, p->output)->value;
+  if (!from || v < 0) return;
+  const rfi_value *x = &from->trace->values[rfi_port_of(p->link, p->output)->value];
+  c->u.place[v] =
+      (rfi_location){.region = RFI_REGION_SLOT, .offset = rfi_bytes_into(x), .unit = from, .owner = x->base};
 }
 
-/* Moves value `v` to the caller's memory. The value must own its storage, be computed by the callable (`computed`) or
- * passed in, and differ between microbatches. */
-static rfr_status fix_storage(rfi_callable *c, const rfi_port *p, bool computed, rfr_value v, void *const *fixed) {
-  if (!fixed) return RFR_OK;
-  const rfi_value *x = &c->u.trace->values[v], *owner = &c->u.trace->values[x->base];
-  rfi_value_storage *place = &c->place[x->base];
-  if ((place->region == RFI_REGION_SLOT || place->region == RFI_REGION_SHARED) && place->callable < 0 &&
+/* Moves a port's data or gradient to the caller's memory. The value must own its storage, be computed by the callable
+ * or passed in, as the port says, and differ between microbatches. */
+static rfr_status fix_storage(rfi_callable *c, const rfi_port *p, bool grad) {
+  const rfi_port_data *data = rfi_port_of(p, grad);
+  const bool computed = p->output != grad;
+  if (!data->fixed) return RFR_OK;
+  const rfi_value *x = &c->u.trace->values[data->value], *owner = &c->u.trace->values[x->base];
+  rfi_location *place = &c->u.place[x->base];
+  if ((place->region == RFI_REGION_SLOT || place->region == RFI_REGION_SHARED) && !place->unit &&
       (owner->op >= 0) == computed && x->offset == 0 && rfi_bytes(&x->type) == rfi_bytes(&owner->type)) {
     place->region = RFI_FIXED;
-    place->fixed = fixed;
+    place->fixed = data->fixed;
     return RFR_OK;
   }
   return rfi_fail(
       RFI_E_GRAPHS_CALLABLE,
       "callable \"%s\": fixed memory for %s\"%s\" is impossible, because it aliases an input or another value, "
       "or does not change between microbatches: use the address that the call returns",
-      c->u.name, fixed == p->fixed_grad ? "the gradient of " : "", p->name);
-}
-
-static rfr_status fix_all_storage(rfi_callable *c) {
-  for (int i = 0; i < c->n_in; i++) {
-    RFI_TRY(fix_storage(c, &c->in[i], false, c->in[i].value, c->in[i].fixed));
-    RFI_TRY(fix_storage(c, &c->in[i], true, c->in[i].grad, c->in[i].fixed_grad));
-  }
-  for (int k = 0; k < c->n_out; k++) {
-    RFI_TRY(fix_storage(c, &c->out[k], false, c->out[k].grad, c->out[k].fixed_grad));
-    RFI_TRY(fix_storage(c, &c->out[k], true, c->out[k].value, c->out[k].fixed));
-  }
-  return RFR_OK;
+      c->u.name, grad ? "the gradient of " : "", p->name);
 }
 
 static rfr_status assign_storage(rfr_graphs *g, rfi_callable *c) {
   const rfr_trace *t = c->u.trace;
-  if (!(c->place = rfi_arena_alloc(g->placed, sizeof *c->place * (size_t)(t->n_values + 1)))) return RFR_NO_MEMORY;
-  for (rfr_value v = 0; v < t->n_values; v++) c->place[v] = (rfi_value_storage){.region = RFI_REGIONS, .callable = -1};
-  for (int i = 0; i < t->n_inputs; i++) {
-    const rfi_value *x = &t->values[t->inputs[i]];
-    const int name = rfi_is_shared(x->role) ? rfi_names_find(&g->m.store.names, x->name) : -1;
-    c->place[t->inputs[i]].region = name >= 0                       ? RFI_NAMED
-                                    : t->inputs[i] == c->microbatch ? RFI_REGION_PERSISTENT
-                                                                    : RFI_REGION_SLOT;
-    c->place[t->inputs[i]].offset = name;
-  }
+  RFI_TRY(rfi_unit_place(&g->m, &c->u, g->placed, 0));
+  for (int i = 0; i < t->n_inputs; i++)
+    if (!rfi_is_shared(t->values[t->inputs[i]].role))
+      c->u.place[t->inputs[i]].region = t->inputs[i] == c->microbatch ? RFI_REGION_PERSISTENT : RFI_REGION_SLOT;
   RFI_TRY(assign_result_storage(g, c));
-  for (int i = 0; i < c->n_in; i++)
-    if (c->in[i].callable >= 0)
-      link_storage(g, c, c->in[i].value, c->in[i].callable, g->callable[c->in[i].callable].out[c->in[i].port].value);
-  for (int k = 0; k < c->n_out; k++)
-    if (c->out[k].callable >= 0 && c->out[k].grad >= 0)
-      link_storage(g, c, c->out[k].grad, c->out[k].callable, g->callable[c->out[k].callable].in[c->out[k].port].grad);
-  return fix_all_storage(c);
+  for (const rfi_port *p = c->in; p < rfi_ports_end(c); p++) {
+    link_storage(g, c, p);
+    RFI_TRY(fix_storage(c, p, false));
+    RFI_TRY(fix_storage(c, p, true));
+  }
+  return RFR_OK;
 }
 
 /* ---- the axis ---- */
 
+static int ops_in(const rfi_exec_unit *u, rfi_part part) { return u->start[part + 1] - u->start[part]; }
+
 static int lay_part(axis *x, int callable, rfi_part part, int at) {
-  const rfi_callable *c = &x->g->callable[callable];
-  x->at[callable - x->stage->first][part] = at;
-  return at + 1 + c->u.start[part + 1] - c->u.start[part];
+  const rfi_exec_unit *u = &x->g->callable[callable].u;
+  timed_of(x, u)->at[part] = at;
+  return at + 1 + ops_in(u, part);
 }
 
 static void lay_axis(axis *x) {
@@ -146,45 +129,36 @@ static void lay_axis(axis *x) {
   int at = 0;
   for (int part = RFI_PART_LOAD; part <= RFI_PART_F; part++)
     for (int c = s->first; c < s->end; c++) at = lay_part(x, c, (rfi_part)part, at);
-  for (int c = s->end - 1; c >= s->first; c--) {
-    at = lay_part(x, c, RFI_PART_I, at);
-    at = lay_part(x, c, RFI_PART_W, at);
-    at = lay_part(x, c, RFI_PART_REDUCE, at);
-  }
+  for (int c = s->end - 1; c >= s->first; c--)
+    for (int part = RFI_PART_I; part <= RFI_PART_REDUCE; part++) at = lay_part(x, c, (rfi_part)part, at);
   x->late = at;
   for (int c = s->end - 1; c >= s->first; c--) {
-    const rfi_callable *callable = &x->g->callable[c];
-    x->late_w[c - s->first] = s->delayed ? at : -1;
-    if (s->delayed) at += 1 + callable->u.start[RFI_PART_W + 1] - callable->u.start[RFI_PART_W];
+    x->timed[c - s->first].late_w = s->delayed ? at : -1;
+    if (s->delayed) at += 1 + ops_in(&x->g->callable[c].u, RFI_PART_W);
   }
   x->end = at;
 }
 
-static void touch_ops(const axis *x, int callable) {
-  const rfi_callable *c = &x->g->callable[callable];
-  const int late_w = x->late_w[callable - x->stage->first];
+static void touch_ops(const axis *x, const rfi_callable *c) {
+  const timed *when = timed_of(x, &c->u);
   for (rfi_use u = {0}; rfi_next_use(c, &u);) {
-    touch(x, callable, u.owner, tick_of(x, callable, u.part, u.op));
-    if (u.part == RFI_PART_W && late_w >= 0 && c->place[u.owner].region != RFI_REGION_SHARED)
-      touch(x, callable, u.owner, late_w + 1 + u.op - c->u.start[u.part]);
+    const int after = 1 + u.op - c->u.start[u.part];
+    touch(x, &c->u, u.owner, when->at[u.part] + after);
+    if (u.part == RFI_PART_W && when->late_w >= 0 && c->u.place[u.owner].region != RFI_REGION_SHARED)
+      touch(x, &c->u, u.owner, when->late_w + after);
   }
 }
 
 /* Inputs are live before their part; results for the caller are live to the end. */
-static void touch_ports(const axis *x, int callable) {
-  const rfi_callable *c = &x->g->callable[callable];
+static void touch_ports(const axis *x, const rfi_callable *c) {
   const rfi_value *values = c->u.trace->values;
-  const int *at = x->at[callable - x->stage->first];
+  const int *at = timed_of(x, &c->u)->at;
   for (int k = 0; k < c->n_checked; k++) /* read by the copy to the ring after F */
-    touch(x, callable, values[c->checked[k].bad].base,
-          at[RFI_PART_F] + c->u.start[RFI_PART_I] - c->u.start[RFI_PART_F]);
-  for (int i = 0; i < c->n_in; i++) {
-    if (c->in[i].value >= 0) touch(x, callable, c->in[i].value, at[RFI_PART_F]);
-    if (c->in[i].callable < 0 && c->in[i].grad >= 0) touch(x, callable, values[c->in[i].grad].base, x->end);
-  }
-  for (int k = 0; k < c->n_out; k++) {
-    if (c->out[k].grad >= 0) touch(x, callable, c->out[k].grad, at[RFI_PART_I]);
-    if (c->out[k].callable < 0 && c->out[k].value >= 0) touch(x, callable, values[c->out[k].value].base, x->end);
+    touch(x, &c->u, values[c->checked[k].bad].base, at[RFI_PART_F] + ops_in(&c->u, RFI_PART_F));
+  for (const rfi_port *p = c->in; p < rfi_ports_end(c); p++) {
+    const rfr_value taken = rfi_port_of(p, p->output)->value, returned = rfi_port_of(p, !p->output)->value;
+    if (taken >= 0) touch(x, &c->u, taken, at[p->output ? RFI_PART_I : RFI_PART_F]);
+    if (returned >= 0 && !p->link) touch(x, &c->u, values[returned].base, x->end);
   }
 }
 
@@ -205,36 +179,37 @@ static void add_buffer(planned *p, int64_t bytes, const rfi_life *life, item wha
   p->plan.n++;
 }
 
-static void collect(const axis *x, planned p[PLANS]) {
-  for (int callable = x->stage->first; callable < x->stage->end; callable++) {
-    const rfi_callable *c = &x->g->callable[callable];
-    const rfr_trace *t = c->u.trace;
-    for (rfr_value v = 0; v < t->n_values; v++) {
-      const rfi_value_storage *place = &c->place[v];
-      const rfi_life *life = &x->life[callable - x->stage->first][v];
-      const bool in_slot = place->region == RFI_REGION_SLOT;
-      const int64_t bytes = rfi_storage_bytes(&t->values[v].type);
-      const item value = {callable, v, false};
-      if (t->values[v].base != v || place->callable >= 0 || life->first < 0) continue;
-      if (!in_slot && place->region != RFI_REGION_SHARED) continue;
-      add_buffer(&p[in_slot ? SLOT : SHARED], bytes, life, value);
-      if (in_slot && x->stage->blocks > 0) add_buffer(&p[life->last < x->late ? BLOCK : KEPT], bytes, life, value);
-    }
-    for (int i = 0; i < c->u.n_bound; i++) {
-      const int op = c->u.bound[i].op, tick = tick_of(x, callable, part_at(c, op), op);
-      if (c->u.bound[i].workspace > 0)
-        add_buffer(&p[x->g->single_slot ? SLOT : SHARED], rfi_align(c->u.bound[i].workspace),
-                   &(rfi_life){tick, tick, false}, (item){callable, i, true});
-    }
+static void collect(const axis *x, rfi_callable *c, planned p[PLANS]) {
+  const timed *when = timed_of(x, &c->u);
+  const rfr_trace *t = c->u.trace;
+  for (rfr_value v = 0; v < t->n_values; v++) {
+    const rfi_location *place = &c->u.place[v];
+    const rfi_life *life = &when->life[v];
+    const bool in_slot = place->region == RFI_REGION_SLOT;
+    const int64_t bytes = rfi_storage_bytes(&t->values[v].type);
+    const item value = {&c->u, v, false};
+    if (t->values[v].base != v || place->unit || life->first < 0) continue;
+    if (!in_slot && place->region != RFI_REGION_SHARED) continue;
+    add_buffer(&p[in_slot ? SLOT : SHARED], bytes, life, value);
+    if (in_slot && x->stage->blocks > 0) add_buffer(&p[life->last < x->late ? BLOCK : KEPT], bytes, life, value);
+  }
+  for (int i = 0, part = 0; i < c->u.n_bound; i++) {
+    while (i >= c->u.first[part + 1]) part++;
+    const int tick = when->at[part] + 1 + c->u.bound[i].op - c->u.start[part];
+    if (c->u.bound[i].workspace > 0)
+      add_buffer(&p[x->g->m.workspaces == RFI_REGION_SLOT ? SLOT : SHARED], rfi_align(c->u.bound[i].workspace),
+                 &(rfi_life){tick, tick, false}, (item){&c->u, i, true});
   }
 }
 
-static void keep_offsets(rfr_graphs *g, const planned *p, bool in_block) {
+/* `first`: the place of the first byte of the plan. */
+static void keep_offsets(const planned *p, rfi_location first) {
   for (int i = 0; i < p->plan.n; i++) {
     const item *what = &p->items[p->plan.buffer[i].value];
-    rfi_callable *c = &g->callable[what->callable];
-    if (what->workspace) c->u.workspace_at[what->index] = p->plan.buffer[i].offset;
-    else c->place[what->index].offset = p->plan.buffer[i].offset, c->place[what->index].in_block = in_block;
+    rfi_location at = first;
+    at.offset += p->plan.buffer[i].offset;
+    if (what->workspace) what->u->workspace_at[what->index] = at.offset;
+    else what->u->place[what->index] = at;
   }
 }
 
@@ -243,28 +218,29 @@ static void take_smaller(rfr_graphs *g, rfi_stage_plan *s, const planned p[PLANS
   const rfi_plan *slot = &p[SLOT].plan, *kept = &p[KEPT].plan, *block = &p[BLOCK].plan;
   const int64_t slots = s->slots, blocks = s->blocks;
   const bool split = blocks > 0 && kept->bytes * slots + block->bytes * blocks < slot->bytes * slots;
-  keep_offsets(g, &p[SHARED], false);
-  keep_offsets(g, &p[split ? KEPT : SLOT], false);
-  if (split) keep_offsets(g, &p[BLOCK], true);
   s->bytes = split ? kept->bytes : slot->bytes;
   s->block_bytes = split ? block->bytes : 0;
-  s->offset = rfi_layout_add(&g->m.layout, RFI_REGION_SLOT, s->bytes * slots + s->block_bytes * blocks).offset;
+  s->offset = rfi_layout_add(&g->m.layout, RFI_REGION_SLOT, s->bytes * slots + s->block_bytes * blocks);
+  keep_offsets(&p[SHARED], (rfi_location){.region = RFI_REGION_SHARED});
+  keep_offsets(&p[split ? KEPT : SLOT],
+               (rfi_location){.region = RFI_REGION_SLOT, .offset = s->offset, .stride = s->bytes});
+  if (split)
+    keep_offsets(&p[BLOCK],
+                 (rfi_location){.region = RFI_BLOCK, .offset = s->offset + s->bytes * slots, .stride = s->block_bytes});
   g->memory.lower_bound_bytes +=
       split ? kept->lower_bound * slots + block->lower_bound * blocks : slot->lower_bound * slots;
 }
 
 /* Allocates the lifetimes and buffers of a stage. */
 static rfr_status make_room(axis *x, rfi_arena *a, planned p[PLANS]) {
-  const int first = x->stage->first, n = x->stage->end - first;
+  const rfi_stage_plan *s = x->stage;
   size_t most = 1;
-  x->at = rfi_arena_alloc(a, sizeof *x->at * (size_t)n);
-  x->late_w = rfi_arena_alloc(a, sizeof *x->late_w * (size_t)n);
-  x->life = rfi_arena_alloc(a, sizeof *x->life * (size_t)n);
-  if (!x->at || !x->late_w || !x->life) return RFR_NO_MEMORY;
-  for (int c = 0; c < n; c++) {
-    const rfr_trace *t = x->g->callable[first + c].u.trace;
-    if (!(x->life[c] = rfi_arena_alloc(a, sizeof **x->life * (size_t)(t->n_values + 1)))) return RFR_NO_MEMORY;
-    for (rfr_value v = 0; v < t->n_values; v++) x->life[c][v] = (rfi_life){-1, -1, false};
+  if (!(x->timed = rfi_arena_alloc(a, sizeof *x->timed * (size_t)(s->end - s->first)))) return RFR_NO_MEMORY;
+  for (int c = s->first; c < s->end; c++) {
+    const rfr_trace *t = x->g->callable[c].u.trace;
+    rfi_life *life = x->timed[c - s->first].life = rfi_arena_alloc(a, sizeof *life * (size_t)(t->n_values + 1));
+    if (!life) return RFR_NO_MEMORY;
+    for (rfr_value v = 0; v < t->n_values; v++) life[v] = (rfi_life){-1, -1, false};
     most += (size_t)(t->n_values + t->n_ops);
   }
   for (int k = 0; k < PLANS; k++) {
@@ -280,10 +256,10 @@ static rfr_status plan_stage(rfr_graphs *g, rfi_stage_plan *s, rfi_arena *a, int
   RFI_TRY(make_room(&x, a, p));
   lay_axis(&x);
   for (int c = s->first; c < s->end; c++) {
-    touch_ops(&x, c);
-    touch_ports(&x, c);
+    touch_ops(&x, &g->callable[c]);
+    touch_ports(&x, &g->callable[c]);
   }
-  collect(&x, p);
+  for (int c = s->first; c < s->end; c++) collect(&x, &g->callable[c], p);
   for (int k = 0; k < PLANS; k++) RFI_TRY(rfi_plan_place(&p[k].plan, x.end));
   take_smaller(g, s, p);
   int64_t *most = &g->m.layout.bytes[RFI_REGION_SHARED];
@@ -297,7 +273,7 @@ static rfr_status plan_stage(rfr_graphs *g, rfi_stage_plan *s, rfi_arena *a, int
 static void merge_shared_into_slot(rfr_graphs *g) {
   for (int i = 0; i < g->n; i++)
     for (rfr_value v = 0; v < g->callable[i].u.trace->n_values; v++)
-      if (g->callable[i].place[v].region == RFI_REGION_SHARED) g->callable[i].place[v].region = RFI_REGION_SLOT;
+      if (g->callable[i].u.place[v].region == RFI_REGION_SHARED) g->callable[i].u.place[v].region = RFI_REGION_SLOT;
 }
 
 static rfr_status plan_stages(rfr_graphs *g) {
@@ -305,8 +281,9 @@ static rfr_status plan_stages(rfr_graphs *g) {
   int64_t shared_bound = 0;
   rfi_arena *a;
   rfr_status st = rfi_arena_create(g->m.ctx, &a);
-  g->single_slot = g->n_stages == 1 && s->slots == 1 && !s->delayed && !rfi_graphs_has_windows(g, s);
-  if (g->single_slot) merge_shared_into_slot(g);
+  const bool single_slot = g->n_stages == 1 && s->slots == 1 && !s->delayed && !rfi_stage_has_windows(s);
+  g->m.workspaces = single_slot ? RFI_REGION_SLOT : RFI_REGION_SHARED;
+  if (single_slot) merge_shared_into_slot(g);
   for (int i = 0; i < g->n_stages && st == RFR_OK; i++) st = plan_stage(g, &g->stage[i], a, &shared_bound);
   rfi_arena_destroy(a);
   g->memory.lower_bound_bytes += shared_bound;
@@ -315,28 +292,26 @@ static rfr_status plan_stages(rfr_graphs *g) {
 
 /* ---- the arena ---- */
 
-static int64_t place_bytes(rfr_graphs *g, rfi_region region, const rfr_type *type) {
-  return rfi_layout_add(&g->m.layout, region, rfi_storage_bytes(type)).offset;
-}
-
 /* Places the values of `kind` in a region. The microbatch number of each slot is persistent, so that the host knows its
  * contents. */
 static void place_values(rfr_graphs *g, rfi_region kind, rfi_region region) {
   for (int i = 0; i < g->n; i++) {
     const rfi_callable *c = &g->callable[i];
     for (rfr_value v = 0; v < c->u.trace->n_values; v++) {
-      const rfr_type *type = &c->u.trace->values[v].type;
-      if (c->place[v].region != kind) continue;
-      c->place[v].offset = place_bytes(g, region, type);
-      for (int k = 1; v == c->microbatch && k < g->stage[c->stage].slots; k++) place_bytes(g, region, type);
+      rfi_location *place = &c->u.place[v];
+      const int64_t bytes = rfi_storage_bytes(&c->u.trace->values[v].type);
+      if (place->region != kind) continue;
+      place->stride = v == c->microbatch ? bytes : 0;
+      place->offset = rfi_layout_add(&g->m.layout, region, v == c->microbatch ? bytes * c->stage->slots : bytes);
     }
   }
 }
 
-static void place_persistent(rfr_graphs *g) {
+static rfr_status place_persistent(rfr_graphs *g) {
   rfi_storage_place(&g->m.store, &g->m.layout, RFI_REGION_PERSISTENT);
-  rfi_graphs_counts_lay_out(g);
+  if (g->counts.trace) RFI_TRY(rfi_unit_place(&g->m, &g->counts, g->placed, g->counts.trace->n_ops));
   place_values(g, RFI_REGION_PERSISTENT, RFI_REGION_PERSISTENT);
+  return RFR_OK;
 }
 
 static int64_t scratch_end(const rfi_named *x) { return x->scratch + rfi_storage_bytes(&x->tensor.type); }
@@ -365,7 +340,8 @@ static void place_scratch(rfr_graphs *g) {
   g->m.layout.bytes[RFI_REGION_SCRATCH] = place_scratch_gradients(g);
   for (int i = 0; i < g->m.store.n; i++) {
     rfi_named *x = &g->m.store.named[i];
-    if (x->written && x->parameter < 0) x->scratch = place_bytes(g, RFI_REGION_SCRATCH, &x->tensor.type);
+    if (x->written && x->parameter < 0)
+      x->scratch = rfi_layout_add(&g->m.layout, RFI_REGION_SCRATCH, rfi_storage_bytes(&x->tensor.type));
   }
   place_values(g, RFI_FIXED, RFI_REGION_SCRATCH);
 }
@@ -382,6 +358,10 @@ static void report_regions(rfr_graphs *g) {
   m->window_bytes = bytes[RFI_REGION_WINDOW];
   m->scratch_bytes = bytes[RFI_REGION_SCRATCH];
   if (g->m.layout.step) m->step_memory_bytes = m->planned_bytes - m->persistent_bytes;
+  for (int i = 0; i < g->n; i++) {
+    m->recomputed += g->callable[i].u.recomputed;
+    m->recomputed_flops += g->callable[i].u.recomputed_flops;
+  }
 }
 
 rfr_status rfi_graphs_allocate(rfr_graphs *g) {
@@ -399,7 +379,7 @@ rfr_status rfi_graphs_place(rfr_graphs *g) {
   for (int i = 0; i < g->n; i++) RFI_TRY(assign_storage(g, &g->callable[i]));
   RFI_TRY(plan_stages(g));
   RFI_TRY(rfi_graphs_place_windows(g));
-  place_persistent(g);
+  RFI_TRY(place_persistent(g));
   place_scratch(g);
   report_regions(g);
   return RFR_OK;
@@ -415,43 +395,7 @@ unsigned char *rfi_graphs_block(const rfr_graphs *g, const rfi_stage_plan *s, in
   return rfi_graphs_slot(g, s, s->slots) + s->block[slot] * s->block_bytes;
 }
 
-static unsigned char *address_of_owner(const rfr_graphs *g, int callable, int slot, rfr_value owner) {
-  const rfi_callable *c = &g->callable[callable];
-  const rfi_value_storage *place = &c->place[owner];
-  const rfi_stage_plan *s = &g->stage[c->stage];
-  if (place->callable >= 0) return address_of_owner(g, place->callable, slot, place->owner) + place->offset;
-  if (place->region == RFI_NAMED) return rfi_graphs_named_data(g, &g->m.store.named[place->offset]);
-  if (place->region == RFI_REGION_SLOT)
-    return (place->in_block ? rfi_graphs_block(g, s, slot) : rfi_graphs_slot(g, s, slot)) + place->offset;
-  if (owner == c->microbatch)
-    return rfi_address(&g->m.layout, place->region,
-                       place->offset + slot * rfi_storage_bytes(&c->u.trace->values[owner].type));
-  if (place->region != RFI_FIXED) return rfi_address(&g->m.layout, place->region, place->offset);
-  return g->in_warmup ? rfi_address(&g->m.layout, RFI_REGION_SCRATCH, place->offset) : place->fixed[slot];
-}
-
-unsigned char *rfi_graphs_address(const rfr_graphs *g, int callable, int slot, rfr_value v) {
-  const rfi_value *x = &g->callable[callable].u.trace->values[v];
-  return address_of_owner(g, callable, slot, x->base) + rfi_bytes_into(x);
-}
-
-typedef struct bound_to {
-  const rfr_graphs *g;
-  int callable, slot;
-} bound_to;
-
-static unsigned char *address(const void *user, rfr_value owner) {
-  const bound_to *x = user;
-  return address_of_owner(x->g, x->callable, x->slot, owner);
-}
-
 void rfi_graphs_set_addresses(rfr_graphs *g) {
-  unsigned char *shared = rfi_address(&g->m.layout, RFI_REGION_SHARED, 0);
-  for (int c = 0; c < g->n; c++) {
-    const rfi_stage_plan *s = &g->stage[g->callable[c].stage];
-    for (int slot = 0; slot < s->slots; slot++)
-      rfi_unit_set_addresses(&g->callable[c].u, slot, address, &(bound_to){g, c, slot},
-                             g->single_slot ? rfi_graphs_slot(g, s, slot) : shared);
-  }
-  rfi_graphs_counts_address(g);
+  for (int c = 0; c < g->n; c++) rfi_unit_set_addresses(&g->m, &g->callable[c].u);
+  rfi_unit_set_addresses(&g->m, &g->counts);
 }

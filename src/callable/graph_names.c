@@ -222,13 +222,13 @@ static rfr_status check_states(rfr_graphs *g) {
  * It must not alias a gathered parameter, because the next callable reuses its memory. */
 static rfr_status check_output(const rfr_graphs *g, const rfi_callable *c, const rfi_port *p) {
   const rfr_trace *t = c->u.trace;
-  const rfi_named *state = state_of(g, t, p->value);
-  const int maker = p->value < 0 ? -1 : t->values[t->values[p->value].base].op;
-  if (state && state->written && (p->callable >= 0 || strcmp(p->name, state->tensor.name) != 0))
+  const rfi_named *state = state_of(g, t, p->data.value);
+  const int maker = p->data.value < 0 ? -1 : t->values[t->values[p->data.value].base].op;
+  if (state && state->written && (p->link || strcmp(p->name, state->tensor.name) != 0))
     return rfi_fail(RFI_E_GRAPHS_CALLABLE,
                     "callable \"%s\": output \"%s\" aliases state \"%s\", which every microbatch overwrites: output "
                     "rfr_copy of it%s",
-                    c->u.name, p->name, state->tensor.name, p->callable >= 0 ? ", and link that" : "");
+                    c->u.name, p->name, state->tensor.name, p->link ? ", and link that" : "");
   if (c->sharded && maker >= c->u.start[RFI_PART_SETUP] && maker < c->u.start[RFI_PART_SETUP + 1])
     return rfi_fail(RFI_E_GRAPHS_CALLABLE,
                     "callable \"%s\": output \"%s\" aliases a parameter of a sharded callable, which is gathered only "
@@ -237,27 +237,28 @@ static rfr_status check_output(const rfr_graphs *g, const rfi_callable *c, const
   return RFR_OK;
 }
 
-rfi_named *rfi_graphs_find(const rfr_graphs *g, const char *name) {
-  rfi_named *x = rfi_storage_find(&g->m.store, name);
-  return x && x->parameter < 0 && x->region != RFI_REGION_WINDOW ? x : NULL;
+rfr_status rfi_graphs_get(const rfr_graphs *g, const char *name, rfi_named **out) {
+  *out = rfi_storage_find(&g->m.store, name);
+  if (*out && (*out)->parameter < 0 && (*out)->region != RFI_REGION_WINDOW) return RFR_OK;
+  return rfi_fail(RFI_E_PROGRAM_NAME, "no callable has a parameter, state or constant \"%s\"%s", name ? name : "",
+                  *out ? ": a main gradient is named by its parameter, in rfr_graphs_gradient and in lists of gradients"
+                       : "");
+}
+
+rfr_status rfi_graphs_get_gradient(const rfr_graphs *g, const char *parameter, rfi_named **out) {
+  const rfi_named *x = rfi_storage_find(&g->m.store, parameter);
+  *out = x && x->gradient >= 0 ? &g->m.store.named[x->gradient] : NULL;
+  return *out ? RFR_OK : rfi_fail(RFI_E_PROGRAM_NAME, "no callable trains \"%s\"", parameter ? parameter : "");
 }
 
 static rfr_status check_lists(const rfr_graphs *g) {
   const rfr_graphs_options *o = &g->options;
-  for (int i = 0; i < o->n_tensors; i++) {
-    if (!rfi_graphs_find(g, o->tensors[i].name))
-      return rfi_fail(
-          RFI_E_PROGRAM_NAME, "rfr_graphs_options.tensors: no callable has a parameter, state or constant \"%s\"%s",
-          o->tensors[i].name ? o->tensors[i].name : "",
-          rfi_storage_find(&g->m.store, o->tensors[i].name) ? "; list main gradients in rfr_graphs_options.gradients"
-                                                            : "");
-  }
-  for (int i = 0; i < o->n_gradients; i++) {
-    const rfi_named *p = rfi_storage_find(&g->m.store, o->gradients[i].parameter);
-    if (!p || p->gradient < 0)
-      return rfi_fail(RFI_E_PROGRAM_NAME, "rfr_graphs_options.gradients: no callable trains \"%s\"",
-                      o->gradients[i].parameter);
-  }
+  rfi_named *x;
+  for (int i = 0; i < o->n_tensors; i++)
+    if (rfi_graphs_get(g, o->tensors[i].name, &x) != RFR_OK) return rfi_fail_prefix("rfr_graphs_options.tensors: ");
+  for (int i = 0; i < o->n_gradients; i++)
+    if (rfi_graphs_get_gradient(g, o->gradients[i].parameter, &x) != RFR_OK)
+      return rfi_fail_prefix("rfr_graphs_options.gradients: ");
   return RFR_OK;
 }
 
@@ -267,8 +268,4 @@ rfr_status rfi_graphs_check_names(rfr_graphs *g) {
   for (int i = 0; i < g->n; i++)
     for (int k = 0; k < g->callable[i].n_out; k++) RFI_TRY(check_output(g, &g->callable[i], &g->callable[i].out[k]));
   return RFR_OK;
-}
-
-unsigned char *rfi_graphs_named_data(const rfr_graphs *g, const rfi_named *x) {
-  return g->in_warmup && x->written ? rfi_address(&g->m.layout, RFI_REGION_SCRATCH, x->scratch) : x->tensor.data;
 }

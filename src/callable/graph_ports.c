@@ -13,42 +13,31 @@
 /* ---- links ---- */
 
 static rfr_status make_link(rfr_graphs *g, int index, const rfr_callable_link *link) {
-  rfi_callable *c = &g->callable[index];
-  const int in = rfi_port_find(c->in, c->n_in, link->input);
-  if (in < 0 || link->callable < 0 || link->callable >= index || g->callable[link->callable].stage != c->stage)
-    return rfi_fail(
-        RFI_E_GRAPHS_CALLABLE,
-        "callable \"%s\": cannot link input \"%s\" to callable %d: there is no such input, or the source is not an "
-        "earlier callable of the same stage",
-        c->u.name, link->input ? link->input : "", link->callable);
-  rfi_callable *from = &g->callable[link->callable];
-  const int out = rfi_port_find(from->out, from->n_out, link->output);
-  if (out < 0 || from->out[out].callable >= 0 || c->in[in].callable >= 0)
-    return rfi_fail(
-        RFI_E_GRAPHS_CALLABLE,
-        "callable \"%s\": cannot link output \"%s\" of callable \"%s\" to input \"%s\": there is no such output, or "
-        "one of them is already linked",
-        c->u.name, link->output ? link->output : "", from->u.name, link->input);
-  rfi_port *a = &from->out[out], *b = &c->in[in];
-  if (a->fixed || a->fixed_grad)
-    return rfi_fail(
-        RFI_E_GRAPHS_CALLABLE,
-        "callable \"%s\": output \"%s\" of callable \"%s\" cannot be linked, because it or its gradient has fixed "
-        "memory",
-        c->u.name, link->output, from->u.name);
-  if (memcmp(&a->tensor.type, &b->tensor.type, sizeof a->tensor.type) != 0)
+  const rfi_callable *c = &g->callable[index];
+  const char *input = link->input ? link->input : "", *output = link->output ? link->output : "";
+  if (link->callable < 0 || link->callable >= index || g->callable[link->callable].stage != c->stage)
     return rfi_fail(RFI_E_GRAPHS_CALLABLE,
-                    "callable \"%s\": input \"%s\" has another type than the linked output \"%s\" of callable "
-                    "\"%s\"",
-                    c->u.name, link->input, link->output, from->u.name);
-  if (a->grad >= 0 && b->grad < 0)
-    return rfi_fail(
-        RFI_E_GRAPHS_CALLABLE,
-        "callable \"%s\": input \"%s\" has no gradient, but callable \"%s\" needs the gradient of its linked output "
-        "\"%s\": record the input with role input_grad",
-        c->u.name, link->input, from->u.name, link->output);
-  a->callable = index, a->port = in;
-  b->callable = link->callable, b->port = out;
+                    "callable \"%s\": input \"%s\" cannot be linked to callable %d: it is not an earlier callable of "
+                    "the same stage",
+                    c->u.name, input, link->callable);
+  const rfi_callable *from = &g->callable[link->callable];
+  const int in = rfi_port_find(c->in, c->n_in, link->input), out = rfi_port_find(from->out, from->n_out, link->output);
+  rfi_port *a = out < 0 ? NULL : &from->out[out], *b = in < 0 ? NULL : &c->in[in];
+  const char *what = !b                               ? "there is no such input"
+                     : !a                             ? "there is no such output"
+                     : a->link || b->link             ? "one of them is already linked"
+                     : a->data.fixed || a->grad.fixed ? "the output or its gradient has fixed memory"
+                     : memcmp(&a->data.tensor.type, &b->data.tensor.type, sizeof(rfr_type)) != 0 ? "their types differ"
+                     : a->grad.value >= 0 && b->grad.value < 0
+                         ? "the output needs a gradient, which the input does not have: record the input with role "
+                           "input_grad"
+                         : NULL;
+  if (what)
+    return rfi_fail(RFI_E_GRAPHS_CALLABLE,
+                    "callable \"%s\": input \"%s\" cannot be linked to output \"%s\" of callable \"%s\": %s", c->u.name,
+                    input, output, from->u.name, what);
+  a->link = b;
+  b->link = a;
   return RFR_OK;
 }
 
@@ -60,7 +49,7 @@ static rfr_status refuse_fixed(const rfi_callable *c, const rfr_callable_fixed *
 }
 
 static rfr_status check_addresses(const rfr_graphs *g, const rfi_callable *c, const rfr_callable_fixed *f) {
-  const int slots = g->stage[c->stage].slots;
+  const int slots = c->stage->slots;
   if (f->n_data != slots || !f->data)
     return rfi_fail(RFI_E_GRAPHS_CALLABLE,
                     "callable \"%s\": fixed memory for \"%s\": %d addresses for %d slots: pass one per slot", c->u.name,
@@ -72,35 +61,37 @@ static rfr_status check_addresses(const rfr_graphs *g, const rfi_callable *c, co
   return RFR_OK;
 }
 
-static rfr_status find_port(const rfi_callable *c, const rfr_callable_fixed *f, rfi_port **out) {
+/* The port, and what of it `f` fixes: its data or its gradient. */
+static rfr_status find_data(const rfi_callable *c, const rfr_callable_fixed *f, rfi_port **port, rfi_port_data **data) {
   const int i = rfi_port_find(c->in, c->n_in, f->port), k = rfi_port_find(c->out, c->n_out, f->port);
-  *out = i >= 0 ? &c->in[i] : k >= 0 ? &c->out[k] : NULL;
-  if (!*out) return refuse_fixed(c, f, "there is no such input or output");
-  return i >= 0 && k >= 0 ? refuse_fixed(c, f, "both an input and an output have this name") : RFR_OK;
+  if (i < 0 && k < 0) return refuse_fixed(c, f, "there is no such input or output");
+  if (i >= 0 && k >= 0) return refuse_fixed(c, f, "both an input and an output have this name");
+  *port = i >= 0 ? &c->in[i] : &c->out[k];
+  *data = f->gradient ? &(*port)->grad : &(*port)->data;
+  return RFR_OK;
 }
 
 static rfr_status make_fixed(rfr_graphs *g, int index, const rfr_callable_fixed *f) {
   rfi_callable *c = &g->callable[index];
   rfi_port *p;
-  RFI_TRY(find_port(c, f, &p));
-  void ***to = f->gradient ? &p->fixed_grad : &p->fixed;
-  if (p->callable >= 0) return refuse_fixed(c, f, "it is linked");
-  if (f->gradient && p->grad < 0) return refuse_fixed(c, f, "it has no gradient");
-  if (*to) return refuse_fixed(c, f, "it is listed twice");
+  rfi_port_data *to;
+  RFI_TRY(find_data(c, f, &p, &to));
+  if (p->link) return refuse_fixed(c, f, "it is linked");
+  if (f->gradient && to->value < 0) return refuse_fixed(c, f, "it has no gradient");
+  if (to->fixed) return refuse_fixed(c, f, "it is listed twice");
   RFI_TRY(check_addresses(g, c, f));
-  void **own = rfi_arena_alloc(g->m.strings, sizeof *own * (size_t)f->n_data);
-  if (!own) return RFR_NO_MEMORY;
-  memcpy(own, f->data, sizeof *own * (size_t)f->n_data);
-  *to = own;
+  if (!(to->fixed = rfi_arena_alloc(g->m.strings, sizeof *to->fixed * (size_t)f->n_data))) return RFR_NO_MEMORY;
+  memcpy(to->fixed, f->data, sizeof *to->fixed * (size_t)f->n_data);
   return RFR_OK;
 }
 
 rfr_status rfi_graphs_fixed_of(const rfr_graphs *g, int callable, const rfr_callable_fixed *f, void ***addresses) {
   rfi_port *p;
+  rfi_port_data *data;
   if (callable < 0 || callable >= g->n) return rfi_fail(RFI_E_ARGUMENT, "callable %d of %d", callable, g->n);
   const rfi_callable *c = &g->callable[callable];
-  RFI_TRY(find_port(c, f, &p));
-  *addresses = f->gradient ? p->fixed_grad : p->fixed;
+  RFI_TRY(find_data(c, f, &p, &data));
+  *addresses = data->fixed;
   return *addresses ? check_addresses(g, c, f) : refuse_fixed(c, f, "it was not fixed at creation");
 }
 
@@ -109,12 +100,13 @@ rfr_status rfi_graphs_fixed_of(const rfr_graphs *g, int callable, const rfr_call
 static rfr_status take_sample(rfi_callable *c, const rfr_binding *b) {
   char other[RFI_MISMATCH_TEXT];
   const int in = rfi_port_find(c->in, c->n_in, b->name);
-  const char *what = in < 0                                                              ? "there is no such input"
-                     : c->in[in].callable >= 0                                           ? "it is linked"
-                     : c->in[in].sample                                                  ? "it is listed twice"
-                     : !b->data                                                          ? "it has no data"
-                     : !rfi_graphs_type_matches(&c->in[in].tensor.type, &b->type, other) ? other
-                                                                                         : NULL;
+  const rfi_port *p = in < 0 ? NULL : &c->in[in];
+  const char *what = !p                                                                ? "there is no such input"
+                     : p->link                                                         ? "it is linked"
+                     : p->sample                                                       ? "it is listed twice"
+                     : !b->data                                                        ? "it has no data"
+                     : !rfi_graphs_type_matches(&p->data.tensor.type, &b->type, other) ? other
+                                                                                       : NULL;
   if (what)
     return rfi_fail(RFI_E_GRAPHS_CALLABLE, "callable \"%s\": a sample for \"%s\": %s", c->u.name,
                     b->name ? b->name : "", what);
@@ -141,10 +133,10 @@ rfi_ports rfi_ports_returned(const rfi_callable *c, rfi_part part) {
                               : (rfi_ports){0};
 }
 
-rfr_tensor rfi_port_tensor(const rfr_graphs *g, int callable, int slot, const rfi_port *port, bool grad) {
-  const rfr_value v = grad ? port->grad : port->value;
-  rfr_tensor t = grad ? port->grad_tensor : port->tensor;
-  if (v >= 0) t.data = rfi_graphs_address(g, callable, slot, v);
+rfr_tensor rfi_port_tensor(const rfr_graphs *g, int slot, const rfi_port *port, bool grad) {
+  const rfi_port_data *data = rfi_port_of(port, grad);
+  rfr_tensor t = data->tensor;
+  if (data->value >= 0) t.data = rfi_unit_address(&g->m, &g->callable[port->callable].u, slot, data->value);
   return t;
 }
 
@@ -196,15 +188,17 @@ static void add_named(const rfr_graphs *g, ranges *r, int callable) {
   }
 }
 
-static void add_port(const rfr_graphs *g, ranges *r, int callable, const rfi_port *p, bool input) {
-  range x = {.what = "", .name = p->name, .callable = callable, .named = -1, .written = !input};
-  range grad = x;
-  grad.what = "the gradient of ", grad.grad = true, grad.written = input;
-  for (int k = 0; k < g->stage[g->callable[callable].stage].slots; k++) {
-    x.slot = grad.slot = k;
-    if (p->fixed) add_range(r, p->fixed[k], &p->tensor.type, x);
-    if (p->fixed_grad) add_range(r, p->fixed_grad[k], &p->grad_tensor.type, grad);
-  }
+static void add_port(const rfr_graphs *g, ranges *r, const rfi_port *p, bool grad) {
+  const rfi_port_data *data = rfi_port_of(p, grad);
+  for (int k = 0; data->fixed && k < g->callable[p->callable].stage->slots; k++)
+    add_range(r, data->fixed[k], &data->tensor.type,
+              (range){.what = grad ? "the gradient of " : "",
+                      .name = p->name,
+                      .callable = p->callable,
+                      .slot = k,
+                      .named = -1,
+                      .grad = grad,
+                      .written = p->output != grad});
 }
 
 /* Whether each call in the later callable's slot has the microbatch that used the earlier callable's slot last. */
@@ -212,7 +206,7 @@ static bool same_microbatches(const rfr_graphs *g, const rfi_calls *calls, const
   int last = -1;
   for (int i = 0; i < calls->n; i++) {
     const rfi_step_call *call = &calls->call[i];
-    const int stage = g->callable[call->callable].stage;
+    const rfi_stage_plan *stage = call->of->stage;
     if (stage == g->callable[early->callable].stage && call->slot == early->slot) last = call->microbatch;
     if (stage == g->callable[late->callable].stage && call->slot == late->slot && call->microbatch != last)
       return false;
@@ -260,14 +254,16 @@ rfr_status rfi_graphs_check_overlap(const rfr_graphs *g, const rfi_calls *calls)
   size_t most = 1;
   for (int i = 0; i < g->n; i++) {
     const rfi_callable *c = &g->callable[i];
-    most += (size_t)c->u.trace->n_inputs + 2 * (size_t)(c->n_in + c->n_out) * (size_t)g->stage[c->stage].slots;
+    most += (size_t)c->u.trace->n_inputs + 2 * (size_t)(c->n_in + c->n_out) * (size_t)c->stage->slots;
   }
   RFI_TRY(RFI_ALLOC(g->m.ctx, sizeof *r.at * most, &r.at));
   for (int i = 0; i < g->n; i++) {
     const rfi_callable *c = &g->callable[i];
     add_named(g, &r, i);
-    for (int k = 0; k < c->n_in; k++) add_port(g, &r, i, &c->in[k], true);
-    for (int k = 0; k < c->n_out; k++) add_port(g, &r, i, &c->out[k], false);
+    for (const rfi_port *p = c->in; p < rfi_ports_end(c); p++) {
+      add_port(g, &r, p, false);
+      add_port(g, &r, p, true);
+    }
   }
   const rfr_status s = check_ranges(g, calls, &r);
   rfi_free(g->m.ctx, r.at);

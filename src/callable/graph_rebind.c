@@ -5,7 +5,6 @@
  * as before. No hook runs, because no kernel runs.
  */
 #include <stdlib.h>
-#include <string.h>
 
 #include "base/base.h"
 #include "callable/graphed.h"
@@ -28,8 +27,7 @@ static int by_pointer(const void *a, const void *b) {
   return (x > y) - (x < y);
 }
 
-static rfr_status add_named(rfr_graphs *g, rfi_named *x, const char *name, const void *to, moves *m) {
-  if (!x) return rfi_fail(RFI_E_PROGRAM_NAME, "no callable has or trains \"%s\"", name ? name : "");
+static rfr_status add_named(rfr_graphs *g, rfi_named *x, const void *to, moves *m) {
   if (x->offset >= 0)
     return rfi_fail(RFI_E_PROGRAM_STATE, "\"%s\" is in memory of the graphs, which does not move", x->tensor.name);
   const char *defect = rfi_graphs_address_defect(g, to);
@@ -39,15 +37,16 @@ static rfr_status add_named(rfr_graphs *g, rfi_named *x, const char *name, const
 }
 
 static rfr_status add_tensor(rfr_graphs *g, const rfr_binding *b, moves *m) {
-  rfi_named *named = rfi_graphs_find(g, b->name);
-  RFI_TRY(add_named(g, named, b->name, b->data, m));
+  rfi_named *named;
+  RFI_TRY(rfi_graphs_get(g, b->name, &named));
+  RFI_TRY(add_named(g, named, b->data, m));
   return rfi_check_captured(b->name, &named->tensor.type, NULL, b);
 }
 
 static rfr_status add_gradient(rfr_graphs *g, const rfr_main_gradient *x, moves *m) {
-  const rfi_named *parameter = rfi_storage_find(&g->m.store, x->parameter);
-  rfi_named *named = parameter && parameter->gradient >= 0 ? &g->m.store.named[parameter->gradient] : NULL;
-  RFI_TRY(add_named(g, named, x->parameter, x->data, m));
+  rfi_named *named;
+  RFI_TRY(rfi_graphs_get_gradient(g, x->parameter, &named));
+  RFI_TRY(add_named(g, named, x->data, m));
   const rfr_type *type = &named->tensor.type;
   if (x->type.dtype != type->dtype)
     return rfi_fail(RFI_E_PROGRAM_STATE, "main gradient of \"%s\": captured as %s, now %s: create new graphs",
@@ -80,33 +79,28 @@ static void exchange(rfr_graphs *g, moves *m) {
   rfi_graphs_set_addresses(g);
 }
 
-/* Finds the next captured graph, from (c, slot, part) on; false: none. */
-static bool next_graph(const rfr_graphs *g, int *c, int *slot, int *part) {
-  for (; *c < g->n; ++*c, *slot = 0)
-    for (; *slot < g->stage[g->callable[*c].stage].slots; ++*slot, *part = 0)
-      for (; *part < RFI_PARTS; ++*part)
-        if (g->callable[*c].u.instance[*slot].graph[*part]) return true;
-  return false;
-}
+typedef struct recaptured {
+  rfi_graph **at, *other; /* the new graph; after the exchange, the old one */
+} recaptured;
 
 static rfr_status capture_again(rfr_graphs *g) {
-  const rfi_backend *b = g->m.backend;
-  rfi_graph **fresh;
+  recaptured *x;
   rfr_status s = RFR_OK;
   int n = 0;
-  RFI_TRY(RFI_ALLOC(g->m.ctx, sizeof *fresh * (size_t)(g->memory.graphs + 1), &fresh));
-  for (int c = 0, slot = 0, part = 0; s == RFR_OK && next_graph(g, &c, &slot, &part); part++) {
-    s = rfi_graphs_capture_part(g, c, slot, (rfi_part)part, &fresh[n]);
-    n += s == RFR_OK;
+  RFI_TRY(RFI_ALLOC(g->m.ctx, sizeof *x * (size_t)(g->memory.graphs + 1), &x));
+  for (const rfi_callable *c = g->callable; c < g->callable + g->n; c++)
+    for (int slot = 0; slot < c->u.slots; slot++)
+      for (int part = 0; part < RFI_PARTS && s == RFR_OK; part++) {
+        x[n].at = &c->u.instance[slot].graph[part];
+        if (*x[n].at) s = rfi_graphs_capture_part(g, c, slot, (rfi_part)part, &x[n].other);
+        n += *x[n].at && s == RFR_OK;
+      }
+  for (int i = 0; i < n; i++) {
+    rfi_graph *old = *x[i].at;
+    if (s == RFR_OK) *x[i].at = x[i].other, x[i].other = old;
+    g->m.backend->graph_destroy(g->m.device, x[i].other);
   }
-  n = s == RFR_OK ? 0 : n;
-  for (int c = 0, slot = 0, part = 0; s == RFR_OK && next_graph(g, &c, &slot, &part); part++, n++) {
-    rfi_graph **graph = &g->callable[c].u.instance[slot].graph[part], *old = *graph;
-    *graph = fresh[n];
-    fresh[n] = old;
-  }
-  for (int i = 0; i < n; i++) b->graph_destroy(g->m.device, fresh[i]);
-  rfi_free(g->m.ctx, fresh);
+  rfi_free(g->m.ctx, x);
   return s;
 }
 
@@ -126,8 +120,7 @@ rfr_status rfr_graphs_rebind(rfr_graphs *g, const rfr_binding *tensors, int n_te
   moves m = {0};
   RFI_TRY(rfi_check_handle(g, "rfr_graphs"));
   if (g->state != RFI_STEP_NONE) return rfi_fail(RFI_E_GRAPHS_ORDER, "a step has begun: end or abort it first");
-  if (n_tensors < 0 || n_gradients < 0 || n_fixed < 0 || (n_tensors > 0 && !tensors) ||
-      (n_gradients > 0 && !gradients) || (n_fixed > 0 && !fixed))
+  if (!rfi_is_list(tensors, n_tensors) || !rfi_is_list(gradients, n_gradients) || !rfi_is_list(fixed, n_fixed))
     return rfi_fail(RFI_E_ARGUMENT, "%d tensors, %d main gradients, %d fixed: a count is negative or its list is NULL",
                     n_tensors, n_gradients, n_fixed);
   RFI_TRY(rfi_graphs_check_gradient_list(gradients, n_gradients));
@@ -143,54 +136,4 @@ rfr_status rfr_graphs_rebind(rfr_graphs *g, const rfr_binding *tensors, int n_te
   if (s == RFR_OK && n_tensors > 0) g->loaded = false;
   rfi_free(g->m.ctx, m.at);
   return s;
-}
-
-static bool lies_in(const rfr_tensor *x, const void *data, int64_t bytes) {
-  return rfi_lies_in(x->data, x->bytes, data, bytes);
-}
-
-static bool lies_in_fixed(const rfr_graphs *g, const rfr_tensor *x) {
-  for (int c = 0; c < g->n; c++)
-    for (int k = 0; k < g->callable[c].n_in + g->callable[c].n_out; k++) {
-      const rfi_callable *of = &g->callable[c];
-      const rfi_port *p = k < of->n_in ? &of->in[k] : &of->out[k - of->n_in];
-      for (int slot = 0; slot < g->stage[of->stage].slots; slot++)
-        if ((p->fixed && lies_in(x, p->fixed[slot], p->tensor.bytes)) ||
-            (p->fixed_grad && lies_in(x, p->fixed_grad[slot], p->grad_tensor.bytes)))
-          return true;
-    }
-  return false;
-}
-
-/* An output may alias a state or a parameter in the caller's memory. */
-static bool lies_in_named(const rfr_graphs *g, const rfr_tensor *x) {
-  for (int i = 0; i < g->m.store.n; i++)
-    if (lies_in(x, g->m.store.named[i].tensor.data, g->m.store.named[i].tensor.bytes)) return true;
-  return false;
-}
-
-rfr_status rfi_graphs_check_tensor(const rfr_graphs *g, const rfr_tensor *x) {
-  const rfi_named *named = rfi_storage_find(&g->m.store, x->name);
-  const rfr_tensor *now = named ? &named->tensor : NULL;
-  const char *name = x->name ? x->name : "";
-  bool is_slot;
-  if ((unsigned)x->type.dtype >= RFR_DTYPE_COUNT || x->type.rank < 0 || x->type.rank > RFR_MAX_RANK)
-    return rfi_fail(RFI_E_ARGUMENT, "tensor \"%s\" has no type", name);
-  if (x->bytes != rfi_bytes(&x->type))
-    return rfi_fail(RFI_E_ARGUMENT, "tensor \"%s\": bytes is %lld, its type has %lld", name, (long long)x->bytes,
-                    (long long)rfi_bytes(&x->type));
-  if (x->bytes == 0) return RFR_OK;
-  if (now && now->role == x->role) {
-    if (lies_in(x, now->data, now->bytes)) return RFR_OK;
-    if (x->bytes > now->bytes)
-      return rfi_fail(RFI_E_ARGUMENT, "tensor \"%s\": bytes is %lld, the graphs have %lld", name, (long long)x->bytes,
-                      (long long)now->bytes);
-    return rfi_fail(RFI_E_REPLAY_SIGNATURE, "\"%s\": this tensor has address %p, it is now at %p: query it again", name,
-                    x->data, now->data);
-  }
-  RFI_TRY(rfi_graphs_check_slot_tensor(g, x, &is_slot));
-  if (is_slot || lies_in(x, g->m.layout.arena, g->memory.persistent_bytes) || lies_in_named(g, x) ||
-      lies_in_fixed(g, x))
-    return RFR_OK;
-  return rfi_fail(RFI_E_ARGUMENT, "tensor \"%s\" is not memory of these graphs", name);
 }

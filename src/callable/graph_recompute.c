@@ -36,13 +36,12 @@ static rfr_status apply_level(search *x, int callable, int level) {
 }
 
 static rfr_status select_and_place(rfr_graphs *g) {
-  rfi_executor m = g->m;
   rfi_arena_destroy(g->placed);
   g->placed = NULL;
   RFI_TRY(rfi_arena_create(g->m.ctx, &g->placed));
-  m.strings = g->placed;
   for (int i = 0; i < g->n; i++)
-    if (rfi_unit_select(&m, &g->callable[i].u) != RFR_OK) return rfi_fail_prefix("callable %d: ", i);
+    if (rfi_unit_select(&g->m, &g->callable[i].u, g->placed, NULL) != RFR_OK)
+      return rfi_fail_prefix("callable %d: ", i);
   return rfi_graphs_place(g);
 }
 
@@ -62,7 +61,7 @@ static rfr_status apply_levels(void *user, int n, int64_t enough, int64_t *bytes
 }
 
 static double benefit(const search *x, int callable, int level) {
-  return rfi_frontier_benefit(x->frontier[callable], level) * x->g->stage[x->g->callable[callable].stage].slots;
+  return rfi_frontier_benefit(x->frontier[callable], level) * x->g->callable[callable].stage->slots;
 }
 
 static rfr_status merge(search *x) {
@@ -108,17 +107,6 @@ static rfr_status choose(search *x) {
   return level == x->applied ? RFR_OK : apply_levels(x, level, 0, &bytes);
 }
 
-static void count(rfr_graphs *g) {
-  for (int i = 0; i < g->n; i++) {
-    const rfr_trace *t = g->callable[i].u.trace;
-    for (int k = 0; k < t->n_ops; k++) {
-      if (t->ops[k].clone_of < 0 || (t->ops[k].def->flags & RFI_VIEW)) continue;
-      g->memory.recomputed++;
-      g->memory.recomputed_flops += t->ops[k].cost.flops;
-    }
-  }
-}
-
 rfr_status rfi_graphs_lay_out(rfr_graphs *g) {
   const rfr_graphs_options *o = &g->options;
   RFI_TRY(select_and_place(g));
@@ -133,6 +121,5 @@ rfr_status rfi_graphs_lay_out(rfr_graphs *g) {
   rfi_free(g->m.ctx, x.from);
   RFI_TRY(s);
   g->memory.saved_bytes = before - g->memory.slot_bytes - g->memory.shared_bytes;
-  count(g);
   return RFR_OK;
 }

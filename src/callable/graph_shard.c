@@ -16,23 +16,7 @@
 
 enum { GATHERED, UNREDUCED, KINDS };
 
-static bool any_sharded(const rfr_graphs *g, int first, int end, bool (*is)(const rfi_callable *)) {
-  for (int c = first; c < end; c++)
-    if (g->callable[c].sharded && (!is || is(&g->callable[c]))) return true;
-  return false;
-}
-
-bool rfi_graphs_has_windows(const rfr_graphs *g, const rfi_stage_plan *s) {
-  return s->fsdp_actions && any_sharded(g, s->first, s->end, NULL);
-}
-
-static bool trains(const rfi_callable *c) { return rfi_has(&c->u, RFI_PART_W); }
-static bool has_wgrad(const rfr_graphs *g, const rfi_stage_plan *s) { return any_sharded(g, s->first, s->end, trains); }
-
-static bool reads_parameters(const rfi_callable *c) { return c->wgrad_reads; }
-static bool any_wgrad_reads(const rfr_graphs *g, const rfi_stage_plan *s) {
-  return any_sharded(g, s->first, s->end, reads_parameters);
-}
+bool rfi_stage_has_windows(const rfi_stage_plan *s) { return s->fsdp_actions && s->sharded; }
 
 static bool adds(int op) { return rfi_parts_of(op) & 1 << RFI_PART_W; }
 
@@ -55,14 +39,14 @@ static rfr_status wrong(const rfr_graphs *g, const rfr_action *a, int i, const c
 static int64_t *offset_of(rfr_graphs *g, int block) { return &g->stage[block / KINDS].window[block % KINDS]; }
 static int64_t bytes_of(const rfr_graphs *g, int block) { return g->stage[block / KINDS].window_bytes[block % KINDS]; }
 
-static bool is_parameter(const rfr_graphs *g, const rfi_value_storage *x) {
+static bool is_parameter(const rfr_graphs *g, const rfi_location *x) {
   return x->region == RFI_NAMED ? rfi_is_parameter(g->m.store.named[x->offset].tensor.role)
                                 : x->region == RFI_REGION_WINDOW;
 }
 
 static bool reads_in_wgrad(const rfr_graphs *g, const rfi_callable *c) {
   for (rfi_use u = {0}; rfi_next_use(c, &u);)
-    if (u.part == RFI_PART_W && !u.result && is_parameter(g, &c->place[u.owner])) return true;
+    if (u.part == RFI_PART_W && !u.result && is_parameter(g, &c->u.place[u.owner])) return true;
   return false;
 }
 
@@ -70,13 +54,13 @@ static bool reads_in_wgrad(const rfr_graphs *g, const rfi_callable *c) {
 static rfr_status read_action(windows *w, int stage, const rfr_action *a, int i) {
   const rfi_stage_plan *s = &w->g->stage[stage];
   bool *gathered = &w->open[stage * KINDS + GATHERED], *unreduced = &w->open[stage * KINDS + UNREDUCED];
-  const bool reads = rfi_parts_of(a->op) != 0 && (a->op != RFR_ACTION_W || any_wgrad_reads(w->g, s));
+  const bool reads = rfi_parts_of(a->op) != 0 && (a->op != RFR_ACTION_W || s->wgrad_reads);
   if (reads && !*gathered)
     return wrong(w->g, a, i, "it reads parameters of sharded callables, which are not gathered: add UNSHARD before it");
-  if (a->op == RFR_ACTION_REDUCE && has_wgrad(w->g, s) && !*unreduced)
+  if (a->op == RFR_ACTION_REDUCE && s->reduces && !*unreduced)
     return wrong(w->g, a, i, "REDUCE without a weight gradient since the last REDUCE of the stage");
   if (a->op == RFR_ACTION_UNSHARD || a->op == RFR_ACTION_RESHARD) *gathered = a->op == RFR_ACTION_UNSHARD;
-  if (a->op == RFR_ACTION_REDUCE || adds(a->op)) *unreduced = adds(a->op) && has_wgrad(w->g, s);
+  if (a->op == RFR_ACTION_REDUCE || adds(a->op)) *unreduced = adds(a->op) && s->reduces;
   return RFR_OK;
 }
 
@@ -96,8 +80,7 @@ static rfr_status read_windows(windows *w, const rfr_action *a) {
   for (int i = 0; i < w->n; i++) {
     mark_live(w, i);
     for (int k = 0; k < g->n_stages; k++)
-      if (g->stage[k].number == a[i].stage && rfi_graphs_has_windows(g, &g->stage[k]))
-        RFI_TRY(read_action(w, k, &a[i], i));
+      if (g->stage[k].number == a[i].stage && rfi_stage_has_windows(&g->stage[k])) RFI_TRY(read_action(w, k, &a[i], i));
     mark_live(w, i);
   }
   for (int b = 0; b < g->n_stages * KINDS; b++)
@@ -109,19 +92,23 @@ static rfr_status read_windows(windows *w, const rfr_action *a) {
 
 /* ---- placement ---- */
 
-static int64_t *offset_in_windows(rfr_graphs *g, const rfi_callable *c, rfr_value v, int *kind) {
-  rfi_named *x = c->place[v].region == RFI_NAMED ? &g->m.store.named[c->place[v].offset] : NULL;
-  *kind = x && x->region == RFI_REGION_WINDOW ? UNREDUCED : GATHERED;
-  if (x && x->region == RFI_REGION_WINDOW) return &x->offset;
-  return c->place[v].region == RFI_REGION_WINDOW ? &c->place[v].offset : NULL;
+/* Iterates over the values of a callable that are in windows, from v = -1 on. Returns the offset; NULL: the end. */
+static int64_t *next_in_windows(rfr_graphs *g, const rfi_callable *c, rfr_value *v, int *kind) {
+  while (++*v < c->u.trace->n_values) {
+    rfi_location *place = &c->u.place[*v];
+    rfi_named *x = place->region == RFI_NAMED ? &g->m.store.named[place->offset] : NULL;
+    *kind = x ? UNREDUCED : GATHERED;
+    if (place->region == RFI_REGION_WINDOW) return &place->offset;
+    if (x && x->region == RFI_REGION_WINDOW) return &x->offset;
+  }
+  return NULL;
 }
 
 /* Adds the sizes of a callable's values to the bytes of each kind. */
 static void append(rfr_graphs *g, const rfi_callable *c, int64_t bytes[KINDS]) {
-  for (rfr_value v = 0; v < c->u.trace->n_values; v++) {
-    int kind;
-    int64_t *offset = offset_in_windows(g, c, v, &kind);
-    if (!offset) continue;
+  int kind;
+  int64_t *offset;
+  for (rfr_value v = -1; (offset = next_in_windows(g, c, &v, &kind));) {
     *offset = bytes[kind];
     bytes[kind] += rfi_storage_bytes(&c->u.trace->values[v].type);
   }
@@ -129,11 +116,9 @@ static void append(rfr_graphs *g, const rfi_callable *c, int64_t bytes[KINDS]) {
 
 /* Converts offsets within a kind to offsets within the windows. */
 static void move(rfr_graphs *g, const rfi_callable *c, const int64_t to[KINDS]) {
-  for (rfr_value v = 0; v < c->u.trace->n_values; v++) {
-    int kind;
-    int64_t *offset = offset_in_windows(g, c, v, &kind);
-    if (offset) *offset += to[kind];
-  }
+  int kind;
+  int64_t *offset;
+  for (rfr_value v = -1; (offset = next_in_windows(g, c, &v, &kind));) *offset += to[kind];
 }
 
 static void size_blocks(rfr_graphs *g, rfi_stage_plan *s) {
@@ -214,8 +199,17 @@ static rfr_status place(rfr_graphs *g, rfi_arena *arena) {
 
 rfr_status rfi_graphs_place_windows(rfr_graphs *g) {
   rfi_arena *arena;
-  for (int c = 0; c < g->n; c++) g->callable[c].wgrad_reads = reads_in_wgrad(g, &g->callable[c]);
-  if (!any_sharded(g, 0, g->n, NULL)) return RFR_OK;
+  bool any = false;
+  for (rfi_stage_plan *s = g->stage; s < g->stage + g->n_stages; s++) {
+    any = any || s->sharded;
+    s->reduces = s->wgrad_reads = false;
+    for (rfi_callable *c = g->callable + s->first; c < g->callable + s->end; c++) {
+      c->wgrad_reads = reads_in_wgrad(g, c);
+      s->reduces = s->reduces || (c->sharded && rfi_has(&c->u, RFI_PART_W));
+      s->wgrad_reads = s->wgrad_reads || (c->sharded && c->wgrad_reads);
+    }
+  }
+  if (!any) return RFR_OK;
   RFI_TRY(rfi_arena_create(g->m.ctx, &arena));
   const rfr_status s = place(g, arena);
   rfi_arena_destroy(arena);
@@ -224,8 +218,8 @@ rfr_status rfi_graphs_place_windows(rfr_graphs *g) {
 
 /* ---- execution ---- */
 
-static rfr_status run_part(rfr_graphs *g, int callable, int slot, rfi_part part, bool eager) {
-  return rfi_unit_run(&g->m, &g->callable[callable].u, slot, part, eager, g->from);
+static rfr_status run_part(rfr_graphs *g, const rfi_callable *c, int slot, rfi_part part, bool eager) {
+  return rfi_unit_run(&g->m, &c->u, slot, part, eager, g->from);
 }
 
 static bool is_first_sum(const rfi_stage_plan *s, const rfr_action *a, int i) {
@@ -237,16 +231,9 @@ static bool is_first_sum(const rfi_stage_plan *s, const rfr_action *a, int i) {
   return true;
 }
 
-static rfi_shard_op shard_op(int op) {
-  return op == RFR_ACTION_UNSHARD   ? RFI_SHARD_GATHER
-         : op == RFR_ACTION_RESHARD ? RFI_SHARD_DROP
-         : op == RFR_ACTION_REDUCE  ? RFI_SHARD_REDUCE
-                                    : RFI_SHARD_CLEAR;
-}
-
 rfr_status rfi_graphs_add_shard_actions(const rfr_graphs *g, const rfi_stage_plan *s, const rfr_action *a, int i,
                                         rfi_calls *to) {
-  const bool clear = adds(a[i].op) && rfi_graphs_has_windows(g, s) && is_first_sum(s, a, i);
+  const bool clear = adds(a[i].op) && rfi_stage_has_windows(s) && is_first_sum(s, a, i);
   const bool reduce = a[i].op == RFR_ACTION_REDUCE;
   if (!clear && !reduce && a[i].op != RFR_ACTION_UNSHARD && a[i].op != RFR_ACTION_RESHARD) return RFR_OK;
   for (int c = s->first; c < s->end; c++) {
@@ -255,7 +242,7 @@ rfr_status rfi_graphs_add_shard_actions(const rfr_graphs *g, const rfi_stage_pla
     if (!rfi_arena_grow(to->arena, (void **)&to->shard_action, &to->cap_shard_actions, to->n_shard_actions + 1,
                         sizeof *to->shard_action))
       return RFR_NO_MEMORY;
-    to->shard_action[to->n_shard_actions++] = (rfi_shard_action){shard_op(a[i].op), c, to->n};
+    to->shard_action[to->n_shard_actions++] = (rfi_shard_action){clear ? RFR_ACTION_W : a[i].op, of, to->n};
   }
   return RFR_OK;
 }
@@ -263,59 +250,62 @@ rfr_status rfi_graphs_add_shard_actions(const rfr_graphs *g, const rfi_stage_pla
 static rfr_status clear(rfr_graphs *g, const rfi_callable *c) {
   for (int i = 0; i < c->n_unreduced; i++) {
     const rfr_tensor *x = &g->m.store.named[c->unreduced[i]].tensor;
-    RFI_TRY(g->m.backend->fill(g->m.device, x->data, 0, (size_t)x->bytes));
+    RFI_TRY(rfi_executor_fill(&g->m, x->data, 0, x->bytes));
   }
   return RFR_OK;
 }
 
 /* Debug mode: fills the gathered parameters or unreduced gradients of a callable. */
 static rfr_status poison_block(rfr_graphs *g, const rfi_callable *c, int kind) {
-  for (rfr_value v = 0; g->options.debug && v < c->u.trace->n_values; v++) {
-    int of;
-    const int64_t *offset = offset_in_windows(g, c, v, &of);
-    if (offset && of == kind)
-      RFI_TRY(g->m.backend->fill(g->m.device, rfi_address(&g->m.layout, RFI_REGION_WINDOW, *offset), RFI_POISON,
-                                 (size_t)rfi_storage_bytes(&c->u.trace->values[v].type)));
-  }
+  const int64_t *offset;
+  int of;
+  for (rfr_value v = -1; g->options.debug && (offset = next_in_windows(g, c, &v, &of));)
+    if (of == kind)
+      RFI_TRY(rfi_executor_fill(&g->m, rfi_address(&g->m.layout, RFI_REGION_WINDOW, *offset), RFI_POISON,
+                                rfi_storage_bytes(&c->u.trace->values[v].type)));
   return RFR_OK;
 }
 
-static rfr_status reduce(rfr_graphs *g, int callable, bool eager) {
-  RFI_TRY(run_part(g, callable, 0, RFI_PART_REDUCE, eager));
-  return poison_block(g, &g->callable[callable], UNREDUCED);
+static rfr_status reduce(rfr_graphs *g, const rfi_callable *c, bool eager) {
+  RFI_TRY(run_part(g, c, 0, RFI_PART_REDUCE, eager));
+  return poison_block(g, c, UNREDUCED);
 }
 
 rfr_status rfi_graphs_run_shard_actions(rfr_graphs *g, int64_t at, int *next, bool eager) {
   for (; *next < g->calls.n_shard_actions && g->calls.shard_action[*next].at <= at; ++*next) {
     const rfi_shard_action *o = &g->calls.shard_action[*next];
     switch (o->op) {
-      case RFI_SHARD_GATHER: RFI_TRY(run_part(g, o->callable, 0, RFI_PART_SETUP, eager)); break;
-      case RFI_SHARD_DROP: RFI_TRY(poison_block(g, &g->callable[o->callable], GATHERED)); break;
-      case RFI_SHARD_CLEAR: RFI_TRY(clear(g, &g->callable[o->callable])); break;
-      default: RFI_TRY(reduce(g, o->callable, eager));
+      case RFR_ACTION_UNSHARD: RFI_TRY(run_part(g, o->of, 0, RFI_PART_SETUP, eager)); break;
+      case RFR_ACTION_RESHARD: RFI_TRY(poison_block(g, o->of, GATHERED)); break;
+      case RFR_ACTION_REDUCE: RFI_TRY(reduce(g, o->of, eager)); break;
+      default: RFI_TRY(clear(g, o->of));
     }
   }
   return RFR_OK;
 }
 
 /* Whether a call gathers and reduces by itself; in an evaluation every call does. */
-static bool gathers_per_call(const rfr_graphs *g, int callable) {
-  const rfi_callable *c = &g->callable[callable];
-  return c->sharded && (g->evaluating || !g->stage[c->stage].fsdp_actions);
+static bool gathers_per_call(const rfr_graphs *g, const rfi_callable *c) {
+  return c->sharded && (g->evaluating || !c->stage->fsdp_actions);
 }
 
-static rfr_status run_gathered(rfr_graphs *g, int callable, int slot, rfi_part part, bool eager) {
-  const rfi_callable *c = &g->callable[callable];
+static rfr_status run_gathered(rfr_graphs *g, const rfi_callable *c, int slot, rfi_part part, bool eager) {
   const bool adds_up = part == RFI_PART_W;
   if (!rfi_has(&c->u, part)) return RFR_OK;
-  if (!adds_up || c->wgrad_reads) RFI_TRY(run_part(g, callable, 0, RFI_PART_SETUP, eager));
+  if (!adds_up || c->wgrad_reads) RFI_TRY(run_part(g, c, 0, RFI_PART_SETUP, eager));
   if (adds_up) RFI_TRY(clear(g, c));
-  RFI_TRY(run_part(g, callable, slot, part, eager));
+  RFI_TRY(run_part(g, c, slot, part, eager));
   RFI_TRY(poison_block(g, c, GATHERED));
-  return adds_up ? reduce(g, callable, eager) : RFR_OK;
+  return adds_up ? reduce(g, c, eager) : RFR_OK;
 }
 
-rfr_status rfi_graphs_run(rfr_graphs *g, int callable, int slot, rfi_part part, bool eager) {
-  return part >= RFI_PART_F && gathers_per_call(g, callable) ? run_gathered(g, callable, slot, part, eager)
-                                                             : run_part(g, callable, slot, part, eager);
+rfr_status rfi_graphs_run(rfr_graphs *g, const rfi_callable *c, int slot, rfi_part part, bool eager) {
+  return (part >= RFI_PART_F && gathers_per_call(g, c) ? run_gathered : run_part)(g, c, slot, part, eager);
+}
+
+rfr_status rfi_graphs_set_up(rfr_graphs *g, bool loaded, bool eager) {
+  for (int part = loaded ? RFI_PART_SETUP : RFI_PART_LOAD; part <= RFI_PART_SETUP; part++)
+    for (const rfi_callable *c = g->callable; c < g->callable + g->n; c++)
+      if (part == RFI_PART_LOAD || !c->sharded) RFI_TRY(run_part(g, c, 0, (rfi_part)part, eager));
+  return RFR_OK;
 }

@@ -37,18 +37,17 @@ static void read_ring(rfi_splits *s) {
 
 rfr_status rfi_graphs_splits_launched(rfr_graphs *g, const rfi_step_call *call) {
   rfi_splits *s = &g->splits;
-  const rfi_callable *c = &g->callable[call->callable];
+  const rfi_callable *c = call->of;
   for (int k = 0; k < c->n_checked; k++) {
     if (s->launched - s->seen == s->size) {
       RFI_TRY(g->m.backend->wait(g->m.device));
       read_ring(s);
     }
     const int at = (int)(s->launched % s->size);
-    s->check[at] = (rfi_split_check){call->callable, k, call->microbatch, s->step};
+    s->check[at] = (rfi_split_check){c->u.index, k, call->microbatch, s->step};
     s->result[at] = -1;
     RFI_TRY(g->m.backend->move(g->m.device, &s->result[at],
-                               rfi_graphs_address(g, call->callable, call->slot, c->checked[k].bad),
-                               sizeof *s->result));
+                               rfi_unit_address(&g->m, &c->u, call->slot, c->checked[k].bad), sizeof *s->result));
     s->launched++;
   }
   return RFR_OK;

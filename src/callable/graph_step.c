@@ -34,13 +34,13 @@ static rfr_status check_order(const rfr_graphs *g, rfi_part part, int callable, 
                     "%s of callable \"%s\", microbatch %d: the schedule has no more calls, end the step", asked,
                     g->callable[callable].u.name, microbatch);
   const bool right = part == RFI_PART_W ? call->op == RFR_ACTION_W : rfi_parts_of(call->op) & 1 << part;
-  if (right && call->callable == callable && call->microbatch == microbatch) return RFR_OK;
+  if (right && call->of->u.index == callable && call->microbatch == microbatch) return RFR_OK;
   char why[96];
   rfi_graphs_explain_order(g, callable, microbatch, part == RFI_PART_F, why);
   return rfi_fail(RFI_E_GRAPHS_ORDER,
                   "%s of callable \"%s\", microbatch %d%s: the %s expects %s of callable \"%s\", microbatch %d", asked,
                   g->callable[callable].u.name, microbatch, why, g->evaluating ? "evaluation" : "schedule",
-                  rfi_call_text(call->op), g->callable[call->callable].u.name, call->microbatch);
+                  rfi_call_text(call->op), call->of->u.name, call->microbatch);
 }
 
 rfr_status rfr_graphs_expected(const rfr_graphs *g, rfr_action *call, int *callable) {
@@ -52,43 +52,26 @@ rfr_status rfr_graphs_expected(const rfr_graphs *g, rfr_action *call, int *calla
   RFI_TRY(rfi_check_handle(g, "rfr_graphs"));
   if (g->state != RFI_STEP_OPEN) return rfi_fail(RFI_E_GRAPHS_ORDER, "%s", closed_reason(g));
   if (!rfi_graphs_next_call(g, &next)) return RFR_OK;
-  *call = (rfr_action){(int32_t)next.op, g->stage[g->callable[next.callable].stage].number, next.microbatch};
-  *callable = next.callable;
+  *call = (rfr_action){(int32_t)next.op, next.of->stage->number, next.microbatch};
+  *callable = next.of->u.index;
   return RFR_OK;
 }
 
-/* ---- the signature ---- */
+/* ---- tensors that the caller passes ---- */
 
-/* The ports that the caller passes: inputs, or gradients of outputs, that are not linked. */
-static bool is_expected(const rfi_port *p, bool grad) { return p->callable < 0 && (grad ? p->grad >= 0 : true); }
-static const rfr_tensor *expected(const rfi_port *p, bool grad) { return grad ? &p->grad_tensor : &p->tensor; }
-
-/* The expected port with this name, or the i-th one if name is NULL; NULL: none. */
-static const rfi_port *find_expected(const rfi_ports *x, const char *name, int i) {
-  for (const rfi_port *p = x->port; p < x->port + x->n; p++) {
-    if (!is_expected(p, x->grad)) continue;
-    if (name ? p->name && strcmp(p->name, name) == 0 : i-- == 0) return p;
-  }
-  return NULL;
+/* Whether a port's result in a slot is still valid. A linked output is valid until its reader has run. */
+static bool is_valid(const rfi_validity *valid, const rfi_port *p) {
+  if (!p->output) return p->callable >= valid->gradients && !p->link;
+  return p->callable < valid->outputs && (!p->link || p->link->callable >= valid->outputs);
 }
 
-static bool is_in(const rfr_graphs *g, int callable, int slot, const rfi_port *p, bool grad, const void *data,
-                  int64_t bytes) {
-  const rfr_tensor t = rfi_port_tensor(g, callable, slot, p, grad);
-  return rfi_lies_in(data, bytes, t.data, t.bytes);
-}
-
-/* Whether bytes of a slot belong to an output or input gradient that is still valid. A linked output is valid until its
- * reader has run. */
+/* Whether bytes of a slot belong to an output or input gradient that is still valid. */
 static bool is_valid_in_slot(const rfr_graphs *g, const rfi_stage_plan *s, int slot, const void *data, int64_t bytes) {
-  const rfi_validity *valid = &s->valid[slot];
-  for (int k = valid->gradients; k < s->end; k++)
-    for (int i = 0; i < g->callable[k].n_in; i++)
-      if (g->callable[k].in[i].callable < 0 && is_in(g, k, slot, &g->callable[k].in[i], true, data, bytes)) return true;
-  for (int k = valid->outputs - 1; k >= s->first; k--)
-    for (int i = 0; i < g->callable[k].n_out; i++) {
-      const rfi_port *p = &g->callable[k].out[i];
-      if ((p->callable < 0 || p->callable >= valid->outputs) && is_in(g, k, slot, p, false, data, bytes)) return true;
+  for (const rfi_callable *c = g->callable + s->first; c < g->callable + s->end; c++)
+    for (const rfi_port *p = c->in; p < rfi_ports_end(c); p++) {
+      if (!is_valid(&s->valid[slot], p)) continue;
+      const rfr_tensor t = rfi_port_tensor(g, slot, p, !p->output);
+      if (rfi_lies_in(data, bytes, t.data, t.bytes)) return true;
     }
   return false;
 }
@@ -104,7 +87,7 @@ static rfr_status check_slot_data(const rfr_graphs *g, const rfi_step_call *call
       if (!rfi_overlaps(data, bytes, rfi_graphs_slot(g, s, slot), s->bytes) &&
           !rfi_overlaps(data, bytes, rfi_graphs_block(g, s, slot), s->block_bytes))
         continue;
-      const bool ends = call && call->first && call->slot == slot && s == &g->stage[g->callable[call->callable].stage];
+      const bool ends = call && call->first && call->slot == slot && s == call->of->stage;
       *is_slot = true;
       if (!ends && is_valid_in_slot(g, s, slot, data, bytes) && holds) return RFR_OK;
     }
@@ -114,14 +97,72 @@ static rfr_status check_slot_data(const rfr_graphs *g, const rfi_step_call *call
                   : RFR_OK;
 }
 
-rfr_status rfi_graphs_check_slot_tensor(const rfr_graphs *g, const rfr_tensor *x, bool *is_slot) {
-  return check_slot_data(g, NULL, x->name, x->data, x->bytes, is_slot);
+static bool lies_in(const rfr_tensor *x, const void *data, int64_t bytes) {
+  return rfi_lies_in(x->data, x->bytes, data, bytes);
+}
+
+static bool lies_in_fixed(const rfr_graphs *g, const rfr_tensor *x) {
+  for (const rfi_callable *c = g->callable; c < g->callable + g->n; c++)
+    for (const rfi_port *p = c->in; p < rfi_ports_end(c); p++)
+      for (int slot = 0; slot < c->u.slots; slot++)
+        if ((p->data.fixed && lies_in(x, p->data.fixed[slot], p->data.tensor.bytes)) ||
+            (p->grad.fixed && lies_in(x, p->grad.fixed[slot], p->grad.tensor.bytes)))
+          return true;
+  return false;
+}
+
+/* An output may alias a state or a parameter in the caller's memory. */
+static bool lies_in_named(const rfr_graphs *g, const rfr_tensor *x) {
+  for (int i = 0; i < g->m.store.n; i++)
+    if (lies_in(x, g->m.store.named[i].tensor.data, g->m.store.named[i].tensor.bytes)) return true;
+  return false;
+}
+
+rfr_status rfi_graphs_check_tensor(const rfr_graphs *g, const rfr_tensor *x) {
+  const rfi_named *named = rfi_storage_find(&g->m.store, x->name);
+  const rfr_tensor *now = named ? &named->tensor : NULL;
+  const char *name = x->name ? x->name : "";
+  bool is_slot;
+  if ((unsigned)x->type.dtype >= RFR_DTYPE_COUNT || x->type.rank < 0 || x->type.rank > RFR_MAX_RANK)
+    return rfi_fail(RFI_E_ARGUMENT, "tensor \"%s\" has no type", name);
+  if (x->bytes != rfi_bytes(&x->type))
+    return rfi_fail(RFI_E_ARGUMENT, "tensor \"%s\": bytes is %lld, its type has %lld", name, (long long)x->bytes,
+                    (long long)rfi_bytes(&x->type));
+  if (x->bytes == 0) return RFR_OK;
+  if (now && now->role == x->role) {
+    if (lies_in(x, now->data, now->bytes)) return RFR_OK;
+    if (x->bytes > now->bytes)
+      return rfi_fail(RFI_E_ARGUMENT, "tensor \"%s\": bytes is %lld, the graphs have %lld", name, (long long)x->bytes,
+                      (long long)now->bytes);
+    return rfi_fail(RFI_E_REPLAY_SIGNATURE, "\"%s\": this tensor has address %p, it is now at %p: query it again", name,
+                    x->data, now->data);
+  }
+  RFI_TRY(check_slot_data(g, NULL, x->name, x->data, x->bytes, &is_slot));
+  if (is_slot || lies_in(x, g->m.layout.arena, g->memory.persistent_bytes) || lies_in_named(g, x) ||
+      lies_in_fixed(g, x))
+    return RFR_OK;
+  return rfi_fail(RFI_E_ARGUMENT, "tensor \"%s\" is not memory of these graphs", name);
+}
+
+/* ---- the signature ---- */
+
+/* The ports that the caller passes: inputs, or gradients of outputs, that are not linked. */
+static bool is_expected(const rfi_port *p, bool grad) { return !p->link && (!grad || p->grad.value >= 0); }
+
+/* The expected port with this name, or the i-th one if name is NULL; NULL: none. */
+static const rfi_port *find_expected(const rfi_ports *x, const char *name, int i) {
+  for (const rfi_port *p = x->port; p < x->port + x->n; p++) {
+    if (!is_expected(p, x->grad)) continue;
+    if (name ? p->name && strcmp(p->name, name) == 0 : i-- == 0) return p;
+  }
+  return NULL;
 }
 
 static rfr_status check_data(const rfr_graphs *g, const rfi_step_call *call, const rfi_port *p, bool grad,
                              const rfr_binding *b) {
-  const rfr_tensor *want = expected(p, grad);
-  void *const *fixed = grad ? p->fixed_grad : p->fixed;
+  const rfi_port_data *data = rfi_port_of(p, grad);
+  const rfr_tensor *want = &data->tensor;
+  void *const *fixed = data->fixed;
   bool is_slot;
   if (!p->name) {
     if (!b->data) return RFR_OK;
@@ -139,7 +180,7 @@ static rfr_status check_data(const rfr_graphs *g, const rfi_step_call *call, con
 
 static rfr_status check_bindings(const rfr_graphs *g, const rfi_step_call *call, const rfi_ports *x,
                                  const rfr_binding *b, int n_b) {
-  const char *name = g->callable[call->callable].u.name;
+  const char *name = call->of->u.name;
   int wanted = 0;
   for (int k = 0; k < x->n; k++) wanted += is_expected(&x->port[k], x->grad);
   if (n_b != wanted || (n_b > 0 && !b))
@@ -160,7 +201,7 @@ static rfr_status check_bindings(const rfr_graphs *g, const rfi_step_call *call,
 }
 
 /* All outputs are returned, but of input gradients only those that are not linked. */
-static bool is_returned(const rfi_ports *x, int i) { return !x->grad || x->port[i].callable < 0; }
+static bool is_returned(const rfi_ports *x, int i) { return !x->grad || !x->port[i].link; }
 
 static rfr_status check_returned(const rfi_callable *c, const rfi_ports *x, const rfr_tensor *room, int n) {
   int wanted = 0;
@@ -173,26 +214,26 @@ static rfr_status check_returned(const rfi_callable *c, const rfi_ports *x, cons
 /* ---- running ---- */
 
 static bool is_copied(const rfi_port *p, bool grad) {
-  return p->name && is_expected(p, grad) && !(grad ? p->fixed_grad : p->fixed) && expected(p, grad)->bytes > 0;
+  const rfi_port_data *data = rfi_port_of(p, grad);
+  return p->name && is_expected(p, grad) && !data->fixed && data->tensor.bytes > 0;
 }
 
 /* Lists the ports that are copied into the slot; returns their count. */
-static int list_copies(const rfr_graphs *g, int callable, int slot, rfi_part part, rfi_copy *to) {
-  const rfi_ports x = rfi_ports_taken(&g->callable[callable], part);
+static int list_copies(const rfr_graphs *g, const rfi_callable *c, int slot, rfi_part part, rfi_copy *to) {
+  const rfi_ports x = rfi_ports_taken(c, part);
   int n = 0;
   for (int i = 0; i < x.n; i++) {
     if (!is_copied(&x.port[i], x.grad)) continue;
-    const rfr_tensor t = rfi_port_tensor(g, callable, slot, &x.port[i], x.grad);
+    const rfr_tensor t = rfi_port_tensor(g, slot, &x.port[i], x.grad);
     to[n++] = (rfi_copy){t.data, (size_t)t.bytes};
   }
   return n;
 }
 
-rfr_status rfi_graphs_capture_part(rfr_graphs *g, int callable, int slot, rfi_part part, rfi_graph **out) {
-  const rfi_callable *c = &g->callable[callable];
+rfr_status rfi_graphs_capture_part(rfr_graphs *g, const rfi_callable *c, int slot, rfi_part part, rfi_graph **out) {
   rfi_copy *copies;
   RFI_TRY(RFI_ALLOC(g->m.ctx, sizeof *copies * (size_t)(c->n_in + c->n_out + 1), &copies));
-  const int n = list_copies(g, callable, slot, part, copies);
+  const int n = list_copies(g, c, slot, part, copies);
   const rfr_status s = rfi_unit_capture(&g->m, &c->u, slot, part, copies, n, out);
   rfi_free(g->m.ctx, copies);
   return s;
@@ -208,7 +249,7 @@ static int copy_index(const rfi_ports *x, const rfi_port *p) {
 /* With a graph the copies are part of it; without one they are enqueued first. */
 static rfr_status run_with_inputs(rfr_graphs *g, const rfi_step_call *call, rfi_part part, const rfi_ports *x,
                                   const rfr_binding *b, int n) {
-  const bool captured = g->callable[call->callable].u.instance[call->slot].graph[part] != NULL;
+  const bool captured = call->of->u.instance[call->slot].graph[part] != NULL;
   for (int i = 0; i < n; i++) {
     const rfi_port *p = find_expected(x, b[i].name, i);
     if (!is_copied(p, x->grad)) continue;
@@ -216,26 +257,26 @@ static rfr_status run_with_inputs(rfr_graphs *g, const rfi_step_call *call, rfi_
       g->from[copy_index(x, p)] = b[i].data;
       continue;
     }
-    const rfr_tensor to = rfi_port_tensor(g, call->callable, call->slot, p, x->grad);
+    const rfr_tensor to = rfi_port_tensor(g, call->slot, p, x->grad);
     if (to.data != b[i].data) RFI_TRY(g->m.backend->move(g->m.device, to.data, b[i].data, (size_t)to.bytes));
   }
-  return rfi_graphs_run(g, call->callable, call->slot, part, false);
+  return rfi_graphs_run(g, call->of, call->slot, part, false);
 }
 
 /* Fills single bytes that differ, because a fill takes a value and a copy would need host memory that stays valid. */
-rfr_status rfi_graphs_set_microbatch(rfr_graphs *g, int callable, int slot, int microbatch) {
-  const rfi_callable *c = &g->callable[callable];
-  rfi_instance *x = &c->u.instance[slot];
+rfr_status rfi_graphs_set_microbatch(rfr_graphs *g, const rfi_step_call *call) {
+  const rfi_callable *c = call->of;
+  const int32_t microbatch = call->microbatch + g->options.first_microbatch;
+  rfi_instance *x = &c->u.instance[call->slot];
   unsigned char now[4], was[4];
-  microbatch += g->options.first_microbatch;
   if (c->microbatch < 0 || x->microbatch == microbatch) return RFR_OK;
   const bool known = x->microbatch >= 0;
-  memcpy(now, &(int32_t){microbatch}, sizeof now);
+  memcpy(now, &microbatch, sizeof now);
   memcpy(was, &x->microbatch, sizeof was);
   x->microbatch = -1;
-  unsigned char *at = rfi_graphs_address(g, callable, slot, c->microbatch);
+  unsigned char *at = rfi_unit_address(&g->m, &c->u, call->slot, c->microbatch);
   for (int k = 0; k < 4; k++)
-    if (!known || now[k] != was[k]) RFI_TRY(g->m.backend->fill(g->m.device, at + k, now[k], 1));
+    if (!known || now[k] != was[k]) RFI_TRY(rfi_executor_fill(&g->m, at + k, now[k], 1));
   x->microbatch = microbatch;
   return RFR_OK;
 }
@@ -244,27 +285,27 @@ void rfi_graphs_invalidate(rfi_stage_plan *s, int slot) { s->valid[slot] = (rfi_
 
 /* Marks the call's results as valid; the last gradient of a microbatch invalidates its outputs. */
 static void update_valid(rfr_graphs *g, const rfi_step_call *call) {
-  const rfi_stage_plan *s = &g->stage[g->callable[call->callable].stage];
+  const rfi_stage_plan *s = call->of->stage;
   rfi_validity *valid = &s->valid[call->slot];
-  if (call->op == RFR_ACTION_F) valid->outputs = call->callable + 1;
-  else if (call->op != RFR_ACTION_W) valid->gradients = call->callable;
+  if (call->op == RFR_ACTION_F) valid->outputs = call->of->u.index + 1;
+  else if (call->op != RFR_ACTION_W) valid->gradients = call->of->u.index;
   if (call->last && !g->inference && !g->evaluating) valid->outputs = s->first;
 }
 
 /* The step counts as broken until end_call: after a failure it can only be aborted. */
 static rfr_status begin_call(rfr_graphs *g, const rfi_step_call *call) {
+  rfi_stage_plan *s = call->of->stage;
   g->state = RFI_STEP_BROKEN;
-  if (call->first) rfi_graphs_invalidate(&g->stage[g->callable[call->callable].stage], call->slot);
-  return g->options.debug && call->first ? rfi_graphs_poison_slot(g, g->callable[call->callable].stage, call->slot)
-                                         : RFR_OK;
+  if (call->first) rfi_graphs_invalidate(s, call->slot);
+  return g->options.debug && call->first ? rfi_graphs_poison_slot(g, s, call->slot) : RFR_OK;
 }
 
 /* Runs the shard actions before the next call. Without gradients the outputs stay valid. */
 static rfr_status end_call(rfr_graphs *g, const rfi_step_call *call) {
   if (g->options.debug) {
     const bool over = call->last && call->op != RFR_ACTION_F;
-    const int stage = g->callable[call->callable].stage;
-    RFI_TRY(rfi_graphs_poison_shared(g));
+    const rfi_stage_plan *stage = call->of->stage;
+    RFI_TRY(rfi_graphs_poison_region(g, RFI_REGION_SHARED));
     if (call->frees_block) RFI_TRY(rfi_graphs_poison_block(g, stage, call->slot));
     if (over) RFI_TRY(rfi_graphs_poison_ended(g, stage, call->slot));
   }
@@ -281,18 +322,17 @@ static rfr_status make_call(rfr_graphs *g, rfi_part part, int callable, int micr
                             rfr_tensor *results, int n_results) {
   rfi_step_call call;
   RFI_TRY(check_order(g, part, callable, microbatch, &call));
-  const rfi_callable *c = &g->callable[callable];
+  const rfi_callable *c = call.of;
   const rfi_ports taken = rfi_ports_taken(c, part), returned = rfi_ports_returned(c, part);
   RFI_TRY(check_bindings(g, &call, &taken, b, n_b));
   RFI_TRY(check_returned(c, &returned, results, n_results));
   RFI_TRY(begin_call(g, &call));
-  if (part == RFI_PART_F) RFI_TRY(rfi_graphs_set_microbatch(g, callable, call.slot, call.microbatch));
+  if (part == RFI_PART_F) RFI_TRY(rfi_graphs_set_microbatch(g, &call));
   RFI_TRY(run_with_inputs(g, &call, part, &taken, b, n_b));
   if (part == RFI_PART_F) RFI_TRY(rfi_graphs_splits_launched(g, &call));
-  if (call.op == RFR_ACTION_B) RFI_TRY(rfi_graphs_run(g, callable, call.slot, RFI_PART_W, false));
+  if (call.op == RFR_ACTION_B) RFI_TRY(rfi_graphs_run(g, c, call.slot, RFI_PART_W, false));
   for (int i = 0, k = 0; i < returned.n; i++)
-    if (is_returned(&returned, i))
-      results[k++] = rfi_port_tensor(g, callable, call.slot, &returned.port[i], returned.grad);
+    if (is_returned(&returned, i)) results[k++] = rfi_port_tensor(g, call.slot, &returned.port[i], returned.grad);
   return end_call(g, &call);
 }
 
@@ -312,16 +352,10 @@ rfr_status rfr_graphs_wgrad(rfr_graphs *g, int callable, int microbatch) {
 
 /* ---- beginning and end ---- */
 
-static rfr_status find_shared(const rfr_graphs *g, const rfr_binding *b, const rfi_named **out) {
-  if (!(*out = rfi_graphs_find(g, b->name)))
-    return rfi_fail(RFI_E_PROGRAM_NAME, "no callable has a state, constant or parameter \"%s\"",
-                    b->name ? b->name : "");
+static rfr_status find_shared(const rfr_graphs *g, const rfr_binding *b, rfi_named **out) {
+  RFI_TRY(rfi_graphs_get(g, b->name, out));
   return rfi_check_captured(b->name, &(*out)->tensor.type,
                             rfi_is_parameter((*out)->tensor.role) ? (*out)->tensor.data : NULL, b);
-}
-
-static rfr_status clear(rfr_graphs *g, unsigned char *from, const unsigned char *to) {
-  return to > from ? g->m.backend->fill(g->m.device, from, 0, (size_t)(to - from)) : RFR_OK;
 }
 
 /* Clears adjacent gradients with one fill, because each fill is a launch on a device. */
@@ -332,32 +366,34 @@ static rfr_status clear_gradients(rfr_graphs *g) {
     unsigned char *data = x->tensor.data;
     if (x->parameter < 0 || x->accumulate) continue;
     if (data != to || x->offset < 0) {
-      RFI_TRY(clear(g, from, to));
+      RFI_TRY(rfi_executor_fill(&g->m, from, 0, to - from));
       from = data;
     }
     to = data + (x->offset < 0 ? x->tensor.bytes : rfi_storage_bytes(&x->tensor.type));
     if (x->offset >= 0) continue;
-    RFI_TRY(clear(g, from, to));
+    RFI_TRY(rfi_executor_fill(&g->m, from, 0, to - from));
     from = to = NULL;
   }
-  return clear(g, from, to);
+  return rfi_executor_fill(&g->m, from, 0, to - from);
 }
 
 static rfr_status begin(rfr_graphs *g, const rfr_binding *inputs, int n) {
-  const rfi_named *x;
+  rfi_named *x;
   for (int i = 0; i < n; i++) {
     RFI_TRY(find_shared(g, &inputs[i], &x));
     if (x->tensor.role == RFR_ROLE_CONST) g->loaded = false;
     if (!rfi_is_parameter(x->tensor.role))
       RFI_TRY(g->m.backend->move(g->m.device, x->tensor.data, inputs[i].data, (size_t)x->tensor.bytes));
   }
-  for (int part = g->loaded ? RFI_PART_SETUP : RFI_PART_LOAD; part <= RFI_PART_SETUP; part++)
-    for (int c = 0; c < g->n; c++)
-      if (part == RFI_PART_LOAD || !g->callable[c].sharded) RFI_TRY(rfi_graphs_run(g, c, 0, (rfi_part)part, false));
+  RFI_TRY(rfi_graphs_set_up(g, g->loaded, false));
   g->loaded = true;
-  for (int i = 0; i < g->n_stages; i++)
-    for (int slot = 0; slot < g->stage[i].slots; slot++) rfi_graphs_invalidate(&g->stage[i], slot);
-  if (g->options.debug) RFI_TRY(rfi_graphs_poison_all(g));
+  for (rfi_stage_plan *s = g->stage; s < g->stage + g->n_stages; s++)
+    for (int slot = 0; slot < s->slots; slot++) {
+      rfi_graphs_invalidate(s, slot);
+      if (g->options.debug) RFI_TRY(rfi_graphs_poison_slot(g, s, slot));
+    }
+  if (g->options.debug) RFI_TRY(rfi_graphs_poison_region(g, RFI_REGION_WINDOW));
+  if (g->options.debug) RFI_TRY(rfi_graphs_poison_region(g, RFI_REGION_SHARED));
   if (g->evaluating) return RFR_OK;
   RFI_TRY(clear_gradients(g));
   RFI_TRY(rfi_graphs_clear_amaxes(g));
@@ -367,10 +403,10 @@ static rfr_status begin(rfr_graphs *g, const rfr_binding *inputs, int n) {
 
 /* Begins a step of either kind, once its own checks have passed. */
 static rfr_status begin_checked(rfr_graphs *g, bool evaluating, const rfr_binding *inputs, int n_inputs) {
-  const rfi_named *x;
+  rfi_named *x;
   RFI_TRY(rfi_check_handle(g, "rfr_graphs"));
   if (g->state != RFI_STEP_NONE) return rfi_fail(RFI_E_GRAPHS_ORDER, "a step has begun: end or abort it first");
-  if (n_inputs < 0 || (n_inputs > 0 && !inputs)) return rfi_fail(RFI_E_ARGUMENT, "%d inputs, or NULL", n_inputs);
+  if (!rfi_is_list(inputs, n_inputs)) return rfi_fail(RFI_E_ARGUMENT, "%d inputs, or NULL", n_inputs);
   for (int i = 0; i < n_inputs; i++) {
     RFI_TRY(find_shared(g, &inputs[i], &x));
     if (evaluating && x->tensor.role == RFR_ROLE_STATE)
@@ -405,6 +441,13 @@ rfr_status rfr_graphs_begin_evaluation(rfr_graphs *g, const rfr_binding *inputs,
   return begin_checked(g, true, inputs, n_inputs);
 }
 
+static void close_step(rfr_graphs *g) {
+  g->splits.step += !g->evaluating;
+  g->state = RFI_STEP_NONE;
+  g->evaluating = false;
+  rfi_step_memory_release(&g->m);
+}
+
 rfr_status rfr_graphs_end_step(rfr_graphs *g) {
   rfi_step_call call;
   RFI_TRY(rfi_check_handle(g, "rfr_graphs"));
@@ -412,15 +455,12 @@ rfr_status rfr_graphs_end_step(rfr_graphs *g) {
   if (!rfi_graphs_is_complete(g) && rfi_graphs_next_call(g, &call))
     return rfi_fail(RFI_E_GRAPHS_ORDER,
                     "the step is not complete: the next call is %s of callable \"%s\", microbatch %d",
-                    rfi_call_text(call.op), g->callable[call.callable].u.name, call.microbatch);
+                    rfi_call_text(call.op), call.of->u.name, call.microbatch);
   const bool evaluating = g->evaluating;
   g->state = RFI_STEP_BROKEN;
   if (!evaluating) RFI_TRY(rfi_graphs_count(g, false));
-  g->state = RFI_STEP_NONE;
-  g->evaluating = false;
+  close_step(g);
   g->ended = !evaluating;
-  g->splits.step += !evaluating;
-  rfi_step_memory_release(&g->m);
   return rfi_graphs_splits_report(g);
 }
 
@@ -430,10 +470,7 @@ rfr_status rfr_graphs_abort_step(rfr_graphs *g) {
   if (g->state == RFI_STEP_NONE) return RFR_OK;
   const bool evaluating = g->evaluating;
   rfi_graphs_splits_abort(g);
-  g->splits.step += !evaluating;
-  g->state = RFI_STEP_NONE;
-  g->evaluating = false;
-  rfi_step_memory_release(&g->m);
+  close_step(g);
   return evaluating ? RFR_OK : rfi_graphs_count(g, true);
 }
 

@@ -16,7 +16,6 @@ typedef struct walk {
   rfr_graphs *g;
   bool capture;
   int iteration;
-  bool *done;                /* per callable, slot and part */
   const rfi_step_call *call; /* the current position */
   rfi_part part;
 } walk;
@@ -24,19 +23,19 @@ typedef struct walk {
 /* ---- one part ---- */
 
 static int describe_ports(const walk *w, const rfi_step_call *call, const rfi_ports *x, rfr_tensor *to) {
-  for (int i = 0; i < x->n; i++) to[i] = rfi_port_tensor(w->g, call->callable, call->slot, &x->port[i], x->grad);
+  for (int i = 0; i < x->n; i++) to[i] = rfi_port_tensor(w->g, call->slot, &x->port[i], x->grad);
   return x->n;
 }
 
 static void describe_named(const rfr_graphs *g, const int *index, int n, rfr_tensor *to) {
   for (int i = 0; i < n; i++) {
     to[i] = g->m.store.named[index[i]].tensor;
-    to[i].data = rfi_graphs_named_data(g, &g->m.store.named[index[i]]);
+    to[i].data = rfi_named_data(&g->m, &g->m.store.named[index[i]]);
   }
 }
 
 static void describe(const walk *w, const rfi_step_call *call, rfi_part part, rfr_hook_event *event) {
-  const rfi_callable *c = &w->g->callable[call->callable];
+  const rfi_callable *c = call->of;
   const rfi_ports taken = rfi_ports_taken(c, part), returned = rfi_ports_returned(c, part);
   rfr_tensor *room = w->g->event_tensors;
   event->name = c->u.name;
@@ -55,17 +54,17 @@ static void describe(const walk *w, const rfi_step_call *call, rfi_part part, rf
 /* Inputs of a part in warm-up are samples or zeros. Scratch main gradients are zeroed as well, because callables share
  * them. */
 static rfr_status set_inputs(rfr_graphs *g, const rfi_step_call *call, rfi_part part) {
-  const rfi_callable *c = &g->callable[call->callable];
+  const rfi_callable *c = call->of;
   const rfi_ports x = rfi_ports_taken(c, part);
   for (int i = 0; part == RFI_PART_W && i < c->n_gradients; i++) {
     const rfi_named *x = &g->m.store.named[c->gradients[i]];
-    if (x->written) RFI_TRY(g->m.backend->fill(g->m.device, rfi_graphs_named_data(g, x), 0, (size_t)x->tensor.bytes));
+    if (x->written) RFI_TRY(rfi_executor_fill(&g->m, rfi_named_data(&g->m, x), 0, x->tensor.bytes));
   }
   for (const rfi_port *p = x.port; p < x.port + x.n; p++) {
-    const rfr_tensor t = rfi_port_tensor(g, call->callable, call->slot, p, x.grad);
-    if (p->callable >= 0 || !t.data) continue;
+    const rfr_tensor t = rfi_port_tensor(g, call->slot, p, x.grad);
+    if (p->link || !t.data) continue;
     if (p->sample && !x.grad) RFI_TRY(g->m.backend->move(g->m.device, t.data, p->sample, (size_t)t.bytes));
-    else RFI_TRY(g->m.backend->fill(g->m.device, t.data, 0, (size_t)t.bytes));
+    else RFI_TRY(rfi_executor_fill(&g->m, t.data, 0, t.bytes));
   }
   return g->m.backend->wait(g->m.device); /* a hook may read the results */
 }
@@ -73,23 +72,23 @@ static rfr_status set_inputs(rfr_graphs *g, const rfi_step_call *call, rfi_part 
 /* Waits even after a failure, because a post hook may free memory that the part reads. */
 static rfr_status run_and_wait(rfr_graphs *g, const rfi_step_call *call, rfi_part part) {
   rfr_status s = RFR_OK;
-  if (part == RFI_PART_F) s = rfi_graphs_set_microbatch(g, call->callable, call->slot, call->microbatch);
-  if (s == RFR_OK) s = rfi_graphs_run(g, call->callable, call->slot, part, true);
+  if (part == RFI_PART_F) s = rfi_graphs_set_microbatch(g, call);
+  if (s == RFR_OK) s = rfi_graphs_run(g, call->of, call->slot, part, true);
   const rfr_status waited = g->m.backend->wait(g->m.device);
   return s == RFR_OK ? waited : s;
 }
 
-static rfr_status capture(rfr_graphs *g, const rfi_step_call *call, rfi_part part) {
-  const rfi_callable *c = &g->callable[call->callable];
+static rfr_status capture(rfr_graphs *g, const rfi_callable *c, int slot, rfi_part part) {
   if (!rfi_has(&c->u, part)) return RFR_OK;
-  RFI_TRY(rfi_graphs_capture_part(g, call->callable, call->slot, part, &c->u.instance[call->slot].graph[part]));
+  RFI_TRY(rfi_graphs_capture_part(g, c, slot, part, &c->u.instance[slot].graph[part]));
   g->memory.graphs++;
   return RFR_OK;
 }
 
 static rfr_status work_on_part(void *user) {
   const walk *w = user;
-  return (w->capture ? capture : run_and_wait)(w->g, w->call, w->part);
+  if (w->capture) return capture(w->g, w->call->of, w->call->slot, w->part);
+  return run_and_wait(w->g, w->call, w->part);
 }
 
 static rfr_status walk_part(walk *w, const rfi_step_call *call, rfi_part part) {
@@ -98,15 +97,13 @@ static rfr_status walk_part(walk *w, const rfi_step_call *call, rfi_part part) {
                                : part == RFI_PART_I ? RFR_HOOK_PRE_BACKWARD
                                                     : RFR_HOOK_PRE_WGRAD;
   const rfr_graphs_options *o = &w->g->options;
-  const rfr_hooks *h = o->n_hooks > 0 ? &o->hooks[call->callable] : &none;
-  int before = 0;
-  for (int i = 0; i < call->callable; i++) before += w->g->stage[w->g->callable[i].stage].slots;
-  bool *done = &w->done[(before + call->slot) * RFI_PARTS + (int)part];
-  if (*done) return RFR_OK;
-  *done = true;
+  const rfr_hooks *h = o->n_hooks > 0 ? &o->hooks[call->of->u.index] : &none;
+  uint8_t *visited = &call->of->u.instance[call->slot].visited;
+  if (*visited & 1 << part) return RFR_OK;
+  *visited |= (uint8_t)(1 << part);
   rfr_hook_event event = {.size = sizeof event,
                           .point = point,
-                          .callable = call->callable,
+                          .callable = call->of->u.index,
                           .microbatch = call->microbatch,
                           .capture = w->capture,
                           .iteration = w->iteration};
@@ -121,20 +118,16 @@ static rfr_status walk_part(walk *w, const rfi_step_call *call, rfi_part part) {
 
 static rfr_status walk_calls(walk *w) {
   rfr_graphs *g = w->g;
-  int places = 0;
-  for (int i = 0; i < g->n; i++) places += g->stage[g->callable[i].stage].slots;
-  RFI_TRY(RFI_ALLOC(g->m.ctx, (size_t)places * RFI_PARTS + 1, &w->done));
-  rfr_status s = RFR_OK;
   int action = 0;
-  for (int i = 0; i < g->calls.n && s == RFR_OK; i++) {
+  for (int i = 0; i < g->n; i++)
+    for (int slot = 0; slot < g->callable[i].u.slots; slot++) g->callable[i].u.instance[slot].visited = 0;
+  for (int i = 0; i < g->calls.n; i++) {
     const rfi_step_call *call = &g->calls.call[i];
-    if (!w->capture && (s = rfi_graphs_run_shard_actions(g, i, &action, true)) != RFR_OK) break;
-    for (int part = RFI_PART_F; part <= RFI_PART_W && s == RFR_OK; part++)
-      if (rfi_call_runs(g, call, (rfi_part)part)) s = walk_part(w, call, (rfi_part)part);
+    if (!w->capture) RFI_TRY(rfi_graphs_run_shard_actions(g, i, &action, true));
+    for (int part = RFI_PART_F; part <= RFI_PART_W; part++)
+      if (rfi_call_runs(call, (rfi_part)part)) RFI_TRY(walk_part(w, call, (rfi_part)part));
   }
-  if (s == RFR_OK && !w->capture) s = rfi_graphs_run_shard_actions(g, g->calls.n, &action, true);
-  rfi_free(g->m.ctx, w->done);
-  return s;
+  return w->capture ? RFR_OK : rfi_graphs_run_shard_actions(g, g->calls.n, &action, true);
 }
 
 /* Copies states into the scratch memory that replaces them in warm-up. */
@@ -152,9 +145,7 @@ static rfr_status warm_up(void *user) {
   walk *w = user;
   rfr_graphs *g = w->g;
   RFI_TRY(copy_states(g));
-  for (int early = RFI_PART_LOAD; early <= RFI_PART_SETUP; early++)
-    for (int c = 0; c < g->n; c++)
-      if (early == RFI_PART_LOAD || !g->callable[c].sharded) RFI_TRY(rfi_graphs_run(g, c, 0, (rfi_part)early, true));
+  RFI_TRY(rfi_graphs_set_up(g, false, true));
   for (; w->iteration < g->options.warmup_iterations; w->iteration++) RFI_TRY(walk_calls(w));
   return g->m.backend->wait(g->m.device);
 }
@@ -163,11 +154,11 @@ rfr_status rfi_graphs_warm_up(rfr_graphs *g) {
   walk w = {.g = g};
   rfr_hook_event event = {.size = sizeof event, .point = RFR_HOOK_PRE_WARMUP, .callable = -1, .microbatch = -1};
   RFI_TRY(rfi_step_memory_take(&g->m, true));
-  g->in_warmup = true;
+  g->m.in_warmup = true;
   rfi_graphs_set_addresses(g);
   const rfi_hooked x = {&g->options.pre_warmup, &g->options.post_warmup, warm_up, &w, "callable", "warm-up"};
   const rfr_status s = rfi_run_hooked(&x, &event);
-  g->in_warmup = false;
+  g->m.in_warmup = false;
   rfi_step_memory_release(&g->m);
   rfi_graphs_set_addresses(g);
   return s;
@@ -176,8 +167,8 @@ rfr_status rfi_graphs_warm_up(rfr_graphs *g) {
 rfr_status rfi_graphs_capture(rfr_graphs *g) {
   walk w = {.g = g, .capture = true};
   for (int c = 0; c < g->n; c++) { /* once for all slots, without hooks */
-    RFI_TRY(capture(g, &(rfi_step_call){.callable = c}, RFI_PART_SETUP));
-    RFI_TRY(capture(g, &(rfi_step_call){.callable = c}, RFI_PART_REDUCE));
+    RFI_TRY(capture(g, &g->callable[c], 0, RFI_PART_SETUP));
+    RFI_TRY(capture(g, &g->callable[c], 0, RFI_PART_REDUCE));
   }
   return walk_calls(&w);
 }

@@ -8,17 +8,17 @@
  *   graph_names.c   parameters, states, constants and main gradients, which callables share by name
  *   graph_ports.c   links, and the caller's memory for inputs, outputs and their gradients
  *   graph_recompute.c  chooses recompute levels for all callables together, by planning with the next
- *   graph_memory.c  parts on a stage's time axis -> lifetimes -> one arena; an address per value and slot
+ *   graph_memory.c  parts on a stage's time axis -> lifetimes -> one arena; a place per value
  *   graphs.c        creation; public queries
  *   graph_walk.c    warm-up and capture, with hooks around each part
- *   graph_calls.c   a schedule -> the calls of a step, and the main gradients that each call completes
+ *   graph_calls.c   a schedule -> stages, the calls of a step, and the main gradients that each call completes
  *   graph_shard.c   UNSHARD, RESHARD and REDUCE of a schedule -> memory of gathered parameters and unreduced gradients,
  *                   and the collectives that run between calls
  *   graph_debug.c   fills dead buffers
  *   graph_rebind.c  new addresses for the caller's memory
  *   graph_splits.c  reports invalid group sizes
  *   graph_counts.c  advances the step counters and the states of delayed scaling
- *   graph_step.c    the calls of a step: order, signature, copies, launches
+ *   graph_step.c    the calls of a step: order, the caller's tensors, copies, launches
  *
  * The memory has the regions of layout.h. All slots of a stage have the same layout. Values that live within one part
  * are in the shared bytes, because parts run one after the other. If there is only one slot, both are planned as one.
@@ -34,31 +34,30 @@
 #include "pass/recipe_rules.h"
 #include "refrain/graphs.h"
 
-typedef struct rfi_port { /* an input or output of a callable */
+typedef struct rfi_port_data { /* the data of a port, or its gradient */
+  rfr_value value;             /* RFR_NONE: absent, or without a name */
+  void **fixed;                /* the caller's memory, an address per slot; NULL: in the slot */
+  rfr_tensor tensor;           /* data is NULL: it depends on the slot */
+} rfi_port_data;
+
+/* An input or output of a callable. The data of inputs and the gradients of outputs are inputs of the joint trace; the
+ * other two are outputs of it. */
+typedef struct rfi_port {
   const char *name;
-  rfr_value value; /* RFR_NONE: absent, or without a name */
-  rfr_value grad;  /* for an output, an input of the joint trace; for an input, an output of it; RFR_NONE: none */
-  void **fixed, **fixed_grad;     /* the caller's memory, an address per slot; NULL: in the slot */
-  int callable, port;             /* the other end of the link; -1: not linked */
-  bool splits;                    /* group sizes, which must be in device memory */
-  const void *sample;             /* input of warm-up, owned by the caller until creation ends; NULL: zeros */
-  rfr_tensor tensor, grad_tensor; /* data is NULL: it depends on the slot */
+  rfi_port_data data, grad;
+  bool output;
+  int callable;          /* that has the port */
+  struct rfi_port *link; /* the other end of the link; NULL: not linked */
+  bool splits;           /* group sizes, which must be in device memory */
+  const void *sample;    /* input of warm-up, owned by the caller until creation ends; NULL: zeros */
 } rfi_port;
+static inline const rfi_port_data *rfi_port_of(const rfi_port *p, bool grad) { return grad ? &p->grad : &p->data; }
 
 typedef struct rfi_ports { /* the ports for which a part takes data, or returns data */
   const rfi_port *port;
   int n;
   bool grad; /* gradients of the ports, not values */
 } rfi_ports;
-
-typedef struct rfi_value_storage { /* storage of a value that owns it */
-  rfi_region region;               /* or RFI_NAMED, RFI_FIXED */
-  bool in_block;                   /* RFI_REGION_SLOT: in the block of the slot */
-  int64_t offset; /* in the region; RFI_NAMED: the index; RFI_FIXED: the offset in scratch memory during warm-up */
-  void *const *fixed;
-  int callable; /* not -1: an alias of value `owner` of that callable, at `offset` */
-  rfr_value owner;
-} rfi_value_storage;
 
 typedef struct rfi_checked { /* a check of group sizes that come from the caller */
   const char *scope;
@@ -80,14 +79,6 @@ typedef struct rfi_splits {
   rfi_split_check first;           /* the check that found it */
 } rfi_splits;
 
-typedef struct rfi_counts { /* states that the graphs update when a step ends */
-  rfi_exec_unit u;          /* part F: rfr_step_end of each counter; REDUCE: the update of delayed scaling, with its
-                               collective. Without a trace: nothing to advance */
-  /* offset of the counters' skip flag in persistent memory; the flag is 1 only while a step is aborted */
-  int64_t skip_at;
-  int64_t amaxes_at; /* offset of the amaxes of all ranks in persistent memory */
-} rfi_counts;
-
 typedef struct rfi_set_recipe { /* delayed scaling, common to all callables */
   int slots;                    /* number of slots; 0: none */
   rfr_recipe delayed;           /* history, margin and rule */
@@ -99,15 +90,14 @@ typedef struct rfi_next { /* the first site and linear of the next callable, unl
 
 typedef struct rfi_callable {
   rfi_exec_unit u;
-  rfi_port *in, *out;
+  rfi_port *in, *out; /* of one array: outputs follow the inputs */
   int n_in, n_out;
-  rfr_value microbatch;     /* the input with the microbatch number; RFR_NONE: not used */
-  rfi_value_storage *place; /* per value; set for owners of storage */
+  rfr_value microbatch; /* the input with the microbatch number; RFR_NONE: not used */
   rfi_checked *checked;
   int n_checked;
   int *gradients, n_gradients;   /* main gradients that W accumulates into, as indices of named entries */
   int *parameters, n_parameters; /* trainable and frozen, as indices of named entries */
-  int stage;
+  struct rfi_stage_plan *stage;
   bool sharded;
   bool wgrad_reads;      /* W reads parameters */
   rfi_recipe_use recipe; /* recipes of its linears; `delayed` is not set */
@@ -124,10 +114,11 @@ typedef struct rfi_validity { /* the results of a slot's microbatch that the cal
 } rfi_validity;
 
 typedef struct rfi_stage_plan {
-  int first, end;    /* range of callables */
-  int number;        /* stage number in the schedule */
-  bool delayed;      /* the schedule has separate W actions */
-  bool fsdp_actions; /* the schedule has UNSHARD, RESHARD or REDUCE */
+  int first, end;                     /* range of callables */
+  int number;                         /* stage number in the schedule */
+  bool delayed;                       /* the schedule has separate W actions */
+  bool fsdp_actions;                  /* the schedule has UNSHARD, RESHARD or REDUCE */
+  bool sharded, reduces, wgrad_reads; /* one of its callables is sharded; also has W; whose W also reads parameters */
   int slots;
   rfi_validity *valid;   /* per slot */
   int64_t offset, bytes; /* offset of the first slot in the region; size of each slot */
@@ -149,16 +140,16 @@ static inline uint8_t rfi_parts_of(int op) {
 
 typedef struct rfi_step_call {
   rfr_action_op op; /* F, I, W or B */
-  int callable, microbatch, slot;
+  const rfi_callable *of;
+  int microbatch, slot;
   bool first, last; /* the first call of the microbatch in the stage takes the slot, the last call frees it */
   bool frees_block; /* the call is the last I */
 } rfi_step_call;
 
-/* A shard action of the schedule, which runs before call number `at`. */
-typedef enum rfi_shard_op { RFI_SHARD_GATHER, RFI_SHARD_DROP, RFI_SHARD_CLEAR, RFI_SHARD_REDUCE } rfi_shard_op;
-typedef struct rfi_shard_action {
-  rfi_shard_op op;
-  int callable, at;
+typedef struct rfi_shard_action { /* of the schedule; runs before call number `at` */
+  int op; /* UNSHARD, RESHARD, REDUCE; W: clears the unreduced gradients, before they are added up */
+  const rfi_callable *of;
+  int at;
 } rfi_shard_action;
 
 typedef struct rfi_calls { /* the calls of a step */
@@ -183,10 +174,8 @@ struct rfr_graphs {
   int n_stages;
   rfi_arena *placed; /* kernels and storage for the chosen recompute levels */
   rfr_graphs_memory memory;
-  bool in_warmup;            /* updates go to scratch memory */
   rfr_tensor *event_tensors; /* capacity for the tensors of a hook event */
   const void **from;         /* capacity for the sources of a part's copies */
-  bool single_slot;          /* there is only one slot, which also contains the shared bytes */
   rfi_calls calls;
   rfi_calls evaluation; /* F of every callable, slot 0, repeated for each microbatch */
   bool evaluating;      /* the step is an evaluation */
@@ -194,7 +183,9 @@ struct rfr_graphs {
   int64_t next; /* number of the next call */
   int next_shard_action;
   rfi_splits splits;
-  rfi_counts counts;
+  /* The update of states when a step ends. Part F: rfr_step_end of each counter; REDUCE: the update of delayed scaling,
+   * with its collective. Without a trace: there is nothing to update. */
+  rfi_exec_unit counts;
   rfi_set_recipe recipe;
   bool ended; /* the last step ended without an abort */
   bool loaded;
@@ -229,8 +220,9 @@ extern const char RFI_UNREDUCED_PREFIX[]; /* prefix before RFI_GRAD_PREFIX: a sh
  * nothing. */
 rfi_ports rfi_ports_taken(const rfi_callable *c, rfi_part part);
 rfi_ports rfi_ports_returned(const rfi_callable *c, rfi_part part);
-/* A port's tensor in a slot. */
-rfr_tensor rfi_port_tensor(const rfr_graphs *g, int callable, int slot, const rfi_port *port, bool grad);
+/* The tensor of a port, or of its gradient, in a slot. */
+rfr_tensor rfi_port_tensor(const rfr_graphs *g, int slot, const rfi_port *port, bool grad);
+static inline const rfi_port *rfi_ports_end(const rfi_callable *c) { return c->out + c->n_out; }
 /* Reads links, fixed memory and samples of a callable's description. */
 rfr_status rfi_graphs_links(rfr_graphs *g, int index, const rfr_callable *desc);
 /* The array of addresses that `f` replaces; `f` must have been checked. */
@@ -252,14 +244,13 @@ const char *rfi_graphs_address_defect(const rfr_graphs *g, const void *data);
 rfr_status rfi_graphs_check_gradient_entry(const rfr_main_gradient *m, const rfr_type *parameter);
 /* Checks each entry of a list without its context: size and fields. */
 rfr_status rfi_graphs_check_gradient_list(const rfr_main_gradient *m, int n);
-/* The entry of a parameter, state or constant; NULL: the name does not exist. */
-rfi_named *rfi_graphs_find(const rfr_graphs *g, const char *name);
+/* The entry of a parameter, state or constant, and of the main gradient of a parameter. Errors: program.name. */
+rfr_status rfi_graphs_get(const rfr_graphs *g, const char *name, rfi_named **out);
+rfr_status rfi_graphs_get_gradient(const rfr_graphs *g, const char *parameter, rfi_named **out);
 /* Adds the inputs that a callable shares by name with other callables. */
 rfr_status rfi_graphs_names(rfr_graphs *g, rfi_callable *c);
 /* Checks the lists of the options, states that several callables use, and names that outputs alias. */
 rfr_status rfi_graphs_check_names(rfr_graphs *g);
-/* The address of a named tensor; in warm-up, in scratch memory if the tensor is written. */
-unsigned char *rfi_graphs_named_data(const rfr_graphs *g, const rfi_named *x);
 
 /* ---- graph_memory.c ---- */
 /* Assigns storage to every value; sets g->memory. */
@@ -269,14 +260,12 @@ rfr_status rfi_graphs_allocate(rfr_graphs *g);
 /* The first byte of a slot, and of its block. */
 unsigned char *rfi_graphs_slot(const rfr_graphs *g, const rfi_stage_plan *s, int slot);
 unsigned char *rfi_graphs_block(const rfr_graphs *g, const rfi_stage_plan *s, int slot);
-/* The address of a value of a callable in a slot. */
-unsigned char *rfi_graphs_address(const rfr_graphs *g, int callable, int slot, rfr_value v);
 /* Writes addresses into the kernels of all slots. */
 void rfi_graphs_set_addresses(rfr_graphs *g);
 
 /* ---- graph_shard.c ---- */
 /* Whether the stage has sharded callables and shard actions. */
-bool rfi_graphs_has_windows(const rfr_graphs *g, const rfi_stage_plan *s);
+bool rfi_stage_has_windows(const rfi_stage_plan *s);
 /* Checks that parameters are gathered for every part that reads them, and that each gradient is reduced. Sets window[]
  * and window_bytes[] of the stages. */
 rfr_status rfi_graphs_place_windows(rfr_graphs *g);
@@ -284,14 +273,11 @@ rfr_status rfi_graphs_place_windows(rfr_graphs *g);
 rfr_status rfi_graphs_add_shard_actions(const rfr_graphs *g, const rfi_stage_plan *s, const rfr_action *a, int i,
                                         rfi_calls *to);
 /* Runs a part of a callable in a slot, with the collectives that it needs. */
-rfr_status rfi_graphs_run(rfr_graphs *g, int callable, int slot, rfi_part part, bool eager);
+rfr_status rfi_graphs_run(rfr_graphs *g, const rfi_callable *c, int slot, rfi_part part, bool eager);
+/* Runs LOAD, unless it has run, and SETUP of all callables that are not sharded. */
+rfr_status rfi_graphs_set_up(rfr_graphs *g, bool loaded, bool eager);
 /* Runs the shard actions up to call `at`, from number *next on. */
 rfr_status rfi_graphs_run_shard_actions(rfr_graphs *g, int64_t at, int *next, bool eager);
-
-/* ---- graph_rebind.c ---- */
-/* Checks a tensor that the caller passes back: its bytes must match the type, and its memory must belong to these
- * graphs and still be valid. */
-rfr_status rfi_graphs_check_tensor(const rfr_graphs *g, const rfr_tensor *x);
 
 /* ---- graph_recompute.c ---- */
 /* Selects kernels and assigns storage, with the recompute that marks, options and budget require. */
@@ -307,11 +293,8 @@ void rfi_graphs_splits_abort(rfr_graphs *g);
 rfr_status rfi_graphs_splits_report(rfr_graphs *g);
 
 /* ---- graph_counts.c ---- */
-/* Allocates the skip flag and the amaxes of all ranks. */
-void rfi_graphs_counts_lay_out(rfr_graphs *g);
+/* Records the update, and adds its flag to the names. */
 rfr_status rfi_graphs_counts_create(rfr_graphs *g);
-/* Called after the addresses of states have changed. */
-void rfi_graphs_counts_address(rfr_graphs *g);
 /* Called at the start of a step. */
 rfr_status rfi_graphs_clear_amaxes(rfr_graphs *g);
 /* Advances the counters; unless the step was aborted (`skipped`), updates the states of delayed scaling. */
@@ -322,11 +305,8 @@ rfr_status rfi_graphs_warm_up(rfr_graphs *g);
 rfr_status rfi_graphs_capture(rfr_graphs *g);
 
 /* ---- graph_calls.c ---- */
-/* Finds the stages of this rank, in an arena; without a schedule there is one. */
-rfr_status rfi_graphs_read_stages(const rfr_graphs *g, const rfr_schedule *s, rfi_arena *a, rfi_stage_plan **stages,
-                                  int *n);
-/* Assigns blocks to the slots of a stage with separate W. */
-rfr_status rfi_graphs_assign_blocks(rfr_graphs *g, rfi_stage_plan *s);
+/* Finds the stages of this rank, and the blocks of their slots; without a schedule there is one stage. */
+rfr_status rfi_graphs_make_stages(rfr_graphs *g);
 /* Lists the calls of a step, or of an evaluation: F of every callable. Destroy `arena`, also after an error. */
 rfr_status rfi_graphs_make_calls(rfr_graphs *g, const rfr_schedule *schedule, bool evaluation, rfi_calls *calls);
 /* Sets `live` and `live_bytes` of g->memory. */
@@ -336,29 +316,28 @@ bool rfi_graphs_next_call(const rfr_graphs *g, rfi_step_call *out);
 bool rfi_graphs_is_complete(const rfr_graphs *g);
 const char *rfi_call_text(int op); /* for messages */
 /* Whether a call runs a part. */
-bool rfi_call_runs(const rfr_graphs *g, const rfi_step_call *call, rfi_part part);
+bool rfi_call_runs(const rfi_step_call *call, rfi_part part);
 /* graphs.order if a later call of the current step adds to the main gradient with this index. */
 rfr_status rfi_graphs_check_gradient(const rfr_graphs *g, int gradient);
 /* Why a call of a microbatch cannot be the next one, as ", ..."; "" if unknown. */
 void rfi_graphs_explain_order(const rfr_graphs *g, int callable, int microbatch, bool forward, char text[96]);
 
 /* ---- graph_debug.c ---- */
-/* Fill with the debug byte: a slot with its block; a slot except the input gradients; a block; the shared bytes;
- * everything. */
-rfr_status rfi_graphs_poison_slot(rfr_graphs *g, int stage, int slot);
-rfr_status rfi_graphs_poison_ended(rfr_graphs *g, int stage, int slot);
-rfr_status rfi_graphs_poison_block(rfr_graphs *g, int stage, int slot);
-rfr_status rfi_graphs_poison_shared(rfr_graphs *g);
-rfr_status rfi_graphs_poison_all(rfr_graphs *g);
+/* Fill with the debug byte: a slot with its block; a slot except the input gradients; a block; a region. */
+rfr_status rfi_graphs_poison_slot(rfr_graphs *g, const rfi_stage_plan *s, int slot);
+rfr_status rfi_graphs_poison_ended(rfr_graphs *g, const rfi_stage_plan *s, int slot);
+rfr_status rfi_graphs_poison_block(rfr_graphs *g, const rfi_stage_plan *s, int slot);
+rfr_status rfi_graphs_poison_region(rfr_graphs *g, rfi_region region);
 
 /* ---- graph_step.c ---- */
-/* *is_slot: the tensor lies in a slot. Errors: argument, if it lies in a slot and is no longer valid. */
-rfr_status rfi_graphs_check_slot_tensor(const rfr_graphs *g, const rfr_tensor *x, bool *is_slot);
+/* Checks a tensor that the caller passes back: its bytes must match the type, and its memory must belong to these
+ * graphs and still be valid. */
+rfr_status rfi_graphs_check_tensor(const rfr_graphs *g, const rfr_tensor *x);
 void rfi_graphs_invalidate(rfi_stage_plan *s, int slot);
 /* Writes the microbatch number into a slot. */
-rfr_status rfi_graphs_set_microbatch(rfr_graphs *g, int callable, int slot, int microbatch);
+rfr_status rfi_graphs_set_microbatch(rfr_graphs *g, const rfi_step_call *call);
 /* Captures a part, with the copies of the inputs of its call. */
-rfr_status rfi_graphs_capture_part(rfr_graphs *g, int callable, int slot, rfi_part part, rfi_graph **out);
+rfr_status rfi_graphs_capture_part(rfr_graphs *g, const rfi_callable *c, int slot, rfi_part part, rfi_graph **out);
 
 /* The memory that rfr_graphs_create would plan; `live`, `live_bytes` and `graphs` are not set. Nothing is allocated or
  * run. Addresses of the caller's memory are compared, not dereferenced. */

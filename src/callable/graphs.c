@@ -24,28 +24,18 @@ rfr_main_gradient rfr_main_gradient_default(void) { return (rfr_main_gradient){.
 
 /* ---- arguments ---- */
 
-static rfr_status check_hooks(const rfr_graphs_options *o, int n) {
+static rfr_status check_options(const rfr_graphs_options *o, int n) {
+  RFI_TRY(rfi_check_options("rfr_graphs_options", o, o->size, sizeof *o));
   if (o->warmup_iterations < 0) return rfi_fail(RFI_E_ARGUMENT, "%d warm-up iterations", o->warmup_iterations);
   RFI_TRY(rfi_check_hooks(o->hooks, o->n_hooks, n, "rfr_graphs_options", "callables"));
   RFI_TRY(rfi_check_hook_list(&o->pre_warmup));
-  return rfi_check_hook_list(&o->post_warmup);
-}
-
-static rfr_status check_lists(const rfr_graphs_options *o) {
-  if ((o->n_tensors > 0 && !o->tensors) || (o->n_gradients > 0 && !o->gradients) || o->n_tensors < 0 ||
-      o->n_gradients < 0 || o->budget < 0 || (unsigned)o->recompute > RFR_RECOMPUTE_AUTO)
+  RFI_TRY(rfi_check_hook_list(&o->post_warmup));
+  if (!rfi_is_list(o->tensors, o->n_tensors) || !rfi_is_list(o->gradients, o->n_gradients) || o->budget < 0 ||
+      (unsigned)o->recompute > RFR_RECOMPUTE_AUTO)
     return rfi_fail(RFI_E_ARGUMENT, "rfr_graphs_options: %d tensors, %d gradients, budget %lld, recompute %d",
                     o->n_tensors, o->n_gradients, (long long)o->budget, (int)o->recompute);
   return rfi_graphs_check_gradient_list(o->gradients, o->n_gradients);
 }
-
-static rfr_status check_options(const rfr_graphs_options *o, int n) {
-  RFI_TRY(rfi_check_options("rfr_graphs_options", o, o->size, sizeof *o));
-  RFI_TRY(check_hooks(o, n));
-  return check_lists(o);
-}
-
-static bool is_array(const void *list, int n) { return n == 0 || (n > 0 && list); }
 
 static rfr_status check_arguments(rfr_ctx *ctx, const rfr_callable *callables, int n, const rfr_graphs_options *o) {
   RFI_TRY(rfi_check_handle(ctx, "rfr_ctx"));
@@ -55,8 +45,8 @@ static rfr_status check_arguments(rfr_ctx *ctx, const rfr_callable *callables, i
     const rfr_callable *c = &callables[i];
     if (c->size != sizeof *c)
       return rfi_fail(RFI_E_ARGUMENT, "callable %d: size %zu, rfr_callable_default sets %zu", i, c->size, sizeof *c);
-    if (!c->trace || !is_array(c->links, c->n_links) || !is_array(c->fixed, c->n_fixed) ||
-        !is_array(c->samples, c->n_samples) || c->n_inputs < 0 || c->n_outputs < 0 || c->first_site < -1 ||
+    if (!c->trace || !rfi_is_list(c->links, c->n_links) || !rfi_is_list(c->fixed, c->n_fixed) ||
+        !rfi_is_list(c->samples, c->n_samples) || c->n_inputs < 0 || c->n_outputs < 0 || c->first_site < -1 ||
         c->first_linear < -1)
       return rfi_fail(RFI_E_ARGUMENT,
                       "callable %d: trace is NULL, a list is NULL with n > 0, or first_site or first_linear is below "
@@ -79,32 +69,15 @@ static rfr_status check_arguments(rfr_ctx *ctx, const rfr_callable *callables, i
   return RFR_OK;
 }
 
-/* ---- stages ---- */
-
-static rfr_status make_stages(rfr_graphs *g) {
-  RFI_TRY(rfi_graphs_read_stages(g, g->options.schedule, g->m.strings, &g->stage, &g->n_stages));
-  for (int k = 0; k < g->n_stages; k++) {
-    rfi_stage_plan *s = &g->stage[k];
-    if (!(s->valid = rfi_arena_alloc(g->m.strings, sizeof *s->valid * (size_t)(s->slots + 1)))) return RFR_NO_MEMORY;
-    RFI_TRY(rfi_graphs_assign_blocks(g, s));
-    for (int slot = 0; slot < s->slots; slot++) rfi_graphs_invalidate(s, slot);
-    for (int c = s->first; c < s->end; c++) g->callable[c].stage = k;
-  }
-  return RFR_OK;
-}
-
 /* ---- hooks ---- */
 
-/* Refuses hooks of a part that a callable lacks, because they would never run. */
 static rfr_status check_hook_parts(const rfr_graphs *g) {
-  for (int i = 0; i < g->options.n_hooks; i++)
-    for (int at = RFR_HOOK_PRE_BACKWARD; at <= RFR_HOOK_POST_WGRAD; at++) {
-      const rfi_callable *c = &g->callable[i];
-      const bool wgrad = at >= RFR_HOOK_PRE_WGRAD, has_part = wgrad ? rfi_has(&c->u, RFI_PART_W) : rfi_has_backward(c);
-      if (!has_part && rfi_hooks_at(&g->options.hooks[i], at)->n > 0)
-        return rfi_fail(RFI_E_GRAPHS_CALLABLE, "callable \"%s\" has %s hooks, which never run: it has no %s", c->u.name,
-                        RFI_HOOK_NAMES[at], wgrad ? "wgrad" : "backward");
-    }
+  for (int i = 0; i < g->options.n_hooks; i++) {
+    const rfi_callable *c = &g->callable[i];
+    const char *const lacks[] = {NULL, rfi_has_backward(c) ? NULL : "backward",
+                                 rfi_has(&c->u, RFI_PART_W) ? NULL : "wgrad"};
+    RFI_TRY(rfi_check_hook_parts(&g->options.hooks[i], lacks, RFI_E_GRAPHS_CALLABLE, "callable", c->u.name));
+  }
   return RFR_OK;
 }
 
@@ -169,7 +142,7 @@ static rfr_status find_recipes(rfr_graphs *g, const rfr_callable *callables) {
 /* Everything that the plan needs, without memory. */
 static rfr_status plan(rfr_graphs *g, const rfr_callable *callables) {
   rfi_next next = {0};
-  RFI_TRY(make_stages(g));
+  RFI_TRY(rfi_graphs_make_stages(g));
   RFI_TRY(find_recipes(g, callables));
   for (int i = 0; i < g->n; i++) {
     rfr_status s = rfi_callable_compile(g, i, &callables[i], &next);
@@ -178,17 +151,19 @@ static rfr_status plan(rfr_graphs *g, const rfr_callable *callables) {
     RFI_TRY(rfi_graphs_links(g, i, &callables[i]));
   }
   RFI_TRY(rfi_graphs_check_names(g));
+  RFI_TRY(rfi_graphs_counts_create(g));
   return rfi_graphs_lay_out(g);
 }
 
 static rfr_status build(rfr_graphs *g, const rfr_callable *callables) {
   RFI_TRY(plan(g, callables));
   RFI_TRY(rfi_graphs_allocate(g));
-  for (int i = 0; i < g->n; i++)
-    RFI_TRY(rfi_unit_instantiate(&g->m, &g->callable[i].u, g->stage[g->callable[i].stage].slots));
+  for (rfi_callable *c = g->callable; c < g->callable + g->n; c++) {
+    RFI_TRY(rfi_unit_instantiate(&g->m, &c->u, c->stage->slots));
+    for (int slot = 0; slot < c->u.slots; slot++) c->u.instance[slot].block = c->stage->block[slot];
+  }
   rfi_graphs_set_addresses(g);
   RFI_TRY(rfi_graphs_splits_create(g));
-  RFI_TRY(rfi_graphs_counts_create(g));
   RFI_TRY(check_hook_parts(g));
   RFI_TRY(rfi_graphs_make_calls(g, g->options.schedule, false, &g->calls));
   RFI_TRY(rfi_graphs_make_calls(g, NULL, true, &g->evaluation));
@@ -203,8 +178,7 @@ static rfr_status create(rfr_ctx *ctx, const rfr_callable *callables, int n, con
                          rfr_status (*make)(rfr_graphs *, const rfr_callable *), rfr_graphs **out) {
   rfr_status s;
   rfr_graphs *g = NULL;
-  RFI_TRY(rfi_check_handle(out, "out"));
-  *out = NULL;
+  RFI_TRY(RFI_CHECK_OUT(out, "out"));
   RFI_TRY(check_arguments(ctx, callables, n, options));
   RFI_GOTO(RFI_ALLOC(ctx, sizeof *g, &g));
   g->options = rfr_graphs_options_default();
@@ -247,7 +221,7 @@ void rfr_graphs_destroy(rfr_graphs *g) {
   rfi_free(g->m.ctx, g->callable);
   rfi_arena_destroy(g->calls.arena);
   rfi_arena_destroy(g->evaluation.arena);
-  rfr_trace_destroy(g->counts.u.trace);
+  rfr_trace_destroy(g->counts.trace);
   if (g->m.device) g->m.backend->free(g->m.device, RFI_MEMORY_RING, g->splits.result);
   rfi_arena_destroy(g->placed);
   rfi_executor_close(&g->m);
@@ -257,25 +231,21 @@ void rfr_graphs_destroy(rfr_graphs *g) {
 /* ---- queries ---- */
 
 rfr_status rfr_graphs_tensor(const rfr_graphs *g, const char *name, rfr_tensor *out) {
-  RFI_TRY(rfi_check_handle(out, "out"));
-  memset(out, 0, sizeof *out);
+  RFI_TRY(RFI_CHECK_OUT(out, "out"));
   RFI_TRY(rfi_check_handle(g, "rfr_graphs"));
-  const rfi_named *x = rfi_graphs_find(g, name);
-  if (!x)
-    return rfi_fail(RFI_E_PROGRAM_NAME, "no callable has a parameter, state or constant \"%s\"", name ? name : "");
+  rfi_named *x;
+  RFI_TRY(rfi_graphs_get(g, name, &x));
   *out = x->tensor;
   return RFR_OK;
 }
 
 rfr_status rfr_graphs_gradient(const rfr_graphs *g, const char *parameter, rfr_tensor *out) {
-  RFI_TRY(rfi_check_handle(out, "out"));
-  memset(out, 0, sizeof *out);
+  RFI_TRY(RFI_CHECK_OUT(out, "out"));
   RFI_TRY(rfi_check_handle(g, "rfr_graphs"));
-  const rfi_named *x = rfi_storage_find(&g->m.store, parameter);
-  if (!x || x->gradient < 0)
-    return rfi_fail(RFI_E_PROGRAM_NAME, "no callable trains \"%s\"", parameter ? parameter : "");
-  RFI_TRY(rfi_graphs_check_gradient(g, x->gradient));
-  *out = g->m.store.named[x->gradient].tensor;
+  rfi_named *x;
+  RFI_TRY(rfi_graphs_get_gradient(g, parameter, &x));
+  RFI_TRY(rfi_graphs_check_gradient(g, (int)(x - g->m.store.named)));
+  *out = x->tensor;
   return RFR_OK;
 }
 
@@ -303,11 +273,16 @@ rfr_status rfr_graphs_changed(rfr_graphs *g) {
   return RFR_OK;
 }
 
+static const rfi_exec_unit *unit_of(const rfr_graphs *g, int callable) {
+  const bool exists = rfi_check_handle(g, "rfr_graphs") == RFR_OK && callable >= 0 && callable < g->n;
+  return exists ? &g->callable[callable].u : NULL;
+}
+
 int rfr_graphs_ops(const rfr_graphs *g, int callable, rfr_action_op part) {
+  const rfi_exec_unit *u = unit_of(g, callable);
   const rfi_part at = part == RFR_ACTION_F ? RFI_PART_F : part == RFR_ACTION_I ? RFI_PART_I : RFI_PART_W;
-  if (rfi_check_handle(g, "rfr_graphs") != RFR_OK || callable < 0 || callable >= g->n) return -1;
-  if (part != RFR_ACTION_F && part != RFR_ACTION_I && part != RFR_ACTION_W) return -1;
-  return g->callable[callable].u.first[at + 1] - g->callable[callable].u.first[at];
+  if (!u || (part != RFR_ACTION_F && part != RFR_ACTION_I && part != RFR_ACTION_W)) return -1;
+  return u->first[at + 1] - u->first[at];
 }
 
 rfr_status rfr_graphs_get_memory(const rfr_graphs *g, rfr_graphs_memory *out) {
@@ -322,11 +297,11 @@ rfr_status rfr_graphs_get_memory(const rfr_graphs *g, rfr_graphs_memory *out) {
 }
 
 const rfr_trace *rfr_graphs_trace(const rfr_graphs *g, int callable) {
-  return rfi_check_handle(g, "rfr_graphs") == RFR_OK && callable >= 0 && callable < g->n ? g->callable[callable].u.trace
-                                                                                         : NULL;
+  const rfi_exec_unit *u = unit_of(g, callable);
+  return u ? u->trace : NULL;
 }
 
 const char *rfr_graphs_report(const rfr_graphs *g, int callable, const char *pass) {
-  if (rfi_check_handle(g, "rfr_graphs") != RFR_OK || callable < 0 || callable >= g->n) return NULL;
-  return rfi_stage_report(rfi_unit_stage(&g->callable[callable].u, pass));
+  const rfi_exec_unit *u = unit_of(g, callable);
+  return u ? rfi_stage_report(rfi_unit_stage(u, pass)) : NULL;
 }

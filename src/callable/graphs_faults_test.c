@@ -480,7 +480,7 @@ static void test_copies(void **state) {
       if (!eager && !fixed) assert_ptr_equal(rft_faults.from[0], source);
       const rfi_port *p = back ? g->callable[a[i].stage].out : g->callable[a[i].stage].in;
       rfi_step_call call = g->calls.call[i];
-      const rfr_tensor in_slot = rfi_port_tensor(g, a[i].stage, call.slot, p, back);
+      const rfr_tensor in_slot = rfi_port_tensor(g, call.slot, p, back);
       assert_memory_equal(in_slot.data, source, BYTES);
     }
     OK(rfr_graphs_end_step(g));

@@ -560,7 +560,7 @@ static void test_block_validity(void **state) {
     OK(rfr_graphs_read(g, &dx, to));
   }
   const rfi_port *out = &g->callable[0].out[0];
-  assert_true(g->callable[0].place[out->value].in_block); /* precondition of this test */
+  assert_int_equal(g->callable[0].u.place[out->data.value].region, RFI_BLOCK); /* precondition of this test */
   assert_ptr_equal(y[0].data, y[1].data);
   rfr_graphs_destroy(g);
   rfr_schedule_destroy(schedule);

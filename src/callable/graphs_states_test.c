@@ -200,7 +200,7 @@ static void test_pass_through(void **state) {
 
 static void test_names(void **state) {
   (void)state;
-  static const char *const names[] = {"grad.b0.w", "grad.", "unreduced.x", "graphs.microbatch"};
+  static const char *const names[] = {"grad.b0.w", "grad.", "unreduced.x", "graphs.microbatch", "graphs.skip"};
   for (size_t i = 0; i < sizeof names / sizeof *names; i++)
     for (int as_output = 0; as_output < 2; as_output++) {
       rfr_trace *t;

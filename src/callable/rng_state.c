@@ -47,8 +47,7 @@ rfr_rng rfr_rng_fork(rfr_rng rng, uint64_t number) {
 }
 
 rfr_status rfr_programs_get_rng(rfr_programs *p, const char *stream, rfr_rng *out) {
-  RFI_TRY(rfi_check_handle(out, "rfr_rng"));
-  *out = (rfr_rng){0};
+  RFI_TRY(RFI_CHECK_OUT(out, "rfr_rng"));
   RFI_TRY(rfi_check_allocated(p, "rfr_programs_get_rng"));
   return get(&p->m, stream, out);
 }
@@ -60,8 +59,7 @@ rfr_status rfr_programs_set_rng(rfr_programs *p, const char *stream, const rfr_r
 }
 
 rfr_status rfr_graphs_get_rng(rfr_graphs *g, const char *stream, rfr_rng *out) {
-  RFI_TRY(rfi_check_handle(out, "rfr_rng"));
-  *out = (rfr_rng){0};
+  RFI_TRY(RFI_CHECK_OUT(out, "rfr_rng"));
   RFI_TRY(rfi_check_handle(g, "rfr_graphs"));
   return get(&g->m, stream, out);
 }

@@ -65,22 +65,24 @@ static rfr_status plan_serial(rfi_program *g) { return rfi_plan_make(g->u.trace,
 static rfr_status select_and_plan(rfr_programs *p, rfi_program *g) {
   rfi_stage *last = &g->u.pipeline.stage[RFI_STAGES - 1];
   g->u.trace = last->trace;
-  RFI_TRY(rfi_select_program(p, g, &last->report));
+  rfi_unit_set_step(&g->u);
+  RFI_TRY(rfi_unit_select(&p->m, &g->u, p->m.strings, &last->report));
   g->workspace = rfi_arena_alloc(p->m.strings, sizeof *g->workspace * (size_t)(g->u.trace->n_ops + 1));
   if (!g->workspace) return RFR_NO_MEMORY;
   for (int i = 0; i < g->u.n_bound; i++) g->workspace[g->u.bound[i].op] = g->u.bound[i].workspace;
   return plan_serial(g);
 }
 
-static rfr_status compile_one(rfr_programs *p, rfi_program *g, const rfr_trace *recorded) {
+static rfr_status compile_one(rfr_programs *p, rfi_program *g, const char *name, const rfr_trace *recorded) {
   rfi_pass_options o = pass_options(p, g);
   const double start = rfi_now();
-  RFI_TRY(rfi_pipeline_run(recorded, &o, &g->u.pipeline));
+  if (!(g->u.name = rfi_arena_strdup(p->m.strings, name ? name : "program"))) return RFR_NO_MEMORY;
+  rfr_status s = rfi_pipeline_run(recorded, &o, &g->u.pipeline);
   g->u.trace = g->u.pipeline.stage[RFI_STAGES - 1].trace;
-  RFI_TRY(add_inputs(p, g, recorded));
-  RFI_TRY(select_and_plan(p, g));
+  if (s == RFR_OK) s = add_inputs(p, g, recorded);
+  if (s == RFR_OK) s = select_and_plan(p, g);
   g->compile_seconds = rfi_now() - start;
-  return RFR_OK;
+  return s == RFR_OK ? s : rfi_fail_prefix("program \"%s\": ", g->u.name);
 }
 
 /* ---- persistent memory ---- */
@@ -91,18 +93,8 @@ static rfr_status place_persistent(rfr_programs *p) {
   rfi_storage_place(&p->m.store, &p->m.layout, RFI_REGION_RING);
   rfi_storage_place(&p->m.store, &p->m.layout, RFI_REGION_PERSISTENT);
   for (int i = 0; i < p->n; i++) {
-    rfi_program *g = &p->program[i];
-    const rfr_trace *t = g->u.trace;
-    g->place = rfi_arena_alloc(p->m.strings, sizeof *g->place * (size_t)(t->n_values + 1));
-    if (!g->place) return RFR_NO_MEMORY;
-    for (rfr_value v = 0; v < t->n_values; v++) {
-      const rfi_value *x = &t->values[v];
-      const rfi_named *input = x->op < 0 ? rfi_storage_find(&p->m.store, x->name) : NULL;
-      g->place[v].region = RFI_REGIONS;
-      if (input) g->place[v] = (rfi_location){input->region, input->offset};
-      else if (x->base == v && t->ops[x->op].phase == RFR_PHASE_LOAD)
-        g->place[v] = rfi_layout_add(&p->m.layout, RFI_REGION_PERSISTENT, rfi_storage_bytes(&x->type));
-    }
+    rfi_exec_unit *u = &p->program[i].u;
+    RFI_TRY(rfi_unit_place(&p->m, u, p->m.strings, u->start[RFI_PART_F]));
   }
   return RFR_OK;
 }
@@ -121,7 +113,6 @@ static void resize_watch(rfr_programs *p, const rfi_program *g) {
 static rfr_status plan_again(rfr_programs *p, rfi_program *g, const rfi_pass_options *o) {
   const double start = rfi_now();
   rfi_plan_deinit(&g->plan);
-  g->flops = g->recomputed_flops = 0;
   RFI_TRY(rfi_pipeline_redo(&g->u.pipeline, "recompute", o));
   RFI_TRY(select_and_plan(p, g));
   resize_watch(p, g);
@@ -301,7 +292,7 @@ static void place_step(rfi_program *g) {
   for (int i = 0, k = 0; i < g->plan.n; i++) {
     const rfi_buffer *b = &g->plan.buffer[i];
     if (b->value != RFR_NONE) {
-      g->place[b->value] = (rfi_location){RFI_REGION_SLOT, b->offset};
+      g->u.place[b->value] = (rfi_location){.region = RFI_REGION_SLOT, .offset = b->offset};
       continue;
     }
     while (g->u.bound[k].op != b->first) k++; /* workspaces and bound ops are both sorted by op */
@@ -309,23 +300,10 @@ static void place_step(rfi_program *g) {
   }
 }
 
-typedef struct program_addresses {
-  const rfr_programs *p;
-  const rfi_program *g;
-} program_addresses;
-
-static unsigned char *address_of(const void *user, rfr_value owner) {
-  const program_addresses *x = user;
-  const rfi_location at = x->g->place[owner];
-  return rfi_address(&x->p->m.layout, at.region, at.offset);
-}
-
 rfr_status rfi_programs_attach(rfr_programs *p) {
   if (p->attached) return RFR_OK;
   RFI_TRY(rfi_step_memory_allocate(&p->m));
-  for (int i = 0; i < p->n; i++)
-    rfi_unit_set_addresses(&p->program[i].u, 0, address_of, &(program_addresses){p, &p->program[i]},
-                           rfi_address(&p->m.layout, RFI_REGION_SLOT, 0));
+  for (int i = 0; i < p->n; i++) rfi_unit_set_addresses(&p->m, &p->program[i].u);
   p->attached = true;
   return RFR_OK;
 }
@@ -365,7 +343,7 @@ static rfr_status check_trace(const rfr_ctx *ctx, int i, int n, const rfr_trace 
 static rfr_status check_watch(const rfr_watch_options *w, int programs) {
   if (!w) return RFR_OK;
   RFI_TRY(rfi_check_options("rfr_watch_options", w, w->size, sizeof *w));
-  if (w->n < 0 || (w->n > 0 && !w->patterns) || w->program < 0 || w->program >= programs || w->slots < 1)
+  if (!rfi_is_list(w->patterns, w->n) || w->program < 0 || w->program >= programs || w->slots < 1)
     return rfi_fail(RFI_E_ARGUMENT, "rfr_watch_options: %d patterns, program %d of %d, %lld slots", w->n, w->program,
                     programs, (long long)w->slots);
   for (int i = 0; i < w->n; i++)
@@ -401,8 +379,7 @@ rfr_status rfr_compile(rfr_ctx *ctx, int n, const rfr_trace *const *traces, cons
                        const rfr_compile_options *options, rfr_programs **out) {
   rfr_status s;
   rfr_programs *p = NULL;
-  RFI_TRY(rfi_check_handle(out, "rfr_programs *"));
-  *out = NULL;
+  RFI_TRY(RFI_CHECK_OUT(out, "rfr_programs *"));
   RFI_TRY(check_arguments(ctx, n, traces, options));
   RFI_GOTO(RFI_ALLOC(ctx, sizeof *p, &p));
   p->options = rfr_compile_options_default();
@@ -415,18 +392,7 @@ rfr_status rfr_compile(rfr_ctx *ctx, int n, const rfr_trace *const *traces, cons
   RFI_GOTO(RFI_ALLOC(ctx, sizeof *p->program * (size_t)n, &p->program));
   p->n = n;
   RFI_GOTO(rfi_programs_copy_hooks(p, p->options.hooks));
-  for (int i = 0; i < n; i++) {
-    p->program[i].u.name = rfi_arena_strdup(p->m.strings, names && names[i] ? names[i] : "program");
-    if (!p->program[i].u.name) {
-      s = RFR_NO_MEMORY;
-      goto fail;
-    }
-    s = compile_one(p, &p->program[i], traces[i]);
-    if (s != RFR_OK) {
-      rfi_fail_prefix("program \"%s\": ", p->program[i].u.name);
-      goto fail;
-    }
-  }
+  for (int i = 0; i < n; i++) RFI_GOTO(compile_one(p, &p->program[i], names ? names[i] : NULL, traces[i]));
   RFI_GOTO(plan_programs(p));
   for (int i = 0; i < n; i++) RFI_GOTO(rfi_program_place_hooks(p, &p->program[i]));
   if (!p->options.plan_only) RFI_GOTO(allocate(p));

@@ -8,6 +8,7 @@
  * step_memory.c  memory for the step that others use too
  * storage.c   inputs, by name
  * unit.c      bound ops, arguments, graphs; run, capture and launch
+ * address.c   places of values, and pointers
  * sequence.c  the collectives of a unit, compared between the ranks
  * select.c    a kernel for every op, and its workspace
  * run.c       run, capture, replay, profile, copies to and from the host
@@ -39,10 +40,8 @@ typedef struct rfi_program {
   rfi_exec_unit u;
   int64_t *workspace; /* per op: bytes of its kernel's workspace */
   rfi_plan plan;
-  int n_side_ops;                 /* ops on the side stream */
-  int64_t branch_bytes;           /* bytes that the side stream adds to the plan */
-  rfi_location *place;            /* storage per value */
-  double flops, recomputed_flops; /* flops includes recomputed_flops */
+  int n_side_ops;       /* ops on the side stream */
+  int64_t branch_bytes; /* bytes that the side stream adds to the plan */
   double compile_seconds;
   rfi_hook_span *span; /* in execution order; NULL without hooks */
   int n_spans;
@@ -89,13 +88,8 @@ rfi_levels rfi_frontier_levels(rfi_frontier *l);
 bool rfi_program_output_at(const rfr_programs *p, int program, int k, rfr_tensor *out);
 
 /* ---- select.c ---- */
-/* Selects a kernel for every op: fills bound[] (at most n_ops entries) with shapes, workspace sizes and placeholder
- * addresses. *n gets the number of entries; views have no kernel. */
-rfr_status rfi_select_ops(const rfi_executor *m, const rfr_trace *t, rfi_bound *bound, int *n);
 /* The workspace of each op's kernel, bytes[n_ops], as rfi_pass_options requires. */
 rfr_status rfi_select_workspaces(void *executor, const rfr_trace *t, int64_t *bytes);
-/* The same for a program; also computes its FLOPs. The report gets a line for each grouped GEMM. */
-rfr_status rfi_select_program(rfr_programs *p, rfi_program *program, rfi_report *report);
 
 /* ---- run.c ---- */
 /* Compares a binding with the captured type and, unless `at` is NULL, with the captured address. Errors:

@@ -4,8 +4,6 @@
  */
 #include "exec/hook_lists.h"
 
-#include "base/base.h"
-
 const char *const RFI_HOOK_NAMES[] = {"pre_warmup",   "post_warmup",   "pre_forward", "post_forward",
                                       "pre_backward", "post_backward", "pre_wgrad",   "post_wgrad"};
 
@@ -18,9 +16,20 @@ const rfr_hook_list *rfi_hooks_at(const rfr_hooks *h, int point) {
 }
 
 rfr_status rfi_check_hook_list(const rfr_hook_list *l) {
-  bool good = l->n >= 0 && (l->n == 0 || l->hooks);
+  bool good = rfi_is_list(l->hooks, l->n);
   for (int i = 0; good && i < l->n; i++) good = l->hooks[i].fn != NULL;
   return good ? RFR_OK : rfi_fail(RFI_E_ARGUMENT, "a hook list is NULL with n > 0, or has a hook without a function");
+}
+
+rfr_status rfi_check_hook_parts(const rfr_hooks *h, const char *const lacks[3], rfi_error error, const char *kind,
+                                const char *name) {
+  for (int at = RFR_HOOK_PRE_FORWARD; at <= RFR_HOOK_POST_WGRAD; at++) {
+    const char *part = lacks[(at - RFR_HOOK_PRE_FORWARD) / 2];
+    if (part && rfi_hooks_at(h, at)->n > 0)
+      return rfi_fail(error, "%s \"%s\" has %s hooks, which never run: it has no %s", kind, name, RFI_HOOK_NAMES[at],
+                      part);
+  }
+  return RFR_OK;
 }
 
 rfr_status rfi_check_hooks(const rfr_hooks *h, int n_hooks, int n, const char *options, const char *units) {

@@ -5,6 +5,7 @@
 #ifndef RFI_HOOK_LISTS_H
 #define RFI_HOOK_LISTS_H
 
+#include "base/base.h"
 #include "refrain/hooks.h"
 
 typedef struct rfi_hooked {
@@ -23,6 +24,10 @@ extern const char *const RFI_HOOK_NAMES[]; /* by point */
 /* The hooks at a point; points count from RFR_HOOK_PRE_FORWARD. */
 const rfr_hook_list *rfi_hooks_at(const rfr_hooks *h, int point);
 rfr_status rfi_check_hook_list(const rfr_hook_list *l);
+/* Refuses hooks that would never run. lacks[]: the name of the forward, of the backward and of the wgrad if the unit
+ * lacks it, else NULL. `kind` and `name` are those of the unit. */
+rfr_status rfi_check_hook_parts(const rfr_hooks *h, const char *const lacks[3], rfi_error error, const char *kind,
+                                const char *name);
 /* Checks the hooks of n units: one entry per unit, or NULL and 0. `options` and `units` are names for messages. */
 rfr_status rfi_check_hooks(const rfr_hooks *h, int n_hooks, int n, const char *options, const char *units);
 

@@ -23,10 +23,9 @@ int64_t rfi_layout_at(const rfi_layout *l, rfi_region region) {
   return region == RFI_REGIONS && others > 0 ? at + others : at;
 }
 
-rfi_location rfi_layout_add(rfi_layout *l, rfi_region region, int64_t bytes) {
-  const rfi_location place = {region, l->bytes[region]};
+int64_t rfi_layout_add(rfi_layout *l, rfi_region region, int64_t bytes) {
   l->bytes[region] += bytes;
-  return place;
+  return l->bytes[region] - bytes;
 }
 
 unsigned char *rfi_address(const rfi_layout *l, rfi_region region, int64_t offset) {

@@ -23,14 +23,10 @@ typedef enum rfi_region {
   RFI_REGION_WINDOW,
   RFI_REGION_SCRATCH,
   RFI_REGIONS, /* as an offset: the end of the range; as a location: not placed */
+  RFI_BLOCK,   /* as a location: in the block of a slot, in RFI_REGION_SLOT */
   RFI_NAMED,   /* as a location: stored under a name (storage.h) */
   RFI_FIXED    /* as a location: the caller's memory, one address per slot */
 } rfi_region;
-
-typedef struct rfi_location {
-  rfi_region region;
-  int64_t offset;
-} rfi_location;
 
 typedef struct rfi_layout {
   int64_t bytes[RFI_REGIONS];
@@ -56,8 +52,8 @@ void rfi_layout_clear(rfi_layout *l);
 int64_t rfi_layout_at(const rfi_layout *l, rfi_region region);
 /* The total size of the layout's own regions from RFI_REGION_SLOT on. */
 int64_t rfi_layout_step_bytes(const rfi_layout *l);
-/* Appends bytes to a region. */
-rfi_location rfi_layout_add(rfi_layout *l, rfi_region region, int64_t bytes);
+/* Appends bytes to a region; returns their offset in it. */
+int64_t rfi_layout_add(rfi_layout *l, rfi_region region, int64_t bytes);
 unsigned char *rfi_address(const rfi_layout *l, rfi_region region, int64_t offset);
 
 /* plan.over_budget if the regions exceed a budget (0: none), with the size of each. `fixed`: recompute cannot lower

@@ -75,19 +75,10 @@ static rfr_status find_spans(rfr_programs *p, rfi_program *g) {
   return RFR_OK;
 }
 
-/* Refuses hooks of a part that the program lacks, because they would never run. */
 static rfr_status check_points(const rfr_programs *p, const rfi_program *g) {
-  static const char *const parts[] = {"forward", "backward", "wgrad: weight gradients are part of the backward"};
-  for (int at = RFR_HOOK_PRE_FORWARD; at <= RFR_HOOK_POST_WGRAD; at++) {
-    const int part = (at - RFR_HOOK_PRE_FORWARD) / 2;
-    bool has_part = false;
-    for (int i = 0; i < g->n_spans; i++)
-      has_part = has_part || (int)g->span[i].point == RFR_HOOK_PRE_FORWARD + 2 * part;
-    if (!has_part && rfi_hooks_at(hooks_of(p, g), at)->n > 0)
-      return rfi_fail(RFI_E_ARGUMENT, "program \"%s\" has %s hooks, which never run: it has no %s", g->u.name,
-                      RFI_HOOK_NAMES[at], parts[part]);
-  }
-  return RFR_OK;
+  const char *lacks[] = {"forward", "backward", "wgrad: weight gradients are part of the backward"};
+  for (int i = 0; i < g->n_spans; i++) lacks[(g->span[i].point - RFR_HOOK_PRE_FORWARD) / 2] = NULL;
+  return rfi_check_hook_parts(hooks_of(p, g), lacks, RFI_E_ARGUMENT, "program", g->u.name);
 }
 
 rfr_status rfi_program_place_hooks(rfr_programs *p, rfi_program *g) {

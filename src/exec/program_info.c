@@ -28,8 +28,7 @@ rfr_status rfi_program_get(const rfr_programs *p, int i, rfi_program **out) {
 }
 
 rfr_status rfr_programs_tensor_at(const rfr_programs *p, int i, rfr_tensor *out) {
-  RFI_TRY(rfi_check_handle(out, "rfr_tensor"));
-  memset(out, 0, sizeof *out);
+  RFI_TRY(RFI_CHECK_OUT(out, "rfr_tensor"));
   RFI_TRY(rfi_check_handle(p, "rfr_programs"));
   if (i < 0 || i >= p->m.store.n) return rfi_fail(RFI_E_PROGRAM_NAME, "input %d of %d", i, p->m.store.n);
   *out = p->m.store.named[i].tensor;
@@ -37,8 +36,7 @@ rfr_status rfr_programs_tensor_at(const rfr_programs *p, int i, rfr_tensor *out)
 }
 
 rfr_status rfr_programs_tensor(const rfr_programs *p, const char *name, rfr_tensor *out) {
-  RFI_TRY(rfi_check_handle(out, "rfr_tensor"));
-  memset(out, 0, sizeof *out);
+  RFI_TRY(RFI_CHECK_OUT(out, "rfr_tensor"));
   RFI_TRY(rfi_check_handle(p, "rfr_programs"));
   const rfi_named *input = rfi_storage_find(&p->m.store, name);
   if (!input) return rfi_fail(RFI_E_PROGRAM_NAME, "no program has an input \"%s\"", name ? name : "");
@@ -54,15 +52,13 @@ bool rfi_program_output_at(const rfr_programs *p, int program, int k, rfr_tensor
                       .type = v->type,
                       .bytes = rfi_bytes(&v->type),
                       .host = p->m.backend->host && !p->options.plan_only};
-  const rfi_location at = g->place[v->base];
-  if (p->attached) out->data = rfi_address(&p->m.layout, at.region, at.offset) + rfi_bytes_into(v);
+  if (p->attached) out->data = rfi_unit_address(&p->m, &g->u, 0, g->u.trace->outputs[k].value);
   return true;
 }
 
 rfr_status rfr_program_output(const rfr_programs *p, int program, const char *name, rfr_tensor *out) {
   rfi_program *g;
-  RFI_TRY(rfi_check_handle(out, "rfr_tensor"));
-  memset(out, 0, sizeof *out);
+  RFI_TRY(RFI_CHECK_OUT(out, "rfr_tensor"));
   RFI_TRY(rfi_program_get(p, program, &g));
   if (!name) name = "";
   for (int k = 0; k < g->u.trace->n_outputs; k++) {
@@ -75,8 +71,7 @@ rfr_status rfr_program_output(const rfr_programs *p, int program, const char *na
 
 rfr_status rfr_program_plan(const rfr_programs *p, int program, rfr_plan_summary *out) {
   rfi_program *g;
-  RFI_TRY(rfi_check_handle(out, "rfr_plan_summary"));
-  memset(out, 0, sizeof *out);
+  RFI_TRY(RFI_CHECK_OUT(out, "rfr_plan_summary"));
   RFI_TRY(rfi_program_get(p, program, &g));
   *out = (rfr_plan_summary){rfi_layout_at(&p->m.layout, RFI_REGIONS),
                             rfi_layout_at(&p->m.layout, RFI_REGION_SLOT),
@@ -109,8 +104,7 @@ static memory_kind kind_of(const rfi_program *g, const rfi_buffer *b) {
 
 rfr_status rfr_program_plan_buffer(const rfr_programs *p, int program, int i, rfr_plan_buffer *out) {
   rfi_program *g;
-  RFI_TRY(rfi_check_handle(out, "rfr_plan_buffer"));
-  memset(out, 0, sizeof *out);
+  RFI_TRY(RFI_CHECK_OUT(out, "rfr_plan_buffer"));
   RFI_TRY(rfi_program_get(p, program, &g));
   if (i >= 0 && i < p->m.store.n) {
     const rfi_named *x = &p->m.store.named[i];
@@ -136,20 +130,25 @@ rfr_status rfr_program_plan_buffer(const rfr_programs *p, int program, int i, rf
   return RFR_OK;
 }
 
+/* The input of the trace that result j of an op updates; NULL: none. */
+static const rfi_value *updated_by(const rfr_trace *t, const rfi_opr *op, int j) {
+  const int k = op->def->alias[j];
+  const rfi_value *x = k >= 0 && op->in[k] >= 0 ? &t->values[t->values[op->in[k]].base] : NULL;
+  return x && x->op < 0 ? x : NULL;
+}
+
 /* Marks the states that ops update together with a parameter: moments, master weights, averages. */
 static void mark_optimizer(const rfr_programs *p, const rfr_trace *t, bool *optimizer) {
   for (int i = 0; i < t->n_ops; i++) {
     const rfi_opr *op = &t->ops[i];
     bool updates = false;
     for (int j = 0; j < op->n_out && op->def->flags & RFI_STATE; j++) {
-      const int k = op->def->alias[j];
-      const rfi_value *x = k >= 0 && op->in[k] >= 0 ? &t->values[t->values[op->in[k]].base] : NULL;
-      updates = updates || (x && x->op < 0 && x->role == RFR_ROLE_TRAINABLE);
+      const rfi_value *x = updated_by(t, op, j);
+      updates = updates || (x && x->role == RFR_ROLE_TRAINABLE);
     }
     for (int j = 0; updates && j < op->n_out; j++) {
-      const int k = op->def->alias[j];
-      const rfi_value *x = k >= 0 && op->in[k] >= 0 ? &t->values[t->values[op->in[k]].base] : NULL;
-      if (x && x->op < 0 && (x->role == RFR_ROLE_STATE || op->def->code == RFI_OP_ema))
+      const rfi_value *x = updated_by(t, op, j);
+      if (x && (x->role == RFR_ROLE_STATE || op->def->code == RFI_OP_ema))
         optimizer[rfi_names_find(&p->m.store.names, x->name)] = true;
     }
   }
@@ -190,8 +189,7 @@ static rfr_status find_peak(const rfi_program *g, int *op) {
 }
 
 rfr_status rfr_programs_memory(const rfr_programs *p, rfr_memory *out) {
-  RFI_TRY(rfi_check_handle(out, "rfr_memory"));
-  memset(out, 0, sizeof *out);
+  RFI_TRY(RFI_CHECK_OUT(out, "rfr_memory"));
   RFI_TRY(rfi_check_handle(p, "rfr_programs"));
   int64_t *const kinds[N_MEMORY_KINDS] = {&out->outputs, &out->activations, &out->gradients, &out->workspaces};
   out->total = rfi_layout_at(&p->m.layout, RFI_REGIONS);
@@ -225,8 +223,7 @@ static int64_t sent_by(const rfr_trace *t, const rfi_opr *op) {
 
 rfr_status rfr_program_op(const rfr_programs *p, int program, int i, rfr_plan_op *out) {
   rfi_program *g;
-  RFI_TRY(rfi_check_handle(out, "rfr_plan_op"));
-  memset(out, 0, sizeof *out);
+  RFI_TRY(RFI_CHECK_OUT(out, "rfr_plan_op"));
   RFI_TRY(rfi_program_get(p, program, &g));
   if (i < 0 || i >= g->u.trace->n_ops) return rfi_fail(RFI_E_ARGUMENT, "op %d of %d", i, g->u.trace->n_ops);
   const rfi_opr *op = &g->u.trace->ops[i];
@@ -240,13 +237,12 @@ rfr_status rfr_program_op(const rfr_programs *p, int program, int i, rfr_plan_op
 
 enum { CHUNK = 1 << 20 };
 
-/* Adds the number of bytes of [offset, offset + bytes), relative to the step-scoped part, in cache lines that still
- * have the pattern. `chunk` has CHUNK bytes. */
-static rfr_status count_untouched(const rfr_programs *p, int64_t offset, int64_t bytes, unsigned char *chunk,
-                                  int64_t *untouched) {
-  for (int64_t at = 0; at < bytes; at += CHUNK) {
-    const int64_t n = bytes - at < CHUNK ? bytes - at : CHUNK;
-    RFI_TRY(p->m.backend->copy(p->m.device, chunk, rfi_address(&p->m.layout, RFI_REGION_SLOT, offset + at), (size_t)n));
+/* Adds the number of bytes of a buffer in cache lines that still have the pattern. `chunk` has CHUNK bytes. */
+static rfr_status add_untouched(const rfr_programs *p, const rfi_buffer *b, unsigned char *chunk, int64_t *untouched) {
+  for (int64_t at = 0; at < b->bytes; at += CHUNK) {
+    const int64_t n = b->bytes - at < CHUNK ? b->bytes - at : CHUNK;
+    const unsigned char *from = rfi_address(&p->m.layout, RFI_REGION_SLOT, b->offset + at);
+    RFI_TRY(p->m.backend->copy(p->m.device, chunk, from, (size_t)n));
     for (int64_t i = 0; i < n; i += RFI_ALIGNMENT) {
       const int64_t line = n - i < RFI_ALIGNMENT ? n - i : RFI_ALIGNMENT;
       int64_t k = 0;
@@ -257,6 +253,17 @@ static rfr_status count_untouched(const rfr_programs *p, int64_t offset, int64_t
   return RFR_OK;
 }
 
+/* The same for all buffers with a value; -1: an error. */
+static int64_t count_untouched(const rfr_programs *p, const rfi_buffer *b, int n) {
+  unsigned char *chunk;
+  int64_t untouched = 0;
+  rfr_status s = RFI_ALLOC(p->m.ctx, CHUNK, &chunk);
+  for (int i = 0; i < n && s == RFR_OK; i++)
+    if (b[i].value >= 0) s = add_untouched(p, &b[i], chunk, &untouched);
+  rfi_free(p->m.ctx, chunk);
+  return s == RFR_OK ? untouched : -1;
+}
+
 /* Check for calls that read step-scoped bytes. */
 static rfr_status check_attached(const rfr_programs *p, const char *call) {
   RFI_TRY(rfi_check_allocated(p, call));
@@ -265,30 +272,18 @@ static rfr_status check_attached(const rfr_programs *p, const char *call) {
 }
 
 int64_t rfr_programs_touched_bytes(const rfr_programs *p) {
-  int64_t untouched = 0;
-  void *chunk;
   if (check_attached(p, "rfr_programs_touched_bytes") != RFR_OK) return -1;
   const int64_t all = rfi_layout_at(&p->m.layout, RFI_REGIONS);
-  if (rfi_alloc(p->m.ctx, CHUNK, &chunk) != RFR_OK) return -1;
-  const rfr_status s = count_untouched(p, 0, all - rfi_layout_at(&p->m.layout, RFI_REGION_SLOT), chunk, &untouched);
-  rfi_free(p->m.ctx, chunk);
-  return s == RFR_OK ? all - untouched : -1;
+  const rfi_buffer step = {.bytes = all - rfi_layout_at(&p->m.layout, RFI_REGION_SLOT)};
+  const int64_t untouched = count_untouched(p, &step, 1);
+  return untouched < 0 ? -1 : all - untouched;
 }
 
 int64_t rfr_program_unwritten_bytes(const rfr_programs *p, int program) {
-  int64_t untouched = 0;
   rfi_program *g;
-  void *chunk;
   if (check_attached(p, "rfr_program_unwritten_bytes") != RFR_OK || rfi_program_get(p, program, &g) != RFR_OK)
     return -1;
-  if (rfi_alloc(p->m.ctx, CHUNK, &chunk) != RFR_OK) return -1;
-  rfr_status s = RFR_OK;
-  for (int i = 0; i < g->plan.n && s == RFR_OK; i++) {
-    const rfi_buffer *b = &g->plan.buffer[i];
-    if (b->value >= 0) s = count_untouched(p, b->offset, b->bytes, chunk, &untouched);
-  }
-  rfi_free(p->m.ctx, chunk);
-  return s == RFR_OK ? untouched : -1;
+  return count_untouched(p, g->plan.buffer, g->plan.n);
 }
 
 rfr_status rfr_programs_check(const rfr_programs *p) {
@@ -305,8 +300,7 @@ rfr_status rfr_programs_check(const rfr_programs *p) {
 }
 
 rfr_status rfr_programs_memory_use(const rfr_programs *p, rfr_memory_use *out) {
-  RFI_TRY(rfi_check_handle(out, "rfr_memory_use"));
-  memset(out, 0, sizeof *out);
+  RFI_TRY(RFI_CHECK_OUT(out, "rfr_memory_use"));
   RFI_TRY(rfi_check_handle(p, "rfr_programs"));
   return p->m.backend->memory_use(p->m.device, out);
 }
@@ -329,19 +323,18 @@ const char *rfr_program_report(const rfr_programs *p, int program, const char *p
 
 double rfr_program_flops(const rfr_programs *p, int program) {
   rfi_program *g;
-  return rfi_program_get(p, program, &g) == RFR_OK ? g->flops : 0;
+  return rfi_program_get(p, program, &g) == RFR_OK ? g->u.flops : 0;
 }
 
 double rfr_program_recomputed_flops(const rfr_programs *p, int program) {
   rfi_program *g;
-  return rfi_program_get(p, program, &g) == RFR_OK ? g->recomputed_flops : 0;
+  return rfi_program_get(p, program, &g) == RFR_OK ? g->u.recomputed_flops : 0;
 }
 
 rfr_status rfr_program_frontier(rfr_programs *p, int program, rfr_frontier_point *points, int max, int *n) {
   rfi_program *g;
   int64_t others = 0;
-  RFI_TRY(rfi_check_handle(n, "int"));
-  *n = 0;
+  RFI_TRY(RFI_CHECK_OUT(n, "int"));
   RFI_TRY(rfi_check_handle(points, "rfr_frontier_point"));
   RFI_TRY(rfi_program_get(p, program, &g));
   const rfi_stage *stage = find_stage(p, program, "fuse");

@@ -100,8 +100,7 @@ static rfr_status run_timed(rfr_programs *p, const rfi_program *g, rfi_bound *bo
 
 rfr_status rfr_program_profile(rfr_programs *p, int program, rfr_op_time *times, int max, int *n) {
   rfi_program *g;
-  RFI_TRY(rfi_check_handle(n, "int"));
-  *n = 0;
+  RFI_TRY(RFI_CHECK_OUT(n, "int"));
   RFI_TRY(rfi_program_get(p, program, &g));
   *n = g->u.n_bound - g->u.first[RFI_PART_F];
   if (!times) return RFR_OK;
@@ -162,7 +161,7 @@ rfr_status rfr_program_replay(rfr_programs *p, int program, const rfr_binding *b
   RFI_TRY(rfi_program_get_allocated(p, program, "rfr_program_replay", &g));
   if (!g->u.instance->graph[RFI_PART_F])
     return rfi_fail(RFI_E_PROGRAM_ORDER, "replay of program \"%s\" before rfr_program_capture", g->u.name);
-  if (n < 0 || (n > 0 && !bindings)) return rfi_fail(RFI_E_ARGUMENT, "%d bindings, and no list", n);
+  if (!rfi_is_list(bindings, n)) return rfi_fail(RFI_E_ARGUMENT, "%d bindings, and no list", n);
   for (int i = 0; i < n; i++) RFI_TRY(check_binding(p, g, &bindings[i]));
   return run_part(p, g, RFI_PART_F, false);
 }
@@ -172,14 +171,11 @@ rfr_status rfr_programs_wait(rfr_programs *p) {
   return p->m.backend->wait(p->m.device);
 }
 
-void *rfi_programs_stream(const rfr_programs *p) {
-  return p->m.backend->stream ? p->m.backend->stream(p->m.device) : NULL;
-}
+void *rfi_programs_stream(const rfr_programs *p) { return rfi_executor_stream(&p->m); }
 
 rfr_status rfr_programs_poll(rfr_programs *p, int *idle) {
   bool done = true;
-  RFI_TRY(rfi_check_handle(idle, "int"));
-  *idle = 0;
+  RFI_TRY(RFI_CHECK_OUT(idle, "int"));
   RFI_TRY(rfi_check_handle(p, "rfr_programs"));
   RFI_TRY(p->m.backend->poll(p->m.device, &done));
   *idle = done;

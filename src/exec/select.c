@@ -63,7 +63,8 @@ static rfr_status set_comm(const rfi_executor *m, const rfi_opr *op, rfi_bound *
 }
 
 /* Fills the call of op i with its arguments, selects the kernel and queries its workspace. */
-static rfr_status select_op(const rfi_executor *m, const rfr_trace *t, int i, rfi_arg *args, rfi_bound *b) {
+static rfr_status select_op(const rfi_executor *m, const rfr_trace *t, int i, rfi_arg *args, rfi_arena *memory,
+                            rfi_bound *b) {
   const rfi_opr *op = &t->ops[i];
   for (int k = 0; k < op->n_in; k++) fill_arg(t, op->in[k], &args[k]);
   for (int j = 0; j < op->n_out; j++) fill_arg(t, op->out[j], &args[op->n_in + j]);
@@ -78,23 +79,11 @@ static rfr_status select_op(const rfi_executor *m, const rfr_trace *t, int i, rf
                             .microbatch = op->microbatch,
                             .threads = rfi_ctx_threads(m->ctx),
                             .user = op->def->outside ? op->def->outside->user : NULL}};
-  RFI_TRY(m->backend->select(m->device, op, m->strings, b));
+  RFI_TRY(m->backend->select(m->device, op, memory, b));
   if (b->run) return op->def->flags & RFI_COLLECTIVE ? set_comm(m, op, b) : RFR_OK;
   return rfi_fail_at(RFI_E_BIND_NO_KERNEL, op->at.file ? op->at.file : "", op->at.line, "%s%s%s on %s%s%s",
                      op->def->name, op->scope[0] ? ", in " : "", op->scope, m->backend->name, b->why ? ": " : "",
                      b->why ? b->why : "");
-}
-
-rfr_status rfi_select_ops(const rfi_executor *m, const rfr_trace *t, rfi_bound *bound, int *n) {
-  *n = 0;
-  for (int i = 0; i < t->n_ops; i++) {
-    const rfi_opr *op = &t->ops[i];
-    if (op->def->flags & RFI_VIEW) continue;
-    rfi_arg *args = rfi_arena_alloc(m->strings, sizeof *args * (size_t)(op->n_in + op->n_out + 1));
-    if (!args) return RFR_NO_MEMORY;
-    RFI_TRY(select_op(m, t, i, args, &bound[(*n)++]));
-  }
-  return RFR_OK;
 }
 
 /* Reports the kernel of a grouped GEMM and why it was chosen; for other ops, why there is no faster kernel. */
@@ -105,16 +94,28 @@ static rfr_status report_choice(const rfr_trace *t, const rfi_bound *b, rfi_repo
                          op->scope, b->kernel, b->why ? ": " : "", b->why ? b->why : "");
 }
 
-rfr_status rfi_select_program(rfr_programs *p, rfi_program *program, rfi_report *report) {
-  const rfr_trace *t = program->u.trace;
-  rfi_unit_set_step(&program->u);
-  RFI_TRY(rfi_unit_select(&p->m, &program->u));
-  for (int i = 0; i < program->u.n_bound; i++) {
-    const rfi_opr *op = &t->ops[program->u.bound[i].op];
-    const double flops = op->cost.flops;
-    program->flops += flops;
-    if (op->clone_of >= 0) program->recomputed_flops += flops;
-    RFI_TRY(report_choice(t, &program->u.bound[i], report));
+static rfr_status select_bound(const rfi_executor *m, rfi_exec_unit *u, int i, rfi_arena *memory, rfi_report *report) {
+  const rfi_opr *op = &u->trace->ops[i];
+  rfi_bound *b = &u->bound[u->n_bound++];
+  rfi_arg *args = rfi_arena_alloc(memory, sizeof *args * (size_t)(op->n_in + op->n_out + 1));
+  if (!args) return RFR_NO_MEMORY;
+  RFI_TRY(select_op(m, u->trace, i, args, memory, b));
+  u->flops += op->cost.flops;
+  if (op->clone_of >= 0) u->recomputed++, u->recomputed_flops += op->cost.flops;
+  return report ? report_choice(u->trace, b, report) : RFR_OK;
+}
+
+rfr_status rfi_unit_select(const rfi_executor *m, rfi_exec_unit *u, rfi_arena *memory, rfi_report *report) {
+  const size_t n = (size_t)u->trace->n_ops + 1;
+  u->bound = rfi_arena_alloc(memory, sizeof *u->bound * n);
+  u->workspace_at = rfi_arena_alloc(memory, sizeof *u->workspace_at * n);
+  if (!u->bound || !u->workspace_at) return RFR_NO_MEMORY;
+  u->n_bound = u->recomputed = 0;
+  u->flops = u->recomputed_flops = 0;
+  for (int part = 0, i = 0; part <= RFI_PARTS; part++) {
+    for (; part > 0 && i < u->start[part]; i++)
+      if (!(u->trace->ops[i].def->flags & RFI_VIEW)) RFI_TRY(select_bound(m, u, i, memory, report));
+    u->first[part] = u->n_bound;
   }
   return RFR_OK;
 }
@@ -129,7 +130,7 @@ rfr_status rfi_select_workspaces(void *executor, const rfr_trace *t, int64_t *by
   rfr_status s = RFR_OK;
   for (int i = 0; i < t->n_ops && s == RFR_OK; i++) {
     rfi_bound b = {0};
-    if (!(t->ops[i].def->flags & RFI_VIEW)) s = select_op(m, t, i, args, &b);
+    if (!(t->ops[i].def->flags & RFI_VIEW)) s = select_op(m, t, i, args, m->strings, &b);
     bytes[i] = b.workspace;
   }
   rfi_free(m->ctx, args);

@@ -9,8 +9,7 @@
 #include "exec/exec.h"
 
 rfr_status rfr_step_memory_create(rfr_ctx *ctx, int64_t bytes, rfr_step_memory **out) {
-  RFI_TRY(rfi_check_handle(out, "rfr_step_memory *"));
-  *out = NULL;
+  RFI_TRY(RFI_CHECK_OUT(out, "rfr_step_memory *"));
   RFI_TRY(rfi_check_handle(ctx, "rfr_ctx"));
   if (bytes < 0) return rfi_fail(RFI_E_ARGUMENT, "rfr_step_memory_create: %lld bytes", (long long)bytes);
   RFI_TRY(RFI_ALLOC(ctx, sizeof **out, out));
@@ -62,8 +61,6 @@ rfr_status rfi_step_memory_allocate(const rfi_executor *m) {
   return m->backend->wait(m->device);
 }
 
-static void *stream_of(const rfi_executor *m) { return m->backend->stream ? m->backend->stream(m->device) : NULL; }
-
 /* Refuses work that could run concurrently with the holder's. */
 static rfr_status check_idle(const rfr_step_memory *s, const rfi_executor *m) {
   const rfi_executor *holder = s->holder;
@@ -72,7 +69,7 @@ static rfr_status check_idle(const rfr_step_memory *s, const rfi_executor *m) {
   if (s->busy)
     return rfi_fail(RFI_E_STEP_MEMORY, "step memory is in use: a step of graphs that share it has begun, or a program "
                                        "runs between its hooks; end or abort that step first");
-  if (stream_of(holder) != stream_of(m)) RFI_TRY(holder->backend->poll(holder->device, &idle));
+  if (rfi_executor_stream(holder) != rfi_executor_stream(m)) RFI_TRY(holder->backend->poll(holder->device, &idle));
   if (idle) return RFR_OK;
   return rfi_fail(RFI_E_STEP_MEMORY, "step memory is in use: work of its last user may still run in another stream; "
                                      "wait for it, or use one stream (rfr_graphs_set_stream)");

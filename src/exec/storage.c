@@ -40,7 +40,7 @@ void rfi_storage_place(rfi_storage *s, rfi_layout *l, rfi_region region) {
   for (int i = 0; i < s->n; i++) {
     rfi_named *x = &s->named[i];
     if (x->region == region && !x->tensor.data)
-      x->offset = rfi_layout_add(l, region, rfi_storage_bytes(&x->tensor.type)).offset;
+      x->offset = rfi_layout_add(l, region, rfi_storage_bytes(&x->tensor.type));
   }
 }
 

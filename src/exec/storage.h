@@ -20,8 +20,6 @@ typedef enum rfi_part {
   RFI_PARTS
 } rfi_part;
 
-static inline bool rfi_is_parameter(int role) { return role == RFR_ROLE_TRAINABLE || role == RFR_ROLE_FROZEN; }
-
 typedef struct rfi_named {
   rfr_tensor tensor; /* its data is set once it is allocated */
   rfi_region region; /* ring, persistent, or window: an unreduced gradient, valid between two REDUCEs */

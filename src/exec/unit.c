@@ -14,6 +14,7 @@ rfr_status rfi_executor_open(rfi_executor *m, rfr_ctx *ctx, rfr_comm *comm, bool
   m->ctx = ctx;
   m->comm = comm;
   m->shares = shares;
+  m->workspaces = RFI_REGION_SLOT;
   RFI_TRY(rfi_arena_create(ctx, &m->strings));
   if (comm && comm->size > 1 && !(m->sequences = rfi_arena_alloc(m->strings, RFI_SEQUENCE_BYTES * (size_t)comm->size)))
     return RFR_NO_MEMORY;
@@ -50,19 +51,6 @@ void rfi_unit_set_step(rfi_exec_unit *u) {
     u->start[part] = part == RFI_PART_LOAD ? 0 : part <= RFI_PART_F ? load : u->trace->n_ops;
 }
 
-rfr_status rfi_unit_select(const rfi_executor *m, rfi_exec_unit *u) {
-  const size_t n = (size_t)u->trace->n_ops + 1;
-  u->bound = rfi_arena_alloc(m->strings, sizeof *u->bound * n);
-  u->workspace_at = rfi_arena_alloc(m->strings, sizeof *u->workspace_at * n);
-  if (!u->bound || !u->workspace_at) return RFR_NO_MEMORY;
-  RFI_TRY(rfi_select_ops(m, u->trace, u->bound, &u->n_bound));
-  for (int part = 0, i = 0; part <= RFI_PARTS; part++) {
-    while (part > 0 && i < u->n_bound && u->bound[i].op < u->start[part]) i++;
-    u->first[part] = i;
-  }
-  return RFR_OK;
-}
-
 /* Copies the kernels; each copy has its own arguments. */
 static rfr_status copy_bound(const rfi_executor *m, const rfi_exec_unit *u, rfi_bound **out) {
   rfi_bound *to = *out = rfi_arena_alloc(m->strings, sizeof *to * (size_t)(u->n_bound + 1));
@@ -85,22 +73,6 @@ rfr_status rfi_unit_instantiate(const rfi_executor *m, rfi_exec_unit *u, int slo
   u->instance[0].bound = u->bound;
   for (int k = 1; k < slots; k++) RFI_TRY(copy_bound(m, u, &u->instance[k].bound));
   return RFR_OK;
-}
-
-void rfi_unit_set_addresses(rfi_exec_unit *u, int slot, unsigned char *(*address)(const void *user, rfr_value owner),
-                            const void *user, unsigned char *workspaces) {
-  for (int i = 0; i < u->n_bound; i++) {
-    rfi_bound *b = &u->instance[slot].bound[i];
-    const rfi_opr *op = &u->trace->ops[b->op];
-    rfi_arg *args = (rfi_arg *)b->call.in;
-    for (int k = 0; k < op->n_in + op->n_out; k++) {
-      const rfr_value v = k < op->n_in ? op->in[k] : op->out[k - op->n_in];
-      if (v < 0) continue;
-      const rfi_value *x = &u->trace->values[v];
-      args[k].data = address(user, x->base) + rfi_bytes_into(x);
-    }
-    if (b->workspace > 0) b->call.workspace = workspaces + u->workspace_at[i];
-  }
 }
 
 /* Adds the failed op of the backend's last run, capture or launch to the error, if the backend knows it. */

@@ -258,8 +258,7 @@ const rfr_op *rfr_op_find(const rfr_ctx *ctx, const char *name) {
 
 rfr_status rfr_op_register(rfr_ctx *ctx, const rfr_op_desc *desc, const rfr_op **out) {
   registered *r;
-  RFI_TRY(rfi_check_handle(out, "rfr_op *"));
-  *out = NULL;
+  RFI_TRY(RFI_CHECK_OUT(out, "rfr_op *"));
   RFI_TRY(rfi_check_handle(desc, "rfr_op_desc"));
   RFI_TRY(check(ctx, desc));
   RFI_TRY(RFI_ALLOC(ctx, sizeof *r, &r));

@@ -153,13 +153,7 @@ static void find_purpose(const rfi_rewrite *full, const rfr_value *cotangent, rf
 static void find_changing(const rfr_trace *t, bool *changes) {
   for (int v = 0; v < t->n_values; v++)
     changes[v] = t->values[v].op < 0 && t->values[v].role != RFR_ROLE_FROZEN && t->values[v].role != RFR_ROLE_CONST;
-  for (int i = 0; i < t->n_ops; i++) {
-    const rfi_opr *op = &t->ops[i];
-    bool any = false;
-    for (int k = 0; k < op->n_in; k++) any = any || (op->in[k] >= 0 && changes[op->in[k]]);
-    for (int j = 0; j < op->n_out; j++)
-      if (op->out[j] >= 0) changes[op->out[j]] = any;
-  }
+  rfi_reach(t, false, changes);
 }
 
 static rfr_status report_value(const rfr_trace *t, rfr_value v, const char *weight, rfi_report *report) {

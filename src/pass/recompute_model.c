@@ -62,8 +62,7 @@ static bool is_written_state(const rfi_recompute_model *m, const rfi_pass_option
 
 static bool is_gathered(const rfr_trace *t, rfr_value v) {
   const rfi_value *x = &t->values[t->values[v].base];
-  return x->op >= 0 ? t->ops[x->op].phase == RFR_PHASE_SETUP
-                    : x->role == RFR_ROLE_TRAINABLE || x->role == RFR_ROLE_FROZEN;
+  return x->op >= 0 ? t->ops[x->op].phase == RFR_PHASE_SETUP : rfi_is_parameter(x->role);
 }
 
 static void find_candidates(rfi_recompute_model *m, const rfi_pass_options *o) {

@@ -182,6 +182,18 @@ rfr_status rfi_count_uses(const rfr_trace *t, rfi_uses **out) {
   return RFR_OK;
 }
 
+void rfi_reach(const rfr_trace *t, bool along_gradients, bool *reached) {
+  for (int i = 0; i < t->n_ops; i++) {
+    const rfi_opr *op = &t->ops[i];
+    bool any = false;
+    for (int k = 0; k < op->n_in; k++) any = any || (op->in[k] >= 0 && reached[op->in[k]]);
+    if (along_gradients && op->def->flags & RFI_STOP) any = false;
+    for (int j = 0; j < op->n_out; j++)
+      if (op->out[j] >= 0)
+        reached[op->out[j]] = any && (!along_gradients || rfr_dtype_is_float(t->values[op->out[j]].type.dtype));
+  }
+}
+
 bool rfi_run_together(const rfi_opr *a, const rfi_opr *b) {
   return a->phase == b->phase && a->microbatch == b->microbatch && (a->clone_of < 0) == (b->clone_of < 0);
 }

@@ -22,8 +22,6 @@ typedef struct sharding {
 
 static const rfr_source nowhere;
 
-static bool is_parameter(int role) { return role == RFR_ROLE_TRAINABLE || role == RFR_ROLE_FROZEN; }
-
 static bool is_gradient(const sharding *s, const rfi_value *x) {
   const rfr_trace *t = s->r.from;
   const size_t n = strlen(s->o->gradient);
@@ -49,7 +47,7 @@ static rfr_status add_inputs(sharding *s) {
   for (int i = 0; i < from->n_inputs; i++) {
     const rfi_value *x = &from->values[from->inputs[i]];
     s->shard[i] = RFR_NONE;
-    if (is_parameter(x->role)) {
+    if (rfi_is_parameter(x->role)) {
       s->shard[i] = add_shard(s, x);
     } else if (is_gradient(s, x)) {
       char *name = rfi_arena_printf(to->arena, "%s%s", s->o->gathered, x->name);
@@ -72,7 +70,7 @@ static rfr_status gather(sharding *s) {
   rfr_set_phase(to, RFR_PHASE_SETUP);
   for (int i = 0; i < from->n_inputs; i++) {
     const rfi_value *x = &from->values[from->inputs[i]];
-    if (!is_parameter(x->role)) continue;
+    if (!rfi_is_parameter(x->role)) continue;
     rfr_value y = rfr_all_gather_at(to, nowhere, s->shard[i], s->o->ranks);
     if (shard_size(s, &x->type) * s->o->ranks != rfi_count(&x->type))
       y = rfr_slice_at(to, nowhere, y, 0, 0, rfi_count(&x->type));

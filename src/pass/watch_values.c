@@ -22,9 +22,7 @@ enum { NAME = 256 };
 
 static bool is_summed(rfr_dtype dtype) { return dtype == RFR_F32 || dtype == RFR_BF16 || dtype == RFR_F16; }
 
-static bool is_parameter(const rfi_value *x) {
-  return x && x->op < 0 && (x->role == RFR_ROLE_TRAINABLE || x->role == RFR_ROLE_FROZEN);
-}
+static bool is_parameter(const rfi_value *x) { return x && x->op < 0 && rfi_is_parameter(x->role); }
 
 /* The first parameter that an op reads; *length: length of its name without ".weight". */
 static const char *module_of(const rfr_trace *t, const rfi_opr *op, int *length) {

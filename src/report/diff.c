@@ -194,8 +194,7 @@ rfr_status rfr_report_diff(rfr_ctx *ctx, const char *first, const char *second, 
   const char *const folders[2] = {first, second};
   rfr_report *r = NULL;
   bool is_different = false;
-  RFI_TRY(rfi_check_handle(different, "result"));
-  *different = 0;
+  RFI_TRY(RFI_CHECK_OUT(different, "result"));
   RFI_TRY(rfr_report_open(ctx, folders, 2, &r));
   rfi_string text = {.ctx = ctx};
   json_t *out = json_object();

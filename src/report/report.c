@@ -64,8 +64,7 @@ static rfr_status name_apart(rfr_report *r) {
 rfr_status rfr_report_open(rfr_ctx *ctx, const char *const *runs, int n, rfr_report **out) {
   rfr_report *r;
   rfr_status s;
-  RFI_TRY(rfi_check_handle(out, "result"));
-  *out = NULL;
+  RFI_TRY(RFI_CHECK_OUT(out, "result"));
   RFI_TRY(rfi_check_handle(ctx, "rfr_ctx"));
   if (n < 1 || n > RFR_REPORT_RUNS)
     return rfi_fail(RFI_E_ARGUMENT, "a report of %d runs; it has 1 to %d", n, RFR_REPORT_RUNS);
@@ -88,8 +87,7 @@ fail:
 }
 
 rfr_status rfr_report_read(rfr_report *r, int *changed) {
-  RFI_TRY(rfi_check_handle(changed, "result"));
-  *changed = 0;
+  RFI_TRY(RFI_CHECK_OUT(changed, "result"));
   RFI_TRY(rfi_check_handle(r, "rfr_report"));
   for (int i = 0; i < r->n; i++) {
     const int64_t before = r->runs[i].log.offset;

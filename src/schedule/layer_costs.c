@@ -77,8 +77,7 @@ rfr_status rfr_layer_costs_parse(rfr_ctx *ctx, const char *name, const char *tex
   json_t *root;
   RFI_TRY(rfi_check_handle(ctx, "rfr_ctx"));
   RFI_TRY(rfi_check_handle(text, "text"));
-  RFI_TRY(rfi_check_handle(out, "out"));
-  *out = (rfr_layer_costs){0};
+  RFI_TRY(RFI_CHECK_OUT(out, "out"));
   RFI_TRY(rfi_json_parse(name ? name : "", text, n, &root));
   const rfr_status s = rfi_layer_costs_read(name ? name : "", root, out);
   json_decref(root);

@@ -404,8 +404,7 @@ rfr_status rfr_trace_parse(rfr_ctx *ctx, const char *name, const char *text, siz
   static const char header[] = "refrain-trace 1";
   rfr_status s;
   parser q = {.name = name ? name : "trace"};
-  RFI_TRY(rfi_check_handle(out, "out"));
-  *out = NULL;
+  RFI_TRY(RFI_CHECK_OUT(out, "out"));
   if (n > 0) RFI_TRY(rfi_check_handle(text, "text"));
   RFI_TRY(rfr_trace_create(ctx, &q.t));
   const char *p = text, *end = text + n;

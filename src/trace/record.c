@@ -56,8 +56,7 @@ rfr_status rfr_trace_status(const rfr_trace *t) {
 
 rfr_status rfr_trace_create(rfr_ctx *ctx, rfr_trace **out) {
   rfi_arena *arena;
-  RFI_TRY(rfi_check_handle(out, "out"));
-  *out = NULL;
+  RFI_TRY(RFI_CHECK_OUT(out, "out"));
   RFI_TRY(rfi_arena_create(ctx, &arena));
   rfr_trace *t = rfi_arena_alloc(arena, sizeof *t);
   if (!t) {

@@ -312,6 +312,7 @@ static inline int rfi_operand_index(const rfi_op_def *def, const char *name) {
   while (k < def->n_operands && strcmp(def->operand[k], name) != 0) k++;
   return k < def->n_operands ? k : -1;
 }
+static inline bool rfi_is_parameter(int role) { return role == RFR_ROLE_TRAINABLE || role == RFR_ROLE_FROZEN; }
 /* Whether an op draws random numbers: then it has the optional operand `step`. */
 static inline bool rfi_is_random(const rfi_opr *op) {
   if (!(op->def->flags & RFI_RNG)) return false;

@@ -46,8 +46,7 @@ const char *rfi_config_path(rfi_config_id id) { return rows[id].path; }
 bool rfi_config_resume_compares(rfi_config_id id) { return rows[id].resume != RFI_RESUME_FREE; }
 
 rfr_status rfr_config_key_at(int i, rfr_config_key *out) {
-  RFI_TRY(rfi_check_handle(out, "rfr_config_key"));
-  memset(out, 0, sizeof *out);
+  RFI_TRY(RFI_CHECK_OUT(out, "rfr_config_key"));
   out->size = sizeof *out;
   if (i < 0 || i >= RFI_CFG_COUNT) return rfi_fail(RFI_E_ARGUMENT, "key %d of %d", i, (int)RFI_CFG_COUNT);
   const rfi_config_row *row = &rows[i];

@@ -35,7 +35,7 @@ static bool is_transient(const char *name) {
 }
 
 rfi_kind rfi_kind_of(const rfr_run *run, const rfr_tensor *x) {
-  const bool is_weight = x->role == RFR_ROLE_TRAINABLE || x->role == RFR_ROLE_FROZEN;
+  const bool is_weight = rfi_is_parameter(x->role);
   if (rfi_is_average(x)) return RFI_KIND_OPTIMIZER;
   if (run->settings->adapter && rfi_adapter_state_stores(run, x)) return RFI_KIND_WEIGHT;
   if (is_weight && run->settings->adapter) return rfi_adapter_has_name(x->name) ? RFI_KIND_OTHER : RFI_KIND_BASE;

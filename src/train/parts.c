@@ -54,7 +54,7 @@ bool rfi_of_parameter(const rfr_tensor *x) {
   static const char *const states[] = {RFI_SUFFIX_M, RFI_SUFFIX_V, RFI_SUFFIX_MOMENTUM, RFI_SUFFIX_MASTER};
   for (size_t i = 0; x->role == RFR_ROLE_STATE && i < sizeof states / sizeof *states; i++)
     if (rfi_ends_in(x->name, states[i])) return true;
-  return x->role == RFR_ROLE_TRAINABLE || x->role == RFR_ROLE_FROZEN;
+  return rfi_is_parameter(x->role);
 }
 
 /* Must decide as the pass does: the type of a part may equal that of the full tensor. */
