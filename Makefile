@@ -19,15 +19,16 @@ configure:
 deps:
 	@tools/deps
 
-# Without a CUDA module a machine with a GPU builds that of the demo, which has a folder of its own (cmake/cuda.cmake).
+# Before the first `make` it builds what the demo needs on this machine, in a folder of its own (cmake/targets.cmake).
 demo: deps
 	@$(MAKE) --no-print-directory configure
-	@if [ -n "$(GPU)" ] && [ ! -e $(BUILD)/librefrain_cuda.so ]; then \
-		cmake --build --preset $(PRESET) --target product_demo -j $(JOBS) && \
-		if [ -e $(BUILD)/demo/librefrain_cuda.so ]; then exec tools/demo $(BUILD)/demo/refrain; fi; \
+	@if [ -e $(BUILD)/$(if $(GPU),librefrain_cuda.so,refrain) ]; then \
+		cmake --build --preset $(PRESET) --target $(if $(GPU),product,product_cpu) -j $(JOBS) && \
+		tools/demo $(BUILD)/refrain; \
 	else \
-		cmake --build --preset $(PRESET) --target $(if $(GPU),product,product_cpu) -j $(JOBS); \
-	fi && tools/demo $(BUILD)/refrain
+		cmake --build --preset $(PRESET) --target $(if $(GPU),demo_gpu,demo_cpu) -j $(JOBS) && \
+		tools/demo $(BUILD)/demo/refrain; \
+	fi
 
 demo-finetune: deps
 	@$(MAKE) --no-print-directory all

@@ -61,16 +61,7 @@ foreach(target refrain_cuda refrain_cuda_demo)
   # Report missing symbols here and not when the module is loaded; weak references to absent kernels are allowed.
   target_link_options(${target} PRIVATE -Wl,--no-undefined)
 endforeach()
-# Modules are found in the library's folder: the demo has its own.
-set(copied $<TARGET_FILE:refrain_cli> $<TARGET_SONAME_FILE:refrain>)
-foreach(module refrain_onednn refrain_mpi)
-  if(TARGET ${module})
-    list(APPEND copied $<TARGET_FILE:${module}>)
-  endif()
-endforeach()
-add_custom_target(demo_folder COMMAND ${CMAKE_COMMAND} -E copy ${copied} ${PROJECT_BINARY_DIR}/demo)
-add_dependencies(demo_folder product_cpu refrain_cuda_demo)
-add_dependencies(product_demo demo_folder)
+add_dependencies(demo_gpu refrain_cuda_demo)
 add_dependencies(product refrain_cuda)
 
 # The programs of tests/gpu need a GPU: tools/gpu-check builds and runs them, `make` does not.

@@ -36,6 +36,7 @@ examples.")
 set(CPACK_DEBIAN_MPI_PACKAGE_NAME ${library}-mpi)
 set(CPACK_DEBIAN_MPI_PACKAGE_SECTION libs)
 set(CPACK_DEBIAN_MPI_PACKAGE_DEPENDS "${same}")
+set(CPACK_DEBIAN_MPI_PACKAGE_RECOMMENDS openmpi-bin) # mpirun, for train --ranks
 set(CPACK_COMPONENT_MPI_DESCRIPTION "Trains transformers: module for MPI
 Lets ranks on CPUs be processes of an MPI job.")
 set(CPACK_DEBIAN_CUDA_PACKAGE_NAME ${library}-cuda)

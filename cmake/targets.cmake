@@ -5,6 +5,10 @@ set(RFR_OBJECTS "")
 foreach(part ${RFR_PARTS})
   list(APPEND RFR_OBJECTS $<TARGET_OBJECTS:${part}>)
 endforeach()
+set(RFR_DEMO_OBJECTS $<TARGET_OBJECTS:refrain_objects> $<TARGET_OBJECTS:refrain_choice_demo>)
+foreach(isa ${RFR_DEMO_ISAS})
+  list(APPEND RFR_DEMO_OBJECTS $<TARGET_OBJECTS:refrain_kernels_${isa}>)
+endforeach()
 
 # Before 1.0 a minor version may break callers, so it is part of the soname.
 if(PROJECT_VERSION_MAJOR EQUAL 0)
@@ -15,12 +19,16 @@ endif()
 configure_file(cmake/refrain.map.in refrain.map @ONLY)
 add_library(refrain SHARED ${RFR_OBJECTS})
 add_library(refrain::refrain ALIAS refrain)
-target_link_libraries(refrain PRIVATE ${RFR_LIBRARIES})
-target_link_options(refrain PRIVATE -Wl,--version-script=${PROJECT_BINARY_DIR}/refrain.map -Wl,--as-needed)
-target_include_directories(refrain PUBLIC $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}/include>
-                                          $<INSTALL_INTERFACE:${CMAKE_INSTALL_INCLUDEDIR}>)
-set_target_properties(refrain PROPERTIES VERSION ${PROJECT_VERSION} SOVERSION ${RFR_ABI}
-                                         LINK_DEPENDS ${PROJECT_BINARY_DIR}/refrain.map)
+add_library(refrain_demo SHARED EXCLUDE_FROM_ALL ${RFR_DEMO_OBJECTS})
+foreach(library refrain refrain_demo)
+  target_link_libraries(${library} PRIVATE ${RFR_LIBRARIES})
+  target_link_options(${library} PRIVATE -Wl,--version-script=${PROJECT_BINARY_DIR}/refrain.map -Wl,--as-needed)
+  target_include_directories(${library} PUBLIC $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}/include>
+                                               $<INSTALL_INTERFACE:${CMAKE_INSTALL_INCLUDEDIR}>)
+  set_target_properties(${library} PROPERTIES VERSION ${PROJECT_VERSION} SOVERSION ${RFR_ABI} OUTPUT_NAME refrain
+                                              LINK_DEPENDS ${PROJECT_BINARY_DIR}/refrain.map)
+endforeach()
+set_target_properties(refrain_demo PROPERTIES LIBRARY_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/demo)
 
 # The tests see the inside: every object is linked, because a table's weak reference would not pull one out of
 # an archive.
@@ -32,11 +40,13 @@ if(NOT RFR_SANITIZE)
   target_link_options(refrain PRIVATE -Wl,--no-undefined)
 endif()
 
-# The target of `make`: everything but the tests. `make demo` builds less of the CUDA module, which compiles longest:
-# without a GPU nothing, with one cmake/cuda.cmake's module for the demo.
+# The target of `make`: everything but the tests. `product_cpu` is that without the CUDA module, which compiles longest.
+# `demo_cpu` is what the first `make demo` runs, in a folder of its own: the program and a library with the kernels for
+# this machine's CPU alone. `demo_gpu` has cmake/cuda.cmake's module for the demo too.
 add_custom_target(product_cpu DEPENDS refrain)
 add_custom_target(product DEPENDS product_cpu)
-add_custom_target(product_demo DEPENDS product_cpu)
+add_custom_target(demo_cpu DEPENDS refrain_demo)
+add_custom_target(demo_gpu DEPENDS demo_cpu)
 
 # It sets how many of OpenMP's threads a product uses.
 include(CheckCCompilerFlag)
@@ -56,6 +66,12 @@ if(RFR_ONEDNN AND RFR_OPENMP)
     endif()
     target_link_libraries(refrain_onednn PRIVATE ${DNNL_LIBRARY} $<TARGET_NAME_IF_EXISTS:OpenMP::OpenMP_C>)
     add_dependencies(product_cpu refrain_onednn)
+    # Modules are found in the library's folder.
+    set(copy ${PROJECT_BINARY_DIR}/demo/${CMAKE_SHARED_MODULE_PREFIX}refrain_onednn${CMAKE_SHARED_MODULE_SUFFIX})
+    add_custom_command(OUTPUT ${copy} COMMAND ${CMAKE_COMMAND} -E copy $<TARGET_FILE:refrain_onednn> ${copy}
+                       DEPENDS refrain_onednn)
+    add_custom_target(onednn_demo DEPENDS ${copy})
+    add_dependencies(demo_cpu onednn_demo)
   elseif(RFR_ONEDNN_SOURCES)
     message(STATUS "oneDNN is missing: GEMMs run on the portable kernel (tools/deps installs it)")
   endif()
@@ -84,11 +100,19 @@ file(GENERATE OUTPUT ${PROJECT_BINARY_DIR}/made/demo_yaml.h CONTENT "#define DEM
 
 file(GLOB RFR_CLI CONFIGURE_DEPENDS cli/*.c)
 if(RFR_CLI)
-  add_executable(refrain_cli ${RFR_CLI})
-  target_link_libraries(refrain_cli PRIVATE refrain PkgConfig::JANSSON m $<TARGET_NAME_IF_EXISTS:OpenMP::OpenMP_C>)
-  target_include_directories(refrain_cli PRIVATE ${PROJECT_BINARY_DIR}/made)
-  set_target_properties(refrain_cli PROPERTIES OUTPUT_NAME refrain)
+  set(libraries PkgConfig::JANSSON m $<TARGET_NAME_IF_EXISTS:OpenMP::OpenMP_C>)
+  add_library(refrain_cli_objects OBJECT ${RFR_CLI})
+  target_link_libraries(refrain_cli_objects PRIVATE ${libraries})
+  target_include_directories(refrain_cli_objects PRIVATE include ${PROJECT_BINARY_DIR}/made)
+  add_executable(refrain_cli $<TARGET_OBJECTS:refrain_cli_objects>)
+  target_link_libraries(refrain_cli PRIVATE refrain ${libraries})
+  add_executable(refrain_cli_demo EXCLUDE_FROM_ALL $<TARGET_OBJECTS:refrain_cli_objects>)
+  target_link_libraries(refrain_cli_demo PRIVATE refrain_demo ${libraries})
+  set_target_properties(refrain_cli refrain_cli_demo PROPERTIES OUTPUT_NAME refrain)
+  set_target_properties(refrain_cli_demo PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/demo
+                                                    BUILD_WITH_INSTALL_RPATH ON INSTALL_RPATH "$ORIGIN")
   add_dependencies(product_cpu refrain_cli)
+  add_dependencies(demo_cpu refrain_cli_demo)
   # Man pages and shell completion, from the program's own tables.
   add_executable(make_man tools/make_man.c cli/commands.c)
   target_include_directories(make_man PRIVATE ${PROJECT_SOURCE_DIR})

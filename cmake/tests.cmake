@@ -207,22 +207,22 @@ if(NOT RFR_SANITIZE)
 endif()
 
 # Pages of `refrain report` in Chromium, where there is one.
-find_package(Python3 COMPONENTS Interpreter)
-if(TARGET refrain_cli AND Python3_FOUND AND NOT RFR_SANITIZE)
-  add_test(NAME report_browser COMMAND ${Python3_EXECUTABLE} ${PROJECT_SOURCE_DIR}/tests/e2e/report_browser
+find_program(RFR_PYTHON python3)
+if(TARGET refrain_cli AND RFR_PYTHON AND NOT RFR_SANITIZE)
+  add_test(NAME report_browser COMMAND ${RFR_PYTHON} ${PROJECT_SOURCE_DIR}/tests/e2e/report_browser
                                        $<TARGET_FILE:refrain_cli>)
   set_tests_properties(report_browser PROPERTIES TIMEOUT 300 SKIP_RETURN_CODE 77 ENVIRONMENT OMP_WAIT_POLICY=passive)
 endif()
 
 # The commands, configurations and C of README.md and docs/*.md.
-if(TARGET refrain_cli AND Python3_FOUND AND NOT RFR_SANITIZE AND NOT CMAKE_CROSSCOMPILING)
-  add_test(NAME page_blocks COMMAND ${Python3_EXECUTABLE} ${PROJECT_SOURCE_DIR}/tests/e2e/page_blocks
+if(TARGET refrain_cli AND RFR_PYTHON AND NOT RFR_SANITIZE AND NOT CMAKE_CROSSCOMPILING)
+  add_test(NAME page_blocks COMMAND ${RFR_PYTHON} ${PROJECT_SOURCE_DIR}/tests/e2e/page_blocks
                                     ${PROJECT_BINARY_DIR})
   set_tests_properties(page_blocks PROPERTIES TIMEOUT ${patience} COST 1000)
 endif()
 
-if(Python3_FOUND)
-  add_test(NAME sbom COMMAND ${Python3_EXECUTABLE} ${PROJECT_SOURCE_DIR}/tests/e2e/sbom_check
+if(RFR_PYTHON)
+  add_test(NAME sbom COMMAND ${RFR_PYTHON} ${PROJECT_SOURCE_DIR}/tests/e2e/sbom_check
                              ${PROJECT_SOURCE_DIR}/tools)
 endif()
 
@@ -240,6 +240,12 @@ if(TARGET refrain_cli AND NOT RFR_SANITIZE AND NOT CMAKE_CROSSCOMPILING)
 endif()
 
 add_test(NAME demo_choice COMMAND ${PROJECT_SOURCE_DIR}/tests/e2e/demo_choice ${PROJECT_SOURCE_DIR}/tools/demo)
+if(TARGET refrain_cli AND NOT RFR_SANITIZE AND NOT CMAKE_CROSSCOMPILING)
+  add_custom_target(demo_of_tests ALL DEPENDS demo_cpu)
+  add_test(NAME demo_program COMMAND ${PROJECT_SOURCE_DIR}/tests/e2e/demo_program $<TARGET_FILE:refrain_cli>
+                                     $<TARGET_FILE:refrain_cli_demo>)
+  set_tests_properties(demo_program PROPERTIES ENVIRONMENT OMP_WAIT_POLICY=passive)
+endif()
 
 # Checks of sources, symbols and the installed package: the same under every sanitizer.
 if(NOT RFR_SANITIZE)

@@ -104,7 +104,10 @@ void rfi_ctx_advance(rfr_ctx *ctx);
 /* Call before a parallel region of `threads`. Fails in the child of a fork whose parent had a team on this thread:
  * OpenMP's threads do not exist in the child, and the region would wait for them forever. */
 rfr_status rfi_check_fork(int threads);
-int rfi_cpu_level(void);    /* 0, 1 or 2: the best of "v2", "v3" and "v4" that this CPU runs and this build has */
+/* Bits 0, 1 and 2: this CPU runs the instruction set "v2", "v3", "v4", and this build has kernels for it. */
+unsigned rfi_cpu_levels(void);
+/* The set `asked`, or if NULL the best of `levels`. The library of `make demo` has one set alone. */
+rfr_status rfi_choose_isa(unsigned levels, const char *asked, const char **out);
 bool rfi_cpu_has_amx(void); /* AMX tiles with bf16, which the operating system supports */
 const char *rfi_ctx_isa(const rfr_ctx *ctx);     /* the best set that kernels may use: "v2", "v3" or "v4" */
 const char *rfi_ctx_device(const rfr_ctx *ctx);  /* "cpu", "cuda", "cuda:N", "cuda:none" */

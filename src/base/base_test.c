@@ -284,6 +284,21 @@ static void test_options_defaults(void **state) {
   rfr_ctx_destroy(ctx);
 }
 
+static void test_isa_of_build(void **state) {
+  (void)state;
+  const char *isa = "";
+  assert_int_equal(rfi_choose_isa(7, NULL, &isa), RFR_OK);
+  assert_string_equal(isa, "v4");
+  assert_int_equal(rfi_choose_isa(7, "v2", &isa), RFR_OK);
+  assert_string_equal(isa, "v2");
+  /* Libraries of `make demo`. */
+  assert_int_equal(rfi_choose_isa(2, NULL, &isa), RFR_OK);
+  assert_string_equal(isa, "v3");
+  assert_error(rfi_choose_isa(2, "v2", &isa), RFR_UNSUPPORTED, "unsupported", "has kernels of v3 alone");
+  assert_error(rfi_choose_isa(2, "v4", &isa), RFR_UNSUPPORTED, "unsupported", "run v3 at best");
+  assert_error(rfi_choose_isa(0, NULL, &isa), RFR_UNSUPPORTED, "unsupported", "for the CPU of another machine");
+}
+
 static void test_environment(void **state) {
   (void)state;
   rfr_ctx *ctx;
@@ -650,6 +665,7 @@ int main(void) {
       cmocka_unit_test(test_options_size),
       cmocka_unit_test(test_options_values),
       cmocka_unit_test(test_options_defaults),
+      cmocka_unit_test(test_isa_of_build),
       cmocka_unit_test(test_environment),
       cmocka_unit_test(test_allocator_counts),
       cmocka_unit_test(test_allocator_refuses),

@@ -293,6 +293,27 @@ static rfr_status read_options(const rfr_ctx_options *options, rfr_ctx_options *
   return RFR_OK;
 }
 
+rfr_status rfi_choose_isa(unsigned levels, const char *asked, const char **out) {
+  int best = 2, chosen = 0;
+  while (best >= 0 && (levels >> best & 1) == 0) best--;
+  if (best < 0)
+    return rfi_fail(RFI_E_UNSUPPORTED, "this library has no kernels for this CPU: it was built by `make demo`, for the "
+                                       "CPU of another machine; run `make`");
+  if (asked == NULL) {
+    *out = isa_names[best];
+    return RFR_OK;
+  }
+  while (chosen < 3 && strcmp(asked, isa_names[chosen]) != 0) chosen++;
+  if (chosen == 3) return rfi_fail(RFI_E_ARGUMENT, "isa \"%s\" is none of v2, v3, v4", asked);
+  if (chosen > best)
+    return rfi_fail(RFI_E_UNSUPPORTED, "isa %s: this machine and build run %s at best", asked, isa_names[best]);
+  if ((levels >> chosen & 1) == 0)
+    return rfi_fail(RFI_E_UNSUPPORTED, "isa %s: this library was built by `make demo` and has kernels of %s alone; run "
+                                       "`make`", asked, isa_names[best]);
+  *out = isa_names[chosen];
+  return RFR_OK;
+}
+
 static rfr_status check_options(rfr_ctx_options *o, const char **isa) {
   if ((o->alloc == NULL) != (o->free == NULL)) return rfi_fail(RFI_E_ARGUMENT, "alloc and free: set both or none");
   if (o->threads < 0 || o->threads > RFI_MAX_THREADS)
@@ -305,15 +326,7 @@ static rfr_status check_options(rfr_ctx_options *o, const char **isa) {
   if (o->device == NULL) o->device = "cpu";
   if ((strcmp(o->device, "cpu") != 0 && strncmp(o->device, "cuda", 4) != 0) || strlen(o->device) > 31)
     return rfi_fail(RFI_E_ARGUMENT, "device (or REFRAIN_DEVICE) \"%.40s\" is none of cpu, cuda, cuda:N", o->device);
-  const int best = rfi_cpu_level();
-  int chosen = best;
-  if (o->isa != NULL) {
-    for (chosen = 0; chosen < 3 && strcmp(o->isa, isa_names[chosen]) != 0;) chosen++;
-    if (chosen == 3) return rfi_fail(RFI_E_ARGUMENT, "isa \"%s\" is none of v2, v3, v4", o->isa);
-    if (chosen > best)
-      return rfi_fail(RFI_E_UNSUPPORTED, "isa %s: this machine and build run %s at best", o->isa, isa_names[best]);
-  }
-  *isa = isa_names[chosen];
+  RFI_TRY(rfi_choose_isa(rfi_cpu_levels(), o->isa, isa));
   if (o->module_path != NULL && strlen(o->module_path) >= PATH_MAX)
     return rfi_fail(RFI_E_ARGUMENT, "module_path is longer than %d bytes", PATH_MAX - 1);
   if (o->module_path != NULL && o->module_path[0] != '/')
