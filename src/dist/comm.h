@@ -29,6 +29,9 @@ typedef struct rfi_collective {
   const int64_t *sent, *received;
 } rfi_collective;
 
+/* Copy engines run a collective, or a group of them, from so many bytes of all ranks on (nccl_copies.c). */
+enum { RFI_LEAST_COPIED = 1 << 20 };
+
 typedef struct rfi_comm_table {
   const char *name;
   bool host; /* buffers are in host memory */

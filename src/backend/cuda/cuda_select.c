@@ -100,11 +100,12 @@ static const rfi_cuda_kernel *kernel_of(const rfi_opr *op) {
   return rfi_cuda_kernel_of(op->def->code);
 }
 
-/* Bytes of the parts that a reduce-scatter receives and sums (collective_cuda.c). */
+/* Bytes of the parts that a reduce-scatter receives and sums (collective_cuda.c); 0: NCCL sums them. */
 static int64_t parts_bytes(const rfr_call *call) {
   const rfi_collective c = rfi_collective_of(call, RFI_REDUCE_SCATTER);
   const int64_t ranks = rfi_collective_ranks(call);
-  return ranks > 1 ? ranks * rfi_collective_bytes(&c) : 0;
+  const int64_t bytes = ranks * rfi_collective_bytes(&c);
+  return ranks > 1 && bytes >= RFI_LEAST_COPIED ? bytes : 0;
 }
 
 rfr_status rfi_cuda_select(const rfi_selector *from, const rfi_opr *op, rfi_arena *memory, rfi_bound *b) {

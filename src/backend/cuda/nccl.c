@@ -124,14 +124,14 @@ static int all_to_all(const gpu_comm *c, void *nccl, const rfi_collective *w, vo
   return e != 0 ? e : ended;
 }
 
-/* `nccl`: c's communicator or that of its group. */
-static rfr_status enqueue_locked(const gpu_comm *c, void *nccl, const rfi_collective *w, void *stream) {
+/* `nccl`: c's communicator or that of its group. `large`: large enough to be a copy. */
+static rfr_status enqueue_locked(const gpu_comm *c, void *nccl, const rfi_collective *w, bool large, void *stream) {
   const char *name = rfi_collective_name(w->kind);
   const size_t n = (size_t)w->n;
   if (!c->nccl) return rfi_nccl_aborted(c);
   if (n == 0) return RFR_OK;
   /* a collective that the caller calls was not compared between the ranks, so it is never a copy */
-  if (nccl == c->nccl && stream != c->stream && rfi_copies_take(c, w))
+  if (large && nccl == c->nccl && stream != c->stream && rfi_copies_take(c, w))
     return rfi_nccl_check(c, rfi_copies_enqueue(c, w, stream), name);
   switch (w->kind) {
     case RFI_ALL_GATHER:
@@ -148,7 +148,7 @@ static rfr_status enqueue_locked(const gpu_comm *c, void *nccl, const rfi_collec
 
 static rfr_status enqueue(gpu_comm *c, const rfi_collective *w, void *stream) {
   pthread_mutex_lock(&c->mutex);
-  const rfr_status s = enqueue_locked(c, c->nccl, w, stream);
+  const rfr_status s = enqueue_locked(c, c->nccl, w, rfi_copies_bytes(c, w) >= RFI_LEAST_COPIED, stream);
   pthread_mutex_unlock(&c->mutex);
   return s;
 }
@@ -274,7 +274,10 @@ rfr_status rfi_nccl_launch(gpu_comm *c, const rfi_link *group, const rfi_collect
   pthread_mutex_lock(&c->mutex);
   rfr_status s = c->nccl ? rfi_nccl_check(c, c->f.GroupStart(), "a group") : rfi_nccl_aborted(c);
   const bool started = s == RFR_OK;
-  for (int i = 0; i < n && s == RFR_OK; i++) s = enqueue_locked(c, group ? group->nccl : c->nccl, &what[i], stream);
+  int64_t bytes = 0;
+  for (int i = 0; i < n; i++) bytes += rfi_copies_bytes(c, &what[i]);
+  for (int i = 0; i < n && s == RFR_OK; i++)
+    s = enqueue_locked(c, group ? group->nccl : c->nccl, &what[i], bytes >= RFI_LEAST_COPIED, stream);
   const int ended = started ? c->f.GroupEnd() : 0;
   if (s == RFR_OK) s = rfi_nccl_check(c, ended, "a group");
   pthread_mutex_unlock(&c->mutex);

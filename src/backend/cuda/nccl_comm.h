@@ -124,6 +124,7 @@ rfr_status rfi_nccl_launch(gpu_comm *c, const rfi_link *group, const rfi_collect
 rfr_status rfi_copies_open(gpu_comm *c);
 /* Whether a collective is a copy: its operands have windows. */
 bool rfi_copies_take(const gpu_comm *c, const rfi_collective *w);
+int64_t rfi_copies_bytes(const gpu_comm *c, const rfi_collective *w); /* of all ranks */
 int rfi_copies_enqueue(const gpu_comm *c, const rfi_collective *w, void *stream);
 void rfi_copies_close(gpu_comm *c);
 

@@ -521,10 +521,10 @@ static void test_copies_are_found(void **state) {
 
 /* Only collectives in registered memory are copies, and only those of a program: with a stream of its own. */
 static void test_copies(void **state) {
-  enum { N = 64 };
+  enum { N = RFI_LEAST_COPIED / 4 / 2, SMALL = N / 2 };
+  static float outside[2 * N];
   rfr_comm *c;
   void *memory, *more;
-  float outside[2 * N];
   (void)state;
   OK(make_copies(0, &c));
   assert_true(rfi_nccl_alloc(c, 4 * N * sizeof(float), &memory));
@@ -534,6 +534,7 @@ static void test_copies(void **state) {
   const rfi_collective exchange_op = {RFI_ALL_TO_ALL, RFR_F32, N, x, x + 2 * N, NULL, NULL};
   const rfi_collective past_end = {RFI_ALL_TO_ALL, RFR_F32, N, x, x + 3 * N, NULL, NULL};
   const rfi_collective other = {RFI_ALL_GATHER, RFR_F32, N, x, outside, NULL, NULL};
+  const rfi_collective small = {RFI_ALL_GATHER, RFR_F32, SMALL, x, x + N, NULL, NULL};
   void *const copies = &comms[made - 1], *const whole = &comms[made - 2];
   copied = 0;
   OK(c->table->run(c, &gather_op, &urgent)); /* not shared yet */
@@ -545,6 +546,10 @@ static void test_copies(void **state) {
   OK(c->table->run(c, &gather_op, &urgent));
   assert_ptr_equal(gathered, copies);
   OK(c->table->run_all(c, (rfi_collective[]){gather_op, gather_op}, 2, &urgent));
+  assert_ptr_equal(gathered, copies);
+  OK(c->table->run(c, &small, &urgent));
+  assert_ptr_equal(gathered, whole);
+  OK(c->table->run_all(c, (rfi_collective[]){small, small}, 2, &urgent)); /* together they are large */
   assert_ptr_equal(gathered, copies);
   OK(c->table->run(c, &other, &urgent));
   assert_ptr_equal(gathered, whole);
