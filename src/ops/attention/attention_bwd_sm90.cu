@@ -15,6 +15,10 @@
  * multiplying warps. dq of a tile needs the ds of both warpgroups: its GEMM starts one step later and ends in the step
  * after that. So one warpgroup may be half a step ahead of the other: while one computes p and ds, the other uses the
  * tensor cores.
+ *
+ * The last block that adds to a tile does so in registers and stores dq, if that is simple: with a causal mask, head
+ * size 64 and as many heads of k and v as of q, it is the tile's own keys' block, and the tile is its last one. Else a
+ * second kernel rounds the sums.
  */
 #include "backend/cuda/tma_sm90.cuh"
 #include "ops/attention/attention_cuda.h"
@@ -40,6 +44,11 @@ template <int D> struct smem {
 typedef struct maps {
   CUtensorMap q, k, v, dy;
 } maps;
+
+/* Whether the block of a tile's own keys stores its dq. */
+template <int D> static __host__ __device__ __forceinline__ bool stores_dq(const problem &p) {
+  return D == 64 && p.causal && p.H == p.Hk && p.out[0];
+}
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 
@@ -229,7 +238,7 @@ static __device__ __forceinline__ void take_work(const problem &p, block_state *
 static __device__ __forceinline__ void proxies_agree(void) { asm volatile("fence.proxy.async.global;" ::: "memory"); }
 
 /* Adds tiles of dq from shared memory to the sums, each when its turn has come: this adder's tiles are every
- * ADDERS-th. */
+ * ADDERS-th. For a tile whose dq the multiplying warps store, it only waits for the turn. */
 template <int D>
 __device__ __forceinline__ void add_tiles(const problem &p, block_state *d, uint32_t base, unsigned adder) {
   const uint32_t sums = base + smem<D>::SUMS_AT;
@@ -252,6 +261,10 @@ __device__ __forceinline__ void add_tiles(const problem &p, block_state *d, uint
           while (load_acquire(turn) < before) __nanosleep(40);
         proxies_agree();
         rfi_mbarrier_wait(rfi_shared_address(&d->sums_full[adder]), (int)(tile / ADDERS) & 1);
+        if (stores_dq<D>(p) && step + 1 == v.steps) {
+          rfi_mbarrier_arrive(rfi_shared_address(&d->sums_empty[adder]));
+          continue;
+        }
         if (before > 0)
           asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;" ::"l"(to),
                        "r"(sums), "r"(bytes)
@@ -399,6 +412,45 @@ __device__ __forceinline__ void stage_rows(const problem &p, block_state *d, con
   rfi_shared_written();
   __syncwarp();
   if (lane == 0) rfi_mbarrier_arrive(rfi_shared_address(&d->sums_full[tile % ADDERS]));
+}
+
+/* Adds what earlier blocks have added to a warp's 16 rows of the tile of its own keys, and scales. Rows of no document
+ * get zeros. */
+static __device__ __forceinline__ void finish_dq(const problem &p, const piece &w, int h, int warp,
+                                                 float (&dq)[1][8][4]) {
+  const int lane = threadIdx.x & 31, row = w.first + warp * 16;
+  const unsigned before = (unsigned)blocks_before(p, w, place{w.first, 0});
+  const float *const slab = p.sums + ((int64_t)h * p.T + row) * 64;
+  if (before > 0) {
+    if (row + 16 <= w.end) {
+#pragma unroll
+      for (int n = 0; n < 8; n++) {
+        const float4 x = __ldcg((const float4 *)(slab + n * 128 + lane * 4));
+        dq[0][n][0] += x.x, dq[0][n][1] += x.y, dq[0][n][2] += x.z, dq[0][n][3] += x.w;
+      }
+    } else {
+#pragma unroll
+      for (int half = 0; half < 2; half++)
+#pragma unroll
+        for (int n = 0; n < 8; n++) {
+          const int r = half * 8 + (lane >> 2);
+          float2 x = make_float2(0, 0);
+          if (row + r < w.end) x = __ldcg((const float2 *)(slab + r * 64 + n * 8 + (lane & 3) * 2));
+          dq[0][n][2 * half] += x.x, dq[0][n][2 * half + 1] += x.y;
+        }
+    }
+  }
+#pragma unroll
+  for (int n = 0; n < 8; n++)
+#pragma unroll
+    for (int e = 0; e < 4; e++) dq[0][n][e] = row + (lane >> 2) + e / 2 * 8 >= w.from ? dq[0][n][e] * p.scale : 0.0f;
+}
+
+/* Waits until it is the turn of a tile that is not staged, and until the tile before it has left shared memory. */
+static __device__ __forceinline__ void await_turn(block_state *d, unsigned tile) {
+  if (tile > 0)
+    rfi_mbarrier_wait(rfi_shared_address(&d->sums_empty[(tile - 1) % ADDERS]), (int)((tile - 1) / ADDERS) & 1);
+  rfi_mbarrier_wait(rfi_shared_address(&d->sums_empty[tile % ADDERS]), (int)(tile / ADDERS) & 1);
 }
 
 /* ---- two warpgroups ---- */
@@ -564,9 +616,10 @@ static __device__ __forceinline__ void take_step(const problem &p, block_state *
   end_step<T, 128>(d, my, x, dq);
 }
 
-/* Stores zeros as dk and dv of rows that no query attends to. */
-template <typename T> __device__ __forceinline__ void store_zeros(const problem &p, int kv, int s0, int s1, int lane) {
-  for (int which = 1; which < 3; which++)
+/* Stores zeros as results `which` to 2 of rows that no query attends to. */
+template <typename T>
+__device__ __forceinline__ void store_zeros(const problem &p, int which, int kv, int s0, int s1, int lane) {
+  for (; which < 3; which++)
     for (int s = s0; s < s1 && p.out[which]; s++)
       for (int i = lane * 8; i < p.D; i += 32 * 8)
         *(uint4 *)((T *)p.out[which] + s * p.row[which] + kv * p.D + i) = make_uint4(0, 0, 0, 0);
@@ -584,45 +637,43 @@ static __device__ __forceinline__ void gradients_of(const problem &p, block_stat
   const walk path = walk_of<D>(p, w);
   const int s0 = w.first + warp * 16, s1 = min(s0 + 16, w.last);
   part<D> my = {{}, {}, seen_by(p, w, s0 + (lane >> 2)), keys, s0, warp, lane, shared};
-  float dk[1][D / 8][4] = {}, dv[1][D / 8][4] = {};
-  if (path.steps == 0 && warp == 0) arrive_alone(&d->begun);
-  if (path.steps > 0) {
-    my.k.load(keys, warp);
-    my.v.load(keys + R::KEYS, warp);
-    place at = place{path.last, 0};
-    int before = 0, staged = 0;
-    float dq[1][8][4] = {};
-    rfi_mbarrier_wait(rfi_shared_address(&d->keys_full[slot]), (int)(kept / R::SLOTS) & 1);
-    for (int step = 0; step < path.steps; step++, tile++) {
-      const int stage = (int)(tile % R::STAGES);
-      const float4 *const lse = (const float4 *)(shared + R::STATS_AT + stage * R::STATS) + (lane & 3);
-      const uint32_t q = base + (uint32_t)(R::STAGES_AT + stage * 2 * TILE), ds = base + R::DS_AT;
-      const step_of x = {at.t, staged, q, ds + tile % 2 * R::DS, ds + (tile + 1) % 2 * R::DS, lse, lse + R::QUERIES / 4,
-                         tile, step};
-      rfi_mbarrier_wait(rfi_shared_address(&d->full[stage]), (int)(tile / R::STAGES) & 1);
-      if (step == path.steps - 1 && warp == 0) arrive_alone(&d->begun);
-      take_step<T, CAPPED>(p, d, w, my, x, dk, dv, dq);
-      staged = before;
-      before = at.t;
-      at = next_place<D>(path, at);
-    }
-    rfi_wgmma_wait<0>();
-    rfi_wgmma_tie(dq[0]);
-    finish_previous<D>(p, d, w, my, path.steps, tile, staged, dq);
-    await_ds(d, tile - 1);
-    rfi_wgmma_begin();
-    start_dq<T, D>(dq, base + (uint32_t)(R::DS_AT + (tile - 1) % 2 * R::DS), keys, group);
-    rfi_wgmma_wait<0>();
-    rfi_wgmma_tie(dq[0]);
-    rfi_wgmma_tie(dv[0]);
-    rfi_wgmma_tie(dk[0]);
-    left_by_warp(&d->ds_empty[(tile - 1) % 2]);
-    stage_rows<D>(p, d, w, dq, before, shared, warp, tile - 1);
-  }
   if (path.steps == 0) {
-    store_zeros<T>(p, kv, s0, s1, lane);
+    if (warp == 0) arrive_alone(&d->begun);
+    store_zeros<T>(p, stores_dq<D>(p) ? 0 : 1, kv, s0, s1, lane);
     return;
   }
+  float dk[1][D / 8][4] = {}, dv[1][D / 8][4] = {}, dq[1][8][4] = {};
+  my.k.load(keys, warp);
+  my.v.load(keys + R::KEYS, warp);
+  place at = place{path.last, 0};
+  int before = 0, staged = 0;
+  rfi_mbarrier_wait(rfi_shared_address(&d->keys_full[slot]), (int)(kept / R::SLOTS) & 1);
+  for (int step = 0; step < path.steps; step++, tile++) {
+    const int stage = (int)(tile % R::STAGES);
+    const float4 *const lse = (const float4 *)(shared + R::STATS_AT + stage * R::STATS) + (lane & 3);
+    const uint32_t q = base + (uint32_t)(R::STAGES_AT + stage * 2 * TILE), ds = base + R::DS_AT;
+    const step_of x = {at.t, staged, q, ds + tile % 2 * R::DS, ds + (tile + 1) % 2 * R::DS, lse, lse + R::QUERIES / 4,
+                       tile, step};
+    rfi_mbarrier_wait(rfi_shared_address(&d->full[stage]), (int)(tile / R::STAGES) & 1);
+    if (step == path.steps - 1 && warp == 0) arrive_alone(&d->begun);
+    take_step<T, CAPPED>(p, d, w, my, x, dk, dv, dq);
+    staged = before;
+    before = at.t;
+    at = next_place<D>(path, at);
+  }
+  rfi_wgmma_wait<0>();
+  rfi_wgmma_tie(dq[0]);
+  finish_previous<D>(p, d, w, my, path.steps, tile, staged, dq);
+  if (stores_dq<D>(p)) left_by_warp(&d->sums_full[(tile - 1) % ADDERS]); /* nothing of this tile is staged */
+  await_ds(d, tile - 1);
+  rfi_wgmma_begin();
+  start_dq<T, D>(dq, base + (uint32_t)(R::DS_AT + (tile - 1) % 2 * R::DS), keys, group);
+  rfi_wgmma_wait<0>();
+  rfi_wgmma_tie(dq[0]);
+  rfi_wgmma_tie(dv[0]);
+  rfi_wgmma_tie(dk[0]);
+  left_by_warp(&d->ds_empty[(tile - 1) % 2]);
+  if (!stores_dq<D>(p)) stage_rows<D>(p, d, w, dq, before, shared, warp, tile - 1);
   /* stage the result in v's rows, which this warpgroup no longer reads */
   asm volatile("bar.sync %0, 128;" ::"r"(2 + group) : "memory");
   char *const rows = shared + slot * 2 * R::KEYS + R::KEYS;
@@ -632,6 +683,12 @@ static __device__ __forceinline__ void gradients_of(const problem &p, block_stat
 #pragma unroll
     for (int e = 0; e < 4; e++) dk[0][n][e] *= p.scale;
   if (p.out[1]) store_rows<T, D, SIDE>(p.out[1], p.row[1], p, kv, s0, s1, dk, rows, warp * 16, NULL);
+  if constexpr (D == 64)
+    if (stores_dq<D>(p)) {
+      await_turn(d, tile - 1);
+      finish_dq(p, w, kv, warp, dq);
+      store_rows<T, D, SIDE>(p.out[0], p.row[0], p, kv, s0, s1, dq, rows, warp * 16, NULL);
+    }
   rfi_shared_written();
   left_by_warp(&d->keys_empty[slot]);
   kept++;
@@ -774,7 +831,8 @@ template <typename T, int D> static rfr_status launch_all(const rfr_call *call, 
   if (s == RFR_OK) s = allow((const void *)kernel, smem<D>::BYTES);
   if (s != RFR_OK) return s;
   kernel<<<(unsigned)rfi_cuda_info_of(call)->sms, THREADS, smem<D>::BYTES, rfi_stream(call)>>>(p, m);
-  return p.out[0] ? launch(call, attention_dq_rounded<T, D>, &p, l, 0, p.H, ROUND_THREADS, 0) : RFR_OK;
+  if (!p.out[0] || stores_dq<D>(p)) return RFR_OK;
+  return launch(call, attention_dq_rounded<T, D>, &p, l, 0, p.H, ROUND_THREADS, 0);
 }
 
 template <typename T> static rfr_status backward_of(const rfr_call *call, const problem *p, const layout *l) {
