@@ -100,15 +100,19 @@ RFT_REF(linear_cross_entropy) {
 }
 RFT_CASES(linear_cross_entropy) = {
     "linear_cross_entropy(f[7,13], f[11,13], i[7]<11, F[1]=0.142857, F[1]=1, _) ignore=-100 chunk=3 cap=0 to=f32",
-    "linear_cross_entropy(f[29,17], f[101,17], i[29]<101, F[1]=0.0357, F[1]=0.5, F[101,17]) ignore=4 chunk=8 cap=0 to=f32",
+    "linear_cross_entropy(f[29,17], f[101,17], i[29]<101, F[1]=0.0357, F[1]=0.5, F[101,17]) "
+    "ignore=4 chunk=8 cap=0 to=f32",
     "linear_cross_entropy(f[5,1], f[3,1], i[5]=0,-100,2,7,1, F[1]=0.25, F[1]=2, _) ignore=-100 chunk=64 cap=0 to=f32",
     "linear_cross_entropy(f[1,33], f[1049,33], i[1]<1049, F[1]=1, F[1]=1, _) ignore=-100 chunk=1 cap=0 to=f32",
-    "linear_cross_entropy(f[6,9], f[1,9], i[6]=0,0,0,0,0,0, F[1]=0.166, F[1]=1, F[1,9]) ignore=-100 chunk=4 cap=0 to=f32",
+    "linear_cross_entropy(f[6,9], f[1,9], i[6]=0,0,0,0,0,0, F[1]=0.166, F[1]=1, F[1,9]) "
+    "ignore=-100 chunk=4 cap=0 to=f32",
     "linear_cross_entropy(f[64,40], f[259,40], i[64]<259, F[1]=0.0156, F[1]=1, _) ignore=-100 chunk=32 cap=0 to=f32",
     "linear_cross_entropy(f[64,40], f[259,40], i[64]<259, F[1]=0.0156, F[1]=1, _) ignore=-100 chunk=32 cap=0 to=f",
-    "linear_cross_entropy(f[9,23], f[1037,23], i[9]<1037, F[1]=0.111, F[1]=0.5, F[1037,23]) ignore=7 chunk=4 cap=0 to=f",
+    "linear_cross_entropy(f[9,23], f[1037,23], i[9]<1037, F[1]=0.111, F[1]=0.5, F[1037,23]) "
+    "ignore=7 chunk=4 cap=0 to=f",
     "linear_cross_entropy(f[31,19], f[67,19], i[31]<67, F[1]=0.0322, F[1]=1, _) ignore=-100 chunk=8 cap=1.5 to=f32",
-    "linear_cross_entropy(f[9,23], f[1037,23], i[9]<1037, F[1]=0.111, F[1]=0.5, F[1037,23]) ignore=7 chunk=9 cap=3 to=f32",
+    "linear_cross_entropy(f[9,23], f[1037,23], i[9]<1037, F[1]=0.111, F[1]=0.5, F[1037,23]) "
+    "ignore=7 chunk=9 cap=3 to=f32",
     "linear_cross_entropy(f[0,5], f[7,5], i[0]<7, F[1]=0, F[1]=1, _) ignore=-100 chunk=16 cap=0 to=f32",
     "linear_cross_entropy(f[0,5], f[7,5], i[0]<7, F[1]=0, F[1]=1, F[7,5]) ignore=-100 chunk=16 cap=0 to=f32",
     NULL,

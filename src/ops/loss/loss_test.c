@@ -72,8 +72,8 @@ static void test_none_valid(void **state) {
   finish(&run, 1);
   assert_true(rft_get(&run.out_arg[0], 0) == 0 && rft_get(&run.out_arg[1], 0) == 0);
   rft_run_deinit(&run);
-  start("linear_cross_entropy(f[9,6], f[5,6], i[9]=-100, F[1]=0, F[1]=1, _) ignore=-100 chunk=4 cap=0 to=f32",
-        RFR_BF16, &c, &run);
+  start("linear_cross_entropy(f[9,6], f[5,6], i[9]=-100, F[1]=0, F[1]=1, _) ignore=-100 chunk=4 cap=0 to=f32", RFR_BF16,
+        &c, &run);
   finish(&run, 1);
   assert_true(rft_get(&run.out_arg[0], 0) == 0);
   for (int64_t i = 0; i < 30; i++) assert_true(rft_get(&run.out_arg[2], i) == 0);
