@@ -56,7 +56,7 @@ static rfr_trace *step_of(const shape *h) {
   c.dtype = h->dtype;
   s.model = c;
   s.master = h->dtype != RFR_F32;
-  s.gradient_dtype = s.state_dtype = RFR_F32;
+  s.gradient_dtype = s.logits_dtype = s.state_dtype = RFR_F32;
   s.adamw = rfr_adamw_options_default();
   s.lr = rfr_lr_options_default();
   OK(rfi_trace_train(ctx, &s, &t));
