@@ -19,7 +19,7 @@ configure:
 deps:
 	@tools/deps
 
-# Before the first `make` it builds what the demo needs on this machine, in a folder of its own (cmake/targets.cmake).
+# Before the first `make`, it builds only what this machine's demo needs, in a separate folder (cmake/targets.cmake).
 demo: deps
 	@$(MAKE) --no-print-directory configure
 	@if [ -e $(BUILD)/$(if $(GPU),librefrain_cuda.so,refrain) ]; then \

@@ -40,9 +40,9 @@ if(NOT RFR_SANITIZE)
   target_link_options(refrain PRIVATE -Wl,--no-undefined)
 endif()
 
-# The target of `make`: everything but the tests. `product_cpu` is that without the CUDA module, which compiles longest.
-# `demo_cpu` is what the first `make demo` runs, in a folder of its own: the program and a library with the kernels for
-# this machine's CPU alone. `demo_gpu` has cmake/cuda.cmake's module for the demo too.
+# `product`, the target of `make`: everything but the tests. `product_cpu`: that without the CUDA module, which compiles
+# longest. `demo_cpu`: the program of the first `make demo`, in a separate folder, with a library that has kernels for
+# this machine's CPU only. `demo_gpu`: also the CUDA module of the demo (cmake/cuda.cmake).
 add_custom_target(product_cpu DEPENDS refrain)
 add_custom_target(product DEPENDS product_cpu)
 add_custom_target(demo_cpu DEPENDS refrain_demo)

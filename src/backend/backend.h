@@ -64,8 +64,8 @@ typedef struct rfi_backend {
    * dist.communicator, if it belongs to another device. `shares`: `share` is called before collectives are captured or
    * run. NULL: collectives are synchronous. */
   rfr_status (*join)(rfi_device *d, rfr_comm *comm, bool shares);
-  /* Lets other ranks access the operands of collectives. All ranks call it together before the ops run for the first
-   * time, and after they compared the collectives. Errors: dist.mismatch, dist.peer. NULL: not needed. */
+  /* Lets other ranks access the operands of collectives. All ranks call it together after they have compared the
+   * collectives, and before the ops run for the first time. Errors: dist.mismatch, dist.peer. NULL: not needed. */
   rfr_status (*share)(rfi_device *d, const rfi_bound *bound, int n);
   void (*close)(rfi_device *d); /* accepts NULL */
 

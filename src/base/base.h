@@ -70,7 +70,7 @@ int rfi_glob_distance(const char *glob, const char *name);
 
 /* An error for a NULL handle; `type` is its type, "rfr_trace". */
 rfr_status rfi_check_handle(const void *handle, const char *type);
-/* The same for memory of a result, which is zeroed: pointers in it are NULL after a later error. */
+/* The same for a result. It is zeroed, so its pointers are NULL after a later error. */
 rfr_status rfi_check_out(void *out, size_t bytes, const char *type);
 #define RFI_CHECK_OUT(out, type) rfi_check_out(out, sizeof *(out), type)
 /* Whether a caller's list of n entries exists, and n is not negative. */
@@ -106,9 +106,9 @@ void rfi_ctx_advance(rfr_ctx *ctx);
 rfr_status rfi_check_fork(int threads);
 /* Bits 0, 1 and 2: this CPU runs the instruction set "v2", "v3", "v4", and this build has kernels for it. */
 unsigned rfi_cpu_levels(void);
-/* The set `asked`, or if NULL the best of `levels`. The library of `make demo` has one set alone. */
+/* Chooses the set `asked`, or the best of `levels` if NULL. The library of `make demo` has one set only. */
 rfr_status rfi_choose_isa(unsigned levels, const char *asked, const char **out);
-bool rfi_cpu_has_amx(void); /* AMX tiles with bf16, which the operating system supports */
+bool rfi_cpu_has_amx(void);                      /* AMX tiles with bf16, which the operating system supports */
 const char *rfi_ctx_isa(const rfr_ctx *ctx);     /* the best set that kernels may use: "v2", "v3" or "v4" */
 const char *rfi_ctx_device(const rfr_ctx *ctx);  /* "cpu", "cuda", "cuda:N", "cuda:none" */
 const char *rfi_ctx_backend(const rfr_ctx *ctx); /* "cpu" or "cuda": results do not depend on the number of a GPU */

@@ -211,7 +211,7 @@ static rfr_status add_port(rfr_graphs *g, rfi_callable *c, bool output, const ch
   return !name || (p->name = rfi_arena_strdup(g->m.strings, name)) ? RFR_OK : RFR_NO_MEMORY;
 }
 
-/* Adds the ports that a description lists; a name that is NULL is absent. */
+/* Adds the ports that a description lists; a NULL name stands for an absent port. */
 static rfr_status add_listed(rfr_graphs *g, rfi_callable *c, bool output, const char *const *names, int n,
                              const rfr_trace *t) {
   for (int i = 0; i < n; i++) {
@@ -220,8 +220,7 @@ static rfr_status add_listed(rfr_graphs *g, rfi_callable *c, bool output, const 
     if (names[i] && (v < 0 || (!output && !is_call_input(t->values[v].role))))
       return refuse(c, output ? "the trace has no output" : "the trace has no input", names[i]);
     if (rfi_port_find(output ? c->out : c->in, i, names[i]) >= 0)
-      return refuse(c, output ? "rfr_callable.outputs lists twice the output" : "rfr_callable.inputs lists twice input",
-                    names[i]);
+      return refuse(c, output ? "rfr_callable.outputs repeats output" : "rfr_callable.inputs repeats input", names[i]);
     RFI_TRY(add_port(g, c, output, names[i], v));
   }
   return RFR_OK;

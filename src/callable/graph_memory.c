@@ -68,7 +68,7 @@ static rfr_status assign_result_storage(const rfr_graphs *g, rfi_callable *c) {
   return RFR_OK;
 }
 
-/* Makes what a linked port takes an alias of what the other callable returns. */
+/* Makes the value that a linked port takes an alias of the value that the other callable returns. */
 static void link_storage(const rfr_graphs *g, rfi_callable *c, const rfi_port *p) {
   const rfi_exec_unit *from = p->link ? &g->callable[p->link->callable].u : NULL;
   const rfr_value v = rfi_port_of(p, p->output)->value;
@@ -78,8 +78,8 @@ static void link_storage(const rfr_graphs *g, rfi_callable *c, const rfi_port *p
       (rfi_location){.region = RFI_REGION_SLOT, .offset = rfi_bytes_into(x), .unit = from, .owner = x->base};
 }
 
-/* Moves a port's data or gradient to the caller's memory. The value must own its storage, be computed by the callable
- * or passed in, as the port says, and differ between microbatches. */
+/* Moves a port's data or gradient to the caller's memory. The value must own its storage and differ between
+ * microbatches. If the callable returns it, an op must compute it; otherwise it must be an input. */
 static rfr_status fix_storage(rfi_callable *c, const rfi_port *p, bool grad) {
   const rfi_port_data *data = rfi_port_of(p, grad);
   const bool computed = p->output != grad;
@@ -202,7 +202,7 @@ static void collect(const axis *x, rfi_callable *c, planned p[PLANS]) {
   }
 }
 
-/* `first`: the place of the first byte of the plan. */
+/* `first`: the location of the first byte of the plan. */
 static void keep_offsets(const planned *p, rfi_location first) {
   for (int i = 0; i < p->plan.n; i++) {
     const item *what = &p->items[p->plan.buffer[i].value];

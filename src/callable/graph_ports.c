@@ -61,7 +61,7 @@ static rfr_status check_addresses(const rfr_graphs *g, const rfi_callable *c, co
   return RFR_OK;
 }
 
-/* The port, and what of it `f` fixes: its data or its gradient. */
+/* Returns the port and its data or gradient, whichever `f` fixes. */
 static rfr_status find_data(const rfi_callable *c, const rfr_callable_fixed *f, rfi_port **port, rfi_port_data **data) {
   const int i = rfi_port_find(c->in, c->n_in, f->port), k = rfi_port_find(c->out, c->n_out, f->port);
   if (i < 0 && k < 0) return refuse_fixed(c, f, "there is no such input or output");

@@ -8,7 +8,7 @@
  *   graph_names.c   parameters, states, constants and main gradients, which callables share by name
  *   graph_ports.c   links, and the caller's memory for inputs, outputs and their gradients
  *   graph_recompute.c  chooses recompute levels for all callables together, by planning with the next
- *   graph_memory.c  parts on a stage's time axis -> lifetimes -> one arena; a place per value
+ *   graph_memory.c  parts on a stage's time axis -> lifetimes -> one arena; a location per value
  *   graphs.c        creation; public queries
  *   graph_walk.c    warm-up and capture, with hooks around each part
  *   graph_calls.c   a schedule -> stages, the calls of a step, and the main gradients that each call completes
@@ -40,13 +40,13 @@ typedef struct rfi_port_data { /* the data of a port, or its gradient */
   rfr_tensor tensor;           /* data is NULL: it depends on the slot */
 } rfi_port_data;
 
-/* An input or output of a callable. The data of inputs and the gradients of outputs are inputs of the joint trace; the
- * other two are outputs of it. */
+/* An input or output of a callable. In the joint trace, the data of inputs and the gradients of outputs are inputs; the
+ * data of outputs and the gradients of inputs are outputs. */
 typedef struct rfi_port {
   const char *name;
   rfi_port_data data, grad;
   bool output;
-  int callable;          /* that has the port */
+  int callable;          /* the callable of the port */
   struct rfi_port *link; /* the other end of the link; NULL: not linked */
   bool splits;           /* group sizes, which must be in device memory */
   const void *sample;    /* input of warm-up, owned by the caller until creation ends; NULL: zeros */
@@ -118,7 +118,7 @@ typedef struct rfi_stage_plan {
   int number;                         /* stage number in the schedule */
   bool delayed;                       /* the schedule has separate W actions */
   bool fsdp_actions;                  /* the schedule has UNSHARD, RESHARD or REDUCE */
-  bool sharded, reduces, wgrad_reads; /* one of its callables is sharded; also has W; whose W also reads parameters */
+  bool sharded, reduces, wgrad_reads; /* a callable is sharded; and has W; and its W reads parameters */
   int slots;
   rfi_validity *valid;   /* per slot */
   int64_t offset, bytes; /* offset of the first slot in the region; size of each slot */
@@ -146,8 +146,8 @@ typedef struct rfi_step_call {
   bool frees_block; /* the call is the last I */
 } rfi_step_call;
 
-typedef struct rfi_shard_action { /* of the schedule; runs before call number `at` */
-  int op; /* UNSHARD, RESHARD, REDUCE; W: clears the unreduced gradients, before they are added up */
+typedef struct rfi_shard_action { /* an action of the schedule that runs before call `at` */
+  int op; /* UNSHARD, RESHARD, REDUCE; W: clears the unreduced gradients before ops add to them */
   const rfi_callable *of;
   int at;
 } rfi_shard_action;
@@ -184,7 +184,7 @@ struct rfr_graphs {
   int next_shard_action;
   rfi_splits splits;
   /* The update of states when a step ends. Part F: rfr_step_end of each counter; REDUCE: the update of delayed scaling,
-   * with its collective. Without a trace: there is nothing to update. */
+   * with its collective. Without a trace, there is nothing to update. */
   rfi_exec_unit counts;
   rfi_set_recipe recipe;
   bool ended; /* the last step ended without an abort */
@@ -293,7 +293,7 @@ void rfi_graphs_splits_abort(rfr_graphs *g);
 rfr_status rfi_graphs_splits_report(rfr_graphs *g);
 
 /* ---- graph_counts.c ---- */
-/* Records the update, and adds its flag to the names. */
+/* Records the update of states, and adds its flag as a named tensor. */
 rfr_status rfi_graphs_counts_create(rfr_graphs *g);
 /* Called at the start of a step. */
 rfr_status rfi_graphs_clear_amaxes(rfr_graphs *g);
@@ -305,7 +305,7 @@ rfr_status rfi_graphs_warm_up(rfr_graphs *g);
 rfr_status rfi_graphs_capture(rfr_graphs *g);
 
 /* ---- graph_calls.c ---- */
-/* Finds the stages of this rank, and the blocks of their slots; without a schedule there is one stage. */
+/* Creates the stages of this rank and assigns blocks to their slots; without a schedule there is one stage. */
 rfr_status rfi_graphs_make_stages(rfr_graphs *g);
 /* Lists the calls of a step, or of an evaluation: F of every callable. Destroy `arena`, also after an error. */
 rfr_status rfi_graphs_make_calls(rfr_graphs *g, const rfr_schedule *schedule, bool evaluation, rfi_calls *calls);

@@ -29,7 +29,7 @@ typedef struct rfi_collective {
   const int64_t *sent, *received;
 } rfi_collective;
 
-/* Copy engines run a collective, or a group of them, from so many bytes of all ranks on (nccl_copies.c). */
+/* The least bytes, summed over all ranks, of a collective or group that copy engines run (nccl_copies.c). */
 enum { RFI_LEAST_COPIED = 1 << 20 };
 
 typedef struct rfi_comm_table {

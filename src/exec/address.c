@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Addresses: from the place of a value, and a slot, to a pointer. Places are offsets until memory is allocated.
+ * The address of a value in a slot, from its location. Locations are offsets until memory is allocated.
  */
 #include "base/base.h"
 #include "exec/unit.h"

@@ -8,7 +8,7 @@
  * step_memory.c  memory for the step that others use too
  * storage.c   inputs, by name
  * unit.c      bound ops, arguments, graphs; run, capture and launch
- * address.c   places of values, and pointers
+ * address.c   locations and addresses of values
  * sequence.c  the collectives of a unit, compared between the ranks
  * select.c    a kernel for every op, and its workspace
  * run.c       run, capture, replay, profile, copies to and from the host

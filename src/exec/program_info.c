@@ -253,7 +253,7 @@ static rfr_status add_untouched(const rfr_programs *p, const rfi_buffer *b, unsi
   return RFR_OK;
 }
 
-/* The same for all buffers with a value; -1: an error. */
+/* The number of such bytes in all buffers with a value; -1: an error. */
 static int64_t count_untouched(const rfr_programs *p, const rfi_buffer *b, int n) {
   unsigned char *chunk;
   int64_t untouched = 0;

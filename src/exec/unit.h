@@ -18,7 +18,7 @@ typedef struct rfi_executor {
   const rfi_backend *backend;
   rfi_device *device;
   rfr_comm *comm;    /* for collective ops, or NULL */
-  bool shares;       /* other ranks access its memory: programs, whose ranks agree before capture and run */
+  bool shares;       /* other ranks access its memory (only programs: ranks compare before capture and run) */
   void *sequences;   /* RFI_SEQUENCE_BYTES per rank; NULL with one rank */
   rfi_storage store; /* the inputs of programs (a ring if ring ops access it); the named tensors of callables */
   rfi_layout layout;
@@ -26,7 +26,7 @@ typedef struct rfi_executor {
   bool in_warmup;        /* updates go to scratch memory */
 } rfi_executor;
 
-typedef struct rfi_location { /* storage of a value that owns it */
+typedef struct rfi_location { /* the storage of a value that owns storage */
   rfi_region region;
   int64_t offset; /* in the region; RFI_NAMED: the index; RFI_FIXED: the offset in scratch memory during warm-up */
   int64_t stride; /* bytes from one slot, or RFI_BLOCK, to the next; 0: all slots have the same storage */
@@ -86,10 +86,10 @@ rfr_status rfi_unit_select(const rfi_executor *m, rfi_exec_unit *u, rfi_arena *m
 rfr_status rfi_unit_instantiate(const rfi_executor *m, rfi_exec_unit *u, int slots);
 
 /* ---- address.c ---- */
-/* Allocates the places, in `memory`: named tensors for inputs, persistent memory for results of the first n ops, and
- * nothing for all other values. */
+/* Allocates the locations, in `memory`: named tensors for inputs, persistent memory for results of the first n ops; all
+ * other values are not placed. */
 rfr_status rfi_unit_place(rfi_executor *m, rfi_exec_unit *u, rfi_arena *memory, int n);
-/* The address of a named tensor; in warm-up, in scratch memory if the tensor is written. */
+/* The address of a named tensor; during warm-up, that in scratch memory if the tensor is written. */
 unsigned char *rfi_named_data(const rfi_executor *m, const rfi_named *x);
 /* The address of a value in a slot. */
 unsigned char *rfi_unit_address(const rfi_executor *m, const rfi_exec_unit *u, int slot, rfr_value v);

@@ -7,9 +7,9 @@
  * A norm with only one of these ops is not changed. Exact: dx is rounded before the add, and the sums over rows have
  * the same terms in the same order (src/ops/norm/norm_bwd.h).
  *
- * If a backend prefers it, layernorm's op also sums the columns of its result, where that is the bias gradient of the
- * layer before. A device adds these terms in another order than `sum`, so bits change. If the sum is in a separate W,
- * it becomes layernorm_db, which has the order of the fused op: splitting phases does not change bits.
+ * If the backend prefers it (dx_sum), layernorm_bwd also sums the columns of dx; the sum is the bias gradient of the
+ * layer before it. A device adds the terms in another order than `sum`, so bits change. If the sum is in a separate W,
+ * it becomes layernorm_db, which adds in the order of the fused op, so that split phases do not change bits.
  *
  * Forward (lower): an add and the norm that is the next op become one op that reads the sum while it computes it.
  * Exact. It runs after recompute, because a recomputed norm needs only the sum; fused, it would keep both addends.
@@ -38,7 +38,7 @@ static int residual_add(const rfi_rewriter *w, int i, rfr_value *other) {
   return t->values[*other].op < i && rfi_is_dense(&t->values[*other]) ? add : -1;
 }
 
-/* The value that the fused op of layernorm_dx i has as dx; RFR_NONE if that depends on frozen weights. */
+/* The dx of the op that layernorm_dx i is fused into; RFR_NONE if the fusion depends on frozen weights. */
 static rfr_value total_of(const rfi_rewriter *w, int i) {
   const rfr_trace *t = w->to.from;
   const rfr_value dx = t->ops[i].out[0];
@@ -132,7 +132,7 @@ static rfr_status emit_split_sum(rfi_rewriter *w, int k) {
   rfi_opr op = *sum;
   op.def = rfi_op_def_get(RFI_OP_layernorm_db);
   op.n_in = 2, op.in = in, op.attr = NULL;
-  op.reason = "fused: sums as the gradients of a norm do";
+  op.reason = "fused: adds in the order of layernorm_bwd";
   return rfi_rewrite_as(&w->to, k, &op, NULL);
 }
 

@@ -59,8 +59,8 @@ typedef struct rfi_uses {
   int count, last, output;
 } rfi_uses;
 rfr_status rfi_count_uses(const rfr_trace *t, rfi_uses **out);
-/* Extends `reached`, per value, from inputs to the values that depend on them. along_gradients: only through floats,
- * and through ops that do not stop gradients. */
+/* Extends `reached`, per value, from inputs to the values that depend on them. along_gradients: only through floats
+ * and ops that do not stop gradients. */
 void rfi_reach(const rfr_trace *t, bool along_gradients, bool *reached);
 
 /* A rewrite that visits the ops in order. `visit` copies or replaces op i and marks in skip[] later ops that must not

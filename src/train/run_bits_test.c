@@ -114,7 +114,7 @@ static void bits_narrow_logits(void **state) {
             "narrow-logits");
 }
 
-/* Rounded logits train like f32 logits up to bf16's precision, and evaluation has f32 logits. */
+/* Training with 16-bit logits matches f32 logits within bf16's precision; evaluation uses f32 logits. */
 static void narrow_logits(void **state) {
   (void)state;
   rfr_ctx *ctx = rft_run_ctx(1);

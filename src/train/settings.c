@@ -286,10 +286,10 @@ static rfr_status read_logits(rfi_settings *s) {
   p->logits_dtype = narrow ? p->model.dtype : RFR_F32;
   if (narrow && p->model.logit_cap > 0.0)
     return FAIL_AT(s, RFI_CFG_precision_logits,
-                   "precision.logits: the logits of this model are softcapped, so they must not be rounded; give f32");
+                   "precision.logits: this model softcaps its logits, so they must not be rounded; set f32");
   if (narrow && p->preference)
     return FAIL_AT(s, RFI_CFG_precision_logits,
-                   "precision.logits: DPO compares losses with those of the reference, which has f32 logits; give f32");
+                   "precision.logits: DPO compares losses with those of a reference with f32 logits; set f32");
   return RFR_OK;
 }
 

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Fusion of a bias gradient with the layernorm_bwd whose dx it sums, which a backend may prefer or not. On the CPU the
- * fused sum has the order of the separate one, so programs with and without the fusion must be bitwise equal, with the
- * residual add and without, and if nothing but the bias is trained. With two microbatches the fused op adds the first
- * sum before it rounds, so the last bit of the bias gradient may differ. With split phases the sum becomes
+ * Fusion of a bias gradient with the layernorm_bwd whose dx it sums; the backend decides whether to fuse. On the CPU
+ * the fused and the separate sum have the same order. So programs with and without the fusion must be bitwise equal,
+ * with and without the residual add, and if only the bias is trained. With two microbatches the fused op adds the
+ * first sum before it rounds, so the last bit of the bias gradient may differ. With split phases the sum becomes
  * layernorm_db.
  */
 #include <math.h>
@@ -31,7 +31,7 @@ rfr_status __wrap_rfi_backend_find(rfr_ctx *c, const rfi_backend **out) {
 
 typedef struct cell {
   rfr_dtype type;
-  bool stream, only_bias; /* stream: a residual stream goes around the norm */
+  bool stream, only_bias; /* stream: a residual connection skips the norm */
   int microbatches;
 } cell;
 

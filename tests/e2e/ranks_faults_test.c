@@ -6,8 +6,8 @@
  *
  *   ranks_faults_test [FAULTS [SEED]]
  *
- * Without arguments it ends early on a machine that is so busy that nine faults would exceed the timeout of ctest:
- * after at least three, which have every kind and every mode, and with a line that says so.
+ * Without arguments the test ends early on a busy machine, where nine faults would exceed ctest's timeout. It runs at
+ * least three faults, which cover every kind and every mode, and prints how many it ran.
  */
 #include <dirent.h>
 #include <fcntl.h>

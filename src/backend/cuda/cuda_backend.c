@@ -165,7 +165,7 @@ static rfr_status device_join(rfi_device *d, rfr_comm *comm, bool shares) {
   return RFR_OK;
 }
 
-/* The operands that other ranks access. A reduce-scatter receives in its workspace (collective_cuda.c). */
+/* The operands that other ranks access. A reduce-scatter receives into its workspace (collective_cuda.c). */
 static bool shared_operands(const rfi_bound *b, rfi_collective *out) {
   if (!(b->recorded->def->flags & RFI_COLLECTIVE) || b->recorded->attr[0].i < 2) return false;
   switch (b->recorded->def->code) {

@@ -6,8 +6,9 @@
  * NCCL decides the order of additions: with two ranks every order gives bitwise equal results; with more ranks sums are
  * equal within rounding, and bitwise equal in every run with the same library, machine and sizes.
  *
- * The ranks may be threads of one process. Then a call that frees GPU memory waits for the work of all its GPUs, which
- * may wait for the calling rank. So no rank frees memory between two collectives that are close to each other.
+ * The ranks may be threads of one process. Then a call that frees GPU memory waits for the work of all GPUs of the
+ * process, and that work may wait for the calling rank. To avoid this deadlock, no rank frees GPU memory between two
+ * collectives that follow each other closely.
  *
  * NCCL connects ranks at the first use. Every collective is run once when the communicator is created, so that no
  * capture is the first use.
@@ -130,7 +131,7 @@ static rfr_status enqueue_locked(const gpu_comm *c, void *nccl, const rfi_collec
   const size_t n = (size_t)w->n;
   if (!c->nccl) return rfi_nccl_aborted(c);
   if (n == 0) return RFR_OK;
-  /* a collective that the caller calls was not compared between the ranks, so it is never a copy */
+  /* the ranks compare the collectives of programs only, so a collective outside of them is never a copy */
   if (large && nccl == c->nccl && stream != c->stream && rfi_copies_take(c, w))
     return rfi_nccl_check(c, rfi_copies_enqueue(c, w, stream), name);
   switch (w->kind) {
@@ -307,7 +308,7 @@ static void destroy(rfr_comm *comm) {
   int before;
   const bool known = cudaGetDevice(&before) == cudaSuccess;
   cudaSetDevice(c->ordinal);
-  if (c->stuck) { /* NCCL's abort does not end either, so its thread keeps the handle */
+  if (c->stuck) { /* NCCL's abort does not return either: its thread keeps the handle */
     if (c->ending) pthread_detach(c->ender);
     if (known) cudaSetDevice(before);
     return;

@@ -27,11 +27,11 @@ bool rfi_nccl_copies(const rfr_comm *comm);
 /* Allocates memory for programs with collectives; `free` returns false for memory that `alloc` did not return. */
 bool rfi_nccl_alloc(rfr_comm *comm, size_t bytes, void **out);
 bool rfi_nccl_free(rfr_comm *comm, void *memory);
-/* Gives the allocated memory of n collectives to the copy engines of all ranks. All ranks call it together, before
- * these collectives run for the first time. Errors: dist.mismatch, if the operands lie differently on another rank. */
+/* Registers the memory of n collectives for the copy engines of all ranks. All ranks call it together, before these
+ * collectives run for the first time. Errors: dist.mismatch, if the offsets of operands differ between ranks. */
 rfr_status rfi_nccl_share(rfr_comm *comm, const rfi_collective *what, int n);
-/* After an abort: whether the stream still waits for another rank. A wait of the copy engines cannot be ended, and
- * CUDA's calls that free memory would wait for it, so nothing may be freed any more. */
+/* After an abort: whether the stream still waits for another rank. The wait of a copy engine cannot be ended. CUDA
+ * calls that free memory would wait for it, so nothing may be freed. */
 bool rfi_nccl_stuck(rfr_comm *comm, cudaStream_t stream);
 /* Writes "NCCL 2.28.9"; if there is none, returns false and writes why. */
 bool rfi_nccl_describe(const rfi_cuda_host *core, char *text, size_t size);

@@ -105,7 +105,7 @@ typedef struct gpu_comm {
   rfi_link *link;
   int n_links;
   void *copies;    /* communicator of collectives that are copies (nccl_copies.c); NULL: none, or after an abort */
-  bool has_copies; /* `copies` runs collectives without a kernel */
+  bool has_copies; /* collectives of `copies` run without a kernel */
   bool stuck;      /* the GPU waits for another rank and cannot be stopped */
   rfi_block *block;
 } gpu_comm;

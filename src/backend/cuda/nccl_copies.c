@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Collectives by copy engines. NCCL's kernels take multiprocessors and power from the GEMMs beside them; a copy engine
- * takes neither. NCCL runs an all-gather or all-to-all without a kernel if its communicator has the policy of zero
+ * Collectives by copy engines. NCCL's kernels take multiprocessors and power from concurrent GEMMs; a copy engine takes
+ * neither. NCCL runs an all-gather or all-to-all without a kernel if its communicator has the policy of zero
  * CTAs, all ranks are GPUs of one host that access each other's memory, and the operands lie in windows: memory of
  * ncclMemAlloc that all ranks have registered, at the same offset on every rank.
  *
@@ -10,14 +10,15 @@
  * stay allocated until the first is destroyed, even without copies: a rank must not free memory between collectives
  * (nccl.c). NCCL_CTA_POLICY=0 turns copies off, and then there is no second communicator.
  *
- * The windows belong to a separate communicator. It has only the collectives of programs whose operands all ranks have
- * compared, because a wrong offset would overwrite memory of another rank. All other collectives are as without copies.
+ * The windows belong to a separate communicator. It runs only collectives of programs, and only if all ranks have
+ * compared the operands, because a wrong offset would overwrite memory of another rank. All other collectives are
+ * kernels of the first communicator.
  *
- * A copy waits for the other ranks before and after. Small collectives, of fewer than RFI_LEAST_COPIED bytes in a
- * group, are faster as kernels: with copies a step of small.yaml takes 2.9 instead of 0.8 ms on two H200.
+ * A rank waits for the other ranks before and after a copy. Small collectives, with less than RFI_LEAST_COPIED bytes in
+ * a group, are faster as kernels: with copies a step of small.yaml takes 2.9 instead of 0.8 ms on two H200.
  *
- * A copy waits for the other ranks on the GPU, where an abort cannot end it. After an abort with such a wait, the
- * memory of the programs and the communicator stay allocated (rfi_nccl_stuck).
+ * These waits are on the GPU, where an abort cannot end them. If a wait is still in progress after an abort, the memory
+ * of the programs and the communicator stay allocated (rfi_nccl_stuck).
  */
 #include <stdlib.h>
 #include <string.h>
@@ -94,8 +95,8 @@ int rfi_copies_enqueue(const gpu_comm *c, const rfi_collective *w, void *stream)
 
 enum { MOST_BLOCKS = 16 };
 
-/* Where the operands of some collectives lie, for a comparison between ranks: a hash of the block of each operand,
- * numbered in the order of first use, and of its offset there. */
+/* The locations of the operands of some collectives, as a hash that ranks compare. It has the block of each operand,
+ * numbered in the order of first use, and the operand's offset in the block. */
 typedef struct places {
   uint64_t hash;
   int64_t n;
@@ -124,7 +125,7 @@ static rfr_status find_places(const gpu_comm *c, const rfi_collective *what, int
   for (int i = 0; i < n && fits; i++)
     fits = add_operand(c, p, what[i].from, sent_bytes(c, &what[i])) &&
            add_operand(c, p, what[i].to, all_bytes(c, &what[i]));
-  return fits ? RFR_OK : c->core->fail(RFI_E_INTERNAL, "collectives in more than %d blocks of memory", MOST_BLOCKS);
+  return fits ? RFR_OK : c->core->fail(RFI_E_INTERNAL, "operands of collectives in more than %d blocks", MOST_BLOCKS);
 }
 
 static rfr_status compare(gpu_comm *c, const places *p) {
@@ -134,14 +135,14 @@ static rfr_status compare(gpu_comm *c, const places *p) {
   for (int r = 1; r < c->comm.size && s == RFR_OK; r++)
     if (all[r] != all[0])
       s = c->core->fail(RFI_E_DIST_MISMATCH,
-                        "the operands of collectives lie differently in the memory of ranks 0 and %d, so that copy "
-                        "engines cannot be used: set NCCL_CTA_POLICY=0 on all ranks",
+                        "the offsets of operands of collectives differ between ranks 0 and %d, so copy engines cannot "
+                        "be used: set NCCL_CTA_POLICY=0 on all ranks",
                         r);
   c->core->free(c->ctx, all);
   return s;
 }
 
-/* NCCL's call is collective; the comparison has ensured that all ranks are here. */
+/* NCCL's call is collective: the comparison before it ensures that all ranks make it. */
 static rfr_status register_block(gpu_comm *c, rfi_block *b) {
   rfr_status s = RFR_OK;
   pthread_mutex_lock(&c->mutex);
@@ -166,7 +167,7 @@ rfr_status rfi_nccl_share(rfr_comm *comm, const rfi_collective *what, int n) {
 
 enum { PART = 4096, TRIES = 2 };
 
-/* Whether the ranks have what copies need; the id is that of rank 0. */
+/* Whether a rank can use copies; `id` is that of the second communicator, from rank 0. */
 typedef struct offer {
   bool able;
   nccl_unique_id id;
@@ -208,8 +209,8 @@ static rfr_status capture_both(const gpu_comm *c, char *memory, bool *good) {
   return s;
 }
 
-/* The first call of NCCL's that copies connects the ranks, which a capture must not do. There are two, because NCCL
- * numbers the waits of calls outside of captures, and those in captures have the number of the first. */
+/* Copies twice before the capture. The first copy connects the ranks, which must not happen in a capture. The second is
+ * needed because NCCL numbers the waits of calls outside of captures, and all captured calls have the first number. */
 static rfr_status try_copies(gpu_comm *c, bool *good) {
   rfi_block *b = c->block;
   *good = false;

@@ -50,7 +50,7 @@ static atomic_int busy;     /* the stream is busy until an abort begins */
 static atomic_int waits;    /* or longer: a copy waits for another rank */
 static int version = 22900; /* NCCL's */
 static int node_type;       /* of the nodes of captured collectives */
-static int copied, windows; /* number of all-to-alls that are one call; of registered windows */
+static int copied, windows; /* numbers of calls of ncclAlltoAll; of registered windows */
 static void *gathered;      /* the communicator of the last all-gather */
 static int policy;          /* of the last communicator with a configuration */
 
@@ -474,7 +474,7 @@ static void test_sums_of_group(void **state) {
 
 /* ---- copies ---- */
 
-/* The other rank has the same; in the last exchange it may differ in its last byte. */
+/* The other rank sends the same bytes; the last byte of its hash may differ. */
 static int differs;
 static void other_copies(const void *from, void *to, size_t n) {
   same_bytes(from, to, n);
@@ -489,10 +489,10 @@ static rfr_status make_copies(double timeout, rfr_comm **c) {
 }
 
 /* Copies need NCCL 2.28, no NCCL_CTA_POLICY=0, and graphs without kernels on all ranks. The second communicator and its
- * memory are freed with the first, no earlier: the other rank may be a thread of this process. */
+ * memory are freed with the first, not earlier, because the other rank may be a thread of this process. */
 static void test_copies_are_found(void **state) {
   enum { OLD, OFF, KERNELS, COPIES, WAITS, ROUNDS };
-  enum { MEMORY_OPERATIONS = 12 }; /* a type of the driver's that the runtime does not know */
+  enum { MEMORY_OPERATIONS = 12 }; /* a node type of the driver that the runtime does not know */
   rfr_comm *c;
   (void)state;
   for (int round = 0; round < ROUNDS; round++) {
@@ -519,7 +519,7 @@ static void test_copies_are_found(void **state) {
   on_gather = NULL;
 }
 
-/* Only collectives in registered memory are copies, and only those of a program: with a stream of its own. */
+/* Only collectives of a program, which has its own stream, are copies, and only in registered memory. */
 static void test_copies(void **state) {
   enum { N = RFI_LEAST_COPIED / 4 / 2, SMALL = N / 2 };
   static float outside[2 * N];
@@ -540,7 +540,7 @@ static void test_copies(void **state) {
   OK(c->table->run(c, &gather_op, &urgent)); /* not shared yet */
   assert_ptr_equal(gathered, whole);
   OK(rfi_nccl_share(c, (rfi_collective[]){gather_op, exchange_op, other}, 3));
-  assert_int_equal(windows, 2); /* with that of the creation; `more` has no operand */
+  assert_int_equal(windows, 2); /* one is from the creation; `more` has no operand */
   OK(rfi_nccl_share(c, &gather_op, 1));
   assert_int_equal(windows, 2);
   OK(c->table->run(c, &gather_op, &urgent));
@@ -573,7 +573,7 @@ static void test_copies(void **state) {
   on_gather = NULL;
 }
 
-/* A copy that waits for a failed rank never ends. Then waits end with an error, and nothing is freed. */
+/* A copy that waits for a failed rank never ends. The host's waits then end with an error, and nothing is freed. */
 static void test_stuck(void **state) {
   rfr_comm *c;
   (void)state;

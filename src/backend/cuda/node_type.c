@@ -8,7 +8,7 @@
 
 static rfr_status fail(cudaError_t e) { return rfi_cuda_check(e, "reading a graph: cuGraphNodeGetType"); }
 
-/* The driver's numbers of all other types are those of the runtime. */
+/* Driver and runtime have the same number for each type that the runtime knows. */
 rfr_status rfi_cuda_node_type(cudaGraphNode_t node, enum cudaGraphNodeType *type) {
   CUresult (*get_type)(CUgraphNode, CUgraphNodeType *);
   void *entry = NULL;

@@ -16,9 +16,9 @@
  * after that. So one warpgroup may be half a step ahead of the other: while one computes p and ds, the other uses the
  * tensor cores.
  *
- * The last block that adds to a tile does so in registers and stores dq, if that is simple: with a causal mask, head
- * size 64 and as many heads of k and v as of q, it is the tile's own keys' block, and the tile is its last one. Else a
- * second kernel rounds the sums.
+ * With a causal mask, head size 64 and as many heads of k and v as of q, the last block that adds to a tile of dq is
+ * the block of the tile's own keys, and the tile is its last one. This block adds in registers and stores dq. In all
+ * other cases a second kernel rounds the sums.
  */
 #include "backend/cuda/tma_sm90.cuh"
 #include "ops/attention/attention_cuda.h"
@@ -238,7 +238,7 @@ static __device__ __forceinline__ void take_work(const problem &p, block_state *
 static __device__ __forceinline__ void proxies_agree(void) { asm volatile("fence.proxy.async.global;" ::: "memory"); }
 
 /* Adds tiles of dq from shared memory to the sums, each when its turn has come: this adder's tiles are every
- * ADDERS-th. For a tile whose dq the multiplying warps store, it only waits for the turn. */
+ * ADDERS-th. If the multiplying warps store a tile's dq, the adder only waits for the turn. */
 template <int D>
 __device__ __forceinline__ void add_tiles(const problem &p, block_state *d, uint32_t base, unsigned adder) {
   const uint32_t sums = base + smem<D>::SUMS_AT;
@@ -414,8 +414,8 @@ __device__ __forceinline__ void stage_rows(const problem &p, block_state *d, con
   if (lane == 0) rfi_mbarrier_arrive(rfi_shared_address(&d->sums_full[tile % ADDERS]));
 }
 
-/* Adds what earlier blocks have added to a warp's 16 rows of the tile of its own keys, and scales. Rows of no document
- * get zeros. */
+/* Adds the sums of earlier blocks to a warp's 16 rows of dq, in the tile of its own keys, and scales. Rows of no
+ * document get zeros. */
 static __device__ __forceinline__ void finish_dq(const problem &p, const piece &w, int h, int warp,
                                                  float (&dq)[1][8][4]) {
   const int lane = threadIdx.x & 31, row = w.first + warp * 16;

@@ -23,7 +23,7 @@ static inline rfi_collective rfi_collective_of(const rfr_call *call, rfi_collect
   return c;
 }
 
-/* The all_to_all that a reduce_scatter consists of, if its kernel has a workspace: it receives every rank's part. */
+/* The all_to_all of a reduce_scatter whose kernel has a workspace: the workspace receives every rank's part. */
 static inline rfi_collective rfi_collective_parts(const rfr_call *call) {
   rfi_collective c = rfi_collective_of(call, RFI_REDUCE_SCATTER);
   c.kind = RFI_ALL_TO_ALL;

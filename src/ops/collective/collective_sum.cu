@@ -4,7 +4,7 @@
  *
  *   to[i] = round((((f32)part[0][i] + part[1][i]) + part[2][i]) + ...)
  *
- * Memory-bound. It runs beside GEMMs and has few blocks, so that it takes multiprocessors for a short time only.
+ * Memory-bound. It runs concurrently with GEMMs, so it has few blocks, which occupy multiprocessors for a short time.
  */
 #include "backend/cuda/kernels.cuh"
 #include "ops/collective/collective_sum.h"

@@ -15,7 +15,7 @@
  *
  * The backward can run in the same op because d loss is an operand. A library runs the GEMMs (head.h) if it supports
  * them, else the matmul kernel does. Chunks run in order, so dw is summed in row order for any number of threads.
- * With a cap logits are always f32, so they are not rounded between the GEMM and the cap.
+ * With a cap, logits are always f32, so they are not rounded between the GEMM and the cap.
  */
 #include "backend/cpu/cpu.h"
 #include "base/base.h"

@@ -110,8 +110,7 @@ static rfr_status infer_head(const rfi_infer *c, bool per_row) {
     return rfi_fail(RFI_E_TRACE_SHAPE, "cap is %g; it must be positive and finite", c->attr[2].f);
   const rfr_dtype to = (rfr_dtype)c->attr[3].i;
   if (to != RFR_F32 && (to != x->dtype || c->attr[2].f > 0))
-    return rfi_fail(RFI_E_TRACE_SHAPE, "logits must be f32 or, without a cap, of x's type %s",
-                    rfr_dtype_name(x->dtype));
+    return rfi_fail(RFI_E_TRACE_SHAPE, "logits must be f32 or, without a cap, x's type %s", rfr_dtype_name(x->dtype));
   c->out[0] = vector(RFR_F32, per_row ? x->shape[0] : 1);
   c->out[1] = *x;
   c->out[2] = *w;

@@ -49,7 +49,7 @@ static rfr_status infer_dw(const rfi_infer *c, int statistics) {
   return RFR_OK;
 }
 
-/* Infers dx and the vectors that may be accumulated, whose acc operands follow the residual. */
+/* Infers dx and the vectors; their acc operands follow the residual. */
 static rfr_status infer_bwd(const rfi_infer *c, int statistics, int vectors) {
   int residual = 3 + statistics;
   RFI_TRY(check_backward(c, 3, statistics));
