@@ -38,7 +38,8 @@ enum { RFR_NCCL_ID_BYTES = 128 };
 RFR_API rfr_status rfr_comm_nccl_id(rfr_ctx *ctx, void *id);
 /* Creates this rank's handle of that communicator, on the context's GPU, for memory of that GPU. Every rank calls this
  * at the same time, in its own process or thread and with its own GPU, and waits for the others. Programs may be
- * captured with it. Sums over two ranks do not depend on the order; sums over more ranks are in NCCL's order.
+ * captured with it. Sums over two ranks do not depend on the order; sums over more ranks are in NCCL's order,
+ * but those of large reduce-scatters by copy engines in rank order (docs/distributed.md).
  * `timeout`: seconds of a wait, 0: no limit. It applies to joining, to calls made here, and to waits for a device whose
  * programs or graphs use this communicator, including their other work. For polls, it counts from the first poll that
  * finds the device busy with the latest work. rfr_comm_abort ends only the waits of this rank; those of the others end

@@ -310,8 +310,8 @@ RFR_API rfr_value rfr_detach_at(rfr_trace *t, rfr_source at, rfr_value x);
 RFR_API rfr_value rfr_token_count_at(rfr_trace *t, rfr_source at, int n, const rfr_value *targets, int ignore,
                                      rfr_value *count);
 /* Softmax cross-entropy: f32 (1) = sum over valid rows of -log p[target] * inv_valid. logits (T,V), targets i32 (T),
- * inv_valid f32 (1) as from rfr_token_count. The logits keep their recorded type if the loss is fused with the
- * GEMM before it. */
+ * inv_valid f32 (1) as from rfr_token_count. If the loss is fused with the GEMM before it, the logits keep
+ * their recorded type, or have f32 if they are softcapped. */
 RFR_API rfr_value rfr_cross_entropy_at(rfr_trace *t, rfr_source at, rfr_value logits, rfr_value targets,
                                        rfr_value inv_valid, int ignore);
 

@@ -204,7 +204,9 @@ RFR_API rfr_status rfr_programs_load(rfr_programs *p);
  * graphs.hook, and the rest of the program has not run. */
 RFR_API rfr_status rfr_program_run(rfr_programs *p, int program);
 /* Captures the same calls as a graph; executes nothing. A program with hooks can be captured only if all of it is one
- * forward, so that they run before and after the capture; otherwise argument, and nothing was captured. */
+ * forward, so that they run before and after the capture; otherwise argument, and nothing was captured. With
+ * collectives, all ranks capture, profile, run and replay the same programs in the same order; a capture or profile
+ * that comes first compares the collectives like a first run, with the same errors. */
 RFR_API rfr_status rfr_program_capture(rfr_programs *p, int program);
 /* An input as the caller sees it; a replay compares it with the captured one. */
 typedef struct rfr_binding {

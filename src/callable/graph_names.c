@@ -238,7 +238,7 @@ static rfr_status check_output(const rfr_graphs *g, const rfi_callable *c, const
 }
 
 rfr_status rfi_graphs_get(const rfr_graphs *g, const char *name, rfi_named **out) {
-  *out = rfi_storage_find(&g->m.store, name);
+  *out = name && strncmp(name, "graphs.", 7) == 0 ? NULL : rfi_storage_find(&g->m.store, name); /* reserved: our own */
   if (*out && (*out)->parameter < 0 && (*out)->region != RFI_REGION_WINDOW) return RFR_OK;
   return rfi_fail(RFI_E_PROGRAM_NAME, "no callable has a parameter, state or constant \"%s\"%s", name ? name : "",
                   *out ? ": a main gradient is named by its parameter, in rfr_graphs_gradient and in lists of gradients"

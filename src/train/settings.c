@@ -279,7 +279,6 @@ rfr_status rfi_settings_match(const rfi_settings *s, rfi_config_id key, const ch
   return FAIL_AT(s, key, "%s: no parameter matches \"%.100s\"; %s", rfi_config_path(key), pattern, nearest);
 }
 
-/* Combines optimizer.frozen and optimizer.groups to one rule per parameter. */
 static rfr_status read_logits(rfi_settings *s) {
   rfi_step_spec *p = &s->spec;
   const bool narrow = s->config->precision_logits == RFI_WIDTH_model && p->model.dtype != RFR_F32;
@@ -293,6 +292,7 @@ static rfr_status read_logits(rfi_settings *s) {
   return RFR_OK;
 }
 
+/* Combines optimizer.frozen and optimizer.groups to one rule per parameter. */
 static rfr_status read_rules(rfi_settings *s) {
   const rfi_config *c = s->config;
   const size_t n = (size_t)rfr_model_parameter_count(&s->spec.model);

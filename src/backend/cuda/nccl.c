@@ -344,7 +344,8 @@ static rfr_status exchange(rfr_comm *comm, const void *mine, int64_t bytes, void
     if (s == RFR_OK) s = rfi_nccl_wait(comm, c->stream, "exchanging bytes");
     if (s == RFR_OK)
       s = rfi_cuda_check(cudaMemcpy(all, memory + n, n * (size_t)comm->size, cudaMemcpyDeviceToHost), "reading memory");
-    if (!fits) cudaFree(memory);
+    /* After an error a copy may wait for another rank, and freeing would wait too. */
+    if (!fits && (s == RFR_OK || !c->has_copies)) cudaFree(memory);
   }
   cudaSetDevice(before);
   return s;

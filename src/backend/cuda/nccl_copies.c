@@ -209,13 +209,12 @@ static rfr_status capture_both(const gpu_comm *c, char *memory, bool *good) {
   return s;
 }
 
-/* Copies twice before the capture. The first copy connects the ranks, which must not happen in a capture. The second is
- * needed because NCCL numbers the waits of calls outside of captures, and all captured calls have the first number. */
+/* The window is registered. Copies twice before the capture. The first copy connects the ranks, which must not happen in
+ * a capture. The second is needed because NCCL numbers the waits of calls outside of captures, and all captured calls
+ * have the first number. */
 static rfr_status try_copies(gpu_comm *c, bool *good) {
   rfi_block *b = c->block;
   *good = false;
-  const int e = c->f.CommWindowRegister(c->copies, b->memory, b->n, &b->window, NCCL_SYMMETRIC);
-  if (e != 0 || !b->window) return RFR_OK;
   RFI_TRY(rfi_cuda_check(cudaMemsetAsync(b->memory, 0, b->n, c->stream), "filling memory"));
   for (int i = 0; i < TRIES; i++) {
     RFI_TRY(rfi_nccl_check(c, run_both(c, b->memory), "trying copies"));
@@ -259,9 +258,15 @@ static rfr_status open_copies(gpu_comm *c, offer *all) {
   RFI_TRY(agree(c, &mine, all, &able));
   if (!able) return RFR_OK;
   RFI_TRY(rfi_nccl_join(c, &all[0].id, c->comm.size, c->comm.rank, &config, &c->copies));
-  if (!rfi_nccl_alloc(&c->comm, (size_t)(2 * PART * c->comm.size), &memory))
-    return c->core->fail(RFI_E_NO_MEMORY, "NCCL, allocating memory for copies, rank %d of %d", c->comm.rank,
-                         c->comm.size);
+  /* each of these steps is collective, so a rank that has failed must not leave before the others know */
+  mine.able = rfi_nccl_alloc(&c->comm, (size_t)(2 * PART * c->comm.size), &memory);
+  RFI_TRY(agree(c, &mine, all, &able));
+  if (!able) return RFR_OK;
+  rfi_block *b = c->block;
+  mine.able =
+      c->f.CommWindowRegister(c->copies, b->memory, b->n, &b->window, NCCL_SYMMETRIC) == 0 && b->window != NULL;
+  RFI_TRY(agree(c, &mine, all, &able));
+  if (!able) return RFR_OK;
   RFI_TRY(try_copies(c, &mine.able));
   return agree(c, &mine, all, &c->has_copies);
 }

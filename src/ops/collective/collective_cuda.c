@@ -43,8 +43,10 @@ static rfr_status run_many(const rfr_call *const *calls, int n, rfi_collective_k
       many = 1, s = sum_parts(calls[i], calls[0]->stream);
       continue;
     }
-    for (many = 0; i + many < n && many < MOST && rfi_collective_ranks(calls[i + many]) > 1; many++)
+    for (many = 0; i + many < n && many < MOST && rfi_collective_ranks(calls[i + many]) > 1; many++) {
+      if (calls[i + many]->workspace) break;
       group[many] = rfi_collective_of(calls[i + many], kind);
+    }
     if (many > 0) s = comm->table->run_all(comm, group, many, calls[0]->stream);
     else many = 1, s = run(calls[i], kind);
   }
