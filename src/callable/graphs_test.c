@@ -305,7 +305,7 @@ static void test_descriptions(void **state) {
   c[1].n_links = 0;
   const char *const outputs[] = {"y", NULL, "y"};
   c[0].outputs = outputs, c[0].n_outputs = 3;
-  rft_refused(try_create(c, 2, NULL), "graphs.callable", "twice");
+  rft_refused(try_create(c, 2, NULL), "graphs.callable", "repeats output \"y\"");
   c[0].n_outputs = 2;
   OK(try_create(c, 2, NULL));
   c[0].outputs = NULL, c[0].n_outputs = 0;

@@ -209,9 +209,9 @@ static rfr_status capture_both(const gpu_comm *c, char *memory, bool *good) {
   return s;
 }
 
-/* The window is registered. Copies twice before the capture. The first copy connects the ranks, which must not happen in
- * a capture. The second is needed because NCCL numbers the waits of calls outside of captures, and all captured calls
- * have the first number. */
+/* The window is registered. Copies twice before the capture. The first copy connects the ranks, which must not happen
+ * in a capture. The second is needed because NCCL numbers the waits of calls outside of captures, and all captured
+ * calls have the first number. */
 static rfr_status try_copies(gpu_comm *c, bool *good) {
   rfi_block *b = c->block;
   *good = false;
@@ -263,8 +263,7 @@ static rfr_status open_copies(gpu_comm *c, offer *all) {
   RFI_TRY(agree(c, &mine, all, &able));
   if (!able) return RFR_OK;
   rfi_block *b = c->block;
-  mine.able =
-      c->f.CommWindowRegister(c->copies, b->memory, b->n, &b->window, NCCL_SYMMETRIC) == 0 && b->window != NULL;
+  mine.able = c->f.CommWindowRegister(c->copies, b->memory, b->n, &b->window, NCCL_SYMMETRIC) == 0 && b->window != NULL;
   RFI_TRY(agree(c, &mine, all, &able));
   if (!able) return RFR_OK;
   RFI_TRY(try_copies(c, &mine.able));
