@@ -42,43 +42,37 @@ static void *load(void) {
   return object;
 }
 
+typedef struct symbol {
+  const char *name;
+  void *slot; /* gets the address */
+} symbol;
+#define ROW(result, name, arguments) {"nccl" #name, &f->name},
+
+/* Returns the first name that the library does not have; NULL: all were found. */
+static const char *find_symbols(void *object, const symbol *rows, size_t n) {
+  for (size_t i = 0; i < n; i++) {
+    void *address = dlsym(object, rows[i].name);
+    if (!address) return rows[i].name;
+    memcpy(rows[i].slot, &address, sizeof address);
+  }
+  return NULL;
+}
+
 /* Sets f->copies if the library has all functions for copy engines. */
 static void load_copy_functions(void *object, rfi_nccl_functions *f, int version) {
-  const struct {
-    const char *name;
-    void *slot;
-  } rows[] = {
-#define ROW(result, name, arguments) {"nccl" #name, &f->name},
-      COPY_FUNCTIONS(ROW)
-#undef ROW
-  };
-  f->copies = version >= LEAST_FOR_COPIES;
-  for (size_t i = 0; i < sizeof rows / sizeof *rows && f->copies; i++) {
-    void *symbol = dlsym(object, rows[i].name);
-    memcpy(rows[i].slot, &symbol, sizeof symbol);
-    f->copies = symbol != NULL;
-  }
+  const symbol rows[] = {COPY_FUNCTIONS(ROW)};
+  f->copies = version >= LEAST_FOR_COPIES && !find_symbols(object, rows, sizeof rows / sizeof *rows);
 }
 
 static rfr_status load_functions(const rfi_cuda_host *core, rfi_nccl_functions *f, int *version) {
+  const symbol rows[] = {FUNCTIONS(ROW)};
   void *object = load();
   if (!object) {
     const char *why = dlerror();
     return core->fail(RFI_E_BACKEND_MISSING, "libnccl.so.2 cannot be loaded: %s", why ? why : "not found");
   }
-  const struct {
-    const char *name;
-    void *slot;
-  } rows[] = {
-#define ROW(result, name, arguments) {"nccl" #name, &f->name},
-      FUNCTIONS(ROW)
-#undef ROW
-  };
-  for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
-    void *symbol = dlsym(object, rows[i].name);
-    if (!symbol) return core->fail(RFI_E_BACKEND_MISSING, "libnccl.so.2 has no %s", rows[i].name);
-    memcpy(rows[i].slot, &symbol, sizeof symbol);
-  }
+  const char *missing = find_symbols(object, rows, sizeof rows / sizeof *rows);
+  if (missing) return core->fail(RFI_E_BACKEND_MISSING, "libnccl.so.2 has no %s", missing);
   *version = 0;
   if (f->GetVersion(version) != 0 || *version < LEAST_VERSION || *version >= LEAST_OF_NEXT)
     return core->fail(RFI_E_BACKEND_MISSING, "libnccl.so.2 is NCCL %d.%d.%d, but 2.18 or newer, below 3, is needed",
@@ -86,6 +80,8 @@ static rfr_status load_functions(const rfi_cuda_host *core, rfi_nccl_functions *
   load_copy_functions(object, f, *version);
   return RFR_OK;
 }
+
+#undef ROW
 
 bool rfi_nccl_describe(const rfi_cuda_host *core, char *text, size_t size) {
   rfi_nccl_functions f;
