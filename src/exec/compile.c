@@ -177,6 +177,7 @@ static void set_side(rfi_program *g, const rfi_side_op *side) {
     while (until < g->u.n_bound && g->u.bound[until].op < side[b->op].until) until++;
     if (until < g->u.n_bound) g->u.bound[until].waits = b->side;
     while (g->u.bound[from].op > side[b->op].from) from--;
+    while (from > 0 && g->u.bound[from - 1].side) from--; /* side ops in a row need only one fork */
     g->u.bound[from].forks = true;
   }
 }

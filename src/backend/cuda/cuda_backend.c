@@ -40,6 +40,7 @@ struct rfi_device {
   cudaEvent_t start, end;    /* of a timed op */
   cudaEvent_t fork, join;    /* of the side stream */
   cudaEvent_t mark[MARKS];   /* recorded after op n of the side stream: element n % MARKS */
+  int marked[MARKS];         /* the last op of that launch */
   int64_t free_at_open;
   rfr_memory_use use; /* `taken` is not set */
   rfi_lt *lt;         /* NULL without a device */
@@ -412,17 +413,19 @@ static rfr_status enqueue_side(rfi_device *d, const rfi_bound *bound, int n, bra
   if (x->first == 0) x->first = bound->side;
   RFI_TRY(enqueue_next(bound, n, x->stream, many));
   x->last = bound[*many - 1].side;
-  for (int i = 0; i < *many; i++)
+  for (int i = 0; i < *many; i++) {
     CUDA(cudaEventRecord(d->mark[bound[i].side % MARKS], x->stream), "recording an event");
+    d->marked[bound[i].side % MARKS] = x->last;
+  }
   return RFR_OK;
 }
 
-/* Orders later work of the main stream after op `number` of the side stream. Its event may have been reused by a later
- * op, which is after it on the stream. */
+/* Orders later work of the main stream after op `number` of the side stream and those that share its launch. Its event
+ * may have been reused by a later op, which is after it on the stream. */
 static rfr_status wait_for_side(rfi_device *d, int number, branch *x) {
   if (number > x->last) number = x->last;
   if (number <= x->waited || number < x->first || x->first == 0) return RFR_OK; /* an earlier call enqueued it */
-  x->waited = number;
+  x->waited = d->marked[number % MARKS];
   return rfi_cuda_check(cudaStreamWaitEvent(d->stream, d->mark[number % MARKS], 0), "waiting for an event");
 }
 
@@ -452,16 +455,35 @@ static const rfi_bound *first_side_op(const rfi_bound *bound, int n) {
 
 static bool is_collective(const rfi_bound *side) { return side->recorded->def->flags & RFI_COLLECTIVE; }
 
-/* `units` NULL: the order is not checked. */
+/* Enqueues op i and those that share its launch. `units` NULL: the order is not checked. */
+static rfr_status enqueue_at(rfi_device *d, const rfi_bound *bound, int i, int n, rfi_units *units, branch *x,
+                             int *many) {
+  const rfi_bound *b = &bound[i];
+  if (b->waits) RFI_TRY(wait_for_side(d, b->waits, x));
+  const rfr_status s = enqueue_op(d, b, n - i, x, many);
+  if (s != RFR_OK) d->failed = i;
+  RFI_TRY(s);
+  return units ? rfi_units_note(units, b->side ? x->stream : d->stream, i, *many) : RFR_OK;
+}
+
+/* If collectives begin at i: the op of the main stream after them, unless it waits for one of them; else i. It enters
+ * the graph before them, because CUDA starts the node first that was added first: on two H200 the main stream would
+ * otherwise wait for several of the collectives. */
+static int ahead(const rfi_bound *bound, int i, int n) {
+  int main = i;
+  while (main < n && bound[main].side && is_collective(&bound[main])) main++;
+  return main < n && bound[main].waits < bound[i].side ? main : i;
+}
+
 static rfr_status enqueue_all(rfi_device *d, const rfi_bound *bound, int n, rfi_units *units, branch *x) {
-  for (int i = 0, many = 1; i < n; i += many) {
-    const rfi_bound *b = &bound[i];
-    if (b->waits) RFI_TRY(wait_for_side(d, b->waits, x));
-    if (b->forks) RFI_TRY(fork_branch(d, x));
-    const rfr_status s = enqueue_op(d, b, n - i, x, &many);
-    if (s != RFR_OK) d->failed = i;
-    RFI_TRY(s);
-    if (units) RFI_TRY(rfi_units_note(units, b->side ? x->stream : d->stream, i, many));
+  for (int i = 0, many; i < n; i += many) {
+    const int main = ahead(bound, i, n);
+    int later = 0; /* ops of the main stream enqueued before op i */
+    if (bound[i].forks) RFI_TRY(fork_branch(d, x));
+    if (main > i) RFI_TRY(enqueue_at(d, bound, main, n, units, x, &later));
+    for (; i < main; i += many) RFI_TRY(enqueue_at(d, bound, i, main, units, x, &many));
+    if (later > 0) many = later;
+    else RFI_TRY(enqueue_at(d, bound, i, n, units, x, &many));
   }
   return RFR_OK;
 }
