@@ -8,7 +8,8 @@
  *
  * In a program with collectives over ranks the side stream has only these, in their order, which is that of every rank.
  * Each is waited for separately, by the first op of the main stream that conflicts with it. A reduction is read late,
- * so the main stream waits for it after the next reductions begin: at most two groups of unreduced gradients are live.
+ * so the main stream waits for it after the reductions of the next layer begin: the unreduced gradients of at most two
+ * layers are live.
  *
  * Work is computed from shapes, so a trace has the same side stream on every device; steps with large ops have none. An
  * op's sums do not depend on its stream, so the side stream does not change results.
@@ -116,10 +117,13 @@ static int next_on_main(const rfr_trace *t, int i) {
   return i;
 }
 
-/* The end of the group of reductions that follows the group of op i; n_ops: there is none. */
+/* The op after the next group of reductions that follows a dgrad op; n_ops: there is none. Reductions between which
+ * there are only wgrad ops end the backward, so their memory is not needed soon. */
 static int after_next_group(const rfr_trace *t, int i) {
-  int k = next_on_main(t, i);
-  while (k < t->n_ops && t->ops[k].def->code != RFI_OP_reduce_scatter) k++;
+  bool between = false;
+  int k = i;
+  for (; k < t->n_ops && !(between && t->ops[k].def->code == RFI_OP_reduce_scatter); k++)
+    between = between || t->ops[k].phase == RFR_PHASE_DGRAD;
   return next_on_main(t, k);
 }
 

@@ -50,10 +50,9 @@ static void test_waits(void **state) {
   rfr_trace_destroy(t);
 }
 
-/* The main stream waits for a gather at its reader. It waits for a reduction after the next reduction has begun, unless
- * an earlier op reads the result. */
-static void test_collectives(void **state) {
-  (void)state;
+/* The main stream waits for a gather at its reader. It waits for a reduction after the next one that follows
+ * a dgrad op has begun, unless an earlier op reads the result. */
+static void check_collectives(rfr_phase between, const rfi_side_op wanted[12]) {
   rfr_trace *t;
   rfi_side_op *side;
   const int64_t size = 100, workspace[12] = {0};
@@ -63,6 +62,7 @@ static void test_collectives(void **state) {
   rfr_set_phase(t, RFR_PHASE_WGRAD); /* in a trace with collectives small ops stay on the main stream */
   rfr_copy(t, a);
   rfr_copy(t, all);
+  rfr_set_phase(t, between);
   for (int k = 0; k < 3; k++) {
     reduced[k] = rfr_reduce_scatter(t, all, 2);
     rfr_copy(t, a);
@@ -72,10 +72,15 @@ static void test_collectives(void **state) {
   assert_int_equal(rfr_trace_finish(t), RFR_OK);
   assert_int_equal(rfi_branch(t, workspace, &side), RFR_OK);
   assert_non_null(side);
-  const rfi_side_op wanted[12] = {[1] = {1, 3}, [4] = {4, 7}, [6] = {6, 9}, [8] = {8, 11}};
-  assert_memory_equal(side, wanted, sizeof wanted);
+  assert_memory_equal(side, wanted, 12 * sizeof *wanted);
   rfi_free(ctx, side);
   rfr_trace_destroy(t);
+}
+
+static void test_collectives(void **state) {
+  (void)state;
+  check_collectives(RFR_PHASE_DGRAD, (rfi_side_op[12]){[1] = {1, 3}, [4] = {4, 7}, [6] = {6, 9}, [8] = {8, 11}});
+  check_collectives(RFR_PHASE_WGRAD, (rfi_side_op[12]){[1] = {1, 3}, [4] = {4, 10}, [6] = {6, 12}, [8] = {8, 11}});
 }
 
 /* Random copies of earlier values; a third of them have phase wgrad. */

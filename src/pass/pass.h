@@ -34,6 +34,8 @@ rfr_status rfi_rewrite_begin(const rfr_trace *from, rfi_rewrite *r);
 /* Starts a new trace without inputs; copies input i. */
 rfr_status rfi_rewrite_open(const rfr_trace *from, rfi_rewrite *r);
 rfr_status rfi_rewrite_input(rfi_rewrite *r, int i);
+/* Copies the file name of a source of `from` into the arena of `to`. */
+rfr_status rfi_rewrite_source(rfi_rewrite *r, rfr_source *at);
 /* Copies op i with mapped operands. dead (may be NULL) marks further results to remove. */
 rfr_status rfi_rewrite_op(rfi_rewrite *r, int i, const bool *dead);
 /* Appends `proto` in place of op i; its results replace those of op i, in order. Operands of `proto` are values of
@@ -121,6 +123,8 @@ rfr_status rfi_pass_fuse(const rfr_trace *in, const rfi_pass_options *o, rfi_rep
 rfr_status rfi_pass_recompute(const rfr_trace *in, const rfi_pass_options *o, rfi_report *report, rfr_trace **out);
 rfr_status rfi_pass_shard(const rfr_trace *in, const rfi_pass_options *o, rfi_report *report, rfr_trace **out);
 rfr_status rfi_pass_lower(const rfr_trace *in, const rfi_pass_options *o, rfi_report *report, rfr_trace **out);
+/* Part of shard: the wgrad GEMMs of the layer after an embedding follow the embedding's gradient (late_wgrad.c). */
+rfr_status rfi_delay_wgrads(const rfr_trace *in, rfi_report *report, rfr_trace **out);
 /* Part of fuse: the gradients of a norm become one op (fuse_norm.c). */
 rfr_status rfi_fuse_norms(const rfr_trace *in, const rfi_pass_options *o, rfi_report *report, rfr_trace **out);
 /* Part of fuse: sums of all slices of two results become one sum (fuse_parts.c). */

@@ -18,16 +18,6 @@ static const struct {
 _Static_assert(sizeof passes / sizeof *passes + 1 == RFI_STAGES,
                "a stage for each pass and one for the recorded trace");
 
-static rfr_status peak_of(const rfr_trace *t, int64_t *peak) {
-  int64_t *live;
-  RFI_TRY(rfi_live_bytes(t, &live));
-  *peak = 0;
-  for (int i = 0; i < t->n_ops; i++)
-    if (live[i] > *peak) *peak = live[i];
-  rfi_free(t->ctx, live);
-  return RFR_OK;
-}
-
 /* Names the values after autodiff; adds the ops that watch them after the last pass. */
 static rfr_status watch(const rfi_pass_options *o, rfi_pipeline *p, rfi_stage *stage) {
   if (!o->watch) return RFR_OK;
@@ -46,7 +36,7 @@ static rfr_status run_passes(const rfi_pass_options *o, rfi_pipeline *p) {
     stage->pass = passes[p->n - 1].name;
     RFI_TRY(passes[p->n - 1].run(before->trace, o, &stage->report, &stage->trace));
     RFI_TRY(watch(o, p, stage));
-    RFI_TRY(peak_of(stage->trace, &stage->peak));
+    RFI_TRY(rfi_live_peak(stage->trace, &stage->peak));
     RFI_TRY(rfi_report_line(&stage->report, "%s: %d ops before, %d after; peak of live bytes %lld before, %lld after",
                             stage->pass, before->trace->n_ops, stage->trace->n_ops, (long long)before->peak,
                             (long long)stage->peak));
@@ -62,7 +52,7 @@ rfr_status rfi_pipeline_run(const rfr_trace *recorded, const rfi_pass_options *o
   p->stage[0].pass = "record";
   p->n = 1;
   RFI_GOTO(rfi_copy_trace(recorded, &p->stage[0].trace));
-  RFI_GOTO(peak_of(p->stage[0].trace, &p->stage[0].peak));
+  RFI_GOTO(rfi_live_peak(p->stage[0].trace, &p->stage[0].peak));
   RFI_GOTO(run_passes(o, p));
   return RFR_OK;
 fail:

@@ -19,8 +19,8 @@ rfr_status rfi_report_line(rfi_report *r, const char *format, ...) {
   return rfi_string_printf(&r->text, "%s\n", line);
 }
 
-/* Copies the file name into the new arena; consecutive ops usually share it. */
-static rfr_status own_source(rfi_rewrite *r, rfr_source *at) {
+/* Consecutive ops usually share the file name. */
+rfr_status rfi_rewrite_source(rfi_rewrite *r, rfr_source *at) {
   if (!at->file) return RFR_OK;
   if (!r->file || strcmp(r->file, at->file) != 0)
     if (!(r->file = rfi_arena_strdup(r->to->arena, at->file))) return RFR_NO_MEMORY;
@@ -31,7 +31,7 @@ static rfr_status own_source(rfi_rewrite *r, rfr_source *at) {
 rfr_status rfi_rewrite_input(rfi_rewrite *r, int i) {
   const rfi_value *x = &r->from->values[r->from->inputs[i]];
   rfr_source at = x->at;
-  RFI_TRY(own_source(r, &at));
+  RFI_TRY(rfi_rewrite_source(r, &at));
   r->map[r->from->inputs[i]] =
       rfr_input_at(r->to, at, x->name, (rfr_role)x->role, x->type.dtype, x->type.rank, x->type.shape);
   return rfr_trace_status(r->to);
@@ -85,7 +85,7 @@ void rfi_rewrite_abort(rfi_rewrite *r) {
 /* Strings belong to the old trace; in a parsed trace, source locations do too. */
 static rfr_status own_strings(rfi_rewrite *r, rfi_opr *op) {
   rfr_trace *t = r->to;
-  RFI_TRY(own_source(r, &op->at));
+  RFI_TRY(rfi_rewrite_source(r, &op->at));
   if (strcmp(op->scope, t->scope) == 0) op->scope = t->scope;
   else if (!(op->scope = rfi_arena_strdup(t->arena, op->scope))) return RFR_NO_MEMORY;
   else t->scope = op->scope;

@@ -19,15 +19,20 @@
  * gets the parts of the other gradients.
  *
  * A bucket is the parameters of one layer (the first component of the scope of their first reader; a small bucket joins
- * the next one). Its collectives are adjacent, so that a backend can launch them together. A region is a run of ops in
- * which no other bucket is read. Its gather is placed one region ahead.
+ * the next one). Its collectives are adjacent, so that a backend can launch them together. Only the large gradients of
+ * the last bucket are reduced one by one, because few ops remain to overlap with their reduction. A region is a run of
+ * ops in which no other bucket is read. Its gather is placed one region ahead.
  */
 #include <stdlib.h>
 #include <string.h>
 
 #include "pass/pass.h"
 
-enum { PART = 256, SMALL = 8 }; /* a bucket is small if the next bucket has more than SMALL times its elements */
+enum {
+  PART = 256,
+  SMALL = 8,      /* a bucket is small if the next bucket has more than SMALL times its elements */
+  LARGE = 1 << 20 /* elements of a gradient of the last group that is reduced by itself */
+};
 
 typedef struct parameter {
   bool own;           /* a weight of this rank's experts */
@@ -47,7 +52,8 @@ typedef struct bucket {
 typedef struct gradient { /* the gradient of a parameter; in mode full, the contribution of one microbatch */
   rfr_value value;        /* in the old trace */
   int sum, bucket, microbatch;
-  int after;      /* the op after which all gradients of its bucket and microbatch are complete; -1: they are inputs */
+  int alone;      /* 0: it is reduced with its group; else 1 + the op that computes it */
+  int after;      /* the op after which all gradients of its group are complete; -1: they are inputs */
   rfr_value part; /* in the new trace: this rank's part, reduced */
 } gradient;
 
@@ -274,24 +280,27 @@ static void add_gradients(sharding *s, const rfi_uses *uses, int sum, int bucket
   const rfr_trace *t = s->r.from;
   for (rfr_value v = t->ops[sum].in[0]; v >= 0; v = s->o->shard == RFR_SHARD_FULL ? earlier(s, uses, v) : RFR_NONE) {
     const int made = t->values[v].op, microbatch = made < 0 ? -1 : t->ops[made].microbatch;
-    s->gradient[s->n_gradients++] = (gradient){v, sum, bucket, microbatch, made, RFR_NONE};
+    s->gradient[s->n_gradients++] = (gradient){v, sum, bucket, microbatch, 0, made, RFR_NONE};
   }
 }
 
+static int compare(int x, int y) { return (x > y) - (x < y); }
+
 static int by_group(const gradient *x, const gradient *y) {
-  return x->bucket != y->bucket ? (x->bucket > y->bucket) - (x->bucket < y->bucket)
-                                : (x->microbatch > y->microbatch) - (x->microbatch < y->microbatch);
+  return x->bucket != y->bucket           ? compare(x->bucket, y->bucket)
+         : x->microbatch != y->microbatch ? compare(x->microbatch, y->microbatch)
+                                          : compare(x->alone, y->alone);
 }
 
 static int compare_groups(const void *a, const void *b) {
   const gradient *x = a, *y = b;
   const int order = by_group(x, y);
-  return order ? order : (x->sum > y->sum) - (x->sum < y->sum);
+  return order ? order : compare(x->sum, y->sum);
 }
 
 static int compare_times(const void *a, const void *b) {
   const gradient *x = a, *y = b;
-  return x->after != y->after ? (x->after > y->after) - (x->after < y->after) : compare_groups(a, b);
+  return x->after != y->after ? compare(x->after, y->after) : compare_groups(a, b);
 }
 
 /* The end of the group of gradients that begins at index i. */
@@ -314,11 +323,19 @@ static rfr_status find_reductions(sharding *s) {
   }
   rfi_free(t->ctx, uses);
   qsort(s->gradient, (size_t)s->n_gradients, sizeof *s->gradient, compare_groups);
+  const gradient *latest = NULL;
+  for (int i = 0; i < s->n_gradients; i++)
+    if (!latest || s->gradient[i].after > latest->after) latest = &s->gradient[i];
   for (int i = 0, end; i < s->n_gradients; i = end) {
     int last = -1;
     end = group_end(s, i);
     for (int k = i; k < end; k++) last = s->gradient[k].after > last ? s->gradient[k].after : last;
-    for (int k = i; k < end; k++) s->gradient[k].after = last;
+    const bool is_latest = latest && by_group(&s->gradient[i], latest) == 0;
+    for (int k = i; k < end; k++) {
+      gradient *g = &s->gradient[k];
+      if (is_latest && rfi_count(&t->values[g->value].type) >= LARGE) g->alone = g->after + 1;
+      else g->after = last;
+    }
   }
   qsort(s->gradient, (size_t)s->n_gradients, sizeof *s->gradient, compare_times);
   return RFR_OK;
@@ -462,23 +479,27 @@ static rfr_value operand(sharding *s, rfr_value v) {
   if (s->again[v] >= 0 && s->again_in[v] == s->parameter[p].region) return s->again[v];
   const rfi_opr *op = &t->ops[t->values[v].op];
   const rfr_value x = operand(s, op->in[0]);
+  rfr_source at = op->at;
+  if (rfi_rewrite_source(&s->r, &at) != RFR_OK) at = nowhere;
   s->again_in[v] = s->parameter[p].region;
-  return s->again[v] = rfi_record(s->r.to, op->at, op->def->code, 1, &x, op->attr, NULL);
+  return s->again[v] = rfi_record(s->r.to, at, op->def->code, 1, &x, op->attr, NULL);
 }
 
 static rfr_status rewrite_norm(sharding *s, int i) {
   const rfi_opr *op = &s->r.from->ops[i];
   rfr_trace *to = s->r.to;
   rfr_value *part, out[3];
+  rfr_source at = op->at;
+  RFI_TRY(rfi_rewrite_source(&s->r, &at));
   RFI_TRY(RFI_ALLOC(to->ctx, sizeof *part * (size_t)op->n_in, &part));
   for (int k = 1; k < op->n_in; k++) part[k - 1] = s->reduced[op->in[k]];
   const rfi_attr ranks = rfi_i(s->o->ranks);
   rfr_scope(to, "optimizer");
   rfr_set_phase(to, RFR_PHASE_OPTIM);
-  const rfr_value own = rfi_record(to, op->at, RFI_OP_grad_squares, op->n_in - 1, part, NULL, NULL);
+  const rfr_value own = rfi_record(to, at, RFI_OP_grad_squares, op->n_in - 1, part, NULL, NULL);
   const rfr_value zeros = op->in[0] < 0 ? RFR_NONE : s->r.map[op->in[0]];
-  const rfr_value in[2] = {zeros, rfr_all_gather_at(to, op->at, own, s->o->ranks)};
-  rfi_record(to, op->at, RFI_OP_norm_of_squares, 2, in, &ranks, out);
+  const rfr_value in[2] = {zeros, rfr_all_gather_at(to, at, own, s->o->ranks)};
+  rfi_record(to, at, RFI_OP_norm_of_squares, 2, in, &ranks, out);
   rfi_free(to->ctx, part);
   RFI_TRY(rfr_trace_status(to));
   for (int j = 0; j < op->n_out; j++)
@@ -602,12 +623,10 @@ static void deinit(sharding *s) {
   for (size_t i = 0; i < sizeof memory / sizeof *memory; i++) rfi_free(ctx, memory[i]);
 }
 
-rfr_status rfi_pass_shard(const rfr_trace *in, const rfi_pass_options *o, rfi_report *report, rfr_trace **out) {
+static rfr_status shard(const rfr_trace *in, const rfi_pass_options *o, rfi_report *report, rfr_trace **out) {
   sharding s = {.o = o, .report = report, .r = {.from = in}};
   rfr_status st;
   bool any = false;
-  *out = NULL;
-  if (o->ranks <= 1) return rfi_copy_trace(in, out);
   st = allocate(&s);
   if (st == RFR_OK) st = analyze(&s, &any);
   if (st == RFR_OK && !any) st = rfi_copy_trace(in, out);
@@ -622,4 +641,14 @@ rfr_status rfi_pass_shard(const rfr_trace *in, const rfi_pass_options *o, rfi_re
   s.r.from = in;
   deinit(&s);
   return st;
+}
+
+rfr_status rfi_pass_shard(const rfr_trace *in, const rfi_pass_options *o, rfi_report *report, rfr_trace **out) {
+  rfr_trace *delayed;
+  *out = NULL;
+  if (o->ranks <= 1) return rfi_copy_trace(in, out);
+  RFI_TRY(rfi_delay_wgrads(in, report, &delayed));
+  const rfr_status s = shard(delayed, o, report, out);
+  rfr_trace_destroy(delayed);
+  return s;
 }

@@ -230,21 +230,23 @@ static void shard(rfr_trace *t, rfr_shard mode, rfi_report *report, rfr_trace **
   OK(rfi_pass_shard(*joint, &o, report, out));
 }
 
-/* The positions of gathers, reductions, sums of parts and GEMMs other than wgrads, by layer. */
-static void check_places(int microbatches, const char *want) {
+/* The positions of gathers, reductions, sums of parts and GEMMs by layer; w: wgrads and gradients of an embedding, only
+ * if `wgrads`. */
+static void check_order(rfr_trace *t, bool wgrads, const char *want) {
   rfi_report report = {.text = {.ctx = ctx}};
-  rfr_trace *t = record(ctx, 2, microbatches, false), *joint, *sharded;
+  rfr_trace *joint, *sharded;
   char order[128] = "";
   size_t n = 0;
   shard(t, RFR_SHARD_FULL, &report, &joint, &sharded);
   for (int i = 0; i < sharded->n_ops; i++) {
     const rfi_opr *op = &sharded->ops[i];
-    const int code = (int)op->def->code, layer = strncmp(op->scope, "layer", 5) == 0 ? op->scope[5] : 'o';
-    const char kind = code == RFI_OP_all_gather                               ? 'g'
-                      : code == RFI_OP_reduce_scatter                         ? 'r'
-                      : code == RFI_OP_accumulate                             ? '+'
-                      : code == RFI_OP_matmul && op->phase != RFR_PHASE_WGRAD ? 'm'
-                                                                              : 0;
+    const int code = (int)op->def->code, layer = strncmp(op->scope, "layer", 5) == 0 ? op->scope[5] : op->scope[0];
+    const char kind = code == RFI_OP_all_gather                                                ? 'g'
+                      : code == RFI_OP_reduce_scatter                                          ? 'r'
+                      : code == RFI_OP_accumulate                                              ? '+'
+                      : code == RFI_OP_matmul && op->phase != RFR_PHASE_WGRAD                  ? 'm'
+                      : wgrads && op->phase == RFR_PHASE_WGRAD && !(op->def->flags & RFI_VIEW) ? 'w'
+                                                                                               : 0;
     if (!kind || (n >= 2 && order[n - 2] == kind && order[n - 1] == layer)) continue;
     order[n++] = kind, order[n++] = (char)layer, order[n] = '\0';
     assert_true(n + 2 < sizeof order);
@@ -254,12 +256,60 @@ static void check_places(int microbatches, const char *want) {
   rfr_trace_destroy(t), rfr_trace_destroy(joint), rfr_trace_destroy(sharded);
 }
 
+static void check_places(int microbatches, const char *want) {
+  check_order(record(ctx, 2, microbatches, false), false, want);
+}
+
 /* A gather comes one region before the region that needs it. A reduction comes directly after its bucket's last
  * gradient. The sum with earlier microbatches comes after the next reduction. */
 static void test_places(void **none) {
   (void)none;
   check_places(1, "g0g1m0g2m1g1m2r2g0m1r1m0r0go");
   check_places(2, "g0g1m0g2m1g1m2r2g0m1r1g1m0r0m0g2m1g1m2r2g0m1r1+2m0r0+1+0go");
+}
+
+/* An embedding and two layers of two weights each, of which the weights have `rows` x `width` elements. */
+static rfr_trace *record_embedding(int64_t rows, int64_t width) {
+  enum { TOKENS = 8, TENSORS = 5 };
+  rfr_trace *t;
+  rfr_value w[TENSORS], g[TENSORS], skip;
+  const int64_t wide[2] = {rows, width}, tall[2] = {width, rows}, tokens = TOKENS;
+  OK(rfr_trace_create(ctx, &t));
+  for (int k = 0; k < TENSORS; k++) {
+    const char name[3] = {'w', (char)('0' + k), '\0'};
+    w[k] = rfr_input(t, name, RFR_ROLE_TRAINABLE, RFR_BF16, 2, k == 0 || k % 2 ? wide : tall);
+  }
+  rfr_scope(t, "embed");
+  rfr_value h = rfr_embedding(t, w[0], rfr_input(t, "tokens", RFR_ROLE_INPUT, RFR_I32, 1, &tokens));
+  for (int l = 0; l < 2; l++) {
+    rfr_scope(t, l ? "layer1" : "layer0");
+    h = rfr_add(t, h, rfr_linear(t, rfr_gelu(t, rfr_linear(t, h, w[2 * l + 1], RFR_NONE), 1), w[2 * l + 2], RFR_NONE));
+  }
+  rfr_scope(t, "head");
+  const rfr_value loss = rfr_sum(t, rfr_cast(t, rfr_mul(t, h, h), RFR_F32), -1), step = rfr_step_block(t);
+  for (int k = 0; k < TENSORS; k++) g[k] = rfr_gradient(t, loss, w[k], RFR_F32);
+  rfr_set_phase(t, RFR_PHASE_OPTIM);
+  rfr_scope(t, "optimizer");
+  for (int k = 0; k < TENSORS; k++) g[k] = rfr_all_reduce(t, g[k], 2);
+  const rfr_value lr = rfr_fill(t, 0.01, RFR_F32, 1, ((int64_t[]){1}));
+  const rfr_value norm = rfr_grad_norm(t, TENSORS, g, &skip), clip = rfr_clip_scale(t, norm, 0.5);
+  for (int k = 0; k < TENSORS; k++) {
+    const char m[3] = {'m', (char)('0' + k), '\0'}, v[3] = {'v', (char)('0' + k), '\0'};
+    const int64_t *shape = k == 0 || k % 2 ? wide : tall;
+    rfr_adamw(t, w[k], g[k], rfr_input(t, m, RFR_ROLE_STATE, RFR_F32, 2, shape),
+              rfr_input(t, v, RFR_ROLE_STATE, RFR_F32, 2, shape), RFR_NONE, lr, clip, skip, step, NULL);
+  }
+  rfr_step_end(t, step, skip);
+  rfr_output(t, "norm", norm);
+  return t;
+}
+
+/* The wgrads of layer 0 follow the gradient of the embedding, which is reduced in the meantime. Large gradients of
+ * layer 0 are reduced one by one, small ones together. */
+static void test_embedding(void **none) {
+  (void)none;
+  check_order(record_embedding(64, 32), true, "geg0g1m0g0m1w1m1w1r1m0werew0r0go");
+  check_order(record_embedding(2048, 1024), true, "geg0g1m0g0m1w1m1w1r1m0werew0r0w0r0go");
 }
 
 static int64_t planned(const rfr_trace *t, rfr_comm *comm, int64_t budget) {
@@ -327,8 +377,8 @@ static void test_refused(void **none) {
 }
 
 int main(void) {
-  const struct CMUnitTest tests[] = {rft_context_test(test_modes), rft_context_test(test_places),
-                                     rft_context_test(test_unreduced), rft_context_test(test_budget),
-                                     rft_context_test(test_refused)};
+  const struct CMUnitTest tests[] = {rft_context_test(test_modes),     rft_context_test(test_places),
+                                     rft_context_test(test_embedding), rft_context_test(test_unreduced),
+                                     rft_context_test(test_budget),    rft_context_test(test_refused)};
   return cmocka_run_group_tests_name("shard", tests, NULL, NULL);
 }

@@ -60,3 +60,13 @@ rfr_status rfi_live_bytes(const rfr_trace *t, int64_t **out) {
   rfi_free(t->ctx, life);
   return s;
 }
+
+rfr_status rfi_live_peak(const rfr_trace *t, int64_t *peak) {
+  int64_t *live;
+  RFI_TRY(rfi_live_bytes(t, &live));
+  *peak = 0;
+  for (int i = 0; i < t->n_ops; i++)
+    if (live[i] > *peak) *peak = live[i];
+  rfi_free(t->ctx, live);
+  return RFR_OK;
+}
