@@ -14,6 +14,7 @@
 #include "backend/cuda/cuda_find.h"
 #include "backend/cuda/cuda_module.h"
 #include "backend/cuda/cuda_select.h"
+#include "backend/cuda/graph_fill.h"
 #include "backend/cuda/lt.h"
 #include "backend/cuda/nccl.h"
 #include "backend/cuda/ranges.h"
@@ -559,6 +560,12 @@ static rfr_status capture_copies(rfi_device *d, rfi_graph *to, rfi_units *units)
   return units && to->n_copies > 0 ? rfi_units_note(units, d->stream, 0, 0) : RFR_OK;
 }
 
+static rfr_status fill_by_kernels(rfi_device *d, cudaGraph_t graph) {
+  int priority;
+  CUDA(cudaStreamGetPriority(d->stream, &priority), "reading a stream");
+  return rfi_cuda_fill_by_kernels(core, d->ctx, graph, priority);
+}
+
 static rfr_status instantiate(rfi_device *d, const rfi_bound *bound, int n, rfi_units *units, rfi_graph *to) {
   cudaGraph_t graph = NULL;
   const int64_t had = free_bytes();
@@ -569,6 +576,7 @@ static rfr_status instantiate(rfi_device *d, const rfi_bound *bound, int n, rfi_
   const int64_t captured = free_bytes();
   if (s == RFR_OK) s = rfi_cuda_check(e, "ending a capture");
   if (s == RFR_OK && units) s = rfi_units_check(core, d->ctx, units, graph, bound);
+  if (s == RFR_OK) s = fill_by_kernels(d, graph);
   if (s == RFR_OK) s = rfi_cuda_check(cudaGraphInstantiate(&to->exec, graph, 0), "making a graph");
   if (s == RFR_OK) s = rfi_cuda_check(cudaGraphUpload(to->exec, d->stream), "uploading a graph");
   if (s == RFR_OK) s = order_after(d, d->stream, d->at);

@@ -1,0 +1,28 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The fills of a captured graph as kernels. cuBLASLt clears four bytes before most GEMMs. As a memset node such a fill
+ * waits for concurrent copies by copy engines.
+ */
+#ifndef RFI_GRAPH_FILL_H
+#define RFI_GRAPH_FILL_H
+
+#include "backend/cuda/cuda.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+struct rfi_cuda_host;
+enum { RFI_FILL_THREADS = 256 };
+
+/* fill.cu: the kernel fill(to, word, bytes); each four aligned bytes become `word`. */
+void *rfi_fill_kernel(void);
+
+/* Replaces the memset nodes, except very large ones, by kernels with this priority. */
+rfr_status rfi_cuda_fill_by_kernels(const struct rfi_cuda_host *core, rfr_ctx *ctx, cudaGraph_t graph, int priority);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif
