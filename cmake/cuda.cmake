@@ -125,3 +125,15 @@ add_executable(dist_check EXCLUDE_FROM_ALL tests/gpu/dist_check.c)
 target_include_directories(dist_check PRIVATE ${CMAKE_CUDA_TOOLKIT_INCLUDE_DIRECTORIES})
 target_link_directories(dist_check PRIVATE ${CMAKE_CUDA_IMPLICIT_LINK_DIRECTORIES})
 target_link_libraries(dist_check PRIVATE refrain cudart_static rt Threads::Threads ${CMAKE_DL_LIBS})
+
+# Records when kernels and copies run: bench/timeline.c.
+find_path(RFR_CUPTI_INCLUDE cupti.h HINTS ${CMAKE_CUDA_TOOLKIT_INCLUDE_DIRECTORIES}
+  PATH_SUFFIXES ../extras/CUPTI/include)
+find_library(RFR_CUPTI_LIBRARY cupti HINTS ${CMAKE_CUDA_IMPLICIT_LINK_DIRECTORIES}
+  ${CMAKE_CUDA_TOOLKIT_INCLUDE_DIRECTORIES}/../lib)
+mark_as_advanced(RFR_CUPTI_INCLUDE RFR_CUPTI_LIBRARY)
+if(RFR_CUPTI_INCLUDE AND RFR_CUPTI_LIBRARY)
+  add_library(timeline MODULE EXCLUDE_FROM_ALL bench/timeline.c)
+  target_include_directories(timeline PRIVATE ${RFR_CUPTI_INCLUDE} ${CMAKE_CUDA_TOOLKIT_INCLUDE_DIRECTORIES})
+  target_link_libraries(timeline PRIVATE ${RFR_CUPTI_LIBRARY} Threads::Threads)
+endif()

@@ -8,8 +8,7 @@
  * power limit has a different speed, and two ranks together have that of the slower one. DEVICE is `cuda` or, for a
  * test without GPUs, `cpu`. GB is the budget of a rank with two, in 1e9 bytes; 0: none. MODE runs one mode alone.
  *
- * The hidden share of collectives: ops are profiled one by one, without overlap. The other ops of a replay take their
- * sum there, times replay over sum of the slower rank alone. The rest of the replay is time that is not hidden.
+ * bench/timeline.c records when kernels and copies run, and bench/timeline.py prints how much of them is hidden.
  */
 #include <pthread.h>
 #include <refrain/refrain.h>
@@ -37,8 +36,7 @@ typedef struct rank {
   rfr_programs *programs;
   float loss, norm;
   int64_t total;
-  double seconds;         /* seconds of a replay */
-  double compute, others; /* seconds of the profiled ops; of the collectives */
+  double seconds; /* of a replay */
   bool failed;
 } rank;
 
@@ -181,27 +179,6 @@ static rfr_status write_inputs(rank *r) {
 
 /* ---- a rank ---- */
 
-static rfr_status profile(rank *r) {
-  static const char *const collectives[] = {"all_gather", "reduce_scatter", "all_reduce", "all_to_all"};
-  int n;
-  TRY(rfr_program_profile(r->programs, 0, NULL, 0, &n));
-  rfr_op_time *times = calloc((size_t)n, sizeof *times);
-  if (!times) return RFR_NO_MEMORY;
-  for (int again = 0; again < 2; again++) {
-    TRY(rfr_program_profile(r->programs, 0, times, n, &n));
-    r->compute = r->others = 0;
-    for (int i = 0; i < n; i++) {
-      rfr_plan_op op;
-      bool other = false;
-      TRY(rfr_program_op(r->programs, 0, times[i].op, &op));
-      for (int k = 0; k < 4; k++) other |= strcmp(op.name, collectives[k]) == 0;
-      *(other ? &r->others : &r->compute) += times[i].seconds;
-    }
-  }
-  free(times);
-  return RFR_OK;
-}
-
 static rfr_status train(rank *r) {
   rfr_compile_options o = rfr_compile_options_default();
   rfr_memory memory;
@@ -229,7 +206,7 @@ static rfr_status train(rank *r) {
   TRY(rfr_programs_read(r->programs, &x, &r->loss));
   TRY(rfr_program_output(r->programs, 0, "norm", &x));
   TRY(rfr_programs_read(r->programs, &x, &r->norm));
-  return profile(r);
+  return RFR_OK;
 }
 
 static void *run(void *arg) {
@@ -295,13 +272,9 @@ int main(int argc, char **argv) {
     if (first.ranks == 0) first = many[0];
     const bool same = memcmp(&first.loss, &many[0].loss, sizeof first.loss) == 0 &&
                       memcmp(&first.norm, &many[0].norm, sizeof first.norm) == 0;
-    const int r = slower->number; /* both ranks on the same GPU */
-    const double late = many[r].seconds - many[r].compute * slower->seconds / slower->compute;
     printf("%-10s %8.2f GB %9.2f ms  %.3f x the slower rank  loss %.9g norm %.9g%s\n", modes[mode],
            1e-9 * (double)many[0].total, 1e3 * many[0].seconds, RANKS * slower->seconds / many[0].seconds,
            (double)many[0].loss, (double)many[0].norm, same ? "" : "  BITS DIFFER");
-    printf("           %8.2f ms of collectives one by one, %.2f ms not hidden: %.0f %% hidden\n", 1e3 * many[r].others,
-           1e3 * late, 100 * (1 - late / many[r].others));
     fflush(stdout);
     bad += !same;
   }
