@@ -20,7 +20,6 @@
 #include "backend/cuda/nccl_comm.h"
 
 #include <dlfcn.h>
-#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -196,7 +195,7 @@ static rfr_status async_error(gpu_comm *c, const char *what, int *error) {
   return s;
 }
 
-static rfr_status late(const gpu_comm *c, const char *what) {
+rfr_status rfi_nccl_late(const gpu_comm *c, const char *what) {
   return c->core->fail(RFI_E_DIST_PEER, "NCCL, %s: rank %d of %d waited %g s for the others", what, c->comm.rank,
                        c->comm.size, c->timeout);
 }
@@ -211,7 +210,7 @@ static rfr_status look(gpu_comm *c, const char *what, double waited) {
   if (!lives(c)) return c->has_copies && waited > RFI_ENDING_SECONDS ? rfi_nccl_aborted(c) : RFR_OK;
   if (c->timeout <= 0 || waited <= c->timeout) return RFR_OK;
   abort_comm(&c->comm);
-  return late(c, what);
+  return rfi_nccl_late(c, what);
 }
 
 static double now(void) {
@@ -376,106 +375,6 @@ static rfr_status connect_ranks(gpu_comm *c) {
     RFI_TRY(rfi_nccl_wait(&c->comm, c->stream, "connecting the ranks"));
   }
   return RFR_OK;
-}
-
-/* Initializing an NCCL communicator has no timeout, so a separate thread does it; after the timeout the thread is
- * abandoned. Its data is in this struct. The thread or its waiter frees it, whichever ends last. */
-typedef struct entry {
-  pthread_mutex_t mutex;
-  pthread_cond_t changed;
-  rfi_nccl_functions f;
-  nccl_unique_id id;
-  const nccl_config *config; /* NULL: `settings` is not used */
-  nccl_config settings;
-  int ordinal, size, rank;
-  bool done, left; /* the thread is done; the waiter has timed out */
-  cudaError_t device;
-  int error; /* NCCL's error */
-  void *nccl;
-} entry;
-
-static void entry_destroy(entry *e) {
-  pthread_cond_destroy(&e->changed);
-  pthread_mutex_destroy(&e->mutex);
-  free(e);
-}
-
-static int init(const rfi_nccl_functions *f, void **out, int size, const nccl_unique_id *id, int rank,
-                const nccl_config *config) {
-  return config ? f->CommInitRankConfig(out, size, *id, rank, config) : f->CommInitRank(out, size, *id, rank);
-}
-
-static void *enter(void *arg) {
-  entry *e = arg;
-  void *nccl = NULL;
-  int error = 0;
-  const cudaError_t device = cudaSetDevice(e->ordinal);
-  if (device == cudaSuccess) error = init(&e->f, &nccl, e->size, &e->id, e->rank, e->config);
-  pthread_mutex_lock(&e->mutex);
-  e->device = device, e->error = error, e->nccl = nccl;
-  e->done = true;
-  const bool left = e->left;
-  pthread_cond_signal(&e->changed);
-  pthread_mutex_unlock(&e->mutex);
-  if (!left) return NULL;
-  if (error == 0 && nccl) e->f.CommAbort(nccl);
-  entry_destroy(e);
-  return NULL;
-}
-
-static entry *entry_create(const gpu_comm *c, const nccl_unique_id *id, int size, int rank, const nccl_config *config) {
-  pthread_condattr_t monotonic;
-  entry *e = malloc(sizeof *e); /* not allocated from the context, which may be destroyed earlier */
-  if (!e) return NULL;
-  *e = (entry){.f = c->f, .id = *id, .ordinal = c->ordinal, .size = size, .rank = rank};
-  if (config) e->settings = *config, e->config = &e->settings;
-  pthread_mutex_init(&e->mutex, NULL);
-  pthread_condattr_init(&monotonic);
-  pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
-  pthread_cond_init(&e->changed, &monotonic);
-  pthread_condattr_destroy(&monotonic);
-  return e;
-}
-
-/* Waits for the thread; false after the timeout: then the thread owns the entry. */
-static bool came_back(entry *e, double seconds) {
-  enum { MOST_SECONDS = 1000000000 };
-  const double end = now() + (seconds < MOST_SECONDS ? seconds : MOST_SECONDS);
-  const struct timespec until = {(time_t)end, (long)(1e9 * (end - (double)(time_t)end))};
-  pthread_mutex_lock(&e->mutex);
-  while (!e->done && pthread_cond_timedwait(&e->changed, &e->mutex, &until) != ETIMEDOUT) continue;
-  const bool done = e->done;
-  e->left = !done;
-  pthread_mutex_unlock(&e->mutex);
-  return done;
-}
-
-static rfr_status join_in_time(gpu_comm *c, const nccl_unique_id *id, int size, int rank, const nccl_config *config,
-                               void **out) {
-  pthread_t thread;
-  entry *e = entry_create(c, id, size, rank, config);
-  if (!e) return c->core->fail(RFI_E_NO_MEMORY, "joining the communicator");
-  if (pthread_create(&thread, NULL, enter, e) != 0) {
-    entry_destroy(e);
-    return c->core->fail(RFI_E_CUDA, "NCCL, joining the communicator: no thread can be made");
-  }
-  if (!came_back(e, c->timeout)) {
-    pthread_detach(thread);
-    return late(c, "joining the communicator");
-  }
-  pthread_join(thread, NULL);
-  rfr_status s = rfi_cuda_check(e->device, "choosing the device");
-  if (s == RFR_OK) s = rfi_nccl_check(c, e->error, "joining the communicator");
-  if (s == RFR_OK) *out = e->nccl;
-  entry_destroy(e);
-  return s;
-}
-
-rfr_status rfi_nccl_join(gpu_comm *c, const nccl_unique_id *id, int size, int rank, const nccl_config *config,
-                         void **out) {
-  *out = NULL;
-  if (c->timeout > 0) return join_in_time(c, id, size, rank, config, out);
-  return rfi_nccl_check(c, init(&c->f, out, size, id, rank, config), "joining the communicator");
 }
 
 static rfr_status join(gpu_comm *c, const void *id) {

@@ -106,18 +106,24 @@ typedef struct gpu_comm {
   int n_links;
   void *copies;    /* communicator of collectives that are copies (nccl_copies.c); NULL: none, or after an abort */
   bool has_copies; /* collectives of `copies` run without a kernel */
-  bool stuck;      /* the GPU waits for another rank and cannot be stopped */
+  bool stuck;      /* the GPU or NCCL waits for another rank and cannot be stopped */
   rfi_block *block;
 } gpu_comm;
 
 /* nccl.c. Converts an error of NCCL to dist.peer. */
 rfr_status rfi_nccl_check(const gpu_comm *c, int e, const char *what);
 rfr_status rfi_nccl_aborted(const gpu_comm *c);
-/* Initializes a communicator of `size` ranks, within the timeout. `config` NULL: with the default configuration. */
-rfr_status rfi_nccl_join(gpu_comm *c, const nccl_unique_id *id, int size, int rank, const nccl_config *config,
-                         void **out);
+rfr_status rfi_nccl_late(const gpu_comm *c, const char *what); /* dist.peer: the timeout has passed */
 /* n independent collectives of all ranks, or of a group, in one launch. */
 rfr_status rfi_nccl_launch(gpu_comm *c, const rfi_link *group, const rfi_collective *what, int n, void *stream);
+
+/* nccl_timed.c, within the timeout. Initializes a communicator of `size` ranks. `config` NULL: with the default
+ * configuration. */
+rfr_status rfi_nccl_join(gpu_comm *c, const nccl_unique_id *id, int size, int rank, const nccl_config *config,
+                         void **out);
+/* Registers a block with the communicator `copies`. After the timeout NCCL may still use the block, so `stuck` is
+ * set. */
+rfr_status rfi_nccl_register(gpu_comm *c, void *copies, rfi_block *b);
 
 /* nccl_copies.c. Sets `copies` if NCCL can run an all-gather and an all-to-all of all ranks without a kernel. All ranks
  * call it together. A machine without copies is not an error. */

@@ -142,15 +142,16 @@ static rfr_status compare(gpu_comm *c, const places *p) {
   return s;
 }
 
-/* NCCL's call is collective: the comparison before it ensures that all ranks make it. */
+/* NCCL's call is collective: the comparison before it ensures that all ranks make it. It waits for them, so the mutex
+ * is free meanwhile, and another thread can abort. */
 static rfr_status register_block(gpu_comm *c, rfi_block *b) {
-  rfr_status s = RFR_OK;
   pthread_mutex_lock(&c->mutex);
-  if (!c->copies) s = rfi_nccl_aborted(c);
-  else if (!b->window)
-    s = rfi_nccl_check(c, c->f.CommWindowRegister(c->copies, b->memory, b->n, &b->window, NCCL_SYMMETRIC),
-                       "registering memory");
+  void *const copies = c->copies;
   pthread_mutex_unlock(&c->mutex);
+  if (!copies) return rfi_nccl_aborted(c);
+  if (b->window) return RFR_OK;
+  const rfr_status s = rfi_nccl_register(c, copies, b);
+  if (s != RFR_OK) c->comm.table->abort(&c->comm);
   return s;
 }
 
@@ -263,7 +264,7 @@ static rfr_status open_copies(gpu_comm *c, offer *all) {
   RFI_TRY(agree(c, &mine, all, &able));
   if (!able) return RFR_OK;
   rfi_block *b = c->block;
-  mine.able = c->f.CommWindowRegister(c->copies, b->memory, b->n, &b->window, NCCL_SYMMETRIC) == 0 && b->window != NULL;
+  mine.able = rfi_nccl_register(c, c->copies, b) == RFR_OK && b->window != NULL;
   RFI_TRY(agree(c, &mine, all, &able));
   if (!able) return RFR_OK;
   RFI_TRY(try_copies(c, &mine.able));

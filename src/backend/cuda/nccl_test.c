@@ -16,6 +16,7 @@ static void *stand_in_symbol(const char *name);
 #include "backend/cuda/nccl_links.c"
 #define compare compare_places
 #include "backend/cuda/nccl_copies.c"
+#include "backend/cuda/nccl_timed.c"
 #undef compare
 
 #include "dist/group.h"
@@ -50,7 +51,8 @@ static atomic_int busy;     /* the stream is busy until an abort begins */
 static atomic_int waits;    /* or longer: a copy waits for another rank */
 static int version = 22900; /* NCCL's */
 static int node_type;       /* of the nodes of captured collectives */
-static int copied, windows; /* numbers of calls of ncclAlltoAll; of registered windows */
+static int copied;          /* number of calls of ncclAlltoAll */
+static atomic_int windows;  /* number of registered windows */
 static void *gathered;      /* the communicator of the last all-gather */
 static int policy;          /* of the last communicator with a configuration */
 
@@ -238,6 +240,7 @@ static int mem_free(void *memory) {
 }
 static int window_register(void *comm, void *memory, size_t n, void **window, int flags) {
   (void)n;
+  while (absent) usleep(100);
   *window = memory;
   windows += flags == NCCL_SYMMETRIC;
   return use(comm);
@@ -601,6 +604,31 @@ static void test_stuck(void **state) {
   on_gather = NULL;
 }
 
+/* NCCL's registration of memory waits for a failed rank: the call ends with an error, and nothing is freed. */
+static void test_late_registration(void **state) {
+  enum { N = RFI_LEAST_COPIED / 4 / 2 };
+  rfr_comm *c;
+  void *memory;
+  (void)state;
+  OK(make_copies(SHORT, &c));
+  assert_true(rfi_nccl_alloc(c, 3 * N * sizeof(float), &memory));
+  const rfi_collective gather_op = {RFI_ALL_GATHER, RFR_F32, N, memory, (float *)memory + N, NULL, NULL};
+  begun = ended = 0;
+  absent = 1;
+  is_peer(rfi_nccl_share(c, &gather_op, 1), "registering memory: rank 0 of 2 waited 0.05 s");
+  gpu_comm *g = (gpu_comm *)c;
+  assert_true(g->stuck && !g->copies && rfi_nccl_stuck(c, NULL));
+  while (!ended) usleep(100);
+  const int registered = windows;
+  rfr_comm_destroy(c); /* leaves it allocated */
+  absent = 0;
+  while (windows == registered) usleep(100);
+  g->stuck = false;
+  g->ending = NULL; /* its thread was detached */
+  rfr_comm_destroy(c);
+  on_gather = NULL;
+}
+
 static void *calls(void *arg) {
   double since = 0;
   while (call(arg, &busy) == RFR_OK && rfi_nccl_poll(arg, false, &since) == RFR_OK) continue;
@@ -642,7 +670,7 @@ int main(void) {
       rft_context_test(test_good),     rft_context_test(test_group),         rft_context_test(test_late_with_graphs),
       rft_context_test(test_poll),     rft_context_test(test_aborts),        rft_context_test(test_absent_ranks),
       rft_context_test(test_messages), rft_context_test(test_sums_of_group), rft_context_test(test_copies_are_found),
-      rft_context_test(test_copies),   rft_context_test(test_stuck),
+      rft_context_test(test_copies),   rft_context_test(test_stuck),         rft_context_test(test_late_registration),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
