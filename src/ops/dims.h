@@ -9,7 +9,7 @@
 
 #include "refrain/op.h"
 
-enum { RFI_STRIDED_LOOP_ARGS = 5 };
+enum { RFI_STRIDED_LOOP_ARGS = 6 };
 
 typedef struct rfi_strided_loop {
   int n, rank;

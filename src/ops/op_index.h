@@ -242,18 +242,22 @@ enum { RFI_IN_silu_bwd_dy, RFI_IN_silu_bwd_x };
 enum { RFI_OUT_silu_bwd_dx };
 enum { RFI_IN_swiglu_gate, RFI_IN_swiglu_up };
 enum { RFI_OUT_swiglu_y };
-enum { RFI_IN_swiglu_bwd_dy, RFI_IN_swiglu_bwd_gate, RFI_IN_swiglu_bwd_up };
-enum { RFI_OUT_swiglu_bwd_dgate, RFI_OUT_swiglu_bwd_dup };
-enum { RFI_IN_swiglu_bwd_packed_dy, RFI_IN_swiglu_bwd_packed_gate, RFI_IN_swiglu_bwd_packed_up };
-enum { RFI_OUT_swiglu_bwd_packed_d };
+enum { RFI_IN_swiglu_bwd_dy, RFI_IN_swiglu_bwd_gate, RFI_IN_swiglu_bwd_up, RFI_IN_swiglu_bwd_onto };
+enum { RFI_OUT_swiglu_bwd_dgate, RFI_OUT_swiglu_bwd_dup, RFI_OUT_swiglu_bwd_h };
+enum { RFI_IN_swiglu_bwd_packed_dy, RFI_IN_swiglu_bwd_packed_gate, RFI_IN_swiglu_bwd_packed_up,
+  RFI_IN_swiglu_bwd_packed_onto };
+enum { RFI_OUT_swiglu_bwd_packed_d, RFI_OUT_swiglu_bwd_packed_h };
 enum { RFI_IN_swiglu_weighted_gate, RFI_IN_swiglu_weighted_up, RFI_IN_swiglu_weighted_weight };
 enum { RFI_OUT_swiglu_weighted_y };
 enum { RFI_IN_swiglu_weighted_bwd_dy, RFI_IN_swiglu_weighted_bwd_gate, RFI_IN_swiglu_weighted_bwd_up,
-  RFI_IN_swiglu_weighted_bwd_weight };
-enum { RFI_OUT_swiglu_weighted_bwd_dweight, RFI_OUT_swiglu_weighted_bwd_dgate, RFI_OUT_swiglu_weighted_bwd_dup };
+  RFI_IN_swiglu_weighted_bwd_weight, RFI_IN_swiglu_weighted_bwd_onto };
+enum { RFI_OUT_swiglu_weighted_bwd_dweight, RFI_OUT_swiglu_weighted_bwd_dgate, RFI_OUT_swiglu_weighted_bwd_dup,
+  RFI_OUT_swiglu_weighted_bwd_h };
 enum { RFI_IN_swiglu_weighted_bwd_packed_dy, RFI_IN_swiglu_weighted_bwd_packed_gate,
-  RFI_IN_swiglu_weighted_bwd_packed_up, RFI_IN_swiglu_weighted_bwd_packed_weight };
-enum { RFI_OUT_swiglu_weighted_bwd_packed_dweight, RFI_OUT_swiglu_weighted_bwd_packed_d };
+  RFI_IN_swiglu_weighted_bwd_packed_up, RFI_IN_swiglu_weighted_bwd_packed_weight,
+  RFI_IN_swiglu_weighted_bwd_packed_onto };
+enum { RFI_OUT_swiglu_weighted_bwd_packed_dweight, RFI_OUT_swiglu_weighted_bwd_packed_d,
+  RFI_OUT_swiglu_weighted_bwd_packed_h };
 enum { RFI_IN_softcap_x };
 enum { RFI_OUT_softcap_y };
 enum { RFI_AT_softcap_cap };

@@ -323,7 +323,7 @@ static rfr_status visit_packed(rfi_rewriter *w, int i) {
   const rfi_opr *op = &t->ops[i], *joined = &t->ops[concat];
   rfr_value in[RFI_MAX_NAMES], all;
   rfi_opr packed = *op, view = *joined;
-  for (int k = 0; k < op->n_in; k++) in[k] = w->to.map[op->in[k]];
+  for (int k = 0; k < op->n_in; k++) in[k] = op->in[k] < 0 ? RFR_NONE : w->to.map[op->in[k]];
   packed.def = rfi_op_def_get(packs[row].packed);
   packed.in = in;
   packed.reason = packs[row].reason;

@@ -114,10 +114,12 @@ void rfi_op_def_parse(const char *operands, const char *results, const char *att
     keep_name(d->operand[k], word);
   }
   for (s = results; next_word(&s, word, sizeof word); d->n_results++) {
-    char *at = strchr(word, '@'), *infinite = strchr(word, '!');
+    char *at = strchr(word, '@'), *infinite = strchr(word, '!'), *only = strchr(word, '?');
     if (at) *at = 0;
+    if (only) *only = 0;
     if (infinite) *infinite = 0;
     d->infinite[d->n_results] = infinite;
+    d->only_onto[d->n_results] = only;
     d->alias[d->n_results] = at ? operand_index(d, at + 1) : -1;
     keep_name(d->result[d->n_results], word);
   }

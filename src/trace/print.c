@@ -217,7 +217,9 @@ static rfr_status put_name(rfi_string *s, const rfr_trace *t, rfr_value v) {
 
 rfr_status rfi_put_op_line(rfi_string *s, const rfr_trace *t, int i, int64_t live) {
   const rfi_opr *op = &t->ops[i];
-  for (int j = 0; j < op->n_out; j++) {
+  int results = op->n_out;
+  while (results > 0 && op->out[results - 1] < 0 && op->def->only_onto[results - 1]) results--;
+  for (int j = 0; j < results; j++) {
     if (j) RFI_TRY(rfi_string_append(s, ", ", 2));
     RFI_TRY(put_name(s, t, op->out[j]));
     if (op->out[j] < 0) continue;

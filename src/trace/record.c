@@ -341,7 +341,8 @@ rfr_status rfi_append(rfr_trace *t, const rfi_opr *proto, const bool *dead, rfr_
   int first = t->n_values;
   for (int j = 0; j < op.n_out; j++) {
     op.out[j] = RFR_NONE;
-    bool absent = (def->flags & RFI_STATE) && def->alias[j] >= 0 && op.in[def->alias[j]] == RFR_NONE;
+    bool absent =
+        (def->flags & RFI_STATE || def->only_onto[j]) && def->alias[j] >= 0 && op.in[def->alias[j]] == RFR_NONE;
     if (absent || (dead && dead[j])) continue;
     op.out[j] = new_value(t, &types[j], op.at);
     rfr_status s = op.out[j] == RFR_NONE ? RFR_NO_MEMORY : set_storage(t, &op, j, op.out[j]);

@@ -100,7 +100,8 @@ struct rfr_op {
   int n_results, n_attrs;
   char operand[RFI_MAX_NAMES][16];
   char result[RFI_MAX_NAMES][16];
-  int alias[RFI_MAX_NAMES]; /* per result: the operand whose storage it uses, or -1 */
+  int alias[RFI_MAX_NAMES];      /* per result: the operand whose storage it uses, or -1 */
+  bool only_onto[RFI_MAX_NAMES]; /* results that exist only if that operand is given */
   char attr[RFI_MAX_ATTR][16];
   char attr_type[RFI_MAX_ATTR]; /* b i f t s l */
   /* Shape rule: reads in[] and attr[], fills out[]. Absent operands have rank -1; types of absent results are ignored.

@@ -112,7 +112,9 @@ static void describe(const rfr_trace *t, char *text, size_t size) {
         if (count > 1) n += (size_t)snprintf(text + n, size - n, "%d ", count);
         n += (size_t)snprintf(text + n, size - n, "%s", def->name);
         const char *separator = "[";
-        for (int j = 0; j < def->n_results && live != (1u << def->n_results) - 1; j++)
+        int results = def->n_results;
+        while (results > 0 && def->only_onto[results - 1]) results--; /* for recompute only */
+        for (int j = 0; j < results && live != (1u << results) - 1; j++)
           if (live >> j & 1) {
             n += (size_t)snprintf(text + n, size - n, "%s%s", separator, def->result[j]);
             separator = " ";

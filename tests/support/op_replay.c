@@ -239,7 +239,9 @@ static rfr_status check_layout(rfr_ctx *ctx, const rft_op *op, const rft_run *ru
   }
   if (row->layout == RFT_DENSE) {
     if (s == RFR_OK && is_finite(&kept)) s = run_variant(ctx, run, &kept, 0, 1, type, "debugging", cell);
-    for (int j = 0; j < def->n_results && def->n_results > 1 && !(def->flags & RFI_STATE); j++)
+    int made = 0;
+    for (int j = 0; j < def->n_results; j++) made += kept.y[j].data != NULL;
+    for (int j = 0; j < def->n_results && made > 1 && !(def->flags & RFI_STATE); j++)
       if (s == RFR_OK) s = run_variant(ctx, run, &kept, 1u << j, 0, type, "one result dead", cell);
   }
   results_deinit(&kept);

@@ -196,7 +196,7 @@ void rft_run_init(rft_run *run, const rft_case *c, rft_layout layout, unsigned c
     rfi_arg *y = &run->out_arg[j];
     int alias = c->def->alias[j];
     bool given = alias >= 0 && alias < c->n_in && run->in_arg[alias].data;
-    if ((dead & 1u << j) || (alias >= 0 && !given && (c->def->flags & RFI_STATE))) {
+    if ((dead & 1u << j) || (alias >= 0 && !given && (c->def->flags & RFI_STATE || c->def->only_onto[j]))) {
       y->type = c->out[j];
     } else if (given) {
       *y = run->in_arg[alias];

@@ -6,11 +6,13 @@
  */
 #include <math.h>
 
+#include "ops/op_index.h"
 #include "ops/rule.h"
 
 static rfr_status infer_same(const rfi_infer *c, int n_out) {
   RFI_TRY(rfi_rule_float(c, 0));
-  for (int i = 1; i < c->n_in; i++) RFI_TRY(rfi_rule_same(c, 0, i, true));
+  for (int i = 1; i < c->n_in; i++)
+    if (c->in[i].rank >= 0) RFI_TRY(rfi_rule_same(c, 0, i, true));
   for (int j = 0; j < n_out; j++) c->out[j] = c->in[0];
   return RFR_OK;
 }
@@ -20,45 +22,58 @@ rfr_status rfi_infer_gelu_bwd(const rfi_infer *c) { return infer_same(c, 1); }
 rfr_status rfi_infer_silu(const rfi_infer *c) { return infer_same(c, 1); }
 rfr_status rfi_infer_silu_bwd(const rfi_infer *c) { return infer_same(c, 1); }
 rfr_status rfi_infer_swiglu(const rfi_infer *c) { return infer_same(c, 1); }
-rfr_status rfi_infer_swiglu_bwd(const rfi_infer *c) { return infer_same(c, 2); }
+rfr_status rfi_infer_swiglu_bwd(const rfi_infer *c) { return infer_same(c, 3); }
 
 rfr_status rfi_infer_swiglu_bwd_packed(const rfi_infer *c) {
-  RFI_TRY(infer_same(c, 1));
+  RFI_TRY(infer_same(c, 2));
   if (c->out[0].rank == 0) return rfi_fail(RFI_E_TRACE_SHAPE, "operands of rank 0 cannot be packed side by side");
   c->out[0].shape[c->out[0].rank - 1] *= 2;
   return RFR_OK;
 }
 
-/* Checks matrices of one type, followed by a weight per row. */
-static rfr_status check_weighted(const rfi_infer *c) {
-  const int weight = c->n_in - 1;
+/* Checks matrices of one type, a weight per row, and matrices of the first type. */
+static rfr_status check_weighted(const rfi_infer *c, int weight) {
   RFI_TRY(rfi_rule_float(c, 0));
   RFI_TRY(rfi_rule_rank(c, 0, 2, 2));
-  for (int i = 1; i < weight; i++) RFI_TRY(rfi_rule_same(c, 0, i, true));
+  for (int i = 1; i < c->n_in; i++)
+    if (i != weight && c->in[i].rank >= 0) RFI_TRY(rfi_rule_same(c, 0, i, true));
   RFI_TRY(rfi_rule_float(c, weight));
   return rfi_rule_vector(c, weight, c->in[0].shape[0]);
 }
 
 rfr_status rfi_infer_swiglu_weighted(const rfi_infer *c) {
-  RFI_TRY(check_weighted(c));
+  RFI_TRY(check_weighted(c, RFI_IN_swiglu_weighted_weight));
   c->out[0] = c->in[0];
   return RFR_OK;
 }
 
 rfr_status rfi_infer_swiglu_weighted_bwd(const rfi_infer *c) {
-  RFI_TRY(check_weighted(c));
+  RFI_TRY(check_weighted(c, RFI_IN_swiglu_weighted_bwd_weight));
   c->out[0] = c->in[3];
-  c->out[1] = c->out[2] = c->in[0];
+  c->out[1] = c->out[2] = c->out[3] = c->in[0];
   return RFR_OK;
 }
 
 rfr_status rfi_infer_swiglu_weighted_bwd_packed(const rfi_infer *c) {
-  RFI_TRY(check_weighted(c));
+  RFI_TRY(check_weighted(c, RFI_IN_swiglu_weighted_bwd_packed_weight));
   c->out[0] = c->in[3];
-  c->out[1] = c->in[0];
+  c->out[1] = c->out[2] = c->in[0];
   c->out[1].shape[1] *= 2;
   return RFR_OK;
 }
+
+/* `onto` is only written. */
+static double bytes_without_onto(const rfi_infer *c) {
+  double bytes = 0;
+  for (int k = 0; k < c->n_in - 1; k++) bytes += (double)rfi_bytes(&c->in[k]);
+  for (int j = 0; j < c->def->n_results; j++)
+    if (c->out[j].rank >= 0) bytes += (double)rfi_bytes(&c->out[j]);
+  return bytes;
+}
+double rfi_bytes_swiglu_bwd(const rfi_infer *c) { return bytes_without_onto(c); }
+double rfi_bytes_swiglu_bwd_packed(const rfi_infer *c) { return bytes_without_onto(c); }
+double rfi_bytes_swiglu_weighted_bwd(const rfi_infer *c) { return bytes_without_onto(c); }
+double rfi_bytes_swiglu_weighted_bwd_packed(const rfi_infer *c) { return bytes_without_onto(c); }
 
 static rfr_status infer_softcap(const rfi_infer *c) {
   if (!(c->attr[0].f > 0) || !isfinite(c->attr[0].f))
@@ -84,7 +99,7 @@ rfr_status rfi_grad_softcap(rfi_grad *g) { return grad_unary(g, RFI_OP_softcap_b
 /* One op for both gradients, because they share the sigmoid and all operands; an unused result costs nothing. */
 rfr_status rfi_grad_swiglu(rfi_grad *g) {
   if ((!g->need[0] && !g->need[1]) || g->dy[0] == RFR_NONE) return RFR_OK;
-  rfr_value in[3] = {g->dy[0], g->op->in[0], g->op->in[1]}, out[2];
+  rfr_value in[3] = {g->dy[0], g->op->in[0], g->op->in[1]}, out[RFI_MAX_NAMES];
   rfi_record(g->t, g->at, RFI_OP_swiglu_bwd, 3, in, NULL, out);
   for (int i = 0; i < 2; i++) {
     if (!g->need[i]) continue;
@@ -99,7 +114,7 @@ rfr_status rfi_grad_swiglu_weighted(rfi_grad *g) {
   enum { WEIGHT = 2 };
   static const int result[] = {1, 2, 0};
   const rfr_value *x = g->op->in;
-  rfr_value out[3];
+  rfr_value out[RFI_MAX_NAMES];
   if ((!g->need[0] && !g->need[1] && !g->need[WEIGHT]) || g->dy[0] == RFR_NONE) return RFR_OK;
   rfi_record(g->t, g->at, RFI_OP_swiglu_weighted_bwd, 4, (rfr_value[]){g->dy[0], x[0], x[1], x[WEIGHT]}, NULL, out);
   for (int i = 0; i <= WEIGHT; i++) {

@@ -51,6 +51,21 @@ template <typename T> struct swiglu_bwd_op : rfi_map_op {
   }
 };
 
+/* With h, by the formula of the forward: its bits must be equal. */
+template <typename T> struct swiglu_bwd_h_op : rfi_map_op {
+  static const char *name() { return "swiglu_bwd"; }
+  template <int V> __device__ void operator()(int64_t, const float (&x)[3][V], float (&y)[3][V]) const {
+#pragma unroll
+    for (int v = 0; v < V; v++) {
+      rfi_swiglu_bwd<T>(x[0][v], x[1][v], x[2][v], &y[0][v], &y[1][v]);
+      y[2][v] = rfi_swiglu<T>(x[1][v], x[2][v]);
+    }
+  }
+};
+
+template <typename T> struct swiglu_bwd_halves_h_op : swiglu_bwd_h_op<T> {
+  static constexpr bool strided_results = true;
+};
 template <typename T> struct swiglu_bwd_halves_op : swiglu_bwd_op<T> { static constexpr bool strided_results = true; };
 
 /* ---- launchers ---- */
@@ -60,14 +75,18 @@ template <template <typename> class F, int IN, int OUT> static rfr_status run(co
   RFI_WITH_FLOAT(call->out[0].type.dtype, T, { s = rfi_map<T, T, IN, OUT>(call, F<T>::name(), F<T>{}); });
   return s;
 }
+static bool has_h(const rfr_call *call) { return call->n_out == 3 && call->out[2].data; }
+static rfr_status run_swiglu_bwd(const rfr_call *call) {
+  return has_h(call) ? run<swiglu_bwd_h_op, 3, 3>(call) : run<swiglu_bwd_op, 3, 2>(call);
+}
 static rfr_status run_swiglu_bwd_packed(const rfr_call *call) {
   rfr_arg out[RFI_HALVES_MOST];
-  const rfr_call halves = rfi_swiglu_halves(call, out);
-  return run<swiglu_bwd_halves_op, 3, 2>(&halves);
+  const rfr_call halves = rfi_swiglu_halves(call, 0, out);
+  return has_h(&halves) ? run<swiglu_bwd_halves_h_op, 3, 3>(&halves) : run<swiglu_bwd_halves_op, 3, 2>(&halves);
 }
 
 extern "C" const rfi_cuda_kernel RFI_CUDA(silu) = {run<silu_op, 1, 1>, NULL, rfi_takes_floats};
 extern "C" const rfi_cuda_kernel RFI_CUDA(silu_bwd) = {run<silu_bwd_op, 2, 1>, NULL, rfi_takes_floats};
 extern "C" const rfi_cuda_kernel RFI_CUDA(swiglu) = {run<swiglu_op, 2, 1>, NULL, rfi_takes_floats};
-extern "C" const rfi_cuda_kernel RFI_CUDA(swiglu_bwd) = {run<swiglu_bwd_op, 3, 2>, NULL, rfi_takes_floats};
+extern "C" const rfi_cuda_kernel RFI_CUDA(swiglu_bwd) = {run_swiglu_bwd, NULL, rfi_takes_floats};
 extern "C" const rfi_cuda_kernel RFI_CUDA(swiglu_bwd_packed) = {run_swiglu_bwd_packed, NULL, rfi_takes_floats};

@@ -96,6 +96,8 @@ static void silu_bwd_part(const rfi_call *c, int64_t begin, int64_t end, int par
 
 /* ---- swiglu ---- */
 
+enum { SWIGLU_RESULTS = 3, WEIGHTED_RESULTS = 4 }; /* of the gradients, with h */
+
 static void swiglu_block(const rfi_call *c, int64_t i, int64_t n, float *const *y, const float *const *x) {
   (void)c, (void)i;
   const float *gate = x[0], *up = x[1];
@@ -103,7 +105,6 @@ static void swiglu_block(const rfi_call *c, int64_t i, int64_t n, float *const *
   for (int64_t j = 0; j < n; j++) o[j] = gate[j] * rfi_sigmoidf(gate[j]) * up[j];
 }
 static void swiglu_bwd_block(const rfi_call *c, int64_t i, int64_t n, float *const *y, const float *const *x) {
-  (void)c, (void)i;
   const float *dy = x[0], *gate = x[1], *up = x[2];
   float *dgate = y[0], *dup = y[1];
   for (int64_t j = 0; j < n; j++) {
@@ -111,6 +112,7 @@ static void swiglu_bwd_block(const rfi_call *c, int64_t i, int64_t n, float *con
     dgate[j] = d * u * (s + s * g * rest);
     dup[j] = d * g * s;
   }
+  if (c->n_out == SWIGLU_RESULTS) swiglu_block(c, i, n, y + 2, x + 1); /* last: it may overwrite dy */
 }
 static void swiglu_part(const rfi_call *c, int64_t begin, int64_t end, int part) {
   (void)part;
@@ -122,6 +124,10 @@ static void swiglu_bwd_part(const rfi_call *c, int64_t begin, int64_t end, int p
 }
 
 /* ---- swiglu_weighted: row by row ---- */
+
+static void weighted_block(float *y, const float *gate, const float *up, float weight, int64_t n) {
+  for (int64_t i = 0; i < n; i++) y[i] = gate[i] * rfi_sigmoidf(gate[i]) * up[i] * weight;
+}
 
 static void weighted_part(const rfi_call *c, int64_t begin, int64_t end, int part) {
   (void)part;
@@ -135,7 +141,7 @@ static void weighted_part(const rfi_call *c, int64_t begin, int64_t end, int par
       const float *g = rfi_read(buffer[0], gate, r * gate->stride[0] + j, 1, n);
       const float *u = rfi_read(buffer[1], up, r * up->stride[0] + j, 1, n);
       float *o = rfi_target(buffer[2], y, r * columns + j);
-      for (int64_t i = 0; i < n; i++) o[i] = g[i] * rfi_sigmoidf(g[i]) * u[i] * w;
+      weighted_block(o, g, u, w, n);
       rfi_flush(o, y, r * columns + j, n);
     }
   }
@@ -154,6 +160,7 @@ static void weighted_bwd_part(const rfi_call *c, int64_t begin, int64_t end, int
   (void)part;
   const rfi_arg *dy = &c->in[0], *gate = &c->in[1], *up = &c->in[2], *weight = &c->in[3];
   const rfi_arg *dweight = &c->out[0], *dgate = &c->out[1], *dup = &c->out[2];
+  const rfi_arg *h = c->n_out == WEIGHTED_RESULTS ? &c->out[3] : NULL;
   const int64_t columns = dy->type.shape[1];
   float buffer[5][RFI_BLOCK] __attribute__((aligned(64))), y[RFI_BLOCK];
   for (int64_t r = begin; r < end; r++) {
@@ -175,6 +182,10 @@ static void weighted_bwd_part(const rfi_call *c, int64_t begin, int64_t end, int
       total += dot(d, y, n);
       rfi_flush(dg, dgate, r * dgate->stride[0] + j, n);
       rfi_flush(du, dup, r * dup->stride[0] + j, n);
+      if (!h) continue;
+      float *o = rfi_target(y, h, r * columns + j); /* last: it may overwrite dy */
+      weighted_block(o, g, u, w, n);
+      rfi_flush(o, h, r * columns + j, n);
     }
     rfi_write1(dweight, r, (float)total);
   }
@@ -216,10 +227,13 @@ static rfr_status run_gelu_bwd(const rfi_call *c) { return run(c, gelu_bwd_part)
 static rfr_status run_silu(const rfi_call *c) { return run(c, silu_part); }
 static rfr_status run_silu_bwd(const rfi_call *c) { return run(c, silu_bwd_part); }
 static rfr_status run_swiglu(const rfi_call *c) { return run(c, swiglu_part); }
-static rfr_status run_swiglu_bwd(const rfi_call *c) { return run(c, swiglu_bwd_part); }
+static rfr_status run_swiglu_bwd(const rfi_call *c) {
+  const rfi_call wanted = rfi_swiglu_results(c, SWIGLU_RESULTS);
+  return run(&wanted, swiglu_bwd_part);
+}
 static rfr_status run_swiglu_bwd_packed(const rfi_call *c) {
   rfi_arg out[RFI_HALVES_MOST];
-  const rfi_call halves = rfi_swiglu_halves(c, out);
+  const rfi_call halves = rfi_swiglu_halves(c, 0, out);
   return run_swiglu_bwd(&halves);
 }
 static rfr_status run_rows(const rfi_call *c, rfi_part_fn part) {
@@ -228,10 +242,13 @@ static rfr_status run_rows(const rfi_call *c, rfi_part_fn part) {
   return RFR_OK;
 }
 static rfr_status run_weighted(const rfi_call *c) { return run_rows(c, weighted_part); }
-static rfr_status run_weighted_bwd(const rfi_call *c) { return run_rows(c, weighted_bwd_part); }
+static rfr_status run_weighted_bwd(const rfi_call *c) {
+  const rfi_call wanted = rfi_swiglu_results(c, WEIGHTED_RESULTS);
+  return run_rows(&wanted, weighted_bwd_part);
+}
 static rfr_status run_weighted_bwd_packed(const rfi_call *c) {
   rfi_arg out[RFI_HALVES_MOST];
-  const rfi_call halves = rfi_swiglu_halves(c, out);
+  const rfi_call halves = rfi_swiglu_halves(c, 1, out);
   return run_weighted_bwd(&halves);
 }
 static rfr_status run_softcap(const rfi_call *c) { return run(c, softcap_part); }

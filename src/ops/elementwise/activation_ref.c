@@ -61,26 +61,38 @@ RFT_REF(swiglu) {
 RFT_CASES(swiglu) = {"swiglu(f[7,13], f[7,13])", "swiglu(f[1,37], f[1,37])",     "swiglu(f[0,5], f[0,5])",
                      "swiglu(f[17,1], f[17,1])", "swiglu(f[31,547], f[31,547])", NULL};
 
+/* The last of the op's n results, NULL if the call does not have it. */
+static double *h_of(const rfi_call *call, int n) { return call->n_out == n ? call->out[n - 1].data : NULL; }
+
 RFT_REF(swiglu_bwd) {
   const double *dy = call->in[0].data, *gate = call->in[1].data, *up = call->in[2].data;
-  double *dgate = call->out[0].data, *dup = call->out[1].data;
+  double *dgate = call->out[0].data, *dup = call->out[1].data, *h = h_of(call, 3);
   for (int64_t i = 0; i < rfi_count(&call->in[0].type); i++) {
     if (dgate) dgate[i] = dy[i] * up[i] * silu_slope(gate[i]);
     if (dup) dup[i] = dy[i] * gate[i] * sigmoid(gate[i]);
+    if (h) h[i] = gate[i] * sigmoid(gate[i]) * up[i];
   }
 }
-RFT_CASES(swiglu_bwd) = {"swiglu_bwd(f[7,13], f[7,13], f[7,13])",       "swiglu_bwd(f[1,37], f[1,37], f[1,37])",
-                         "swiglu_bwd(f[0,5], f[0,5], f[0,5])",          "swiglu_bwd(f[17,1], f[17,1], f[17,1])",
-                         "swiglu_bwd(f[31,547], f[31,547], f[31,547])", NULL};
+RFT_CASES(swiglu_bwd) = {"swiglu_bwd(f[7,13], f[7,13], f[7,13])",
+                         "swiglu_bwd(f[1,37], f[1,37], f[1,37])",
+                         "swiglu_bwd(f[0,5], f[0,5], f[0,5])",
+                         "swiglu_bwd(f[17,1], f[17,1], f[17,1])",
+                         "swiglu_bwd(f[31,547], f[31,547], f[31,547])",
+                         "swiglu_bwd(f[7,13], f[7,13], f[7,13], f[7,13])",
+                         "swiglu_bwd(f[1,37], f[1,37]/2, f[1,37], f[1,37])",
+                         "swiglu_bwd(f[0,5], f[0,5], f[0,5], f[0,5])",
+                         "swiglu_bwd(f[29,547], f[29,547], f[29,547], f[29,547])",
+                         NULL};
 
 RFT_REF(swiglu_bwd_packed) {
   const double *dy = call->in[0].data, *gate = call->in[1].data, *up = call->in[2].data;
-  double *d = call->out[0].data;
+  double *d = call->out[0].data, *h = h_of(call, 2);
   const int64_t columns = call->in[0].type.shape[call->in[0].type.rank - 1];
   for (int64_t i = 0; i < rfi_count(&call->in[0].type); i++) {
     double *row = d + i / columns * 2 * columns;
     row[i % columns] = dy[i] * up[i] * silu_slope(gate[i]);
     row[columns + i % columns] = dy[i] * gate[i] * sigmoid(gate[i]);
+    if (h) h[i] = gate[i] * sigmoid(gate[i]) * up[i];
   }
 }
 RFT_CASES(swiglu_bwd_packed) = {"swiglu_bwd_packed(f[7,13], f[7,13], f[7,13])",
@@ -89,10 +101,13 @@ RFT_CASES(swiglu_bwd_packed) = {"swiglu_bwd_packed(f[7,13], f[7,13], f[7,13])",
                                 "swiglu_bwd_packed(f[3,17,1], f[3,17,1], f[3,17,1])",
                                 "swiglu_bwd_packed(f[33,544], f[33,544]/2, f[33,544]/2)",
                                 "swiglu_bwd_packed(f[31,547], f[31,547]/2, f[31,547])",
+                                "swiglu_bwd_packed(f[7,13], f[7,13], f[7,13], f[7,13])",
+                                "swiglu_bwd_packed(f[3,17,1], f[3,17,1], f[3,17,1], f[3,17,1])",
+                                "swiglu_bwd_packed(f[33,544], f[33,544]/2, f[33,544]/2, f[33,544])",
                                 NULL};
 
 /* Computes all results of the op that are not NULL. */
-static void weighted_bwd(const rfi_call *call, double *dweight, double *dgate, double *dup, int64_t row) {
+static void weighted_bwd(const rfi_call *call, double *dweight, double *dgate, double *dup, int64_t row, double *h) {
   const double *dy = call->in[0].data, *gate = call->in[1].data, *up = call->in[2].data, *weight = call->in[3].data;
   const int64_t columns = call->in[0].type.shape[1];
   for (int64_t r = 0; r < call->in[0].type.shape[0]; r++) {
@@ -102,6 +117,7 @@ static void weighted_bwd(const rfi_call *call, double *dweight, double *dgate, d
       if (dweight) dweight[r] += dy[i] * gate[i] * sigmoid(gate[i]) * up[i];
       if (dgate) dgate[r * row + j] = dy[i] * weight[r] * up[i] * silu_slope(gate[i]);
       if (dup) dup[r * row + j] = dy[i] * weight[r] * gate[i] * sigmoid(gate[i]);
+      if (h) h[i] = gate[i] * sigmoid(gate[i]) * up[i] * weight[r];
     }
   }
 }
@@ -120,7 +136,7 @@ RFT_CASES(swiglu_weighted) = {
     "swiglu_weighted(f[31,547], f[31,547], f[31])", NULL};
 
 RFT_REF(swiglu_weighted_bwd) {
-  weighted_bwd(call, call->out[0].data, call->out[1].data, call->out[2].data, call->in[0].type.shape[1]);
+  weighted_bwd(call, call->out[0].data, call->out[1].data, call->out[2].data, call->in[0].type.shape[1], h_of(call, 4));
 }
 RFT_CASES(swiglu_weighted_bwd) = {"swiglu_weighted_bwd(f[7,13], f[7,13], f[7,13], f[7])",
                                   "swiglu_weighted_bwd(f[1,37], f[1,37], f[1,37], F[1])",
@@ -129,20 +145,26 @@ RFT_CASES(swiglu_weighted_bwd) = {"swiglu_weighted_bwd(f[7,13], f[7,13], f[7,13]
                                   "swiglu_weighted_bwd(f[17,1], f[17,1], f[17,1], F[17])",
                                   "swiglu_weighted_bwd(f[33,544], f[33,544], f[33,544], F[33])",
                                   "swiglu_weighted_bwd(f[31,1547], f[31,1547], f[31,1547], f[31])",
+                                  "swiglu_weighted_bwd(f[7,13], f[7,13], f[7,13], F[7], f[7,13])",
+                                  "swiglu_weighted_bwd(f[33,544], f[33,544], f[33,544], f[33], f[33,544])",
+                                  "swiglu_weighted_bwd(f[29,1547], f[29,1547], f[29,1547], F[29], f[29,1547])",
                                   NULL};
 
 RFT_REF(swiglu_weighted_bwd_packed) {
   const int64_t columns = call->in[0].type.shape[1];
   double *d = call->out[1].data;
-  weighted_bwd(call, call->out[0].data, d, d ? d + columns : NULL, 2 * columns);
+  weighted_bwd(call, call->out[0].data, d, d ? d + columns : NULL, 2 * columns, h_of(call, 3));
 }
-RFT_CASES(swiglu_weighted_bwd_packed) = {"swiglu_weighted_bwd_packed(f[7,13], f[7,13], f[7,13], f[7])",
-                                         "swiglu_weighted_bwd_packed(f[1,40], f[1,40], f[1,40], F[1])",
-                                         "swiglu_weighted_bwd_packed(f[0,5], f[0,5], f[0,5], f[0])",
-                                         "swiglu_weighted_bwd_packed(f[4,0], f[4,0], f[4,0], F[4])",
-                                         "swiglu_weighted_bwd_packed(f[33,544], f[33,544], f[33,544], F[33])",
-                                         "swiglu_weighted_bwd_packed(f[31,1547], f[31,1547], f[31,1547], f[31])",
-                                         NULL};
+RFT_CASES(swiglu_weighted_bwd_packed) = {
+    "swiglu_weighted_bwd_packed(f[7,13], f[7,13], f[7,13], f[7])",
+    "swiglu_weighted_bwd_packed(f[1,40], f[1,40], f[1,40], F[1])",
+    "swiglu_weighted_bwd_packed(f[0,5], f[0,5], f[0,5], f[0])",
+    "swiglu_weighted_bwd_packed(f[4,0], f[4,0], f[4,0], F[4])",
+    "swiglu_weighted_bwd_packed(f[33,544], f[33,544], f[33,544], F[33])",
+    "swiglu_weighted_bwd_packed(f[31,1547], f[31,1547], f[31,1547], f[31])",
+    "swiglu_weighted_bwd_packed(f[7,13], f[7,13], f[7,13], f[7], f[7,13])",
+    "swiglu_weighted_bwd_packed(f[33,544], f[33,544], f[33,544], F[33], f[33,544])",
+    NULL};
 
 RFT_REF(softcap) {
   const double *x = call->in[0].data, cap = call->attr[0].f;

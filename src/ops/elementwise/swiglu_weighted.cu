@@ -21,7 +21,7 @@ enum { PARTS = 3 }; /* groups of a row in flight at once: all of an expert's 768
 
 struct weighted_args {
   const void *dy, *gate, *up, *weight;     /* forward: no dy */
-  void *y, *dgate, *dup, *dweight;         /* NULL: unused, or not a result of this op */
+  void *y, *dgate, *dup, *dweight;         /* NULL: unused, or not a result of this op; backward: y is h */
   int64_t dy_row, gate_row, up_row, d_row; /* row strides in elements */
   int64_t rows, columns;
   rfr_dtype weight_type;
@@ -80,7 +80,8 @@ static __global__ void __launch_bounds__(THREADS, 4) weighted(const __grid_const
   }
 }
 
-template <typename X, bool ALIGNED>
+/* H: also computes h, which may overwrite dy. */
+template <typename X, bool ALIGNED, bool H>
 static __global__ void __launch_bounds__(THREADS, 3) weighted_bwd(const __grid_constant__ weighted_args a) {
   constexpr int V = rfi_pack_width<X>;
   const int64_t r = (int64_t)blockIdx.x * WARPS + threadIdx.x / LANES, columns = a.columns;
@@ -116,6 +117,11 @@ static __global__ void __launch_bounds__(THREADS, 3) weighted_bwd(const __grid_c
       }
       if (a.dgate) give<X, ALIGNED>((X *)a.dgate + r * a.d_row, j, columns, dgate);
       if (a.dup) give<X, ALIGNED>((X *)a.dup + r * a.d_row, j, columns, dup);
+      if constexpr (H) {
+#pragma unroll
+        for (int v = 0; v < V; v++) d[v] = rfi_swiglu<X>(g[v], u[v], weight);
+        give<X, ALIGNED>((X *)a.y + r * columns, j, columns, d);
+      }
     }
   }
   if (!a.dweight) return;
@@ -156,23 +162,27 @@ static rfr_status run_weighted(const rfr_call *call) {
   return rfi_cuda_launched("swiglu_weighted");
 }
 
-template <typename X> static void launch_bwd(const rfr_call *call, const weighted_args &a) {
+template <typename X, bool H> static void launch_bwd(const rfr_call *call, const weighted_args &a) {
   const unsigned grid = (unsigned)rfi_blocks(a.rows, WARPS);
-  if (is_aligned<X>(a)) weighted_bwd<X, true><<<grid, THREADS, 0, rfi_stream(call)>>>(a);
-  else weighted_bwd<X, false><<<grid, THREADS, 0, rfi_stream(call)>>>(a);
+  if (is_aligned<X>(a)) weighted_bwd<X, true, H><<<grid, THREADS, 0, rfi_stream(call)>>>(a);
+  else weighted_bwd<X, false, H><<<grid, THREADS, 0, rfi_stream(call)>>>(a);
 }
 static rfr_status run_rows(const rfr_call *call, int64_t d_row) {
   weighted_args a = args_of(&call->in[1]);
   a.dy = call->in[0].data, a.dy_row = call->in[0].stride[0];
   a.dweight = call->out[0].data, a.dgate = call->out[1].data, a.dup = call->out[2].data, a.d_row = d_row;
   if (a.rows == 0) return RFR_OK; /* rows without columns still have sums */
-  RFI_WITH_FLOAT(call->in[0].type.dtype, X, launch_bwd<X>(call, a));
+  if (call->n_out == 4) a.y = call->out[3].data;
+  RFI_WITH_FLOAT(call->in[0].type.dtype, X, {
+    if (a.y) launch_bwd<X, true>(call, a);
+    else launch_bwd<X, false>(call, a);
+  });
   return rfi_cuda_launched("swiglu_weighted_bwd");
 }
 static rfr_status run_weighted_bwd(const rfr_call *call) { return run_rows(call, call->in[0].type.shape[1]); }
 static rfr_status run_weighted_bwd_packed(const rfr_call *call) {
   rfr_arg out[RFI_HALVES_MOST];
-  const rfr_call halves = rfi_swiglu_halves(call, out);
+  const rfr_call halves = rfi_swiglu_halves(call, 1, out);
   return run_rows(&halves, 2 * call->in[0].type.shape[1]);
 }
 
