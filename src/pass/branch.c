@@ -62,7 +62,7 @@ static rfr_value storage(const rfr_trace *t, const rfi_opr *op, int k) {
   return v < 0 ? RFR_NONE : t->values[v].base;
 }
 
-static bool pair_conflicts(const rfr_trace *t, const rfi_opr *a, const rfi_opr *b) {
+bool rfi_ops_conflict(const rfr_trace *t, const rfi_opr *a, const rfi_opr *b) {
   for (int i = 0; i < a->n_in + a->n_out; i++)
     for (int k = 0; k < b->n_in + b->n_out; k++)
       if ((i >= a->n_in || k >= b->n_in) && storage(t, a, i) >= 0 && storage(t, a, i) == storage(t, b, k)) return true;
@@ -75,7 +75,7 @@ static int earliest_start(const rfr_trace *t, int i, const int64_t *workspace, c
   int from = i;
   for (int k = i - 1; k >= 0 && i - k <= FAR && workspace[i] == 0; k--) {
     if (side[k].until || t->ops[k].def->flags & RFI_VIEW) continue;
-    if (pair_conflicts(t, &t->ops[i], &t->ops[k])) break;
+    if (rfi_ops_conflict(t, &t->ops[i], &t->ops[k])) break;
     from = k;
   }
   return from;
@@ -132,7 +132,7 @@ static void walk_collectives(const rfr_trace *t, rfi_side_op *side) {
     if (!is_collective(&t->ops[i]) || t->ops[i].phase == RFR_PHASE_LOAD) continue;
     const int most = t->ops[i].def->code == RFI_OP_reduce_scatter ? after_next_group(t, i) : t->n_ops;
     int until = next_on_main(t, i);
-    while (until < most && !pair_conflicts(t, &t->ops[i], &t->ops[until])) until = next_on_main(t, until + 1);
+    while (until < most && !rfi_ops_conflict(t, &t->ops[i], &t->ops[until])) until = next_on_main(t, until + 1);
     side[i] = (rfi_side_op){i, until < most ? until : most};
   }
 }

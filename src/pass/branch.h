@@ -16,4 +16,7 @@ typedef struct rfi_side_op {
 /* One entry per op, freed with rfi_free; *out is NULL if there is no side op. workspace[i]: bytes of op i's kernel. */
 rfr_status rfi_branch(const rfr_trace *t, const int64_t *workspace, rfi_side_op **out);
 
+/* Whether the ops touch one storage and one of them writes. */
+bool rfi_ops_conflict(const rfr_trace *t, const rfi_opr *a, const rfi_opr *b);
+
 #endif

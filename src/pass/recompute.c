@@ -383,7 +383,7 @@ rfr_status rfi_frontier_plan(frontier *l, int level, int64_t enough, rfr_frontie
   const rfi_choice_cost c = rfi_recompute_evaluate(&l->m, 0);
   out->extra_flops = c.flops;
   out->extra_bytes = c.bytes;
-  out->recomputed = c.clones;
+  out->recomputed = c.recomputed;
   return RFR_OK;
 }
 
@@ -457,7 +457,7 @@ static rfr_status report_choice(frontier *l, int64_t before, rfi_report *report)
   return rfi_report_line(report,
                          "chosen: %d ops recomputed, +%.0f FLOPs, +%.0f bytes moved; peak of live bytes with "
                          "workspaces %lld before, %lld after; %d choices evaluated",
-                         c.clones, c.flops, c.bytes, (long long)before, (long long)c.peak, l->evaluations);
+                         c.recomputed, c.flops, c.bytes, (long long)before, (long long)c.peak, l->evaluations);
 }
 
 /* Records the trace of the chosen ops. */

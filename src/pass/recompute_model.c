@@ -3,7 +3,8 @@
  * The rules of recomputing. A chosen op is cloned once, just before the first op of the backward that needs one of its
  * results, directly or for another clone. All ops of the backward then read the clone, and the original is dead after
  * its last reader in the forward. An operand of a clone is the clone of its producer if that is chosen too, else the
- * original, which then lives until the clone has read it.
+ * original, which then lives until the clone has read it. If an op of the backward can recompute the result itself and
+ * all ops that need it can run later, it is not cloned (recompute_bwd.c).
  *
  * Never cloned: an op that writes into an operand's storage, writes state or has a host effect; an op whose result is
  * overwritten later; an op with a reader in another microbatch, because a clone belongs to one. A choice is impossible
@@ -141,6 +142,10 @@ rfr_status rfi_recompute_model_init(rfi_recompute_model *m, const rfr_trace *t, 
   RFI_GOTO(RFI_ALLOC(t->ctx, ops, &m->read_late));
   RFI_GOTO(RFI_ALLOC(t->ctx, ops, &m->read_later));
   RFI_GOTO(RFI_ALLOC(t->ctx, RFI_LATES * ops, &m->chosen));
+  RFI_GOTO(RFI_ALLOC(t->ctx, ops * sizeof *m->by, &m->by));
+  RFI_GOTO(RFI_ALLOC(t->ctx, ops, &m->early));
+  RFI_GOTO(RFI_ALLOC(t->ctx, ops * sizeof *m->order, &m->order));
+  RFI_GOTO(RFI_ALLOC(t->ctx, ops * sizeof *m->place, &m->place));
   RFI_GOTO(RFI_ALLOC(t->ctx, values * sizeof *m->root, &m->root));
   RFI_GOTO(RFI_ALLOC(t->ctx, values * sizeof *m->overwritten, &m->overwritten));
   RFI_GOTO(RFI_ALLOC(t->ctx, ops * sizeof *m->workspace, &m->workspace));
@@ -157,6 +162,7 @@ rfr_status rfi_recompute_model_init(rfi_recompute_model *m, const rfr_trace *t, 
   find_candidates(m, o);
   find_bytes(m, o->split_phases);
   find_reduced_bytes(m, o);
+  rfi_find_by_bwd(m);
   if (o->workspace) RFI_GOTO(o->workspace(o->user, t, m->workspace));
   return RFR_OK;
 fail:
@@ -167,9 +173,10 @@ fail:
 void rfi_recompute_model_deinit(rfi_recompute_model *m) {
   if (!m->t) return;
   rfr_ctx *ctx = m->t->ctx;
-  void *const owned[] = {m->late,        m->can,         m->gone,      m->read_late, m->read_later, m->chosen,
-                         m->root,        m->overwritten, m->workspace, m->time,      m->first,      m->last,
-                         m->clone_first, m->clone_last,  m->start,     m->rank,      m->live,       m->bytes};
+  void *const owned[] = {m->late,      m->can,         m->gone,  m->read_late, m->read_later,  m->chosen,
+                         m->root,      m->overwritten, m->by,    m->early,     m->order,       m->place,
+                         m->workspace, m->time,        m->first, m->last,      m->clone_first, m->clone_last,
+                         m->start,     m->rank,        m->live,  m->bytes};
   for (size_t i = 0; i < sizeof owned / sizeof *owned; i++) rfi_free(ctx, owned[i]);
   *m = (rfi_recompute_model){0};
 }
@@ -182,6 +189,17 @@ static bool is_view(const rfi_recompute_model *m, int i) { return m->t->ops[i].d
 static int op_of(const rfi_recompute_model *m, int clone) { return clone % m->t->n_ops; }
 static int n_clones(const rfi_recompute_model *m) { return m->lates * m->t->n_ops; }
 static bool is_made(const rfi_recompute_model *m, int clone) { return m->time[clone] != RFI_NEVER; }
+
+/* Whether an op of the backward recomputes the result of a clone. It is then not recorded. */
+static bool is_by_bwd(const rfi_recompute_model *m, int clone) {
+  return clone < m->t->n_ops && m->by[clone].bwd >= 0 && m->chosen[clone] && !m->early[clone];
+}
+static bool is_recorded(const rfi_recompute_model *m, int clone) { return is_made(m, clone) && !is_by_bwd(m, clone); }
+
+/* The storage that this result takes: that of the dy of the op. */
+static rfr_value storage_by_bwd(const rfi_recompute_model *m, int clone) {
+  return m->t->values[m->t->ops[m->by[clone].bwd].in[0]].base;
+}
 
 /* The clone of op p that a reader in `late` reads; -1: the reader reads the original. */
 static int clone_for(const rfi_recompute_model *m, int p, int late) {
@@ -200,16 +218,30 @@ static int clone_result(const rfi_recompute_model *m, rfr_value v, int clone) {
   return clone < m->t->n_ops ? v : v + m->t->n_values;
 }
 
-/* Marks the operands of op i as needed by op `when` of the backward, or by a clone before `when`. */
+/* Computes the order of the ops without clones. */
+static void order_ops(rfi_recompute_model *m) {
+  int n = 0;
+  for (int i = 0; i < m->t->n_ops; i++) {
+    const rfi_by_bwd *by = &m->by[i];
+    if (by->after >= 0 && is_by_bwd(m, by->after)) continue;
+    m->order[n++] = i;
+    for (int k = by->source >= 0 && is_by_bwd(m, by->source) ? by->first : i; k < i; k++)
+      if (m->by[k].after == by->source) m->order[n++] = k;
+  }
+  for (int k = 0; k < n; k++) m->place[m->order[k]] = k;
+}
+
+/* Marks the operands of op i as needed at place `when` of the backward, or by a clone before it. */
 static bool need_operands(rfi_recompute_model *m, int i, int when) {
   const rfi_opr *op = &m->t->ops[i];
   bool possible = true;
   for (int k = 0; k < op->n_in; k++) {
     if (op->in[k] < 0) continue;
-    const int clone = clone_for(m, producer(m, op->in[k]), m->late[when]);
+    const int clone = clone_for(m, producer(m, op->in[k]), m->late[m->order[when]]);
+    const int overwritten = m->overwritten[m->root[op->in[k]]];
     if (clone >= 0) {
       if (when < m->time[clone]) m->time[clone] = when;
-    } else if (m->overwritten[m->root[op->in[k]]] < when) {
+    } else if (overwritten != RFI_NEVER && m->place[overwritten] < when) {
       possible = false;
     }
   }
@@ -219,26 +251,48 @@ static bool need_operands(rfi_recompute_model *m, int i, int when) {
 static bool find_times(rfi_recompute_model *m) {
   bool possible = true;
   for (int c = 0; c < n_clones(m); c++) m->time[c] = RFI_NEVER;
-  for (int i = m->t->n_ops - 1; i >= 0; i--) {
+  for (int at = m->t->n_ops - 1; at >= 0; at--) {
+    const int i = m->order[at];
     if (is_view(m, i)) continue;
-    if (m->late[i]) need_operands(m, i, i);
+    if (m->late[i]) need_operands(m, i, at);
     for (int c = i; c < n_clones(m) && !m->late[i]; c += m->t->n_ops)
-      if (is_made(m, c)) {
+      if (is_recorded(m, c)) {
         possible = need_operands(m, i, m->time[c]) && possible;
-        if (m->gone[i] && m->late[m->time[c]] == RFI_LATER) possible = false;
+        if (m->gone[i] && m->late[m->order[m->time[c]]] == RFI_LATER) possible = false;
       }
   }
   return possible;
 }
 
-/* Computes the new order: each op is preceded by the clones that it is the first to need, in forward order. start[i]:
- * number of clones before those of op i; rank[c]: index of clone c among them. */
-static int find_order(rfi_recompute_model *m) {
+/* Marks chosen ops whose result another clone needs before the op of the backward computes it. */
+static bool mark_early(rfi_recompute_model *m) {
+  bool found = false;
+  for (int i = 0; i < m->t->n_ops; i++) {
+    if (!is_by_bwd(m, i) || m->time[i] > m->place[m->by[i].bwd]) continue;
+    m->early[i] = found = true;
+  }
+  return found;
+}
+
+/* Finds order and times; ops marked early change both. */
+static bool find_order_and_times(rfi_recompute_model *m) {
+  bool possible;
+  memset(m->early, 0, (size_t)m->t->n_ops);
+  do {
+    order_ops(m);
+    possible = find_times(m);
+  } while (mark_early(m));
+  return possible;
+}
+
+/* Adds the clones to the order: each op is preceded by those that it is the first to need, in forward order. start[k]:
+ * number of clones before those of place k; rank[c]: index of clone c among them. */
+static int place_clones(rfi_recompute_model *m) {
   int n = m->t->n_ops, clones = 0;
   memset(m->start, 0, sizeof *m->start * (size_t)(n + 1));
   for (int i = 0; i < n; i++)
     for (int c = i; c < n_clones(m); c += n)
-      if (is_made(m, c)) m->rank[c] = m->start[m->time[c]]++;
+      if (is_recorded(m, c)) m->rank[c] = m->start[m->time[c]]++;
   for (int i = 0; i < n; i++) {
     int here = m->start[i];
     m->start[i] = clones;
@@ -248,8 +302,9 @@ static int find_order(rfi_recompute_model *m) {
   return clones;
 }
 
-static int position(const rfi_recompute_model *m, int i) { return i + m->start[i + 1]; }
+static int position(const rfi_recompute_model *m, int i) { return m->place[i] + m->start[m->place[i] + 1]; }
 static int clone_position(const rfi_recompute_model *m, int c) {
+  if (is_by_bwd(m, c)) return position(m, m->by[c].bwd);
   return m->time[c] + m->start[m->time[c]] + m->rank[c];
 }
 
@@ -272,6 +327,7 @@ static void read_operands(rfi_recompute_model *m, int i, int at, int late) {
     }
     int *last = &m->clone_last[clone_result(m, root, clone)];
     if (at > *last) *last = at;
+    if (is_by_bwd(m, clone)) touch(m, storage_by_bwd(m, clone), at);
   }
 }
 
@@ -287,9 +343,9 @@ static void find_lives(rfi_recompute_model *m) {
     for (int j = 0; j < op->n_out; j++)
       if (op->out[j] >= 0) touch(m, t->values[op->out[j]].base, at);
     for (int c = i; c < n_clones(m); c += t->n_ops) {
-      if (!is_made(m, c)) continue;
+      if (!is_recorded(m, c)) continue;
       at = clone_position(m, c);
-      read_operands(m, i, at, m->late[m->time[c]]);
+      read_operands(m, i, at, m->late[m->order[m->time[c]]]);
       for (int j = 0; j < op->n_out; j++)
         if (op->out[j] >= 0) m->clone_first[clone_result(m, op->out[j], c)] = at;
     }
@@ -332,7 +388,7 @@ static int64_t sum_live(rfi_recompute_model *m, int clones, double level, int64_
     if (bytes == 0) continue;
     add_live(m, position(m, i), position(m, i), bytes);
     for (int c = i; c < n_clones(m); c += t->n_ops)
-      if (is_made(m, c)) add_live(m, clone_position(m, c), clone_position(m, c), bytes);
+      if (is_recorded(m, c)) add_live(m, clone_position(m, c), clone_position(m, c), bytes);
   }
   *area = 0;
   for (int i = 0; i <= n; i++) {
@@ -343,9 +399,16 @@ static int64_t sum_live(rfi_recompute_model *m, int clones, double level, int64_
   return peak;
 }
 
+/* Work of a clone; of a result that an op of the backward recomputes, only its write. */
+static rfi_cost cost_of(const rfi_recompute_model *m, int clone) {
+  const rfi_opr *op = &m->t->ops[op_of(m, clone)];
+  if (is_by_bwd(m, clone)) return (rfi_cost){op->cost.flops, (double)rfi_bytes(&m->t->values[op->out[0]].type)};
+  return op->cost;
+}
+
 rfi_choice_cost rfi_recompute_evaluate(rfi_recompute_model *m, double level) {
-  rfi_choice_cost c = {.possible = find_times(m)};
-  c.clones = find_order(m);
+  rfi_choice_cost c = {.possible = find_order_and_times(m)};
+  c.clones = place_clones(m);
   find_lives(m);
   if (m->copies > 1) {
     const int64_t later = m->delayed ? bytes_across(m, RFI_LATER) : 0;
@@ -355,8 +418,10 @@ rfi_choice_cost rfi_recompute_evaluate(rfi_recompute_model *m, double level) {
   c.peak = sum_live(m, c.clones, level, (m->copies - 1) * c.across, &c.area);
   for (int i = 0; i < n_clones(m); i++) {
     if (!is_made(m, i)) continue;
-    c.flops += m->t->ops[op_of(m, i)].cost.flops;
-    c.bytes += m->t->ops[op_of(m, i)].cost.bytes;
+    const rfi_cost cost = cost_of(m, i);
+    c.flops += cost.flops;
+    c.bytes += cost.bytes;
+    c.recomputed++;
   }
   return c;
 }
@@ -420,16 +485,18 @@ static rfr_status report_clone(const writer *w, int c) {
     if (m->last[op->out[j]] > from) from = m->last[op->out[j]];
     if (shown == RFR_NONE) shown = op->out[j];
   }
-  const rfi_cost cost = m->t->ops[i].cost;
+  const rfi_cost cost = cost_of(m, c);
   if (c != i)
     return rfi_report_line(w->report, "recomputed for wgrad: %%%d %s%s%s: +%.0f bytes moved, +%.0f FLOPs", shown,
                            op->def->name, op->scope[0] ? " in " : "", op->scope, cost.bytes, cost.flops);
   if (!m->read_late[i])
     return rfi_report_line(w->report, "recomputed: %%%d %s%s%s for another clone: +%.0f bytes moved, +%.0f FLOPs",
                            shown, op->def->name, op->scope[0] ? " in " : "", op->scope, cost.bytes, cost.flops);
-  return rfi_report_line(w->report, "recomputed: %%%d %s%s%s: -%lld bytes for %d ops, +%.0f bytes moved, +%.0f FLOPs",
-                         shown, op->def->name, op->scope[0] ? " in " : "", op->scope, (long long)freed,
-                         clone_position(m, c) - from, cost.bytes, cost.flops);
+  const char *by = is_by_bwd(m, c) ? t->ops[m->by[c].bwd].def->name : "";
+  return rfi_report_line(w->report,
+                         "recomputed: %%%d %s%s%s%s%s: -%lld bytes for %d ops, +%.0f bytes moved, +%.0f FLOPs", shown,
+                         op->def->name, op->scope[0] ? " in " : "", op->scope, by[0] ? " by " : "", by,
+                         (long long)freed, clone_position(m, c) - from, cost.bytes, cost.flops);
 }
 
 /* Records clone c for an op of the given phase. */
@@ -439,7 +506,7 @@ static rfr_status write_clone(writer *w, int c, int phase, rfr_value *in) {
   rfi_opr op = m->t->ops[i];
   rfr_value out[RFI_MAX_NAMES];
   bool dead[RFI_MAX_NAMES];
-  RFI_TRY(late_operands(w, &op, m->late[m->time[c]], phase, in));
+  RFI_TRY(late_operands(w, &op, m->late[m->order[m->time[c]]], phase, in));
   for (int j = 0; j < op.n_out; j++) dead[j] = op.out[j] < 0 || m->clone_last[clone_result(m, op.out[j], c)] < 0;
   const rfr_value *results = op.out;
   op.in = in;
@@ -452,18 +519,32 @@ static rfr_status write_clone(writer *w, int c, int phase, rfr_value *in) {
   return w->report ? report_clone(w, c) : RFR_OK;
 }
 
-static rfr_status write_op(writer *w, int i, int *next, rfr_value *in) {
+/* Makes *op, with operands in[], recompute the result of clone c as its last result, in the place of its dy. */
+static void add_result(const rfi_recompute_model *m, int c, rfi_opr *op, rfr_value *in, char *reason, size_t n) {
+  in[op->def->alias[op->n_out - 1]] = in[0];
+  rfi_snprintf(reason, n, "%s%srecomputes %s", op->reason, op->reason[0] ? "; " : "", m->t->ops[c].def->name);
+  op->reason = reason;
+}
+
+static rfr_status write_op(writer *w, int place, int *next, rfr_value *in) {
   const rfr_trace *t = w->m->t;
+  const int i = w->m->order[place], source = w->m->by[i].source;
   const rfi_opr *op = &t->ops[i];
   bool dead[RFI_MAX_NAMES];
+  char reason[160];
   if (!w->m->late[i] || is_view(w->m, i)) return rfi_rewrite_op(&w->r, i, NULL);
-  for (; w->order[*next] >= 0 && w->m->time[w->order[*next]] == i; ++*next)
+  for (; w->order[*next] >= 0 && w->m->time[w->order[*next]] == place; ++*next)
     RFI_TRY(write_clone(w, w->order[*next], op->phase, in));
   rfi_opr copy = *op;
   RFI_TRY(late_operands(w, op, w->m->late[i], op->phase, in));
   copy.in = in;
   for (int j = 0; j < op->n_out; j++) dead[j] = op->out[j] < 0;
-  return rfi_rewrite_as(&w->r, i, &copy, dead);
+  if (source < 0 || !is_by_bwd(w->m, source) || !is_made(w->m, source)) return rfi_rewrite_as(&w->r, i, &copy, dead);
+  dead[op->n_out - 1] = false;
+  add_result(w->m, source, &copy, in, reason, sizeof reason);
+  RFI_TRY(rfi_rewrite_as(&w->r, i, &copy, dead));
+  w->clone[t->ops[source].out[0]] = w->r.to->ops[w->r.to->n_ops - 1].out[op->n_out - 1];
+  return w->report ? report_clone(w, source) : RFR_OK;
 }
 
 rfr_status rfi_recompute_apply(rfi_recompute_model *m, rfi_report *report, rfr_trace **out) {
@@ -483,9 +564,9 @@ rfr_status rfi_recompute_apply(rfi_recompute_model *m, rfi_report *report, rfr_t
   RFI_GOTO(RFI_ALLOC(t->ctx, sizeof *w.order * (size_t)(c.clones + 1), &w.order));
   for (int v = 0; v < m->lates * t->n_values; v++) w.clone[v] = RFR_NONE;
   for (int k = 0; k < n_clones(m); k++)
-    if (is_made(m, k)) w.order[m->start[m->time[k]] + m->rank[k]] = k;
+    if (is_recorded(m, k)) w.order[m->start[m->time[k]] + m->rank[k]] = k;
   w.order[c.clones] = -1;
-  for (int i = 0; i < t->n_ops; i++) RFI_GOTO(write_op(&w, i, &next, in));
+  for (int place = 0; place < t->n_ops; place++) RFI_GOTO(write_op(&w, place, &next, in));
   s = rfi_rewrite_end(&w.r, out);
   goto done;
 fail:

@@ -18,11 +18,20 @@ typedef struct rfi_choice_cost {
   int64_t across;      /* bytes that live from one program to the next, per copy */
   double area;         /* live bytes above the given level, summed over ops */
   double flops, bytes; /* work of the clones */
-  int clones;
+  int clones;          /* ops in the new trace */
+  int recomputed;      /* clones, and ops whose result an op of the backward recomputes */
 } rfi_choice_cost;
 
 /* The program of an op: forward, dgrad, wgrad. In a single program the backward is RFI_LATE. */
 enum { RFI_EARLY, RFI_LATE, RFI_LATER, RFI_LATES = 2 };
+
+/* Recomputing by an op of the backward (recompute_bwd.c): op numbers, or -1. */
+typedef struct rfi_by_bwd {
+  int bwd;    /* of a forward op: the op of the backward that can recompute its result */
+  int source; /* of that op: the forward op */
+  int first;  /* of that op: the first op that moves after it; itself: none */
+  int after;  /* of an op that moves: the forward op, whose result it reads */
+} rfi_by_bwd;
 
 /* An op may have one clone in RFI_LATE and one in RFI_LATER. The number of a clone is op + n_ops * (late - RFI_LATE);
  * the number of its result is value + n_values * (late - RFI_LATE). */
@@ -40,21 +49,26 @@ typedef struct rfi_recompute_model {
   /* per clone: whether it is chosen; a clone without readers is not recorded. Without a separate clone, RFI_LATER
    * reads RFI_LATE's clone, else the original */
   bool *chosen;
-  int lates; /* 1 for a single program, else RFI_LATES */
+  rfi_by_bwd *by; /* per op */
+  int lates;      /* 1 for a single program, else RFI_LATES */
   /* microbatches in flight: copies of the bytes that live from one program to the next; 1 for a single program */
   int copies;
   bool delayed;          /* RFI_LATER may run long after RFI_LATE */
   int begins[RFI_LATES]; /* first op of each late program; n_ops: none */
   /* Results of evaluate: */
-  int *time;                     /* per clone: the op that it directly precedes; RFI_NEVER: it is not recorded */
-  int *first, *last;             /* per value: positions in the new order; -1: none */
+  bool *early;        /* per op: its result is needed before by->bwd, so a clone recomputes it */
+  int *order, *place; /* the op at each place, if ops that move are after by->bwd, and the place of each op */
+  int *time;          /* per clone: the place of the op that it directly precedes; RFI_NEVER: not recorded */
+  int *first, *last;  /* per value: positions in the new order; -1: none */
   int *clone_first, *clone_last; /* per result of a clone */
-  /* per op: number of clones before its first clone; per clone: its index among the clones of that op */
+  /* per place: number of clones before its first clone; per clone: its index among the clones of that place */
   int *start, *rank;
   int64_t *live;
 } rfi_recompute_model;
 
 rfr_status rfi_recompute_model_init(rfi_recompute_model *m, const rfr_trace *t, const rfi_pass_options *o);
+/* Fills m->by. */
+void rfi_find_by_bwd(rfi_recompute_model *m);
 void rfi_recompute_model_deinit(rfi_recompute_model *m);
 /* Linear in the length of the trace; reads m->chosen. */
 rfi_choice_cost rfi_recompute_evaluate(rfi_recompute_model *m, double level);

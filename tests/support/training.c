@@ -127,7 +127,11 @@ rfr_plan_summary rft_plan(const rfr_programs *p) {
 int rft_clones(const rfr_programs *p) {
   const rfr_trace *t = rfr_program_trace(p, 0, "lower");
   int n = 0;
-  for (int i = 0; i < t->n_ops; i++) n += t->ops[i].clone_of >= 0 && !(t->ops[i].def->flags & RFI_VIEW);
+  for (int i = 0; i < t->n_ops; i++) {
+    const rfi_opr *op = &t->ops[i];
+    n += op->clone_of >= 0 && !(op->def->flags & RFI_VIEW);
+    n += op->n_out > 0 && op->def->only_onto[op->n_out - 1] && op->out[op->n_out - 1] >= 0;
+  }
   return n;
 }
 
