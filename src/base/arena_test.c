@@ -13,6 +13,7 @@
 #include <cmocka.h>
 
 #include "base/base.h"
+#include "support/random.h"
 
 typedef struct fixture {
   rfr_ctx *ctx;
@@ -38,10 +39,9 @@ static void test_blocks(void **state) {
   enum { N = 3000 };
   static unsigned char *block[N];
   static size_t size[N];
-  uint32_t r = 1;
+  uint64_t random = 1;
   for (int i = 0; i < N; i++) {
-    r = r * 1664525 + 1013904223;
-    size[i] = i % 500 == 499 ? 3000000 + (size_t)i : (r >> 8) % 300; /* some sizes exceed a chunk */
+    size[i] = i % 500 == 499 ? 3000000 + (size_t)i : rft_below(&random, 300); /* some sizes exceed a chunk */
     block[i] = rfi_arena_alloc(arena, size[i]);
     assert_non_null(block[i]);
     assert_int_equal((uintptr_t)block[i] % 16, 0);

@@ -17,6 +17,7 @@
 
 #include "base/arena.h"
 #include "support/comma_locale.h"
+#include "support/random.h"
 
 static rfr_ctx *make_ctx(void) {
   rfr_ctx *ctx;
@@ -575,8 +576,8 @@ static void check_numbers(void) {
   }
   uint64_t bits = 99;
   for (int i = 0; i < 20000; i++) {
-    bits = bits * 6364136223846793005u + 1442695040888963407u;
     double x, back;
+    rft_next(&bits);
     memcpy(&x, &bits, sizeof x);
     if (isnan(x)) continue;
     back = rfi_strtod(rfi_format_double(buf, x), &end);

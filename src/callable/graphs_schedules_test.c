@@ -12,6 +12,7 @@
 
 #include "callable/graphed.h"
 #include "support/graphs_scene.h"
+#include "support/random.h"
 #include "support/thin.h"
 
 enum { T = RFT_T, C = RFT_C, BYTES = RFT_T * RFT_C * 4, MOST_RANKS = 4, LOW = 4 };
@@ -384,10 +385,7 @@ static void test_order_lists(void **state) {
 /* ---- random schedules ---- */
 
 static uint64_t random_state;
-static int random_below(int n) {
-  random_state = random_state * 6364136223846793005u + 1442695040888963407u;
-  return (int)((random_state >> 33) % (uint64_t)n);
-}
+static int random_below(int n) { return (int)rft_below(&random_state, (uint32_t)n); }
 
 enum { NOT_BEGUN, FORWARD, HALF, DONE };
 

@@ -20,6 +20,7 @@
 #include <cmocka.h>
 
 #include "core/convert.h"
+#include "support/random.h"
 
 /* How the standards describe a type. */
 typedef struct spec {
@@ -213,8 +214,7 @@ static void test_names(void **state) {
 /* ---- arrays ---- */
 
 static uint64_t next_random(uint64_t *s) {
-  *s = *s * 6364136223846793005u + 1442695040888963407u;
-  uint64_t x = *s ^ (*s >> 29);
+  const uint64_t bits = rft_next(s), x = bits ^ (bits >> 29);
   return x * 0xBF58476D1CE4E5B9u ^ x >> 32;
 }
 

@@ -12,6 +12,7 @@
 
 #include "data/token_file.h"
 #include "support/folder.h"
+#include "support/random.h"
 
 #define OK(call) assert_ok(call, #call, __LINE__)
 enum { VOCAB = 1000, FILES = 30, SEQUENCE = 13, MOST = 64 };
@@ -111,11 +112,8 @@ static void equal_to_text(void **state) {
 /* n ids of 2 bytes from `seed`. */
 static void write_raw(rft_folder *f, const char *name, int n, int seed) {
   uint16_t *ids = malloc((size_t)n * sizeof *ids);
-  uint32_t x = (uint32_t)seed * 2654435761u + 1;
-  for (int i = 0; i < n; i++) {
-    x = x * 1664525u + 1013904223u;
-    ids[i] = (uint16_t)((x >> 16) % VOCAB);
-  }
+  uint64_t random = (uint64_t)seed;
+  for (int i = 0; i < n; i++) ids[i] = (uint16_t)rft_below(&random, VOCAB);
   rft_write(f, name, ids, (size_t)n * sizeof *ids);
   free(ids);
 }

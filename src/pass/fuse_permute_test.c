@@ -11,6 +11,7 @@
 #include "exec/exec.h"
 #include "support/context.h"
 #include "support/device.h"
+#include "support/random.h"
 
 enum { T = 50, I = 144, EXPERTS = 5, K = 2 };
 
@@ -63,15 +64,13 @@ static rfr_trace *record(const cell *c) {
   return t;
 }
 
-static void fill(rfr_programs *p, const rfr_tensor *x, uint32_t seed) {
+static void fill(rfr_programs *p, const rfr_tensor *x, uint64_t seed) {
   const int64_t n = rfi_count(&x->type);
   float *values = calloc((size_t)x->bytes + 1, 1);
   assert_non_null(values);
   const bool scale = strcmp(x->name, RFR_RECIPE_SCALE) == 0, zero = strcmp(x->name, RFR_RECIPE_HISTORY) == 0;
-  for (int64_t k = 0; x->type.dtype == RFR_F32 && !zero && k < n; k++) {
-    seed = seed * 1664525u + 1013904223u;
-    values[k] = scale ? 1 + (float)k : (float)(int32_t)seed * 0x1p-31f;
-  }
+  for (int64_t k = 0; x->type.dtype == RFR_F32 && !zero && k < n; k++)
+    values[k] = scale ? 1 + (float)k : (float)rft_uniform(&seed);
   OK(rfr_programs_write(p, x, values));
   free(values);
 }
@@ -81,7 +80,7 @@ static rfr_programs *run(const cell *c, const rfr_trace *t, bool fuse) {
   rfr_tensor x;
   o.fuse = fuse, o.recompute = c->recompute;
   rfr_programs *p = rft_compile(t, &o);
-  for (int i = 0; rfr_programs_tensor_at(p, i, &x) == RFR_OK; i++) fill(p, &x, (uint32_t)i);
+  for (int i = 0; rfr_programs_tensor_at(p, i, &x) == RFR_OK; i++) fill(p, &x, (uint64_t)i);
   OK(rfr_programs_load(p));
   OK(rfr_program_run(p, 0));
   OK(rfr_programs_wait(p));

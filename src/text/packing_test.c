@@ -8,8 +8,7 @@
 #include <string.h>
 
 #include "support/folder.h"
-
-static uint32_t draw(uint32_t *state) { return *state = *state * 1664525u + 1013904223u; }
+#include "support/random.h"
 
 /* The reference search: the window with the smallest sufficient number of free tokens. */
 static int64_t plain_windows(const int32_t *lengths, int64_t n, int32_t capacity) {
@@ -50,13 +49,13 @@ static void test_against_plain(void **state) {
   rft_folder *f = *state;
   static const int32_t capacities[] = {1, 2, 63, 64, 65, 100, 4095, 4096, 4097, 70000};
   rfi_packing p = {.ctx = f->ctx};
-  uint32_t seed = 1;
+  uint64_t seed = 1;
   int32_t lengths[700];
   for (size_t c = 0; c < sizeof capacities / sizeof *capacities; c++)
     for (int form = 0; form < 4; form++) {
-      const int64_t n = (int64_t)(draw(&seed) >> 8) % 700 + (form > 0);
+      const int64_t n = (int64_t)rft_below(&seed, 700) + (form > 0);
       const int32_t capacity = capacities[c], most = form == 1 ? (capacity + 3) / 4 : capacity;
-      for (int64_t i = 0; i < n; i++) lengths[i] = 1 + (int32_t)((draw(&seed) >> 8) % (uint32_t)most);
+      for (int64_t i = 0; i < n; i++) lengths[i] = 1 + (int32_t)rft_below(&seed, (uint32_t)most);
       check(&p, lengths, n, capacity);
     }
   rfi_packing_deinit(&p);

@@ -10,6 +10,7 @@
 
 #include "data/json_file.h"
 #include "support/folder.h"
+#include "support/random.h"
 #include "text/tokenizer_parts.h"
 
 #define FOLDER RFT_SOURCE_DIR "/tests/data/tokenizers/"
@@ -530,10 +531,8 @@ static void test_matchers(void **state) {
     for (int round = 0; round < 3000; round++) {
       char text[256];
       size_t n = 0;
-      for (int i = 0; i < 40; i++) {
-        seed = seed * 6364136223846793005u + 1442695040888963407u;
-        n += rfi_utf8_put(points[(seed >> 33) % (sizeof points / sizeof *points)], text + n);
-      }
+      for (int i = 0; i < 40; i++)
+        n += rfi_utf8_put(points[rft_below(&seed, sizeof points / sizeof *points)], text + n);
       expect(rfr_tokenizer_encode(r.tokenizer, text, n, NULL, &a), "ours");
       expect(rfr_tokenizer_encode(pcre, text, n, NULL, &b), "PCRE2");
       if (a.n != b.n || memcmp(a.ids, b.ids, (size_t)a.n * sizeof *a.ids) != 0)

@@ -10,17 +10,13 @@
 #include "data/json_file.h"
 #include "refrain/chat.h"
 #include "support/folder.h"
+#include "support/random.h"
 #include "text/bpe_train.h"
 #include "text/tokenizer_parts.h"
 #include "text/word_count.h"
 
 static void expect(rfr_status s, const char *what) {
   if (s != RFR_OK) fail_msg("%s: %s [%s]", what, rfr_last_error()->message, rfr_last_error()->slug);
-}
-
-static uint32_t draw(uint64_t *seed, uint32_t n) {
-  *seed = *seed * 6364136223846793005u + 1442695040888963407u;
-  return (uint32_t)(*seed >> 33) % n;
 }
 
 /* Trains on one text file of the folder, with paths of the folder. */
@@ -130,10 +126,10 @@ static void test_plain(void **state) {
     const uint32_t letters = 1 + (uint32_t)round % 4;
     for (int w = 0; w < WORDS; w++) {
       char text[LONGEST];
-      n[w] = 1 + (int)draw(&seed, LONGEST - 1);
-      count[w] = 1 + draw(&seed, 3);
+      n[w] = 1 + (int)rft_below(&seed, LONGEST - 1);
+      count[w] = 1 + rft_below(&seed, 3);
       for (int i = 0; i < n[w]; i++) {
-        text[i] = (char)('a' + draw(&seed, letters));
+        text[i] = (char)('a' + rft_below(&seed, letters));
         words[w][i] = (uint32_t)text[i] - 0x21u; /* ids of bytes: the visible characters come first */
       }
       expect(rfi_word_table_add(&table, text, (size_t)n[w], count[w]), "add");
@@ -162,7 +158,7 @@ static void random_text(uint64_t *seed, char *text, size_t n) {
                                       "\xe2\x82", "x\n",  ".\n", "it",  "\xc5\xbf", "5\n"};
   size_t at = 0;
   while (at + 4 < n) {
-    const char *part = parts[draw(seed, sizeof parts / sizeof *parts)];
+    const char *part = parts[rft_below(seed, sizeof parts / sizeof *parts)];
     memcpy(text + at, part, strlen(part));
     at += strlen(part);
   }

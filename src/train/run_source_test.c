@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "support/random.h"
 #include "support/run.h"
 #include "train/evaluate.h"
 
@@ -121,8 +122,7 @@ static int from_stream(rfr_window *w, void *user) {
   }
   uint64_t x = (uint64_t)w->position + 1;
   for (int64_t i = 0; i < w->sequence; i++) {
-    x = x * 6364136223846793005u + 1442695040888963407u;
-    w->tokens[i] = (int32_t)(x >> 33) % 256;
+    w->tokens[i] = (int32_t)rft_below(&x, 256);
     if (i > 0 && i != 5) w->targets[i - 1] = w->tokens[i];
   }
   w->documents[1] = 5;

@@ -14,6 +14,7 @@
 #include "nn/nn.h"
 #include "refrain/recipe.h"
 #include "support/context.h"
+#include "support/random.h"
 #include "support/ranks.h"
 #include "support/thin.h"
 #include "trace/trace.h"
@@ -81,14 +82,14 @@ typedef struct rank {
 /* The inputs of a step: some targets have no loss, documents begin anywhere. */
 static void fill(rfr_programs *p, int64_t step) {
   rfr_tensor x;
-  uint32_t z = 17 + 1000 * (uint32_t)step;
+  uint64_t random = 17 + 1000 * (uint64_t)step;
   const int64_t at = step % SLOTS * MICROBATCHES;
   static const char *const names[] = {RFI_NAME_TOKENS, RFI_NAME_TARGETS};
   for (int k = 0; k < 2; k++) {
     OK(rfr_programs_tensor(p, names[k], &x));
     for (int64_t i = at * T; i < (at + MICROBATCHES) * T; i++) {
-      z = z * 1664525u + 1013904223u;
-      ((int32_t *)x.data)[i] = k == 1 && z >> 28 == 3 ? RFI_IGNORE : (int32_t)((z >> 8) % 61);
+      const int32_t id = (int32_t)rft_below(&random, 61);
+      ((int32_t *)x.data)[i] = k == 1 && rft_below(&random, 16) == 3 ? RFI_IGNORE : id;
     }
   }
   OK(rfr_programs_tensor(p, RFI_NAME_OFFSETS, &x));

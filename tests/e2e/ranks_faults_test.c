@@ -23,6 +23,8 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "support/random.h"
+
 enum { RANKS = 4, LIMIT_SECONDS = 60, PATIENCE_SECONDS = 600, LAST = 80, EVERY = 4, LEAST = 3, ENOUGH_SECONDS = 400 };
 #ifdef RFT_SANITIZED
 enum { FAULTS = 3 };
@@ -39,11 +41,6 @@ enum { MODES = sizeof modes / sizeof *modes };
 static char root[64];
 static uint64_t state;
 static double fastest = 1e9; /* seconds of an undisturbed run, including its start */
-
-static uint32_t draw(uint32_t below) {
-  state = state * 6364136223846793005u + 1442695040888963407u;
-  return (uint32_t)(state >> 33) % below;
-}
 
 static double now(void) {
   struct timespec t;
@@ -202,14 +199,16 @@ static void one(int i) {
   /* three consecutive faults cover all kinds and all modes, nine cover all pairs */
   const int mode = (i + i / KINDS) % MODES;
   /* Only ranks that write files can fail to write: rank 0 without shards; of a stage the first rank. */
-  const int rank = kind != FULL || mode == 0 ? (int)draw(RANKS) : mode == 1 ? 0 : 2 * (int)draw(2);
+  const int rank = kind != FULL || mode == 0 ? (int)rft_below(&state, RANKS)
+                   : mode == 1               ? 0
+                                             : 2 * (int)rft_below(&state, 2);
   /* A rank may be stopped while it exits. Then the other ranks have ended, and only the launcher can name it. */
   const bool late = kind == STOP && mode == 1;
   snprintf(folder, sizeof folder, "fault-%d", i);
   const pid_t launcher = start(folder, modes[mode], false);
   const int step = late ? LAST : EVERY;
   for (double end = now() + PATIENCE_SECONDS; !has_checkpoint(folder, step) && now() < end;) usleep(5000);
-  if (!late) usleep(draw((uint32_t)(2e5 * fastest))); /* the steps take about a fifth of the run's time */
+  if (!late) usleep(rft_below(&state, (uint32_t)(2e5 * fastest))); /* the steps take about a fifth of the run's time */
   const pid_t victim = find_rank(folder, rank);
   if (victim) strike(kind, victim);
   const double struck = now();

@@ -15,6 +15,7 @@
 
 #include "core/dlpack.h"
 #include "refrain/refrain.h"
+#include "support/random.h"
 #include "support/run.h"
 
 enum { C = 8, T = 4 };
@@ -135,8 +136,7 @@ static void test_orders(void **state) {
     for (int i = 0; i < N; i++)
       order[i] = (i + round) % N; /* in the first rounds each object is destroyed first and last */
     for (int i = N - 1; round >= N && i > 0; i--) {
-      random = random * 6364136223846793005u + 1442695040888963407u;
-      const int k = (int)((random >> 33) % (uint64_t)(i + 1)), other = order[k];
+      const int k = (int)rft_below(&random, (uint32_t)i + 1), other = order[k];
       order[k] = order[i];
       order[i] = other;
     }

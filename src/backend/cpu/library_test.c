@@ -19,6 +19,7 @@
 
 #include "backend/cpu/cpu.h"
 #include "base/base.h"
+#include "support/random.h"
 
 enum { GUARD = 256, PATTERN = 0xa5 };
 
@@ -34,10 +35,6 @@ typedef struct buffer {
   double *wide; /* dense */
 } buffer;
 
-static double uniform(uint64_t *s) {
-  *s = *s * 6364136223846793005u + 1442695040888963407u;
-  return (double)(int32_t)(*s >> 32) / 2147483648.0;
-}
 static size_t width(rfr_dtype d) { return d == RFR_F32 ? 4 : 2; }
 static double get(const void *p, rfr_dtype d, int64_t i) {
   return d == RFR_F32 ? (double)((const float *)p)[i] : (double)rfr_float_from_bits(d, ((const uint16_t *)p)[i]);
@@ -65,7 +62,7 @@ static buffer make(rfr_dtype dtype, int rank, int64_t batch, int64_t rows, int64
     for (int64_t i = 0; i < rows; i++)
       for (int64_t j = 0; j < cols; j++, e++) {
         int64_t at = (z * rows + i) * ld + j;
-        put(b.arg.data, dtype, at, uniform(seed));
+        put(b.arg.data, dtype, at, rft_uniform(seed));
         b.wide[e] = get(b.arg.data, dtype, at);
       }
   return b;

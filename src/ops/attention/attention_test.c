@@ -17,6 +17,7 @@
 
 #include "backend/cpu/cpu.h"
 #include "base/base.h"
+#include "support/random.h"
 
 enum { T = 150, H = 4, HK = 2, D = 24, CUT = 77, NQ = T * H * D, NK = T * HK * D };
 
@@ -26,11 +27,8 @@ typedef struct sample {
   int64_t window;
 } sample;
 
-static void fill(float *x, int n, uint32_t seed) {
-  for (int i = 0; i < n; i++) {
-    seed = seed * 1664525u + 1013904223u;
-    x[i] = (float)(int32_t)seed / 2147483648.0f;
-  }
+static void fill(float *x, int n, uint64_t seed) {
+  for (int i = 0; i < n; i++) x[i] = (float)rft_uniform(&seed);
 }
 static rfi_arg rows(float *x, int heads) {
   return (rfi_arg){x, {.dtype = RFR_F32, .rank = 3, .shape = {T, heads, D}}, {(int64_t)heads * D, D, 1}};

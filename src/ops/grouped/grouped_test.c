@@ -17,16 +17,14 @@
 #include "backend/cpu/cpu.h"
 #include "pass/pass.h"
 #include "support/context.h"
+#include "support/random.h"
 
 /* ---- bitwise equality ---- */
 
 enum { GIVEN = 4 };
 
-static uint32_t random_state = 1;
-static float next_float(void) {
-  random_state = random_state * 1664525u + 1013904223u;
-  return (float)(random_state >> 8) / 8388608.0f - 1;
-}
+static uint64_t random_state = 1;
+static float next_float(void) { return (float)rft_uniform(&random_state); }
 
 /* rows x cols with row stride `stride`; also elements between the rows are finite. */
 static rfi_arg matrix(int64_t rows, int64_t cols, int64_t stride) {

@@ -14,6 +14,7 @@
 #include <cmocka.h>
 
 #include "base/base.h"
+#include "support/random.h"
 #include "trace/trace.h"
 
 enum { MOST = 4096 };
@@ -26,12 +27,9 @@ typedef struct shown {
 
 static rfr_trace *t;
 static rfr_ctx *ctx;
-static uint32_t state;
+static uint64_t state;
 
-static int draw(int n) {
-  state = state * 1664525u + 1013904223u;
-  return (int)((state >> 16) % (uint32_t)n);
-}
+static int draw(int n) { return (int)rft_below(&state, (uint32_t)n); }
 
 static int setup(void **unused) {
   (void)unused;
