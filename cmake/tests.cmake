@@ -33,15 +33,13 @@ endif()
 if(RFR_SANITIZE)
   set_source_files_properties(${RFR_TEST_REFERENCES} PROPERTIES COMPILE_OPTIONS "-O2;-fno-sanitize=undefined")
 endif()
-# Most tests link one shared library with all objects and the tests' own parts: linked into each of 200 programs, the
-# objects took a quarter of a build. Tests that replace a function of the library need the objects themselves.
-set(RFR_WRAPPING backend_faults_test debug_test fuse_dx_sum_test fuse_gelu_test graphs_faults_test load_weights_test
-                 tune_test)
+# The tests link one shared library with all objects and the tests' own parts: linked into each of 200 programs, the
+# objects took a quarter of a build. rfi_backend_find is that of tests/support/backend.c.
 add_library(refrain_test SHARED ${RFR_OBJECTS} ${RFR_TEST_PARTS})
 set_target_properties(refrain_test PROPERTIES OUTPUT_NAME test_parts) # librefrain* are installed
 target_include_directories(refrain_test INTERFACE include src)
 target_link_libraries(refrain_test PUBLIC ${RFR_LIBRARIES} PkgConfig::CMOCKA ${RFR_EARLY})
-target_link_options(refrain_test PRIVATE -Wl,-Bsymbolic-functions)
+target_link_options(refrain_test PRIVATE -Wl,-Bsymbolic-functions -Wl,--wrap=rfi_backend_find)
 # Timeout of a test in seconds. It is generous, for busy machines: only a test that hangs reaches it.
 set(patience 900)
 if(RFR_SANITIZE OR CMAKE_CROSSCOMPILING)
@@ -64,13 +62,7 @@ foreach(source ${RFR_TEST_SOURCES})
   endif()
   add_executable(${name} ${source})
   target_include_directories(${name} PRIVATE tests)
-  if(name IN_LIST RFR_WRAPPING)
-    target_sources(${name} PRIVATE ${RFR_TEST_PARTS})
-    target_link_libraries(${name} PRIVATE refrain_inside PkgConfig::CMOCKA)
-    target_link_options(${name} PRIVATE -Wl,--wrap=rfi_backend_find)
-  else()
-    target_link_libraries(${name} PRIVATE refrain_test)
-  endif()
+  target_link_libraries(${name} PRIVATE refrain_test)
   target_compile_definitions(${name} PRIVATE RFT_SOURCE_DIR="${PROJECT_SOURCE_DIR}"
                                              RFT_BINARY_DIR="${PROJECT_BINARY_DIR}")
   target_compile_options(${name} PRIVATE $<$<CONFIG:Release>:-O1>) # -O2 takes half as long again to compile

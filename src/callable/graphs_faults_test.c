@@ -6,23 +6,16 @@
  * attempt works, bitwise equal to an undisturbed one. After a failed call a step can only be aborted, and the next step
  * has the right bits.
  *
- * The device is the CPU with support/fault_backend in place of rfi_backend_find (--wrap).
+ * The device is the CPU with support/fault_backend in place of the library's choice (support/backend.h).
  */
 #include <stdio.h>
 #include <string.h>
 
 #include "callable/graphed.h"
 #include "refrain/op.h"
+#include "support/backend.h"
 #include "support/fault_backend.h"
 #include "support/graphs_scene.h"
-
-rfr_status __real_rfi_backend_find(rfr_ctx *ctx, const rfi_backend **out);
-rfr_status __wrap_rfi_backend_find(rfr_ctx *ctx, const rfi_backend **out);
-rfr_status __wrap_rfi_backend_find(rfr_ctx *ctx, const rfi_backend **out) {
-  (void)ctx;
-  *out = &rft_fault_backend;
-  return RFR_OK;
-}
 
 enum { T = RFT_T, C = RFT_C, BYTES = RFT_T * RFT_C * 4, BLOCKS = 2, MICROBATCHES = 2 };
 enum { MOST_COUNT = 1000 };
@@ -490,6 +483,7 @@ static void test_copies(void **state) {
 }
 
 int main(void) {
+  rft_backend = &rft_fault_backend;
   const struct CMUnitTest tests[] = {cmocka_unit_test_setup_teardown(test_creation, setup, teardown),
                                      cmocka_unit_test_setup_teardown(test_rebind, setup, teardown),
                                      cmocka_unit_test_setup_teardown(test_places, setup, teardown),

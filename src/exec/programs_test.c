@@ -17,6 +17,7 @@
 #include "base/base.h"
 #include "exec/exec.h"
 #include "support/context.h"
+#include "support/rewrite.h"
 
 /* ---- a chain of six bias-free linears; every weight with an even index is frozen ---- */
 
@@ -45,12 +46,6 @@ static rfr_trace *chain(unsigned trainable, rfr_value *grads) {
   }
   OK(rfr_trace_finish(t));
   return t;
-}
-
-static int count_phase(const rfr_trace *t, rfi_opcode code, int phase) {
-  int n = 0;
-  for (int i = 0; i < t->n_ops; i++) n += t->ops[i].def->code == code && t->ops[i].phase == phase;
-  return n;
 }
 
 /* Bytes of forward results that the backward reads. */
@@ -83,10 +78,10 @@ static void test_chain(void **state) {
   rfr_trace *pruned = chain(0x2a, grads), *full = chain(0x3f, grads);
   rfr_programs *p = rft_compile(pruned, NULL), *q = rft_compile(full, NULL);
   const rfr_trace *t = rfr_program_trace(p, 0, "lower"), *u = rfr_program_trace(q, 0, "lower");
-  assert_int_equal(count_phase(t, RFI_OP_matmul, RFR_PHASE_WGRAD), 3);
-  assert_int_equal(count_phase(t, RFI_OP_matmul, RFR_PHASE_DGRAD), 4);
-  assert_int_equal(count_phase(u, RFI_OP_matmul, RFR_PHASE_WGRAD), 6);
-  assert_int_equal(count_phase(u, RFI_OP_matmul, RFR_PHASE_DGRAD), 5);
+  assert_int_equal(rft_count_ops(t, RFI_OP_matmul, RFR_PHASE_WGRAD), 3);
+  assert_int_equal(rft_count_ops(t, RFI_OP_matmul, RFR_PHASE_DGRAD), 4);
+  assert_int_equal(rft_count_ops(u, RFI_OP_matmul, RFR_PHASE_WGRAD), 6);
+  assert_int_equal(rft_count_ops(u, RFI_OP_matmul, RFR_PHASE_DGRAD), 5);
   /* the inputs of w1, w3 and w5; x is an input, and needs no saving */
   assert_int_equal(saved_bytes(t), ROWS * (width[1] + width[3] + width[5]) * 4);
   assert_int_equal(saved_bytes(u), ROWS * (width[1] + width[2] + width[3] + width[4] + width[5]) * 4);
@@ -261,8 +256,8 @@ static void test_passes_off(void **state) {
   assert_true(fabsf(loss_of(a) - loss_of(c)) < 1e-5f);
   /* with the head fused the logits are never stored in full */
   const rfr_trace *fused = rfr_program_trace(a, 0, "lower");
-  assert_int_equal(count_phase(fused, RFI_OP_linear_cross_entropy, RFR_PHASE_FORWARD), 3);
-  assert_int_equal(count_phase(fused, RFI_OP_cross_entropy, RFR_PHASE_FORWARD), 0);
+  assert_int_equal(rft_count_ops(fused, RFI_OP_linear_cross_entropy, RFR_PHASE_FORWARD), 3);
+  assert_int_equal(rft_count_ops(fused, RFI_OP_cross_entropy, RFR_PHASE_FORWARD), 0);
   for (rfr_value v = 0; v < fused->n_values; v++)
     assert_false(fused->values[v].op >= 0 && fused->values[v].type.rank == 2 && fused->values[v].type.shape[0] == 21 &&
                  fused->values[v].type.shape[1] == 12);
@@ -278,7 +273,7 @@ static void test_accumulates_in_place(void **state) {
   rfr_trace *t = training_step((step_shape){4, 16, false});
   rfr_programs *p = rft_compile(t, NULL);
   const rfr_trace *u = rfr_program_trace(p, 0, "lower");
-  assert_int_equal(count_phase(u, RFI_OP_add, RFR_PHASE_WGRAD), 0);
+  assert_int_equal(rft_count_ops(u, RFI_OP_add, RFR_PHASE_WGRAD), 0);
   int storages = 0;
   for (rfr_value v = 0; v < u->n_values; v++)
     storages += u->values[v].base == v && u->values[v].op >= 0 && u->values[v].type.rank == 2 &&
@@ -454,7 +449,7 @@ static void test_programs_share(void **state) {
   OK(rfr_program_plan(p, 0, &both));
   OK(rfr_program_plan(alone, 0, &one));
   assert_int_equal(both.planned_bytes - both.persistent_bytes, one.planned_bytes - one.persistent_bytes);
-  assert_int_equal(count_phase(rfr_program_trace(p, 0, "lower"), RFI_OP_cast, RFR_PHASE_LOAD), 1);
+  assert_int_equal(rft_count_ops(rfr_program_trace(p, 0, "lower"), RFI_OP_cast, RFR_PHASE_LOAD), 1);
   rft_fill_inputs(p);
   OK(rfr_programs_load(p));
   rfr_tensor a, b, y;

@@ -14,6 +14,7 @@
 #include "pass/pass.h"
 #include "refrain/ops.h"
 #include "support/context.h"
+#include "support/rewrite.h"
 
 enum { M = 6, K = 5, N = 4 };
 
@@ -46,12 +47,6 @@ static void expect_refused(rfr_trace *t, const char *slug, const char *text) {
   rfr_trace_destroy(t);
 }
 
-static int count(const rfr_trace *t, rfi_opcode code, int phase) {
-  int n = 0;
-  for (int i = 0; i < t->n_ops; i++) n += t->ops[i].def->code == code && t->ops[i].phase == phase;
-  return n;
-}
-
 static rfr_trace *linears(rfr_trace **t, rfr_dtype to) {
   OK(rfr_trace_create(ctx, t));
   rfr_value w0 = weight(*t, "w0", K, K), w1 = weight(*t, "w1", N, K);
@@ -64,10 +59,10 @@ static rfr_trace *linears(rfr_trace **t, rfr_dtype to) {
 static void test_requested(void **state) {
   (void)state;
   rfr_trace *t, *d = linears(&t, RFR_F32);
-  assert_int_equal(count(d, RFI_OP_matmul, RFR_PHASE_FORWARD), 2);
-  assert_int_equal(count(d, RFI_OP_matmul, RFR_PHASE_DGRAD), 1);
-  assert_int_equal(count(d, RFI_OP_matmul, RFR_PHASE_WGRAD), 1);
-  assert_int_equal(count(d, RFI_OP_gradient, RFR_PHASE_FORWARD), 0);
+  assert_int_equal(rft_count_ops(d, RFI_OP_matmul, RFR_PHASE_FORWARD), 2);
+  assert_int_equal(rft_count_ops(d, RFI_OP_matmul, RFR_PHASE_DGRAD), 1);
+  assert_int_equal(rft_count_ops(d, RFI_OP_matmul, RFR_PHASE_WGRAD), 1);
+  assert_int_equal(rft_count_ops(d, RFI_OP_gradient, RFR_PHASE_FORWARD), 0);
   assert_string_equal(rfr_value_name(d, d->outputs[0].value), "d_w0");
   rfr_trace_destroy(t);
   rfr_trace_destroy(d);

@@ -13,6 +13,7 @@
 #include "pass/pass.h"
 #include "refrain/recipe.h"
 #include "support/context.h"
+#include "support/rewrite.h"
 
 enum { T = 32, C = 64, RANK = 4, OUTS = 3, DEPTH = 4, MOST = 2 * (OUTS + DEPTH) };
 
@@ -67,11 +68,7 @@ static rfr_trace *record(bool dropout, const rfr_recipe *recipe) {
 }
 
 static int count(const rfr_programs *p, const char *pass, rfi_opcode code, int phase) {
-  const rfr_trace *t = rfr_program_trace(p, 0, pass);
-  int n = 0;
-  assert_non_null(t);
-  for (int i = 0; i < t->n_ops; i++) n += t->ops[i].def->code == code && (phase < 0 || t->ops[i].phase == phase);
-  return n;
+  return rft_count_ops(rfr_program_trace(p, 0, pass), code, phase);
 }
 
 static rfr_programs *compile(const rfr_trace *t, int fuse, rfr_recompute recompute) {
@@ -79,11 +76,7 @@ static rfr_programs *compile(const rfr_trace *t, int fuse, rfr_recompute recompu
   o.fuse = fuse;
   o.recompute = recompute;
   o.keep_traces = 1;
-  rfr_programs *p = rft_compile(t, &o);
-  rft_fill_inputs(p);
-  OK(rfr_programs_load(p));
-  OK(rfr_program_run(p, 0));
-  return p;
+  return rft_run_filled(t, &o);
 }
 
 /* Compares all outputs; tolerance 0: bitwise. */

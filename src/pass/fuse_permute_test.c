@@ -12,6 +12,7 @@
 #include "support/context.h"
 #include "support/device.h"
 #include "support/random.h"
+#include "support/rewrite.h"
 
 enum { T = 50, I = 144, EXPERTS = 5, K = 2 };
 
@@ -87,13 +88,6 @@ static rfr_programs *run(const cell *c, const rfr_trace *t, bool fuse) {
   return p;
 }
 
-static int count(const rfr_programs *p, rfi_opcode code) {
-  const rfr_trace *t = rfr_program_trace(p, 0, "lower");
-  int n = 0;
-  for (int i = 0; i < t->n_ops; i++) n += t->ops[i].def->code == code;
-  return n;
-}
-
 /* The bytes of an output or a state; NULL: there is none. */
 static void *bytes_of(rfr_programs *p, const char *what, int64_t *n) {
   rfr_tensor x;
@@ -120,10 +114,10 @@ static void check(const cell *c) {
   rfr_programs *p = run(c, t, true), *q = run(c, t, false);
   const bool given = c->recipe == RFR_RECIPE_FP8_DELAYED, first = given && !c->weighted && !c->shown;
   const int again = c->recompute == RFR_RECOMPUTE_ALL;
-  assert_int_equal(count(q, RFI_OP_permute_codes), 0);
+  assert_int_equal(rft_count_lowered(q, RFI_OP_permute_codes), 0);
   /* quantizes rows of dy and of x; recompute that keeps the rows quantizes both twice */
-  assert_in_range(count(p, RFI_OP_permute_codes), given + first * !again, given + first * (1 + again));
-  if (first && c->norm && !again) assert_int_equal(count(p, RFI_OP_rmsnorm_quantize), 1);
+  assert_in_range(rft_count_lowered(p, RFI_OP_permute_codes), given + first * !again, given + first * (1 + again));
+  if (first && c->norm && !again) assert_int_equal(rft_count_lowered(p, RFI_OP_rmsnorm_quantize), 1);
   for (size_t i = 0; i < sizeof results / sizeof *results; i++) same(p, q, results[i]);
   rfr_programs_destroy(p);
   rfr_programs_destroy(q);

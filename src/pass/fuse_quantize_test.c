@@ -10,6 +10,7 @@
 #include "base/base.h"
 #include "exec/exec.h"
 #include "support/context.h"
+#include "support/rewrite.h"
 
 enum { T = 48, C = 32, I = 64 };
 
@@ -82,21 +83,15 @@ static rfr_programs *run(const cell *c, const rfr_trace *t, bool fuse) {
   return p;
 }
 
-static int count(const rfr_programs *p, rfi_opcode code) {
-  const rfr_trace *t = rfr_program_trace(p, 0, "lower");
-  int n = 0;
-  for (int i = 0; i < t->n_ops; i++) n += t->ops[i].def->code == code;
-  return n;
-}
-
 static void check_ops(const cell *c, const rfr_programs *p) {
   const bool tensor = c->recipe == RFR_RECIPE_FP8_CURRENT || c->recipe == RFR_RECIPE_FP8_DELAYED;
   const int again = c->recompute == RFR_RECOMPUTE_ALL, l = c->layernorm,
-            l_sum = count(p, RFI_OP_add_layernorm_quantize);
-  assert_in_range(count(p, RFI_OP_swiglu_quantize), tensor, tensor * (1 + again));
-  assert_int_equal(count(p, RFI_OP_swiglu_bwd_quantize), tensor && !c->high);
-  assert_in_range(count(p, l ? RFI_OP_layernorm_quantize : RFI_OP_rmsnorm_quantize), tensor, tensor * (2 + again));
-  assert_in_range(l ? l_sum : count(p, RFI_OP_add_rmsnorm_quantize), tensor, tensor);
+            l_sum = rft_count_lowered(p, RFI_OP_add_layernorm_quantize);
+  assert_in_range(rft_count_lowered(p, RFI_OP_swiglu_quantize), tensor, tensor * (1 + again));
+  assert_int_equal(rft_count_lowered(p, RFI_OP_swiglu_bwd_quantize), tensor && !c->high);
+  assert_in_range(rft_count_lowered(p, l ? RFI_OP_layernorm_quantize : RFI_OP_rmsnorm_quantize), tensor,
+                  tensor * (2 + again));
+  assert_in_range(l ? l_sum : rft_count_lowered(p, RFI_OP_add_rmsnorm_quantize), tensor, tensor);
   const rfr_trace *t = rfr_program_trace(p, 0, "lower");
   for (int i = 0; i < t->n_ops; i++)
     if (t->ops[i].def->code == RFI_OP_swiglu_quantize && t->ops[i].clone_of < 0)

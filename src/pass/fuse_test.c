@@ -19,6 +19,7 @@
 #include "core/rng.h"
 #include "exec/exec.h"
 #include "support/context.h"
+#include "support/rewrite.h"
 
 enum { T = 70, HEADS = 3, D = 8, C = HEADS * D, N_PARAMETERS = 8 };
 
@@ -82,13 +83,6 @@ static rfr_programs *run(rfr_ctx *ctx, const rfr_trace *t, int fuse) {
   return p;
 }
 
-static int count(const rfr_programs *p, rfi_opcode code) {
-  const rfr_trace *t = rfr_program_trace(p, 0, "lower");
-  int n = 0;
-  for (int i = 0; i < t->n_ops; i++) n += t->ops[i].def->code == code;
-  return n;
-}
-
 static void check(rfr_ctx *ctx, unsigned trained, rfr_dtype type) {
   rfr_trace *t = blocks(ctx, trained, type);
   rfr_programs *p = run(ctx, t, 1), *q = run(ctx, t, 0);
@@ -106,18 +100,18 @@ static void check(rfr_ctx *ctx, unsigned trained, rfr_dtype type) {
   /* dx is needed if something before the norm is trained */
   bool dx1 = trained & 1u << TABLE, dx2 = trained & ((1u << SCALE2) - 1);
   bool dw1 = trained & 1u << SCALE1, db1 = trained & 1u << BIAS1, dw2 = trained & 1u << SCALE2;
-  assert_int_equal(count(p, RFI_OP_layernorm_bwd), dx1); /* the residual stream always has a gradient */
-  assert_int_equal(count(p, RFI_OP_rmsnorm_bwd), dx2);
-  assert_int_equal(count(p, RFI_OP_layernorm_dw), (!dx1 && dw1));
-  assert_int_equal(count(p, RFI_OP_layernorm_db), (!dx1 && db1));
-  assert_int_equal(count(p, RFI_OP_rmsnorm_dw), (!dx2 && dw2));
-  assert_int_equal(count(p, RFI_OP_layernorm_dx) + count(p, RFI_OP_rmsnorm_dx), 0);
-  assert_int_equal(count(p, RFI_OP_add_rmsnorm), 1);
-  assert_int_equal(count(q, RFI_OP_add_rmsnorm), 0);
+  assert_int_equal(rft_count_lowered(p, RFI_OP_layernorm_bwd), dx1); /* the residual stream always has a gradient */
+  assert_int_equal(rft_count_lowered(p, RFI_OP_rmsnorm_bwd), dx2);
+  assert_int_equal(rft_count_lowered(p, RFI_OP_layernorm_dw), (!dx1 && dw1));
+  assert_int_equal(rft_count_lowered(p, RFI_OP_layernorm_db), (!dx1 && db1));
+  assert_int_equal(rft_count_lowered(p, RFI_OP_rmsnorm_dw), (!dx2 && dw2));
+  assert_int_equal(rft_count_lowered(p, RFI_OP_layernorm_dx) + rft_count_lowered(p, RFI_OP_rmsnorm_dx), 0);
+  assert_int_equal(rft_count_lowered(p, RFI_OP_add_rmsnorm), 1);
+  assert_int_equal(rft_count_lowered(q, RFI_OP_add_rmsnorm), 0);
   /* all gradients of slices are packed, and no separate sum of the stream's gradients is left */
-  assert_int_equal(count(p, RFI_OP_attention_bwd_packed), (trained & ((1u << PROJ) - 1)) != 0);
-  assert_int_equal(count(p, RFI_OP_attention_bwd) + count(p, RFI_OP_concat), 0);
-  assert_int_equal(count(p, RFI_OP_pad), 0);
+  assert_int_equal(rft_count_lowered(p, RFI_OP_attention_bwd_packed), (trained & ((1u << PROJ) - 1)) != 0);
+  assert_int_equal(rft_count_lowered(p, RFI_OP_attention_bwd) + rft_count_lowered(p, RFI_OP_concat), 0);
+  assert_int_equal(rft_count_lowered(p, RFI_OP_pad), 0);
   const rfr_trace *u = rfr_program_trace(p, 0, "lower");
   for (int i = 0; i < u->n_ops; i++)
     if (u->ops[i].def->code == RFI_OP_layernorm_bwd) {
@@ -232,9 +226,9 @@ static void test_gate_and_up(void **state) {
     rfr_output(t, "w2", rfr_gradient(t, rfr_sum(t, rfr_mul(t, rfr_cast(t, y, RFR_F32), r), -1), w, RFR_F32));
     OK(rfr_trace_finish(t));
     rfr_programs *p = run(ctx, t, 1), *q = run(ctx, t, 0);
-    assert_int_equal(count(p, RFI_OP_swiglu_bwd_packed), !swapped && !heads);
-    assert_int_equal(count(p, RFI_OP_swiglu_bwd), swapped || heads);
-    assert_int_equal(count(p, RFI_OP_concat), swapped || heads);
+    assert_int_equal(rft_count_lowered(p, RFI_OP_swiglu_bwd_packed), !swapped && !heads);
+    assert_int_equal(rft_count_lowered(p, RFI_OP_swiglu_bwd), swapped || heads);
+    assert_int_equal(rft_count_lowered(p, RFI_OP_concat), swapped || heads);
     OK(rfr_program_output(p, 0, "w2", &a));
     OK(rfr_program_output(q, 0, "w2", &b));
     assert_memory_equal(a.data, b.data, a.bytes);
@@ -268,8 +262,8 @@ static void test_weighted_gate_and_up(void **state) {
     rfr_programs *p = run(ctx, t, 1), *q = run(ctx, t, 0);
     const rfr_trace *u = rfr_program_trace(p, 0, "fuse");
     const bool packed = !swapped && wanted & 1;
-    assert_int_equal(count(p, RFI_OP_swiglu_weighted_bwd_packed), packed);
-    assert_int_equal(count(p, RFI_OP_swiglu_weighted_bwd), !packed);
+    assert_int_equal(rft_count_lowered(p, RFI_OP_swiglu_weighted_bwd_packed), packed);
+    assert_int_equal(rft_count_lowered(p, RFI_OP_swiglu_weighted_bwd), !packed);
     for (int i = 0; i < u->n_ops; i++) {
       const rfi_opr *op = &u->ops[i];
       if (op->def->code != RFI_OP_swiglu_weighted_bwd_packed && op->def->code != RFI_OP_swiglu_weighted_bwd) continue;
@@ -360,9 +354,9 @@ static void test_experts(void **state) {
     rfr_programs *p = run(ctx, t, 1), *q = run(ctx, t, 0);
     const bool one = !e.swapped && !e.separate;
     const bool forward = one && !e.biased && !e.itself;
-    assert_int_equal(count(p, RFI_OP_grouped_swiglu), forward);
-    assert_int_equal(count(p, RFI_OP_swiglu_weighted), !forward);
-    assert_int_equal(count(q, RFI_OP_grouped_swiglu), 0);
+    assert_int_equal(rft_count_lowered(p, RFI_OP_grouped_swiglu), forward);
+    assert_int_equal(rft_count_lowered(p, RFI_OP_swiglu_weighted), !forward);
+    assert_int_equal(rft_count_lowered(q, RFI_OP_grouped_swiglu), 0);
     for (int i = 0; i < (e.forward ? 1 : 5); i++) {
       rfr_tensor a, b;
       OK(rfr_program_output(p, 0, outputs[i], &a));
@@ -399,10 +393,10 @@ static void test_softcapped_head(void **state) {
     rfr_trace *t = capped_head(ctx, subsets[k % 4], type, shown, per_row);
     rfr_programs *p = run(ctx, t, 1), *q = run(ctx, t, 0);
     check_operands(q);
-    assert_int_equal(count(p, RFI_OP_linear_cross_entropy), !shown && !per_row);
-    assert_int_equal(count(p, RFI_OP_linear_token_loss), !shown && per_row ? 1 + (subsets[k % 4] != 0) : 0);
-    assert_int_equal(count(p, RFI_OP_softcap), shown);
-    assert_int_equal(count(p, RFI_OP_softcap_bwd), shown && subsets[k % 4]);
+    assert_int_equal(rft_count_lowered(p, RFI_OP_linear_cross_entropy), !shown && !per_row);
+    assert_int_equal(rft_count_lowered(p, RFI_OP_linear_token_loss), !shown && per_row ? 1 + (subsets[k % 4] != 0) : 0);
+    assert_int_equal(rft_count_lowered(p, RFI_OP_softcap), shown);
+    assert_int_equal(rft_count_lowered(p, RFI_OP_softcap_bwd), shown && subsets[k % 4]);
     for (int i = 0; i < 3; i++) {
       rfr_tensor a, b;
       if (rfr_program_output(p, 0, outputs[i], &a) != RFR_OK) continue;
@@ -440,7 +434,7 @@ static void test_head_accumulates(void **state) {
     const rfr_trace *const traces[] = {t};
     rfr_programs *p;
     OK(rfr_compile(ctx, 1, traces, NULL, NULL, &p));
-    assert_int_equal(count(p, RFI_OP_linear_cross_entropy), 1);
+    assert_int_equal(rft_count_lowered(p, RFI_OP_linear_cross_entropy), 1);
     for (int i = 0; rfr_programs_tensor_at(p, i, &x) == RFR_OK; i++)
       for (int64_t k = 0; k < rfi_count(&x.type); k++) {
         if (x.type.dtype == RFR_I32) ((int32_t *)x.data)[k] = (int32_t)(k * 7 % V);

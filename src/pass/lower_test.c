@@ -13,6 +13,7 @@
 #include "pass/pass.h"
 #include "refrain/ops.h"
 #include "support/context.h"
+#include "support/rewrite.h"
 
 static rfi_report report;
 
@@ -31,12 +32,6 @@ static void done(rfr_trace *t) {
   rfr_trace_destroy(t);
 }
 
-static int count(const rfr_trace *t, rfi_opcode code) {
-  int n = 0;
-  for (int i = 0; i < t->n_ops; i++) n += t->ops[i].def->code == code;
-  return n;
-}
-
 static rfr_value matrix(rfr_trace *t, const char *name) {
   return rfr_input(t, name, RFR_ROLE_INPUT, RFR_F32, 2, ((int64_t[]){6, 8}));
 }
@@ -51,7 +46,7 @@ static void test_copies(void **state) {
   rfr_output(t, "b", rfr_grad_norm(t, 1, (rfr_value[]){view}, NULL));
   rfr_output(t, "c", rfr_add(t, view, view));
   t = lower(t, true);
-  assert_int_equal(count(t, RFI_OP_copy), 1);
+  assert_int_equal(rft_count_ops(t, RFI_OP_copy, -1), 1);
   for (int i = 0; i < t->n_ops; i++)
     if (t->ops[i].def->code == RFI_OP_add) assert_int_equal(t->values[t->ops[i].in[0]].base, t->inputs[0]);
   assert_non_null(strstr(report.text.data, "needs it dense: +96 bytes"));
@@ -68,7 +63,7 @@ static void test_outputs(void **state) {
   rfr_output(t, "b", t->outputs[0].value);
   rfr_output(t, "c", y);
   t = lower(t, true);
-  assert_int_equal(count(t, RFI_OP_copy), 1);
+  assert_int_equal(rft_count_ops(t, RFI_OP_copy, -1), 1);
   assert_int_equal(t->ops[t->n_ops - 1].def->code, RFI_OP_copy);
   for (int i = 0; i < t->n_outputs; i++) assert_true(rfi_is_dense(&t->values[t->outputs[i].value]));
   assert_int_equal(t->outputs[0].value, t->outputs[1].value);
@@ -88,8 +83,8 @@ static void test_add_norm(void **state) {
     rfr_output(t, "n", rfr_rmsnorm(t, sum, scale, 1e-5));
     if (shared) rfr_output(t, "s", sum);
     t = lower(t, fuse);
-    assert_int_equal(count(t, RFI_OP_add_rmsnorm), fuse && shared);
-    assert_int_equal(count(t, RFI_OP_add), !(fuse && shared));
+    assert_int_equal(rft_count_ops(t, RFI_OP_add_rmsnorm, -1), fuse && shared);
+    assert_int_equal(rft_count_ops(t, RFI_OP_add, -1), !(fuse && shared));
     if (fuse && shared) assert_string_equal(t->ops[0].reason, "fused: add + rmsnorm");
     done(t);
   }

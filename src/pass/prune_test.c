@@ -13,6 +13,7 @@
 #include "pass/pass.h"
 #include "refrain/ops.h"
 #include "support/context.h"
+#include "support/rewrite.h"
 
 static rfi_report report;
 
@@ -31,12 +32,6 @@ static void done(rfr_trace *t) {
   rfr_trace_destroy(t);
 }
 
-static int count(const rfr_trace *t, rfi_opcode code, int phase) {
-  int n = 0;
-  for (int i = 0; i < t->n_ops; i++) n += t->ops[i].def->code == code && (phase < 0 || t->ops[i].phase == phase);
-  return n;
-}
-
 static rfr_value vector(rfr_trace *t, const char *name, rfr_role role) {
   return rfr_input(t, name, role, RFR_F32, 1, ((int64_t[]){7}));
 }
@@ -52,8 +47,8 @@ static void test_merge(void **state) {
   rfr_output(t, "c", rfr_scale(t, x, 2, RFR_NONE));
   rfr_output(t, "d", rfr_scale(t, x, 3, RFR_NONE));
   t = prune(t, (rfi_pass_options){0});
-  assert_int_equal(count(t, RFI_OP_add, -1), 2);
-  assert_int_equal(count(t, RFI_OP_scale, -1), 2);
+  assert_int_equal(rft_count_ops(t, RFI_OP_add, -1), 2);
+  assert_int_equal(rft_count_ops(t, RFI_OP_scale, -1), 2);
   assert_non_null(strstr(report.text.data, "merged: op 1 add equals an earlier one"));
   done(t);
 }
@@ -72,7 +67,7 @@ static void test_random(void **state) {
   op = &t->ops[t->n_ops - 1]; /* has the same site as the first */
   memcpy((rfi_attr *)op->attr, t->ops[0].attr, sizeof *op->attr * (size_t)op->def->n_attrs);
   t = prune(t, (rfi_pass_options){0});
-  assert_int_equal(count(t, RFI_OP_dropout, -1), 2);
+  assert_int_equal(rft_count_ops(t, RFI_OP_dropout, -1), 2);
   done(t);
 }
 
@@ -87,8 +82,8 @@ static void test_dead(void **state) {
   rfr_output(t, "y", rfr_rmsnorm(t, x, scale, 1e-5));
   rfr_step_end(t, rfr_step_block(t), rfr_fill(t, 0, RFR_I32, 1, ((int64_t[]){1})));
   t = prune(t, (rfi_pass_options){0});
-  assert_int_equal(count(t, RFI_OP_mul, -1), 0);
-  assert_int_equal(count(t, RFI_OP_step_end, -1), 1);
+  assert_int_equal(rft_count_ops(t, RFI_OP_mul, -1), 0);
+  assert_int_equal(rft_count_ops(t, RFI_OP_step_end, -1), 1);
   for (int i = 0; i < t->n_ops; i++)
     if (t->ops[i].def->code == RFI_OP_rmsnorm) assert_int_equal(t->ops[i].out[1], RFR_NONE);
   assert_non_null(strstr(report.text.data, "no reader"));
@@ -119,8 +114,8 @@ static void test_hoist(void **state) {
       rfr_output(t, m ? "b" : "a", rfr_mul(t, x, rfr_scale(t, w, 2, RFR_NONE)));
     }
     t = prune(t, (rfi_pass_options){.split_phases = cases[i].split, .sharded = cases[i].sharded});
-    if (count(t, RFI_OP_scale, (int)cases[i].phase) != 1) fail_msg("case %zu", i);
-    assert_int_equal(count(t, RFI_OP_scale, -1), 1);
+    if (rft_count_ops(t, RFI_OP_scale, (int)cases[i].phase) != 1) fail_msg("case %zu", i);
+    assert_int_equal(rft_count_ops(t, RFI_OP_scale, -1), 1);
     done(t);
   }
 }

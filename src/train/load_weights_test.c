@@ -11,6 +11,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "support/backend.h"
 #include "support/fault_backend.h"
 #include "support/run.h"
 
@@ -22,15 +23,6 @@
   "data: {train: [\"*.txt\"], sequence: 16}\nbatch: {tokens: 16, microbatch: 1}\n" \
   "optimizer: {name: sgd, momentum: 0, lr: 1e-3}\nprecision: {dtype: f32}\nrun: {steps: 2, seed: 3}\n"
 #define LORA "adapter: {type: lora, rank: 2, targets: [\"*.q_proj\"]}\n"
-
-static bool on_device;
-rfr_status __real_rfi_backend_find(rfr_ctx *c, const rfi_backend **out);
-rfr_status __wrap_rfi_backend_find(rfr_ctx *c, const rfi_backend **out);
-rfr_status __wrap_rfi_backend_find(rfr_ctx *c, const rfi_backend **out) {
-  if (!on_device) return __real_rfi_backend_find(c, out);
-  *out = &rft_fault_backend;
-  return RFR_OK;
-}
 
 static const char *step_0(const char *name) {
   static char path[256];
@@ -112,12 +104,12 @@ static void compare_hash(rfr_run *run, rfi_hash base) {
 /* Weights that are converted, or stored in another format: the hash is that of the values in the run's dtype. */
 static rfi_hash hash_with(const char *set, int threads, bool device) {
   rfr_ctx *ctx = rft_run_ctx(threads);
-  on_device = device;
+  if (device) rft_backend = &rft_fault_backend;
   rfr_run *run = open_adapter(ctx, set, RFR_OK);
   const rfi_hash base = run->base;
   if (!strstr(set, "nf4")) compare_hash(run, base);
   rfr_run_close(run);
-  on_device = false;
+  rft_backend = NULL;
   rfr_ctx_destroy(ctx);
   return base;
 }
@@ -132,11 +124,11 @@ static void same_everywhere(void **state) {
   rfr_ctx_destroy(ctx);
   for (int i = 0; i < 3; i++) {
     ctx = rft_run_ctx(threads[i]);
-    on_device = i == 2;
+    if (i == 2) rft_backend = &rft_fault_backend;
     rfr_run *run = open_adapter(ctx, NULL, RFR_OK);
     compare_hash(run, base); /* the fake device's memory is host memory */
     rfr_run_close(run);
-    on_device = false;
+    rft_backend = NULL;
     rfr_ctx_destroy(ctx);
   }
   assert_true(rfi_hash_equal(rounded, hash_with("precision.dtype=bf16", 1, false)));

@@ -10,19 +10,11 @@
 
 #include "exec/exec.h"
 #include "refrain/op.h"
+#include "support/backend.h"
 #include "support/context.h"
 #include "support/fault_backend.h"
 
 enum { N = 48, OPS = 4, SMALL = 64, LARGE = 256 };
-
-static bool use_fault_backend;
-rfr_status __real_rfi_backend_find(rfr_ctx *c, const rfi_backend **out);
-rfr_status __wrap_rfi_backend_find(rfr_ctx *c, const rfi_backend **out);
-rfr_status __wrap_rfi_backend_find(rfr_ctx *c, const rfi_backend **out) {
-  if (!use_fault_backend) return __real_rfi_backend_find(c, out);
-  *out = &rft_fault_backend;
-  return RFR_OK;
-}
 
 /* A chain of ops, in which call number `at` makes the error `wrong`. */
 typedef struct chain {
@@ -137,7 +129,7 @@ static void test_violations(void **state) {
   };
   rfr_trace *t = record();
   for (int device = 0; device < 2; device++) {
-    use_fault_backend = device;
+    if (device) rft_backend = &rft_fault_backend;
     for (k.wrong = NOTHING; k.wrong < WRONGS; k.wrong++) {
       float y[N];
       rfr_tensor out;
@@ -158,7 +150,7 @@ static void test_violations(void **state) {
       }
       rfr_programs_destroy(p);
     }
-    use_fault_backend = false;
+    rft_backend = NULL;
   }
   rfr_trace_destroy(t);
 }
@@ -171,7 +163,7 @@ static void test_names(void **state) {
   rfr_programs *p;
   rfr_op_time times[OPS];
   int n;
-  use_fault_backend = true;
+  rft_backend = &rft_fault_backend;
   for (int i = 0; i < 3; i++) {
     rft_faults = (rft_fault){0};
     p = debugged(t);
@@ -190,7 +182,7 @@ static void test_names(void **state) {
   if (!strstr(rfr_last_error()->message, "op 1 mine.large (program): "))
     fail_msg("profile: %s", rfr_last_error()->message);
   rft_faults = (rft_fault){0};
-  use_fault_backend = false;
+  rft_backend = NULL;
   rfr_programs_destroy(p);
   rfr_trace_destroy(t);
 }
@@ -199,14 +191,14 @@ static void test_names(void **state) {
 static void test_no_allocation(void **state) {
   (void)state;
   rfr_trace *t = record();
-  use_fault_backend = true;
+  rft_backend = &rft_fault_backend;
   rfr_programs *p = debugged(t);
   const int64_t calls = rfr_ctx_get_stats(ctx).alloc_calls;
   for (int i = 0; i < 3; i++) OK(run_from_zeros(p));
   assert_int_equal(rfr_ctx_get_stats(ctx).alloc_calls, calls);
   rfr_programs_destroy(p);
   rfr_trace_destroy(t);
-  use_fault_backend = false;
+  rft_backend = NULL;
 }
 
 /* The budget applies to the program without guards. Workspaces share one range, so a large workspace counts once. */

@@ -10,24 +10,13 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "backend/backend.h"
 #include "base/base.h"
 #include "exec/exec.h"
 #include "pass/pass.h"
-#include "support/context.h"
+#include "support/backend.h"
+#include "support/rewrite.h"
 
 enum { T = 74, C = 19 };
-
-static bool wants_fusion;
-static rfi_backend backend;
-rfr_status __wrap_rfi_backend_find(rfr_ctx *c, const rfi_backend **out);
-rfr_status __wrap_rfi_backend_find(rfr_ctx *c, const rfi_backend **out) {
-  (void)c;
-  backend = rfi_backend_cpu;
-  backend.dx_sum = wants_fusion;
-  *out = &backend;
-  return RFR_OK;
-}
 
 typedef struct cell {
   rfr_dtype type;
@@ -71,25 +60,12 @@ static rfr_trace *record(const cell *c) {
 }
 
 static rfr_programs *run(const rfr_trace *t, bool wanted) {
-  const rfr_compile_options o = rfr_compile_options_default();
-  wants_fusion = wanted;
-  rfr_programs *p = rft_compile(t, &o);
-  rft_fill_inputs(p);
-  OK(rfr_programs_load(p));
-  OK(rfr_program_run(p, 0));
-  return p;
-}
-
-static int count(const rfr_trace *t, rfi_opcode code) {
-  int n = 0;
-  for (int i = 0; i < t->n_ops; i++) n += t->ops[i].def->code == code;
-  return n;
+  rft_change_backend()->dx_sum = wanted;
+  return rft_run_filled(t, NULL);
 }
 
 /* How many ops sum the rows of a gradient: all sums but those of the loss. */
-static int sums(const rfr_programs *p, const cell *c) {
-  return count(rfr_program_trace(p, 0, "lower"), RFI_OP_sum) - c->microbatches;
-}
+static int sums(const rfr_programs *p, const cell *c) { return rft_count_lowered(p, RFI_OP_sum) - c->microbatches; }
 
 static void check(const cell *c) {
   rfr_trace *t = record(c);
@@ -131,8 +107,8 @@ static void split(void **state) {
       rfi_pipeline p;
       OK(rfi_pipeline_run(t, &o, &p));
       const rfr_trace *last = p.stage[p.n - 1].trace;
-      assert_int_equal(count(last, RFI_OP_layernorm_db), 1 + wanted); /* the norm's own is in W too */
-      assert_int_equal(count(last, RFI_OP_sum), 2 - wanted);
+      assert_int_equal(rft_count_ops(last, RFI_OP_layernorm_db, -1), 1 + wanted); /* the norm's own is in W too */
+      assert_int_equal(rft_count_ops(last, RFI_OP_sum, -1), 2 - wanted);
       rfi_pipeline_deinit(&p);
     }
     rfr_trace_destroy(t);

@@ -8,23 +8,12 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "backend/backend.h"
 #include "base/base.h"
 #include "exec/exec.h"
-#include "support/context.h"
+#include "support/backend.h"
+#include "support/rewrite.h"
 
 enum { T = 24, C = 16, H = 40 };
-
-static bool wants_fusion;
-static rfi_backend backend;
-rfr_status __wrap_rfi_backend_find(rfr_ctx *c, const rfi_backend **out);
-rfr_status __wrap_rfi_backend_find(rfr_ctx *c, const rfi_backend **out) {
-  (void)c;
-  backend = rfi_backend_cpu;
-  backend.gelu_bwd = wants_fusion;
-  *out = &backend;
-  return RFR_OK;
-}
 
 typedef struct cell {
   rfr_dtype type;
@@ -73,25 +62,14 @@ static rfr_trace *record(const cell *c) {
 static rfr_programs *run(const cell *c, const rfr_trace *t, bool wanted) {
   rfr_compile_options o = rfr_compile_options_default();
   o.recompute = c->recompute;
-  wants_fusion = wanted;
-  rfr_programs *p = rft_compile(t, &o);
-  rft_fill_inputs(p);
-  OK(rfr_programs_load(p));
-  OK(rfr_program_run(p, 0));
-  return p;
-}
-
-static int count(const rfr_programs *p, rfi_opcode code) {
-  const rfr_trace *t = rfr_program_trace(p, 0, "lower");
-  int n = 0;
-  for (int i = 0; i < t->n_ops; i++) n += t->ops[i].def->code == code;
-  return n;
+  rft_change_backend()->gelu_bwd = wanted;
+  return rft_run_filled(t, &o);
 }
 
 static void check_ops(const cell *c, const rfr_programs *p, bool wanted) {
   const int fused = wanted && c->type != RFR_F32 && !c->erf ? c->microbatches : 0;
-  assert_int_equal(count(p, RFI_OP_matmul_gelu_bwd), fused);
-  assert_int_equal(count(p, RFI_OP_gelu_bwd), c->microbatches - fused);
+  assert_int_equal(rft_count_lowered(p, RFI_OP_matmul_gelu_bwd), fused);
+  assert_int_equal(rft_count_lowered(p, RFI_OP_gelu_bwd), c->microbatches - fused);
 }
 
 static void check(const cell *c) {

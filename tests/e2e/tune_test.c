@@ -10,6 +10,7 @@
 #include "base/base.h"
 #include "refrain/ops.h"
 #include "refrain/train.h"
+#include "support/backend.h"
 #include "support/context.h"
 #include "support/fault_backend.h"
 #include "support/folder.h"
@@ -24,15 +25,6 @@
 static const char in_steps[] = CONFIG("run: {steps: 4, tune: true}\n");
 static const char in_time[] = CONFIG("schedule: {name: wsd}\nrun: {time: 600s, tune: true}\n");
 static const char *config = in_steps;
-
-static bool use_fault_backend = true;
-rfr_status __real_rfi_backend_find(rfr_ctx *c, const rfi_backend **out);
-rfr_status __wrap_rfi_backend_find(rfr_ctx *c, const rfi_backend **out);
-rfr_status __wrap_rfi_backend_find(rfr_ctx *c, const rfi_backend **out) {
-  if (!use_fault_backend) return __real_rfi_backend_find(c, out);
-  *out = &rft_fault_backend;
-  return RFR_OK;
-}
 
 /* ---- runs ---- */
 
@@ -68,7 +60,7 @@ static void assert_refused(rfr_status s, const char *slug, const char *message) 
 
 static void begin(rft_folder *f) {
   rft_faults = (rft_fault){0};
-  use_fault_backend = true;
+  rft_backend = &rft_fault_backend;
   rft_write_texts(f);
 }
 
@@ -153,11 +145,11 @@ static void for_reading(void **state) {
 static void on_the_cpu(void **state) {
   rft_folder *f = *state;
   begin(f);
-  use_fault_backend = false;
+  rft_backend = NULL;
   assert_int_equal(train(f, NULL, 2), RFR_OK);
   assert_int_equal(warnings, 1);
   assert_int_equal(train(f, NULL, 1), RFR_OK);
-  use_fault_backend = true;
+  rft_backend = &rft_fault_backend;
   assert_refused(train(f, NULL, 1), "tune.stored", "no choice is stored for \"library\"");
 }
 
@@ -182,7 +174,7 @@ static void choices(void **state) {
   rfr_programs *p;
   rfr_choice c;
   rft_faults = (rft_fault){0};
-  use_fault_backend = true;
+  rft_backend = &rft_fault_backend;
   OK(compile(NULL, 0, &p));
   OK(rfr_programs_choice_at(p, 0, &c));
   assert_string_equal(c.name, "library");
@@ -206,7 +198,7 @@ static void choices(void **state) {
   assert_int_equal(compile(given, 3, &p), RFR_INVALID);
   assert_int_equal(compile(given, -1, &p), RFR_INVALID);
   assert_int_equal(rft_faults.measured, 1);
-  use_fault_backend = false;
+  rft_backend = NULL;
 }
 
 int main(void) {

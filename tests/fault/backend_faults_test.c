@@ -8,8 +8,8 @@
  * checkpoint; a new context resumes from the last checkpoint to the bytes of an undisturbed run.
  * An arena smaller than the plan without a side stream needs is out of memory.
  *
- * The device is the CPU backend inside support/fault_backend; the linker substitutes it for the
- * result of rfi_backend_find (--wrap).
+ * The device is the CPU backend inside support/fault_backend; a context finds it in place of the
+ * library's choice (support/backend.h).
  */
 #include <stdio.h>
 #include <string.h>
@@ -17,6 +17,7 @@
 
 #include "data/checkpoint.h"
 #include "refrain/train.h"
+#include "support/backend.h"
 #include "support/context.h"
 #include "support/fault_backend.h"
 #include "support/folder.h"
@@ -36,15 +37,6 @@ static const char config[] =
     "optimizer: {lr: 1e-2, clip: 1}\n"
     "precision: {dtype: f32}\n"
     "run: {steps: 4, keep: 3, log_every: 1, tune: true}\n";
-
-static bool use_fault_backend;
-rfr_status __real_rfi_backend_find(rfr_ctx *ctx, const rfi_backend **out);
-rfr_status __wrap_rfi_backend_find(rfr_ctx *ctx, const rfi_backend **out);
-rfr_status __wrap_rfi_backend_find(rfr_ctx *ctx, const rfi_backend **out) {
-  if (!use_fault_backend) return __real_rfi_backend_find(ctx, out);
-  *out = &rft_fault_backend;
-  return RFR_OK;
-}
 
 static void nothing(const char *piece, size_t n, void *user) { (void)piece, (void)n, (void)user; }
 
@@ -88,7 +80,7 @@ static rfr_status check_memory(rfr_run *run) {
   if (s != RFR_OK) return s;
   assert_int_equal(use.taken, use.arena);
   const int64_t most = plan.planned_bytes + rft_fault_backend.guard;
-  if (use_fault_backend) assert_in_range(use.arena, plan.planned_bytes / 2, most);
+  if (rft_backend) assert_in_range(use.arena, plan.planned_bytes / 2, most);
   else assert_int_equal(use.arena, 0);
   return s;
 }
@@ -148,13 +140,13 @@ static void weights(scene *c, const char *run, int step, rfi_hash *hash) {
 static void set_scene(scene *c, rft_folder *f) {
   *c = (scene){.f = f, .ctx = rft_one_thread()};
   rft_faults = (rft_fault){0};
-  use_fault_backend = false;
+  rft_backend = NULL;
   rft_write_texts(f);
   assert_int_equal(train(c->ctx, f->path, rft_path(f, "calm"), 0, SHOWN, false), RFR_OK);
   assert_int_equal(train(c->ctx, f->path, rft_path(f, "calm"), SHOWN, LAST, false), RFR_OK);
   weights(c, "calm", SHOWN, &c->shown);
   weights(c, "calm", LAST, &c->last);
-  use_fault_backend = true;
+  rft_backend = &rft_fault_backend;
   assert_int_equal(train(c->ctx, f->path, rft_path(f, "run"), 0, SHOWN, false), RFR_OK);
   rfi_hash hash;
   weights(c, "run", SHOWN, &hash); /* results do not depend on how bytes are copied */
@@ -163,7 +155,7 @@ static void set_scene(scene *c, rft_folder *f) {
 }
 
 static void end_scene(scene *c) {
-  use_fault_backend = false;
+  rft_backend = NULL;
   rfr_ctx_destroy(c->ctx);
 }
 
@@ -273,7 +265,7 @@ static void profile(void **state) {
     o.overrides = longer;
     o.n_overrides = 2;
     rft_faults = (rft_fault){0};
-    use_fault_backend = i == 1;
+    rft_backend = i == 1 ? &rft_fault_backend : NULL;
     assert_int_equal(rfr_run_open(c.ctx, config, NULL, &o, &run), RFR_OK);
     assert_int_equal(rfr_run_profile(run, times, MOST_OPS, &n[i]), RFR_OK);
     for (int k = 0; k < n[i]; k++) {

@@ -18,6 +18,7 @@
 #include "pass/pass.h"
 #include "support/context.h"
 #include "support/random.h"
+#include "support/rewrite.h"
 
 /* ---- bitwise equality ---- */
 
@@ -190,12 +191,6 @@ static void equals_in_every_width(void **state) {
 enum { X_WANTED = 1, W_WANTED = 2, BIAS_WANTED = 4, SCALE_WANTED = 8 };
 enum { ROWS = 12, GROUPS = 3, IN = 5, OUT = 7 };
 
-static int count(const rfr_trace *t, rfi_opcode code, rfr_phase phase) {
-  int n = 0;
-  for (int i = 0; i < t->n_ops; i++) n += t->ops[i].def->code == code && t->ops[i].phase == phase;
-  return n;
-}
-
 /* Bytes of the forward's float operands that backward ops read, each operand counted once. */
 static int64_t kept(const rfr_trace *t) {
   int64_t bytes = 0;
@@ -357,7 +352,7 @@ static void accumulates_in_gemm(void **state) {
   for (int wanted = 1; wanted < 1 << GROUPS; wanted++) {
     rfr_programs *p = accumulating(false, wanted);
     const rfr_trace *t = rfr_program_trace(p, 0, "lower");
-    assert_int_equal(count(t, RFI_OP_add, RFR_PHASE_WGRAD), 0);
+    assert_int_equal(rft_count_ops(t, RFI_OP_add, RFR_PHASE_WGRAD), 0);
     int storages = 0;
     for (rfr_value v = 0; v < t->n_values; v++)
       storages += t->values[v].base == v && t->values[v].op >= 0 && t->values[v].type.rank == 3;
@@ -468,11 +463,11 @@ static void keeps(bool separate, int wanted) {
   OK(rfr_trace_finish(t));
   OK(rfi_pass_autodiff(t, &options, &report, &joint));
   OK(rfi_pass_prune(joint, &options, &report, &live));
-  assert_int_equal(count(live, RFI_OP_grouped_matmul, RFR_PHASE_FORWARD), 1);
-  assert_int_equal(count(live, RFI_OP_grouped_matmul, RFR_PHASE_DGRAD), wanted & X_WANTED ? 1 : 0);
-  assert_int_equal(count(live, RFI_OP_grouped_wgrad, RFR_PHASE_WGRAD), wanted & W_WANTED ? 1 : 0);
-  assert_int_equal(count(live, RFI_OP_grouped_dbias, RFR_PHASE_WGRAD), wanted & BIAS_WANTED ? 1 : 0);
-  assert_int_equal(count(live, RFI_OP_grouped_dscale, RFR_PHASE_DGRAD), wanted & SCALE_WANTED ? 1 : 0);
+  assert_int_equal(rft_count_ops(live, RFI_OP_grouped_matmul, RFR_PHASE_FORWARD), 1);
+  assert_int_equal(rft_count_ops(live, RFI_OP_grouped_matmul, RFR_PHASE_DGRAD), wanted & X_WANTED ? 1 : 0);
+  assert_int_equal(rft_count_ops(live, RFI_OP_grouped_wgrad, RFR_PHASE_WGRAD), wanted & W_WANTED ? 1 : 0);
+  assert_int_equal(rft_count_ops(live, RFI_OP_grouped_dbias, RFR_PHASE_WGRAD), wanted & BIAS_WANTED ? 1 : 0);
+  assert_int_equal(rft_count_ops(live, RFI_OP_grouped_dscale, RFR_PHASE_DGRAD), wanted & SCALE_WANTED ? 1 : 0);
   assert_int_equal(kept(live), 4 * ((wanted & X_WANTED ? GROUPS * OUT * IN : 0) + (wanted & W_WANTED ? ROWS * IN : 0) +
                                     (wanted & BIAS_WANTED ? ROWS : 0) + (wanted & SCALE_WANTED ? GROUPS * OUT : 0)));
   rfi_string_deinit(&report.text);
