@@ -58,7 +58,7 @@ static int64_t lay_out(const rfr_type *t, rft_layout layout, int64_t *stride) {
   return rfi_count(t) ? extent : 0;
 }
 
-static int64_t offset_of(const rfi_arg *a, int64_t i) {
+int64_t rft_offset(const rfi_arg *a, int64_t i) {
   int64_t offset = 0, dense = 1;
   int d = a->type.rank - 1;
   for (; d >= 0 && a->stride[d] == dense; d--) dense *= a->type.shape[d];
@@ -71,7 +71,7 @@ static int64_t offset_of(const rfi_arg *a, int64_t i) {
 }
 
 double rft_get(const rfi_arg *a, int64_t i) {
-  int64_t at = offset_of(a, i);
+  int64_t at = rft_offset(a, i);
   switch (a->type.dtype) {
     case RFR_F64: return ((const double *)a->data)[at];
     case RFR_F32: return ((const float *)a->data)[at];
@@ -86,7 +86,7 @@ double rft_get(const rfi_arg *a, int64_t i) {
 }
 
 void rft_set(const rfi_arg *a, int64_t i, double x) {
-  int64_t at = offset_of(a, i);
+  int64_t at = rft_offset(a, i);
   switch (a->type.dtype) {
     case RFR_F64: ((double *)a->data)[at] = x; break;
     case RFR_F32: ((float *)a->data)[at] = (float)x; break;
@@ -286,7 +286,7 @@ void rft_reference_init(rft_reference *ref, const rft_run *run, rft_ref_fn fn, r
       double x = rft_get(from, k);
       if (to->type.dtype == real)
         x *= 1 + own * (draw(c, 100 + i, k) / 2147483648.0 - 1) + (draw(c, 140 + i, 0) & 1 ? common : -common);
-      if (to->type.dtype == RFR_I64) ((int64_t *)to->data)[k] = ((const int64_t *)from->data)[offset_of(from, k)];
+      if (to->type.dtype == RFR_I64) ((int64_t *)to->data)[k] = ((const int64_t *)from->data)[rft_offset(from, k)];
       else rft_set(to, k, x);
     }
   }

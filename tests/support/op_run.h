@@ -45,10 +45,12 @@ void rft_run_deinit(rft_run *run);
 /* Runs the kernel of an instruction set. Returns NULL, or the failure: its status, a write outside its results and
  * workspace, or a changed operand. */
 const char *rft_run_kernel(rft_run *run, const rfi_kernel *kernel, int threads);
-/* Dense element i of an argument as a double, in any layout. */
 /* Element i of operand `operand`, not rounded to its type: a number in [-2, 2) determined by case, stream and i. */
 double rft_case_value(const rft_case *c, int operand, int64_t i);
 double rft_random(const rft_case *c, int stream, int64_t i);
+/* Where dense element i of an argument lies, in elements. */
+int64_t rft_offset(const rfi_arg *a, int64_t i);
+/* Dense element i of an argument as a double, in any layout. */
 double rft_get(const rfi_arg *a, int64_t i);
 void rft_set(const rfi_arg *a, int64_t i, double x);
 
