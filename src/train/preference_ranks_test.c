@@ -11,8 +11,9 @@
 #include "support/context.h"
 #include "support/ranks.h"
 #include "support/run.h"
+#include "support/thin.h"
 
-enum { STEPS = 8 };
+#define STEPS RFT_FEWER(8, 4)
 
 #define SPREAD                                                                                                      \
   "model: {model_type: qwen3_moe, hidden_size: 24, num_hidden_layers: 2, num_attention_heads: 4, num_experts: 4,\n" \
@@ -21,7 +22,7 @@ enum { STEPS = 8 };
   "refrain: 1\n" model SINGLE                                                                 \
   "data: {train: [\"pairs.jsonl\"], validation: 20%, format: preference, tokenizer: bytes,\n" \
   "       sequence: 48}\nbatch: {tokens: 384, microbatch: 2}\npreference: {beta: 0.3}\n"      \
-  "optimizer: {name: adamw, lr: 3e-3, clip: 1.0}\nrun: {steps: 8, seed: 3, log_every: 1}\n"
+  "optimizer: {name: adamw, lr: 3e-3, clip: 1.0}\nrun: {steps: " RFT_STRING(STEPS) ", seed: 3, log_every: 1}\n"
 
 typedef struct job {
   const char *shard, *cache, *adapter;

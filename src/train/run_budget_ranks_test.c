@@ -13,11 +13,11 @@
 #include "support/thin.h"
 #include "train/run.h"
 
-enum { STEPS = 4 };
+#define STEPS RFT_FEWER(4, 2)
 
 #define CONFIG(model)                                                                                    \
   "refrain: 1\nmodel: {" model ", hidden_size: 32, num_hidden_layers: 6, num_attention_heads: 4}\n" DATA \
-  "batch: {tokens: 512, microbatch: 4}\noptimizer: {lr: 3e-3}\nrun: {steps: 4, seed: 3}\n"
+  "batch: {tokens: 512, microbatch: 4}\noptimizer: {lr: 3e-3}\nrun: {seed: 3, steps: " RFT_STRING(STEPS) "}\n"
 
 static const struct layout {
   const char *name, *config, *set[3];

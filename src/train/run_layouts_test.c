@@ -13,7 +13,7 @@
 #include "support/run.h"
 #include "support/thin.h"
 
-enum { STEPS = 6 };
+#define STEPS RFT_FEWER(6, 3)
 
 typedef struct job {
   const char *config, *shard;
@@ -86,7 +86,7 @@ static double largest_difference(const job *a, const job *b) {
 }
 
 #define BATCH "batch: {tokens: 384, microbatch: 2}\n" /* 12 microbatches */
-#define STEPS_RUN "run: {steps: 6, seed: 3, evaluate_windows: 8}\n"
+#define STEPS_RUN "run: {steps: " RFT_STRING(STEPS) ", seed: 3, evaluate_windows: 8}\n"
 
 #define RECIPE(name)                                                                                             \
   "refrain: 1\nmodel: {model_type: llama, hidden_size: 64, num_hidden_layers: 3, num_attention_heads: 4}\n" DATA \

@@ -13,7 +13,7 @@
 #include "support/thin.h"
 #include "train/run.h"
 
-enum { STEPS = 6 };
+#define STEPS RFT_FEWER(6, 3)
 
 typedef struct job {
   const char *config, *schedule;
@@ -78,7 +78,7 @@ static job train(int ranks, const char *config, const char *schedule) {
   "model: {model_type: llama, hidden_size: 24, intermediate_size: 40, num_hidden_layers: 8, dropout: 0.1,\n" \
   "        num_attention_heads: 4, num_key_value_heads: 2}\n"
 #define BATCH "batch: {tokens: 192, microbatch: 2}\n" /* 6 microbatches */
-#define STEPS_RUN "run: {steps: 6, seed: 3}\n"
+#define STEPS_RUN "run: {steps: " RFT_STRING(STEPS) ", seed: 3}\n"
 #define RECIPE(name)                                                                                                   \
   "refrain: 1\nmodel: {model_type: llama, hidden_size: 64, num_hidden_layers: 8, num_attention_heads: 4}\n" DATA BATCH \
       ADAM "precision: {dtype: bf16, recipe: " name "}\n" STEPS_RUN

@@ -211,12 +211,14 @@ enum { KINDS = sizeof kinds / sizeof *kinds };
 
 static void check(const setting *s, double tolerance) {
   static rank one, many[MOST_RANKS];
+  static int checked;
+  checked++;
   one = (rank){.setting = s, .ranks = 1};
   rft_run_ranks(1, &one, sizeof one, train);
   for (int ranks = 2; ranks <= MOST_RANKS; ranks += 2)
     for (int k = 0; k < KINDS; k++) {
       int n = 0;
-      if (RFT_LEFT_OUT(k + ranks / 2, 2)) continue;
+      if (RFT_LEFT_OUT(k + ranks / 2 + checked, 3)) continue;
       for (int i = 0; i < ranks; i++) many[i] = (rank){.setting = s, .ranks = ranks, .number = i, .kind = kinds[k]};
       rft_run_ranks(ranks, many, sizeof *many, train);
       for (int i = 0; i < ranks; i++) n += compare(&one, &many[i], tolerance);
@@ -241,7 +243,7 @@ static void test_models(void **state) {
 /* On every rank, the history and the scales of fp8_delayed equal those of one rank. */
 static void test_delayed(void **state) {
   (void)state;
-  T = 80; /* rows of a quantized GEMM are a multiple of 16 */
+  T = 16; /* rows of a quantized GEMM are a multiple of 16 */
   check(&(setting){.type = RFR_MODEL_LLAMA, .recipe = RFR_RECIPE_FP8_DELAYED}, 0);
   T = 24;
 }

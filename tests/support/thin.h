@@ -13,6 +13,15 @@
 #define RFT_LEFT_OUT(k, n) ((void)(k), 0)
 #endif
 
+/* A number of steps, with a sanitizer a smaller one: each step makes the calls of the second. RFT_STRING: as text. */
+#ifdef RFT_SANITIZED
+#define RFT_FEWER(n, fewer) fewer
+#else
+#define RFT_FEWER(n, fewer) n
+#endif
+#define RFT_STRING_OF(x) #x
+#define RFT_STRING(x) RFT_STRING_OF(x)
+
 /* For cmocka: a test in which nothing starts a thread; the library does so for ranks alone. The thread sanitizer finds
  * nothing in it, so its build leaves it out. */
 #ifdef __SANITIZE_THREAD__
