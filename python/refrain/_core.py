@@ -7,11 +7,14 @@ raised from the call that ran it.
 """
 from __future__ import annotations
 
+import atexit
 import ctypes
 import json
 import os
 import sys
 import threading
+import time
+import weakref
 from types import TracebackType
 from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Type, TypeVar, Union
 
@@ -144,7 +147,10 @@ class Context:
             self._log = self.callback(_abi.LogFn, lambda level, line, _: sink(level, text(line)), None)
             options.log = ctypes.cast(self._log, ctypes.c_void_p)
         out = ctypes.c_void_p()
-        lib.rfr_ctx_create(ctypes.byref(options), ctypes.byref(out))
+        with _exit_lock:
+            _contexts.add(self)
+        with self._lock:
+            lib.rfr_ctx_create(ctypes.byref(options), ctypes.byref(out))
         self._pointer = out.value
         self.device: str = text(options.device) or "cpu"
 
@@ -221,6 +227,28 @@ class Context:
     def __del__(self) -> None:  # no handle and no call refers to it any more
         if not sys.is_finalizing() and getattr(self, "_pointer", None) is not None:
             lib.rfr_ctx_destroy(self._pointer)
+
+
+# ---- the end of the interpreter ----
+
+_EXIT_SECONDS = 10.0
+_contexts: "weakref.WeakSet[Context]" = weakref.WeakSet()
+runs: "weakref.WeakSet[Any]" = weakref.WeakSet()  # their calls may take long, but can be stopped
+_exit_lock = threading.RLock()  # for new contexts
+
+
+def _end_calls() -> None:
+    """Ends the calls of daemon threads: a callback after the end of the interpreter would crash the process. The locks
+    are never released, so later calls of other threads wait until the process has ended."""
+    end = time.monotonic() + _EXIT_SECONDS
+    _exit_lock.acquire()
+    for run in list(runs):
+        run.stop()
+    for context in list(_contexts):
+        context._lock.acquire(timeout=max(0.0, end - time.monotonic()))
+
+
+atexit.register(_end_calls)
 
 
 # ---- handles ----

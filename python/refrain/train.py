@@ -13,7 +13,7 @@ from typing import Any, Callable, List, Mapping, Optional, Sequence, Tuple, Type
 
 from . import _abi
 from ._core import (Context, Handle, InvalidError, Overrides, Path, RefrainError, collect, copy_fields, create, lib,
-                    override_list, path_bytes, path_list, text)
+                    override_list, path_bytes, path_list, runs, text)
 from .ranks import Communicator, UsesCommunicator
 from .text import ChatTemplate, Decoder, Messages, Tokenizer, ids_array, text_bytes
 
@@ -230,6 +230,7 @@ class _Run(UsesCommunicator):
         self._owned = None if context else self.context
         self._tokenizer: Optional[Tokenizer] = None
         self._template: Optional[ChatTemplate] = None
+        runs.add(self)
 
     def _start(self, config: Optional[bytes], folder: Optional[bytes], options: _Options) -> None:
         self._options = options

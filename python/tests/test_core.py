@@ -252,6 +252,23 @@ print("end")
             done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
             self.assertEqual((done.returncode, done.stdout, done.stderr), (0, "end\n", ""))
 
+    def test_thread_in_callback(self):
+        """A daemon thread is in a callback when the program ends: the call ends first."""
+        program = """
+import sys, threading, time, refrain
+began = threading.Event()
+def fill(window):
+    began.set()
+    time.sleep(0.3)
+    print("filled", flush=True)
+config = %r
+run = refrain.Trainer(config, None, data=refrain.Data(fill, train_windows=64))
+threading.Thread(target=lambda: [run.step() for _ in range(1000)], daemon=True).start()
+began.wait()
+""" % (SMALL,)
+        done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+        self.assertEqual((done.returncode, set(done.stdout.split()), done.stderr), (0, {"filled"}, ""))
+
     def test_interrupt(self):
         """Ctrl-C between two steps ends train(), which saves; the exception is KeyboardInterrupt."""
         program = """
