@@ -17,7 +17,7 @@
 
 #define CONFIG(model)                                                                                    \
   "refrain: 1\nmodel: {" model ", hidden_size: 32, num_hidden_layers: 6, num_attention_heads: 4}\n" DATA \
-  "batch: {tokens: 512, microbatch: 4}\noptimizer: {lr: 3e-3}\nrun: {seed: 3, steps: " RFT_STRING(STEPS) "}\n"
+  "batch: {tokens: 256, microbatch: 4}\noptimizer: {lr: 3e-3}\nrun: {seed: 3, steps: " RFT_STRING(STEPS) "}\n"
 
 static const struct layout {
   const char *name, *config, *set[3];
