@@ -38,8 +38,6 @@ check: deps
 	@$(MAKE) --no-print-directory configure
 	@cmake --build --preset $(PRESET) -j $(JOBS)
 	@ctest --preset $(PRESET) -j $$(($(JOBS) + 1))
-	@sed -n '/Testing: ops_test$$/,/ checks of a case /{/^op  *cases /,/ checks of a case /p}' \
-		$(BUILD)/Testing/Temporary/LastTest.log
 
 # The campaigns: what `check` tries in part, in full.
 SECONDS ?= 60
