@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""The hidden time of communication in the replayed steps of a file that bench/timeline.c wrote: timeline.py FILE
+"""Prints how much communication is hidden in each replayed step of a file by bench/timeline.c: timeline.py FILE
 
-A step ends with the kernel step_end. Communication: copies, NCCL's kernels and the sums of a reduce-scatter. It is hidden
-while another kernel of this GPU runs. NCCL's kernels also wait for the other rank, so the last two columns leave them out.
+A step ends with the kernel step_end. Communication is copies, NCCL's kernels and the sums of reduce-scatters. It is
+hidden while any other kernel runs on the same GPU. NCCL's kernels also wait for the other rank, so the last two columns
+leave them out.
 """
 import sys
 

@@ -126,7 +126,7 @@ target_include_directories(dist_check PRIVATE ${CMAKE_CUDA_TOOLKIT_INCLUDE_DIREC
 target_link_directories(dist_check PRIVATE ${CMAKE_CUDA_IMPLICIT_LINK_DIRECTORIES})
 target_link_libraries(dist_check PRIVATE refrain cudart_static rt Threads::Threads ${CMAKE_DL_LIBS})
 
-# Records when kernels and copies run: bench/timeline.c.
+# bench/timeline.c: a library that records when kernels and copies run.
 find_path(RFR_CUPTI_INCLUDE cupti.h HINTS ${CMAKE_CUDA_TOOLKIT_INCLUDE_DIRECTORIES}
   PATH_SUFFIXES ../extras/CUPTI/include)
 find_library(RFR_CUPTI_LIBRARY cupti HINTS ${CMAKE_CUDA_IMPLICIT_LINK_DIRECTORIES}

@@ -29,14 +29,14 @@ if(RFR_TEST_REFERENCES)
   target_link_libraries(refrain_test_plain PRIVATE ${RFR_LIBRARIES})
   list(APPEND RFR_TEST_PARTS $<TARGET_OBJECTS:refrain_test_plain>)
 endif()
-# The references and the parts of ops_test take most of its time under sanitizers, in calls that read one element. They
-# are compiled fast and without the checks of undefined behaviour, which library and kernels keep.
+# Under sanitizers the references and support code take most of the time of ops_test, because each call reads one
+# element. They are compiled with -O2 and without checks of undefined behaviour. Library and kernels keep these checks.
 if(RFR_SANITIZE)
   file(GLOB slow CONFIGURE_DEPENDS tests/support/op_*.c tests/support/interp.c)
   set_source_files_properties(${RFR_TEST_REFERENCES} ${slow} PROPERTIES COMPILE_OPTIONS "-O2;-fno-sanitize=undefined")
 endif()
 # The tests link one shared library with all objects and the tests' own parts: linked into each of 200 programs, the
-# objects took a quarter of a build. rfi_backend_find is that of tests/support/backend.c.
+# objects took a quarter of a build. Calls of rfi_backend_find go to tests/support/backend.c.
 add_library(refrain_test SHARED ${RFR_OBJECTS} ${RFR_TEST_PARTS})
 set_target_properties(refrain_test PROPERTIES OUTPUT_NAME test_parts) # librefrain* are installed
 target_include_directories(refrain_test INTERFACE include src)

@@ -233,8 +233,8 @@ class Context:
 
 _EXIT_SECONDS = 10.0
 _contexts: "weakref.WeakSet[Context]" = weakref.WeakSet()
-runs: "weakref.WeakSet[Any]" = weakref.WeakSet()  # their calls may take long, but can be stopped
-_exit_lock = threading.RLock()  # for new contexts
+runs: "weakref.WeakSet[Any]" = weakref.WeakSet()  # calls of a run may take long, but `stop` ends them
+_exit_lock = threading.RLock()  # taken to create a context
 
 
 def _end_calls() -> None:

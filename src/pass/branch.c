@@ -8,8 +8,8 @@
  *
  * In a program with collectives over ranks the side stream has only these, in their order, which is that of every rank.
  * Each is waited for separately, by the first op of the main stream that conflicts with it. A reduction is read late,
- * so the main stream waits for it after the reductions of the next layer begin: the unreduced gradients of at most two
- * layers are live.
+ * so the main stream waits for it only after the reductions of the next layer have begun: the unreduced gradients of at
+ * most two layers are live.
  *
  * Work is computed from shapes, so a trace has the same side stream on every device; steps with large ops have none. An
  * op's sums do not depend on its stream, so the side stream does not change results.
@@ -117,8 +117,8 @@ static int next_on_main(const rfr_trace *t, int i) {
   return i;
 }
 
-/* The op after the next group of reductions that follows a dgrad op; n_ops: there is none. Reductions between which
- * there are only wgrad ops end the backward, so their memory is not needed soon. */
+/* The op after the next group of reductions that follows a dgrad op; n_ops: there is none. Reductions with only wgrad
+ * ops between them are at the end of the backward, where their memory is not needed soon. */
 static int after_next_group(const rfr_trace *t, int i) {
   bool between = false;
   int k = i;

@@ -50,8 +50,8 @@ static void test_waits(void **state) {
   rfr_trace_destroy(t);
 }
 
-/* The main stream waits for a gather at its reader. It waits for a reduction after the next one that follows
- * a dgrad op has begun, unless an earlier op reads the result. */
+/* The main stream waits for a gather at its reader. It waits for a reduction when a later reduction, with a dgrad op
+ * between the two, has begun, or at the reader of the result if that is earlier. */
 static void check_collectives(rfr_phase between, const rfi_side_op wanted[12]) {
   rfr_trace *t;
   rfi_side_op *side;

@@ -32,7 +32,7 @@ static bool match(const rfi_rewriter *w, int i, rfi_fused_form *form, int found[
   const rfi_opr *op = &t->ops[i];
   if (op->def->outside || !rfi_fused_find(op->def->code, false, form)) return false;
   for (int k = form->n_in; k < op->n_in; k++)
-    if (op->in[k] >= 0) return false; /* it also recomputes a value */
+    if (op->in[k] >= 0) return false; /* op i also recomputes a value of the forward */
   for (int k = 0; k < op->n_in; k++)
     if (op->in[k] >= 0 && !rfi_is_dense(&t->values[op->in[k]])) return false;
   for (int p = 0; p < form->parts; p++) {

@@ -1,15 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * The order of a data-parallel backward. The gradient of an embedding is the last one, and often the largest, so no op
- * would overlap with its reduction. This moves the wgrad GEMMs of the layer before it to the positions after it. Bits
- * stay equal. The operands of these GEMMs live longer; if that raises the peak of live bytes, the order stays.
+ * would overlap with its reduction. The wgrad GEMMs of the first layer, which precede it in the backward, move to the
+ * positions after it. No bit of a result changes. The operands of these GEMMs live longer; if that raises the peak of
+ * live bytes, the order does not change.
  */
 #include <string.h>
 
 #include "pass/pass.h"
 #include "trace/live.h"
 
-/* Whether op i is a wgrad of the layer of op `near`, and in the microbatch of `last`. */
+/* Whether op i is a wgrad GEMM, or a view of that phase, in the layer of op `near` and the microbatch of `last`. */
 static bool is_late(const rfr_trace *t, int i, const rfi_opr *last, const rfi_opr *near) {
   const rfi_opr *op = &t->ops[i];
   const size_t n = strcspn(near->scope, ".");

@@ -1,15 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Results of the forward that an op of the backward recomputes. The op reads the operands of the forward op anyway, so
- * this costs only a write. It has an optional last result for it, bitwise equal to that of the forward op, in the
- * storage of its optional last operand. That operand is its dy, which must be dead afterwards, so no further memory is
- * needed.
+ * Results of the forward that an op of the backward recomputes. This op reads the operands of the forward op anyway, so
+ * recomputing costs only a write. Its optional last result is bitwise equal to that of the forward op, and is in the
+ * storage of its optional last operand. The pass gives dy as this operand, so no further memory is needed; no later op
+ * may read dy.
  *
- * Ops before it that read the result move directly after it, in their order: the wgrad of the next linear layer. They
- * must not conflict with the ops that they pass.
+ * Ops of the backward that read the result earlier, such as the wgrad of the next linear layer, move directly after
+ * this op, in their order. They must not conflict with the ops that they pass.
  *
- * Not with split phases: the op is in I, its readers are in W, and the result would have to be kept between the two.
- * Not if its gradients are quantized: lower fuses the op with quantize, which saves more.
+ * The op of the backward does not recompute the result:
+ * - with split phases: the op is in I, the readers are in W, and the result would have to be kept between the two;
+ * - if its gradients are quantized: lower fuses the op with quantize, which saves more.
  */
 #include "ops/quant/fused.h"
 #include "pass/branch.h"
@@ -38,7 +39,7 @@ static void find_last_uses(const rfr_trace *t, int *last) {
   for (int i = 0; i < t->n_outputs; i++) last[t->values[t->outputs[i].value].base] = t->n_ops;
 }
 
-/* Whether b is the gradient of op i and reads the same values. */
+/* Whether op b is the gradient of op i and reads the same values. */
 static bool is_gradient(const rfr_trace *t, int i, int b) {
   const rfi_opr *op = &t->ops[i], *bwd = &t->ops[b];
   bool found = false;

@@ -3,8 +3,8 @@
  * The rules of recomputing. A chosen op is cloned once, just before the first op of the backward that needs one of its
  * results, directly or for another clone. All ops of the backward then read the clone, and the original is dead after
  * its last reader in the forward. An operand of a clone is the clone of its producer if that is chosen too, else the
- * original, which then lives until the clone has read it. If an op of the backward can recompute the result itself and
- * all ops that need it can run later, it is not cloned (recompute_bwd.c).
+ * original, which then lives until the clone has read it. A chosen op is not cloned if an op of the backward can also
+ * compute its result, and if all ops that need the result can run after that op (recompute_bwd.c).
  *
  * Never cloned: an op that writes into an operand's storage, writes state or has a host effect; an op whose result is
  * overwritten later; an op with a reader in another microbatch, because a clone belongs to one. A choice is impossible
@@ -190,13 +190,13 @@ static int op_of(const rfi_recompute_model *m, int clone) { return clone % m->t-
 static int n_clones(const rfi_recompute_model *m) { return m->lates * m->t->n_ops; }
 static bool is_made(const rfi_recompute_model *m, int clone) { return m->time[clone] != RFI_NEVER; }
 
-/* Whether an op of the backward recomputes the result of a clone. It is then not recorded. */
+/* Whether an op of the backward recomputes the result of a clone. The clone is then not recorded. */
 static bool is_by_bwd(const rfi_recompute_model *m, int clone) {
   return clone < m->t->n_ops && m->by[clone].bwd >= 0 && m->chosen[clone] && !m->early[clone];
 }
 static bool is_recorded(const rfi_recompute_model *m, int clone) { return is_made(m, clone) && !is_by_bwd(m, clone); }
 
-/* The storage that this result takes: that of the dy of the op. */
+/* The storage of this result: that of dy of the op of the backward. */
 static rfr_value storage_by_bwd(const rfi_recompute_model *m, int clone) {
   return m->t->values[m->t->ops[m->by[clone].bwd].in[0]].base;
 }
@@ -218,7 +218,7 @@ static int clone_result(const rfi_recompute_model *m, rfr_value v, int clone) {
   return clone < m->t->n_ops ? v : v + m->t->n_values;
 }
 
-/* Computes the order of the ops without clones. */
+/* Computes the order of the ops; clones are not in it. */
 static void order_ops(rfi_recompute_model *m) {
   int n = 0;
   for (int i = 0; i < m->t->n_ops; i++) {
@@ -274,7 +274,7 @@ static bool mark_early(rfi_recompute_model *m) {
   return found;
 }
 
-/* Finds order and times; ops marked early change both. */
+/* Finds order and times. Both change if an op is marked early, so this repeats until no op is. */
 static bool find_order_and_times(rfi_recompute_model *m) {
   bool possible;
   memset(m->early, 0, (size_t)m->t->n_ops);
@@ -285,8 +285,8 @@ static bool find_order_and_times(rfi_recompute_model *m) {
   return possible;
 }
 
-/* Adds the clones to the order: each op is preceded by those that it is the first to need, in forward order. start[k]:
- * number of clones before those of place k; rank[c]: index of clone c among them. */
+/* Adds the clones to the order: each op is preceded by the clones that it is the first to need, in forward order.
+ * start[k]: number of clones before those of place k; rank[c]: index of clone c among those of its place. */
 static int place_clones(rfi_recompute_model *m) {
   int n = m->t->n_ops, clones = 0;
   memset(m->start, 0, sizeof *m->start * (size_t)(n + 1));
@@ -399,7 +399,7 @@ static int64_t sum_live(rfi_recompute_model *m, int clones, double level, int64_
   return peak;
 }
 
-/* Work of a clone; of a result that an op of the backward recomputes, only its write. */
+/* Work of a clone. If an op of the backward recomputes the result, the only bytes are those of the write. */
 static rfi_cost cost_of(const rfi_recompute_model *m, int clone) {
   const rfi_opr *op = &m->t->ops[op_of(m, clone)];
   if (is_by_bwd(m, clone)) return (rfi_cost){op->cost.flops, (double)rfi_bytes(&m->t->values[op->out[0]].type)};
@@ -519,7 +519,7 @@ static rfr_status write_clone(writer *w, int c, int phase, rfr_value *in) {
   return w->report ? report_clone(w, c) : RFR_OK;
 }
 
-/* Makes *op, with operands in[], recompute the result of clone c as its last result, in the place of its dy. */
+/* Makes *op, with operands in[], recompute the result of clone c as its last result, in the storage of its dy. */
 static void add_result(const rfi_recompute_model *m, int c, rfi_opr *op, rfr_value *in, char *reason, size_t n) {
   in[op->def->alias[op->n_out - 1]] = in[0];
   rfi_snprintf(reason, n, "%s%srecomputes %s", op->reason, op->reason[0] ? "; " : "", m->t->ops[c].def->name);

@@ -57,7 +57,7 @@ typedef struct rfi_recompute_model {
   int begins[RFI_LATES]; /* first op of each late program; n_ops: none */
   /* Results of evaluate: */
   bool *early;        /* per op: its result is needed before by->bwd, so a clone recomputes it */
-  int *order, *place; /* the op at each place, if ops that move are after by->bwd, and the place of each op */
+  int *order, *place; /* the op at each place, after ops have moved as by[] says; the place of each op */
   int *time;          /* per clone: the place of the op that it directly precedes; RFI_NEVER: not recorded */
   int *first, *last;  /* per value: positions in the new order; -1: none */
   int *clone_first, *clone_last; /* per result of a clone */

@@ -31,7 +31,7 @@
 enum {
   PART = 256,
   SMALL = 8,      /* a bucket is small if the next bucket has more than SMALL times its elements */
-  LARGE = 1 << 20 /* elements of a gradient of the last group that is reduced by itself */
+  LARGE = 1 << 20 /* elements from which a gradient of the last group is reduced by itself */
 };
 
 typedef struct parameter {

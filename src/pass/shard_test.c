@@ -230,8 +230,8 @@ static void shard(rfr_trace *t, rfr_shard mode, rfi_report *report, rfr_trace **
   OK(rfi_pass_shard(*joint, &o, report, out));
 }
 
-/* The positions of gathers, reductions, sums of parts and GEMMs by layer; w: wgrads and gradients of an embedding, only
- * if `wgrads`. */
+/* Checks the order of gathers, reductions, sums of parts and GEMMs, by layer; with `wgrads` also that of the ops of the
+ * wgrad phase (w). */
 static void check_order(rfr_trace *t, bool wgrads, const char *want) {
   rfi_report report = {.text = {.ctx = ctx}};
   rfr_trace *joint, *sharded;
@@ -268,7 +268,7 @@ static void test_places(void **none) {
   check_places(2, "g0g1m0g2m1g1m2r2g0m1r1g1m0r0m0g2m1g1m2r2g0m1r1+2m0r0+1+0go");
 }
 
-/* An embedding and two layers of two weights each, of which the weights have `rows` x `width` elements. */
+/* An embedding and two layers with two weights each. Every weight has `rows` x `width` elements. */
 static rfr_trace *record_embedding(int64_t rows, int64_t width) {
   enum { TOKENS = 8, TENSORS = 5 };
   rfr_trace *t;
@@ -304,8 +304,8 @@ static rfr_trace *record_embedding(int64_t rows, int64_t width) {
   return t;
 }
 
-/* The wgrads of layer 0 follow the gradient of the embedding, which is reduced in the meantime. Large gradients of
- * layer 0 are reduced one by one, small ones together. */
+/* The wgrads of layer 0 follow the gradient of the embedding and overlap with its reduction. Large gradients of layer 0
+ * are reduced one by one, small ones together. */
 static void test_embedding(void **none) {
   (void)none;
   check_order(record_embedding(64, 32), true, "geg0g1m0g0m1w1m1w1r1m0werew0r0go");

@@ -23,7 +23,7 @@ static inline int64_t rfi_storage_bytes(const rfr_type *type) { return rfi_align
 rfr_status rfi_lives(const rfr_trace *t, rfi_life **out);
 /* Step-scoped live bytes during each op (n_ops + 2 entries); freed with rfi_free. */
 rfr_status rfi_live_bytes(const rfr_trace *t, int64_t **out);
-/* Their maximum. */
+/* Maximum of the step-scoped live bytes. */
 rfr_status rfi_live_peak(const rfr_trace *t, int64_t *peak);
 
 #endif

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The result of SwiGLU, recomputed by its gradient. Steps with and without are bitwise equal, eager and replayed, with
- * weighted rows and without, packed and not, with one and two threads; the plan is smaller by exactly the results that
- * are not kept, and the step moves only their bytes more. Where the gradient must not overwrite its dy, or an op needs
- * the result too early, the op is cloned.
+ * The gradient of SwiGLU recomputes its result. Steps with and without recomputation are bitwise equal: eager and
+ * replayed, with weighted rows and without, packed and not, with one and two threads. The plan is smaller, and the
+ * additional bytes moved are exactly those of the recomputed results. SwiGLU is cloned if the gradient must not
+ * overwrite its dy, or if an op needs the result too early.
  *
  *   recompute_bwd_test [--device NAME]
  */
@@ -173,7 +173,7 @@ static void bits(void **state) {
 
 typedef enum variant { PLAIN, EARLY, READ_AFTER, OUTPUT, READ_BETWEEN, SWAPPED, VARIANTS } variant;
 
-/* *at: the op swiglu, whose result dw reads before the gradient. */
+/* *at: the op swiglu. dw reads its result before swiglu_bwd runs. */
 static rfr_trace *by_hand(variant how, int *at) {
   rfr_trace *t;
   rfr_value d[RFI_MAX_NAMES];

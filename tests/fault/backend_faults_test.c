@@ -22,7 +22,7 @@
 #include "support/fault_backend.h"
 #include "support/folder.h"
 
-#ifdef RFT_SANITIZED /* which calls fail differs; a build without sanitizers tries five times as many */
+#ifdef RFT_SANITIZED /* other calls fail than without sanitizers, and a fifth as many */
 enum { STRIDE = 47 };
 #else
 enum { STRIDE = 9 };

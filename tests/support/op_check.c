@@ -178,7 +178,7 @@ typedef struct standard {
   rfr_dtype type;
   unsigned results; /* bit j: result j exists */
   int64_t n;
-  double *operands; /* of all operands, n numbers; integers of 64 bits as they are */
+  double *operands; /* n elements, of all operands; 64-bit integers keep their bits */
   rft_reference ref;
   error plain[RFI_MAX_NAMES];
 } standard;
@@ -214,8 +214,8 @@ static void compute(standard *s, const rft_op *op, const rft_run *run) {
   for (int k = 0; k < N_PROBES; k++) rft_reference_deinit(&probe[k]);
 }
 
-/* The references of a run. The last ones are kept: most layouts of a case have the same operands, and several checks
- * need them. They took most of the time of ops_test. */
+/* The references of a run. The last ones are kept, because most layouts of a case have the same operands, and several
+ * checks need them. To compute them for each check took most of the time of ops_test. */
 static const standard *standard_of(const rft_op *op, const rft_run *run, rfr_dtype type) {
   static standard last;
   unsigned results = 0;

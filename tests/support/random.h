@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Pseudorandom numbers of tests: a linear congruential generator with the constants of Knuth's MMIX. A test owns its
- * state, any number, so a case can be repeated from its seed. Low bits have short periods, so numbers come from the
- * high bits. Tensors that must not depend on the order of calls use rft_fill (context.h).
+ * Pseudorandom numbers for tests: a linear congruential generator with the constants of Knuth's MMIX. A test owns the
+ * state, so a case can be repeated from its seed, which may be any number. Low bits have short periods, so numbers come
+ * from the high bits. Tensors that must not depend on the order of calls use rft_fill (context.h).
  */
 #ifndef RFT_RANDOM_H
 #define RFT_RANDOM_H

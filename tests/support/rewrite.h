@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Tests of rewrites: a program that has run, and how many ops a trace has.
+ * For tests of rewrites: runs a trace, and counts the ops of a trace.
  */
 #ifndef RFT_REWRITE_H
 #define RFT_REWRITE_H

@@ -13,7 +13,8 @@
 #define RFT_LEFT_OUT(k, n) ((void)(k), 0)
 #endif
 
-/* A number of steps, with a sanitizer a smaller one: each step makes the calls of the second. RFT_STRING: as text. */
+/* A number of steps, smaller with a sanitizer: all later steps make the same calls as the second. RFT_STRING: as
+ * text. */
 #ifdef RFT_SANITIZED
 #define RFT_FEWER(n, fewer) fewer
 #else

@@ -41,7 +41,7 @@ struct rfi_device {
   cudaEvent_t start, end;    /* of a timed op */
   cudaEvent_t fork, join;    /* of the side stream */
   cudaEvent_t mark[MARKS];   /* recorded after op n of the side stream: element n % MARKS */
-  int marked[MARKS];         /* the last op of that launch */
+  int marked[MARKS];         /* per mark: the last op of its launch */
   int64_t free_at_open;
   rfr_memory_use use; /* `taken` is not set */
   rfi_lt *lt;         /* NULL without a device */
@@ -421,8 +421,8 @@ static rfr_status enqueue_side(rfi_device *d, const rfi_bound *bound, int n, bra
   return RFR_OK;
 }
 
-/* Orders later work of the main stream after op `number` of the side stream and those that share its launch. Its event
- * may have been reused by a later op, which is after it on the stream. */
+/* Orders later work of the main stream after op `number` of the side stream and the other ops of its launch. A later op
+ * of the side stream may have reused the event; to wait for that op is correct too. */
 static rfr_status wait_for_side(rfi_device *d, int number, branch *x) {
   if (number > x->last) number = x->last;
   if (number <= x->waited || number < x->first || x->first == 0) return RFR_OK; /* an earlier call enqueued it */
@@ -456,7 +456,7 @@ static const rfi_bound *first_side_op(const rfi_bound *bound, int n) {
 
 static bool is_collective(const rfi_bound *side) { return side->recorded->def->flags & RFI_COLLECTIVE; }
 
-/* Enqueues op i and those that share its launch. `units` NULL: the order is not checked. */
+/* Enqueues op i and the other ops of its launch. `units` NULL: the order is not checked. */
 static rfr_status enqueue_at(rfi_device *d, const rfi_bound *bound, int i, int n, rfi_units *units, branch *x,
                              int *many) {
   const rfi_bound *b = &bound[i];
@@ -467,9 +467,9 @@ static rfr_status enqueue_at(rfi_device *d, const rfi_bound *bound, int i, int n
   return units ? rfi_units_note(units, b->side ? x->stream : d->stream, i, *many) : RFR_OK;
 }
 
-/* If collectives begin at i: the op of the main stream after them, unless it waits for one of them; else i. It enters
- * the graph before them, because CUDA starts the node first that was added first: on two H200 the main stream would
- * otherwise wait for several of the collectives. */
+/* If collectives begin at op i, the next op of the main stream, unless it waits for one of them; else i. This op is
+ * enqueued before the collectives: of two nodes that can start, CUDA starts the one first that was added to the graph
+ * first. In the other order the main stream waited for several of the collectives on two H200. */
 static int ahead(const rfi_bound *bound, int i, int n) {
   int main = i;
   while (main < n && bound[main].side && is_collective(&bound[main])) main++;

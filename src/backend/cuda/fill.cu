@@ -5,7 +5,7 @@
 #include "backend/cuda/graph_fill.h"
 #include "backend/cuda/kernels.cuh"
 
-/* n bytes, of which each four aligned ones are `word`. */
+/* Fills n bytes: every aligned group of four becomes `word`. */
 static __global__ void fill(unsigned char *to, uint32_t word, int64_t n) {
   const int64_t first = (int64_t)blockIdx.x * RFI_FILL_THREADS + threadIdx.x,
                 step = (int64_t)gridDim.x * RFI_FILL_THREADS;

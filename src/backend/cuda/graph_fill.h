@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The fills of a captured graph as kernels. cuBLASLt clears four bytes before most GEMMs. As a memset node such a fill
- * waits for concurrent copies by copy engines.
+ * Replaces the fills of a captured graph by kernels. cuBLASLt clears four bytes before most GEMMs. As a memset node,
+ * such a fill waits for concurrent copies by copy engines.
  */
 #ifndef RFI_GRAPH_FILL_H
 #define RFI_GRAPH_FILL_H
@@ -15,10 +15,11 @@ extern "C" {
 struct rfi_cuda_host;
 enum { RFI_FILL_THREADS = 256 };
 
-/* fill.cu: the kernel fill(to, word, bytes); each four aligned bytes become `word`. */
+/* fill.cu: the kernel fill(to, word, bytes); every aligned group of four bytes becomes `word`. */
 void *rfi_fill_kernel(void);
 
-/* Replaces the memset nodes, except very large ones, by kernels with this priority. */
+/* Replaces memset nodes by kernels with this priority, except fills of more than 16 MiB, of several rows, or of
+ * unaligned memory. */
 rfr_status rfi_cuda_fill_by_kernels(const struct rfi_cuda_host *core, rfr_ctx *ctx, cudaGraph_t graph, int priority);
 
 #ifdef __cplusplus

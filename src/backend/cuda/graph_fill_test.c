@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Replacing the fills of a captured graph by kernels, without a GPU: graph_fill.c over a synthetic graph. The fills
- * are run on memory of this test.
+ * Replacing the fills of a captured graph by kernels, without a GPU: graph_fill.c over a synthetic graph. The test runs
+ * the fills on its own memory.
  */
 #include "backend/cuda/graph_fill.c"
 
@@ -150,7 +150,7 @@ static void test_values(void **state) {
   }
 }
 
-/* Large fills, those of several rows and unaligned ones remain. */
+/* Large fills, fills of several rows and unaligned fills stay memset nodes. */
 static void test_kept(void **state) {
   (void)state;
   static uint32_t memory[4];

@@ -142,8 +142,8 @@ static rfr_status compare(gpu_comm *c, const places *p) {
   return s;
 }
 
-/* NCCL's call is collective: the comparison before it ensures that all ranks make it. It waits for them, so the mutex
- * is free meanwhile, and another thread can abort. */
+/* NCCL's call is collective: the comparison before it ensures that all ranks make it. The call waits for the other
+ * ranks, so it does not lock the mutex: another thread can abort meanwhile. */
 static rfr_status register_block(gpu_comm *c, rfi_block *b) {
   pthread_mutex_lock(&c->mutex);
   void *const copies = c->copies;

@@ -604,7 +604,7 @@ static void test_stuck(void **state) {
   on_gather = NULL;
 }
 
-/* NCCL's registration of memory waits for a failed rank: the call ends with an error, and nothing is freed. */
+/* NCCL's registration of memory waits for a failed rank: after the timeout the call fails, and nothing is freed. */
 static void test_late_registration(void **state) {
   enum { N = RFI_LEAST_COPIED / 4 / 2 };
   rfr_comm *c;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * Calls of NCCL that wait for the other ranks and have no timeout: initializing a communicator and registering memory.
- * A separate thread makes the call; after the timeout the thread is abandoned.
+ * A separate thread makes the call. After the timeout this thread is abandoned.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -93,7 +93,7 @@ static bool came_back(timed *t, double seconds) {
   return done;
 }
 
-/* Takes `t` (NULL: no memory), which remains valid only if the status is RFR_OK. */
+/* Makes the call of `t` (NULL: out of memory). `t` remains valid only if the status is RFR_OK. */
 static rfr_status call_in_time(gpu_comm *c, timed *t, const char *what) {
   pthread_t thread;
   if (!t) return c->core->fail(RFI_E_NO_MEMORY, "%s", what);

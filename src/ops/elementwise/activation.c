@@ -31,7 +31,7 @@ rfr_status rfi_infer_swiglu_bwd_packed(const rfi_infer *c) {
   return RFR_OK;
 }
 
-/* Checks matrices of one type, a weight per row, and matrices of the first type. */
+/* Checks that operand `weight` has a weight per row, and that the other operands are matrices of one type. */
 static rfr_status check_weighted(const rfi_infer *c, int weight) {
   RFI_TRY(rfi_rule_float(c, 0));
   RFI_TRY(rfi_rule_rank(c, 0, 2, 2));
@@ -62,7 +62,7 @@ rfr_status rfi_infer_swiglu_weighted_bwd_packed(const rfi_infer *c) {
   return RFR_OK;
 }
 
-/* `onto` is only written. */
+/* `onto`, the last operand, is not read: result h overwrites it. */
 static double bytes_without_onto(const rfi_infer *c) {
   double bytes = 0;
   for (int k = 0; k < c->n_in - 1; k++) bytes += (double)rfi_bytes(&c->in[k]);

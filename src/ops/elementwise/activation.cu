@@ -51,7 +51,7 @@ template <typename T> struct swiglu_bwd_op : rfi_map_op {
   }
 };
 
-/* With h, by the formula of the forward: its bits must be equal. */
+/* Also computes h, by the formula of the forward, so that the bits are equal. */
 template <typename T> struct swiglu_bwd_h_op : rfi_map_op {
   static const char *name() { return "swiglu_bwd"; }
   template <int V> __device__ void operator()(int64_t, const float (&x)[3][V], float (&y)[3][V]) const {

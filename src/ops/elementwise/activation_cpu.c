@@ -96,7 +96,7 @@ static void silu_bwd_part(const rfi_call *c, int64_t begin, int64_t end, int par
 
 /* ---- swiglu ---- */
 
-enum { SWIGLU_RESULTS = 3, WEIGHTED_RESULTS = 4 }; /* of the gradients, with h */
+enum { SWIGLU_RESULTS = 3, WEIGHTED_RESULTS = 4 }; /* results of the gradients, including h */
 
 static void swiglu_block(const rfi_call *c, int64_t i, int64_t n, float *const *y, const float *const *x) {
   (void)c, (void)i;

@@ -61,7 +61,7 @@ RFT_REF(swiglu) {
 RFT_CASES(swiglu) = {"swiglu(f[7,13], f[7,13])", "swiglu(f[1,37], f[1,37])",     "swiglu(f[0,5], f[0,5])",
                      "swiglu(f[17,1], f[17,1])", "swiglu(f[31,547], f[31,547])", NULL};
 
-/* The last of the op's n results, NULL if the call does not have it. */
+/* The last of the op's n results; NULL if the call does not have it. */
 static double *h_of(const rfi_call *call, int n) { return call->n_out == n ? call->out[n - 1].data : NULL; }
 
 RFT_REF(swiglu_bwd) {

@@ -10,7 +10,7 @@
 
 enum { RFI_HALVES_MOST = 4 }; /* number of results */
 
-/* The call without h, the last of its `most` results, if that is not wanted. */
+/* The call without the last of its `most` results, h, if h is not wanted. */
 static inline rfr_call rfi_swiglu_results(const rfr_call *call, int most) {
   rfr_call wanted = *call;
   if (call->n_out == most && !call->out[most - 1].data) wanted.n_out--;
