@@ -62,7 +62,7 @@ static rfr_status delay(const rfr_trace *in, int last, int n, const bool *moves,
   if (!kept) rfr_trace_destroy(*out), *out = NULL;
   if (s == RFR_OK && !kept) s = rfi_copy_trace(in, out);
   if (s == RFR_OK && kept)
-    s = rfi_report_line(report, "delayed: %d wgrad GEMMs follow op %d, a gradient of an embedding", n, last);
+    s = rfi_report_line(report, "delayed after op %d, a gradient of an embedding: %d wgrad GEMMs", last, n);
   return s;
 }
 

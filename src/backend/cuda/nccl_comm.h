@@ -117,7 +117,7 @@ rfr_status rfi_nccl_late(const gpu_comm *c, const char *what); /* dist.peer: the
 /* n independent collectives of all ranks, or of a group, in one launch. */
 rfr_status rfi_nccl_launch(gpu_comm *c, const rfi_link *group, const rfi_collective *what, int n, void *stream);
 
-/* nccl_timed.c: both calls return within the timeout. */
+/* nccl_timed.c: both calls return within the timeout, if it is above 0. */
 /* Initializes a communicator of `size` ranks. `config` NULL: with the default configuration. */
 rfr_status rfi_nccl_join(gpu_comm *c, const nccl_unique_id *id, int size, int rank, const nccl_config *config,
                          void **out);
