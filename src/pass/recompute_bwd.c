@@ -80,17 +80,25 @@ static bool reads(const rfi_recompute_model *m, int i, int source) {
   return false;
 }
 
-/* Whether reader i of op `source` may move directly after op b. */
+static bool touches_dy(const rfr_trace *t, const rfi_opr *op, int bwd) {
+  const rfr_value dy = t->values[t->ops[bwd].in[0]].base;
+  bool found = false;
+  for (int k = 0; k < op->n_in; k++) found = found || (op->in[k] >= 0 && t->values[op->in[k]].base == dy);
+  for (int j = 0; j < op->n_out; j++) found = found || (op->out[j] >= 0 && t->values[op->out[j]].base == dy);
+  return found;
+}
+
+/* Whether reader i of op `source` may move directly after op b. Op b, and ops on the way that recompute another result,
+ * overwrite their dy. */
 static bool can_move(const rfi_recompute_model *m, int i, int source, int b) {
   const rfr_trace *t = m->t;
   const rfi_opr *op = &t->ops[i];
-  if (op->def->flags & (RFI_STATE | RFI_HOST | RFI_COLLECTIVE) || m->by[i].after >= 0) return false;
-  for (int k = 0; k < op->n_in + op->n_out; k++) { /* b overwrites dy */
-    const rfr_value v = k < op->n_in ? op->in[k] : op->out[k - op->n_in];
-    if (v >= 0 && t->values[v].base == t->values[t->ops[b].in[0]].base) return false;
-  }
-  for (int k = i + 1; k <= b; k++)
+  if (op->def->flags & (RFI_STATE | RFI_HOST | RFI_COLLECTIVE) || m->by[i].after >= 0 || m->by[i].source >= 0)
+    return false;
+  for (int k = i + 1; k <= b; k++) {
     if (rfi_ops_conflict(t, op, &t->ops[k]) && !reads(m, k, source)) return false;
+    if ((k == b || m->by[k].source >= 0) && touches_dy(t, op, k)) return false;
+  }
   return true;
 }
 

@@ -243,8 +243,49 @@ static void choices(void **state) {
     }
 }
 
+/* Two SwiGLUs, whose gradients recompute them. A reader of the first one must pass the gradient of the second, and
+ *   0  nothing else: both are possible
+ *   1  also reads the dy that the second gradient overwrites
+ *   2  is the second gradient */
+static rfr_trace *record_two(int how, int at[2]) {
+  rfr_trace *t;
+  rfr_value d[RFI_MAX_NAMES];
+  OK(rfr_trace_create(ctx, &t));
+  const rfr_value x = rfr_input(t, "x", RFR_ROLE_INPUT, RFR_F32, 2, ((int64_t[]){T, I}));
+  const rfr_value gate = rfr_silu(t, x), up = rfr_gelu(t, x, 0), other = rfr_mul(t, x, x), h = rfr_swiglu(t, gate, up),
+                  h2 = rfr_swiglu(t, how == 2 ? h : up, other);
+  at[0] = t->values[h].op, at[1] = t->values[h2].op;
+  rfr_set_phase(t, RFR_PHASE_DGRAD);
+  const rfr_value dy2 = rfr_mul(t, x, x), dy = rfr_silu(t, dy2);
+  rfr_set_phase(t, RFR_PHASE_WGRAD);
+  if (how < 2) rfr_output(t, "dw", rfr_concat(t, 2, ((rfr_value[]){h, how == 1 ? dy2 : x}), 1));
+  rfr_output(t, "dw2", rfr_silu(t, h2));
+  rfr_set_phase(t, RFR_PHASE_DGRAD);
+  rfi_record(t, RFR_HERE, RFI_OP_swiglu_bwd, 3, (rfr_value[]){dy2, how == 2 ? h : up, other}, NULL, d);
+  rfr_output(t, "d2", d[RFI_OUT_swiglu_bwd_dgate]);
+  rfi_record(t, RFR_HERE, RFI_OP_swiglu_bwd, 3, (rfr_value[]){dy, gate, up}, NULL, d);
+  rfr_output(t, "d", d[RFI_OUT_swiglu_bwd_dgate]);
+  OK(rfr_trace_finish(t));
+  return t;
+}
+
+static void two(void **state) {
+  (void)state;
+  for (int how = 0; how < 3; how++) {
+    const rfi_pass_options o = {.copies = 1};
+    rfi_recompute_model m;
+    int at[2];
+    rfr_trace *t = record_two(how, at);
+    OK(rfi_recompute_model_init(&m, t, &o));
+    assert_true(m.by[at[1]].bwd >= 0);
+    assert_int_equal(m.by[at[0]].bwd >= 0, how == 0);
+    rfi_recompute_model_deinit(&m);
+    rfr_trace_destroy(t);
+  }
+}
+
 int main(int argc, char **argv) {
   if (!rft_device_named(&argc, argv)) return 77;
-  const struct CMUnitTest tests[] = {rft_context_test(bits), rft_context_test(choices)};
+  const struct CMUnitTest tests[] = {rft_context_test(bits), rft_context_test(choices), rft_context_test(two)};
   return cmocka_run_group_tests_name("recompute_bwd", tests, NULL, NULL);
 }
