@@ -117,13 +117,19 @@ static int next_on_main(const rfr_trace *t, int i) {
   return i;
 }
 
-/* The op after the next group of reductions that follows a dgrad op; n_ops: there is none. Reductions with only wgrad
- * ops between them are at the end of the backward, where their memory is not needed soon. */
+/* The op after the next group of reductions that follows a dgrad op; n_ops: there is none. Reductions between which
+ * there are only wgrad ops end the backward, so their memory is not needed soon; if another microbatch follows, it is
+ * the op after the next group. */
 static int after_next_group(const rfr_trace *t, int i) {
   bool between = false;
-  int k = i;
-  for (; k < t->n_ops && !(between && t->ops[k].def->code == RFI_OP_reduce_scatter); k++)
+  int k = next_on_main(t, i), next = t->n_ops;
+  for (; k < t->n_ops; k++) {
+    const bool reduces = t->ops[k].def->code == RFI_OP_reduce_scatter;
+    if (reduces && next == t->n_ops) next = k;
+    if (reduces && between) break;
+    if (t->ops[k].phase == RFR_PHASE_FORWARD && !between && next < t->n_ops) return next_on_main(t, next);
     between = between || t->ops[k].phase == RFR_PHASE_DGRAD;
+  }
   return next_on_main(t, k);
 }
 

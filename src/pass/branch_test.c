@@ -80,6 +80,7 @@ static void check_collectives(rfr_phase between, const rfi_side_op wanted[12]) {
 static void test_collectives(void **state) {
   (void)state;
   check_collectives(RFR_PHASE_DGRAD, (rfi_side_op[12]){[1] = {1, 3}, [4] = {4, 7}, [6] = {6, 9}, [8] = {8, 11}});
+  check_collectives(RFR_PHASE_FORWARD, (rfi_side_op[12]){[1] = {1, 3}, [4] = {4, 7}, [6] = {6, 9}, [8] = {8, 11}});
   check_collectives(RFR_PHASE_WGRAD, (rfi_side_op[12]){[1] = {1, 3}, [4] = {4, 10}, [6] = {6, 12}, [8] = {8, 11}});
 }
 
