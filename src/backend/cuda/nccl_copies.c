@@ -266,6 +266,7 @@ static rfr_status open_copies(gpu_comm *c, offer *all) {
   rfi_block *b = c->block;
   mine.able = rfi_nccl_register(c, c->copies, b) == RFR_OK && b->window != NULL;
   RFI_TRY(agree(c, &mine, all, &able));
+  if (c->stuck) return rfi_nccl_late(c, "registering memory");
   if (!able) return RFR_OK;
   RFI_TRY(try_copies(c, &mine.able));
   return agree(c, &mine, all, &c->has_copies);
