@@ -150,6 +150,7 @@ class Context:
         with _exit_lock:
             _contexts.add(self)
         with self._lock:
+            _check_end()
             lib.rfr_ctx_create(ctypes.byref(options), ctypes.byref(out))
         self._pointer = out.value
         self.device: str = text(options.device) or "cpu"
@@ -163,6 +164,7 @@ class Context:
     def call(self, function: Any, *arguments: Any) -> Any:
         """Calls the library with the context to itself."""
         with self._lock:
+            _check_end()
             if self._depth > 0:
                 raise ReentryError("invalid", "python.callback", "a callback called the context that runs it",
                                    "return from the callback first, or use another context")
@@ -201,7 +203,7 @@ class Context:
             return
         try:
             self._later.append(function)
-            if self._depth == 0:
+            if self._depth == 0 and not _is_late():
                 self._free_later()
         finally:
             self._lock.release()
@@ -233,19 +235,39 @@ class Context:
 
 _EXIT_SECONDS = 10.0
 _contexts: "weakref.WeakSet[Context]" = weakref.WeakSet()
-runs: "weakref.WeakSet[Any]" = weakref.WeakSet()  # calls of a run may take long, but `stop` ends them
-_exit_lock = threading.RLock()  # taken to create a context
+_runs: "weakref.WeakSet[Any]" = weakref.WeakSet()  # calls of a run may take long, but `stop_within` ends them
+_exit_lock = threading.Lock()  # of the two sets
+_ended = False
+
+
+def add_run(run: Any) -> None:
+    with _exit_lock:
+        _runs.add(run)
+
+
+def _is_late() -> bool:
+    return _ended and threading.current_thread() is not threading.main_thread()
+
+
+def _check_end() -> None:
+    """A call of another thread while the interpreter ends: ends the thread, silently."""
+    if _is_late():
+        raise SystemExit
 
 
 def _end_calls() -> None:
-    """Ends the calls of daemon threads: a callback after the end of the interpreter would crash the process. The locks
-    are never released, so later calls of other threads wait until the process has ended."""
+    """Waits for the calls of daemon threads, because a callback after the end of the interpreter would crash the
+    process. Threads that begin a call later end."""
+    global _ended
     end = time.monotonic() + _EXIT_SECONDS
-    _exit_lock.acquire()
-    for run in list(runs):
-        run.stop()
-    for context in list(_contexts):
-        context._lock.acquire(timeout=max(0.0, end - time.monotonic()))
+    with _exit_lock:
+        _ended = True
+        runs, contexts = list(_runs), list(_contexts)
+    for run in runs:
+        run.stop_within(max(0.0, end - time.monotonic()))
+    for context in contexts:
+        if context._lock.acquire(timeout=max(0.0, end - time.monotonic())):
+            context._lock.release()
 
 
 atexit.register(_end_calls)

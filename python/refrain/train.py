@@ -12,8 +12,8 @@ from dataclasses import dataclass, fields
 from typing import Any, Callable, List, Mapping, Optional, Sequence, Tuple, Type, TypeVar, Union
 
 from . import _abi
-from ._core import (Context, Handle, InvalidError, Overrides, Path, RefrainError, collect, copy_fields, create, lib,
-                    override_list, path_bytes, path_list, runs, text)
+from ._core import (Context, Handle, InvalidError, Overrides, Path, RefrainError, add_run, collect, copy_fields,
+                    create, lib, override_list, path_bytes, path_list, text)
 from .ranks import Communicator, UsesCommunicator
 from .text import ChatTemplate, Decoder, Messages, Tokenizer, ids_array, text_bytes
 
@@ -230,7 +230,7 @@ class _Run(UsesCommunicator):
         self._owned = None if context else self.context
         self._tokenizer: Optional[Tokenizer] = None
         self._template: Optional[ChatTemplate] = None
-        runs.add(self)
+        add_run(self)
 
     def _start(self, config: Optional[bytes], folder: Optional[bytes], options: _Options) -> None:
         self._options = options
@@ -242,9 +242,17 @@ class _Run(UsesCommunicator):
 
     def stop(self) -> None:
         """Asks a train, evaluate or generate that runs now to end. From any thread, also from a callback."""
-        with self._stop_lock:  # not the context's: a call is running
+        self.stop_within(-1)
+
+    def stop_within(self, seconds: float) -> None:
+        """The same; does nothing if the run is being closed for so long. -1: waits."""
+        if not self._stop_lock.acquire(timeout=seconds):  # not the context's: a call is running
+            return
+        try:
             if self._open and self._pointer is not None:
                 lib.rfr_run_request_stop(self._pointer)
+        finally:
+            self._stop_lock.release()
 
     def _free(self) -> None:
         with self._stop_lock:

@@ -269,6 +269,29 @@ began.wait()
         done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
         self.assertEqual((done.returncode, set(done.stdout.split()), done.stderr), (0, {"filled"}, ""))
 
+    def test_joined_at_exit(self):
+        """An exit function of the program joins a daemon thread that still makes calls."""
+        program = """
+import atexit, threading, time
+ended = threading.Event()
+def join():
+    ended.set()
+    thread.join()
+    print("joined", flush=True)
+atexit.register(join)
+import refrain
+config = %r
+run = refrain.Trainer(config, None, data=refrain.Data(lambda window: None, train_windows=64))
+def work():
+    while not ended.is_set():
+        time.sleep(0.01)
+    run.step()
+thread = threading.Thread(target=work, daemon=True)
+thread.start()
+""" % (SMALL,)
+        done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+        self.assertEqual((done.returncode, done.stdout, done.stderr), (0, "joined\n", ""))
+
     def test_interrupt(self):
         """Ctrl-C between two steps ends train(), which saves; the exception is KeyboardInterrupt."""
         program = """
