@@ -357,12 +357,8 @@ static void test_experts(void **state) {
     assert_int_equal(rft_count_lowered(p, RFI_OP_grouped_swiglu), forward);
     assert_int_equal(rft_count_lowered(p, RFI_OP_swiglu_weighted), !forward);
     assert_int_equal(rft_count_lowered(q, RFI_OP_grouped_swiglu), 0);
-    for (int i = 0; i < (e.forward ? 1 : 5); i++) {
-      rfr_tensor a, b;
-      OK(rfr_program_output(p, 0, outputs[i], &a));
-      OK(rfr_program_output(q, 0, outputs[i], &b));
-      if (memcmp(a.data, b.data, (size_t)a.bytes) != 0) fail_msg("case %d: %s has other bits", k, outputs[i]);
-    }
+    for (int i = 0; i < (e.forward ? 1 : 5); i++)
+      if (!rft_same_output(p, q, outputs[i])) fail_msg("case %d: %s has other bits", k, outputs[i]);
     rfr_programs_destroy(p);
     rfr_programs_destroy(q);
     rfr_trace_destroy(t);

@@ -347,16 +347,12 @@ static void test_account(void **state) {
     rfi_choice_cost c = rfi_recompute_evaluate(&m, 0);
     assert_true(c.possible);
     OK(rfi_recompute_apply(&m, NULL, &u));
-    int64_t *live, peak = 0;
+    int64_t peak;
     int clones = 0;
-    OK(rfi_live_bytes(u, &live));
-    for (int i = 0; i < u->n_ops; i++) {
-      if (live[i] > peak) peak = live[i];
-      clones += u->ops[i].clone_of >= 0 && !(u->ops[i].def->flags & RFI_VIEW);
-    }
+    OK(rfi_live_peak(u, &peak));
+    for (int i = 0; i < u->n_ops; i++) clones += u->ops[i].clone_of >= 0 && !(u->ops[i].def->flags & RFI_VIEW);
     assert_int_equal(c.peak, peak);
     assert_int_equal(c.clones, clones);
-    rfi_free(ctx, live);
     rfr_trace_destroy(u);
   }
   rfi_recompute_model_deinit(&m);

@@ -79,6 +79,14 @@ static void bits_narrow_gradients(void **state) {
   same_bits("refrain: 1\n" MIXTRAL DATA TWO_BATCHES NARROW RUN, "narrow");
 }
 
+/* A GPT-2 whose configuration has one more value. */
+static rfr_run *open_with(rfr_ctx *ctx, const char *set, rft_record *r) {
+  rfr_run_options o = rft_run_options(r);
+  o.overrides = &set;
+  o.n_overrides = 1;
+  return rft_run_open(ctx, "refrain: 1\n" GPT2 DATA TWO_BATCHES ADAM RUN, NULL, &o);
+}
+
 /* 16-bit gradients, rounded after each microbatch, train like f32 gradients up to bf16's precision. */
 static void narrow_gradients(void **state) {
   (void)state;
@@ -86,11 +94,8 @@ static void narrow_gradients(void **state) {
   rft_record r[2] = {{{0}}};
   for (int i = 0; i < 2; i++) {
     const char *set = i ? "optimizer.gradient_dtype=model" : "optimizer.gradient_dtype=f32";
-    rfr_run_options o = rft_run_options(&r[i]);
     int products = 0;
-    o.overrides = &set;
-    o.n_overrides = 1;
-    rfr_run *run = rft_run_open(ctx, "refrain: 1\n" GPT2 DATA TWO_BATCHES ADAM RUN, NULL, &o);
+    rfr_run *run = open_with(ctx, set, &r[i]);
     const rfr_trace *t = rfr_program_trace(rfr_run_programs(run), 0, "lower");
     assert_non_null(t);
     for (int k = 0; k < t->n_ops; k++) {
@@ -121,10 +126,7 @@ static void narrow_logits(void **state) {
   rft_record r[2] = {{{0}}};
   for (int i = 0; i < 2; i++) {
     const char *set = i ? "precision.logits=model" : "precision.logits=f32";
-    rfr_run_options o = rft_run_options(&r[i]);
-    o.overrides = &set;
-    o.n_overrides = 1;
-    rfr_run *run = rft_run_open(ctx, "refrain: 1\n" GPT2 DATA TWO_BATCHES ADAM RUN, NULL, &o);
+    rfr_run *run = open_with(ctx, set, &r[i]);
     const rfr_programs *programs = rfr_run_programs(run);
     int heads = 0;
     for (int p = 0; p < 2; p++) {

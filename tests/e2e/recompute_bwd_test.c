@@ -18,6 +18,7 @@
 #include "pass/recompute_model.h"
 #include "support/context.h"
 #include "support/device.h"
+#include "support/rewrite.h"
 #include "trace/live.h"
 
 enum { T = 66, C = 24, I = 40, LAYERS = 3 };
@@ -134,17 +135,9 @@ static void check(const cell *c) {
     OK(rfr_program_plan(q, 0, &without));
     assert_true(with.planned_bytes < without.planned_bytes);
     for (int k = 0; k < n_names; k++) {
-      rfr_tensor a, b;
-      OK(rfr_program_output(p, 0, names[k], &a));
-      OK(rfr_program_output(q, 0, names[k], &b));
-      void *x = must(malloc((size_t)a.bytes)), *y = must(malloc((size_t)b.bytes));
-      OK(rfr_programs_read(p, &a, x));
-      OK(rfr_programs_read(q, &b, y));
-      if (memcmp(x, y, (size_t)a.bytes) != 0)
+      if (!rft_same_output(p, q, names[k]))
         fail_msg("%s, weighted %d, packed %d, %d microbatches, replay %d: %s has other bits", rfr_dtype_name(c->type),
                  c->weighted, c->packed, c->microbatches, replay, names[k]);
-      free(x);
-      free(y);
     }
     rfr_programs_destroy(p);
     rfr_programs_destroy(q);
@@ -200,12 +193,6 @@ static rfr_trace *by_hand(variant how, int *at) {
   return t;
 }
 
-static int count(const rfr_trace *t, rfi_opcode code) {
-  int n = 0;
-  for (int i = 0; i < t->n_ops; i++) n += t->ops[i].def->code == code;
-  return n;
-}
-
 static void choices(void **state) {
   (void)state;
   for (variant how = PLAIN; how < VARIANTS; how++)
@@ -222,14 +209,12 @@ static void choices(void **state) {
       const rfi_choice_cost c = rfi_recompute_evaluate(&m, 0);
       assert_true(c.possible);
       OK(rfi_recompute_apply(&m, NULL, &u));
-      int64_t *live, peak = 0;
-      OK(rfi_live_bytes(u, &live));
-      for (int i = 0; i < u->n_ops; i++) peak = live[i] > peak ? live[i] : peak;
-      rfi_free(ctx, live);
+      int64_t peak;
+      OK(rfi_live_peak(u, &peak));
       assert_int_equal(c.peak, peak);
       assert_int_equal(c.clones, how == PLAIN ? 0 : how == EARLY ? 2 : 1);
       assert_int_equal(c.recomputed, how == EARLY ? 2 : 1);
-      assert_int_equal(count(u, RFI_OP_swiglu), how == PLAIN ? 1 : 2);
+      assert_int_equal(rft_count_ops(u, RFI_OP_swiglu, -1), how == PLAIN ? 1 : 2);
       if (how == PLAIN) assert_int_equal((int64_t)c.bytes, T * I * 4);
       for (int i = 0; i < u->n_ops && how == PLAIN; i++)
         if (u->ops[i].def->code == RFI_OP_swiglu_bwd) {

@@ -1,6 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "support/rewrite.h"
 
+#include <stdlib.h>
+#include <string.h>
+
 #include "exec/exec.h"
 
 rfr_programs *rft_run_filled(const rfr_trace *t, const rfr_compile_options *o) {
@@ -9,6 +12,24 @@ rfr_programs *rft_run_filled(const rfr_trace *t, const rfr_compile_options *o) {
   OK(rfr_programs_load(p));
   OK(rfr_program_run(p, 0));
   return p;
+}
+
+static void *bytes_of_output(rfr_programs *p, const char *name, int64_t *n) {
+  rfr_tensor x;
+  OK(rfr_program_output(p, 0, name, &x));
+  void *bytes = malloc((size_t)x.bytes + 1);
+  assert_non_null(bytes);
+  OK(rfr_programs_read(p, &x, bytes));
+  *n = x.bytes;
+  return bytes;
+}
+
+bool rft_same_output(rfr_programs *p, rfr_programs *q, const char *name) {
+  int64_t n, m;
+  void *a = bytes_of_output(p, name, &n), *b = bytes_of_output(q, name, &m);
+  const bool same = n == m && memcmp(a, b, (size_t)n) == 0;
+  free(a), free(b);
+  return same;
 }
 
 int rft_count_ops(const rfr_trace *t, rfi_opcode code, int phase) {
