@@ -60,9 +60,7 @@ static rfr_status delay(const rfr_trace *in, int last, int n, const bool *moves,
   if (s == RFR_OK) s = rfi_live_peak(*out, &after);
   const bool kept = s == RFR_OK && after <= before;
   if (!kept) rfr_trace_destroy(*out), *out = NULL;
-  if (s == RFR_OK && !kept) s = rfi_copy_trace(in, out);
-  if (s == RFR_OK && kept)
-    s = rfi_report_line(report, "delayed after op %d, a gradient of an embedding: %d wgrad GEMMs", last, n);
+  if (kept) s = rfi_report_line(report, "delayed after op %d, a gradient of an embedding: %d wgrad GEMMs", last, n);
   return s;
 }
 
@@ -75,7 +73,7 @@ rfr_status rfi_delay_wgrads(const rfr_trace *in, rfi_report *report, rfr_trace *
   RFI_TRY(RFI_ALLOC(in->ctx, (size_t)in->n_values + 1, &busy));
   rfr_status s = RFI_ALLOC(in->ctx, sizeof *moves * (size_t)(in->n_ops + 1), &moves);
   const int n = s == RFR_OK && last >= 0 ? mark(in, last, busy, moves) : 0;
-  if (s == RFR_OK) s = n > 0 ? delay(in, last, n, moves, report, out) : rfi_copy_trace(in, out);
+  if (n > 0) s = delay(in, last, n, moves, report, out);
   rfi_free(in->ctx, busy);
   rfi_free(in->ctx, moves);
   return s;

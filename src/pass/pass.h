@@ -123,7 +123,8 @@ rfr_status rfi_pass_fuse(const rfr_trace *in, const rfi_pass_options *o, rfi_rep
 rfr_status rfi_pass_recompute(const rfr_trace *in, const rfi_pass_options *o, rfi_report *report, rfr_trace **out);
 rfr_status rfi_pass_shard(const rfr_trace *in, const rfi_pass_options *o, rfi_report *report, rfr_trace **out);
 rfr_status rfi_pass_lower(const rfr_trace *in, const rfi_pass_options *o, rfi_report *report, rfr_trace **out);
-/* Part of shard: the wgrad GEMMs of the layer after an embedding follow the embedding's gradient (late_wgrad.c). */
+/* Part of shard: the wgrad GEMMs of the layer after an embedding follow the embedding's gradient (late_wgrad.c). *out
+ * NULL: no op moves. */
 rfr_status rfi_delay_wgrads(const rfr_trace *in, rfi_report *report, rfr_trace **out);
 /* Part of fuse: the gradients of a norm become one op (fuse_norm.c). */
 rfr_status rfi_fuse_norms(const rfr_trace *in, const rfi_pass_options *o, rfi_report *report, rfr_trace **out);

@@ -647,8 +647,8 @@ rfr_status rfi_pass_shard(const rfr_trace *in, const rfi_pass_options *o, rfi_re
   rfr_trace *delayed;
   *out = NULL;
   if (o->ranks <= 1) return rfi_copy_trace(in, out);
-  RFI_TRY(rfi_delay_wgrads(in, report, &delayed));
-  const rfr_status s = shard(delayed, o, report, out);
+  rfr_status s = rfi_delay_wgrads(in, report, &delayed);
+  if (s == RFR_OK) s = shard(delayed ? delayed : in, o, report, out);
   rfr_trace_destroy(delayed);
   return s;
 }
