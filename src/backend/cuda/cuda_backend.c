@@ -478,13 +478,12 @@ static int ahead(const rfi_bound *bound, int i, int n) {
 
 static rfr_status enqueue_all(rfi_device *d, const rfi_bound *bound, int n, rfi_units *units, branch *x) {
   for (int i = 0, many; i < n; i += many) {
-    const int main = ahead(bound, i, n);
-    int later = 0; /* ops of the main stream enqueued before op i */
+    const int first = ahead(bound, i, n);
+    int after; /* ops of the launch of op `first` */
     if (bound[i].forks) RFI_TRY(fork_branch(d, x));
-    if (main > i) RFI_TRY(enqueue_at(d, bound, main, n, units, x, &later));
-    for (; i < main; i += many) RFI_TRY(enqueue_at(d, bound, i, main, units, x, &many));
-    if (later > 0) many = later;
-    else RFI_TRY(enqueue_at(d, bound, i, n, units, x, &many));
+    RFI_TRY(enqueue_at(d, bound, first, n, units, x, &after));
+    for (; i < first; i += many) RFI_TRY(enqueue_at(d, bound, i, first, units, x, &many));
+    many = after;
   }
   return RFR_OK;
 }
