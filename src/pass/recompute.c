@@ -209,24 +209,24 @@ static void set_level(frontier *l, int k) {
 static double work(const rfi_choice_cost *c) { return c->bytes + c->flops / FLOPS_PER_BYTE; }
 
 /* The benefit of a class: bytes freed near the peak per unit of work; 0 or less: no benefit. */
-static double evaluate_move(frontier *l, int c, kind how, const rfi_choice_cost *now, double threshold) {
+static double evaluate_move(frontier *l, int c, kind how, const rfi_choice_cost *now) {
   int levels = l->n_levels;
   const bool later = how == IN_LATER || how == IN_EACH;
   if (later && l->m.lates == 1) return 0;
   if (later && l->class[c].marked && !l->m.delayed) return 0; /* wgrad follows directly, so it reads dgrad's clones */
   add_levels(l, &l->class[c], how);
   if (l->n_levels == levels) return 0;
-  rfi_choice_cost then = rfi_recompute_evaluate(&l->m, threshold);
+  rfi_choice_cost then = rfi_recompute_evaluate(&l->m);
   l->evaluations++;
   remove_levels(l, levels);
   if (!then.possible || then.peak > now->peak) return 0; /* no level has a higher peak than the one before */
   double more = work(&then) - work(now);
-  return (now->area - then.area) / (more > 1 ? more : 1);
+  return (now->near - then.near) / (more > 1 ? more : 1);
 }
 
 /* Earlier scores are nearly upper bounds of the current ones, so only the best are evaluated again. Scores of 0 are
  * evaluated again only if no other is left. */
-static int best_move(frontier *l, bool marked, const rfi_choice_cost *now, double threshold) {
+static int best_move(frontier *l, bool marked, const rfi_choice_cost *now) {
   int n = l->n_classes * KINDS;
   for (int sweep = 0; sweep < 2; sweep++) {
     for (;;) {
@@ -236,12 +236,12 @@ static int best_move(frontier *l, bool marked, const rfi_choice_cost *now, doubl
           best = i;
       if (best < 0) break;
       if (!l->stale[best]) return best;
-      l->score[best] = evaluate_move(l, best / KINDS, (kind)(best % KINDS), now, threshold);
+      l->score[best] = evaluate_move(l, best / KINDS, (kind)(best % KINDS), now);
       l->stale[best] = false;
     }
     for (int i = 0; i < n; i++) {
       if ((marked && !l->class[i / KINDS].marked) || !l->stale[i]) continue;
-      l->score[i] = evaluate_move(l, i / KINDS, (kind)(i % KINDS), now, threshold);
+      l->score[i] = evaluate_move(l, i / KINDS, (kind)(i % KINDS), now);
       l->stale[i] = false;
     }
   }
@@ -253,23 +253,23 @@ static int best_move(frontier *l, bool marked, const rfi_choice_cost *now, doubl
 static void extend_frontier(frontier *l, bool marked) {
   int top = l->n_levels;
   set_level(l, top - 1);
-  rfi_choice_cost now = rfi_recompute_evaluate(&l->m, 0);
+  rfi_choice_cost now = rfi_recompute_evaluate(&l->m);
   int64_t lowest = now.peak;
   for (int i = 0; i < l->n_classes * KINDS; i++) {
     l->score[i] = 0;
     l->stale[i] = true;
   }
   for (;;) {
-    double threshold = NEAR_PEAK * (double)now.peak;
-    now = rfi_recompute_evaluate(&l->m, threshold);
-    int best = best_move(l, marked, &now, threshold);
+    rfi_recompute_mark_near(&l->m, NEAR_PEAK * (double)now.peak);
+    now = rfi_recompute_evaluate(&l->m);
+    int best = best_move(l, marked, &now);
     if (best < 0) break;
     class *c = &l->class[best / KINDS];
     const rfi_choice_cost before = now;
     const int level = l->n_levels;
     add_levels(l, c, (kind)(best % KINDS));
     if (c->taken < 0) c->taken = l->n_taken++;
-    now = rfi_recompute_evaluate(&l->m, threshold);
+    now = rfi_recompute_evaluate(&l->m);
     const double more = work(&now) - work(&before);
     for (int k = level; k < l->n_levels; k++) l->benefit[k] = (double)(before.peak - now.peak) / (more > 1 ? more : 1);
     if (now.peak < lowest || marked) {
@@ -285,7 +285,7 @@ static void extend_frontier(frontier *l, bool marked) {
  * Starts with the class chosen last. */
 static bool drop_unneeded(frontier *l) {
   bool dropped = false;
-  rfi_choice_cost now = rfi_recompute_evaluate(&l->m, 0);
+  rfi_choice_cost now = rfi_recompute_evaluate(&l->m);
   for (int taken = l->n_taken - 1; taken >= 0; taken--) {
     int c = 0;
     while (l->class[c].taken != taken) c++;
@@ -302,7 +302,7 @@ static bool drop_unneeded(frontier *l) {
           l->m.chosen[op] = false;
           l->op[undo++] = op;
         }
-      rfi_choice_cost without = rfi_recompute_evaluate(&l->m, 0);
+      rfi_choice_cost without = rfi_recompute_evaluate(&l->m);
       l->evaluations++;
       bool good = without.possible && without.peak <= now.peak && work(&without) <= work(&now);
       for (int i = l->n_ops; i < undo && !good; i++) l->m.chosen[l->op[i]] = true;
@@ -344,7 +344,7 @@ fail:
 
 static int64_t level_peak(frontier *l, int k) {
   set_level(l, k);
-  rfi_choice_cost c = rfi_recompute_evaluate(&l->m, 0);
+  rfi_choice_cost c = rfi_recompute_evaluate(&l->m);
   return c.possible ? c.peak : INT64_MAX;
 }
 
@@ -380,7 +380,7 @@ rfr_status rfi_frontier_plan(frontier *l, int level, int64_t enough, rfr_frontie
     if (l->full[k]) *planned = full;
     else drop_unneeded(l);
   }
-  const rfi_choice_cost c = rfi_recompute_evaluate(&l->m, 0);
+  const rfi_choice_cost c = rfi_recompute_evaluate(&l->m);
   out->extra_flops = c.flops;
   out->extra_bytes = c.bytes;
   out->recomputed = c.recomputed;
@@ -450,7 +450,7 @@ static rfr_status report_refused(const frontier *l, rfi_report *report) {
 }
 
 static rfr_status report_choice(frontier *l, int64_t before, rfi_report *report) {
-  rfi_choice_cost c = rfi_recompute_evaluate(&l->m, 0);
+  rfi_choice_cost c = rfi_recompute_evaluate(&l->m);
   if (l->m.copies > 1)
     RFI_TRY(rfi_report_line(report, "live across programs: %lld bytes, in each of %d copies", (long long)c.across,
                             l->m.copies));

@@ -234,7 +234,7 @@ static void test_effects(void **state) {
       break;
     }
   }
-  assert_false(rfi_recompute_evaluate(&m, 0).possible);
+  assert_false(rfi_recompute_evaluate(&m).possible);
   rfi_recompute_model_deinit(&m);
   rfr_programs_destroy(p);
   rfr_trace_destroy(t);
@@ -344,7 +344,7 @@ static void test_account(void **state) {
     rfr_trace *u;
     for (int i = 0; i < fused->n_ops; i++)
       m.chosen[i] = m.can[i] && rfi_draw4(rfi_stream_key(seed, 0), (uint64_t)i, 0, 0, 0).v[0] % 40 < seed;
-    rfi_choice_cost c = rfi_recompute_evaluate(&m, 0);
+    rfi_choice_cost c = rfi_recompute_evaluate(&m);
     assert_true(c.possible);
     OK(rfi_recompute_apply(&m, NULL, &u));
     int64_t peak;
@@ -411,7 +411,7 @@ static void test_account_apart(void **state) {
       rfr_trace *u;
       for (int i = 0; i < 2 * t->n_ops; i++)
         m.chosen[i] = m.can[i % t->n_ops] && rfi_draw4(rfi_stream_key(seed, 0), (uint64_t)i, 0, 0, 0).v[0] % 60 < seed;
-      rfi_choice_cost c = rfi_recompute_evaluate(&m, 0);
+      rfi_choice_cost c = rfi_recompute_evaluate(&m);
       assert_true(c.possible);
       OK(rfi_recompute_apply(&m, NULL, &u));
       int64_t peak = 0, held = live_across(u, RFR_PHASE_DGRAD, &peak), later = live_across(u, RFR_PHASE_WGRAD, &peak);
@@ -462,6 +462,35 @@ static void test_allocation_faults(void **state) {
   rfr_trace_destroy(t);
 }
 
+/* With fully sharded parameters, the work of a clone includes the gathers of parameters that the backward does not
+ * read: that of w, but not that of v. */
+static void test_gathers(void **state) {
+  (void)state;
+  enum { ROWS = 50, C = 6, TOKENS = 9 };
+  rfr_trace *t;
+  OK(rfr_trace_create(ctx, &t));
+  const rfr_value w = rfr_input(t, "w", RFR_ROLE_TRAINABLE, RFR_F32, 2, ((int64_t[]){ROWS, C})),
+                  v = rfr_input(t, "v", RFR_ROLE_TRAINABLE, RFR_F32, 2, ((int64_t[]){TOKENS, C})),
+                  ids = rfr_input(t, "ids", RFR_ROLE_INPUT, RFR_I32, 1, ((int64_t[]){TOKENS}));
+  const rfr_value x = rfr_embedding(t, w, ids), y = rfr_mul(t, x, v);
+  rfr_set_phase(t, RFR_PHASE_DGRAD);
+  rfr_output(t, "d", rfr_mul(t, rfr_mul(t, x, v), rfr_silu(t, y)));
+  OK(rfr_trace_finish(t));
+  double bytes[2][2];
+  for (int full = 0; full < 2; full++)
+    for (int which = 0; which < 2; which++) {
+      const rfi_pass_options o = {.ranks = 2, .shard = full ? RFR_SHARD_FULL : RFR_SHARD_OPTIMIZER, .copies = 1};
+      rfi_recompute_model m;
+      OK(rfi_recompute_model_init(&m, t, &o));
+      m.chosen[t->values[which ? y : x].op] = true;
+      bytes[full][which] = rfi_recompute_evaluate(&m).bytes;
+      rfi_recompute_model_deinit(&m);
+    }
+  assert_int_equal((int64_t)(bytes[1][0] - bytes[0][0]), ROWS * C * 4);
+  assert_true(bytes[0][1] > 0 && bytes[1][1] == bytes[0][1]);
+  rfr_trace_destroy(t);
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
       rft_context_test(test_clones),        rft_context_test(test_lazy),
@@ -470,6 +499,7 @@ int main(void) {
       rft_context_test(test_shared),        rft_context_test(test_clone_of_moves),
       rft_context_test(test_load_counts),   rft_context_test(test_account),
       rft_context_test(test_account_apart), rft_context_test(test_allocation_faults),
+      rft_context_test(test_gathers),
   };
   return cmocka_run_group_tests_name("recompute_clones", tests, NULL, NULL);
 }

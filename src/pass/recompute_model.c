@@ -129,6 +129,23 @@ static void find_reduced_bytes(rfi_recompute_model *m, const rfi_pass_options *o
   }
 }
 
+/* With parameters sharded fully, a clone that reads one which no op of the backward reads is the reason for another
+ * gather: an embedding, for example. The memory of this gather is not counted. */
+static void find_gathers(rfi_recompute_model *m, const rfi_pass_options *o) {
+  const rfr_trace *t = m->t;
+  int *late = m->last; /* per root; uses m->last, which is unused until the first evaluation */
+  if (o->ranks <= 1 || o->shard != RFR_SHARD_FULL) return;
+  memset(late, 0, sizeof *late * (size_t)t->n_values);
+  for (int i = 0; i < t->n_ops; i++)
+    for (int k = 0; k < t->ops[i].n_in && m->late[i]; k++)
+      if (t->ops[i].in[k] >= 0) late[m->root[t->ops[i].in[k]]] = 1;
+  for (int i = 0; i < t->n_ops; i++)
+    for (int k = 0; k < t->ops[i].n_in && m->can[i]; k++) {
+      const rfr_value v = t->ops[i].in[k] < 0 ? RFR_NONE : m->root[t->ops[i].in[k]];
+      if (v >= 0 && is_gathered(t, v) && !late[v]) m->gathered[i] += rfi_bytes(&t->values[v].type);
+    }
+}
+
 rfr_status rfi_recompute_model_init(rfi_recompute_model *m, const rfr_trace *t, const rfi_pass_options *o) {
   rfr_status s;
   size_t ops = (size_t)t->n_ops + 1, values = (size_t)t->n_values + 1;
@@ -138,6 +155,7 @@ rfr_status rfi_recompute_model_init(rfi_recompute_model *m, const rfr_trace *t, 
                              .delayed = o->split_phases && o->delayed};
   RFI_GOTO(RFI_ALLOC(t->ctx, ops, &m->late));
   RFI_GOTO(RFI_ALLOC(t->ctx, ops, &m->can));
+  RFI_GOTO(RFI_ALLOC(t->ctx, ops, &m->near));
   RFI_GOTO(RFI_ALLOC(t->ctx, ops, &m->gone));
   RFI_GOTO(RFI_ALLOC(t->ctx, ops, &m->read_late));
   RFI_GOTO(RFI_ALLOC(t->ctx, ops, &m->read_later));
@@ -158,10 +176,12 @@ rfr_status rfi_recompute_model_init(rfi_recompute_model *m, const rfr_trace *t, 
   RFI_GOTO(RFI_ALLOC(t->ctx, RFI_LATES * values * sizeof *m->clone_last, &m->clone_last));
   RFI_GOTO(RFI_ALLOC(t->ctx, ((1 + RFI_LATES) * ops + 1) * sizeof *m->live, &m->live));
   RFI_GOTO(RFI_ALLOC(t->ctx, values * sizeof *m->bytes, &m->bytes));
+  RFI_GOTO(RFI_ALLOC(t->ctx, ops * sizeof *m->gathered, &m->gathered));
   find_roots(m);
   find_candidates(m, o);
   find_bytes(m, o->split_phases);
   find_reduced_bytes(m, o);
+  find_gathers(m, o);
   rfi_find_by_bwd(m);
   if (o->workspace) RFI_GOTO(o->workspace(o->user, t, m->workspace));
   return RFR_OK;
@@ -173,10 +193,10 @@ fail:
 void rfi_recompute_model_deinit(rfi_recompute_model *m) {
   if (!m->t) return;
   rfr_ctx *ctx = m->t->ctx;
-  void *const owned[] = {m->late,      m->can,         m->gone,  m->read_late, m->read_later,  m->chosen,
-                         m->root,      m->overwritten, m->by,    m->early,     m->order,       m->place,
-                         m->workspace, m->time,        m->first, m->last,      m->clone_first, m->clone_last,
-                         m->start,     m->rank,        m->live,  m->bytes};
+  void *const owned[] = {m->late,       m->can,       m->near,        m->gone,  m->read_late, m->read_later,
+                         m->chosen,     m->root,      m->overwritten, m->by,    m->early,     m->order,
+                         m->place,      m->workspace, m->time,        m->first, m->last,      m->clone_first,
+                         m->clone_last, m->start,     m->rank,        m->live,  m->bytes,     m->gathered};
   for (size_t i = 0; i < sizeof owned / sizeof *owned; i++) rfi_free(ctx, owned[i]);
   *m = (rfi_recompute_model){0};
 }
@@ -371,7 +391,8 @@ static void add_live(rfi_recompute_model *m, int first, int last, int64_t bytes)
   m->live[last + 1] -= bytes;
 }
 
-static int64_t sum_live(rfi_recompute_model *m, int clones, double level, int64_t others, double *area) {
+/* Returns the peak; afterwards m->live[i] is the number of live bytes at position i. */
+static int64_t sum_live(rfi_recompute_model *m, int clones, int64_t others) {
   const rfr_trace *t = m->t;
   int n = t->n_ops + clones;
   int64_t peak = 0, live = others;
@@ -390,23 +411,22 @@ static int64_t sum_live(rfi_recompute_model *m, int clones, double level, int64_
     for (int c = i; c < n_clones(m); c += t->n_ops)
       if (is_recorded(m, c)) add_live(m, clone_position(m, c), clone_position(m, c), bytes);
   }
-  *area = 0;
   for (int i = 0; i <= n; i++) {
-    live += m->live[i];
+    m->live[i] = live += m->live[i];
     if (live > peak) peak = live;
-    if ((double)live > level) *area += (double)live - level;
   }
   return peak;
 }
 
-/* Work of a clone. If an op of the backward recomputes the result, the only bytes are those of the write. */
+/* Work of a clone, with the gathers that only it needs. If an op of the backward recomputes the result, the only bytes
+ * are those of the write. */
 static rfi_cost cost_of(const rfi_recompute_model *m, int clone) {
   const rfi_opr *op = &m->t->ops[op_of(m, clone)];
   if (is_by_bwd(m, clone)) return (rfi_cost){op->cost.flops, (double)rfi_bytes(&m->t->values[op->out[0]].type)};
-  return op->cost;
+  return (rfi_cost){op->cost.flops, op->cost.bytes + (double)m->gathered[op_of(m, clone)]};
 }
 
-rfi_choice_cost rfi_recompute_evaluate(rfi_recompute_model *m, double level) {
+rfi_choice_cost rfi_recompute_evaluate(rfi_recompute_model *m) {
   rfi_choice_cost c = {.possible = find_order_and_times(m)};
   c.clones = place_clones(m);
   find_lives(m);
@@ -415,7 +435,9 @@ rfi_choice_cost rfi_recompute_evaluate(rfi_recompute_model *m, double level) {
     c.across = bytes_across(m, RFI_LATE);
     if (later > c.across) c.across = later;
   }
-  c.peak = sum_live(m, c.clones, level, (m->copies - 1) * c.across, &c.area);
+  c.peak = sum_live(m, c.clones, (m->copies - 1) * c.across);
+  for (int i = 0; i < m->t->n_ops; i++)
+    if (m->near[i]) c.near += (double)m->live[position(m, i)];
   for (int i = 0; i < n_clones(m); i++) {
     if (!is_made(m, i)) continue;
     const rfi_cost cost = cost_of(m, i);
@@ -424,6 +446,10 @@ rfi_choice_cost rfi_recompute_evaluate(rfi_recompute_model *m, double level) {
     c.recomputed++;
   }
   return c;
+}
+
+void rfi_recompute_mark_near(rfi_recompute_model *m, double level) {
+  for (int i = 0; i < m->t->n_ops; i++) m->near[i] = (double)m->live[position(m, i)] > level;
 }
 
 /* ---- the new trace ---- */
@@ -554,7 +580,7 @@ rfr_status rfi_recompute_apply(rfi_recompute_model *m, rfi_report *report, rfr_t
   rfr_value *in = NULL;
   int most = 0, next = 0;
   *out = NULL;
-  rfi_choice_cost c = rfi_recompute_evaluate(m, 0);
+  rfi_choice_cost c = rfi_recompute_evaluate(m);
   RFI_CHECK(c.possible);
   for (int i = 0; i < t->n_ops; i++)
     if (t->ops[i].n_in > most) most = t->ops[i].n_in;

@@ -16,7 +16,7 @@ typedef struct rfi_choice_cost {
   /* maximum of step-scoped live bytes, including workspaces and the values of other microbatches in flight */
   int64_t peak;
   int64_t across;      /* bytes that live from one program to the next, per copy */
-  double area;         /* live bytes above the given level, summed over ops */
+  double near;         /* live bytes, summed over the ops near the peak */
   double flops, bytes; /* work of the clones */
   int clones;          /* ops in the new trace */
   int recomputed;      /* clones, and ops whose result an op of the backward recomputes */
@@ -45,7 +45,8 @@ typedef struct rfi_recompute_model {
   bool *read_late;  /* per op: a result is read in RFI_LATE or RFI_LATER */
   bool *read_later; /* per op: a result is read in RFI_LATER */
   int64_t *workspace;
-  int64_t *bytes; /* per value: bytes of its step-scoped storage; 0: it owns none */
+  int64_t *bytes;    /* per value: bytes of its step-scoped storage; 0: it owns none */
+  int64_t *gathered; /* per op: bytes of the parameters that are gathered once more for its clone */
   /* per clone: whether it is chosen; a clone without readers is not recorded. Without a separate clone, RFI_LATER
    * reads RFI_LATE's clone, else the original */
   bool *chosen;
@@ -55,11 +56,12 @@ typedef struct rfi_recompute_model {
   int copies;
   bool delayed;          /* RFI_LATER may run long after RFI_LATE */
   int begins[RFI_LATES]; /* first op of each late program; n_ops: none */
+  bool *near;            /* per op: near the peak, as mark_near found it */
   /* Results of evaluate: */
-  bool *early;        /* per op: its result is needed before by->bwd, so a clone recomputes it */
-  int *order, *place; /* the op at each place, after ops have moved as by[] says; the place of each op */
-  int *time;          /* per clone: the place of the op that it directly precedes; RFI_NEVER: not recorded */
-  int *first, *last;  /* per value: positions in the new order; -1: none */
+  bool *early;                   /* per op: its result is needed before by->bwd, so a clone recomputes it */
+  int *order, *place;            /* the op at each place, after ops have moved as by[] says; the place of each op */
+  int *time;                     /* per clone: the place of the op that it directly precedes; RFI_NEVER: not recorded */
+  int *first, *last;             /* per value: positions in the new order; -1: none */
   int *clone_first, *clone_last; /* per result of a clone */
   /* per place: number of clones before its first clone; per clone: its index among the clones of that place */
   int *start, *rank;
@@ -70,8 +72,10 @@ rfr_status rfi_recompute_model_init(rfi_recompute_model *m, const rfr_trace *t, 
 /* Fills m->by. */
 void rfi_find_by_bwd(rfi_recompute_model *m);
 void rfi_recompute_model_deinit(rfi_recompute_model *m);
-/* Linear in the length of the trace; reads m->chosen. */
-rfi_choice_cost rfi_recompute_evaluate(rfi_recompute_model *m, double level);
+/* Linear in the length of the trace; reads m->chosen and m->near. */
+rfi_choice_cost rfi_recompute_evaluate(rfi_recompute_model *m);
+/* Sets m->near: the ops during which, with the choice last evaluated, more than `level` bytes are live. */
+void rfi_recompute_mark_near(rfi_recompute_model *m, double level);
 /* Records the trace for m->chosen; report may be NULL. */
 rfr_status rfi_recompute_apply(rfi_recompute_model *m, rfi_report *report, rfr_trace **out);
 

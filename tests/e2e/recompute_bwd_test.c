@@ -206,7 +206,7 @@ static void choices(void **state) {
       m.chosen[at] = true;
       m.chosen[at + 1] = how == EARLY && m.can[at + 1]; /* q, which needs h before the gradient */
       if (split) goto next;
-      const rfi_choice_cost c = rfi_recompute_evaluate(&m, 0);
+      const rfi_choice_cost c = rfi_recompute_evaluate(&m);
       assert_true(c.possible);
       OK(rfi_recompute_apply(&m, NULL, &u));
       int64_t peak;
