@@ -114,7 +114,8 @@ static void device_close(rfi_device *d) {
 }
 
 /* The side stream has the lowest priority: its small ops use the multiprocessors that the main stream leaves idle. A
- * collective has few blocks and waits for other ranks, so its blocks get priority over those of a GEMM. */
+ * collective has few blocks and waits for other ranks, so its blocks get priority over those of a GEMM. Only eager
+ * runs have these priorities; with cudaGraphInstantiateFlagUseNodePriority a step of two H200 was not faster. */
 static rfr_status make_streams(rfi_device *d) {
   int least, most;
   /* a higher priority is a smaller number */
@@ -559,12 +560,6 @@ static rfr_status capture_copies(rfi_device *d, rfi_graph *to, rfi_units *units)
   return units && to->n_copies > 0 ? rfi_units_note(units, d->stream, 0, 0) : RFR_OK;
 }
 
-static rfr_status fill_by_kernels(rfi_device *d, cudaGraph_t graph) {
-  int priority;
-  CUDA(cudaStreamGetPriority(d->stream, &priority), "reading a stream");
-  return rfi_cuda_fill_by_kernels(core, d->ctx, graph, priority);
-}
-
 static rfr_status instantiate(rfi_device *d, const rfi_bound *bound, int n, rfi_units *units, rfi_graph *to) {
   cudaGraph_t graph = NULL;
   const int64_t had = free_bytes();
@@ -575,7 +570,7 @@ static rfr_status instantiate(rfi_device *d, const rfi_bound *bound, int n, rfi_
   const int64_t captured = free_bytes();
   if (s == RFR_OK) s = rfi_cuda_check(e, "ending a capture");
   if (s == RFR_OK && units) s = rfi_units_check(core, d->ctx, units, graph, bound);
-  if (s == RFR_OK) s = fill_by_kernels(d, graph);
+  if (s == RFR_OK) s = rfi_cuda_fill_by_kernels(core, d->ctx, graph);
   if (s == RFR_OK) s = rfi_cuda_check(cudaGraphInstantiate(&to->exec, graph, 0), "making a graph");
   if (s == RFR_OK) s = rfi_cuda_check(cudaGraphUpload(to->exec, d->stream), "uploading a graph");
   if (s == RFR_OK) s = order_after(d, d->stream, d->at);

@@ -1,17 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The kernel of graph_fill.c.
+ * The kernel of graph_fill.c and of the op fill.
  */
 #include "backend/cuda/graph_fill.h"
 #include "backend/cuda/kernels.cuh"
 
-/* Fills n bytes: every aligned group of four becomes `word`. */
-static __global__ void fill(unsigned char *to, uint32_t word, int64_t n) {
+static __global__ void fill(unsigned char *to, uint4 pattern, int64_t n) {
   const int64_t first = (int64_t)blockIdx.x * RFI_FILL_THREADS + threadIdx.x,
                 step = (int64_t)gridDim.x * RFI_FILL_THREADS;
   const int64_t packs = (uintptr_t)to % 16 == 0 ? n / 16 : 0;
-  for (int64_t i = first; i < packs; i += step) ((uint4 *)to)[i] = make_uint4(word, word, word, word);
-  for (int64_t i = packs * 16 + first; i < n; i += step) to[i] = (unsigned char)(word >> 8 * ((uintptr_t)(to + i) & 3));
+  for (int64_t i = first; i < packs; i += step) ((uint4 *)to)[i] = pattern;
+  for (int64_t i = packs * 16 + first; i < n; i += step)
+    to[i] = ((const unsigned char *)&pattern)[(uintptr_t)(to + i) % 16];
 }
 
 extern "C" void *rfi_fill_kernel(void) { return (void *)fill; }

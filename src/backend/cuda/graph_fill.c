@@ -13,13 +13,14 @@ static uint32_t repeated(unsigned value, unsigned size) {
 }
 
 static rfr_status replace(const rfi_cuda_host *core, rfr_ctx *ctx, cudaGraph_t graph, cudaGraphNode_t node,
-                          const struct cudaMemsetParams *p, int priority) {
+                          const struct cudaMemsetParams *p) {
   cudaGraphNode_t kernel, *all;
   size_t before = 0, after = 0;
   unsigned char *to = (unsigned char *)p->dst;
   int64_t n = (int64_t)(p->width * p->elementSize);
-  uint32_t word = repeated(p->value, p->elementSize);
-  void *args[] = {&to, &word, &n};
+  const uint32_t word = repeated(p->value, p->elementSize);
+  uint4 pattern = {word, word, word, word};
+  void *args[] = {&to, &pattern, &n};
   CUDA(cudaGraphNodeGetDependencies(node, NULL, NULL, &before));
   CUDA(cudaGraphNodeGetDependentNodes(node, NULL, NULL, &after));
   RFI_TRY(core->alloc(ctx, sizeof *all * (before + after + 1), (void **)&all));
@@ -31,8 +32,6 @@ static rfr_status replace(const rfi_cuda_host *core, rfr_ctx *ctx, cudaGraph_t g
   cudaError_t e = before > 0 ? cudaGraphNodeGetDependencies(node, all, NULL, &before) : cudaSuccess;
   if (e == cudaSuccess && after > 0) e = cudaGraphNodeGetDependentNodes(node, all + before, NULL, &after);
   if (e == cudaSuccess) e = cudaGraphAddKernelNode(&kernel, graph, all, before, &with);
-  const cudaLaunchAttributeValue value = {.priority = priority};
-  if (e == cudaSuccess) e = cudaGraphKernelNodeSetAttribute(kernel, cudaLaunchAttributePriority, &value);
   for (size_t i = 0; i < after && e == cudaSuccess; i++)
     e = cudaGraphAddDependencies(graph, &kernel, &all[before + i], NULL, 1);
   if (e == cudaSuccess) e = cudaGraphDestroyNode(node);
@@ -41,7 +40,7 @@ static rfr_status replace(const rfi_cuda_host *core, rfr_ctx *ctx, cudaGraph_t g
 }
 
 static rfr_status replace_all(const rfi_cuda_host *core, rfr_ctx *ctx, cudaGraph_t graph, const cudaGraphNode_t *nodes,
-                              size_t n, int priority) {
+                              size_t n) {
   for (size_t i = 0; i < n; i++) {
     enum cudaGraphNodeType type;
     struct cudaMemsetParams p;
@@ -49,18 +48,19 @@ static rfr_status replace_all(const rfi_cuda_host *core, rfr_ctx *ctx, cudaGraph
     if (type != cudaGraphNodeTypeMemset) continue;
     CUDA(cudaGraphMemsetNodeGetParams(nodes[i], &p));
     const bool small = p.height == 1 && p.width * p.elementSize <= MOST_BYTES;
-    if (small && (uintptr_t)p.dst % p.elementSize == 0) RFI_TRY(replace(core, ctx, graph, nodes[i], &p, priority));
+    if (small && (uintptr_t)p.dst % p.elementSize == 0) RFI_TRY(replace(core, ctx, graph, nodes[i], &p));
   }
   return RFR_OK;
 }
 
-rfr_status rfi_cuda_fill_by_kernels(const rfi_cuda_host *core, rfr_ctx *ctx, cudaGraph_t graph, int priority) {
+rfr_status rfi_cuda_fill_by_kernels(const rfi_cuda_host *core, rfr_ctx *ctx, cudaGraph_t graph) {
   cudaGraphNode_t *nodes;
   size_t n = 0;
   CUDA(cudaGraphGetNodes(graph, NULL, &n));
+  if (n == 0) return RFR_OK; /* CUDA refuses to list no nodes */
   RFI_TRY(core->alloc(ctx, sizeof *nodes * (n + 1), (void **)&nodes));
   rfr_status s = rfi_cuda_check(cudaGraphGetNodes(graph, nodes, &n), "reading a graph");
-  if (s == RFR_OK) s = replace_all(core, ctx, graph, nodes, n, priority);
+  if (s == RFR_OK) s = replace_all(core, ctx, graph, nodes, n);
   core->free(ctx, nodes);
   return s;
 }

@@ -15,12 +15,12 @@ extern "C" {
 struct rfi_cuda_host;
 enum { RFI_FILL_THREADS = 256 };
 
-/* fill.cu: the kernel fill(to, word, bytes); every aligned group of four bytes becomes `word`. */
+/* fill.cu: the kernel fill(unsigned char *to, uint4 pattern, int64_t bytes); every aligned group of 16 bytes becomes
+ * the pattern. */
 void *rfi_fill_kernel(void);
 
-/* Replaces memset nodes by kernels with this priority, except fills of more than 16 MiB, of several rows, or of
- * unaligned memory. */
-rfr_status rfi_cuda_fill_by_kernels(const struct rfi_cuda_host *core, rfr_ctx *ctx, cudaGraph_t graph, int priority);
+/* Replaces memset nodes by kernels, except fills of more than 16 MiB, of several rows, or of unaligned memory. */
+rfr_status rfi_cuda_fill_by_kernels(const struct rfi_cuda_host *core, rfr_ctx *ctx, cudaGraph_t graph);
 
 #ifdef __cplusplus
 }

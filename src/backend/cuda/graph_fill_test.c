@@ -9,15 +9,14 @@
 
 #include "support/context.h"
 
-enum { MOST = 16, EDGES = 32, PRIORITY = -3 };
+enum { MOST = 16, EDGES = 32 };
 typedef struct node {
   enum cudaGraphNodeType type;
   struct cudaMemsetParams fill;
   unsigned char *to; /* of a kernel */
-  uint32_t word;
+  uint4 pattern;
   int64_t bytes;
   unsigned blocks;
-  int priority;
   bool gone;
 } node;
 static node nodes[MOST];
@@ -31,6 +30,7 @@ static bool lives(int edge) { return !nodes[edges[edge].from].gone && !nodes[edg
 
 cudaError_t cudaGraphGetNodes(cudaGraph_t g, cudaGraphNode_t *out, size_t *n) {
   (void)g;
+  if (out && n_nodes == 0) return cudaErrorInvalidValue; /* as CUDA 13.0 does */
   for (int i = 0; out && i < n_nodes; i++) out[i] = handle(i);
   *n = (size_t)n_nodes;
   return outcome();
@@ -71,17 +71,11 @@ cudaError_t cudaGraphAddKernelNode(cudaGraphNode_t *out, cudaGraph_t g, const cu
   assert_int_equal(p->gridDim.y * p->gridDim.z, 1);
   nodes[n_nodes] = (node){.type = cudaGraphNodeTypeKernel,
                           .to = *(unsigned char **)p->kernelParams[0],
-                          .word = *(uint32_t *)p->kernelParams[1],
+                          .pattern = *(uint4 *)p->kernelParams[1],
                           .bytes = *(int64_t *)p->kernelParams[2],
                           .blocks = p->gridDim.x};
   for (size_t i = 0; i < n; i++) join(number(after[i]), n_nodes);
   *out = handle(n_nodes++);
-  return outcome();
-}
-cudaError_t cudaGraphKernelNodeSetAttribute(cudaGraphNode_t x, cudaLaunchAttributeID what,
-                                            const cudaLaunchAttributeValue *value) {
-  assert_int_equal(what, cudaLaunchAttributePriority);
-  nodes[number(x)].priority = value->priority;
   return outcome();
 }
 cudaError_t cudaGraphAddDependencies(cudaGraph_t g, const cudaGraphNode_t *from, const cudaGraphNode_t *to,
@@ -110,7 +104,7 @@ static void make(struct cudaMemsetParams first, struct cudaMemsetParams second) 
   for (int fill = 1; fill < 3; fill++) join(0, fill), join(fill, 3);
 }
 
-static rfr_status change(void) { return rfi_cuda_fill_by_kernels(&host, ctx, NULL, PRIORITY); }
+static rfr_status change(void) { return rfi_cuda_fill_by_kernels(&host, ctx, NULL); }
 
 static bool is_joined(int from, int to) {
   for (int i = 0; i < n_edges; i++)
@@ -140,10 +134,10 @@ static void test_values(void **state) {
     assert_int_equal(n_nodes, 6);
     for (int k = 4; k < 6; k++) {
       assert_ptr_equal(nodes[k].to, memory);
-      assert_int_equal(nodes[k].word, cases[i].word);
+      const uint4 all = {cases[i].word, cases[i].word, cases[i].word, cases[i].word};
+      assert_memory_equal(&nodes[k].pattern, &all, sizeof all);
       assert_int_equal(nodes[k].bytes, cases[i].elements * cases[i].size);
       assert_int_equal(nodes[k].blocks, cases[i].blocks);
-      assert_int_equal(nodes[k].priority, PRIORITY);
       assert_true(is_joined(0, k) && is_joined(k, 3));
     }
     assert_true(nodes[1].gone && nodes[2].gone);
@@ -166,6 +160,12 @@ static void test_kept(void **state) {
   assert_false(nodes[1].gone || nodes[2].gone);
 }
 
+static void test_no_nodes(void **state) {
+  (void)state;
+  n_nodes = n_edges = calls = fails_at = 0;
+  assert_int_equal(change(), RFR_OK);
+}
+
 static void test_errors(void **state) {
   (void)state;
   static uint32_t memory[4];
@@ -183,6 +183,6 @@ static void test_errors(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {rft_context_test(test_values), rft_context_test(test_kept),
-                                     rft_context_test(test_errors)};
+                                     rft_context_test(test_no_nodes), rft_context_test(test_errors)};
   return cmocka_run_group_tests_name("graph_fill", tests, NULL, NULL);
 }

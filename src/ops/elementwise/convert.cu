@@ -5,6 +5,7 @@
  */
 #include <string.h>
 
+#include "backend/cuda/graph_fill.h"
 #include "ops/elementwise/copy.cuh"
 
 /* ---- cast ---- */
@@ -102,25 +103,12 @@ static rfr_status run_copy(const rfr_call *call) {
 
 /* ---- fill ---- */
 
-union pattern {
-  uint4 unit;
-  unsigned char byte[16];
-};
-
-static __global__ void __launch_bounds__(RFI_MAP_THREADS) fill(unsigned char *y, int64_t bytes, pattern p) {
-  const int64_t units = bytes / 16;
-  for (int64_t i = (int64_t)blockIdx.x * RFI_MAP_THREADS + threadIdx.x; i < units;
-       i += (int64_t)gridDim.x * RFI_MAP_THREADS)
-    ((uint4 *)y)[i] = p.unit;
-  if (blockIdx.x == 0 && threadIdx.x < bytes % 16) y[units * 16 + threadIdx.x] = p.byte[threadIdx.x];
-}
-
 static rfr_status run_fill(const rfr_call *call) {
   const rfr_arg *y = &call->out[0];
   const rfr_dtype dtype = y->type.dtype;
   const double value = call->attr[0].f;
   const int size = rfi_element_bytes(dtype);
-  const int64_t bytes = rfi_elements(y) * size;
+  int64_t bytes = rfi_elements(y) * size;
   const float f = (float)value;
   const rfi_bf16 b = __float2bfloat16_rn(f);
   const rfi_f16 h = __float2half_rn(f);
@@ -132,12 +120,13 @@ static rfr_status run_fill(const rfr_call *call) {
                         : dtype == RFR_I64  ? (const void *)&wide
                         : dtype == RFR_I32  ? (const void *)&narrow
                                             : (const void *)&f;
-  pattern p;
+  uint4 pattern;
+  void *to = y->data, *args[] = {&to, &pattern, &bytes};
   if (bytes == 0) return RFR_OK;
-  for (int k = 0; k < 16; k += size) memcpy(p.byte + k, element, (size_t)size);
-  fill<<<rfi_grid(call, bytes / 16 + 1, RFI_MAP_THREADS), RFI_MAP_THREADS, 0, rfi_stream(call)>>>(
-      (unsigned char *)y->data, bytes, p);
-  return rfi_cuda_launched("fill");
+  for (int k = 0; k < 16; k += size) memcpy((char *)&pattern + k, element, (size_t)size);
+  return rfi_cuda_check(cudaLaunchKernel(rfi_fill_kernel(), rfi_grid(call, bytes / 16 + 1, RFI_FILL_THREADS),
+                                         RFI_FILL_THREADS, args, 0, rfi_stream(call)),
+                        "fill");
 }
 
 extern "C" const rfi_cuda_kernel RFI_CUDA(cast) = {run_cast, NULL, NULL};
