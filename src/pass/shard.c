@@ -485,6 +485,38 @@ static rfr_value operand(sharding *s, rfr_value v) {
   return s->again[v] = rfi_record(s->r.to, at, op->def->code, 1, &x, op->attr, NULL);
 }
 
+/* The operands of grad_norm from *first up to *end, which contain all gradients that are reduced last. *first is n_in
+ * if no other operand would be left. */
+static void find_latest(const sharding *s, const rfi_opr *op, int *first, int *end) {
+  const rfr_trace *t = s->r.from;
+  const int last = s->gradient[s->n_gradients - 1].after;
+  *first = op->n_in, *end = 0;
+  for (int i = s->n_gradients - 1; i >= 0 && s->gradient[i].after == last; i--)
+    for (int k = 1; k < op->n_in; k++) {
+      if (op->in[k] != t->ops[s->gradient[i].sum].out[0]) continue;
+      if (k < *first) *first = k;
+      if (k >= *end) *end = k + 1;
+    }
+  if (*end - *first == op->n_in - 1 || *end == 0) *first = *end = op->n_in;
+}
+
+/* The sums of squares of this rank's parts, in the order of grad_norm's operands. Those of the gradients that are
+ * reduced last are a later op, so that the others overlap with these reductions. */
+static rfr_value record_squares(sharding *s, const rfi_opr *op, rfr_source at, const rfr_value *part) {
+  enum { BEFORE, LATEST, AFTER, PIECES };
+  static const int order[PIECES] = {BEFORE, AFTER, LATEST};
+  int begin[PIECES + 1] = {1, 0, 0, op->n_in}, n = 0;
+  rfr_value piece[PIECES], some[PIECES];
+  find_latest(s, op, &begin[LATEST], &begin[AFTER]);
+  for (int i = 0; i < PIECES; i++) {
+    const int p = order[i], count = begin[p + 1] - begin[p];
+    piece[p] = count == 0 ? RFR_NONE : rfi_record(s->r.to, at, RFI_OP_grad_squares, count, part + begin[p], NULL, NULL);
+  }
+  for (int p = 0; p < PIECES; p++)
+    if (piece[p] != RFR_NONE) some[n++] = piece[p];
+  return n == 1 ? some[0] : rfr_concat_at(s->r.to, at, n, some, 0);
+}
+
 static rfr_status rewrite_norm(sharding *s, int i) {
   const rfi_opr *op = &s->r.from->ops[i];
   rfr_trace *to = s->r.to;
@@ -492,11 +524,11 @@ static rfr_status rewrite_norm(sharding *s, int i) {
   rfr_source at = op->at;
   RFI_TRY(rfi_rewrite_source(&s->r, &at));
   RFI_TRY(RFI_ALLOC(to->ctx, sizeof *part * (size_t)op->n_in, &part));
-  for (int k = 1; k < op->n_in; k++) part[k - 1] = s->reduced[op->in[k]];
+  for (int k = 1; k < op->n_in; k++) part[k] = s->reduced[op->in[k]];
   const rfi_attr ranks = rfi_i(s->o->ranks);
   rfr_scope(to, "optimizer");
   rfr_set_phase(to, RFR_PHASE_OPTIM);
-  const rfr_value own = rfi_record(to, at, RFI_OP_grad_squares, op->n_in - 1, part, NULL, NULL);
+  const rfr_value own = record_squares(s, op, at, part);
   const rfr_value zeros = op->in[0] < 0 ? RFR_NONE : s->r.map[op->in[0]];
   const rfr_value in[2] = {zeros, rfr_all_gather_at(to, at, own, s->o->ranks)};
   rfi_record(to, at, RFI_OP_norm_of_squares, 2, in, &ranks, out);

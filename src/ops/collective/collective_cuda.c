@@ -9,19 +9,43 @@
 #include "ops/collective/collective.h"
 #include "ops/collective/collective_sum.h"
 
-static rfr_status sum_parts(const rfr_call *call, void *stream) {
-  const rfi_collective parts = rfi_collective_parts(call);
-  rfr_comm *comm = call->library;
-  if (!call->out[0].data) return RFR_OK;
-  const rfr_status s = comm->table->run(comm, &parts, stream);
-  if (s != RFR_OK) return s;
-  return rfi_collective_sum_cuda(parts.dtype, (int)rfi_collective_ranks(call), parts.to, parts.n, call->out[0].data,
-                                 stream);
+enum { MOST = 64 }; /* collectives of a launch */
+
+/* Whether the received parts overlap. A plan without a side stream gives adjacent ops the same workspace. */
+static bool overlap(const rfi_collective *a, const rfi_collective *b, int64_t ranks) {
+  const char *x = a->to, *y = b->to;
+  return x < y + rfi_collective_bytes(b) * ranks && y < x + rfi_collective_bytes(a) * ranks;
+}
+
+/* The exchanges of the leading reduce-scatters that have disjoint workspaces; returns their number. */
+static int find_parts(const rfr_call *const *calls, int n, rfi_collective parts[MOST]) {
+  int many = 0;
+  for (; many < n && many < MOST && calls[many]->workspace && calls[many]->out[0].data; many++) {
+    parts[many] = rfi_collective_parts(calls[many]);
+    for (int k = 0; k < many; k++)
+      if (overlap(&parts[k], &parts[many], rfi_collective_ranks(calls[0]))) return many;
+  }
+  return many;
+}
+
+/* All exchanges before all sums: a sum waits until a GEMM leaves it multiprocessors, and an exchange need not. */
+static rfr_status exchange_and_sum(const rfr_call *const *calls, int n, void *stream, int *many) {
+  rfi_collective parts[MOST];
+  rfr_comm *comm = calls[0]->library;
+  *many = 1;
+  if (!calls[0]->out[0].data) return RFR_OK;
+  *many = find_parts(calls, n, parts);
+  rfr_status s = comm->table->run_all(comm, parts, *many, stream);
+  for (int i = 0; i < *many && s == RFR_OK; i++)
+    s = rfi_collective_sum_cuda(parts[i].dtype, (int)rfi_collective_ranks(calls[i]), parts[i].to, parts[i].n,
+                                calls[i]->out[0].data, stream);
+  return s;
 }
 
 static rfr_status run(const rfr_call *call, rfi_collective_kind kind) {
   const rfi_collective c = rfi_collective_of(call, kind);
-  if (call->workspace) return sum_parts(call, call->stream);
+  int many;
+  if (call->workspace) return exchange_and_sum(&call, 1, call->stream, &many);
   if (rfi_collective_ranks(call) > 1) {
     rfr_comm *comm = call->library;
     return comm->table->run(comm, &c, call->stream);
@@ -34,13 +58,12 @@ static rfr_status run(const rfr_call *call, rfi_collective_kind kind) {
 
 /* Runs independent collectives on the first one's stream. */
 static rfr_status run_many(const rfr_call *const *calls, int n, rfi_collective_kind kind) {
-  enum { MOST = 64 };
   rfi_collective group[MOST];
   rfr_comm *comm = calls[0]->library;
   rfr_status s = RFR_OK;
   for (int i = 0, many; i < n && s == RFR_OK; i += many) {
     if (calls[i]->workspace) {
-      many = 1, s = sum_parts(calls[i], calls[0]->stream);
+      s = exchange_and_sum(calls + i, n - i, calls[0]->stream, &many);
       continue;
     }
     for (many = 0; i + many < n && many < MOST && rfi_collective_ranks(calls[i + many]) > 1; many++) {
