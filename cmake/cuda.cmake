@@ -136,4 +136,5 @@ if(RFR_CUPTI_INCLUDE AND RFR_CUPTI_LIBRARY)
   add_library(timeline MODULE EXCLUDE_FROM_ALL bench/timeline.c)
   target_include_directories(timeline PRIVATE ${RFR_CUPTI_INCLUDE} ${CMAKE_CUDA_TOOLKIT_INCLUDE_DIRECTORIES})
   target_link_libraries(timeline PRIVATE ${RFR_CUPTI_LIBRARY} Threads::Threads)
+  set_target_properties(timeline PROPERTIES C_VISIBILITY_PRESET default) # CUDA looks up InitializeInjection
 endif()
