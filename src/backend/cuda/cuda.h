@@ -41,6 +41,11 @@ static inline rfr_status rfi_cuda_launched(const char *kernel) { return rfi_cuda
 /* inspect.cu: the backend's `inspect`, enqueued. */
 rfr_status rfi_cuda_inspect(rfi_range *ranges, int n, cudaStream_t stream);
 
+/* fill.cu: the kernel fill(unsigned char *to, uint4 pattern, int64_t bytes), with so many threads per block; every
+ * aligned group of 16 bytes becomes the pattern. */
+enum { RFI_FILL_THREADS = 256 };
+void *rfi_fill_kernel(void);
+
 #define RFI_CUDA_PASTE_(a, b) a##b
 #define RFI_CUDA(op) RFI_CUDA_PASTE_(rfi_cuda_, op)
 typedef struct rfi_cuda_kernel {

@@ -2,7 +2,6 @@
  *
  * The kernel of graph_fill.c and of the op fill.
  */
-#include "backend/cuda/graph_fill.h"
 #include "backend/cuda/kernels.cuh"
 
 static __global__ void fill(unsigned char *to, uint4 pattern, int64_t n) {

@@ -8,22 +8,9 @@
 
 #include "backend/cuda/cuda.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
-
 struct rfi_cuda_host;
-enum { RFI_FILL_THREADS = 256 };
-
-/* fill.cu: the kernel fill(unsigned char *to, uint4 pattern, int64_t bytes); every aligned group of 16 bytes becomes
- * the pattern. */
-void *rfi_fill_kernel(void);
 
 /* Replaces memset nodes by kernels, except fills of more than 16 MiB, of several rows, or of unaligned memory. */
 rfr_status rfi_cuda_fill_by_kernels(const struct rfi_cuda_host *core, rfr_ctx *ctx, cudaGraph_t graph);
-
-#ifdef __cplusplus
-}
-#endif
 
 #endif

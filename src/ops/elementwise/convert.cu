@@ -5,7 +5,6 @@
  */
 #include <string.h>
 
-#include "backend/cuda/graph_fill.h"
 #include "ops/elementwise/copy.cuh"
 
 /* ---- cast ---- */
