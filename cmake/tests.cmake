@@ -94,6 +94,9 @@ foreach(name ops_test cli_test cli_plan_test cli_runs_test run_layouts_test rank
     set_tests_properties(${name} PROPERTIES COST 1000)
   endif()
 endforeach()
+if(TEST ranks_faults_test)
+  set_tests_properties(ranks_faults_test PROPERTIES COST 2000) # it waits most of its time
+endif()
 
 if(TARGET comm_mpi_test)
   set_tests_properties(comm_mpi_test cli_ranks_test PROPERTIES SKIP_RETURN_CODE 77)
