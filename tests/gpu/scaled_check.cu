@@ -111,8 +111,8 @@ static double compare_with_peer(const shape &s, const rfi_scaled_gemm &p, int32_
                              : s.scaling_b == RFR_SCALING_BLOCK128 ? PEER_BLOCK
                                                                    : PEER_LINES;
   const peer other(s.M, s.N, s.K, s.a == RFR_E4M3 ? CUDA_R_8F_E4M3 : CUDA_R_8F_E5M2,
-                   s.y == RFR_F32 ? CUDA_R_32F : CUDA_R_16BF, scales,
-                   p.narrow && !s.along && scales == PEER_TENSOR, p.a.scale, p.b.scale);
+                   s.y == RFR_F32 ? CUDA_R_32F : CUDA_R_16BF, scales, p.narrow && !s.along && scales == PEER_TENSOR,
+                   p.a.scale, p.b.scale);
   const std::function<void()> both[2] = {[&] { rfi_scaled_sm90(p, taken, sms, 0); },
                                          [&] { other.run(p.a.q, p.b.q, p.y); }};
   const double flops = 2.0 * (double)s.M * (double)s.N * (double)s.K;
@@ -283,6 +283,7 @@ int main(int argc, char **argv) {
       {"wgrad lines f32", true, R, e4, f, 8, 4096, 2048, 16384, 0, 0, 1},
       {"wgrad lines f32 +=", true, R, e4, f, 8, 4096, 2048, 16384, 0, 1, 1},
       {"wgrad lines f32", true, R, e4, f, 64, 1536, 2048, 32768, 0, 0, 1},
+      {"wgrad lines f32 +=", true, R, e4, f, 64, 1536, 2048, 32768, 0, 1, 1},
   };
   const shape dense[] = {
       {"forward", false, T, e4, h, 0, 8192, 8192, 8192, 0, 0, 1},

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The TMA of sm_90 and the barriers it reports to, and wgmma over 128 and 256 columns.
+ * The TMA of sm_90 and the barriers it reports to, and wgmma over 128, 192 and 256 columns.
  *
  * Copies and wgmma share panels: 64 rows of 128 bytes, with the 128-byte swizzle, aligned to 1024 bytes.
  * A panel is rows of the reduction (64 of them, 64 columns) or of the result (64 of them, 64 of the reduction), as
@@ -87,11 +87,6 @@ static __device__ __forceinline__ void rfi_named_sync(int id, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
-/* Named barrier `id`: counts this thread without waiting. */
-static __device__ __forceinline__ void rfi_named_arrive(int id, int threads) {
-  asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
-}
-
 /* ---- copies ---- */
 
 static __device__ __forceinline__ void rfi_tma_load(uint32_t to, const CUtensorMap *map, uint32_t barrier, int x, int y,
@@ -111,18 +106,28 @@ static __device__ __forceinline__ void rfi_tma_load_both(uint32_t to, const CUte
                "l"(map), "r"(barrier), "h"((uint16_t)3), "r"(x), "r"(y), "r"(z)
                : "memory");
 }
-static __device__ __forceinline__ void rfi_tma_store(const CUtensorMap *map, uint32_t from, int x, int y, int z) {
-  asm volatile("cp.async.bulk.tensor.3d.global.shared::cta.tile.bulk_group [%0, {%2, %3, %4}], [%1];" ::"l"(map),
-               "r"(from), "r"(x), "r"(y), "r"(z)
+/* Stores if `go`. */
+static __device__ __forceinline__ void rfi_tma_store(const CUtensorMap *map, uint32_t from, int x, int y, int z,
+                                                     bool go = true) {
+  asm volatile("{\n"
+               ".reg .pred go;\n"
+               "setp.ne.b32 go, %5, 0;\n"
+               "@go cp.async.bulk.tensor.3d.global.shared::cta.tile.bulk_group [%0, {%2, %3, %4}], [%1];\n"
+               "}" ::"l"(map),
+               "r"(from), "r"(x), "r"(y), "r"(z), "r"((int)go)
                : "memory");
 }
-/* Adds to f32 elements in the cache. Each addition rounds once and flushes subnormal operands and results to zero. The
- * result is deterministic if each element is added to at most once. */
-static __device__ __forceinline__ void rfi_tma_add(const CUtensorMap *map, uint32_t from, int x, int y, int z) {
-  asm volatile(
-      "cp.reduce.async.bulk.tensor.3d.global.shared::cta.add.tile.bulk_group [%0, {%2, %3, %4}], [%1];" ::"l"(map),
-      "r"(from), "r"(x), "r"(y), "r"(z)
-      : "memory");
+/* Adds to f32 elements in the cache, if `go`. Each addition rounds once and flushes subnormal operands and results to
+ * zero. The result is deterministic if each element is added to at most once. */
+static __device__ __forceinline__ void rfi_tma_add(const CUtensorMap *map, uint32_t from, int x, int y, int z,
+                                                   bool go = true) {
+  asm volatile("{\n"
+               ".reg .pred go;\n"
+               "setp.ne.b32 go, %5, 0;\n"
+               "@go cp.reduce.async.bulk.tensor.3d.global.shared::cta.add.tile.bulk_group [%0, {%2, %3, %4}], [%1];\n"
+               "}" ::"l"(map),
+               "r"(from), "r"(x), "r"(y), "r"(z), "r"((int)go)
+               : "memory");
 }
 /* Prefetches into L2. */
 static __device__ __forceinline__ void rfi_tma_fetch(const CUtensorMap *map, int x, int y, int z) {
@@ -205,10 +210,16 @@ static __device__ __forceinline__ void rfi_wgmma256(float (&c)[32][4], uint64_t 
   asm volatile("wgmma.mma_async.sync.aligned.m64n256k32.f32." type " " RFI_SUM_NAMES256 ", %128, %129, 1, 1, 1;" \
                : RFI_SUMS16(c, 0), RFI_SUMS16(c, 16)                                                             \
                : "l"(a), "l"(b))
-#define RFI_WGMMA128_FP8(type)                                                                               \
-  asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %66, 0;\nwgmma.mma_async.sync.aligned.m64n128k32.f32." type \
-               " " RFI_SUM_NAMES128 ", %64, %65, p, 1, 1;\n}"                                                \
-               : RFI_SUMS16(c, 0)                                                                            \
+#define RFI_SUM_NAMES192                                                                                      \
+  "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, "     \
+  "%22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, " \
+  "%43, %44, %45, %46, %47, %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, " \
+  "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, %80, %81, %82, %83, %84, " \
+  "%85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95}"
+#define RFI_WGMMA192_FP8(type)                                                                               \
+  asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %98, 0;\nwgmma.mma_async.sync.aligned.m64n192k32.f32." type \
+               " " RFI_SUM_NAMES192 ", %96, %97, p, 1, 1;\n}"                                                \
+               : RFI_SUMS16(c, 0), RFI_SUMS4(c, 16), RFI_SUMS4(c, 20)                                        \
                : "l"(a), "l"(b), "r"((int)add))
 
 /* The same in FP8: a (64 x 32) in E4M3 or E5M2, b in E4M3, both rows of panels. The accumulator has fewer bits than
@@ -219,9 +230,9 @@ static __device__ __forceinline__ void rfi_wgmma256_fp8(float (&c)[32][4], uint6
   else RFI_WGMMA256_FP8("e4m3.e4m3");
 }
 template <bool E5M2>
-static __device__ __forceinline__ void rfi_wgmma128_fp8(float (&c)[16][4], uint64_t a, uint64_t b, bool add) {
-  if constexpr (E5M2) RFI_WGMMA128_FP8("e5m2.e4m3");
-  else RFI_WGMMA128_FP8("e4m3.e4m3");
+static __device__ __forceinline__ void rfi_wgmma192_fp8(float (&c)[24][4], uint64_t a, uint64_t b, bool add) {
+  if constexpr (E5M2) RFI_WGMMA192_FP8("e5m2.e4m3");
+  else RFI_WGMMA192_FP8("e4m3.e4m3");
 }
 
 #endif

@@ -2,7 +2,7 @@
  *
  * Shared by the grouped GEMMs of sm_90 in 16 and in 8 bits: a cluster of two blocks takes units of two tiles, and a
  * warp writes its 16 rows. grouped_sm90.cu explains both. p is the kernel's argument; the functions that write use its
- * members columns, y, out, bias and scale.
+ * members columns, y, out, bias and scale. N is a tile's width in blocks of 8 columns.
  */
 #ifndef RFI_GROUPED_TILE_SM90_CUH
 #define RFI_GROUPED_TILE_SM90_CUH
@@ -127,9 +127,9 @@ static __device__ __forceinline__ tile next_tile(const places &at, ring<SLOTS> &
   return t;
 }
 
-static __device__ __forceinline__ void clear(float (&sum)[32][4]) {
+template <int N> static __device__ __forceinline__ void clear(float (&sum)[N][4]) {
 #pragma unroll
-  for (int n = 0; n < 32; n++) sum[n][0] = sum[n][1] = sum[n][2] = sum[n][3] = 0;
+  for (int n = 0; n < N; n++) sum[n][0] = sum[n][1] = sum[n][2] = sum[n][3] = 0;
 }
 
 /* ---- epilogue ---- */
@@ -141,7 +141,8 @@ static __device__ __forceinline__ float number(const void *x, rfr_dtype dtype, i
 }
 
 /* Stores columns of a warp's accumulators into a slab: the q-th 128 bytes of S. */
-template <typename S> static __device__ __forceinline__ void stage(const float (&sum)[32][4], int q, uint32_t to) {
+template <typename S, int N>
+static __device__ __forceinline__ void stage(const float (&sum)[N][4], int q, uint32_t to) {
   const int lane = threadIdx.x % 32;
   if constexpr (sizeof(S) == 2) {
 #pragma unroll
@@ -170,10 +171,10 @@ template <typename S> static __device__ __forceinline__ void stage(const float (
 
 /* Writes the first `left` of a warp's 16 rows through its slabs, in full cache lines. y points to the first row. S: the
  * staged type, f32 when adding to y. */
-template <typename O, typename S, bool ONTO, class P>
-static __device__ __forceinline__ void write_warp(const float (&sum)[32][4], const P &p, uint32_t staging, O *y,
+template <typename O, typename S, bool ONTO, class P, int N>
+static __device__ __forceinline__ void write_warp(const float (&sum)[N][4], const P &p, uint32_t staging, O *y,
                                                   int column, int left) {
-  constexpr int WIDE = 128 / sizeof(S), EACH = 16 / sizeof(S), COUNT = COLUMNS / WIDE, AHEAD = 2;
+  constexpr int WIDE = 128 / sizeof(S), EACH = 16 / sizeof(S), COUNT = N * 8 / WIDE, AHEAD = 2;
   const int lane = threadIdx.x % 32, c = lane % 8, row = lane / 8;
   O *const mine = y + (int64_t)row * p.columns + column + c * EACH;
   const int64_t four = 4 * (int64_t)p.columns;
@@ -221,32 +222,32 @@ static __device__ __forceinline__ void write_warp(const float (&sum)[32][4], con
   __syncwarp();
 }
 
-/* Writes all of a warp's 16 rows with TMA, which skips elements outside y. ONTO: adds to y, f32. */
-template <typename O, bool ONTO, class P>
-static __device__ __forceinline__ void store_warp(const float (&sum)[32][4], const P &p, uint32_t staging, int column,
+/* Writes all of a warp's 16 rows with TMA, which skips elements outside y. ONTO: adds to y, f32. SLABS: slabs of a warp;
+ * the tile is a multiple of their columns. Without branches: with one, the compiler keeps the state of the main loop in
+ * vector registers and copies each descriptor from there before an MMA. */
+template <typename O, bool ONTO, int SLABS = 2, class P, int N>
+static __device__ __forceinline__ void store_warp(const float (&sum)[N][4], const P &p, uint32_t staging, int column,
                                                   int row, int z) {
-  constexpr int WIDE = 128 / sizeof(O);
+  constexpr int WIDE = 128 / sizeof(O), COUNT = N * 8 / WIDE;
+  static_assert(COUNT % SLABS == 0, "slabs are used in turn, from one tile to the next");
 #pragma unroll
-  for (int q = 0; q < COLUMNS / WIDE; q++) {
-    const uint32_t slab = staging + q % 2 * RFI_SLAB;
-    if (threadIdx.x % 32 == 0) rfi_tma_wait_read<1>();
+  for (int q = 0; q < COUNT; q++) {
+    const uint32_t slab = staging + q % SLABS * RFI_SLAB;
+    const bool go = threadIdx.x % 32 == 0 && column + WIDE * q < p.columns;
+    rfi_tma_wait_read<SLABS - 1>();
     __syncwarp();
     stage<O>(sum, q, slab);
     rfi_shared_written();
     __syncwarp();
-    if (threadIdx.x % 32 == 0) {
-      if (column + WIDE * q < p.columns) {
-        if constexpr (ONTO) rfi_tma_add(&p.y, slab, column + WIDE * q, row, z);
-        else rfi_tma_store(&p.y, slab, column + WIDE * q, row, z);
-      }
-      rfi_tma_commit();
-    }
+    if constexpr (ONTO) rfi_tma_add(&p.y, slab, column + WIDE * q, row, z, go);
+    else rfi_tma_store(&p.y, slab, column + WIDE * q, row, z, go);
+    rfi_tma_commit();
   }
 }
 
 /* Places the barriers after the tiles' slots at `tile` and initializes them; waits until the cluster's blocks have done
- * so. */
-template <int STAGES> static __device__ __forceinline__ void set_up(places &at) {
+ * so. READERS: warps that read a tile. */
+template <int STAGES, int READERS = 1 + CONSUMERS * 4> static __device__ __forceinline__ void set_up(places &at) {
   at.full = at.tile + SLOTS * TILE_BYTES, at.empty = at.full + STAGES * 8, at.known = at.empty + STAGES * 8;
   at.read = at.known + SLOTS * 8, at.given = at.read + SLOTS * 8, at.free = at.given + 8, at.number = at.free + 8;
   if (threadIdx.x == 0) {
@@ -256,7 +257,7 @@ template <int STAGES> static __device__ __forceinline__ void set_up(places &at) 
     }
     for (int s = 0; s < SLOTS; s++) {
       rfi_barrier_init(at.known + s * 8, 1);
-      rfi_barrier_init(at.read + s * 8, 1 + CONSUMERS * 4);
+      rfi_barrier_init(at.read + s * 8, READERS);
     }
     rfi_barrier_init(at.given, 1);
     rfi_barrier_init(at.free, 1);
@@ -266,8 +267,8 @@ template <int STAGES> static __device__ __forceinline__ void set_up(places &at) 
 }
 
 /* Adds the bias in f32, before the result is rounded once; `first` is the index of the warpgroup's first row. */
-template <class P>
-static __device__ __forceinline__ void add_bias(float (&sum)[32][4], const P &p, int group, int first, int column,
+template <class P, int N>
+static __device__ __forceinline__ void add_bias(float (&sum)[N][4], const P &p, int group, int first, int column,
                                                 int left) {
   const int lane = threadIdx.x % 32, r = (int)(threadIdx.x % 128) / 32 * 16 + lane / 4;
   float s0 = 1, s1 = 1;
@@ -276,7 +277,7 @@ static __device__ __forceinline__ void add_bias(float (&sum)[32][4], const P &p,
     if (r + 8 < left) s1 = number(p.scale, p.scale_dtype, first + r + 8);
   }
 #pragma unroll
-  for (int n = 0; n < 32; n++) {
+  for (int n = 0; n < N; n++) {
     const int c = column + n * 8 + lane % 4 * 2;
     if (c >= p.columns) continue;
     const float x = number(p.bias, p.bias_dtype, group * p.bias_group + c);
@@ -287,9 +288,10 @@ static __device__ __forceinline__ void add_bias(float (&sum)[32][4], const P &p,
 
 /* Prefetches into L2 the 16 rows of a warp to which TMA will add: the addition is three times as fast for lines in L2.
  * Elements outside y are not fetched; an explicit condition for them makes ptxas 13.0 drop coordinates. */
-template <class P> static __device__ __forceinline__ void fetch_warp(const P &p, int column, int row, int z) {
+template <int WIDE = COLUMNS, class P>
+static __device__ __forceinline__ void fetch_warp(const P &p, int column, int row, int z) {
 #pragma unroll
-  for (int c = 0; c < COLUMNS; c += 32) rfi_tma_fetch(&p.y, column + c, row, z);
+  for (int c = 0; c < WIDE; c += 32) rfi_tma_fetch(&p.y, column + c, row, z);
 }
 
 #endif

@@ -7,11 +7,11 @@
  *
  *   narrow    the tensor core sums all steps. Only for forwards: one scale per tensor and E4M3 twice
  *   promoted  it sums one step, which is multiplied by the scales of its block and added in f32 registers. While one
- *             warpgroup does this, the other one multiplies. A warpgroup's 256 columns take two turns, because their
- *             sums and a partial result do not fit into its registers together
+ *             warpgroup does this, the other one multiplies. Tiles have 192 columns, because the sums and a partial
+ *             result of 256 do not fit into a thread's registers
  *
- * Scales of a and of 128 x 128 elements of b are read one step ahead into registers; scales of each line of b pass
- * through shared memory, since a thread needs those of 64 columns.
+ * Two more warps copy scales of blocks to shared memory, for CHUNK steps at a time: in memory a line's scales are
+ * adjacent, in shared memory those of a step.
  *
  * Along the rows of a group (wgrad) the quantizer has filled the last block of each group with zeros, so no step
  * contains rows of another group.
@@ -23,18 +23,25 @@ enum {
   STEP = 128,
   /* with at least so many elements per sum on average, TMA adds to f32 memory; shorter sums do not hide the addition */
   LONG = 1024,
-  TURN = 3 /* the first of two named barriers; share() uses those before */
+  CHUNK = 4,   /* steps per copy of scales; there are two buffers */
+  COPIERS = 64 /* threads that copy scales */
 };
 
 enum scales { NARROW, TENSOR, BLOCK, LINES }; /* of b; NARROW: one scale per tensor, without promotion */
 
-/* Stages of the ring. */
-static constexpr int stages_of(scales S) { return S == LINES ? 3 : 4; }
-static constexpr int lines_bytes(scales S) { return S == LINES ? CONSUMERS * 2 * COLUMNS * 4 : 0; }
-static constexpr int shared_of(scales S) {
-  return stages_of(S) * (PANELS * RFI_PANEL + 16) + CONSUMERS * 4 * 2 * RFI_SLAB + lines_bytes(S) + SLOTS * 16 + 16 +
-         SLOTS * TILE_BYTES + 16 + 1024;
-}
+/* The tile of a kernel, and its shared memory in bytes. */
+template <scales S> struct form {
+  static constexpr bool BLOCKS = S == BLOCK || S == LINES;
+  static constexpr int WIDE = S == NARROW ? COLUMNS : 192, STAGES = 4, SLABS = S == NARROW ? 2 : 3;
+  static constexpr int A_BYTES = ROWS * STEP, STAGE = A_BYTES + WIDE * STEP;
+  static constexpr int STAGING = CONSUMERS * 4 * SLABS * RFI_SLAB;
+  /* Scales of a step: those of a's lines, then b's. With 8 modulo 32 of them no two threads store to one bank. */
+  static constexpr int SCALES = ROWS + (S == LINES ? WIDE : 0) + 8, SCALE_BYTES = BLOCKS ? CHUNK * SCALES * 4 : 0;
+  static constexpr int READERS = 1 + CONSUMERS * 4 + (BLOCKS ? COPIERS / 32 : 0);
+  static constexpr int SHARED =
+      STAGES * (STAGE + 16) + STAGING + 2 * SCALE_BYTES + 2 * 16 + SLOTS * (TILE_BYTES + 16) + 2 * 16 + 1024;
+  static_assert(SHARED <= 227 * 1024, "shared memory of a block");
+};
 
 struct scaled_problem {
   CUtensorMap a, b, y;
@@ -52,18 +59,18 @@ struct scaled_problem {
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 
-/* Whether the warpgroups alternate (ping-pong). With 128 x 128 blocks, alternation together with promote()'s single FMA
- * gains a fifth; neither gains by itself. */
-static constexpr bool takes_turns(scales S) { return S == BLOCK; }
+struct scaled_places : places {
+  uint32_t scales, scales_full, scales_empty;
+};
 
 /* ALONG: the start of the group in the rows of a and b. */
 static __device__ __forceinline__ int start_of(const scaled_problem &p, const tile &t) {
   return p.groups.offset ? (int)rfi_group_start(t.first, p.first + t.group, STEP) * STEP : 0;
 }
 
-template <bool ALONG>
+template <bool ALONG, int WIDE>
 static __device__ __forceinline__ void schedule(const scaled_problem &p, const places &at, int rank) {
-  const int wide = (p.columns + COLUMNS - 1) / COLUMNS;
+  const int wide = (p.columns + WIDE - 1) / WIDE;
   rfi_unit_walk<2> w;
   ring<SLOTS> slot;
   ring<1> turn;
@@ -72,7 +79,7 @@ static __device__ __forceinline__ void schedule(const scaled_problem &p, const p
     const int unit = take(p.taken, at, turn, rank);
     t = {-1, 0, 0, 0, 0, 0, 0};
     if (w.find(p.groups, unit, ROWS, wide)) {
-      t = tile_at(w, unit - w.before, wide, COLUMNS, rank);
+      t = tile_at(w, unit - w.before, wide, WIDE, rank);
       const int length = ALONG ? min(t.size, p.reduction - start_of(p, t)) : t.group < p.groups.n ? p.reduction : 0;
       t.steps = (max(length, 0) + STEP - 1) / STEP;
     }
@@ -82,132 +89,102 @@ static __device__ __forceinline__ void schedule(const scaled_problem &p, const p
 
 /* ---- producer ---- */
 
-template <bool ALONG, bool BESIDE, int STAGES>
-static __device__ __forceinline__ void copy_tile(const scaled_problem &p, const tile &t, ring<STAGES> &at,
+/* The blocks of the cluster each copy half of the operand that they share, to both. */
+template <bool ALONG, scales S, bool BESIDE>
+static __device__ __forceinline__ void copy_tile(const scaled_problem &p, const tile &t, ring<form<S>::STAGES> &at,
                                                  const places &in, int rank) {
-  const int start = ALONG ? start_of(p, t) : 0, first = ALONG ? 0 : t.first, z = ALONG ? 0 : t.group;
+  constexpr int A_HALF = ROWS / 2, B_HALF = form<S>::WIDE / 2;
+  const int start = ALONG ? start_of(p, t) : 0, row = (ALONG ? 0 : t.first) + t.row, z = ALONG ? 0 : t.group;
   for (int k = 0; k < t.steps; k++, at.next()) {
-    const uint32_t a = in.panels + at.stage * PANELS * RFI_PANEL, b = a + 2 * RFI_PANEL,
+    const uint32_t a = in.panels + at.stage * form<S>::STAGE, b = a + form<S>::A_BYTES,
                    barrier = in.full + at.stage * 8;
     const int x = start + k * STEP;
     rfi_barrier_wait(in.empty + at.stage * 8, at.phase ^ 1);
-    rfi_barrier_expect(barrier, PANELS * RFI_PANEL);
+    rfi_barrier_expect(barrier, form<S>::STAGE);
 #pragma unroll
-    for (int q = 0; q < (BESIDE ? 1 : 2); q++) {
-      const int panel = BESIDE ? rank : q, row = first + t.row + 64 * panel;
-      if (BESIDE) rfi_tma_load_both(a + panel * RFI_PANEL, &p.a, barrier, x, row, 0);
-      else rfi_tma_load(a + panel * RFI_PANEL, &p.a, barrier, x, row, 0);
+    for (int h = 0; h < 2; h++) {
+      if (!BESIDE) rfi_tma_load(a + h * A_HALF * STEP, &p.a, barrier, x, row + h * A_HALF, 0);
+      else rfi_tma_load(b + h * B_HALF * STEP, &p.b, barrier, x, t.column + h * B_HALF, z);
     }
-#pragma unroll
-    for (int q = 0; q < (BESIDE ? 4 : 2); q++) {
-      const int panel = BESIDE ? q : 2 * rank + q, column = t.column + 64 * panel;
-      if (BESIDE) rfi_tma_load(b + panel * RFI_PANEL, &p.b, barrier, x, column, z);
-      else rfi_tma_load_both(b + panel * RFI_PANEL, &p.b, barrier, x, column, z);
-    }
+    if (BESIDE) rfi_tma_load_both(a + rank * A_HALF * STEP, &p.a, barrier, x, row + rank * A_HALF, 0);
+    else rfi_tma_load_both(b + rank * B_HALF * STEP, &p.b, barrier, x, t.column + rank * B_HALF, z);
   }
 }
 
-template <bool ALONG, int STAGES>
+template <bool ALONG, scales S>
 static __device__ __forceinline__ void produce(const scaled_problem &p, const places &in, int rank) {
   ring<SLOTS> slot;
-  ring<STAGES> at;
+  ring<form<S>::STAGES> at;
   for (tile t; (t = next_tile(in, slot)).group >= 0;) {
     if (threadIdx.x != 0) continue;
-    if (t.beside) copy_tile<ALONG, true>(p, t, at, in, rank);
-    else copy_tile<ALONG, false>(p, t, at, in, rank);
+    if (t.beside) copy_tile<ALONG, S, true>(p, t, at, in, rank);
+    else copy_tile<ALONG, S, false>(p, t, at, in, rank);
   }
 }
 
 /* ---- block scales ---- */
 
-/* The scales that a thread needs for its sums of one step. */
-struct step_scales {
-  float a[2], b[2]; /* of rows r and r + 8; of both halves of the columns, or of two lines of b */
-};
-
-template <bool ALONG, scales S> struct scale_reader {
-  int a[2], b[2]; /* indices of the first block's scales */
-  int last;       /* index of the last block */
-
-  __device__ __forceinline__ scale_reader(const scaled_problem &p, const tile &t, int row) {
-    const int thread = threadIdx.x % 128, r = (ALONG ? 0 : t.first) + row + thread / 32 * 16 + thread % 32 / 4;
-    const int start = ALONG ? start_of(p, t) / STEP : 0;
-    last = min(p.a_scale_row, p.b_scale_row) - 1 - start;
-#pragma unroll
-    for (int i = 0; i < 2; i++) {
-      a[i] = min(r + 8 * i, p.a_rows - 1) * p.a_scale_row + start;
-      const int line = S == LINES ? min(t.column + thread + 128 * i, p.columns - 1)
-                                  : (ALONG ? 0 : t.group * p.b_blocks) + min(t.column / STEP + i, p.b_blocks - 1);
-      b[i] = line * p.b_scale_row + start;
-    }
-  }
-  __device__ __forceinline__ step_scales read(const scaled_problem &p, int k) const {
-    const int at = min(k, last);
-    return {{__ldg(p.a_scale + a[0] + at), __ldg(p.a_scale + a[1] + at)},
-            {__ldg(p.b_scale + b[0] + at), __ldg(p.b_scale + b[1] + at)}};
-  }
-};
-
-static __device__ __forceinline__ float2 load_two(uint32_t from) {
-  float2 x;
-  asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(x.x), "=f"(x.y) : "r"(from) : "memory");
-  return x;
+static __device__ __forceinline__ void copy_scale(uint32_t to, const float *from) {
+  rfi_delay();
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(to), "l"(from) : "memory");
 }
 
-/* Stores the scales of two of 256 lines of b, and waits for the warpgroup's other threads. */
-static __device__ __forceinline__ void share(uint32_t to, const step_scales &s, int consumer) {
-  const uint32_t mine = to + threadIdx.x % 128 * 4;
-  asm volatile("st.shared.f32 [%0], %1;\nst.shared.f32 [%0 + 512], %2;" ::"r"(mine), "f"(s.b[0]), "f"(s.b[1])
+/* Where the scale of column c lies: a thread reads those of its columns in two blocks of 8, four floats, at once. */
+static __device__ __forceinline__ int place_of(int c) { return c / 16 * 16 + c % 8 / 2 * 4 + c % 16 / 8 * 2 + c % 2; }
+
+/* Copies the scales of a tile's lines. BLOCK: b has one for each 64 columns, because a tile may begin within a block.
+ * Indices after the last line or block are clamped; what they read is not used. */
+template <bool ALONG, scales S>
+static __device__ __forceinline__ void copy_scales(const scaled_problem &p, const scaled_places &in) {
+  constexpr int LINES_EACH = COPIERS / CHUNK;
+  const int step = threadIdx.x % CHUNK, line = threadIdx.x % COPIERS / CHUNK;
+  const int last = min(p.a_scale_row, p.b_scale_row) - 1;
+  ring<SLOTS> slot;
+  ring<2> at;
+  for (tile t; (t = next_tile(in, slot)).group >= 0;) {
+    const int start = (ALONG ? start_of(p, t) / STEP : 0) + step, row = (ALONG ? 0 : t.first) + t.row;
+    for (int k = 0; k < t.steps; k += CHUNK, at.next()) {
+      const uint32_t a = in.scales + at.stage * form<S>::SCALE_BYTES + step * form<S>::SCALES * 4, b = a + ROWS * 4;
+      const int block = min(start + k, last);
+      rfi_barrier_wait(in.scales_empty + at.stage * 8, at.phase ^ 1);
+#pragma unroll 4
+      for (int r = line; r < ROWS; r += LINES_EACH)
+        copy_scale(a + r * 4, p.a_scale + min(row + r, p.a_rows - 1) * p.a_scale_row + block);
+      if (S == BLOCK && line < form<S>::WIDE / 64) {
+        const int of = (ALONG ? 0 : t.group * p.b_blocks) + min((t.column + 64 * line) / STEP, p.b_blocks - 1);
+        copy_scale(b + line * 4, p.b_scale + of * p.b_scale_row + block);
+      }
+#pragma unroll 4
+      for (int c = line; S == LINES && c < form<S>::WIDE; c += LINES_EACH)
+        copy_scale(b + place_of(c) * 4, p.b_scale + min(t.column + c, p.columns - 1) * p.b_scale_row + block);
+      asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(in.scales_full + at.stage * 8)
+                   : "memory");
+    }
+  }
+}
+
+static __device__ __forceinline__ float load_scale(uint32_t from) {
+  float x;
+  asm volatile("ld.shared.f32 %0, [%1];" : "=f"(x) : "r"(from) : "memory");
+  return x;
+}
+static __device__ __forceinline__ float4 load_scales(uint32_t from) {
+  float4 x;
+  asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
+               : "=f"(x.x), "=f"(x.y), "=f"(x.z), "=f"(x.w)
+               : "r"(from)
                : "memory");
-  rfi_named_sync(1 + consumer, 128);
+  return x;
 }
 
 /* ---- MMAs ---- */
 
-/* Adds a step's partial result of half of the columns, before the next MMA is issued; otherwise the compiler would keep
- * two partial results in registers. */
-template <scales S, int HALF>
-static __device__ __forceinline__ void promote(float (&sum)[32][4], const float (&part)[16][4], const step_scales &s,
-                                               uint32_t lines) {
-#pragma unroll
-  for (int n = 0; n < 16; n++) {
-    float(&c)[4] = sum[HALF * 16 + n];
-    float2 b = {s.b[HALF], s.b[HALF]};
-    if (S == LINES) b = load_two(lines + (HALF * 128 + n * 8 + threadIdx.x % 4 * 2) * 4);
-    if (S == TENSOR) {
-      c[0] += part[n][0], c[1] += part[n][1], c[2] += part[n][2], c[3] += part[n][3];
-    } else if (S == BLOCK) { /* one FMA; the product of powers of two is exact */
-      const float u = s.a[0] * b.x, v = s.a[1] * b.x;
-      c[0] = fmaf(part[n][0], u, c[0]), c[1] = fmaf(part[n][1], u, c[1]);
-      c[2] = fmaf(part[n][2], v, c[2]), c[3] = fmaf(part[n][3], v, c[3]);
-    } else {
-      c[0] += part[n][0] * s.a[0] * b.x, c[1] += part[n][1] * s.a[0] * b.y;
-      c[2] += part[n][2] * s.a[1] * b.x, c[3] += part[n][3] * s.a[1] * b.y;
-    }
-    asm volatile("" : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])::"memory");
-  }
-}
-
-/* The warpgroups issue their MMAs alternately (ping-pong), so that one promotes while the other one multiplies. Both
- * arrive at named barrier TURN + i: one passes the turn, the other one waits for it. */
-static __device__ __forceinline__ void await_turn(int consumer) { rfi_named_sync(TURN + consumer, 128 * CONSUMERS); }
-static __device__ __forceinline__ void pass_turn(int consumer) {
-  rfi_named_arrive(TURN + (consumer ^ 1), 128 * CONSUMERS);
-}
-
-template <bool E5M2, scales S, int HALF>
-static __device__ __forceinline__ void multiply_half(float (&part)[16][4], uint32_t panels, int consumer) {
-  rfi_wgmma_new(part);
-  if (takes_turns(S)) await_turn(consumer);
-  rfi_wgmma_begin();
-#pragma unroll
-  for (int i = 0; i < STEP / 32; i++)
-    rfi_wgmma128_fp8<E5M2>(part, rfi_panels(panels + consumer * RFI_PANEL + i * 32, RFI_PANEL),
-                           rfi_panels(panels + (2 + HALF * 2) * RFI_PANEL + i * 32, RFI_PANEL), i > 0);
-  rfi_wgmma_commit();
-  if (takes_turns(S)) pass_turn(consumer);
-  rfi_wgmma_wait<0>();
-  rfi_wgmma_tie(part);
+/* sum += part times the scales of rows r and r + 8 and of two columns. The product of powers of two is exact. */
+static __device__ __forceinline__ void promote(float (&sum)[4], const float (&part)[4], float a0, float a1, float b0,
+                                               float b1) {
+  sum[0] = fmaf(part[0], a0 * b0, sum[0]), sum[1] = fmaf(part[1], a0 * b1, sum[1]);
+  sum[2] = fmaf(part[2], a1 * b0, sum[2]), sum[3] = fmaf(part[3], a1 * b1, sum[3]);
+  asm volatile("" : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])::"memory");
 }
 
 static __device__ __forceinline__ void release(const places &in, int stage) {
@@ -215,29 +192,58 @@ static __device__ __forceinline__ void release(const places &in, int stage) {
   if (lane < 2) rfi_barrier_arrive_at(in.empty + stage * 8, lane);
 }
 
-template <bool ALONG, bool E5M2, scales S, int STAGES>
-static __device__ __forceinline__ void multiply_promoted(float (&sum)[32][4], const scaled_problem &p, const tile &t,
-                                                         ring<STAGES> &at, const places &in, int consumer, int row,
-                                                         uint32_t lines) {
-  constexpr bool BLOCKS = S == BLOCK || S == LINES;
-  float part[16][4];
+/* Waits for the scales of step k if it is the first one of a chunk. */
+static __device__ __forceinline__ void await_scales(const scaled_places &in, const ring<2> &chunk, int k) {
+  if (k % CHUNK == 0) rfi_barrier_wait(in.scales_full + chunk.stage * 8, chunk.phase);
+}
+static __device__ __forceinline__ void release_scales(const scaled_places &in, ring<2> &chunk, int k, int steps) {
+  if (k % CHUNK != CHUNK - 1 && k != steps - 1) return;
+  __syncwarp();
+  if (threadIdx.x % 32 == 0) rfi_barrier_arrive(in.scales_empty + chunk.stage * 8);
+  chunk.next();
+}
+
+template <bool E5M2, scales S>
+static __device__ __forceinline__ void multiply_promoted(float (&sum)[24][4], const tile &t, ring<form<S>::STAGES> &at,
+                                                         ring<2> &chunk, const scaled_places &in, int consumer) {
+  constexpr int AHEAD = 4; /* scales of b are read so many times 16 columns ahead */
+  const int thread = threadIdx.x % 128;
+  uint32_t row = (consumer * 64 + thread / 32 * 16 + thread % 32 / 4) * 4,
+           column = ROWS * 4 + (S == LINES ? thread % 4 * 16 : 0);
+  asm volatile("" : "+r"(row), "+r"(column)); /* otherwise computed in every step */
   clear(sum);
-  if (t.steps == 0) return;
-  step_scales s = {}, next = {};
-  const scale_reader<ALONG, S> reader(p, t, row);
-  if (BLOCKS) s = reader.read(p, 0);
-  if (S == LINES) share(lines, s, consumer);
   for (int k = 0; k < t.steps; k++, at.next()) {
-    const uint32_t panels = in.panels + at.stage * PANELS * RFI_PANEL, here = lines + k % 2 * COLUMNS * 4;
-    if (BLOCKS) next = reader.read(p, k + 1);
+    const uint32_t a = in.panels + at.stage * form<S>::STAGE + consumer * RFI_PANEL,
+                   b = in.panels + at.stage * form<S>::STAGE + form<S>::A_BYTES,
+                   here = in.scales + chunk.stage * form<S>::SCALE_BYTES + k % CHUNK * form<S>::SCALES * 4;
+    float part[24][4], a0 = 1, a1 = 1, block[3];
+    float4 lines[AHEAD];
+    if (form<S>::BLOCKS) await_scales(in, chunk, k);
     rfi_barrier_wait(in.full + at.stage * 8, at.phase);
-    multiply_half<E5M2, S, 0>(part, panels, consumer);
-    promote<S, 0>(sum, part, s, here);
-    multiply_half<E5M2, S, 1>(part, panels, consumer);
+    rfi_wgmma_new(part);
+    rfi_wgmma_begin();
+#pragma unroll
+    for (int i = 0; i < STEP / 32; i++)
+      rfi_wgmma192_fp8<E5M2>(part, rfi_wgmma_panel(a, i * 32), rfi_wgmma_panel(b, i * 32), i > 0);
+    rfi_wgmma_commit();
+    if (form<S>::BLOCKS) a0 = load_scale(here + row), a1 = load_scale(here + row + 32);
+#pragma unroll
+    for (int i = 0; i < 3 && S == BLOCK; i++) block[i] = load_scale(here + column + i * 4);
+#pragma unroll
+    for (int i = 0; i < AHEAD && S == LINES; i++) lines[i] = load_scales(here + column + i * 64);
+    rfi_wgmma_wait<0>();
+    rfi_wgmma_tie(part);
     release(in, at.stage);
-    promote<S, 1>(sum, part, s, here);
-    if (S == LINES) share(lines + (k + 1) % 2 * COLUMNS * 4, next, consumer);
-    s = next;
+#pragma unroll
+    for (int i = 0; i < 12; i++) {
+      float4 f = {1, 1, 1, 1};
+      if (S == BLOCK) f.x = f.y = f.z = f.w = block[i / 4];
+      if (S == LINES) f = lines[i % AHEAD];
+      if (S == LINES && i + AHEAD < 12) lines[i % AHEAD] = load_scales(here + column + (i + AHEAD) * 64);
+      promote(sum[2 * i], part[2 * i], a0, a1, f.x, f.y);
+      promote(sum[2 * i + 1], part[2 * i + 1], a0, a1, f.z, f.w);
+    }
+    if (form<S>::BLOCKS) release_scales(in, chunk, k, t.steps);
   }
 }
 
@@ -248,7 +254,7 @@ static __device__ __forceinline__ void multiply_narrow(float (&sum)[32][4], cons
   clear(sum);
   rfi_wgmma_tie(sum);
   for (int k = 0; k < t.steps; k++, at.next()) {
-    const uint32_t a = in.panels + at.stage * PANELS * RFI_PANEL, b = a + 2 * RFI_PANEL;
+    const uint32_t a = in.panels + at.stage * form<NARROW>::STAGE, b = a + form<NARROW>::A_BYTES;
     rfi_barrier_wait(in.full + at.stage * 8, at.phase);
     rfi_wgmma_begin();
 #pragma unroll
@@ -265,12 +271,13 @@ static __device__ __forceinline__ void multiply_narrow(float (&sum)[32][4], cons
   if (t.steps > 0) release(in, before);
 }
 
-/* Without rows to multiply, only signals the barriers on which the other warpgroup and the other block wait. */
-template <scales S, int STAGES>
-static __device__ __forceinline__ void skip(const tile &t, ring<STAGES> &at, const places &in, int consumer) {
+/* Without rows to multiply, only signals the barriers on which the producers wait. */
+template <scales S>
+static __device__ __forceinline__ void skip(const tile &t, ring<form<S>::STAGES> &at, ring<2> &chunk,
+                                            const scaled_places &in) {
   for (int k = 0; k < t.steps; k++, at.next()) {
+    if (form<S>::BLOCKS) await_scales(in, chunk, k), release_scales(in, chunk, k, t.steps);
     rfi_barrier_wait(in.full + at.stage * 8, at.phase);
-    for (int half = 0; takes_turns(S) && half < 2; half++) await_turn(consumer), pass_turn(consumer);
     release(in, at.stage);
   }
 }
@@ -278,25 +285,26 @@ static __device__ __forceinline__ void skip(const tile &t, ring<STAGES> &at, con
 /* ---- epilogue ---- */
 
 /* Multiplies one scale after the other, because the product of the scales might underflow. */
-static __device__ __forceinline__ void scale_sums(float (&sum)[32][4], float a, float b) {
+template <int N> static __device__ __forceinline__ void scale_sums(float (&sum)[N][4], float a, float b) {
 #pragma unroll
-  for (int n = 0; n < 32; n++)
+  for (int n = 0; n < N; n++)
 #pragma unroll
     for (int i = 0; i < 4; i++) sum[n][i] = sum[n][i] * a * b;
 }
 
 /* Writes a warp's 16 rows of a tile, of which `left` are valid; `row` is the index of the first one in y. */
-template <typename O, bool ALONG>
-static __device__ __forceinline__ void write(const float (&sum)[32][4], const scaled_problem &p, uint32_t staging,
+template <typename O, bool ALONG, scales S, int N>
+static __device__ __forceinline__ void write(const float (&sum)[N][4], const scaled_problem &p, uint32_t staging,
                                              const tile &t, int row, int left) {
+  constexpr int SLABS = form<S>::SLABS;
   O *const y = (O *)p.out + ((ALONG ? (int64_t)t.group * p.groups.high : 0) + row) * p.columns;
   if (!p.accumulate && (ALONG || left >= 16)) {
-    store_warp<O, false>(sum, p, staging, t.column, row, ALONG ? t.group : 0);
+    store_warp<O, false, SLABS>(sum, p, staging, t.column, row, ALONG ? t.group : 0);
     return;
   }
   if constexpr (ALONG && sizeof(O) == 4) {
     if (p.engine_adds) {
-      store_warp<O, true>(sum, p, staging, t.column, row, t.group);
+      store_warp<O, true, SLABS>(sum, p, staging, t.column, row, t.group);
       return;
     }
   }
@@ -306,34 +314,31 @@ static __device__ __forceinline__ void write(const float (&sum)[32][4], const sc
   else write_warp<O, O, false>(sum, p, staging, y, t.column, left);
 }
 
-template <typename O, bool ALONG, bool E5M2, scales S, int STAGES>
-static __device__ __forceinline__ void consume(const scaled_problem &p, const places &in, uint32_t lines,
-                                               int consumer) {
+template <typename O, bool ALONG, bool E5M2, scales S>
+static __device__ __forceinline__ void consume(const scaled_problem &p, const scaled_places &in, int consumer) {
   const int warp = (int)(threadIdx.x % 128) / 32;
-  const uint32_t staging = in.staging + (consumer * 4 + warp) * 2 * RFI_SLAB;
+  const uint32_t staging = in.staging + (consumer * 4 + warp) * form<S>::SLABS * RFI_SLAB;
   ring<SLOTS> slot;
-  ring<STAGES> at;
-  float sum[32][4];
-  if (takes_turns(S) && consumer == 1) pass_turn(consumer);
+  ring<form<S>::STAGES> at;
+  ring<2> chunk;
+  float sum[form<S>::WIDE / 8][4];
   for (tile t; (t = next_tile(in, slot)).group >= 0;) {
     const int row = t.row + consumer * 64, left = (ALONG ? p.groups.high : t.size) - row;
     if (left <= 0 || t.column >= p.columns) {
-      skip<S>(t, at, in, consumer);
+      skip<S>(t, at, chunk, in);
       continue;
     }
     if (ALONG && p.accumulate && t.steps == 0) continue;
     if constexpr (S == NARROW) multiply_narrow(sum, t, at, in, consumer);
-    else multiply_promoted<ALONG, E5M2, S>(sum, p, t, at, in, consumer, row, lines + consumer * 2 * COLUMNS * 4);
+    else multiply_promoted<E5M2, S>(sum, t, at, chunk, in, consumer);
     if (t.group < p.groups.n) {
-      if (S == NARROW || S == TENSOR) scale_sums(sum, p.a_scale[t.group], p.b_scale[t.group]);
+      if (!form<S>::BLOCKS) scale_sums(sum, p.a_scale[t.group], p.b_scale[t.group]);
       if (p.bias) add_bias(sum, p, t.group, (ALONG ? 0 : t.first) + row, t.column, left);
     }
     if constexpr (ALONG && sizeof(O) == 4)
-      if (p.engine_adds && threadIdx.x % 32 == 0) fetch_warp(p, t.column, row + warp * 16, t.group);
-    write<O, ALONG>(sum, p, staging, t, (ALONG ? row : t.first + row) + warp * 16, left - warp * 16);
+      if (p.engine_adds && threadIdx.x % 32 == 0) fetch_warp<form<S>::WIDE>(p, t.column, row + warp * 16, t.group);
+    write<O, ALONG, S>(sum, p, staging, t, (ALONG ? row : t.first + row) + warp * 16, left - warp * 16);
   }
-  /* receives the turn that the other warpgroup passed last */
-  if (takes_turns(S) && consumer == 0) await_turn(consumer);
   if (threadIdx.x % 32 == 0) rfi_tma_wait_all();
 }
 
@@ -342,23 +347,30 @@ static __device__ __forceinline__ void consume(const scaled_problem &p, const pl
 template <typename O, bool ALONG, bool E5M2, scales S>
 static __global__ void __launch_bounds__(THREADS, 1) scaled(const __grid_constant__ scaled_problem p) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
-  constexpr int STAGES = stages_of(S);
+  typedef form<S> f;
   extern __shared__ char memory[];
-  places at;
+  scaled_places at;
   at.panels = (rfi_shared_address(memory) + 1023) / 1024 * 1024;
-  at.staging = at.panels + STAGES * PANELS * RFI_PANEL;
-  const uint32_t lines = at.staging + CONSUMERS * 4 * 2 * RFI_SLAB;
-  at.tile = lines + lines_bytes(S);
+  at.staging = at.panels + f::STAGES * f::STAGE;
+  at.scales = at.staging + f::STAGING;
+  at.scales_full = at.scales + 2 * f::SCALE_BYTES, at.scales_empty = at.scales_full + 2 * 8;
+  at.tile = at.scales_empty + 2 * 8;
+  if (f::BLOCKS && threadIdx.x == 0)
+    for (int s = 0; s < 2; s++) {
+      rfi_barrier_init(at.scales_full + s * 8, COPIERS);
+      rfi_barrier_init(at.scales_empty + s * 8, CONSUMERS * 4);
+    }
   const int rank = (int)rfi_cluster_rank();
-  set_up<STAGES>(at);
+  set_up<f::STAGES, f::READERS>(at);
   if (threadIdx.x < 128) {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
-    if (threadIdx.x < 32) produce<ALONG, STAGES>(p, at, rank);
-    else if (threadIdx.x < 64) schedule<ALONG>(p, at, rank);
+    if (threadIdx.x < 32) produce<ALONG, S>(p, at, rank);
+    else if (threadIdx.x < 64) schedule<ALONG, f::WIDE>(p, at, rank);
+    else if constexpr (f::BLOCKS) copy_scales<ALONG, S>(p, at);
     __syncwarp();
   } else {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
-    consume<O, ALONG, E5M2, S, STAGES>(p, at, lines, rfi_same((int)threadIdx.x / 128) - 1);
+    consume<O, ALONG, E5M2, S>(p, at, rfi_same((int)threadIdx.x / 128) - 1);
   }
   rfi_cluster_sync(); /* the other block may still write to this block's shared memory */
 #endif
@@ -367,32 +379,38 @@ static __global__ void __launch_bounds__(THREADS, 1) scaled(const __grid_constan
 /* ---- host code ---- */
 
 template <typename O, bool ALONG, bool E5M2, scales S>
-static rfr_status launch(const scaled_problem &p, int sms, cudaStream_t stream) {
-  const rfr_status s = rfi_cuda_check(
-      cudaFuncSetAttribute(scaled<O, ALONG, E5M2, S>, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_of(S)),
-      "scaled GEMM");
+static rfr_status launch(const rfi_scaled_gemm &g, scaled_problem &p, int sms, cudaStream_t stream) {
+  const int64_t depth = g.along ? 1 : g.slices;
+  rfr_status s = rfi_tma_describe(&p.a, g.a.q, g.a.dtype, g.a.row, g.a.rows, 1, g.a.row, g.a.row * g.a.rows, ROWS / 2);
+  if (s == RFR_OK)
+    s = rfi_tma_describe(&p.b, g.b.q, g.b.dtype, g.b.row, g.b.rows, depth, g.b.row, g.b.row * g.b.rows,
+                         form<S>::WIDE / 2);
+  if (s == RFR_OK)
+    s = rfi_cuda_check(
+        cudaFuncSetAttribute(scaled<O, ALONG, E5M2, S>, cudaFuncAttributeMaxDynamicSharedMemorySize, form<S>::SHARED),
+        "scaled GEMM");
   if (s != RFR_OK) return s;
   cudaLaunchAttribute cluster = {};
   cluster.id = cudaLaunchAttributeClusterDimension;
   cluster.val.clusterDim = {2, 1, 1};
   cudaLaunchConfig_t config = {};
   config.gridDim = (unsigned)(sms / 2 * 2), config.blockDim = THREADS;
-  config.dynamicSmemBytes = shared_of(S), config.stream = stream;
+  config.dynamicSmemBytes = form<S>::SHARED, config.stream = stream;
   config.attrs = &cluster, config.numAttrs = 1;
   return rfi_cuda_check(cudaLaunchKernelEx(&config, scaled<O, ALONG, E5M2, S>, p), "scaled GEMM");
 }
 
 template <typename O, bool E5M2>
-static rfr_status launch_scales(const rfi_scaled_gemm &g, const scaled_problem &p, int sms, cudaStream_t stream) {
+static rfr_status launch_scales(const rfi_scaled_gemm &g, scaled_problem &p, int sms, cudaStream_t stream) {
   if (g.along) {
-    if (g.b.scaling == RFR_SCALING_ROW128) return launch<O, true, E5M2, LINES>(p, sms, stream);
-    if (g.b.scaling == RFR_SCALING_BLOCK128) return launch<O, true, E5M2, BLOCK>(p, sms, stream);
-    return launch<O, true, E5M2, TENSOR>(p, sms, stream);
+    if (g.b.scaling == RFR_SCALING_ROW128) return launch<O, true, E5M2, LINES>(g, p, sms, stream);
+    if (g.b.scaling == RFR_SCALING_BLOCK128) return launch<O, true, E5M2, BLOCK>(g, p, sms, stream);
+    return launch<O, true, E5M2, TENSOR>(g, p, sms, stream);
   }
-  if (g.b.scaling == RFR_SCALING_BLOCK128) return launch<O, false, E5M2, BLOCK>(p, sms, stream);
+  if (g.b.scaling == RFR_SCALING_BLOCK128) return launch<O, false, E5M2, BLOCK>(g, p, sms, stream);
   if constexpr (!E5M2)
-    if (g.narrow) return launch<O, false, false, NARROW>(p, sms, stream);
-  return launch<O, false, E5M2, TENSOR>(p, sms, stream);
+    if (g.narrow) return launch<O, false, false, NARROW>(g, p, sms, stream);
+  return launch<O, false, E5M2, TENSOR>(g, p, sms, stream);
 }
 
 const char *rfi_scaled_sm90_lacks(const rfi_scaled_gemm &g) {
@@ -419,10 +437,8 @@ const char *rfi_scaled_sm90_lacks(const rfi_scaled_gemm &g) {
 
 rfr_status rfi_scaled_sm90(const rfi_scaled_gemm &g, int32_t *taken, int sms, cudaStream_t stream) {
   scaled_problem p = {};
-  const int64_t depth = g.along ? 1 : g.slices, N = g.b.rows;
-  rfr_status s = rfi_tma_describe(&p.a, g.a.q, g.a.dtype, g.a.row, g.a.rows, 1, g.a.row, g.a.row * g.a.rows, 64);
-  if (s == RFR_OK) s = rfi_tma_describe(&p.b, g.b.q, g.b.dtype, g.b.row, N, depth, g.b.row, g.b.row * N, 64);
-  if (s == RFR_OK) s = rfi_tma_describe(&p.y, g.y, g.y_type, N, g.a.rows, g.along ? g.slices : 1, N, N * g.a.rows, 16);
+  const int64_t N = g.b.rows;
+  rfr_status s = rfi_tma_describe(&p.y, g.y, g.y_type, N, g.a.rows, g.along ? g.slices : 1, N, N * g.a.rows, 16);
   if (s == RFR_OK) s = rfi_cuda_check(cudaMemsetAsync(taken, 0, sizeof *taken, stream), "scaled GEMM");
   if (s != RFR_OK) return s;
   p.groups = g.groups;
