@@ -222,9 +222,9 @@ static __device__ __forceinline__ void write_warp(const float (&sum)[N][4], cons
   __syncwarp();
 }
 
-/* Writes all of a warp's 16 rows with TMA, which skips elements outside y. ONTO: adds to y, f32. SLABS: slabs of a warp;
- * the tile is a multiple of their columns. Without branches: with one, the compiler keeps the state of the main loop in
- * vector registers and copies each descriptor from there before an MMA. */
+/* Writes all of a warp's 16 rows with TMA, which skips elements outside y. ONTO: adds to y, f32. SLABS: slabs of a
+ * warp; the tile is a multiple of their columns. It has no branches: with one, ptxas keeps the state of the main loop
+ * in vector registers and copies each descriptor from there before an MMA. */
 template <typename O, bool ONTO, int SLABS = 2, class P, int N>
 static __device__ __forceinline__ void store_warp(const float (&sum)[N][4], const P &p, uint32_t staging, int column,
                                                   int row, int z) {
