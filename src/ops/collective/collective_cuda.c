@@ -11,19 +11,33 @@
 
 enum { MOST = 64 }; /* collectives of a launch */
 
-/* Whether the received parts overlap. A plan without a side stream gives adjacent ops the same workspace. */
-static bool overlap(const rfi_collective *a, const rfi_collective *b, int64_t ranks) {
-  const char *x = a->to, *y = b->to;
-  return x < y + rfi_collective_bytes(b) * ranks && y < x + rfi_collective_bytes(a) * ranks;
+static int64_t received_bytes(const rfi_collective *c, int64_t ranks) {
+  return rfi_collective_bytes(c) * (c->kind == RFI_REDUCE_SCATTER ? 1 : ranks);
+}
+static int64_t sent_bytes(const rfi_collective *c, int64_t ranks) {
+  return rfi_collective_bytes(c) * (c->kind == RFI_ALL_GATHER ? 1 : ranks);
+}
+static bool overlap(const char *x, int64_t x_bytes, const char *y, int64_t y_bytes) {
+  return x && y && x < y + y_bytes && y < x + x_bytes;
 }
 
-/* The exchanges of the leading reduce-scatters that have disjoint workspaces; returns their number. */
+/* Whether a later collective can run concurrently with the n before it. A plan without a side stream reuses the memory
+ * of an op for the next one: what it receives can overlap what the earlier ones send or receive. */
+static bool is_disjoint(const rfi_collective *earlier, int n, const rfi_collective *later, int64_t ranks) {
+  const int64_t bytes = received_bytes(later, ranks);
+  for (int k = 0; k < n; k++)
+    if (overlap(later->to, bytes, earlier[k].to, received_bytes(&earlier[k], ranks)) ||
+        overlap(later->to, bytes, earlier[k].from, sent_bytes(&earlier[k], ranks)))
+      return false;
+  return true;
+}
+
+/* The exchanges of the leading reduce-scatters that can run concurrently; returns their number. */
 static int find_parts(const rfr_call *const *calls, int n, rfi_collective parts[MOST]) {
   int many = 0;
   for (; many < n && many < MOST && calls[many]->workspace && calls[many]->out[0].data; many++) {
     parts[many] = rfi_collective_parts(calls[many]);
-    for (int k = 0; k < many; k++)
-      if (overlap(&parts[k], &parts[many], rfi_collective_ranks(calls[0]))) return many;
+    if (!is_disjoint(parts, many, &parts[many], rfi_collective_ranks(calls[0]))) break;
   }
   return many;
 }
@@ -69,6 +83,7 @@ static rfr_status run_many(const rfr_call *const *calls, int n, rfi_collective_k
     for (many = 0; i + many < n && many < MOST && rfi_collective_ranks(calls[i + many]) > 1; many++) {
       if (calls[i + many]->workspace) break;
       group[many] = rfi_collective_of(calls[i + many], kind);
+      if (!is_disjoint(group, many, &group[many], rfi_collective_ranks(calls[i]))) break;
     }
     if (many > 0) s = comm->table->run_all(comm, group, many, calls[0]->stream);
     else many = 1, s = run(calls[i], kind);

@@ -15,13 +15,14 @@
 
 enum { RANKS = 2, N = 4, CALLS = 3 };
 static char done[256]; /* what ran: e and the numbers of the exchanges, s and the number of the sum */
-static float input[CALLS][RANKS * N], parts[CALLS][RANKS * N], result[CALLS][N];
+/* one array, so that parts can overlap inputs and other parts */
+static float memory[2 * CALLS][RANKS * N], result[CALLS][N];
+static float (*const input)[RANKS * N] = memory, (*const parts)[RANKS * N] = memory + CALLS;
 
 static rfr_status exchange(rfr_comm *comm, const rfi_collective *what, int n, void *stream) {
   (void)comm, (void)stream;
   strcat(done, " e");
   for (int i = 0; i < n; i++) {
-    assert_int_equal(what[i].kind, RFI_ALL_TO_ALL);
     assert_int_equal(what[i].n, N);
     snprintf(done + strlen(done), 8, "%d", (int)(((const float *)what[i].from - input[0]) / (RANKS * N)));
   }
@@ -43,8 +44,9 @@ cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t n, enum cudaMemcp
   return cudaSuccess;
 }
 
-/* Call i has the workspace parts[place[i]]; -1: its result is not needed. */
-static void check(const int place[CALLS], const char *expected) {
+/* The workspace of call i begins at row place[i] of parts; -1: its result is not needed. Without `place` NCCL's kernels
+ * run, and the result of call 1 is where the input of call 0 is. */
+static void check(const double place[CALLS], const char *expected) {
   static const rfi_comm_table table = {.run_all = exchange};
   rfr_comm comm = {.table = &table, .size = RANKS};
   const rfr_attr ranks = {.i = RANKS};
@@ -52,15 +54,17 @@ static void check(const int place[CALLS], const char *expected) {
   rfr_call call[CALLS];
   const rfr_call *calls[CALLS];
   for (int i = 0; i < CALLS; i++) {
+    const double at = place ? place[i] : 0;
     in[i] = (rfr_arg){.data = input[i], .type = {.dtype = RFR_F32, .rank = 1, .shape = {RANKS * N}}};
-    out[i] = (rfr_arg){.data = place[i] < 0 ? NULL : result[i], .type = {.dtype = RFR_F32, .rank = 1, .shape = {N}}};
+    float *const to = at == -1 ? NULL : place || i != 1 ? result[i] : input[0];
+    out[i] = (rfr_arg){.data = to, .type = {.dtype = RFR_F32, .rank = 1, .shape = {N}}};
     call[i] = (rfr_call){.n_in = 1,
                          .n_out = 1,
                          .in = &in[i],
                          .out = &out[i],
                          .attr = &ranks,
                          .library = &comm,
-                         .workspace = parts[place[i] < 0 ? i : place[i]]};
+                         .workspace = place ? parts[0] + (int)((at == -1 ? i : at) * RANKS * N) : NULL};
     calls[i] = &call[i];
   }
   done[0] = 0;
@@ -70,10 +74,14 @@ static void check(const int place[CALLS], const char *expected) {
 
 static void test_order(void **state) {
   (void)state;
-  check((int[]){0, 1, 2}, " e012 s0 s1 s2");
-  check((int[]){0, 0, 1}, " e0 s0 e12 s1 s2"); /* a plan without a side stream shares workspaces */
-  check((int[]){1, 0, 1}, " e01 s0 s1 e2 s2");
-  check((int[]){0, -1, 2}, " e0 s0 e2 s2");
+  check((double[]){0, 1, 2}, " e012 s0 s1 s2");
+  /* a plan without a side stream: ops share a workspace, or a workspace is where an earlier input was */
+  check((double[]){0, 0, 1}, " e0 s0 e12 s1 s2");
+  check((double[]){1, 0, 1}, " e01 s0 s1 e2 s2");
+  check((double[]){0, 0.75, 2}, " e0 s0 e12 s1 s2");
+  check((double[]){0, -CALLS, 2}, " e0 s0 e12 s1 s2");
+  check((double[]){0, -1, 2}, " e0 s0 e2 s2");
+  check(NULL, " e0 e12");
 }
 
 int main(void) {
