@@ -324,7 +324,7 @@ RFR_API double rfr_program_recomputed_flops(const rfr_programs *p, int program);
 typedef struct rfr_frontier_point {
   int64_t planned_bytes; /* of the arena; a budget of this many bytes suffices */
   double extra_flops;    /* per run, compared with recomputing nothing, a multiply-add as two */
-  double extra_bytes;    /* read and written by recomputed ops, per run */
+  double extra_bytes;    /* read and written by recomputed ops, with the gathers that only they need, per run */
   int recomputed;        /* recomputed ops */
 } rfr_frontier_point;
 /* The recompute frontier of this program, from which RFR_RECOMPUTE_AUTO chooses: largest arena first, the last is the

@@ -5,17 +5,14 @@
  * positions after it. No bit of a result changes. The operands of these GEMMs live longer; if that raises the peak of
  * live bytes, the order does not change.
  */
-#include <string.h>
-
 #include "pass/pass.h"
 #include "trace/live.h"
 
 /* Whether op i is a wgrad GEMM, or a view of that phase, in the layer of op `near` and the microbatch of `last`. */
 static bool is_late(const rfr_trace *t, int i, const rfi_opr *last, const rfi_opr *near) {
   const rfi_opr *op = &t->ops[i];
-  const size_t n = strcspn(near->scope, ".");
-  return op->phase == RFR_PHASE_WGRAD && op->microbatch == last->microbatch && strcspn(op->scope, ".") == n &&
-         strncmp(op->scope, near->scope, n) == 0 && (op->def->gemm || (op->def->flags & RFI_VIEW));
+  return op->phase == RFR_PHASE_WGRAD && op->microbatch == last->microbatch && rfi_same_layer(op, near) &&
+         (op->def->gemm || (op->def->flags & RFI_VIEW));
 }
 
 static bool is_wgrad_gemm(const rfi_opr *op) { return op->phase == RFR_PHASE_WGRAD && op->def->gemm; }

@@ -61,6 +61,8 @@ typedef struct rfi_uses {
   int count, last, output;
 } rfi_uses;
 rfr_status rfi_count_uses(const rfr_trace *t, rfi_uses **out);
+/* Whether the scopes of both ops have the same first component. */
+bool rfi_same_layer(const rfi_opr *a, const rfi_opr *b);
 /* Extends `reached`, per value, from inputs to the values that depend on them. along_gradients: only through floats
  * and ops that do not stop gradients. */
 void rfi_reach(const rfr_trace *t, bool along_gradients, bool *reached);

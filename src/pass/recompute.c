@@ -19,8 +19,8 @@
 /* FLOPs that take as long as moving one byte: a value between those of vector code on a CPU and of tensor cores.
  * Affects only the order of choices. */
 static const double FLOPS_PER_BYTE = 32;
-/* Memory above this fraction of the peak counts as near the peak. Several microbatches, or forward and backward, can
- * have nearly equal peaks that no single class lowers together. */
+/* An op is near the peak if more than this fraction of the peak is live during it. Several microbatches, or forward and
+ * backward, can have nearly equal peaks that no single class lowers together. */
 static const double NEAR_PEAK = 0.9;
 
 typedef struct member {

@@ -105,7 +105,7 @@ static void test_linear(void **state) {
     fail_msg("%d choices for 8 layers, %d for 32", evaluations[0], evaluations[1]);
 }
 
-/* The first choice has the least work per byte, also if its class has most of the memory: a cast to f32 moves 1.5 bytes
+/* The first choice has the least work per byte, even if its class has most of the memory: a cast to f32 moves 1.5 bytes
  * per byte of its result, silu 2. */
 static void test_large_class(void **state) {
   (void)state;

@@ -462,8 +462,8 @@ static void test_allocation_faults(void **state) {
   rfr_trace_destroy(t);
 }
 
-/* With fully sharded parameters, the work of a clone includes the gathers of parameters that the backward does not
- * read: that of w, but not that of v. */
+/* With fully sharded parameters, the work of a clone includes the gather of a parameter that no op of the backward
+ * reads in its layer: that of w, which an op of another layer reads, but not that of v. */
 static void test_gathers(void **state) {
   (void)state;
   enum { ROWS = 50, C = 6, TOKENS = 9 };
@@ -472,8 +472,14 @@ static void test_gathers(void **state) {
   const rfr_value w = rfr_input(t, "w", RFR_ROLE_TRAINABLE, RFR_F32, 2, ((int64_t[]){ROWS, C})),
                   v = rfr_input(t, "v", RFR_ROLE_TRAINABLE, RFR_F32, 2, ((int64_t[]){TOKENS, C})),
                   ids = rfr_input(t, "ids", RFR_ROLE_INPUT, RFR_I32, 1, ((int64_t[]){TOKENS}));
-  const rfr_value x = rfr_embedding(t, w, ids), y = rfr_mul(t, x, v);
+  rfr_scope(t, "embed");
+  const rfr_value x = rfr_embedding(t, w, ids);
+  rfr_scope(t, "layer0.mlp");
+  const rfr_value y = rfr_mul(t, x, v);
   rfr_set_phase(t, RFR_PHASE_DGRAD);
+  rfr_scope(t, "head");
+  rfr_output(t, "h", rfr_silu(t, w));
+  rfr_scope(t, "layer0.norm");
   rfr_output(t, "d", rfr_mul(t, rfr_mul(t, x, v), rfr_silu(t, y)));
   OK(rfr_trace_finish(t));
   double bytes[2][2];

@@ -129,20 +129,23 @@ static void find_reduced_bytes(rfi_recompute_model *m, const rfi_pass_options *o
   }
 }
 
-/* With parameters sharded fully, a clone that reads one which no op of the backward reads is the reason for another
- * gather: an embedding, for example. The memory of this gather is not counted. */
+/* Whether a late op in op i's layer reads v. */
+static bool is_gathered_late(const rfi_recompute_model *m, int i, rfr_value v) {
+  const rfr_trace *t = m->t;
+  for (int j = 0; j < t->n_ops; j++)
+    for (int k = 0; k < t->ops[j].n_in && m->late[j] && rfi_same_layer(&t->ops[j], &t->ops[i]); k++)
+      if (t->ops[j].in[k] >= 0 && m->root[t->ops[j].in[k]] == v) return true;
+  return false;
+}
+
+/* With fully sharded parameters, the clone of an op needs another gather of each parameter that no op of the backward
+ * reads in the same layer, such as an embedding. The memory of this gather is not counted. */
 static void find_gathers(rfi_recompute_model *m, const rfi_pass_options *o) {
   const rfr_trace *t = m->t;
-  int *late = m->last; /* per root; uses m->last, which is unused until the first evaluation */
-  if (o->ranks <= 1 || o->shard != RFR_SHARD_FULL) return;
-  memset(late, 0, sizeof *late * (size_t)t->n_values);
-  for (int i = 0; i < t->n_ops; i++)
-    for (int k = 0; k < t->ops[i].n_in && m->late[i]; k++)
-      if (t->ops[i].in[k] >= 0) late[m->root[t->ops[i].in[k]]] = 1;
-  for (int i = 0; i < t->n_ops; i++)
+  for (int i = 0; i < t->n_ops && o->ranks > 1 && o->shard == RFR_SHARD_FULL; i++)
     for (int k = 0; k < t->ops[i].n_in && m->can[i]; k++) {
       const rfr_value v = t->ops[i].in[k] < 0 ? RFR_NONE : m->root[t->ops[i].in[k]];
-      if (v >= 0 && is_gathered(t, v) && !late[v]) m->gathered[i] += rfi_bytes(&t->values[v].type);
+      if (v >= 0 && is_gathered(t, v) && !is_gathered_late(m, i, v)) m->gathered[i] += rfi_bytes(&t->values[v].type);
     }
 }
 
@@ -418,7 +421,7 @@ static int64_t sum_live(rfi_recompute_model *m, int clones, int64_t others) {
   return peak;
 }
 
-/* Work of a clone, with the gathers that only it needs. If an op of the backward recomputes the result, the only bytes
+/* Work of a clone, including the gathers for it. If an op of the backward recomputes the result, the only bytes
  * are those of the write. */
 static rfi_cost cost_of(const rfi_recompute_model *m, int clone) {
   const rfi_opr *op = &m->t->ops[op_of(m, clone)];

@@ -56,7 +56,7 @@ typedef struct rfi_recompute_model {
   int copies;
   bool delayed;          /* RFI_LATER may run long after RFI_LATE */
   int begins[RFI_LATES]; /* first op of each late program; n_ops: none */
-  bool *near;            /* per op: near the peak, as mark_near found it */
+  bool *near;            /* per op: it is near the peak; set by rfi_recompute_mark_near */
   /* Results of evaluate: */
   bool *early;                   /* per op: its result is needed before by->bwd, so a clone recomputes it */
   int *order, *place;            /* the op at each place, after ops have moved as by[] says; the place of each op */
@@ -74,7 +74,7 @@ void rfi_find_by_bwd(rfi_recompute_model *m);
 void rfi_recompute_model_deinit(rfi_recompute_model *m);
 /* Linear in the length of the trace; reads m->chosen and m->near. */
 rfi_choice_cost rfi_recompute_evaluate(rfi_recompute_model *m);
-/* Sets m->near: the ops during which, with the choice last evaluated, more than `level` bytes are live. */
+/* Marks in m->near the ops during which more than `level` bytes are live under the choice last evaluated. */
 void rfi_recompute_mark_near(rfi_recompute_model *m, double level);
 /* Records the trace for m->chosen; report may be NULL. */
 rfr_status rfi_recompute_apply(rfi_recompute_model *m, rfi_report *report, rfr_trace **out);

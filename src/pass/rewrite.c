@@ -163,6 +163,11 @@ rfr_status rfi_copy_trace(const rfr_trace *in, rfr_trace **out) {
   return rfi_rewrite_end(&r, out);
 }
 
+bool rfi_same_layer(const rfi_opr *a, const rfi_opr *b) {
+  const size_t n = strcspn(a->scope, ".");
+  return strcspn(b->scope, ".") == n && memcmp(a->scope, b->scope, n) == 0;
+}
+
 rfr_status rfi_count_uses(const rfr_trace *t, rfi_uses **out) {
   rfi_uses *uses;
   *out = NULL;
