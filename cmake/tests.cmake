@@ -95,7 +95,7 @@ foreach(name ops_test cli_test cli_plan_test cli_runs_test run_layouts_test rank
   endif()
 endforeach()
 if(TEST ranks_faults_test)
-  set_tests_properties(ranks_faults_test PROPERTIES COST 2000) # it waits most of its time
+  set_tests_properties(ranks_faults_test PROPERTIES COST 2000) # it mostly waits
 endif()
 
 if(TARGET comm_mpi_test)

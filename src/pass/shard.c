@@ -486,7 +486,7 @@ static rfr_value operand(sharding *s, rfr_value v) {
 }
 
 /* The operands of grad_norm from *first up to *end, which contain all gradients that are reduced last. *first is n_in
- * if no other operand would be left. */
+ * if they are all operands, or if no operand is reduced last. */
 static void find_latest(const sharding *s, const rfi_opr *op, int *first, int *end) {
   const rfr_trace *t = s->r.from;
   const int last = s->gradient[s->n_gradients - 1].after;

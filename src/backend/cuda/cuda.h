@@ -41,8 +41,8 @@ static inline rfr_status rfi_cuda_launched(const char *kernel) { return rfi_cuda
 /* inspect.cu: the backend's `inspect`, enqueued. */
 rfr_status rfi_cuda_inspect(rfi_range *ranges, int n, cudaStream_t stream);
 
-/* fill.cu: the kernel fill(unsigned char *to, uint4 pattern, int64_t bytes), with so many threads per block; every
- * aligned group of 16 bytes becomes the pattern. */
+/* fill.cu: the kernel fill(unsigned char *to, uint4 pattern, int64_t bytes), with RFI_FILL_THREADS threads per block.
+ * Every aligned group of 16 bytes becomes the pattern. */
 enum { RFI_FILL_THREADS = 256 };
 void *rfi_fill_kernel(void);
 

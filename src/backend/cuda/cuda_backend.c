@@ -114,8 +114,8 @@ static void device_close(rfi_device *d) {
 }
 
 /* The side stream has the lowest priority: its small ops use the multiprocessors that the main stream leaves idle. A
- * collective has few blocks and waits for other ranks, so its blocks get priority over those of a GEMM. Only eager
- * runs have these priorities; with cudaGraphInstantiateFlagUseNodePriority a step of two H200 was not faster. */
+ * collective has few blocks and waits for other ranks, so its blocks get priority over those of a GEMM. In captured
+ * graphs these priorities have no effect. */
 static rfr_status make_streams(rfi_device *d) {
   int least, most;
   /* a higher priority is a smaller number */

@@ -57,7 +57,7 @@ rfr_status rfi_cuda_fill_by_kernels(const rfi_cuda_host *core, rfr_ctx *ctx, cud
   cudaGraphNode_t *nodes;
   size_t n = 0;
   CUDA(cudaGraphGetNodes(graph, NULL, &n));
-  if (n == 0) return RFR_OK; /* CUDA refuses to list no nodes */
+  if (n == 0) return RFR_OK; /* cudaGraphGetNodes fails for a graph without nodes */
   RFI_TRY(core->alloc(ctx, sizeof *nodes * (n + 1), (void **)&nodes));
   rfr_status s = rfi_cuda_check(cudaGraphGetNodes(graph, nodes, &n), "reading a graph");
   if (s == RFR_OK) s = replace_all(core, ctx, graph, nodes, n);

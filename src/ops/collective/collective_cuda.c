@@ -42,7 +42,7 @@ static int find_parts(const rfr_call *const *calls, int n, rfi_collective parts[
   return many;
 }
 
-/* All exchanges before all sums: a sum waits until a GEMM leaves it multiprocessors, and an exchange need not. */
+/* All exchanges precede all sums: a sum waits for multiprocessors that a GEMM uses, an exchange does not. */
 static rfr_status exchange_and_sum(const rfr_call *const *calls, int n, void *stream, int *many) {
   rfi_collective parts[MOST];
   rfr_comm *comm = calls[0]->library;
