@@ -133,8 +133,10 @@ static void find_reduced_bytes(rfi_recompute_model *m, const rfi_pass_options *o
 static bool is_gathered_late(const rfi_recompute_model *m, int i, rfr_value v) {
   const rfr_trace *t = m->t;
   for (int j = 0; j < t->n_ops; j++)
-    for (int k = 0; k < t->ops[j].n_in && m->late[j] && rfi_same_layer(&t->ops[j], &t->ops[i]); k++)
-      if (t->ops[j].in[k] >= 0 && m->root[t->ops[j].in[k]] == v) return true;
+    for (int k = 0; k < t->ops[j].n_in && m->late[j]; k++) {
+      const rfr_value x = t->ops[j].in[k];
+      if (x >= 0 && m->root[x] == v && rfi_same_layer(&t->ops[j], &t->ops[i])) return true;
+    }
   return false;
 }
 
