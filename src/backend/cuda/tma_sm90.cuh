@@ -106,29 +106,27 @@ static __device__ __forceinline__ void rfi_tma_load_both(uint32_t to, const CUte
                "l"(map), "r"(barrier), "h"((uint16_t)3), "r"(x), "r"(y), "r"(z)
                : "memory");
 }
+/* The instruction with a map, shared memory and coordinates, if `go`. */
+#define RFI_TMA_IF(instruction)                                  \
+  asm volatile("{\n"                                             \
+               ".reg .pred go;\n"                                \
+               "setp.ne.b32 go, %5, 0;\n"                        \
+               "@go " instruction " [%0, {%2, %3, %4}], [%1];\n" \
+               "}" ::"l"(map),                                   \
+               "r"(from), "r"(x), "r"(y), "r"(z), "r"((int)go)   \
+               : "memory")
 /* Stores if `go`. */
 static __device__ __forceinline__ void rfi_tma_store(const CUtensorMap *map, uint32_t from, int x, int y, int z,
                                                      bool go = true) {
-  asm volatile("{\n"
-               ".reg .pred go;\n"
-               "setp.ne.b32 go, %5, 0;\n"
-               "@go cp.async.bulk.tensor.3d.global.shared::cta.tile.bulk_group [%0, {%2, %3, %4}], [%1];\n"
-               "}" ::"l"(map),
-               "r"(from), "r"(x), "r"(y), "r"(z), "r"((int)go)
-               : "memory");
+  RFI_TMA_IF("cp.async.bulk.tensor.3d.global.shared::cta.tile.bulk_group");
 }
 /* Adds to f32 elements in the cache, if `go`. Each addition rounds once and flushes subnormal operands and results to
  * zero. The result is deterministic if each element is added to at most once. */
 static __device__ __forceinline__ void rfi_tma_add(const CUtensorMap *map, uint32_t from, int x, int y, int z,
                                                    bool go = true) {
-  asm volatile("{\n"
-               ".reg .pred go;\n"
-               "setp.ne.b32 go, %5, 0;\n"
-               "@go cp.reduce.async.bulk.tensor.3d.global.shared::cta.add.tile.bulk_group [%0, {%2, %3, %4}], [%1];\n"
-               "}" ::"l"(map),
-               "r"(from), "r"(x), "r"(y), "r"(z), "r"((int)go)
-               : "memory");
+  RFI_TMA_IF("cp.reduce.async.bulk.tensor.3d.global.shared::cta.add.tile.bulk_group");
 }
+#undef RFI_TMA_IF
 /* Prefetches into L2. */
 static __device__ __forceinline__ void rfi_tma_fetch(const CUtensorMap *map, int x, int y, int z) {
   asm volatile("cp.async.bulk.prefetch.tensor.3d.L2.global.tile [%0, {%1, %2, %3}];" ::"l"(map), "r"(x), "r"(y), "r"(z)
