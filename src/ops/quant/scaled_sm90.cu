@@ -53,7 +53,7 @@ struct scaled_problem {
   int64_t bias_group;
   rfr_dtype bias_dtype, scale_dtype;
   int columns, reduction, first;
-  bool accumulate, engine_adds;
+  bool engine_adds;
   int32_t *taken;
 };
 
@@ -293,16 +293,16 @@ template <int N> static __device__ __forceinline__ void scale_sums(float (&sum)[
 }
 
 /* Writes a warp's 16 rows of a tile, of which `left` are valid; `row` is the index of the first one in y. */
-template <typename O, bool ALONG, scales S, int N>
+template <typename O, bool ALONG, bool ONTO, scales S, int N>
 static __device__ __forceinline__ void write(const float (&sum)[N][4], const scaled_problem &p, uint32_t staging,
                                              const tile &t, int row, int left) {
   constexpr int SLABS = form<S>::SLABS;
   O *const y = (O *)p.out + ((ALONG ? (int64_t)t.group * p.groups.high : 0) + row) * p.columns;
-  if (!p.accumulate && (ALONG || left >= 16)) {
+  if (!ONTO && (ALONG || left >= 16)) {
     store_warp<O, false, SLABS>(sum, p, staging, t.column, row, ALONG ? t.group : 0);
     return;
   }
-  if constexpr (ALONG && sizeof(O) == 4) {
+  if constexpr (ONTO && sizeof(O) == 4) {
     if (p.engine_adds) {
       store_warp<O, true, SLABS>(sum, p, staging, t.column, row, t.group);
       return;
@@ -310,11 +310,11 @@ static __device__ __forceinline__ void write(const float (&sum)[N][4], const sca
   }
   if (threadIdx.x % 32 == 0) rfi_tma_wait_read<0>();
   __syncwarp();
-  if constexpr (ALONG) write_warp<O, float, true>(sum, p, staging, y, t.column, left);
-  else write_warp<O, O, false>(sum, p, staging, y, t.column, left);
+  if constexpr (ONTO) write_warp<O, float, true>(sum, p, staging, y, t.column, left);
+  else if constexpr (!ALONG) write_warp<O, O, false>(sum, p, staging, y, t.column, left);
 }
 
-template <typename O, bool ALONG, bool E5M2, scales S>
+template <typename O, bool ALONG, bool ONTO, bool E5M2, scales S>
 static __device__ __forceinline__ void consume(const scaled_problem &p, const scaled_places &in, int consumer) {
   const int warp = (int)(threadIdx.x % 128) / 32;
   const uint32_t staging = in.staging + (consumer * 4 + warp) * form<S>::SLABS * RFI_SLAB;
@@ -328,23 +328,25 @@ static __device__ __forceinline__ void consume(const scaled_problem &p, const sc
       skip<S>(t, at, chunk, in);
       continue;
     }
-    if (ALONG && p.accumulate && t.steps == 0) continue;
+    if (ONTO && t.steps == 0) continue;
     if constexpr (S == NARROW) multiply_narrow(sum, t, at, in, consumer);
     else multiply_promoted<E5M2, S>(sum, t, at, chunk, in, consumer);
     if (t.group < p.groups.n) {
       if (!form<S>::BLOCKS) scale_sums(sum, p.a_scale[t.group], p.b_scale[t.group]);
       if (p.bias) add_bias(sum, p, t.group, (ALONG ? 0 : t.first) + row, t.column, left);
     }
-    if constexpr (ALONG && sizeof(O) == 4)
+    if constexpr (ONTO && sizeof(O) == 4)
       if (p.engine_adds && threadIdx.x % 32 == 0) fetch_warp<form<S>::WIDE>(p, t.column, row + warp * 16, t.group);
-    write<O, ALONG, S>(sum, p, staging, t, (ALONG ? row : t.first + row) + warp * 16, left - warp * 16);
+    write<O, ALONG, ONTO, S>(sum, p, staging, t, (ALONG ? row : t.first + row) + warp * 16, left - warp * 16);
   }
   if (threadIdx.x % 32 == 0) rfi_tma_wait_all();
 }
 
 #endif
 
-template <typename O, bool ALONG, bool E5M2, scales S>
+/* ONTO: adds to y. It is a template argument because ptxas, with the code that loads y, places the three operands of
+ * the FMAs of a promotion in one register bank. */
+template <typename O, bool ALONG, bool ONTO, bool E5M2, scales S>
 static __global__ void __launch_bounds__(THREADS, 1) scaled(const __grid_constant__ scaled_problem p) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   typedef form<S> f;
@@ -370,7 +372,7 @@ static __global__ void __launch_bounds__(THREADS, 1) scaled(const __grid_constan
     __syncwarp();
   } else {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
-    consume<O, ALONG, E5M2, S>(p, at, rfi_same((int)threadIdx.x / 128) - 1);
+    consume<O, ALONG, ONTO, E5M2, S>(p, at, rfi_same((int)threadIdx.x / 128) - 1);
   }
   rfi_cluster_sync(); /* the other block may still write to this block's shared memory */
 #endif
@@ -378,7 +380,7 @@ static __global__ void __launch_bounds__(THREADS, 1) scaled(const __grid_constan
 
 /* ---- host code ---- */
 
-template <typename O, bool ALONG, bool E5M2, scales S>
+template <typename O, bool ALONG, bool ONTO, bool E5M2, scales S>
 static rfr_status launch(const rfi_scaled_gemm &g, scaled_problem &p, int sms, cudaStream_t stream) {
   const int64_t depth = g.along ? 1 : g.slices;
   rfr_status s = rfi_tma_describe(&p.a, g.a.q, g.a.dtype, g.a.row, g.a.rows, 1, g.a.row, g.a.row * g.a.rows, ROWS / 2);
@@ -386,9 +388,9 @@ static rfr_status launch(const rfi_scaled_gemm &g, scaled_problem &p, int sms, c
     s = rfi_tma_describe(&p.b, g.b.q, g.b.dtype, g.b.row, g.b.rows, depth, g.b.row, g.b.row * g.b.rows,
                          form<S>::WIDE / 2);
   if (s == RFR_OK)
-    s = rfi_cuda_check(
-        cudaFuncSetAttribute(scaled<O, ALONG, E5M2, S>, cudaFuncAttributeMaxDynamicSharedMemorySize, form<S>::SHARED),
-        "scaled GEMM");
+    s = rfi_cuda_check(cudaFuncSetAttribute(scaled<O, ALONG, ONTO, E5M2, S>,
+                                            cudaFuncAttributeMaxDynamicSharedMemorySize, form<S>::SHARED),
+                       "scaled GEMM");
   if (s != RFR_OK) return s;
   cudaLaunchAttribute cluster = {};
   cluster.id = cudaLaunchAttributeClusterDimension;
@@ -397,20 +399,25 @@ static rfr_status launch(const rfi_scaled_gemm &g, scaled_problem &p, int sms, c
   config.gridDim = (unsigned)(sms / 2 * 2), config.blockDim = THREADS;
   config.dynamicSmemBytes = form<S>::SHARED, config.stream = stream;
   config.attrs = &cluster, config.numAttrs = 1;
-  return rfi_cuda_check(cudaLaunchKernelEx(&config, scaled<O, ALONG, E5M2, S>, p), "scaled GEMM");
+  return rfi_cuda_check(cudaLaunchKernelEx(&config, scaled<O, ALONG, ONTO, E5M2, S>, p), "scaled GEMM");
+}
+
+template <typename O, bool ONTO, bool E5M2>
+static rfr_status launch_along(const rfi_scaled_gemm &g, scaled_problem &p, int sms, cudaStream_t stream) {
+  if (g.b.scaling == RFR_SCALING_ROW128) return launch<O, true, ONTO, E5M2, LINES>(g, p, sms, stream);
+  if (g.b.scaling == RFR_SCALING_BLOCK128) return launch<O, true, ONTO, E5M2, BLOCK>(g, p, sms, stream);
+  return launch<O, true, ONTO, E5M2, TENSOR>(g, p, sms, stream);
 }
 
 template <typename O, bool E5M2>
 static rfr_status launch_scales(const rfi_scaled_gemm &g, scaled_problem &p, int sms, cudaStream_t stream) {
-  if (g.along) {
-    if (g.b.scaling == RFR_SCALING_ROW128) return launch<O, true, E5M2, LINES>(g, p, sms, stream);
-    if (g.b.scaling == RFR_SCALING_BLOCK128) return launch<O, true, E5M2, BLOCK>(g, p, sms, stream);
-    return launch<O, true, E5M2, TENSOR>(g, p, sms, stream);
-  }
-  if (g.b.scaling == RFR_SCALING_BLOCK128) return launch<O, false, E5M2, BLOCK>(g, p, sms, stream);
+  if (g.along)
+    return g.accumulate ? launch_along<O, true, E5M2>(g, p, sms, stream)
+                        : launch_along<O, false, E5M2>(g, p, sms, stream);
+  if (g.b.scaling == RFR_SCALING_BLOCK128) return launch<O, false, false, E5M2, BLOCK>(g, p, sms, stream);
   if constexpr (!E5M2)
-    if (g.narrow) return launch<O, false, false, NARROW>(g, p, sms, stream);
-  return launch<O, false, E5M2, TENSOR>(g, p, sms, stream);
+    if (g.narrow) return launch<O, false, false, false, NARROW>(g, p, sms, stream);
+  return launch<O, false, false, E5M2, TENSOR>(g, p, sms, stream);
 }
 
 const char *rfi_scaled_sm90_lacks(const rfi_scaled_gemm &g) {
@@ -448,8 +455,7 @@ rfr_status rfi_scaled_sm90(const rfi_scaled_gemm &g, int32_t *taken, int sms, cu
   p.bias = g.bias, p.scale = g.bias_scale, p.bias_dtype = g.bias_type, p.scale_dtype = g.bias_scale_type;
   p.bias_group = N;
   p.out = g.y, p.columns = (int)N, p.reduction = (int)g.a.row, p.first = (int)g.first;
-  p.accumulate = g.accumulate != 0;
-  p.engine_adds = g.along && p.accumulate && g.y_type == RFR_F32 && g.a.row >= LONG * g.slices;
+  p.engine_adds = g.accumulate && g.y_type == RFR_F32 && g.a.row >= LONG * g.slices;
   p.taken = taken;
   if (g.a.dtype == RFR_E5M2)
     return g.y_type == RFR_F32 ? launch_scales<float, true>(g, p, sms, stream)
