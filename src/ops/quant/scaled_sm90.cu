@@ -21,8 +21,6 @@
 
 enum {
   STEP = 128,
-  /* with at least so many elements per sum on average, TMA adds to f32 memory; shorter sums do not hide the addition */
-  LONG = 1024,
   CHUNK = 4,   /* steps per copy of scales; there are two buffers */
   COPIERS = 64 /* threads that copy scales */
 };
@@ -53,7 +51,6 @@ struct scaled_problem {
   int64_t bias_group;
   rfr_dtype bias_dtype, scale_dtype;
   int columns, reduction, first;
-  bool engine_adds;
   int32_t *taken;
 };
 
@@ -303,15 +300,13 @@ static __device__ __forceinline__ void write(const float (&sum)[N][4], const sca
     return;
   }
   if constexpr (ONTO && sizeof(O) == 4) {
-    if (p.engine_adds) {
-      store_warp<O, true, SLABS>(sum, p, staging, t.column, row, t.group);
-      return;
-    }
+    store_warp<O, true, SLABS>(sum, p, staging, t.column, row, t.group);
+  } else if constexpr (ONTO || !ALONG) {
+    if (threadIdx.x % 32 == 0) rfi_tma_wait_read<0>();
+    __syncwarp();
+    if constexpr (ONTO) write_warp<O, float, true>(sum, p, staging, y, t.column, left);
+    else write_warp<O, O, false>(sum, p, staging, y, t.column, left);
   }
-  if (threadIdx.x % 32 == 0) rfi_tma_wait_read<0>();
-  __syncwarp();
-  if constexpr (ONTO) write_warp<O, float, true>(sum, p, staging, y, t.column, left);
-  else if constexpr (!ALONG) write_warp<O, O, false>(sum, p, staging, y, t.column, left);
 }
 
 template <typename O, bool ALONG, bool ONTO, bool E5M2, scales S>
@@ -336,7 +331,7 @@ static __device__ __forceinline__ void consume(const scaled_problem &p, const sc
       if (p.bias) add_bias(sum, p, t.group, (ALONG ? 0 : t.first) + row, t.column, left);
     }
     if constexpr (ONTO && sizeof(O) == 4)
-      if (p.engine_adds && threadIdx.x % 32 == 0) fetch_warp<form<S>::WIDE>(p, t.column, row + warp * 16, t.group);
+      if (threadIdx.x % 32 == 0) fetch_warp<form<S>::WIDE>(p, t.column, row + warp * 16, t.group);
     write<O, ALONG, ONTO, S>(sum, p, staging, t, (ALONG ? row : t.first + row) + warp * 16, left - warp * 16);
   }
   if (threadIdx.x % 32 == 0) rfi_tma_wait_all();
@@ -455,7 +450,6 @@ rfr_status rfi_scaled_sm90(const rfi_scaled_gemm &g, int32_t *taken, int sms, cu
   p.bias = g.bias, p.scale = g.bias_scale, p.bias_dtype = g.bias_type, p.scale_dtype = g.bias_scale_type;
   p.bias_group = N;
   p.out = g.y, p.columns = (int)N, p.reduction = (int)g.a.row, p.first = (int)g.first;
-  p.engine_adds = g.accumulate && g.y_type == RFR_F32 && g.a.row >= LONG * g.slices;
   p.taken = taken;
   if (g.a.dtype == RFR_E5M2)
     return g.y_type == RFR_F32 ? launch_scales<float, true>(g, p, sms, stream)
