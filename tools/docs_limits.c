@@ -146,8 +146,8 @@ enum { N_ROWS = sizeof rows / sizeof rows[0] };
 static const struct {
   const char *what, *why;
 } decisions[] = {
-    {"`refrain plan --device cuda:none` compares the plan only with `memory.budget`",
-     "there is no GPU whose free memory it could read"},
+    {"`refrain plan --device cuda:none` compares the plan with `memory.budget` only",
+     "without a GPU there is no free memory to compare with"},
     {"the settings that `refrain plan` lists for a step that does not fit are planned one at a time, and once together",
      "each row has the bytes of a real plan; all combinations would take minutes"},
     {"`refrain bench` without a name has no `--json`", "each benchmark prints its own object"},
@@ -159,11 +159,11 @@ static const struct {
      "the plan shares bytes between parts that never run at the same time"},
     {"evaluation with a training set of callables applies dropout",
      "dropout is part of the trace; an inference set evaluates without it"},
-    {"wgrad hooks run after `post_backward`; resharding there frees weights that W reads",
-     "`rfr_hook_event.wgrad_reads` says when to keep them"},
+    {"wgrad hooks run after `post_backward`; a hook that reshards there frees weights that W reads",
+     "`rfr_hook_event.wgrad_reads` is 1 if W reads them"},
     {"with `optimizer.gradient_dtype: model` the gradients of embedding tables and of a fused head are computed in "
      "f32 first",
-     "their kernels accumulate in f32; the plan may be up to 9 % larger than with f32"},
+     "their kernels accumulate in f32; the plan may be up to 9 % larger than with `gradient_dtype: f32`"},
     {"the gradient of a 16-bit input is computed in 16 bits, even if f32 is requested",
      "the conversion follows the op's own rule"},
     {"a program without gradients is fused as inference; its 16-bit loss may differ from the training program's",
@@ -173,11 +173,11 @@ static const struct {
      "the run ends in time when the load of the machine changes; a resume takes the last step from the checkpoint, "
      "so two resumes give the same bits"},
     {"oneDNN allocates inside its own calls while a step runs",
-     "`rfr_ctx_options` allocators see only memory of the library"},
-    {"`plan_only` measures no algorithms", "`run.tune` needs the device"},
+     "the allocator of `rfr_ctx_options` serves only calls of the library itself"},
+    {"`plan_only` measures no algorithms", "measuring needs the device"},
     {"no public call reads a safetensors file", "`rfr_run_open` reads model folders"},
-    {"a trained callable parameter's address is compared at replay only if the caller passes it",
-     "`rfr_graphs_rebind` is the call for parameters that moved"},
+    {"the address of a callable's trained parameter is compared at replay only if the caller passes the parameter",
+     "after a move, call `rfr_graphs_rebind`"},
 };
 
 static rfr_status try_config(rfr_ctx *ctx, const char *text) {
