@@ -17,10 +17,10 @@
 /* NAME, ARGUMENT, CHOICES, kind, field, help */
 #define HELP \
   { "help", NULL, NULL, CLI_FLAG, FIELD(help), "print this text" }
-#define JSON                                                                                     \
-  {                                                                                              \
-    "json", NULL, NULL, CLI_FLAG, FIELD(json),                                                   \
-        "print one JSON object on standard output, errors as one on standard error; no progress" \
+#define JSON                                                                                              \
+  {                                                                                                       \
+    "json", NULL, NULL, CLI_FLAG, FIELD(json),                                                            \
+        "print one JSON object on standard output, an error as one object on standard error; no progress" \
   }
 #define QUIET \
   { "quiet", NULL, NULL, CLI_FLAG, FIELD(quiet), "print no progress; warnings and errors remain" }
@@ -61,7 +61,7 @@
     "template", "NAME", NULL, CLI_TEXT, FIELD(template), "chat template: model, chatml or a file (model)" \
   }
 #define EMA \
-  { "ema", NULL, NULL, CLI_FLAG, FIELD(ema), "the averaged weights of the checkpoint (optimizer.ema)" }
+  { "ema", NULL, NULL, CLI_FLAG, FIELD(ema), "use the averaged weights of the checkpoint (optimizer.ema)" }
 #define SAMPLING                                                                                               \
   {"tokens", "N", NULL, CLI_INTEGER, FIELD(tokens), "maximum number of tokens (256)"},                         \
       {"context",      "N",                                                                                    \
@@ -123,9 +123,10 @@ static const cli_command commands[CLI_COMMAND_COUNT] = {
          OPTIONS(SET, {"out", "FOLDER", NULL, CLI_TEXT, FIELD(out), "folder of the run (runs/DATA)"}, ON_A_DEVICE)},
     [CLI_INDEX_generate] =
         {"generate", "RUN|MODEL", 1, 1, "continue a text with a run's newest checkpoint or a model",
-         "Writes the prompt and its continuation to standard output. The text ends at a stop token of the model, at a "
-         "--stop, or after --tokens. With --chat the prompt is a user's message, and only the answer is written. With "
-         "--prompts, continues each prompt of a JSONL file and adds the members text and tokens to its object.",
+         "Writes the prompt and its continuation to standard output. The text ends at a stop token of the model, "
+         "before a --stop text, or after --tokens. With --chat the prompt is a user's message, and only the answer is "
+         "written. With --prompts, continues each prompt of a JSONL file and adds the members text and tokens to its "
+         "object.",
          "refrain generate runs/demo --prompt '#include <'",
          OPTIONS(
              {"prompt", "TEXT", NULL, CLI_TEXT, FIELD(prompt), "text to continue; - reads standard input (a newline)"},
@@ -144,11 +145,11 @@ static const cli_command commands[CLI_COMMAND_COUNT] = {
          "refrain chat runs/finetune --temperature 0.2", OPTIONS(TEMPLATE, SAMPLING, EMA, SET, ON_A_DEVICE)},
     [CLI_INDEX_eval] = {"eval", "RUN|MODEL", 1, 1, "evaluate a run's newest checkpoint, or a model",
                         "Evaluates on the run's held-out data. For a MODEL, name the data: --set "
-                        "data.validation=FILES. Prints bits per byte for models of bytes, and the mean loss in nats "
-                        "per token.",
+                        "data.validation=FILES. Prints the mean loss in nats per token and, if the bytes of the data "
+                        "are known, bits per byte.",
                         "refrain eval runs/demo --json", OPTIONS(EMA, SET, ON_A_DEVICE)},
     [CLI_INDEX_tokenize] =
-        {"tokenize", "MODEL [FILE...]", 1, INT_MAX, "print the token ids of a text, or write those of files",
+        {"tokenize", "MODEL [FILE...]", 1, INT_MAX, "print the token ids of a text, or write a token file",
          "Tokenizes FILE or standard input and prints one id per line; the counts go to standard error. MODEL may also "
          "be a tokenizer.json. With --decode, reads ids and prints their text. With --out, writes the ids of text "
          "files and of JSONL files of texts into one token file, which data.train reads: each text is a document, with "
@@ -164,8 +165,8 @@ static const cli_command commands[CLI_COMMAND_COUNT] = {
     [CLI_INDEX_tokenizer_train] =
         {"tokenizer-train", "FILES...", 1, INT_MAX, "train a tokenizer on texts",
          "Trains byte-level BPE on text files and JSONL files of rows, and writes a folder with tokenizer.json and "
-         "tokenizer_config.json, which data.tokenizer takes and other libraries read. The first special token ends a "
-         "text. The result depends only on the texts and options.",
+         "tokenizer_config.json. data.tokenizer takes this folder, and other libraries read it. The first special "
+         "token ends a text. The result depends only on the texts and options.",
          "refrain tokenizer-train 'notes/**/*.txt' --vocab 8192 --out tokenizer",
          OPTIONS({"out", "FOLDER|FILE", NULL, CLI_TEXT, FIELD(out),
                   "folder to write, or X.json to write only tokenizer.json"},
@@ -184,7 +185,7 @@ static const cli_command commands[CLI_COMMAND_COUNT] = {
                   "chat template to write into the folder: chatml or a file (none)"},
                  THREADS, JSON, QUIET, HELP)},
     [CLI_INDEX_check] = {"check", "CONFIG|RUN|MODEL [DATA...]", 1, INT_MAX,
-                         "print the resolved configuration, or the data of finetune",
+                         "print the resolved configuration, or the data for finetune",
                          "Reads the configuration and prints every key with its value and the source of the value: "
                          "a line of the file, --set, a default, or derived from other keys. With DATA, prints the rows "
                          "and tokens that `refrain finetune` would train on, a row as the model sees it, and the "
@@ -199,20 +200,20 @@ static const cli_command commands[CLI_COMMAND_COUNT] = {
          "Prints the kind of the file or folder, the description of the model, the metadata, unknown fields, and every "
          "tensor with its bytes, type and shape. FILE is a safetensors or GGUF file. Reads no weights.",
          "refrain inspect model.gguf --json", OPTIONS(JSON, HELP)},
-    [CLI_INDEX_export] =
-        {"export", "RUN|MODEL", 1, 1, "write a run's newest checkpoint or a model for other programs",
-         "The output must not exist; a failed export leaves no output. An adapter is merged into the weights, except "
-         "with --to peft and --to gguf-lora.",
-         "refrain export runs/chat --to gguf --dtype q8_0 --out chat.gguf",
-         OPTIONS({"to", "FORMAT", "hf gguf peft gguf-lora", CLI_TEXT, FIELD(to),
-                  "hf: a Hugging Face folder; gguf: one file; peft and gguf-lora: only the adapter"},
-                 {"out", "PATH", NULL, CLI_TEXT, FIELD(out), "folder or file to write"},
-                 {"dtype", "TYPE", "f32 bf16 f16 q8_0 q4_0", CLI_TEXT, FIELD(dtype),
-                  "type of the weights; q8_0 and q4_0 only for gguf (that of the model)"},
-                 EMA, THREADS, JSON, QUIET, HELP)},
+    [CLI_INDEX_export] = {"export", "RUN|MODEL", 1, 1, "write a run's newest checkpoint or a model for other programs",
+                          "Writes a model in the format of --to. The output must not exist; a failed export leaves no "
+                          "output. An adapter is merged into the weights, except with --to peft and --to gguf-lora.",
+                          "refrain export runs/chat --to gguf --dtype q8_0 --out chat.gguf",
+                          OPTIONS({"to", "FORMAT", "hf gguf peft gguf-lora", CLI_TEXT, FIELD(to),
+                                   "hf: a Hugging Face folder; gguf: one file; peft and gguf-lora: only the adapter"},
+                                  {"out", "PATH", NULL, CLI_TEXT, FIELD(out), "folder or file to write"},
+                                  {"dtype", "TYPE", "f32 bf16 f16 q8_0 q4_0", CLI_TEXT, FIELD(dtype),
+                                   "type of the weights; q8_0 and q4_0 only for gguf (that of the model)"},
+                                  EMA, THREADS, JSON, QUIET, HELP)},
     [CLI_INDEX_keys] = {"keys", "[WORD]", 0, 1, "print the table of configuration keys",
-                        "With WORD, only keys whose name or meaning contains it.", "refrain keys recompute",
-                        OPTIONS(JSON, HELP)},
+                        "Prints each key with its type, default, accepted values and meaning. With WORD, prints only "
+                        "keys whose name or meaning contains it.",
+                        "refrain keys recompute", OPTIONS(JSON, HELP)},
     [CLI_INDEX_plan] =
         {"plan", "CONFIG|RUN|MODEL", 1, 1, "print every buffer of a training step and the memory it needs",
          "Compiles the step and plans its memory without allocating it, so a model of any size can be "
@@ -226,7 +227,7 @@ static const cli_command commands[CLI_COMMAND_COUNT] = {
                  {"ranks", "N", NULL, CLI_INTEGER, FIELD(ranks),
                   "plan each distinct rank of a step over N ranks, at most 4096"},
                  {"costs", "FILE", NULL, CLI_TEXT, FIELD(costs),
-                  "with --ranks: estimate the time of a step from a file of profile --write-costs"},
+                  "with --ranks: estimate the time of a step from a file written by profile --write-costs"},
                  {"link", "RATE", NULL, CLI_NUMBER, FIELD(link), "with --costs: GB per second that a rank sends (50)"},
                  SVG, ON_A_DEVICE)},
     [CLI_INDEX_trace] =
@@ -251,9 +252,9 @@ static const cli_command commands[CLI_COMMAND_COUNT] = {
                  {"group", "G", NULL, CLI_INTEGER, FIELD(group),
                   "microbatches that a rank runs in one stage before the next stage; 0: P (0)"},
                  {"order", "LIST", NULL, CLI_TEXT, FIELD(order),
-                  "order list instead of a kind, as 1,2,-2,-1; a ; starts the next rank"},
+                  "order list instead of a kind, as 1,2,-2,-1; a semicolon starts the next rank"},
                  {"layers", "COUNTS", NULL, CLI_TEXT, FIELD(layers),
-                  "layers of each chunk of --order, as 3,2; one count is for all"},
+                  "layers of each chunk of --order, as 3,2; a single count is for all chunks"},
                  {"file", "FILE", NULL, CLI_TEXT, FIELD(file),
                   "actions instead of a kind, as 0F0 0B0, one line per rank; - is standard input"},
                  {"costs", "FILE", NULL, CLI_TEXT, FIELD(costs), "seconds and bytes of each stage, JSON or CSV"},
@@ -261,7 +262,8 @@ static const cli_command commands[CLI_COMMAND_COUNT] = {
                  HELP)},
     [CLI_INDEX_profile] = {"profile", "CONFIG|RUN|MODEL|NAME", 1, 1,
                            "time every op of a training step on random tokens",
-                           "NAME is a benchmark: a built-in configuration, or small. `refrain bench` lists them.",
+                           "Prints the time of each op. NAME is a benchmark: a built-in configuration, or small. "
+                           "`refrain bench` lists them.",
                            "refrain profile examples/small.yaml --trace step.json",
                            OPTIONS(SET, DTYPE, STEPS,
                                    {"trace", "FILE", NULL, CLI_TEXT, FIELD(trace),
@@ -275,10 +277,9 @@ static const cli_command commands[CLI_COMMAND_COUNT] = {
     [CLI_INDEX_report] =
         {"report", "RUN...", 1, INT_MAX, "write runs as one page for a browser",
          "Reads the folders of the runs, also while they are in progress, and writes one HTML file that needs no "
-         "network: curves "
-         "of all runs, the expert load, the arena of the step, the ops under the roofline, samples, and the "
-         "configurations with their differences. With --follow, serves the page to browsers of this machine until "
-         "Ctrl-C, and the page shows new steps as they are logged.",
+         "network. It has the curves of all runs, the expert load, the arena of the step, the ops under the roofline, "
+         "samples, and the configurations with their differences. With --follow, serves the page to browsers of this "
+         "machine until Ctrl-C; the page then shows new steps as they are logged.",
          "refrain report runs/first runs/second --out report.html",
          OPTIONS({"out", "FILE", NULL, CLI_TEXT, FIELD(out), "file to write; - is standard output (report.html)"},
                  {"wandb", "FOLDER", NULL, CLI_TEXT, FIELD(wandb),
@@ -289,8 +290,8 @@ static const cli_command commands[CLI_COMMAND_COUNT] = {
     [CLI_INDEX_diff] =
         {"diff", "RUN RUN", 2, 2, "print the differences of two runs",
          "Compares the configurations (with the source of each value), the curves (with the first step that differs) "
-         "and the weights of the newest checkpoints, by tensor. Speed and machine are printed and do not count. The "
-         "exit code is 0 if the runs are equal, 1 if they differ, 2 after an error.",
+         "and the weights of the newest checkpoints, by tensor. Speed and machine are printed, but do not count as "
+         "differences. The exit code is 0 if the runs are equal, 1 if they differ, 2 after an error.",
          "refrain diff runs/first runs/second",
          OPTIONS({"all", NULL, NULL, CLI_FLAG, FIELD(all), "print all tensors that differ, not only 20"}, JSON, HELP)},
     [CLI_INDEX_top] = {"top", "RUN", 1, 1, "watch a run at the terminal",
@@ -301,11 +302,9 @@ static const cli_command commands[CLI_COMMAND_COUNT] = {
     [CLI_INDEX_sweep] =
         {"sweep", "GRID", 1, 1, "train a configuration with a grid of values",
          "GRID is a YAML file with a configuration and lists of values for its keys. Trains one run for each "
-         "combination, "
-         "as `refrain train` does, in FOLDER/run-001 and so on, and ranks them by held-out loss. A run that fails is "
-         "recorded and the others continue. With --resume, finished runs are skipped, stopped ones continue, and "
-         "failed "
-         "ones are retried.",
+         "combination, as `refrain train` does, in FOLDER/run-001 and so on, and ranks the runs by held-out loss. A "
+         "run that fails is recorded and the others continue. With --resume, finished runs are skipped, stopped ones "
+         "continue, and failed ones are retried.",
          "refrain sweep lr.yaml --out sweeps/lr --report lr.html",
          OPTIONS(SET, {"out", "FOLDER", NULL, CLI_TEXT, FIELD(out), "folder of the sweep (sweeps/GRID)"},
                  {"jobs", "N", NULL, CLI_INTEGER, FIELD(jobs), "runs at a time, which share the cores (1)"},
@@ -314,8 +313,8 @@ static const cli_command commands[CLI_COMMAND_COUNT] = {
                   "write the best runs, at most 16, as one page for a browser"},
                  ON_A_DEVICE)},
     [CLI_INDEX_bench] = {"bench", "[NAME]", 0, 1, "time training steps and replays of built-in programs",
-                         "Without NAME, runs every benchmark that suits a CPU.", "refrain bench gpt2-124m --json",
-                         OPTIONS(SET, DTYPE, EAGER, STEPS, ON_A_DEVICE)},
+                         "Runs a benchmark and prints its times. Without NAME, runs every benchmark that suits a CPU.",
+                         "refrain bench gpt2-124m --json", OPTIONS(SET, DTYPE, EAGER, STEPS, ON_A_DEVICE)},
     [CLI_INDEX_doctor] =
         {"doctor", "", 0, 0, "print what this machine and this build can use",
          "Lists the kernels, libraries and modules that were found, and what does not work without each missing one.",
