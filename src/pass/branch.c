@@ -1,18 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * Selects the ops of the side stream. No op of the backward waits for weight gradients, and a step of small ops is
- * bound by launch time. So a wgrad op that would use a full device for less time than its launch takes runs on the side
- * stream, after the side ops before it. Two ops conflict if they touch one storage and one of them writes. A side op
- * starts after the last op of the main stream that it conflicts with (searched only a few ops back). The first later op
- * of the main stream that conflicts with a side op waits for the side stream.
+ * bound by launch time. So a wgrad op runs on the side stream, after earlier side ops, if a full device would compute
+ * it in less time than its launch takes. Two ops conflict if they touch the same storage and one of them writes it. A
+ * side op starts after the last op of the main stream that it conflicts with (searched only a few ops back). The first
+ * later op of the main stream that conflicts with a side op waits for the side stream.
  *
- * In a program with collectives over ranks the side stream has only these, in their order, which is that of every rank.
- * Each is waited for separately, by the first op of the main stream that conflicts with it. A reduction is read late,
- * so the main stream waits for it only after the reductions of the next layer have begun: the unreduced gradients of at
- * most two layers are live.
+ * In a program with collectives over ranks, the side stream runs only the collectives, in the order of the trace, which
+ * is the same on every rank. The first op of the main stream that conflicts with a collective waits for this collective
+ * alone. The result of a reduction is read late, so the main stream waits for it only after the reductions of the next
+ * layer have begun. So the unreduced gradients of at most two layers are live.
  *
- * Work is computed from shapes, so a trace has the same side stream on every device; steps with large ops have none. An
- * op's sums do not depend on its stream, so the side stream does not change results.
+ * The work of an op is computed from its shapes, so a trace has the same side stream on every device. Steps with large
+ * ops have none. The sums of an op do not depend on its stream, so the side stream does not change results.
  */
 #include "pass/branch.h"
 

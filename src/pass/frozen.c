@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Compares a differentiated trace with the trace in which every frozen input is trained. Both come from the same
- * rules. The report counts what freezing saves; the marks of rfi_mark_reads make fusions independent of it.
+ * Compares a differentiated trace with the trace in which every frozen input is trained. Both come from the same rules.
+ * The report counts the bytes and ops that freezing saves. The marks of rfi_mark_reads make fusions independent of the
+ * choice of frozen inputs.
  *
- * A value counts as saved if the forward computes it and a needed backward op reads it. Bytes belong to storages, so
- * a view counts for its base. Inputs do not count, nor do values that depend only on frozen inputs: they live across
- * steps anyway. All sweeps are linear in the two traces.
+ * A value counts as saved if the forward computes it and a needed backward op reads it. Bytes belong to storages, so a
+ * view counts for its base. Inputs do not count, nor do values that depend only on frozen inputs, because both live
+ * across steps anyway. All sweeps are linear in the two traces.
  */
 #include "pass/frozen.h"
 

@@ -7,7 +7,7 @@
  *              The op computes dx and dw in the same loop, because a joint trace has the cotangent of the loss in
  *              advance. Not exact: dw is summed chunk by chunk, and the gradient of f32 logits stays f32 or is rounded
  *              as the kernel needs it. The cotangent of token_loss is known only after the loss of all rows: its head
- *              becomes two ops, of which the second computes the logits again.
+ *              becomes two ops, and the second one recomputes the logits.
  *  slices      the gradient of a packed tensor, a sum of pads that tile an axis, becomes one concat. Exact, except that
  *              a zero keeps its sign.
  *  packed      where one op computes all operands of such a concat (dq, dk and dv of attention, dgate and dup of

@@ -7,7 +7,8 @@
  * CSE merges pure ops with the same op, operands and attributes. The numbers of a random op depend on its microbatch,
  * so random ops merge only within one microbatch. An op that writes into its operand's storage (acc, state) never
  * merges, nor does a collective. An op that reads a gathered parameter is not hoisted: its result would keep the
- * gathered bytes for the rest of the step. Nor is dequantize, which exists so that no step keeps its result.
+ * gathered bytes for the rest of the step. A dequantize is not hoisted either: its purpose is that the dequantized
+ * weight is not kept.
  */
 #include <string.h>
 

@@ -13,10 +13,10 @@
  * microbatches share the tensor. Prune drops the results that have no reader and moves what depends only on frozen
  * inputs to phase load, so frozen weights and inputs need no special case here.
  *
- * A weight that is stored in quantized form is the result of a dequantize op. Stored in FP8, its codes and its scale
- * are operands as they are; a GEMM that reads the other layout gets transposed codes. Other formats are dequantized and
- * quantized for each GEMM (split_dequantize.c). Their scales are computed from the weight also in fp8_delayed, because
- * the weight does not change.
+ * A weight that is stored in quantized form is the result of a dequantize op. If it is stored in FP8, its codes and its
+ * scale are operands of the GEMM, without a conversion; a GEMM that reads the other layout gets transposed codes.
+ * Weights in other formats are dequantized and quantized for each GEMM (split_dequantize.c). Even in fp8_delayed the
+ * scale of such a weight is computed from the weight, because the weight does not change.
  */
 #include <stdlib.h>
 #include <string.h>

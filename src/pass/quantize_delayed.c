@@ -5,14 +5,15 @@
  * 3 l + 2 for dy. Microbatches share them, and so do the experts of a layer; linear layers that read the same x use the
  * slot of the first.
  *
- * In a whole step the states are updated by its last ops, with the largest amax of each slot over all microbatches and,
- * in a program with collectives, over all ranks: one all_gather of scope "recipe" gives every rank the amax values of
- * all ranks, so that all ranks compute the same states. A skipped step does not change them. A collect_amax takes at
- * most RFR_MAX_LIST amaxes, so several may follow one another, each with the result of the one before it as an operand.
+ * In a program of a complete step, the last ops update the states, with the largest amax of each slot over all
+ * microbatches and, in a program with collectives, over all ranks: one all_gather of scope "recipe" gives every rank
+ * the amax values of all ranks, so that all ranks compute the same states. A skipped step does not change the states. A
+ * collect_amax takes at most RFR_MAX_LIST amax values. So there may be several in a row, each with the result of the
+ * previous one as an operand.
  *
- * In graphed callables each part collects its amaxes into a third state, recipe.amax (2,S), which all callables of the
- * set share and the graphs clear when a step begins. The graphs update the other two when the step ends
- * (callable/graph_counts.c).
+ * In graphed callables, each part collects its amax values into a third state, recipe.amax (2,S). All callables of the
+ * set share this state, and the graphs clear it when a step begins. When the step ends, the graphs update history and
+ * scales (callable/graph_counts.c).
  */
 #include "pass/quantize.h"
 

@@ -5,10 +5,10 @@
  *
  * Ops at the same place of equal layers form a class, and the search chooses classes: their number does not grow with
  * the depth of the model, so the search is linear in the trace. It is greedy: it repeatedly takes the class that frees
- * the most memory near the peak per unit of extra work, by the exact lifetimes that the choice gives. So the cost of an
- * operand that must live longer counts, and a chain that would have to be recomputed all at once (every residual of a
- * deep model) frees nothing. The choices in their order form a frontier: each level needs less memory and more work.
- * `all` takes the last level. For a budget the caller chooses a level (exec/layout.c).
+ * the most memory near the peak per unit of extra work. The freed memory follows from the exact lifetimes after the
+ * choice. So an operand that must live longer is counted, and a chain that would have to be recomputed all at once
+ * (every residual of a deep model) frees nothing. The choices in their order form a frontier: each level needs less
+ * memory and more work. `all` takes the last level. For a budget the caller chooses a level (exec/layout.c).
  */
 #include <stdlib.h>
 #include <string.h>

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Results of the forward that an op of the backward recomputes. This op reads the operands of the forward op anyway, so
- * recomputing costs only a write. Its optional last result is bitwise equal to that of the forward op, and is in the
- * storage of its optional last operand. The pass gives dy as this operand, so no further memory is needed; no later op
- * may read dy.
+ * Results of the forward that an op of the backward recomputes, as swiglu_bwd does for swiglu. The op of the backward
+ * reads the operands of the forward op anyway, so recomputing costs only a write. It has an optional last result, which
+ * is bitwise equal to that of the forward op, and an optional last operand, in whose storage this result is. The pass
+ * gives dy as this operand, so no further memory is needed; no later op may read dy.
  *
- * Ops of the backward that read the result earlier, such as the wgrad of the next linear layer, move directly after
- * this op, in their order. They must not conflict with the ops that they pass.
+ * Ops of the backward that read the result before this op, such as the wgrad of the next linear layer, move directly
+ * after it and keep their order. They must not conflict with the ops that they pass.
  *
  * The op of the backward does not recompute the result:
  * - with split phases: the op is in I, the readers are in W, and the result would have to be kept between the two;

@@ -11,9 +11,9 @@
  * if a clone would read a storage after its next version was written.
  *
  * With split_phases, forward (F), dgrad (I) and wgrad (W) are separate programs, and the trace has their ops in this
- * order. There are two backwards: a clone that both need is made in I and kept for W, or W has a separate clone, as
- * chosen. A value that lives from one program to the next takes bytes in every copy (microbatch in flight); a value
- * that lives within one program takes bytes once.
+ * order. So there are two backwards. If both need a clone, it is computed in I and kept for W, or W has a separate
+ * clone; this is a part of the choice. A value that lives from one program to the next takes bytes once per microbatch
+ * in flight; a value that lives within one program takes bytes once.
  *
  * The memory of a choice comes from one backward sweep (when each clone is needed), one forward sweep over the new
  * order (lifetimes) and a running sum. These are the lifetimes that the planner sees, except for copies that lowering

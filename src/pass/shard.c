@@ -1,27 +1,27 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * Shard: distributes optimizer and parameters of a data-parallel step over its ranks. The step was recorded with an
- * all_reduce for each gradient, and every rank would keep all parameters and states. This pass replaces the all_reduce.
+ * all_reduce for each gradient, so every rank would keep all parameters and states. This pass replaces the all_reduce.
  * All modes are bitwise equal, except that `full` sums in another order if there are several microbatches:
  *
- *   all modes   gradient -> reduce_scatter, as soon as the gradients of a bucket are complete; the norm is that of the
- *               squares of all parts, which every rank gathers
- *   none        part -> all_gather -> the full gradient; every rank updates everything
- *   optimizer   the update of this rank's part of w, its moments and its master weight, which are inputs of part size;
- *               each w is gathered once per step, before its first use
+ *   all modes   gradient -> reduce_scatter, as soon as the gradients of a bucket are complete; the norm is computed
+ *               from the squares of all shards, which every rank gathers
+ *   none        shard -> all_gather -> the full gradient; every rank updates everything
+ *   optimizer   a rank updates its shard of w, of the moments and of the master weight; their inputs have the size of a
+ *               shard. Each w is gathered once per step, before its first use
  *   full        each w is gathered for each of its uses, by layer, and its memory is free in between; the gradients of
- *               each microbatch are reduced separately and added to this rank's part
+ *               each microbatch are reduced separately and added to this rank's shard
  *
- * A part is flat: ceil(n / ranks) elements, rounded up to PART, so that 8-bit moments have the blocks of the full
- * tensor and every part is aligned. The last parts are zero-padded.
+ * A shard is flat: ceil(n / ranks) elements, rounded up to SHARD_UNIT, so that 8-bit moments have the blocks of the
+ * full tensor and every shard is aligned. The last shards are zero-padded.
  *
  * Expert parallelism: the weights of a rank's experts are not sharded. grad_squares, whose results the ranks gather,
- * gets the parts of the other gradients.
+ * reads the shards of the other gradients.
  *
  * A bucket is the parameters of one layer (the first component of the scope of their first reader; a small bucket joins
  * the next one). Its collectives are adjacent, so that a backend can launch them together. Only the large gradients of
  * the last bucket are reduced one by one, because few ops remain to overlap with their reduction. A region is a run of
- * ops in which no other bucket is read. Its gather is placed one region ahead.
+ * ops in which only one bucket is read. The gather of a bucket is placed one region ahead.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -29,7 +29,7 @@
 #include "pass/pass.h"
 
 enum {
-  PART = 256,
+  SHARD_UNIT = 256,
   SMALL = 8,      /* a bucket is small if the next bucket has more than SMALL times its elements */
   LARGE = 1 << 20 /* elements from which a gradient of the last group is reduced by itself */
 };
@@ -38,7 +38,7 @@ typedef struct parameter {
   bool own;           /* a weight of this rank's experts */
   int bucket;         /* -1: no op reads it */
   int region;         /* the last region for which it was gathered; -1: none */
-  rfr_value part;     /* input of the new trace: this rank's part */
+  rfr_value shard;    /* input of the new trace: this rank's shard */
   rfr_value gathered; /* the gathered value, with the shape of w */
 } parameter;
 
@@ -52,9 +52,9 @@ typedef struct bucket {
 typedef struct gradient { /* the gradient of a parameter; in mode full, the contribution of one microbatch */
   rfr_value value;        /* in the old trace */
   int sum, bucket, microbatch;
-  int alone;      /* 0: it is reduced with its group; else 1 + the op that computes it */
-  int after;      /* the op after which all gradients of its group are complete; -1: they are inputs */
-  rfr_value part; /* in the new trace: this rank's part, reduced */
+  int alone;       /* 0: it is reduced with its group; else 1 + the op that computes it */
+  int after;       /* the op after which all gradients of its group are complete; -1: they are inputs */
+  rfr_value shard; /* in the new trace: this rank's shard, reduced */
 } gradient;
 
 typedef struct region {
@@ -67,7 +67,7 @@ typedef struct sharding {
   rfi_rewrite r;
   int *of;            /* per value: the sharded parameter that it is or is a view of; -1: none */
   int *own;           /* per value: the parameter whose gradient, moment or master weight it is; -1: none */
-  rfr_value *reduced; /* per value: this rank's part of a gradient in the new trace, the sum so far */
+  rfr_value *reduced; /* per value: this rank's shard of a gradient in the new trace, the sum so far */
   rfr_value *again;   /* per value: a view of a gathered parameter, in the new trace */
   int *again_in;      /* the region in which that view was recorded */
   bool *sum;          /* per op: it is the all_reduce of a gradient */
@@ -84,14 +84,14 @@ typedef struct sharding {
 
 static const rfr_source nowhere;
 
-static int64_t part_size(const sharding *s, const rfr_type *type) {
+static int64_t shard_elements(const sharding *s, const rfr_type *type) {
   const int64_t least = (rfi_count(type) + s->o->ranks - 1) / s->o->ranks;
-  return (least + PART - 1) / PART * PART;
+  return (least + SHARD_UNIT - 1) / SHARD_UNIT * SHARD_UNIT;
 }
 
 static bool is_update(const rfi_opr *op) { return op->def->code == RFI_OP_adamw || op->def->code == RFI_OP_sgd; }
-/* Whether operand 0 is a parameter, or its average, of which the op reads and writes this rank's part. */
-static bool writes_part(const rfi_opr *op) { return is_update(op) || op->def->code == RFI_OP_ema; }
+/* Whether operand 0 is a parameter, or its average, of which the op reads and writes this rank's shard. */
+static bool writes_shard(const rfi_opr *op) { return is_update(op) || op->def->code == RFI_OP_ema; }
 
 /* Marks the weights of this rank's experts: under expert parallelism, the weights of grouped GEMMs. They are not
  * sharded, and their gradients already contain the rows of all ranks. */
@@ -114,9 +114,9 @@ static bool is_sharded(const sharding *s, int input) {
   return x->role == RFR_ROLE_TRAINABLE || (x->role == RFR_ROLE_FROZEN && s->o->shard == RFR_SHARD_FULL);
 }
 
-/* The parameter that an op reads gathered as operand k; -1: none. An update reads and writes only the part. */
+/* The parameter that an op reads gathered as operand k; -1: none. An update reads and writes only the shard. */
 static int reads(const sharding *s, const rfi_opr *op, int k) {
-  return op->in[k] < 0 || (op->def->flags & RFI_VIEW) || (writes_part(op) && k == 0) ? -1 : s->of[op->in[k]];
+  return op->in[k] < 0 || (op->def->flags & RFI_VIEW) || (writes_shard(op) && k == 0) ? -1 : s->of[op->in[k]];
 }
 
 /* ---- gradients ---- */
@@ -205,7 +205,7 @@ static void find_buckets(sharding *s) {
     const rfi_opr *op = &t->ops[i];
     for (int k = 0; k < op->n_in; k++) {
       const rfr_value v = op->in[k];
-      if (v < 0 || writes_part(op) || t->values[t->values[v].base].op >= 0) continue;
+      if (v < 0 || writes_shard(op) || t->values[t->values[v].base].op >= 0) continue;
       for (int p = 0; p < t->n_inputs; p++) {
         const rfi_value *w = &t->values[t->inputs[p]];
         if (t->inputs[p] != t->values[v].base || s->parameter[p].bucket >= 0) continue;
@@ -343,13 +343,13 @@ static rfr_status find_reductions(sharding *s) {
 
 /* ---- inputs ---- */
 
-static rfr_status add_part(sharding *s, int i, int p) {
+static rfr_status add_shard(sharding *s, int i, int p) {
   const rfr_trace *t = s->r.from;
   const rfi_value *x = &t->values[t->inputs[i]], *w = &t->values[t->inputs[p]];
-  int64_t n = part_size(s, &w->type);
+  int64_t n = shard_elements(s, &w->type);
   if (x->type.dtype == RFR_U8 && i != p) n = rfr_quant_bytes(RFR_QUANT_DYNAMIC8, 1, &n);
   s->r.map[t->inputs[i]] = rfr_input_at(s->r.to, nowhere, x->name, (rfr_role)x->role, x->type.dtype, 1, &n);
-  if (i == p) s->parameter[p].part = s->r.map[t->inputs[i]];
+  if (i == p) s->parameter[p].shard = s->r.map[t->inputs[i]];
   return rfr_trace_status(s->r.to);
 }
 
@@ -357,18 +357,18 @@ static rfr_status add_inputs(sharding *s) {
   const rfr_trace *t = s->r.from;
   for (int i = 0; i < t->n_inputs; i++) {
     const int p = s->of[t->inputs[i]] >= 0 ? i : s->own[t->inputs[i]];
-    RFI_TRY(p >= 0 ? add_part(s, i, p) : rfi_rewrite_input(&s->r, i));
+    RFI_TRY(p >= 0 ? add_shard(s, i, p) : rfi_rewrite_input(&s->r, i));
   }
   return RFR_OK;
 }
 
 /* ---- collectives ---- */
 
-/* Removes the padding from the flat value of all ranks' parts and gives it w's shape. */
+/* Removes the padding from the flat value of all ranks' shards and gives it w's shape. */
 static rfr_value shaped(sharding *s, rfr_value x, const rfr_type *type) {
   rfr_trace *to = s->r.to;
   const int64_t n = rfi_count(type);
-  if (part_size(s, type) * s->o->ranks != n) x = rfr_slice_at(to, nowhere, x, 0, 0, n);
+  if (shard_elements(s, type) * s->o->ranks != n) x = rfr_slice_at(to, nowhere, x, 0, 0, n);
   return rfr_reshape_at(to, nowhere, x, type->rank, type->shape);
 }
 
@@ -398,10 +398,10 @@ static rfr_status gather(sharding *s, int before) {
       if (p < 0 || s->parameter[p].bucket != x->bucket || s->parameter[p].region == number) continue;
       const rfi_value *w = &t->values[t->inputs[p]];
       if (t->ops[i].phase == RFR_PHASE_LOAD) return refuse(w, "an op of phase load reads it: it must stay gathered");
-      const rfr_value all = rfr_all_gather_at(s->r.to, nowhere, s->parameter[p].part, s->o->ranks);
+      const rfr_value all = rfr_all_gather_at(s->r.to, nowhere, s->parameter[p].shard, s->o->ranks);
       s->parameter[p].gathered = shaped(s, all, &w->type);
       s->parameter[p].region = number;
-      bytes += part_size(s, &w->type) * rfr_dtype_bits(w->type.dtype) / 8 * s->o->ranks;
+      bytes += shard_elements(s, &w->type) * rfr_dtype_bits(w->type.dtype) / 8 * s->o->ranks;
       tensors++;
     }
   s->r.to->reason = "";
@@ -411,29 +411,29 @@ static rfr_status gather(sharding *s, int before) {
                          x->first, x->last);
 }
 
-/* The gradient, flat and zero-padded, as the ranks' parts. */
+/* The gradient, flat and zero-padded, as the ranks' shards. */
 static rfr_status flatten(sharding *s, gradient *g) {
   rfr_trace *to = s->r.to;
   const rfr_type *type = &s->r.from->values[g->value].type;
-  const int64_t n = rfi_count(type), padded = part_size(s, type) * s->o->ranks;
+  const int64_t n = rfi_count(type), padded = shard_elements(s, type) * s->o->ranks;
   const rfi_attr pad[3] = {rfi_i(0), rfi_i(0), rfi_i(padded)};
   rfr_value x = rfr_reshape_at(to, nowhere, s->r.map[g->value], 1, &n);
   if (padded != n) x = rfi_record(to, nowhere, RFI_OP_pad, 1, &x, pad, NULL);
-  g->part = x;
+  g->shard = x;
   return rfr_trace_status(to);
 }
 
-/* Sums the parts of gradients before `end`. Recorded after the next reductions have begun, so that the main stream does
- * not wait for a reduction that has just begun. */
-static rfr_status add_parts(sharding *s, int end) {
+/* Sums the shards of gradients before `end`. The sums are recorded after the next reductions have begun, so that the
+ * main stream does not wait for a reduction that has just begun. */
+static rfr_status add_shards(sharding *s, int end) {
   for (; s->n_added < end; s->n_added++) {
     const gradient *g = &s->gradient[s->n_added];
     rfr_value *sum = &s->reduced[s->r.from->ops[g->sum].out[0]];
     if (*sum != RFR_NONE) {
       RFI_TRY(begin(s, &s->bucket[g->bucket], RFR_PHASE_OPTIM, -1, "shard: added to earlier microbatches"));
-      *sum = rfi_record(s->r.to, nowhere, RFI_OP_accumulate, 2, (rfr_value[]){g->part, *sum}, NULL, NULL);
+      *sum = rfi_record(s->r.to, nowhere, RFI_OP_accumulate, 2, (rfr_value[]){g->shard, *sum}, NULL, NULL);
     } else {
-      *sum = g->part;
+      *sum = g->shard;
     }
   }
   s->r.to->reason = "";
@@ -445,7 +445,7 @@ static void gather_sums(sharding *s, int from, int end) {
   const rfr_trace *t = s->r.from;
   for (int k = from; k < end; k++) {
     const rfr_value y = t->ops[s->gradient[k].sum].out[0];
-    const rfr_value all = rfr_all_gather_at(s->r.to, nowhere, s->gradient[k].part, s->o->ranks);
+    const rfr_value all = rfr_all_gather_at(s->r.to, nowhere, s->gradient[k].shard, s->o->ranks);
     rfi_replace_value(&s->r, y, shaped(s, all, &t->values[y].type));
   }
 }
@@ -458,11 +458,11 @@ static rfr_status reduce(sharding *s, int i) {
     RFI_TRY(begin(s, b, RFR_PHASE_OPTIM, -1, "shard: gradients complete"));
     for (int k = from; k < end; k++) RFI_TRY(flatten(s, &s->gradient[k]));
     for (int k = from; k < end; k++)
-      s->gradient[k].part = rfr_reduce_scatter_at(s->r.to, nowhere, s->gradient[k].part, s->o->ranks);
+      s->gradient[k].shard = rfr_reduce_scatter_at(s->r.to, nowhere, s->gradient[k].shard, s->o->ranks);
     if (s->o->shard == RFR_SHARD_NONE) gather_sums(s, from, end);
     s->n_reduced = end;
     s->scatters += end - from;
-    RFI_TRY(add_parts(s, from));
+    RFI_TRY(add_shards(s, from));
     RFI_TRY(rfi_report_line(s->report, "reduced: %.*s, %d gradients, after op %d", b->length, b->name, end - from, i));
   }
   return rfr_trace_status(s->r.to);
@@ -500,9 +500,9 @@ static void find_latest(const sharding *s, const rfi_opr *op, int *first, int *e
   if (*end - *first == op->n_in - 1 || *end == 0) *first = *end = op->n_in;
 }
 
-/* The sums of squares of this rank's parts, in the order of grad_norm's operands. Those of the gradients that are
+/* The sums of squares of this rank's shards, in the order of grad_norm's operands. Those of the gradients that are
  * reduced last are a later op, so that the others overlap with these reductions. */
-static rfr_value record_squares(sharding *s, const rfi_opr *op, rfr_source at, const rfr_value *part) {
+static rfr_value record_squares(sharding *s, const rfi_opr *op, rfr_source at, const rfr_value *shard) {
   enum { BEFORE, LATEST, AFTER, PIECES };
   static const int order[PIECES] = {BEFORE, AFTER, LATEST};
   int begin[PIECES + 1] = {1, 0, 0, op->n_in}, n = 0;
@@ -510,7 +510,8 @@ static rfr_value record_squares(sharding *s, const rfi_opr *op, rfr_source at, c
   find_latest(s, op, &begin[LATEST], &begin[AFTER]);
   for (int i = 0; i < PIECES; i++) {
     const int p = order[i], count = begin[p + 1] - begin[p];
-    piece[p] = count == 0 ? RFR_NONE : rfi_record(s->r.to, at, RFI_OP_grad_squares, count, part + begin[p], NULL, NULL);
+    piece[p] =
+        count == 0 ? RFR_NONE : rfi_record(s->r.to, at, RFI_OP_grad_squares, count, shard + begin[p], NULL, NULL);
   }
   for (int p = 0; p < PIECES; p++)
     if (piece[p] != RFR_NONE) some[n++] = piece[p];
@@ -520,19 +521,19 @@ static rfr_value record_squares(sharding *s, const rfi_opr *op, rfr_source at, c
 static rfr_status rewrite_norm(sharding *s, int i) {
   const rfi_opr *op = &s->r.from->ops[i];
   rfr_trace *to = s->r.to;
-  rfr_value *part, out[3];
+  rfr_value *shard, out[3];
   rfr_source at = op->at;
   RFI_TRY(rfi_rewrite_source(&s->r, &at));
-  RFI_TRY(RFI_ALLOC(to->ctx, sizeof *part * (size_t)op->n_in, &part));
-  for (int k = 1; k < op->n_in; k++) part[k] = s->reduced[op->in[k]];
+  RFI_TRY(RFI_ALLOC(to->ctx, sizeof *shard * (size_t)op->n_in, &shard));
+  for (int k = 1; k < op->n_in; k++) shard[k] = s->reduced[op->in[k]];
   const rfi_attr ranks = rfi_i(s->o->ranks);
   rfr_scope(to, "optimizer");
   rfr_set_phase(to, RFR_PHASE_OPTIM);
-  const rfr_value own = record_squares(s, op, at, part);
+  const rfr_value own = record_squares(s, op, at, shard);
   const rfr_value zeros = op->in[0] < 0 ? RFR_NONE : s->r.map[op->in[0]];
   const rfr_value in[2] = {zeros, rfr_all_gather_at(to, at, own, s->o->ranks)};
   rfi_record(to, at, RFI_OP_norm_of_squares, 2, in, &ranks, out);
-  rfi_free(to->ctx, part);
+  rfi_free(to->ctx, shard);
   RFI_TRY(rfr_trace_status(to));
   for (int j = 0; j < op->n_out; j++)
     if (op->out[j] >= 0) rfi_replace_value(&s->r, op->out[j], out[j]);
@@ -555,26 +556,26 @@ static rfr_status rewrite_op(sharding *s, int i) {
     return RFR_OK;
   }
   if (op.def->code == RFI_OP_grad_norm || op.def->code == RFI_OP_grad_squares || is_update(&op))
-    RFI_TRY(add_parts(s, s->n_reduced));
+    RFI_TRY(add_shards(s, s->n_reduced));
   if (op.def->code == RFI_OP_grad_norm && s->scatters > 0) return rewrite_norm(s, i);
   rfr_value *in;
   RFI_TRY(RFI_ALLOC(s->r.to->ctx, sizeof *in * (size_t)(op.n_in + 1), &in));
   RFI_TRY(begin(s, &(bucket){.name = op.scope, .length = (int)strlen(op.scope)}, op.phase, op.microbatch, ""));
-  const bool part = writes_part(&op) && s->of[op.in[0]] >= 0, squares = op.def->code == RFI_OP_grad_squares;
+  const bool sharded = writes_shard(&op) && s->of[op.in[0]] >= 0, squares = op.def->code == RFI_OP_grad_squares;
   for (int k = 0; k < op.n_in; k++) {
     const bool reduced = squares && s->reduced[op.in[k]] != RFR_NONE;
-    in[k] = reduced ? s->reduced[op.in[k]] : part && op.in[k] >= 0 ? s->r.map[op.in[k]] : operand(s, op.in[k]);
+    in[k] = reduced ? s->reduced[op.in[k]] : sharded && op.in[k] >= 0 ? s->r.map[op.in[k]] : operand(s, op.in[k]);
   }
-  if (part && is_update(&op)) in[1] = s->reduced[op.in[1]];
+  if (sharded && is_update(&op)) in[1] = s->reduced[op.in[1]];
   for (int k = 0; k < op.n_in && s->cut[i]; k++)
     if (s->cut[i] >> k & 1) in[k] = RFR_NONE;
   for (int j = 0; j < op.n_out; j++) dead[j] = op.out[j] < 0;
   op.in = in;
   rfi_attr attr[RFI_MAX_ATTR];
-  const int first = part ? rfi_attr_find(op.def, "first") : -1;
+  const int first = sharded ? rfi_attr_find(op.def, "first") : -1;
   if (first >= 0) { /* draws are addressed by the element of the full weight */
     memcpy(attr, op.attr, sizeof *attr * (size_t)op.def->n_attrs);
-    attr[first].i += s->o->rank * part_size(s, &s->r.from->values[old->in[0]].type);
+    attr[first].i += s->o->rank * shard_elements(s, &s->r.from->values[old->in[0]].type);
     op.attr = attr;
   }
   const rfr_status st = rfi_rewrite_as(&s->r, i, &op, dead);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * FLOPs and bytes of an op, from its own rules. They compare ops and do not predict time.
+ * FLOPs and bytes of an op, from the rules of the op. They serve to compare ops; they do not predict time.
  */
 #include "base/base.h"
 #include "trace/trace.h"

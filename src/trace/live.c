@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * Lifetimes: the first and the last op that touch each storage. A view or a next version counts for its base. Inputs
- * always live; the storage of an output lives to the end. Printing and planning both use this, so the bytes in a
- * printed trace are those of the plan.
+ * are always live; the storage of an output is live to the end. Printing and planning both use these lifetimes, so the
+ * bytes in a printed trace are those of the plan.
  */
 #include "trace/live.h"
 

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Reads the flat form that print.c writes. The text is untrusted: every count is bounded by the text, memory is linear
- * in it, and each op is appended like a recorded one (rfi_append), which infers its types and storage; they must equal
- * the printed ones. Errors name file:line.
+ * Reads the flat form that print.c writes. The text is untrusted: the length of the text bounds every count, and memory
+ * is linear in it. Each op is appended like a recorded op (rfi_append). This infers its types and storage, which must
+ * equal the printed ones. Errors name file:line.
  */
 #include <ctype.h>
 #include <errno.h>

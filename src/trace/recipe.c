@@ -2,9 +2,9 @@
  *
  * Recipes in a trace: scopes while it is recorded, labels of GEMMs, and their text.
  *
- * Only a linear gets a label: a matrix times a weight, plain or grouped. Its backward inherits the label with its
- * number (autodiff), so that the pass `quantize` can find which GEMMs belong together. A weight whose name matches a
- * pattern is labelled too, as kept, so that the pass can report it.
+ * Only GEMMs of linear layers get a label: a matrix times a weight, plain or grouped. Autodiff copies the label and its
+ * number to the backward GEMMs, so that the pass `quantize` can find the GEMMs that belong together. A GEMM whose
+ * weight matches a pattern of `keep` gets the label "keep", so that the pass can report it.
  */
 #include <stdlib.h>
 #include <string.h>
