@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The stages of a rank, the calls of a step, their order, and the main gradients that each call completes, all from
- * the schedule alone. Without a schedule a step repeats the calls of one microbatch until it is ended; so does an
- * evaluation.
+ * The stages of a rank, the calls of a step, their order, and the main gradients that each call completes. All of them
+ * follow from the schedule alone. Without a schedule, a step repeats the calls of one microbatch until the caller ends
+ * it; so does an evaluation.
  *
  * Graphs are captured per slot, not per microbatch. So another schedule of the same stages needs no new graphs under
  * three conditions. It has no more microbatches in flight. It has no separate W where saved activations were planned to

@@ -6,8 +6,8 @@
  * advance as rfr_step_end does, also when a step is aborted, which counts as skipped. A counter that a callable writes,
  * or that is in the caller's memory, is advanced by the callable or the caller.
  *
- * History and scales of delayed scaling, from the amaxes that the parts have collected in recipe.amax. An aborted step
- * leaves them as they are. If recipe.amax is the caller's, the caller updates them.
+ * History and scales of delayed scaling: they are updated from the amax values that the parts have collected in
+ * recipe.amax. An aborted step does not change them. If recipe.amax is in the caller's memory, the caller updates them.
  */
 #include <string.h>
 

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Debug mode: dead buffers are filled with NaN (floats) or -1 (integers). A slot is filled after its last gradient,
- * except for the input gradients, which stay valid, and completely before its next forward and when a step begins;
- * without gradients only then. A block is filled after the last I. Shared bytes are filled after each part, gathered
- * parameters and unreduced gradients when they are freed. A tensor that is used for too long then reads as NaN or -1,
- * not as the next microbatch's data.
+ * Debug mode: dead buffers are filled with NaN (floats) or -1 (integers). A slot is filled completely before its next
+ * forward and when a step begins. With gradients it is also filled after its last gradient, except for the input
+ * gradients, which stay valid. A block is filled after the last I. Shared bytes are filled after each part, gathered
+ * parameters and unreduced gradients when they are freed. So a tensor that is used after its lifetime reads as NaN or
+ * -1, not as data of the next microbatch.
  */
 #include "base/base.h"
 #include "callable/graphed.h"

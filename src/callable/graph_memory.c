@@ -5,10 +5,10 @@
  *
  *   load, setup | F of the first callable ... F of the last | I W of the last ... I W of the first [| W again] | end
  *
- * with one tick per op, and one before each part for copied inputs. With separate W actions all W may come after all I:
- * then W is on the axis twice, so that a value that W reads lives until the later one, and a value that is dead before
- * it may be in a block that slots share. Results returned to the caller live to the end. The offsets come from the
- * planner that plans programs. Fixed ports use the caller's memory, and scratch memory during warm-up.
+ * with one tick per op, and one before each part for copied inputs. With separate W actions, all W may come after all
+ * I. Then W is on the axis twice: a value that W reads is live until the second W, and a value that is dead before the
+ * second W may be in a block that slots share. Results returned to the caller are live to the end. The offsets come
+ * from the planner that plans programs. Fixed ports use the caller's memory, and scratch memory during warm-up.
  */
 #include <string.h>
 

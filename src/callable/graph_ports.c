@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Links (an output and an input share memory) and fixed memory (the caller's). All other ports are in the slot. Memory
- * of the caller's that callables write must not overlap other memory that they use, except where one callable hands a
- * result over to another.
+ * Ports are inputs, outputs and their gradients. A link lets an output and an input share memory; a fixed port is in
+ * memory of the caller; all other ports are in the slot. If callables write memory of the caller, it must not overlap
+ * other memory that they use, except where one callable passes a result to another.
  */
 #include <stdlib.h>
 #include <string.h>

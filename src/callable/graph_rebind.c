@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * New addresses for the caller's memory: tensors, main gradients and fixed ports. Addresses are arguments of captured
- * kernels, so every graph is captured again before the old ones are destroyed: after a failure addresses and graphs are
- * as before. No hook runs, because no kernel runs.
+ * kernels, so every graph is captured again. The old graphs are destroyed only after that, so a failure changes neither
+ * addresses nor graphs. No hook runs, because no kernel runs.
  */
 #include <stdlib.h>
 

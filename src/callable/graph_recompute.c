@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Recompute for all callables together, since they share one plan. Each callable has a recompute frontier
- * (pass/recompute.c): each level keeps less in its slots after F and adds work to its backward. The levels above the
- * marked ops are merged to one list, ordered by bytes saved (times slots) per work. A level of all is a prefix of this
- * list; its plan is the real one of all callables (layout.c).
+ * Recompute for all callables together, because they share one plan. Each callable has a recompute frontier
+ * (pass/recompute.c): each level keeps fewer bytes in its slots after F and adds work to its backward. The levels above
+ * the marked ops are merged into one list, ordered by bytes saved (times slots) per work. A prefix of this list is a
+ * level for all callables together, and is planned with all of them (layout.c).
  */
 #include "base/base.h"
 #include "callable/graphed.h"

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * Warm-up and capture walk over the calls of a step and visit each part of each callable and slot once, between its
- * hooks: warm-up runs the part's kernels, capture records them without running. During warm-up everything that
- * outlives a step has an address in scratch memory, so nothing has to be restored; states start there with copies of
- * their values. Inputs are the caller's samples or zeros; output gradients are zeros.
+ * hooks: warm-up runs the part's kernels, capture records them without running. During warm-up, all memory that
+ * outlives a step is replaced by scratch memory, so nothing has to be restored; states start there with copies of their
+ * values. Inputs are the caller's samples or zeros; output gradients are zeros.
  */
 #include <string.h>
 

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Internals of compiled programs. Inputs of all programs and results of phase load are persistent; the bytes for the
- * step are shared by all programs (layout.h), and with step memory by others too (step_memory.h).
+ * Internals of compiled programs. Inputs of all programs and results of phase load are persistent. All programs share
+ * the bytes that are needed only during a step (layout.h); with step memory, other executors share them too
+ * (step_memory.h).
  *
  * compile.c   options, passes, plans
  * layout.c    regions of memory, the budget, allocation

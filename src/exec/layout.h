@@ -4,11 +4,11 @@
  *
  *   [ rings | persistent | slots | shared | windows | scratch ]
  *
- * A slot holds what lives from one part to another; programs have one in common, for the step. The shared bytes hold
- * what lives within one part; windows hold gathered parameters and unreduced gradients; scratch takes the writes of
- * warm-up. The host fills and reads the rings while kernels run, so they are a separate allocation; all other regions
- * are the arena, followed by a guard. The regions from slots on may instead be in memory that several layouts use in
- * turn (step_memory.h), which has the bytes of the largest.
+ * A slot has the values that live from one part to another; all programs together have one slot, for the step. The
+ * shared bytes have the values that live within one part, windows the gathered parameters and unreduced gradients, and
+ * scratch the results that warm-up writes. The host fills and reads the rings while kernels run, so they are a separate
+ * allocation. All other regions are the arena, which a guard follows. The regions from slots on may instead be in
+ * memory that several layouts use one at a time (step_memory.h); it has the bytes of the largest layout.
  */
 #ifndef RFI_LAYOUT_H
 #define RFI_LAYOUT_H

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Hooks of programs. A span is the forward or the backward of one microbatch: the bound ops from its first to its last,
- * except those that passes have moved before the end of the span before it. Spans are in order and do not overlap; ops
- * between them belong to the step. An eager run stops at both ends of a span, and waits there, because a hook may read
- * results. A capture is one graph, so hooks can only run before and after all of it.
+ * Hooks of programs. A span is the forward or the backward of one microbatch: its bound ops from the first to the last,
+ * without those that passes have moved into an earlier span. Spans are in order and do not overlap; ops between them
+ * belong to the step. An eager run stops at both ends of a span, and waits there, because a hook may read results. A
+ * capture is one graph, so hooks can only run before and after all of it.
  */
 #include "base/base.h"
 #include "exec/exec.h"

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Run, capture, replay: the backend runs bound ops one by one, captures the same ops as a graph, and launches the
+ * Run, capture, replay. The backend runs bound ops one by one, or captures the same ops as a graph and launches the
  * graph, so eager and captured runs execute the same calls. A replay first compares the caller's bindings with the
- * captured inputs and runs nothing on a mismatch. A profile is a third loop over the same calls; the other two read no
+ * captured inputs; if they differ, nothing runs. A profile is a third loop over the same calls; run and capture read no
  * clock.
  */
 #include <stdio.h>

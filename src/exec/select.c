@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * Selects a kernel for every op and queries its workspace. There are no addresses yet, because workspaces are part of
- * the plan: absent operands and dead results are NULL, all others have a placeholder with the alignment of the later
- * address.
+ * the plan. So absent operands and dead results are NULL, and all others have a placeholder with the alignment of the
+ * later address.
  */
 #include <string.h>
 

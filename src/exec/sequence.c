@@ -2,9 +2,10 @@
  *
  * The collectives of a part of a unit, compared between all ranks before the part runs for the first time. Over NCCL
  * nothing else compares them: ranks that launch graphs with other collectives, or with the same ones in another order,
- * would wait for each other forever. Threads and MPI compare each call, but then a part of the unit has run.
+ * would wait for each other forever. Threads and MPI compare each call, but by then some ops of the part have already
+ * run.
  *
- * A message has the first collectives themselves, for the error, and a hash of all of them.
+ * Each rank sends a description of the first collectives, for the text of the error, and a hash of all of them.
  */
 #include <string.h>
 

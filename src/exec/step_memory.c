@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Memory that programs and graphs use in turn. All users belong to one context, so to one device; any of them may
- * allocate and free the memory. Work of the user before is complete or in the same stream when the next one begins.
+ * Memory that programs and graphs use one at a time. All users belong to one context, and so to one device; any of them
+ * may allocate and free the memory. When a user begins, the work of the previous user is complete or in the same
+ * stream.
  */
 #include "exec/step_memory.h"
 

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Step-scoped memory that several programs and graphs use in turn (rfr_step_memory). Its users are executors, whose
- * regions from RFI_REGION_SLOT on are in it. It has the bytes of the largest user, is allocated when the first user
- * needs addresses, and freed with the last one. One user has it at a time; the results of the others are invalid.
+ * Step-scoped memory that several programs and graphs use one at a time (rfr_step_memory). Its users are executors;
+ * their regions from RFI_REGION_SLOT on are in this memory. It has the bytes of the largest user. It is allocated when
+ * the first user needs addresses, and freed with the last user. While one user has it, the results of the others are
+ * invalid.
  */
 #ifndef RFI_STEP_MEMORY_H
 #define RFI_STEP_MEMORY_H

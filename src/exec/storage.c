@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The table of names.
+ * The table of names of shared memory (storage.h).
  */
 #include "exec/storage.h"
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * Memory that programs, or callables, share by name: parameters, states, constants, inputs of programs, main gradients.
- * It is ours, in a region of the layout, or the caller's.
+ * It is in a region of the layout, or belongs to the caller.
  */
 #ifndef RFI_STORAGE_H
 #define RFI_STORAGE_H

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Tuning: choices by measurement, each made once. The backend lists the choices and measures;
- * this file keeps them by name. A compile that is given stored choices measures nothing and
- * makes the same ones, or fails and names the one that is not possible.
+ * Tuning: each choice is measured once. The backend lists the choices and measures; this file stores the results by
+ * name. A compile with stored choices measures nothing: it makes the same choices, or fails and names the one that is
+ * not possible.
  */
 #include <string.h>
 

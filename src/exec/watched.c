@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * Statistics of watched values, from the sums in the watch ring. The sequence number of an entry is read before the
- * sums and once more after them, all in acquire order, so that sums of a later step are never taken for those of this
- * one.
+ * sums and a second time after them, all with acquire order. So sums of a later step are never mistaken for those of
+ * this step.
  */
 #include <math.h>
 

@@ -95,8 +95,8 @@ static uint16_t bf16(float x) {
   return (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
 }
 
-/* The elements of the full tensor in this rank's part: returns the first, *n is their number. */
-static int64_t part_of(const rank *r, int number, const rfr_tensor *x, int64_t *n) {
+/* The elements of the full tensor in this rank's shard: returns the first, *n is their number. */
+static int64_t shard_of(const rank *r, int number, const rfr_tensor *x, int64_t *n) {
   const int64_t all = rfi_count(&x->type), first = all == N ? 0 : all * number;
   (void)r;
   *n = first >= N ? 0 : N - first < all ? N - first : all;
@@ -112,7 +112,7 @@ static rfr_status fill(const rank *r, int number, rfr_programs *p) {
     RFI_TRY(rfr_programs_tensor(p, name, &w));
     snprintf(name, sizeof name, "w%d.master", k);
     RFI_TRY(rfr_programs_tensor(p, name, &master));
-    const int64_t first = part_of(r, number, &w, &n);
+    const int64_t first = shard_of(r, number, &w, &n);
     for (int64_t i = 0; i < n; i++) {
       ((float *)master.data)[i] = 0.1f * noise(50 + k, first + i);
       ((uint16_t *)w.data)[i] = bf16(((float *)master.data)[i]);
@@ -230,8 +230,8 @@ static void shard(rfr_trace *t, rfr_shard mode, rfi_report *report, rfr_trace **
   OK(rfi_pass_shard(*joint, &o, report, out));
 }
 
-/* Checks the order of gathers, reductions, sums of parts and GEMMs, by layer; with `wgrads` also that of the ops of the
- * wgrad phase (w). */
+/* Checks the order of gathers, reductions, sums of shards and GEMMs, by layer; with `wgrads` also that of the ops of
+ * the wgrad phase (w). */
 static void check_order(rfr_trace *t, bool wgrads, const char *want) {
   rfi_report report = {.text = {.ctx = ctx}};
   rfr_trace *joint, *sharded;
