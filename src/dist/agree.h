@@ -8,9 +8,9 @@
 #include "base/base.h"
 #include "refrain/dist.h"
 
-/* All ranks call this with their status `s`, an error being the thread's last one. If a rank failed, all ranks get the
- * error of the lowest such rank, whose message begins with "rank N: ". With one rank, or comm NULL: returns s. Errors:
- * dist.peer; memory.alloc. */
+/* All ranks call this, each with its status `s`; if that is an error, rfr_last_error() of the calling thread describes
+ * it. If a rank failed, all ranks get the error of the lowest such rank; its message then begins with "rank N: ". With
+ * one rank, or comm NULL: returns s. Errors: dist.peer; memory.alloc. */
 rfr_status rfi_comm_agree(rfr_ctx *ctx, rfr_comm *comm, rfr_status s);
 
 #endif

@@ -20,7 +20,8 @@ void rfr_comm_destroy(rfr_comm *c) {
 
 rfr_status rfr_comm_set_timeout(rfr_comm *c, double timeout) {
   RFI_TRY(rfi_check_handle(c, "rfr_comm"));
-  if (!(timeout >= 0) || timeout > 1e9) return rfi_fail(RFI_E_ARGUMENT, "a timeout of %g seconds", timeout);
+  if (!(timeout >= 0) || timeout > 1e9)
+    return rfi_fail(RFI_E_ARGUMENT, "the timeout is %g seconds; it must be 0 to 1e9", timeout);
   rfi_watch_set_timeout(c->watch, c, timeout);
   return RFR_OK;
 }
@@ -33,11 +34,14 @@ static rfr_status call(rfr_comm *c, rfi_collective_kind kind, const void *from, 
   RFI_TRY(rfi_check_handle(c, "rfr_comm"));
   const bool known = (unsigned)dtype < RFR_DTYPE_COUNT;
   if (!known || rfr_dtype_bits(dtype) % 8 != 0 || (is_sum(kind) && !rfi_collective_sums(dtype)))
-    return rfi_fail(RFI_E_ARGUMENT, "%s of %s", rfi_collective_name(kind), known ? rfr_dtype_name(dtype) : "no type");
+    return rfi_fail(RFI_E_ARGUMENT, "%s does not support %s", rfi_collective_name(kind),
+                    known ? rfr_dtype_name(dtype) : "this type");
   if (n < 0 || (n > 0 && (!from || !to)))
-    return rfi_fail(RFI_E_ARGUMENT, "%s of %lld elements, or without memory", rfi_collective_name(kind), (long long)n);
+    return rfi_fail(RFI_E_ARGUMENT, "%s of %lld elements: the number is negative, or a pointer is NULL",
+                    rfi_collective_name(kind), (long long)n);
   if (__builtin_mul_overflow(n, (int64_t)c->size * rfr_dtype_bits(dtype), &bytes))
-    return rfi_fail(RFI_E_OVERFLOW, "%s of %lld elements", rfi_collective_name(kind), (long long)n);
+    return rfi_fail(RFI_E_OVERFLOW, "%s of %lld elements: the bytes of all ranks do not fit in 63 bits",
+                    rfi_collective_name(kind), (long long)n);
   RFI_TRY(rfi_watch_enter(c->watch));
   const rfr_status s = c->table->run(c, &what, NULL);
   rfi_watch_leave(c->watch);
@@ -102,7 +106,8 @@ rfr_status rfi_comm_wait_sent(rfr_comm *c, int to, int64_t number, void *stream)
 
 rfr_status rfi_comm_connect(rfr_comm *c, const int *peers, int n) {
   if (n > RFI_MOST_PEERS)
-    return rfi_fail(RFI_E_UNSUPPORTED, "messages with %d ranks; a rank can have them with %d", n, RFI_MOST_PEERS);
+    return rfi_fail(RFI_E_UNSUPPORTED, "this rank needs messages with %d ranks; at most %d are possible", n,
+                    RFI_MOST_PEERS);
   if (!c->table->connect) return RFR_OK;
   RFI_TRY(rfi_watch_enter(c->watch));
   const rfr_status s = c->table->connect(c, peers, n);

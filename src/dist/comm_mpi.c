@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Ranks that are processes of an MPI job, for host memory. A collective has two phases: every rank sends the
- * description of its call to every other rank and compares all of them, so all ranks get the same status; then data are
- * exchanged in chunks, each of which is complete before the next one starts, so the staging memory is small and
+ * Ranks that are processes of an MPI job, for host memory. A collective has two phases. First every rank sends the
+ * description of its call to every other rank and compares all descriptions, so all ranks get the same status. Then
+ * data are exchanged in chunks. Each chunk is complete before the next one starts, so the staging memory is small and
  * operations in place are safe.
  *
- * A message between two ranks is copied and sent in pieces, after its size, and the copy is freed by a later call.
+ * A message between two ranks is copied. Its size is sent first, then its bytes in pieces; a later call frees the copy.
  *
  * Messages are polled against a deadline. A rank whose message is missing at the deadline is named. Only time in which
  * this process polls counts, so a job that is suspended and continued does not fail.
@@ -458,7 +458,7 @@ rfr_status rfr_comm_mpi_create(rfr_ctx *ctx, double timeout, rfr_comm **out) {
   mpi_comm *c = NULL;
   RFI_TRY(rfi_check_handle(ctx, "rfr_ctx"));
   if (!(timeout >= 0) || timeout > 1e9 || !out)
-    return rfi_fail(RFI_E_ARGUMENT, "a communicator with a timeout of %g seconds", timeout);
+    return rfi_fail(RFI_E_ARGUMENT, "the timeout is %g seconds, which must be 0 to 1e9, or `out` is NULL", timeout);
   *out = NULL;
   RFI_TRY(load(ctx, &mpi));
   RFI_TRY(RFI_ALLOC(ctx, sizeof *c, &c));

@@ -4,9 +4,9 @@
  * other ranks' memory, wait at a second barrier. The last rank to arrive at the first barrier compares the calls, so
  * all ranks get the same status.
  *
- * Only the first barrier can fail. After it a rank reads memory of ranks that wait at the second barrier; it waits for
- * nothing in between, so every rank reaches the second barrier. No rank leaves while another one reads its memory, even
- * if a rank aborts meanwhile.
+ * Only the first barrier can fail. After it, a rank reads the memory of ranks that wait at the second barrier. A rank
+ * waits for nothing between the two barriers, so every rank reaches the second one. No rank leaves while another one
+ * reads its memory, even if a rank aborts meanwhile.
  *
  * Messages between two ranks are copied into a list of the receiver, so a sender never waits.
  *
@@ -303,8 +303,10 @@ rfr_status rfr_comm_threads_create(rfr_ctx *ctx, int size, double timeout, rfr_c
   group *g;
   RFI_TRY(rfi_check_handle(ctx, "rfr_ctx"));
   if (size < 1 || size > MOST || !(timeout >= 0) || timeout > 1e9 || !out)
-    return rfi_fail(RFI_E_ARGUMENT, "a communicator of %d ranks, of 1 to %d, with a timeout of %g seconds", size, MOST,
-                    timeout);
+    return rfi_fail(
+        RFI_E_ARGUMENT,
+        "%d ranks, which must be 1 to %d, a timeout of %g seconds, which must be 0 to 1e9, or `out` is NULL", size,
+        MOST, timeout);
   for (int r = 0; r < size; r++) out[r] = NULL;
   RFI_TRY(RFI_ALLOC(ctx, sizeof *g + sizeof *g->end * (size_t)size, &g));
   g->ctx = ctx;

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * A reduce-scatter and a gather: rank i of the group sums part i of all ranks and sends the sum. So a rank sends and
- * receives less than two tensors, whatever the size of the group. A message does not wait for its receiver, so no order
- * of calls can block. Chunks bound the memory of messages in flight.
+ * The sum over a group is a reduce-scatter and a gather: rank i of the group sums part i of all ranks and sends the
+ * sum. So a rank sends and receives fewer bytes than two tensors have, for any size of the group. A message does not
+ * wait for its receiver, so no order of calls can block. Chunks limit the memory of messages in flight.
  */
 #include "dist/group.h"
 

@@ -2,9 +2,9 @@
  *
  * Ranks that a launcher has started: which one this process is, from the environment, and its communicator.
  *
- * NCCL needs an id of 128 bytes on all ranks. Where the launcher gives an address, rank 0 serves it over TCP, once to
- * each rank: a request has a magic number, the number of ranks and the rank; the answer is the id. Tensors never go
- * over this connection. Without an address the launcher is one of MPI, which then carries the id.
+ * NCCL needs an id of 128 bytes on all ranks. If the launcher gives an address, rank 0 sends the id over TCP, once to
+ * each rank: a request has a magic number, the number of ranks and the rank; the answer is the id. Tensors are never
+ * sent over this connection. Without an address, the launcher is one of MPI, and the id is sent over MPI.
  */
 #include <errno.h>
 #include <netdb.h>

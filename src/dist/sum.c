@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The sum of all ranks' terms: in rank order, in f32, rounded once. So every engine on the host is bitwise equal to one
- * rank that adds the same terms in that order.
+ * The sum of the terms of all ranks: in rank order, in f32, rounded once. So sums between threads and between MPI
+ * processes are bitwise equal to those of one rank that adds the same terms in that order.
  */
 #include "core/convert.h"
 #include "dist/comm.h"

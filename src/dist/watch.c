@@ -3,7 +3,7 @@
  * Ranks that work at different speeds between two calls of a communicator. While a rank makes progress
  * (rfi_ctx_progress), a thread of it exchanges a heartbeat with the other ranks once per period. A call first exchanges
  * heartbeats until all ranks are in a call. So a rank waits only for heartbeats, with the timeout of the communicator.
- * A rank that makes progress is never late, and the error names a rank that is stopped or stuck.
+ * A rank that makes progress never times out; the error names a rank that is stopped or makes no progress.
  *
  * A heartbeat is an exchange of one byte: whether the rank is in a call. All ranks see the same bytes, so they continue
  * with the call after the same heartbeat.

@@ -58,7 +58,8 @@ static const char *fault_of(const rfr_recipe *r) {
 
 rfr_status rfr_recipe_check(const rfr_recipe *r) {
   RFI_TRY(rfi_check_handle(r, "rfr_recipe"));
-  if (r->size != sizeof *r) return rfi_fail(RFI_E_ARGUMENT, "rfr_recipe: size %zu", r->size);
+  if (r->size != sizeof *r)
+    return rfi_fail(RFI_E_ARGUMENT, "rfr_recipe.size is %zu: start from rfr_recipe_default", r->size);
   const char *fault = fault_of(r);
   return fault ? rfi_fail(RFI_E_ARGUMENT, "recipe %s: %s", rfr_recipe_name(r->kind), fault) : RFR_OK;
 }

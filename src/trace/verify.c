@@ -70,7 +70,9 @@ static rfr_status check_versions(const rfr_trace *t, int *version, int *latest) 
   for (int i = 0; i < t->n_outputs; i++) {
     rfr_value v = t->outputs[i].value;
     if (version[v] != latest[t->values[v].base])
-      return rfi_fail(RFI_E_TRACE_STALE, "output \"%s\" shows an overwritten version", t->outputs[i].name);
+      return rfi_fail(RFI_E_TRACE_STALE,
+                      "output \"%s\" is a version that a later op has overwritten: output the newest version",
+                      t->outputs[i].name);
   }
   return RFR_OK;
 }

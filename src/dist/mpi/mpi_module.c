@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Messages over MPI. Only point-to-point calls are used: a collective that does not return cannot say which rank is
+ * Messages over MPI. Only point-to-point calls are used: if a collective does not return, nothing shows which rank is
  * missing.
  */
 #include "dist/mpi/mpi_module.h"

@@ -4,8 +4,8 @@
  * no symbol of the library. A module of another build is refused by `abi`.
  *
  * The module moves bytes between this process and one peer at a time, without blocking. Sums, deadlines and the
- * comparison of calls are the library's (comm_mpi.c). Functions that can fail return NULL, or the reason, which is
- * valid until the next call.
+ * comparison of calls are in the library (comm_mpi.c). A function that can fail returns NULL, or the reason for the
+ * failure, which is valid until the next call.
  */
 #ifndef RFI_MPI_MODULE_H
 #define RFI_MPI_MODULE_H

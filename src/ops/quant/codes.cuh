@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Codes of 8 bits with one scale for a tensor: the tiles that quantize and its fused forms share.
+ * 8-bit codes with one scale per tensor: the tiles that quantize and its fused forms share.
  *
  * A block of threads has a tile of 128 x 128 elements. A source gives the elements, eight adjacent ones of a row at a
  * time: it loads them, or computes them from other tensors. Each element is rounded to the storage type and encoded

@@ -3,12 +3,12 @@
  * Storage formats of quantized tensors: sizes, quantization on the host, and the op dequantize.
  *
  * A quantized weight is one frozen u8 input (formats.h has its layout). dequantize gives the values in a float type. It
- * is recorded once per weight; the fuse pass then gives each GEMM that reads the weight its own dequantize op
- * (pass/quantize.c), so the values are live for one GEMM only. The codes have no gradient.
+ * is recorded once per weight. A pass then gives each GEMM that reads the weight a separate dequantize op
+ * (pass/split_dequantize.c), so the values are live for one GEMM only. The codes have no gradient.
  *
  * Quantization rounds to the nearest number of the format; ties go to the smaller number, as in bitsandbytes' CUDA
  * kernels. A block of zeros has scale 0. fp8 has the arithmetic of the op quantize (scaling.h) instead, so that a GEMM
- * can read the codes as they are.
+ * can read the stored codes directly.
  */
 #include <math.h>
 #include <string.h>
@@ -160,12 +160,11 @@ static void encode_fp8(const rfi_quant_layout *l, const source *s, int64_t b, in
 
 rfr_status rfr_quant_encode(rfr_ctx *ctx, rfr_quant format, int rank, const int64_t *shape, rfr_dtype dtype,
                             const void *data, int threads, void *out) {
-  if (!is_format(format)) return rfi_fail(RFI_E_ARGUMENT, "quant format %d", (int)format);
+  if (!is_format(format)) return rfi_fail(RFI_E_ARGUMENT, "%d is not an rfr_quant", (int)format);
   if (dtype != RFR_F32 && dtype != RFR_BF16 && dtype != RFR_F16)
-    return rfi_fail(RFI_E_ARGUMENT, "%s: quantizes f32, bf16 and f16, not %s", rows[format].name,
-                    rfr_dtype_name(dtype));
+    return rfi_fail(RFI_E_ARGUMENT, "%s quantizes f32, bf16 and f16, not %s", rows[format].name, rfr_dtype_name(dtype));
   if (threads < 1 || threads > RFI_MAX_THREADS)
-    return rfi_fail(RFI_E_ARGUMENT, "%d threads, not 1 to %d", threads, RFI_MAX_THREADS);
+    return rfi_fail(RFI_E_ARGUMENT, "threads is %d; it must be 1 to %d", threads, RFI_MAX_THREADS);
   const rfi_quant_layout l = rfi_quant_layout_for(format, rank, shape);
   const source s = {dtype, data};
   float *nested = NULL;

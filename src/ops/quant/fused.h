@@ -2,7 +2,8 @@
  *
  * X_quantize: an op X whose result, a matrix, is quantized with one scale for the tensor. It has the operands, results
  * and attributes of X, then a scale and five results for each quantized matrix, then `format` and `options`. It is
- * bitwise equal to two calls, X and then quantize, and rfi_fused_of gives these calls to kernels that do not fuse them.
+ * bitwise equal to two calls, X and then quantize. rfi_fused_of returns these two calls, for kernels that do not fuse
+ * them.
  */
 #ifndef RFI_FUSED_H
 #define RFI_FUSED_H

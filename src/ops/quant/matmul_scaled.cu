@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The scaled GEMMs on a GPU, for any shape, format and scaling: the fallback where cuBLASLt and sm_90 have none.
+ * The scaled GEMMs on a GPU, for any shape, format and scaling. They run if neither cuBLASLt nor scaled_sm90.cu
+ * supports a GEMM.
  *
  * An element is decoded and multiplied by its block's scale while it is loaded. This is exact for E8M0 and E4M3 scales,
  * even in bf16, so the tiles of tile_decoded.cuh use tensor cores. With an f32 scale it rounds once, to f32, and the

@@ -3,10 +3,11 @@
  * The scaled GEMMs on the CPU, the reference of what tensor cores do with 8 and 4 bits.
  *
  * Tiles of fixed size are decoded into scratch, step by step along K, and multiplied by the register tile of the other
- * GEMMs. An 8 or 4 bit number is exact in f32, and so is its product with an E8M0 or E4M3 scale, which is applied on
- * decoding. An f32 scale of 128 elements is not: then a step is one block, whose partial sum is multiplied by both
- * scales before it is added. Scales of a tensor are applied after the sum, one by one, because their product alone
- * might underflow. One thread computes a tile completely, so results do not depend on the number of threads.
+ * GEMMs. An 8-bit or 4-bit number is exact in f32, and so is its product with an E8M0 or E4M3 scale, so these scales
+ * are applied on decoding. The product with the f32 scale of 128 elements is not exact. There a step is one block, and
+ * its partial sum is multiplied by both scales before it is added. Scales of a tensor are applied after the sum, one by
+ * one, because their product alone might underflow. One thread computes a tile completely, so results do not depend on
+ * the number of threads.
  */
 #include "backend/cpu/cpu.h"
 #include "ops/grouped/grouped.h"

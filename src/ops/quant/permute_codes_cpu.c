@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * permute_codes on the CPU: bands of SIDE columns of q, whose part of a token is a cache line. In a band each row is
- * copied to `row` and scattered over the band's lines of `col`.
+ * permute_codes on the CPU, in bands of SIDE columns of q: in a band, a token has one cache line. Each row of a band is
+ * copied to `row` and scattered over the lines of `col` of this band.
  */
 #include "backend/cpu/cpu.h"
 #include "ops/grouped/grouped.h"

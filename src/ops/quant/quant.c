@@ -5,8 +5,8 @@
  * Tensor cores multiply FP8 in one layout only, y = a bT with both operands contiguous along K. So dx = dy w needs wT,
  * and dw = dyT x needs dyT and xT: each is the result `col` of the quantize op whose `row` another GEMM reads. Unused
  * results are dropped one by one, so frozen weights need no special case: without dw, xT and dyT are not computed, and
- * without dx, wT is not. A format and a scaling follow from the types and shapes of an operand and its scales, so a
- * GEMM supports any two of them.
+ * without dx, wT is not. The format and the scaling of an operand follow from its type and shape and those of its
+ * scales. So a GEMM supports any pair of operands.
  */
 #include "ops/quant/scaled.h"
 
@@ -34,11 +34,11 @@ static rfr_status check_options(const rfi_infer *c, const geometry *g, int scale
   if (bits & ~(int64_t)(RFR_QUANTIZE_POW2 | RFR_QUANTIZE_STOCHASTIC | RFR_QUANTIZE_HADAMARD))
     return rfi_fail(RFI_E_TRACE_SHAPE, "options has unknown bits: %lld", (long long)bits);
   if ((bits & RFR_QUANTIZE_POW2) && info.scale != RFR_F32)
-    return rfi_fail(RFI_E_TRACE_SHAPE, "only scales in f32 are rounded to powers of two");
+    return rfi_fail(RFI_E_TRACE_SHAPE, "options has POW2, but only f32 scales are rounded to powers of two");
   if ((bits & RFR_QUANTIZE_STOCHASTIC) && !four)
-    return rfi_fail(RFI_E_TRACE_SHAPE, "only e2m1 is rounded stochastically");
+    return rfi_fail(RFI_E_TRACE_SHAPE, "options has STOCHASTIC, but only e2m1 is rounded stochastically");
   if (!(bits & RFR_QUANTIZE_STOCHASTIC) == rfi_present(c, scale + 1))
-    return rfi_fail(RFI_E_TRACE_SHAPE, "stochastic rounding and the operand step need each other");
+    return rfi_fail(RFI_E_TRACE_SHAPE, "stochastic rounding and the operand step must be given together");
   if ((bits & RFR_QUANTIZE_HADAMARD) && scaling != RFR_SCALING_NV16)
     return rfi_fail(RFI_E_TRACE_SHAPE, "the Hadamard transform needs the scaling nv16");
   if ((bits & RFR_QUANTIZE_HADAMARD) && !g->grouped && g->M % RFI_HADAMARD != 0)
@@ -47,9 +47,9 @@ static rfr_status check_options(const rfi_infer *c, const geometry *g, int scale
     return rfi_fail(RFI_E_TRACE_SHAPE, "e2m1 has two elements in a byte: %lld x %lld has an odd side", (long long)g->M,
                     (long long)g->K);
   if (g->grouped && info.rows > 1)
-    return rfi_fail(RFI_E_TRACE_SHAPE, "a block of %d rows does not end where a group does", info.rows);
+    return rfi_fail(RFI_E_TRACE_SHAPE, "blocks of %d rows can contain rows of two groups", info.rows);
   if (rfi_present(c, scale) && (scaling != RFR_SCALING_TENSOR || (bits & RFR_QUANTIZE_POW2)))
-    return rfi_fail(RFI_E_TRACE_SHAPE, "a given scale is for scaling %d without options", RFR_SCALING_TENSOR);
+    return rfi_fail(RFI_E_TRACE_SHAPE, "a given scale needs scaling %d without POW2", RFR_SCALING_TENSOR);
   return RFR_OK;
 }
 
@@ -145,7 +145,7 @@ static rfr_status scaled(const rfi_infer *c, int q, int scale, int global, int r
   const int64_t scaling = rfi_scaling_of(x, &c->in[scale]), rows = x->shape[rank - 2];
   *length = x->shape[rank - 1] * (x->dtype == RFR_U8 ? 2 : 1);
   if (scaling < 0 || (x->dtype == RFR_U8) != (scaling == RFR_SCALING_NV16))
-    return rfi_fail(RFI_E_TRACE_SHAPE, "%s in %s has no scales in %s of rank %d", c->def->operand[q],
+    return rfi_fail(RFI_E_TRACE_SHAPE, "%s in %s cannot have scales in %s of rank %d", c->def->operand[q],
                     rfr_dtype_name(x->dtype), rfr_dtype_name(c->in[scale].dtype), c->in[scale].rank);
   const rfr_type want = scale_type(scaling, rank, rank == 3 ? x->shape[0] : slices, rows, *length);
   RFI_TRY(rfi_rule_type(c, scale, &want));
@@ -194,7 +194,7 @@ rfr_status rfi_infer_grouped_matmul_scaled(const rfi_infer *c) {
   RFI_TRY(same_length(c, K, other));
   if (rfi_scaling_of(&c->in[RFI_IN_grouped_matmul_scaled_a], &c->in[RFI_IN_grouped_matmul_scaled_scale_a]) ==
       RFR_SCALING_BLOCK128)
-    return rfi_fail(RFI_E_TRACE_SHAPE, "scales of 128 rows do not end where a group does");
+    return rfi_fail(RFI_E_TRACE_SHAPE, "a scale for 128 rows can contain rows of two groups");
   const int64_t R = c->in[RFI_IN_grouped_matmul_scaled_a].shape[0], N = c->in[RFI_IN_grouped_matmul_scaled_w].shape[1];
   if (c->in[RFI_IN_grouped_matmul_scaled_w].shape[0] != groups)
     return rfi_fail(RFI_E_TRACE_SHAPE, "w has %lld groups, offsets have %lld",
@@ -229,7 +229,7 @@ rfr_status rfi_infer_grouped_wgrad_scaled(const rfi_infer *c) {
       rfi_scaling_of(&c->in[RFI_IN_grouped_wgrad_scaled_dy], &c->in[RFI_IN_grouped_wgrad_scaled_scale_dy]);
   if (a != rfi_scaling_of(&c->in[RFI_IN_grouped_wgrad_scaled_x], &c->in[RFI_IN_grouped_wgrad_scaled_scale_x]) ||
       a == RFR_SCALING_BLOCK128)
-    return rfi_fail(RFI_E_TRACE_SHAPE, "dy and x need one scaling along the rows");
+    return rfi_fail(RFI_E_TRACE_SHAPE, "dy and x must have the same scaling, with scales along the rows");
   const rfr_type dw = {
       .dtype = (rfr_dtype)c->attr[0].i,
       .rank = 3,
@@ -270,13 +270,16 @@ rfr_status rfi_infer_collect_amax(const rfi_infer *c) {
   const rfr_list at = c->attr[RFI_AT_collect_amax_at].l;
   const int n = c->n_in > AMAX ? c->n_in - AMAX : 0;
   const rfr_type type = {.dtype = RFR_F32, .rank = 2, .shape = {2, slots}};
-  if (slots < 0 || slots > INT32_MAX) return rfi_fail(RFI_E_TRACE_SHAPE, "%lld slots", (long long)slots);
-  if (at.n != n) return rfi_fail(RFI_E_TRACE_SHAPE, "at has %lld numbers for %d amaxes", (long long)at.n, n);
+  if (slots < 0 || slots > INT32_MAX)
+    return rfi_fail(RFI_E_TRACE_SHAPE, "slots is %lld; it must be 0 to %d", (long long)slots, INT32_MAX);
+  if (at.n != n)
+    return rfi_fail(RFI_E_TRACE_SHAPE, "at has %lld numbers, but there are %d operands amax", (long long)at.n, n);
   for (int i = 0; i < n; i++) {
     RFI_TRY(rfi_rule_dtype(c, AMAX + i, RFR_F32));
     RFI_TRY(rfi_rule_rank(c, AMAX + i, 1, 1));
     if (!(at.x[i] >= 0 && at.x[i] < 2 * (double)slots) || at.x[i] != (double)(int64_t)at.x[i])
-      return rfi_fail(RFI_E_TRACE_SHAPE, "amax %d is not of one of the 2 x %lld slots", i, (long long)slots);
+      return rfi_fail(RFI_E_TRACE_SHAPE, "at: number %d is not the number of one of 2 x %lld slots", i,
+                      (long long)slots);
   }
   c->out[0] = type;
   return rfi_present(c, ONTO) ? rfi_rule_type(c, ONTO, &type) : RFR_OK;
@@ -303,7 +306,8 @@ rfr_status rfi_infer_scale_update(const rfi_infer *c) {
   RFI_TRY(rfi_rule_dtype(c, AMAX, RFR_F32));
   RFI_TRY(rfi_rule_rank(c, AMAX, 2, 2));
   if (c->in[AMAX].shape[0] % 2 != 0 || c->in[AMAX].shape[1] != c->in[HISTORY].shape[1])
-    return rfi_fail(RFI_E_TRACE_SHAPE, "amax (%lld,%lld) does not have pairs of rows of %lld slots",
+    return rfi_fail(RFI_E_TRACE_SHAPE,
+                    "amax is (%lld,%lld); it must have an even number of rows, and a column for each of %lld slots",
                     (long long)c->in[AMAX].shape[0], (long long)c->in[AMAX].shape[1],
                     (long long)c->in[HISTORY].shape[1]);
   c->out[0] = c->in[HISTORY];

@@ -236,7 +236,7 @@ static void test_refused(void **state) {
   } rows[] = {{RFR_E2M1, RFR_SCALING_TENSOR, 0, 16, "format must be e4m3 or e5m2"},
               {RFR_E4M3, RFR_SCALING_NV16, 0, 16, "format must be e2m1"},
               {RFR_E4M3, 99, 0, 16, "99 is not an rfr_scaling"},
-              {RFR_E4M3, RFR_SCALING_MX32, RFR_QUANTIZE_POW2, 16, "only scales in f32"},
+              {RFR_E4M3, RFR_SCALING_MX32, RFR_QUANTIZE_POW2, 16, "only f32 scales"},
               {RFR_E4M3, RFR_SCALING_TENSOR, RFR_QUANTIZE_STOCHASTIC, 16, "only e2m1 is rounded stochastically"},
               {RFR_E2M1, RFR_SCALING_NV16, RFR_QUANTIZE_STOCHASTIC, 16, "stochastic rounding and the operand step"},
               {RFR_E2M1, RFR_SCALING_NV16X16, RFR_QUANTIZE_HADAMARD, 16, "needs the scaling nv16"},

@@ -2,7 +2,7 @@
  *
  * quantize and grouped_quantize on a GPU, bitwise equal to the CPU's kernel (scaling.h).
  *
- *   amax      where a scale of a slice follows from the slice: its largest magnitude, by an integer maximum in global
+ *   amax      the largest magnitude of each slice whose scale follows from the slice, by an integer maximum in global
  *             memory, which does not depend on the order
  *   tiles     full tiles with one scale for a slice and codes of 8 bits (codes.cuh). If the scale is given, the largest
  *             magnitude is found on the way

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * collect_amax and scale_update on the CPU. An amax is compared as a bit pattern; one that is not finite is ignored,
- * and a step without an amax leaves a slot as it is, so that a tensor that is quantized seldom keeps its history.
+ * collect_amax and scale_update on the CPU. An amax is compared as a bit pattern; an amax that is not finite is
+ * ignored. A step without an amax does not change the slot, so that a tensor that is quantized only in some steps keeps
+ * its history.
  */
 #include <math.h>
 #include <string.h>

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Scaled GEMMs of the module by the accumulator that they may use. Kernels of the table promote partial sums to f32;
- * those below sum in the tensor core's own accumulator if there is one scale per tensor.
+ * Launchers of scaled GEMMs by the accumulator that they may use. The kernels of the kernel table promote partial sums
+ * to f32. The launchers below sum in the reduced-precision accumulator of the tensor core if there is one scale per
+ * tensor.
  */
 #ifndef RFI_SCALED_CUDA_H
 #define RFI_SCALED_CUDA_H

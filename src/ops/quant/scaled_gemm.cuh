@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * A scaled GEMM on a GPU, y = a bT, as its kernels get it: matmul_scaled.cu supports any, scaled_sm90.cu FP8 on sm_90.
+ * The description of a scaled GEMM on a GPU, y = a bT, that its kernels get. matmul_scaled.cu supports every such GEMM,
+ * scaled_sm90.cu FP8 on sm_90.
  */
 #ifndef RFI_SCALED_GEMM_CUH
 #define RFI_SCALED_GEMM_CUH

@@ -2,10 +2,10 @@
  *
  * transposed on a GPU, limited by memory bandwidth: tiles of 128 x 128 bytes through shared memory.
  *
- * A thread reads 16 bytes of each of four rows and transposes their 4 x 4 blocks in registers, so that a word in
- * shared memory has four adjacent bytes of a result row. Result row k has its words rotated by 4 (k / 16): threads
- * that write the same word of rows with a distance of 16 then use different banks, and four adjacent words stay
- * adjacent. Sides that are not multiples of 16 take a byte at a time.
+ * A thread reads 16 bytes of each of four rows and transposes their 4 x 4 blocks in registers, so that a word in shared
+ * memory has four adjacent bytes of a result row. The words of result row k are rotated by 4 (k / 16). So threads that
+ * write the same word of rows with a distance of 16 use different banks, and four adjacent words stay adjacent. If a
+ * side is not a multiple of 16, single bytes are moved.
  */
 #include "backend/cuda/kernels.cuh"
 

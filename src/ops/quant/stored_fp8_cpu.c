@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * transposed on the CPU: bands of SIDE result rows, in blocks of SIDE x SIDE bytes that the first cache holds.
+ * transposed on the CPU: bands of SIDE result rows, in blocks of SIDE x SIDE bytes that fit into the L1 cache.
  */
 #include "backend/cpu/cpu.h"
 #include "ops/walk.h"

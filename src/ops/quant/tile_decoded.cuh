@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * A tile of a scaled GEMM on tensor cores of sm_80, whose operands are decoded to bf16 while they are loaded. This is
- * exact for codes of 4 and 8 bits without a scale, with an E8M0 scale and, E2M1, with an E4M3 scale: products of four
- * significant bits with four fit into bf16's eight. Sums are f32 and in the order of K, so results depend on the GEMM
- * alone.
+ * exact for 4-bit and 8-bit codes without a scale or with an E8M0 scale, and for E2M1 codes with an E4M3 scale: a
+ * product of two numbers with four significant bits each fits into the eight bits of bf16. Sums are f32 and in the
+ * order of K, so results depend on the GEMM alone.
  *
  * A block of 256 threads computes 128 x 128, each of its eight warps 64 x 32. The codes of the next 64 elements of K
  * are loaded into registers while the tensor cores multiply; of two blocks on a multiprocessor, one decodes while the
@@ -75,8 +75,8 @@ static __device__ __forceinline__ void rfi_decoded_store(uint4 (*to)[8], const r
   }
 }
 
-/* The tile at (i0, j0): rows i of a are lines `a_line` + i, M of them, and rows j of b lines `b_line` + j, N of them. The
- * sum begins at element `start` of the lines, a multiple of 8, and has K elements. end(i, j, sum) gets each result. All
+/* The tile at (i0, j0). The M rows i of a are lines `a_line` + i, the N rows j of b are lines `b_line` + j. The sum
+ * begins at element `start` of the lines, a multiple of 8, and has K elements. end(i, j, sum) gets each result. All
  * threads of the block must call it. */
 template <class END>
 static __device__ __forceinline__ void rfi_tile_decoded(const rfi_factor &a, int64_t a_line, int64_t i0, int64_t M,
