@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * Sharded parameters: each rank has a shard of every weight and main gradient, and gathers parameters only while a
- * layer runs. Weights after ten steps, outputs and input gradients are bitwise equal to those of one rank with all
- * weights that accumulates the ranks' microbatches in rank order; gathered by hooks and the loop, by each call, or by
- * schedule actions.
+ * layer runs. Parameters are gathered by hooks and the loop, by each call, or by schedule actions. In each case,
+ * weights after ten steps, outputs and input gradients are bitwise equal to those of one rank that has all weights and
+ * accumulates the microbatches of all ranks in rank order.
  */
 #include <pthread.h>
 #include <stdbool.h>

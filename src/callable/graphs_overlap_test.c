@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Which of the caller's memory callables may share. Nothing else may overlap memory that a callable writes. Two
- * callables may share handovers and main gradients that both accumulate. Checked at creation, after a rebind, and for
- * another schedule.
+ * Memory of the caller that two callables use. It may overlap memory that a callable writes in two cases only: one
+ * callable passes a result to the other, or both accumulate into a main gradient. This is checked at creation, after a
+ * rebind, and for another schedule.
  */
 #include <string.h>
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Step memory: callables in training, their evaluation, callables in inference, an optimizer's program and an
- * evaluation's program use one range of bytes in turn. Results are bitwise equal to those with separate arenas, and the
+ * Step memory: callables in training, their evaluation, callables in inference, an optimizer program and an evaluation
+ * program use one range of bytes, one at a time. Results are bitwise equal to those with separate arenas, and the
  * planned bytes are the maximum instead of the sum. Calls that would run concurrently with another user, or read what
  * it has overwritten, are refused.
  */

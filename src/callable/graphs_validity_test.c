@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * A result may be passed in place to later calls while it is valid: until another microbatch or another call uses its
- * memory. The bits are those of a copy; invalid tensors are refused. Gathered parameters are valid within calls.
+ * A result may be passed in place to later calls while it is valid, which is until another microbatch or another call
+ * uses its memory. Results are bitwise equal to those with a copy; invalid tensors are refused. Gathered parameters are
+ * valid within calls.
  */
 #include <string.h>
 

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Main gradients of grouped weights, packed or separate, with W directly after I or later: bitwise equal, without
- * memory for the gradients of all experts. In f32 or 16 bits, zeroed or accumulated, as their entries say; available
- * only after the last W; checked like tensors.
+ * Main gradients of grouped weights, packed or separate, with W directly after I or later: they are bitwise equal, and
+ * no memory is used for the gradients of all experts at once. They are in f32 or 16 bits, zeroed or accumulated, as
+ * their entries specify, available only after the last W, and checked like tensors.
  */
 #include <math.h>
 #include <stdio.h>

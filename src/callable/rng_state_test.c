@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Named streams of random numbers: drawn numbers against their address; get, set and fork as ranks of a tensor parallel
- * group use them; in callables, masks of the backward equal those of the forward, recomputed or not, and change from
- * step to step by the callables' own count.
+ * Named streams of random numbers: drawn numbers are compared with the function of their stream, step, site and
+ * element. Get, set and fork are used as by the ranks of a tensor-parallel group. In callables, masks of the backward
+ * equal those of the forward, recomputed or not, and change from step to step, because the graphs advance the step
+ * counter.
  */
 #include <math.h>
 #include <stdlib.h>

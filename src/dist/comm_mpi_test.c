@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Communicators of MPI: the program starts itself under mpirun. Values are bitwise equal to those of the thread engine;
- * a rank that calls something else, leaves, aborts, is killed or stopped gives every other rank a status that names it.
+ * Communicators of MPI: the program starts itself under mpirun. Values are bitwise equal to those of thread ranks. If a
+ * rank makes another call, leaves, aborts, or is killed or stopped, every other rank gets an error that names it.
  */
 #include <signal.h>
 #include <stdio.h>

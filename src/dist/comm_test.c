@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Communicators of threads: the placement of data, sums in rank order, compared bit by bit, also in place. If a rank
- * aborts, leaves, makes another call or does not arrive, every other rank gets a status. A hang shows as a test that
+ * Communicators of threads: the placement of data, and sums in rank order, compared bitwise, also in place. If a rank
+ * aborts, leaves, makes another call or does not arrive, every other rank gets an error. If a rank hangs, the test
  * times out.
  */
 #include <pthread.h>

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Ranks whose programs or callables have other collectives, or the same ones in another order, are refused on every
- * rank before anything runs; the communicator stays usable.
+ * If the programs or callables of two ranks have different collectives, or the same ones in another order, every rank
+ * gets an error before anything runs. The communicator stays usable.
  */
 #include <stdio.h>
 #include <string.h>

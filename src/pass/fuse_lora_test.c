@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Adapters as one op: the forward and dgrad of a layer with LoRA become lora_matmul, also where dx is a sum over
- * several layers; gradients equal those without the fusion but for rounding; recompute drops the results, and gradients
- * stay bitwise equal; a narrow GEMM that does not come from the same operand is left alone; and GEMMs in FP8 accumulate
- * into the result of the narrow one.
+ * Adapters as one op. The forward and dgrad of a layer with LoRA become lora_matmul, also where dx is a sum over
+ * several layers. Gradients equal those without the fusion, except for rounding. Recompute drops the results, and
+ * gradients stay bitwise equal. A narrow GEMM that reads another operand is not fused. GEMMs in FP8 accumulate into the
+ * result of the narrow GEMM.
  */
 #include <math.h>
 #include <stdio.h>

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Quantize before permute: a layer of experts with the pass and without it has the same results and the same scales bit
- * for bit, with recompute and without. The pass applies only with one given scale for all groups, and only to rows in
- * the order of moe_route's choices. With --device cuda on a GPU.
+ * Quantize before permute: with the pass and without it, a layer of experts has bitwise the same results and scales,
+ * with recompute and without. The pass applies only with one given scale for all groups, and only to rows in the order
+ * of moe_route's choices. With --device cuda on a GPU.
  */
 #include <stdlib.h>
 #include <string.h>

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Fusions that claim to be exact: the same program with the pass and without it gives the same gradients bit for bit,
- * for every subset of trained parameters; and the pass makes the expected fusions, and computes only the gradients that
- * the subset requests. There is one microbatch: gradients that are accumulated into those of an earlier one are rounded
- * in another way, and the report says so. A softcapped loss head is not exact and agrees within rounding.
+ * Fusions that are reported as exact: with the pass and without it, a program gives bitwise the same gradients, for
+ * every subset of trained parameters. The pass makes the expected fusions and computes only the gradients that the
+ * subset requests. There is one microbatch, because gradients that are accumulated into those of an earlier one are
+ * rounded in another way, as the report says. A softcapped loss head is not exact and agrees within rounding.
  */
 #include <setjmp.h>
 #include <stdarg.h>

@@ -105,10 +105,10 @@ typedef struct rfi_pass_options {
   bool sharded;       /* parameters are shards, gathered only temporarily, so no op on them is hoisted */
   int64_t loss_chunk; /* rows of logits per chunk in a fused LM head, unless loss_rows(T, C) is given */
   int64_t (*loss_rows)(int64_t T, int64_t C);
-  /* The position of a callable in a set whose linears share the states of fp8_delayed and the sites of nvfp4. */
+  /* The position of a callable in a set whose linear layers share the states of fp8_delayed and the sites of nvfp4. */
   int slots, first_slot;   /* slots of delayed scaling: of the entire set, and before this callable */
-  int64_t first_linear;    /* number of linears under a recipe that the model records before this callable */
-  bool trains;             /* the set trains: every forward collects its amaxes */
+  int64_t first_linear;    /* number of linear layers under a recipe that precede this callable */
+  bool trains;             /* the set trains: every forward collects its amax values */
   bool lora;               /* the backend has kernels for lora_matmul */
   bool gelu_bwd;           /* the backend has GEMMs that apply the gradient of GELU */
   bool dx_sum;             /* layernorm_bwd sums the columns of dx */
@@ -179,7 +179,7 @@ rfr_status rfi_frontier_points(rfi_frontier *l, int last, rfr_frontier_point *po
 
 /* The use of recipes in a recorded forward (quantize.c). */
 typedef struct rfi_recipe_use {
-  int linears;               /* linears under a recipe, including those that are not quantized */
+  int linears;               /* linear layers under a recipe, including those that are not quantized */
   int slots;                 /* slots of delayed scaling; 0: none */
   bool draws;                /* gradients are rounded stochastically */
   const rfr_recipe *delayed; /* the only fp8_delayed recipe, in the trace's memory; NULL: none */

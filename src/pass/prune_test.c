@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Prune: what merges, what is removed, and what is hoisted to which phase.
+ * Prune: which ops merge, which are removed, and which are hoisted to which phase.
  */
 #include <setjmp.h>
 #include <stdarg.h>

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * A clone computes what the original op computes; no op with an effect is cloned, and no clone saves nothing; the
- * memory model of clones agrees with the new trace.
+ * A clone computes the same results as the original op. No op with an effect is cloned, and every clone saves memory.
+ * The memory model of clones agrees with the new trace.
  */
 #include <setjmp.h>
 #include <stdarg.h>

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * A frozen quantized weight in a step with two microbatches: each GEMM has a dequantize op just before it and
- * nothing else reads its result; the values are in no phase that runs once; and gradients are bitwise equal to a
+ * A frozen quantized weight in a step with two microbatches. Just before each GEMM there is a dequantize op, and only
+ * this GEMM reads its result. No dequantize is in a phase that runs once. Gradients are bitwise equal to those of a
  * program whose weights are the dequantized values, with any recompute.
  */
 #include <stdio.h>

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The text of a trace: what is printed reads back equal; anything wrong is refused with its line.
+ * The text of a trace: a printed trace parses back to an equal one; invalid text is refused, and the error names the
+ * line.
  */
 #include <setjmp.h>
 #include <stdarg.h>

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The form for people, and the live bytes that it shows.
+ * The form for humans, and the live bytes that it shows.
  */
 #include <setjmp.h>
 #include <stdarg.h>

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Recording: the first error stays, with its place.
+ * Recording: a trace keeps the first error, with its source line.
  */
 #include <setjmp.h>
 #include <stdarg.h>

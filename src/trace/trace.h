@@ -168,11 +168,11 @@ typedef struct rfi_cost {
   double bytes; /* each operand read once, each result written once, as with perfect caches; 0 for views */
 } rfi_cost;
 
-/* The recipe of a linear's GEMMs. The forward GEMM gets a number when it is recorded; those of its backward inherit the
- * label. The pass `quantize` reads labels, and no op has one after it. */
+/* The recipe of the GEMMs of a linear layer. The forward GEMM gets a number when it is recorded; the GEMMs of its
+ * backward inherit the label. The pass `quantize` reads labels; no op has a label after it. */
 enum { RFI_RECIPE_KEEP = 255, RFI_MAX_RECIPES = 64, RFI_MAX_RECIPE_SCOPES = 8 };
 typedef struct rfi_label {
-  int32_t linear; /* number of the linear, from 0; meaningless without a recipe */
+  int32_t linear; /* number of the linear layer, from 0; meaningless without a recipe */
   uint8_t recipe; /* 0: none; index into the trace's recipes plus 1; RFI_RECIPE_KEEP: its weight is kept by name */
 } rfi_label;
 
@@ -245,7 +245,7 @@ int rfi_attr_find(const rfi_op_def *d, const char *name);
 
 /* ---- recipes (recipe.c) ---- */
 
-/* Whether the op is a GEMM that may have a label, that is, of a linear. */
+/* Whether the op is a GEMM that may have a label, that is, a GEMM of a linear layer. */
 static inline bool rfi_takes_recipe(const rfi_op_def *d) {
   return d->code == RFI_OP_matmul || d->code == RFI_OP_grouped_matmul || d->code == RFI_OP_grouped_wgrad;
 }

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The table of the nearest code of 8 bits finds what the binary search finds: at each midpoint and the floats next to
+ * The table of nearest 8-bit codes gives the same codes as the binary search: at each midpoint and the floats next to
  * it, at both ends of each entry, for a step through all bit patterns of -1 ... 1, and for NaNs.
  */
 #include <math.h>
