@@ -98,12 +98,13 @@ rfr_status rfi_comm_collect(rfr_ctx *ctx, rfr_comm *c, const void *mine, int64_t
 /* Point-to-point messages. Messages from one rank to another arrive in the order of sending; the receiver must expect
  * the number of bytes that was sent.
  *
- * `stream` NULL: the data is in host memory. It is copied, so the sender does not wait for the receiver; only between
- * GPUs each waits for the other. With a stream, the data is in GPU memory. The transfer starts after the work that is
- * on the sender's stream at the call, and after the receiver's call. Later work on the receiver's stream waits for the
- * transfer. Later work on the sender's stream does not, so the data must stay unchanged until rfi_comm_wait_sent: it
- * makes later work wait for the first `number` messages to rank `to`. rfi_comm_sent returns their count. Errors:
- * argument; dist.peer; dist.mismatch. */
+ * `stream` NULL: the data is in host memory. It is copied, so the sender does not wait for the receiver.
+ *
+ * With a stream, the data is in GPU memory, and both ranks wait for each other: the transfer starts after the work that
+ * is on the sender's stream at the call, and after the receiver's call. Later work on the receiver's stream waits for
+ * the transfer. Later work on the sender's stream does not wait, so the data must stay unchanged until
+ * rfi_comm_wait_sent, which makes later work wait for the first `number` messages to rank `to`. rfi_comm_sent returns
+ * the number of messages so far. Errors: argument; dist.peer; dist.mismatch. */
 rfr_status rfi_comm_send(rfr_comm *c, int to, const void *data, int64_t bytes, void *stream);
 rfr_status rfi_comm_receive(rfr_comm *c, int from, void *data, int64_t bytes, void *stream);
 int64_t rfi_comm_sent(const rfr_comm *c, int to);

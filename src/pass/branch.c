@@ -117,9 +117,10 @@ static int next_on_main(const rfr_trace *t, int i) {
   return i;
 }
 
-/* The op after the next group of reductions that follows a dgrad op; n_ops: there is none. Reductions between which
- * there are only wgrad ops end the backward, so their memory is not needed soon; if another microbatch follows, it is
- * the op after the next group. */
+/* The op that waits for the reduction at op i at the latest: the first op after a later reduction, if a dgrad op is
+ * between the two reductions. If only wgrad ops are between the remaining reductions, the backward ends. Then the
+ * memory of the reduction is not needed soon, and the result is n_ops; but if another microbatch follows, it is the op
+ * after the next reduction. */
 static int after_next_group(const rfr_trace *t, int i) {
   bool between = false;
   int k = next_on_main(t, i), next = t->n_ops;

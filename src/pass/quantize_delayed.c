@@ -110,8 +110,8 @@ static rfr_status collect(const rfi_delayed *d, rfi_rewrite *r, rfr_value *amax)
   return RFR_OK;
 }
 
-/* In a callable each part collects its amaxes into a state. Parts run in any order, which is safe because a maximum
- * does not depend on it. */
+/* In a callable each part collects its amax values into a state. Parts may run in any order, because a maximum does not
+ * depend on the order. */
 static rfr_status collect_parts(const rfi_delayed *d, rfi_rewrite *r) {
   rfi_amax list[RFR_MAX_LIST];
   rfr_value amax = d->amax_state;

@@ -114,7 +114,7 @@ static void find_bytes(rfi_recompute_model *m, bool split_phases) {
   }
 }
 
-/* The pass shard reduces a gradient as soon as it is complete; then only this rank's part stays live.
+/* The pass shard reduces a gradient as soon as it is complete; then only this rank's shard stays live.
  * RFR_SHARD_OPTIMIZER is the exception: it sums the gradients of several microbatches first. */
 static void find_reduced_bytes(rfi_recompute_model *m, const rfi_pass_options *o) {
   const rfr_trace *t = m->t;

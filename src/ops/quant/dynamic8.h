@@ -44,11 +44,12 @@ RFI_DYNAMIC8 float rfi_dynamic8_float(uint32_t bits) {
   return x;
 }
 
-/* The same index for x = -1 ... 1 (rounding may exceed it by some ulps) or NaN, from a table: the leading bits of x
- * choose an entry, whose high part is the index at the entry's least value; its low part is compared with the other
- * bits of x. This needs entries that have at most one middle: with `drop` trailing bits in the low part, at most
- * RFI_DYNAMIC8_SIGNED_DROP for the signed map and RFI_DYNAMIC8_UNSIGNED_DROP for the unsigned one. Magnitudes below
- * 2^-23 share an entry, and so do NaNs, after that of 1. Entries of negative numbers follow those of positive ones. */
+/* The same index for x = -1 ... 1 (rounding may exceed it by some ulps) or NaN, from a table. The leading bits of x
+ * choose an entry. The high part of an entry is the index at the least value of the entry; its low part is compared
+ * with the other bits of x. So an entry may have at most one midpoint. With `drop` trailing bits in the low part, this
+ * holds up to RFI_DYNAMIC8_SIGNED_DROP for the signed map and RFI_DYNAMIC8_UNSIGNED_DROP for the unsigned one.
+ * Magnitudes below 2^-23 share one entry; NaNs share the entry after that of 1. Entries of negative numbers follow
+ * those of positive ones. */
 enum { RFI_DYNAMIC8_SIGNED_DROP = 17, RFI_DYNAMIC8_UNSIGNED_DROP = 16 };
 enum { RFI_DYNAMIC8_LEAST = 0x34000000, RFI_DYNAMIC8_ONE = 0x3f800000 };
 #define RFI_DYNAMIC8_ENTRIES(drop) (((RFI_DYNAMIC8_ONE - RFI_DYNAMIC8_LEAST) >> (drop)) + 2)
