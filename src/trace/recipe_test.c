@@ -85,7 +85,7 @@ static void refused(void **state) {
     rfr_recipe r;
     const char *says;
   } cases[] = {
-      {{.size = 1}, "size 1"},
+      {{.size = 1}, "size is 1"},
       {{.kind = (rfr_recipe_kind)6}, "not a recipe"},
       {{.kind = RFR_RECIPE_FP8_CURRENT, .history = 4}, "only fp8_delayed"},
       {{.kind = RFR_RECIPE_FP8_CURRENT, .margin = 1}, "only fp8_delayed"},
