@@ -190,6 +190,10 @@ typedef struct rfr_graphs_options {
   /* Step memory (rfr_step_memory) for slots, shared bytes, gathered parameters and scratch. Others may use it between
    * the steps of these graphs. NULL: they are in the arena. */
   rfr_step_memory *step_memory;
+  /* 1, the default: on a GPU, W may run on a side stream at the same time as later F and I, if their memory is
+   * disjoint. Results do not change. These W's have scratch of their own; if `budget` or `step_memory` has no room for
+   * it, W runs in order. rfr_graphs_report with "wgrad" lists each W. 0: everything runs in order, in one stream. */
+  int wgrad_beside;
 } rfr_graphs_options;
 RFR_API rfr_graphs_options rfr_graphs_options_default(void);
 
@@ -330,7 +334,8 @@ RFR_API rfr_status rfr_graphs_get_memory(const rfr_graphs *g, rfr_graphs_memory 
 /* The compiled ops of a callable in the order load, setup, F, I, W (phases load, setup, forward, dgrad, wgrad).
  * Borrowed; NULL: no such callable. */
 RFR_API const rfr_trace *rfr_graphs_trace(const rfr_graphs *g, int callable);
-/* The decisions of a pass for a callable; NULL for an unknown pass. Borrowed. */
+/* The decisions of a pass for a callable; NULL for an unknown pass. "wgrad": beside which calls each W runs, or why it
+ * does not. Borrowed. */
 RFR_API const char *rfr_graphs_report(const rfr_graphs *g, int callable, const char *pass);
 
 #ifdef __cplusplus

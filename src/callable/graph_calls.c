@@ -147,7 +147,8 @@ rfr_status rfi_graphs_make_calls(rfr_graphs *g, const rfr_schedule *schedule, bo
   RFI_TRY(rfi_arena_create(g->m.ctx, &c->arena));
   RFI_TRY(list(g, schedule, evaluation, c));
   RFI_TRY(mark_ends(g, c));
-  return find_last_calls(g, c);
+  RFI_TRY(find_last_calls(g, c));
+  return evaluation ? RFR_OK : rfi_graphs_order_beside(g, c);
 }
 
 const char *rfi_call_text(int op) {

@@ -9,6 +9,10 @@
  * I. Then W is on the axis twice: a value that W reads is live until the second W, and a value that is dead before the
  * second W may be in a block that slots share. Results returned to the caller are live to the end. The offsets come
  * from the planner that plans programs. Fixed ports use the caller's memory, and scratch memory during warm-up.
+ *
+ * A W that may run on the side stream (graph_beside.c) has scratch of its own: bytes after the shared bytes of all
+ * other parts, in which these W's follow one another. If W has no second place on the axis, what it reads lives until
+ * the I of the next callable has run.
  */
 #include <string.h>
 
@@ -139,13 +143,23 @@ static void lay_axis(axis *x) {
   x->end = at;
 }
 
+/* The time until which what a W reads must live; 0: only as long as the W runs. */
+static int end_beside(const axis *x, const rfi_callable *c) {
+  const int before = c->u.index - 1;
+  if (c->in_order || before < x->stage->first) return 0;
+  return x->timed[before - x->stage->first].at[RFI_PART_I] + ops_in(&x->g->callable[before].u, RFI_PART_I);
+}
+
 static void touch_ops(const axis *x, const rfi_callable *c) {
   const timed *when = timed_of(x, &c->u);
+  const int end = end_beside(x, c);
   for (rfi_use u = {0}; rfi_next_use(c, &u);) {
     const int after = 1 + u.op - c->u.start[u.part];
     touch(x, &c->u, u.owner, when->at[u.part] + after);
     if (u.part == RFI_PART_W && when->late_w >= 0 && c->u.place[u.owner].region != RFI_REGION_SHARED)
       touch(x, &c->u, u.owner, when->late_w + after);
+    if (u.part == RFI_PART_W && end > 0 && c->u.place[u.owner].region != RFI_REGION_SHARED)
+      touch(x, &c->u, u.owner, end);
   }
 }
 
@@ -164,9 +178,9 @@ static void touch_ports(const axis *x, const rfi_callable *c) {
 
 /* ---- planning a stage ---- */
 
-/* The plans of a stage: bytes shared by all slots; one plan per slot, or one for values that live after I and one for
- * the block. */
-enum { SHARED, SLOT, KEPT, BLOCK, PLANS };
+/* The plans of a stage: bytes shared by all slots, and those for W's on the side stream; one plan per slot, or one for
+ * values that live after I and one for the block. */
+enum { SHARED, WGRAD, SLOT, KEPT, BLOCK, PLANS };
 
 typedef struct planned {
   rfi_plan plan;
@@ -177,6 +191,11 @@ static void add_buffer(planned *p, int64_t bytes, const rfi_life *life, item wha
   p->items[p->plan.n] = what;
   p->plan.buffer[p->plan.n] = (rfi_buffer){bytes, 0, life->first, life->last, p->plan.n};
   p->plan.n++;
+}
+
+/* The plan for the bytes that live within a part. */
+static int shared_plan(const rfi_callable *c, int op) {
+  return !c->in_order && op >= c->u.start[RFI_PART_W] && op < c->u.start[RFI_PART_W + 1] ? WGRAD : SHARED;
 }
 
 static void collect(const axis *x, rfi_callable *c, planned p[PLANS]) {
@@ -190,15 +209,15 @@ static void collect(const axis *x, rfi_callable *c, planned p[PLANS]) {
     const item value = {&c->u, v, false};
     if (t->values[v].base != v || place->unit || life->first < 0) continue;
     if (!in_slot && place->region != RFI_REGION_SHARED) continue;
-    add_buffer(&p[in_slot ? SLOT : SHARED], bytes, life, value);
+    add_buffer(&p[in_slot ? SLOT : shared_plan(c, t->values[v].op)], bytes, life, value);
     if (in_slot && x->stage->blocks > 0) add_buffer(&p[life->last < x->late ? BLOCK : KEPT], bytes, life, value);
   }
   for (int i = 0, part = 0; i < c->u.n_bound; i++) {
     while (i >= c->u.first[part + 1]) part++;
     const int tick = when->at[part] + 1 + c->u.bound[i].op - c->u.start[part];
     if (c->u.bound[i].workspace > 0)
-      add_buffer(&p[x->g->m.workspaces == RFI_REGION_SLOT ? SLOT : SHARED], rfi_align(c->u.bound[i].workspace),
-                 &(rfi_life){tick, tick, false}, (item){&c->u, i, true});
+      add_buffer(&p[x->g->m.workspaces == RFI_REGION_SLOT ? SLOT : shared_plan(c, c->u.bound[i].op)],
+                 rfi_align(c->u.bound[i].workspace), &(rfi_life){tick, tick, false}, (item){&c->u, i, true});
   }
 }
 
@@ -222,6 +241,7 @@ static void take_smaller(rfr_graphs *g, rfi_stage_plan *s, const planned p[PLANS
   s->block_bytes = split ? block->bytes : 0;
   s->offset = rfi_layout_add(&g->m.layout, RFI_REGION_SLOT, s->bytes * slots + s->block_bytes * blocks);
   keep_offsets(&p[SHARED], (rfi_location){.region = RFI_REGION_SHARED});
+  keep_offsets(&p[WGRAD], (rfi_location){.region = RFI_REGION_SHARED});
   keep_offsets(&p[split ? KEPT : SLOT],
                (rfi_location){.region = RFI_REGION_SLOT, .offset = s->offset, .stride = s->bytes});
   if (split)
@@ -250,7 +270,12 @@ static rfr_status make_room(axis *x, rfi_arena *a, planned p[PLANS]) {
   return RFR_OK;
 }
 
-static rfr_status plan_stage(rfr_graphs *g, rfi_stage_plan *s, rfi_arena *a, int64_t *shared_bound) {
+/* Maxima over the stages. */
+typedef struct shared_bytes {
+  int64_t bytes[2], bound[2]; /* index 0: SHARED, 1: WGRAD */
+} shared_bytes;
+
+static rfr_status plan_stage(rfr_graphs *g, rfi_stage_plan *s, rfi_arena *a, shared_bytes *most) {
   axis x = {.g = g, .stage = s};
   planned p[PLANS];
   RFI_TRY(make_room(&x, a, p));
@@ -262,10 +287,24 @@ static rfr_status plan_stage(rfr_graphs *g, rfi_stage_plan *s, rfi_arena *a, int
   for (int c = s->first; c < s->end; c++) collect(&x, &g->callable[c], p);
   for (int k = 0; k < PLANS; k++) RFI_TRY(rfi_plan_place(&p[k].plan, x.end));
   take_smaller(g, s, p);
-  int64_t *most = &g->m.layout.bytes[RFI_REGION_SHARED];
-  if (p[SHARED].plan.bytes > *most) *most = p[SHARED].plan.bytes;
-  if (p[SHARED].plan.lower_bound > *shared_bound) *shared_bound = p[SHARED].plan.lower_bound;
+  for (int k = SHARED; k <= WGRAD; k++) {
+    if (p[k].plan.bytes > most->bytes[k]) most->bytes[k] = p[k].plan.bytes;
+    if (p[k].plan.lower_bound > most->bound[k]) most->bound[k] = p[k].plan.lower_bound;
+  }
   return RFR_OK;
+}
+
+/* Moves the scratch of W's on the side stream after the shared bytes of all other parts. */
+static void separate_wgrad(rfr_graphs *g, int64_t others) {
+  for (rfi_callable *c = g->callable; c < g->callable + g->n; c++) {
+    const rfr_trace *t = c->u.trace;
+    if (c->in_order) continue;
+    for (rfr_value v = 0; v < t->n_values; v++)
+      if (t->values[v].base == v && c->u.place[v].region == RFI_REGION_SHARED &&
+          shared_plan(c, t->values[v].op) == WGRAD)
+        c->u.place[v].offset += others;
+    for (int i = c->u.first[RFI_PART_W]; i < c->u.first[RFI_PART_W + 1]; i++) c->u.workspace_at[i] += others;
+  }
 }
 
 /* If there is only one slot, parts run in time order, so values that live within a part are planned together with the
@@ -278,15 +317,17 @@ static void merge_shared_into_slot(rfr_graphs *g) {
 
 static rfr_status plan_stages(rfr_graphs *g) {
   const rfi_stage_plan *s = g->stage;
-  int64_t shared_bound = 0;
+  shared_bytes most = {0};
   rfi_arena *a;
   rfr_status st = rfi_arena_create(g->m.ctx, &a);
-  const bool single_slot = g->n_stages == 1 && s->slots == 1 && !s->delayed && !rfi_stage_has_windows(s);
+  const bool single_slot = g->n_stages == 1 && s->slots == 1 && !s->delayed && !rfi_stage_has_windows(s) && !g->beside;
   g->m.workspaces = single_slot ? RFI_REGION_SLOT : RFI_REGION_SHARED;
   if (single_slot) merge_shared_into_slot(g);
-  for (int i = 0; i < g->n_stages && st == RFR_OK; i++) st = plan_stage(g, &g->stage[i], a, &shared_bound);
+  for (int i = 0; i < g->n_stages && st == RFR_OK; i++) st = plan_stage(g, &g->stage[i], a, &most);
   rfi_arena_destroy(a);
-  g->memory.lower_bound_bytes += shared_bound;
+  separate_wgrad(g, most.bytes[SHARED]);
+  g->m.layout.bytes[RFI_REGION_SHARED] = most.bytes[SHARED] + most.bytes[WGRAD];
+  g->memory.lower_bound_bytes += most.bound[SHARED] + most.bound[WGRAD];
   return st;
 }
 
@@ -373,10 +414,11 @@ rfr_status rfi_graphs_allocate(rfr_graphs *g) {
   return RFR_OK;
 }
 
-rfr_status rfi_graphs_place(rfr_graphs *g) {
-  g->memory = (rfr_graphs_memory){0};
+rfr_status rfi_graphs_place(rfr_graphs *g, bool beside) {
+  g->memory = (rfr_graphs_memory){.saved_bytes = g->memory.saved_bytes};
   rfi_layout_clear(&g->m.layout);
   for (int i = 0; i < g->n; i++) RFI_TRY(assign_storage(g, &g->callable[i]));
+  rfi_graphs_choose_beside(g, beside);
   RFI_TRY(plan_stages(g));
   RFI_TRY(rfi_graphs_place_windows(g));
   RFI_TRY(place_persistent(g));

@@ -7,6 +7,7 @@
  */
 #include "base/base.h"
 #include "callable/graphed.h"
+#include "exec/step_memory.h"
 
 typedef struct search {
   rfr_graphs *g;
@@ -35,14 +36,14 @@ static rfr_status apply_level(search *x, int callable, int level) {
   return rfi_callable_order(x->g, c);
 }
 
-static rfr_status select_and_place(rfr_graphs *g) {
+static rfr_status select_and_place(rfr_graphs *g, bool beside) {
   rfi_arena_destroy(g->placed);
   g->placed = NULL;
   RFI_TRY(rfi_arena_create(g->m.ctx, &g->placed));
   for (int i = 0; i < g->n; i++)
     if (rfi_unit_select(&g->m, &g->callable[i].u, g->placed, NULL) != RFR_OK)
       return rfi_fail_prefix("callable %d: ", i);
-  return rfi_graphs_place(g);
+  return rfi_graphs_place(g, beside);
 }
 
 /* Applies the first n steps of the merged order. */
@@ -55,7 +56,7 @@ static rfr_status apply_levels(void *user, int n, int64_t enough, int64_t *bytes
     if (apply_level(x, i, level) != RFR_OK) return rfi_fail_prefix("callable %d: ", i);
   }
   x->applied = n;
-  RFI_TRY(select_and_place(x->g));
+  RFI_TRY(select_and_place(x->g, false));
   *bytes = x->g->memory.planned_bytes;
   return RFR_OK;
 }
@@ -107,9 +108,10 @@ static rfr_status choose(search *x) {
   return level == x->applied ? RFR_OK : apply_levels(x, level, 0, &bytes);
 }
 
-rfr_status rfi_graphs_lay_out(rfr_graphs *g) {
+/* Plans with the levels that the budget requires. */
+static rfr_status place_with_levels(rfr_graphs *g) {
   const rfr_graphs_options *o = &g->options;
-  RFI_TRY(select_and_place(g));
+  RFI_TRY(select_and_place(g, false));
   const int64_t before = g->memory.slot_bytes + g->memory.shared_bytes;
   bool any = o->recompute == RFR_RECOMPUTE_ALL || (has_auto_budget(g) && g->memory.planned_bytes > o->budget);
   search x = {.g = g};
@@ -122,4 +124,19 @@ rfr_status rfi_graphs_lay_out(rfr_graphs *g) {
   RFI_TRY(s);
   g->memory.saved_bytes = before - g->memory.slot_bytes - g->memory.shared_bytes;
   return RFR_OK;
+}
+
+/* Whether budget and step memory have room for the plan. */
+static bool fits(const rfr_graphs *g) {
+  const rfr_step_memory *step = g->m.layout.step;
+  return (g->options.budget == 0 || g->memory.planned_bytes <= g->options.budget) &&
+         (!step || !step->data || rfi_layout_step_bytes(&g->m.layout) <= step->bytes);
+}
+
+/* W's run on the side stream only if the plan has room for it once the levels are chosen: it saves less time than
+ * recompute costs. */
+rfr_status rfi_graphs_lay_out(rfr_graphs *g) {
+  RFI_TRY(place_with_levels(g));
+  if (g->options.wgrad_beside) RFI_TRY(rfi_graphs_place(g, true));
+  return fits(g) || !g->beside ? RFR_OK : rfi_graphs_place(g, false);
 }

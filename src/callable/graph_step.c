@@ -311,8 +311,9 @@ static rfr_status end_call(rfr_graphs *g, const rfi_step_call *call) {
   }
   if (!g->evaluating) RFI_TRY(rfi_graphs_run_shard_actions(g, g->next + 1, &g->next_shard_action, false));
   update_valid(g, call);
-  g->state = RFI_STEP_OPEN;
   g->next++;
+  if (rfi_graphs_is_complete(g)) RFI_TRY(rfi_graphs_join_beside(g)); /* the caller may read all main gradients */
+  g->state = RFI_STEP_OPEN;
   return RFR_OK;
 }
 
@@ -327,10 +328,11 @@ static rfr_status make_call(rfr_graphs *g, rfi_part part, int callable, int micr
   RFI_TRY(check_bindings(g, &call, &taken, b, n_b));
   RFI_TRY(check_returned(c, &returned, results, n_results));
   RFI_TRY(begin_call(g, &call));
+  RFI_TRY(rfi_graphs_wait_beside(g, call.waits));
   if (part == RFI_PART_F) RFI_TRY(rfi_graphs_set_microbatch(g, &call));
-  RFI_TRY(run_with_inputs(g, &call, part, &taken, b, n_b));
+  if (part != RFI_PART_W) RFI_TRY(run_with_inputs(g, &call, part, &taken, b, n_b));
   if (part == RFI_PART_F) RFI_TRY(rfi_graphs_splits_launched(g, &call));
-  if (call.op == RFR_ACTION_B) RFI_TRY(rfi_graphs_run(g, c, call.slot, RFI_PART_W, false));
+  if (rfi_call_runs(&call, RFI_PART_W)) RFI_TRY(rfi_graphs_run_wgrad(g, &call));
   for (int i = 0, k = 0; i < returned.n; i++)
     if (is_returned(&returned, i)) results[k++] = rfi_port_tensor(g, call.slot, &returned.port[i], returned.grad);
   return end_call(g, &call);
@@ -470,7 +472,9 @@ rfr_status rfr_graphs_abort_step(rfr_graphs *g) {
   if (g->state == RFI_STEP_NONE) return RFR_OK;
   const bool evaluating = g->evaluating;
   rfi_graphs_splits_abort(g);
+  const rfr_status joined = rfi_graphs_join_beside(g);
   close_step(g);
+  RFI_TRY(joined);
   return evaluating ? RFR_OK : rfi_graphs_count(g, true);
 }
 

@@ -17,7 +17,7 @@ rfr_callable rfr_callable_default(void) {
 }
 
 rfr_graphs_options rfr_graphs_options_default(void) {
-  return (rfr_graphs_options){.size = sizeof(rfr_graphs_options), .fuse = 1};
+  return (rfr_graphs_options){.size = sizeof(rfr_graphs_options), .fuse = 1, .wgrad_beside = 1};
 }
 
 rfr_main_gradient rfr_main_gradient_default(void) { return (rfr_main_gradient){.size = sizeof(rfr_main_gradient)}; }
@@ -155,9 +155,24 @@ static rfr_status plan(rfr_graphs *g, const rfr_callable *callables) {
   return rfi_graphs_lay_out(g);
 }
 
+/* If the device has too little memory, retries with the smaller plan in which all W's run in order. */
+static rfr_status allocate(rfr_graphs *g) {
+  const int64_t bytes = g->memory.planned_bytes;
+  const rfr_status s = rfi_graphs_allocate(g);
+  if (s != RFR_NO_MEMORY || !g->beside || g->m.layout.step) return s;
+  rfi_layout_free(&g->m.layout, g->m.backend, g->m.device);
+  RFI_TRY(rfi_graphs_place(g, false));
+  rfi_log(
+      g->m.ctx, RFR_LOG_WARNING,
+      "callables: all weight gradients run in order: the %lld bytes to run them on a side stream exceed the device's "
+      "free memory",
+      (long long)(bytes - g->memory.planned_bytes));
+  return rfi_graphs_allocate(g);
+}
+
 static rfr_status build(rfr_graphs *g, const rfr_callable *callables) {
   RFI_TRY(plan(g, callables));
-  RFI_TRY(rfi_graphs_allocate(g));
+  RFI_TRY(allocate(g));
   for (rfi_callable *c = g->callable; c < g->callable + g->n; c++) {
     RFI_TRY(rfi_unit_instantiate(&g->m, &c->u, c->stage->slots));
     for (int slot = 0; slot < c->u.slots; slot++) c->u.instance[slot].block = c->stage->block[slot];
@@ -217,6 +232,7 @@ void rfr_graphs_destroy(rfr_graphs *g) {
     rfi_callable *c = &g->callable[i];
     rfi_unit_deinit(&g->m, &c->u);
     rfr_trace_destroy(c->u.trace);
+    if (c->report.text.ctx) rfi_string_deinit(&c->report.text);
   }
   rfi_free(g->m.ctx, g->callable);
   rfi_arena_destroy(g->calls.arena);
@@ -245,6 +261,7 @@ rfr_status rfr_graphs_gradient(const rfr_graphs *g, const char *parameter, rfr_t
   rfi_named *x;
   RFI_TRY(rfi_graphs_get_gradient(g, parameter, &x));
   RFI_TRY(rfi_graphs_check_gradient(g, (int)(x - g->m.store.named)));
+  if (g->launched > g->waited) RFI_TRY(g->m.backend->join_beside(g->m.device, 0)); /* without a schedule */
   *out = x->tensor;
   return RFR_OK;
 }
@@ -303,5 +320,6 @@ const rfr_trace *rfr_graphs_trace(const rfr_graphs *g, int callable) {
 
 const char *rfr_graphs_report(const rfr_graphs *g, int callable, const char *pass) {
   const rfi_exec_unit *u = unit_of(g, callable);
+  if (u && pass && strcmp(pass, "wgrad") == 0) return rfi_graphs_report_beside(g, callable);
   return u ? rfi_stage_report(rfi_unit_stage(u, pass)) : NULL;
 }

@@ -672,6 +672,7 @@ static void test_memory(void **state) {
                          .dtype = RFR_F32,
                          .fuse = true,
                          .linked = true,
+                         .in_order = true,
                          .layers = 4,
                          .schedule = texts[i]};
     rfr_schedule *schedule;

@@ -39,7 +39,7 @@ typedef struct rft_scene {
   unsigned frozen;
   const char *schedule; /* order list of one rank; NULL: none */
   int layers;           /* blocks per stage, with a schedule */
-  bool fuse, eager, linked, debug;
+  bool fuse, eager, linked, debug, in_order;
   unsigned marked; /* blocks to recompute, a bit each */
   rfr_recompute recompute;
   int64_t budget;

@@ -43,13 +43,14 @@ struct rfi_device {
   cudaEvent_t mark[MARKS];   /* recorded after op n of the side stream: element n % MARKS */
   int marked[MARKS];         /* per mark: the last op of its launch */
   int64_t free_at_open;
-  rfr_memory_use use; /* `taken` is not set */
-  rfi_lt *lt;         /* NULL without a device */
-  rfr_comm *comm;     /* for collective ops, or NULL */
-  bool copies;        /* its ranks exchange memory by copy engines */
-  rfi_ranges ranges;  /* for a profiler */
-  double busy_since;  /* with `comm`: time of the first poll that found the stream busy; 0: none */
-  int failed;         /* the op whose enqueueing failed; -1: none */
+  rfr_memory_use use;     /* `taken` is not set */
+  rfi_lt *lt;             /* NULL without a device */
+  rfr_comm *comm;         /* for collective ops, or NULL */
+  bool copies;            /* its ranks exchange memory by copy engines */
+  rfi_ranges ranges;      /* for a profiler */
+  double busy_since;      /* with `comm`: time of the first poll that found the stream busy; 0: none */
+  int failed;             /* the op whose enqueueing failed; -1: none */
+  int64_t beside, joined; /* graphs launched on the side stream; those that `at` waits for */
 };
 
 typedef struct node_copy { /* a copy node of a graph; the source must be device memory */
@@ -673,11 +674,45 @@ static rfr_status launch(rfi_device *d, rfi_graph *graph, const void *const *fro
   return leave(d, before, launch_from(d, graph, from));
 }
 
+/* ---- graphs on the side stream ---- */
+
+static rfr_status enqueue_beside(rfi_device *d, rfi_graph *graph) {
+  CUDA(cudaEventRecord(d->fork, d->at), "recording an event");
+  CUDA(cudaStreamWaitEvent(d->side, d->fork, 0), "waiting for an event");
+  rfi_ranges_begin_named(&d->ranges, "replay");
+  const cudaError_t e = cudaGraphLaunch(graph->exec, d->side);
+  rfi_ranges_end(&d->ranges);
+  CUDA(e, "launching a graph");
+  return rfi_cuda_check(cudaEventRecord(d->mark[d->beside++ % MARKS], d->side), "recording an event");
+}
+
+static rfr_status launch_beside(rfi_device *d, rfi_graph *graph) {
+  int before;
+  RFI_TRY(begin(d));
+  RFI_TRY(enter(d, &before));
+  return leave(d, before, enqueue_beside(d, graph));
+}
+
+/* A later graph may have reused the event; to wait for that graph is correct too. */
+static rfr_status join(rfi_device *d, int but) {
+  const int64_t number = d->beside - but;
+  if (number <= d->joined) return RFR_OK;
+  d->joined = number;
+  return rfi_cuda_check(cudaStreamWaitEvent(d->at, d->mark[(number - 1) % MARKS], 0), "waiting for an event");
+}
+
+static rfr_status join_beside(rfi_device *d, int but) {
+  int before;
+  RFI_TRY(enter(d, &before));
+  return leave(d, before, join(d, but));
+}
+
 static rfr_status wait(rfi_device *d) {
   int before;
   if (d->info.ordinal < 0) return RFR_OK;
   RFI_TRY(enter(d, &before));
-  return leave(d, before, synchronize(d));
+  const rfr_status s = join(d, 0);
+  return leave(d, before, s == RFR_OK ? synchronize(d) : s);
 }
 
 static rfr_status set_stream(rfi_device *d, void *stream) {
@@ -694,6 +729,7 @@ static void *stream(const rfi_device *d) { return d->at; }
 static rfr_status poll(rfi_device *d, bool *idle) {
   *idle = true;
   if (d->info.ordinal < 0) return RFR_OK;
+  RFI_TRY(join(d, 0));
   cudaError_t e = cudaStreamQuery(d->at);
   *idle = e == cudaSuccess;
   if (e != cudaErrorNotReady) RFI_TRY(rfi_cuda_check(e, "asking the device"));
@@ -744,6 +780,8 @@ static const rfi_backend backend = {
     .run_timed = run_timed,
     .capture = capture,
     .launch = launch,
+    .launch_beside = launch_beside,
+    .join_beside = join_beside,
     .failed = failed,
     .graph_destroy = graph_destroy,
     .wait = wait,
