@@ -21,6 +21,12 @@ static rfr_status refuse(const rfi_callable *c, const char *what, const char *na
   return rfi_fail(RFI_E_GRAPHS_CALLABLE, "callable \"%s\": %s \"%s\"", c->u.name, what, name);
 }
 
+/* The input, or the output, with a name; RFR_NONE: there is none. */
+static rfr_value value_of(const rfr_trace *t, const char *name, bool output) {
+  const int i = rfi_names_find(output ? &t->output_names : &t->input_names, name);
+  return i < 0 ? RFR_NONE : output ? t->outputs[i].value : t->inputs[i];
+}
+
 /* ---- the joint trace ---- */
 
 static bool is_call_input(int role) { return role == RFR_ROLE_INPUT || role == RFR_ROLE_INPUT_GRAD; }
@@ -115,8 +121,8 @@ static rfr_status record_loss(rfi_callable *c, rfr_trace *t, const bool *reached
     const rfr_value v = p->data.value;
     if (v < 0 || !reached[v]) continue;
     const rfr_type type = t->values[v].type;
-    const int same = rfi_names_find(&t->input_names, p->name);
-    if (same >= 0 && t->values[t->inputs[same]].role == RFR_ROLE_TRAINABLE)
+    const rfr_value same = value_of(t, p->name, false);
+    if (same >= 0 && t->values[same].role == RFR_ROLE_TRAINABLE)
       return refuse(
           c, "gradients are found by name, so a trainable parameter and an output with a gradient cannot both be named",
           p->name);
@@ -215,8 +221,7 @@ static rfr_status add_port(rfr_graphs *g, rfi_callable *c, bool output, const ch
 static rfr_status add_listed(rfr_graphs *g, rfi_callable *c, bool output, const char *const *names, int n,
                              const rfr_trace *t) {
   for (int i = 0; i < n; i++) {
-    const int found = !names[i] ? -1 : rfi_names_find(output ? &t->output_names : &t->input_names, names[i]);
-    const rfr_value v = found < 0 ? RFR_NONE : output ? t->outputs[found].value : t->inputs[found];
+    const rfr_value v = names[i] ? value_of(t, names[i], output) : RFR_NONE;
     if (names[i] && (v < 0 || (!output && !is_call_input(t->values[v].role))))
       return refuse(c, output ? "the trace has no output" : "the trace has no input", names[i]);
     if (rfi_port_find(output ? c->out : c->in, i, names[i]) >= 0)
@@ -312,16 +317,6 @@ bool rfi_next_use(const rfi_callable *c, rfi_use *u) {
 
 /* ---- compilation ---- */
 
-static rfr_value input_of(const rfr_trace *t, const char *name) {
-  const int i = rfi_names_find(&t->input_names, name);
-  return i < 0 ? RFR_NONE : t->inputs[i];
-}
-
-static rfr_value output_of(const rfr_trace *t, const char *name) {
-  const int i = rfi_names_find(&t->output_names, name);
-  return i < 0 ? RFR_NONE : t->outputs[i].value;
-}
-
 static rfr_tensor describe(const rfr_graphs *g, const rfr_trace *t, const char *name, rfr_value v) {
   const rfi_value *x = &t->values[v];
   return (rfr_tensor){.name = name,
@@ -347,7 +342,7 @@ static rfr_status check_names(const rfi_callable *c, const rfr_trace *t) {
 }
 
 static void find_data(const rfr_graphs *g, const rfr_trace *t, const char *name, bool output, rfi_port_data *data) {
-  data->value = output ? output_of(t, name) : input_of(t, name);
+  data->value = value_of(t, name, output);
   if (data->value >= 0) data->tensor = describe(g, t, name, data->value);
 }
 
@@ -364,11 +359,11 @@ static rfr_status find_ports(rfr_graphs *g, rfi_callable *c) {
     find_data(g, t, p->name, p->output, &p->data);
     if (!g->inference) find_data(g, t, grad, !p->output, &p->grad);
   }
-  if (c->microbatch >= 0) c->microbatch = input_of(t, RFI_MICROBATCH_INPUT);
+  if (c->microbatch >= 0) c->microbatch = value_of(t, RFI_MICROBATCH_INPUT, false);
   for (int k = 0; k < c->n_checked; k++) {
     char name[32];
     rfi_snprintf(name, sizeof name, "%s%d", BAD_PREFIX, k);
-    c->checked[k].bad = output_of(t, name);
+    c->checked[k].bad = value_of(t, name, true);
   }
   return RFR_OK;
 }
