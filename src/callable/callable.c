@@ -15,6 +15,7 @@
 
 const char RFI_GRAD_PREFIX[] = "grad.";
 const char RFI_UNREDUCED_PREFIX[] = "unreduced.";
+static const rfr_source nowhere;                /* of ops that the caller has not recorded */
 static const char BAD_PREFIX[] = "graphs.bad."; /* prefix of the names of outputs that report invalid group sizes */
 
 static rfr_status refuse(const rfi_callable *c, const char *what, const char *name) {
@@ -107,14 +108,13 @@ static rfr_status check_splits(rfr_graphs *g, rfi_callable *c, const rfi_rewrite
     const char *name = rfi_arena_printf(r->to->arena, "%s%d", BAD_PREFIX, c->n_checked);
     if (!scope || !name) return RFR_NO_MEMORY;
     c->checked[c->n_checked++] = (rfi_checked){scope, RFR_NONE};
-    rfr_output_at(r->to, (rfr_source){NULL, 0}, name, r->map[op->out[1]]);
+    rfr_output_at(r->to, nowhere, name, r->map[op->out[1]]);
   }
   return rfr_trace_status(r->to);
 }
 
 /* Records the sum over all outputs of output times cotangent as one loss; RFR_NONE: no output has a cotangent. */
 static rfr_status record_loss(rfi_callable *c, rfr_trace *t, const bool *reached, rfr_value *loss) {
-  const rfr_source nowhere = {NULL, 0};
   *loss = RFR_NONE;
   for (int k = 0; k < c->n_out; k++) {
     rfi_port *p = &c->out[k];
@@ -146,7 +146,6 @@ const rfr_main_gradient *rfi_main_gradient_of(const rfr_graphs *g, const char *p
 /* A parameter that reaches no output: if the caller declared a main gradient, it gets zeros; otherwise the parameter
  * has none. */
 static rfr_status record_unused(rfr_trace *t, const char *name, const rfr_main_gradient *m, const rfi_value *x) {
-  const rfr_source nowhere = {NULL, 0};
   if (!m) return RFR_OK;
   rfr_output_at(t, nowhere, name,
                 rfr_input_at(t, nowhere, name, RFR_ROLE_STATE, m->type.dtype, x->type.rank, x->type.shape));
@@ -156,7 +155,6 @@ static rfr_status record_unused(rfr_trace *t, const char *name, const rfr_main_g
 /* `used`: an output depends on the value. */
 static rfr_status record_gradient(const rfr_graphs *g, const rfi_callable *c, rfr_trace *t, rfr_value loss, rfr_value v,
                                   bool used) {
-  const rfr_source nowhere = {NULL, 0};
   const rfi_value x = t->values[v];
   const bool trained = x.role == RFR_ROLE_TRAINABLE;
   if (!trained && x.role != RFR_ROLE_INPUT_GRAD) return RFR_OK;
@@ -396,7 +394,7 @@ static rfr_status record_joint(rfr_graphs *g, rfi_callable *c, const rfr_callabl
     rfr_value *v = &c->out[k].data.value;
     if (*v < 0) continue;
     *v = r.map[*v];
-    rfr_output_at(r.to, (rfr_source){NULL, 0}, c->out[k].name, *v);
+    rfr_output_at(r.to, nowhere, c->out[k].name, *v);
   }
   RFI_GOTO(check_splits(g, c, &r));
   if (c->recipe.draws && !g->inference) declare_microbatch(c, r.to);
