@@ -16,12 +16,16 @@ if(RFR_TEST_SUPPORT)
   target_include_directories(refrain_test_objects PRIVATE include src tests)
   set_target_properties(refrain_test_objects PROPERTIES C_VISIBILITY_PRESET default)
   target_compile_definitions(refrain_test_objects PRIVATE RFT_SOURCE_DIR="${PROJECT_SOURCE_DIR}")
+  if(RFR_SANITIZE)
+    target_compile_definitions(refrain_test_objects PRIVATE RFT_SANITIZED)
+  endif()
   target_link_libraries(refrain_test_objects PRIVATE PkgConfig::CMOCKA ${RFR_LIBRARIES})
   list(APPEND RFR_TEST_PARTS $<TARGET_OBJECTS:refrain_test_objects>)
 endif()
-# The references once more in f32, as the plain low-precision computation that tolerances come from.
+# The references once more in f32, as the plain low-precision computation that tolerances come from. With sanitizers
+# nothing is compared with a tolerance (tests/support/op_check.c).
 file(GLOB_RECURSE RFR_TEST_REFERENCES CONFIGURE_DEPENDS src/*_ref.c)
-if(RFR_TEST_REFERENCES)
+if(RFR_TEST_REFERENCES AND NOT RFR_SANITIZE)
   add_library(refrain_test_plain OBJECT ${RFR_TEST_REFERENCES})
   target_include_directories(refrain_test_plain PRIVATE include src tests)
   set_target_properties(refrain_test_plain PROPERTIES C_VISIBILITY_PRESET default)
@@ -29,8 +33,8 @@ if(RFR_TEST_REFERENCES)
   target_link_libraries(refrain_test_plain PRIVATE ${RFR_LIBRARIES})
   list(APPEND RFR_TEST_PARTS $<TARGET_OBJECTS:refrain_test_plain>)
 endif()
-# Under sanitizers the references and support code take most of the time of ops_test, because each call reads one
-# element. They are compiled with -O2 and without checks of undefined behaviour. Library and kernels keep these checks.
+# Each call of a reference or of support code reads one element, which takes long under sanitizers. They are compiled
+# with -O2 and without checks of undefined behaviour. Library and kernels keep these checks.
 if(RFR_SANITIZE)
   file(GLOB slow CONFIGURE_DEPENDS tests/support/op_*.c tests/support/interp.c)
   set_source_files_properties(${RFR_TEST_REFERENCES} ${slow} PROPERTIES COMPILE_OPTIONS "-O2;-fno-sanitize=undefined")

@@ -13,6 +13,7 @@
 #include "dist/comm.h"
 #include "support/context.h"
 #include "support/ranks.h"
+#include "support/thin.h"
 
 enum { MOST = 300007, GOOD = 0, BAD = 1 };
 
@@ -138,8 +139,10 @@ static int start(const char *ranks, const char *how, const char *says, char *out
 static void test_values(void **state) {
   char out[4096];
   (void)state;
-  for (int i = 0; i < 3; i++)
+  for (int i = 0; i < 3; i++) {
+    rft_find_leaks(i == 1);
     if (start((const char *[]){"1", "2", "4"}[i], "values", "", out, sizeof out) != GOOD) fail_msg("%s", out);
+  }
 }
 
 static void test_failures(void **state) {
@@ -152,6 +155,7 @@ static void test_failures(void **state) {
               {"chain", "rank 2 did not arrive within 4 seconds"}}; /* rank 0 waits for 1, which waits for 2 */
   char out[4096];
   (void)state;
+  rft_find_leaks(false); /* messages may be in flight at the end */
   for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
     start("3", rows[i].how, rows[i].says, out, sizeof out);
     if (!strstr(out, "reported: ") || strstr(out, "no error")) fail_msg("%s: %s", rows[i].how, out);

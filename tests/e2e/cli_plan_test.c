@@ -8,8 +8,8 @@
 /* A model too large for this machine can be planned, from the command line and as JSON, without memory for it. */
 static void plan_large(void **state) {
   (void)state;
-  static const char *const large[] = {"model.hidden_size=16384", "model.intermediate_size=53248",
-                                      "model.num_attention_heads=128", "model.num_hidden_layers=126"};
+  static const char *const large[] = {"model.hidden_size=65536", "model.intermediate_size=212992",
+                                      "model.num_attention_heads=512", "model.num_hidden_layers=12"};
 #define LARGE "--set", large[0], "--set", large[1], "--set", large[2], "--set", large[3]
   assert_int_equal(RUN("plan", "small.yaml", LARGE), 3);
   rft_assert_says(rft_err, "[plan.over_budget]");

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * `train --ranks N` on CPUs: mpirun starts the ranks. Compares each layout with one rank; tests stop and resume under
- * another number of ranks, and that errors are printed once.
+ * another number of ranks, and that errors are printed once. Leaks are looked for in one run of each kind: the cases of
+ * a table share the code.
  */
 #include <math.h>
 #include <signal.h>
@@ -11,6 +12,7 @@
 #include <time.h>
 
 #include "support/program.h"
+#include "support/thin.h"
 
 #define SETS "--set", "run.steps=8", "--set", "data.validation=20%"
 
@@ -29,6 +31,7 @@ static void layouts(void **state) {
               {"2", "parallel.shard=optimizer", "two-optimizer"},
               {"4", "parallel.shard=full", "four-full"}};
   (void)state;
+  rft_find_leaks(true);
   assert_int_equal(RUN("train", "small.yaml", "--out", "one", "--json", "--set", "batch.microbatch=1", SETS), 0);
   const double one = loss_of_training();
   for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
@@ -59,6 +62,7 @@ static void pipelines(void **state) {
   assert_int_equal(RUN("train", "small.yaml", "--out", "one-of-four", "--json", FOUR), 0);
   const double one = loss_of_training();
   for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+    rft_find_leaks(i == 4 || i == 5);
     if (RUN("train", "small.yaml", "--ranks", rows[i].ranks, "--out", rows[i].folder, "--json", "--set",
             "parallel.pipeline=2", "--set", rows[i].schedule, FOUR) != 0)
       fail_msg("%s: %s", rows[i].folder, rft_err);
@@ -73,6 +77,7 @@ static void pipelines(void **state) {
 /* The measured times of a pipeline's stages, and the simulator's result for them. */
 static void profile(void **state) {
   (void)state;
+  rft_find_leaks(true);
 #define STAGES "--set", "parallel.pipeline=2", "--set", "parallel.schedule=zb-v", "--set", "batch.microbatch=1"
   if (RUN("profile", "small.yaml", "--ranks", "2", "--steps", "2", "--json", "--write-costs", "stages.json", STAGES,
           "--set", "model.num_hidden_layers=4") != 0)
@@ -115,6 +120,7 @@ static void experts(void **state) {
   static const char *const sets[] = {"batch.microbatch=1", "model.model_type=mixtral", "model.num_experts=4"};
   double loss[2];
   (void)state;
+  rft_find_leaks(true);
   assert_int_equal(RUN("train", "small.yaml", "--out", "experts-one", "--json", "--set", sets[0], "--set", sets[1],
                        "--set", sets[2], SETS),
                    0);
@@ -140,6 +146,7 @@ static void errors(void **state) {
               {"data.train=none/*", "data.empty", 2}};
   (void)state;
   for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+    rft_find_leaks(i == 0);
     const int code = RUN("train", "small.yaml", "--ranks", "4", "--out", "refused", "--set", "batch.microbatch=1",
                          "--set", rows[i].set);
     if (code != rows[i].code) fail_msg("%s: exit code %d: %s", rows[i].set, code, rft_err);
@@ -163,6 +170,7 @@ static void errors(void **state) {
 /* Processes as srun starts them: without PMI, and with a shell in a step of one task. */
 static void steps_of_slurm(void **state) {
   (void)state;
+  rft_find_leaks(false);
   setenv("SLURM_STEP_NUM_TASKS", "2", 1);
   setenv("SLURM_PROCID", "0", 1);
   assert_int_equal(RUN("train", "small.yaml", "--out", "slurm"), 2);
@@ -177,6 +185,7 @@ static void steps_of_slurm(void **state) {
 /* In JSON an error names the rank that printed it, and is still printed once. */
 static void json_of_ranks(void **state) {
   (void)state;
+  rft_find_leaks(false);
   assert_int_equal(RUN("train", "small.yaml", "--ranks", "4", "--out", "refused", "--json", "--set",
                        "batch.microbatch=1", "--set", "data.train=none/*"),
                    2);
@@ -229,6 +238,7 @@ static bool exists(const char *path) { return access(path, R_OK) == 0; }
 /* SIGINT stops all ranks after the same step, with a checkpoint. */
 static void stop(void **state) {
   (void)state;
+  rft_find_leaks(true);
   const pid_t child = fork();
   assert_true(child >= 0);
   if (child == 0) {

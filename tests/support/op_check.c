@@ -19,6 +19,9 @@
  *
  * The kernel may have twice the sum, in the relative L2 norm and in the maximum: sums kept in bf16 are far outside. Ops
  * that only move values must give the reference rounded once, bit for bit, and integers must be equal.
+ *
+ * With a sanitizer the kernels run in the same layouts, but their results are not compared with references: these took
+ * half of the time, and a build without sanitizers compares the results of the same kernels.
  */
 #include "support/op_check.h"
 
@@ -32,6 +35,7 @@
 #include "backend/cpu/cpu.h"
 #include "base/base.h"
 #include "ops/loss/head.h"
+#include "support/thin.h"
 
 int rft_isas(const char *isas[3]) {
   static const char *const names[] = {"v4", "v3", "v2"};
@@ -200,10 +204,10 @@ static double *operands_of(const rft_run *run, int64_t *n) {
 
 static void compute(standard *s, const rft_op *op, const rft_run *run) {
   rft_reference probe[N_PROBES];
-  bool exact = moves_values(op->def->code);
   double unit = has_narrow_intermediates(op->def->code) ? ldexp(1, -mantissa(s->type)) : 0x1p-23;
   rft_reference_init(&s->ref, run, op->ref, RFR_F64, 0, 0);
-  rft_reference_init(&probe[0], run, exact ? op->ref : op->plain, exact ? RFR_F64 : RFR_F32, 0, 0);
+  if (moves_values(op->def->code)) return; /* compared without a tolerance */
+  rft_reference_init(&probe[0], run, op->plain, RFR_F32, 0, 0);
   rft_reference_init(&probe[1], run, op->ref, RFR_F64, unit, 0);
   rft_reference_init(&probe[2], run, op->ref, RFR_F64, 0, unit);
   for (int j = 0; j < op->def->n_results; j++) {
@@ -215,9 +219,10 @@ static void compute(standard *s, const rft_op *op, const rft_run *run) {
 }
 
 /* The references of a run. The last ones are kept, because most layouts of a case have the same operands, and several
- * checks need them. To compute them for each check took most of the time of ops_test. */
+ * checks need them. To compute them for each check took most of the time of ops_test. NULL with a sanitizer. */
 static const standard *standard_of(const rft_op *op, const rft_run *run, rfr_dtype type) {
   static standard last;
+  if (RFT_LEFT_OUT(1, 2)) return NULL;
   unsigned results = 0;
   int64_t n;
   double *operands = operands_of(run, &n);
@@ -238,7 +243,7 @@ static const standard *standard_of(const rft_op *op, const rft_run *run, rfr_dty
 
 static void compare_all(const standard *s, const rft_case *c, const rfi_arg *out, const char *where, rfr_dtype type,
                         rft_cell *cell) {
-  for (int j = 0; j < c->def->n_results; j++)
+  for (int j = 0; s && j < c->def->n_results; j++)
     if (out[j].data) compare(c, j, &out[j], &s->ref.out_arg[j], &s->plain[j], where, type, cell);
 }
 

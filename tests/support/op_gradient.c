@@ -20,11 +20,12 @@
 #include "ops/loss/head.h"
 #include "pass/pass.h"
 #include "support/interp.h"
+#include "support/thin.h"
 
 enum {
   DIRECTIONS = 3,
   ELEMENTS = 3,
-  BIG = 2048 /* maximum elements for several directions; above, one of each kind is enough */
+  BIG = RFT_FEWER(2048, 0) /* maximum elements for several directions; above, one of each kind is enough */
 };
 static const double BAR = 1e-6;
 
