@@ -26,7 +26,7 @@ static __global__ void inspect(rfi_range *ranges) {
   if (broken) range->broken = 1;
 }
 
-rfr_status rfi_cuda_inspect(rfi_range *ranges, int n, cudaStream_t stream) {
+extern "C" rfr_status rfi_cuda_inspect(rfi_range *ranges, int n, cudaStream_t stream) {
   if (n == 0) return RFR_OK;
   inspect<<<dim3((unsigned)n, SHARES), THREADS, 0, stream>>>(ranges);
   return rfi_cuda_launched("inspect");

@@ -48,6 +48,13 @@ static __device__ __forceinline__ void rfi_put(rfi_pack<T, N> *to, const rfi_pac
   }
 }
 
+/* 2^x within 2 units in the last place; results below 2^-126 are 0. */
+static __device__ __forceinline__ float rfi_exp2(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
 /* A butterfly reduction: every warp adds in the same order, and all lanes get the sum. */
 static __device__ __forceinline__ float rfi_warp_sum(float x) {
 #pragma unroll

@@ -86,11 +86,4 @@ template <> __device__ __forceinline__ uint32_t rfi_pair<rfi_f16>(float x, float
   return pair;
 }
 
-/* 2^x within 2 units in the last place; results below 2^-126 are 0. */
-static __device__ __forceinline__ float rfi_exp2(float x) {
-  float y;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
-}
-
 #endif

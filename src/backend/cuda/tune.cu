@@ -44,7 +44,7 @@ static unsigned blocks_for(int64_t n) {
   return (unsigned)(blocks < MOST_BLOCKS ? blocks : MOST_BLOCKS);
 }
 
-rfr_status rfi_cuda_random(void *to, rfr_dtype dtype, int64_t n, uint32_t seed, cudaStream_t stream) {
+extern "C" rfr_status rfi_cuda_random(void *to, rfr_dtype dtype, int64_t n, uint32_t seed, cudaStream_t stream) {
   if (n == 0) return RFR_OK;
   if (dtype == RFR_E4M3 || dtype == RFR_E5M2)
     random_codes<<<blocks_for(n), THREADS, 0, stream>>>((uint8_t *)to, n, seed);
@@ -52,7 +52,7 @@ rfr_status rfi_cuda_random(void *to, rfr_dtype dtype, int64_t n, uint32_t seed, 
   return rfi_cuda_launched("random numbers");
 }
 
-rfr_status rfi_cuda_compare(const void *a, const void *b, int64_t bytes, int *differs, cudaStream_t stream) {
+extern "C" rfr_status rfi_cuda_compare(const void *a, const void *b, int64_t bytes, int *differs, cudaStream_t stream) {
   const int64_t n = bytes / 2;
   if (n == 0) return RFR_OK;
   compare<<<blocks_for(n), THREADS, 0, stream>>>((const uint16_t *)a, (const uint16_t *)b, n, differs);

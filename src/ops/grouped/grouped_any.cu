@@ -56,7 +56,7 @@ template <int WS> static void launch(const rfi_grouped *g, int64_t tiles, int sm
   grouped_any<WS><<<(unsigned)(tiles < most ? tiles : most), RFI_TILE_THREADS, 0, stream>>>(p);
 }
 
-rfr_status rfi_grouped_any(const rfi_grouped *g, int sms, cudaStream_t stream) {
+extern "C" rfr_status rfi_grouped_any(const rfi_grouped *g, int sms, cudaStream_t stream) {
   const bool nt = g->kind == RFI_GROUPED_NT;
   const int64_t columns = g->kind == RFI_GROUPED_TN ? g->N : g->K, wide = rfi_blocks(columns, RFI_TILE);
   const int64_t tall = nt ? g->groups * rfi_blocks(g->N, RFI_TILE) : g->rows / RFI_TILE + g->groups + 2;

@@ -47,6 +47,8 @@ rfr_status rfi_ce_loss_cuda(const double *nll, int64_t T, const float *inv_valid
 #endif
 
 #ifdef __CUDACC__
+#include "backend/cuda/kernels.cuh"
+
 /* The factor by which row t's gradient is multiplied. */
 static __device__ __forceinline__ float rfi_ce_scale(const rfi_ce_rows &r, int64_t t) {
   const float dloss = r.dloss[r.per_row ? t : 0];
@@ -55,14 +57,8 @@ static __device__ __forceinline__ float rfi_ce_scale(const rfi_ce_rows &r, int64
 
 static constexpr float RFI_LOG2E = 1.4426950408889634f;
 
-/* The error of 2^d grows as |d|, which does not matter in a sum where the term is 2^d. */
-static __device__ __forceinline__ float rfi_exp2(float x) {
-  float y;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
-}
-
-/* Terms of a row are 2^(logit log2 e - base(m)) for the row's maximum m. The product with log2 e is rounded separately,
+/* Terms of a row are 2^(logit log2 e - base(m)) for the row's maximum m. The error of 2^d grows as |d|, which does not
+ * matter in a sum where the term is 2^d. The product with log2 e is rounded separately,
  * so that all readers subtract the same base. */
 static __device__ __forceinline__ float rfi_ce_base(float most) { return __fmul_rn(most, RFI_LOG2E); }
 

@@ -400,7 +400,7 @@ template <typename X> static rfr_status choose(const rfi_ce_rows *r, const machi
   return RFR_OK;
 }
 
-rfr_status rfi_ce_rows_cuda(const rfi_ce_rows *r, void *stream) {
+extern "C" rfr_status rfi_ce_rows_cuda(const rfi_ce_rows *r, void *stream) {
   machine m;
   if (r->rows == 0) return RFR_OK;
   if (rfi_ce_rows_sm90_takes(r)) return rfi_ce_rows_sm90_cuda(r, stream);
@@ -417,13 +417,14 @@ template <typename X, typename D> static void launch_dlogits(const rfi_ce_rows *
   else ce_dlogits<X, D, false><<<grid, DLOGITS_THREADS, 0, stream>>>(*r, blocks);
 }
 
-rfr_status rfi_ce_dlogits_cuda(const rfi_ce_rows *r, void *stream) {
+extern "C" rfr_status rfi_ce_dlogits_cuda(const rfi_ce_rows *r, void *stream) {
   if (r->rows == 0 || r->V == 0) return RFR_OK;
   RFI_WITH_FLOAT(r->logits_type, X, RFI_WITH_FLOAT(r->dlogits_type, D, (launch_dlogits<X, D>(r, (cudaStream_t)stream))))
   return rfi_cuda_launched("cross_entropy_bwd");
 }
 
-rfr_status rfi_ce_loss_cuda(const double *nll, int64_t T, const float *inv_valid, float *loss, void *stream) {
+extern "C" rfr_status rfi_ce_loss_cuda(const double *nll, int64_t T, const float *inv_valid, float *loss,
+                                       void *stream) {
   ce_loss<<<1, 1024, 0, (cudaStream_t)stream>>>(nll, T, inv_valid, loss);
   return rfi_cuda_launched("cross_entropy's sum");
 }
@@ -433,7 +434,7 @@ template <typename D> static __global__ void ce_tails(D *d, int64_t ld, int64_t 
   if (i < rows * tail) d[i / tail * ld + V + i % tail] = rfi_narrow<D>(0.0f);
 }
 
-rfr_status rfi_ce_tails_cuda(const rfi_ce_rows *r, int64_t width, void *stream) {
+extern "C" rfr_status rfi_ce_tails_cuda(const rfi_ce_rows *r, int64_t width, void *stream) {
   const int tail = (int)(width - r->V);
   if (tail == 0 || r->rows == 0) return RFR_OK;
   RFI_WITH_FLOAT(r->dlogits_type, D,
