@@ -48,6 +48,7 @@ enum {
   STREAM_BYTES = 2 << 20, /* results of this size exceed an L2 cache */
   LEAST = 32,             /* minimum rows and columns of C */
   PAGE = 4096,
+  LINE = 64,
 };
 
 typedef struct shadow shadow;
@@ -220,6 +221,16 @@ static const char *at(const gemm *p, const operand *x, const char *from, int64_t
   return from + (row * x->is + k * x->ks) * p->unit->size;
 }
 
+/* Prefetches the old values of the block at (row, col), to which finish16 adds. The hardware prefetcher does not follow
+ * rows of y that are pages long. */
+static void fetch_block(const gemm *p, const void *y, int64_t row, int64_t col) {
+  const int64_t size = p->d.y == RFI_GEMM_F32 ? 4 : 2, bytes = min64(p->d.N - col, p->unit->bn) * size;
+  const int64_t end = min64(p->d.M, row + p->unit->bm);
+  for (; row < end; row++)
+    for (int64_t b = 0; b < bytes; b += LINE)
+      __builtin_prefetch((const char *)y + (row * p->d.N + col) * size + b, 1, 2);
+}
+
 /* Multiplies one group of panels, the moving rows from i on. Complete blocks alternate between two buffers, which stay
  * in the L1 cache. */
 static void run_group(const gemm *p, const pass *w, int64_t i, char *own) {
@@ -244,6 +255,8 @@ static void run_group(const gemm *p, const pass *w, int64_t i, char *own) {
         s.row = p->b_moves ? w->f0 + u * fb : w->v0 + i + v;
         s.col = p->b_moves ? w->v0 + i + v : w->f0 + u * fb;
         s.left = min64(p->d.M - s.row, p->unit->bm);
+        if (p->d.accumulate && u + 1 < panels) /* the next block */
+          fetch_block(p, w->y, s.row + (p->b_moves ? fb : 0), s.col + (p->b_moves ? 0 : fb));
       }
   }
   finish_rows(&s, s.left);
