@@ -242,6 +242,43 @@ static void large(void **state) {
   rfr_ctx_destroy(ctx);
 }
 
+/* From 1024 rows on B is packed once, with AVX512-BF16 and without AMX. The bits are those of fewer rows. */
+static void packed(void **state) {
+  (void)state;
+  enum { M = 1100, FEW = 700, N = 200, K = 90, COPY = 256 * 96 * 2 };
+  rfr_ctx *ctx = open_ctx(NULL, 1);
+  assert_non_null(ctx);
+  rfi_cpu_library *library;
+  assert_int_equal(rfi_cpu_library_open(ctx, &library), RFR_OK);
+  const bool packs = strstr(rfi_cpu_library_describe(library), " + own groups");
+  for (int tb = 0; packs && tb < 2; tb++) {
+    uint64_t seed = 5;
+    buffer a = make(RFR_BF16, 2, 1, M, K, 0, &seed), y[2];
+    buffer b = make(RFR_BF16, 2, 1, tb ? N : K, tb ? K : N, 0, &seed);
+    size_t scratch[2];
+    for (int i = 0; i < 2; i++) {
+      y[i] = make(RFR_F32, 2, 1, i ? FEW : M, N, 0, &seed);
+      const rfi_arg none = {.type = {.rank = -1}};
+      rfi_arg in[4] = {a.arg, b.arg, none, none};
+      in[0].type.shape[0] = i ? FEW : M;
+      const rfi_attr attr[3] = {rfi_i(0), rfi_i(tb), rfi_i(RFR_F32)};
+      rfi_call call = {.n_in = 4, .n_out = 1, .in = in, .out = &y[i].arg, .attr = attr, .microbatch = -1, .threads = 2};
+      rfi_kernel_fn run;
+      assert_int_equal(
+          rfi_cpu_library_select(library, rfi_op_def_get(RFI_OP_matmul), &call, &run, &scratch[i], &call.library),
+          RFR_OK);
+      assert_non_null(run);
+      run_twice(run, &call, scratch[i], y[i].arg.data, y[i].bytes);
+    }
+    assert_true(scratch[0] >= COPY);
+    assert_true(scratch[1] < scratch[0]);
+    assert_memory_equal(y[0].arg.data, y[1].arg.data, (size_t)y[1].bytes);
+    drop(&a), drop(&b), drop(&y[0]), drop(&y[1]);
+  }
+  rfi_cpu_library_close(library);
+  rfr_ctx_destroy(ctx);
+}
+
 /* Compares grouped GEMMs of the library with the portable kernel, which other tests compare with separate GEMMs. Rows
  * outside all groups are NaN and must not matter. Two runs are bitwise equal and stay within the reported scratch. */
 static void groups(void **state) {
@@ -378,7 +415,8 @@ static void without(void **state) {
 }
 
 int main(void) {
-  const struct CMUnitTest tests[] = {cmocka_unit_test(products), cmocka_unit_test(vectors),  cmocka_unit_test(large),
-                                     cmocka_unit_test(groups),   cmocka_unit_test(repeated), cmocka_unit_test(without)};
+  const struct CMUnitTest tests[] = {cmocka_unit_test(products), cmocka_unit_test(vectors), cmocka_unit_test(large),
+                                     cmocka_unit_test(packed),   cmocka_unit_test(groups),  cmocka_unit_test(repeated),
+                                     cmocka_unit_test(without)};
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

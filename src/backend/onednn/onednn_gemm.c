@@ -7,10 +7,11 @@
  * created and run with the same number of OpenMP threads, which decides its bits, and the
  * caller's setting is restored; a GEMM that oneDNN would run by reference loops is refused,
  * because the portable kernel is faster. panel_gemm.c takes the GEMMs at which it is faster, and
- * grouped ones.
+ * grouped ones; it also packs B for oneDNN (packed_bytes).
  */
 #include <omp.h>
 #include <oneapi/dnnl/dnnl.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -35,6 +36,8 @@ typedef struct gemm {
   dnnl_primitive_t primitive;
   dnnl_memory_t memory[ARGS]; /* NULL: the primitive has no such argument */
   int threads;
+  rfi_module_gemm d;
+  size_t packed; /* bytes of B, packed into scratch at each run; 0: it is read in place */
 } gemm;
 
 /* ---- the difference between 2.x and 3.x ---- */
@@ -46,6 +49,9 @@ static desc_ref ref(const desc_holder *d) { return *d; }
 static dnnl_status_t desc_init(desc_holder *d, int rank, const int64_t *dims, dnnl_data_type_t type,
                                const int64_t *strides) {
   return dnnl_memory_desc_create_with_strides(d, rank, dims, type, strides);
+}
+static dnnl_status_t desc_init_packed(desc_holder *d, const dnnl_dims_t dims) {
+  return dnnl_memory_desc_create_with_tag(d, 2, dims, dnnl_bf16, dnnl_BA16a64b2a);
 }
 static void desc_deinit(desc_holder *d) {
   if (*d) dnnl_memory_desc_destroy(*d);
@@ -64,6 +70,9 @@ static desc_ref ref(const desc_holder *d) { return d; }
 static dnnl_status_t desc_init(desc_holder *d, int rank, const int64_t *dims, dnnl_data_type_t type,
                                const int64_t *strides) {
   return dnnl_memory_desc_init_by_strides(d, rank, dims, type, strides);
+}
+static dnnl_status_t desc_init_packed(desc_holder *d, const dnnl_dims_t dims) {
+  return dnnl_memory_desc_init_by_tag(d, 2, dims, dnnl_bf16, dnnl_BA16a64b2a);
 }
 static void desc_deinit(desc_holder *d) { (void)d; }
 static dnnl_status_t append_sum(dnnl_post_ops_t ops) { return dnnl_post_ops_append_sum(ops, 1); }
@@ -158,11 +167,13 @@ static dnnl_status_t init_desc(desc_holder *out, int batched, int64_t batch, int
   return desc_init(out, batched ? 3 : 2, dims, type_of(type), strides);
 }
 
-static dnnl_status_t init_descs(const rfi_module_gemm *d, desc_holder out[ARGS]) {
+static dnnl_status_t init_descs(const rfi_module_gemm *d, bool packed, desc_holder out[ARGS]) {
   const int64_t y_stride[3] = {d->M * d->N, d->N, 1}, bias_stride[3] = {d->N, d->N, 1};
+  const dnnl_dims_t b_shape = {d->K, d->N};
   int batched = d->batch > 1;
   dnnl_status_t s = init_desc(&out[A], batched, d->batch, d->M, d->K, d->a, d->a_stride);
-  if (s == dnnl_success) s = init_desc(&out[B], batched, d->batch, d->K, d->N, d->b, d->b_stride);
+  if (s == dnnl_success && packed) s = desc_init_packed(&out[B], b_shape);
+  else if (s == dnnl_success) s = init_desc(&out[B], batched, d->batch, d->K, d->N, d->b, d->b_stride);
   if (s == dnnl_success) s = init_desc(&out[Y], batched, d->batch, d->M, d->N, d->y, y_stride);
   if (s == dnnl_success && d->bias != RFI_GEMM_NONE)
     s = init_desc(&out[BIAS], batched, 1, 1, d->N, d->bias, bias_stride);
@@ -194,6 +205,45 @@ static int has_gaps(int64_t rows, int64_t cols, const int64_t stride[3]) {
   return (rows == 1 && cols > 1 && stride[2] != 1) || (cols == 1 && rows > 1 && stride[1] != 1);
 }
 
+/* oneDNN packs B again for each block of rows of A. With many rows one copy in its layout, made at each run, is faster;
+ * the bits are the same. Two limits, the size of the other operands and 32 MiB, exclude LM heads, whose copy would
+ * raise the plan's peak. Returns its size; 0: no copy. */
+static size_t packed_bytes(const engine *e, const rfi_module_gemm *d) {
+  enum { LEAST_ROWS = 1024, MOST_BYTES = 32 << 20 };
+  const int64_t K = (d->K + RFI_PANEL_ROWS - 1) / RFI_PANEL_ROWS * RFI_PANEL_ROWS;
+  const int64_t N = (d->N + RFI_PANEL_COLUMNS - 1) / RFI_PANEL_COLUMNS * RFI_PANEL_COLUMNS;
+  if (e->panels != RFI_PANEL_DOT || d->b != RFI_GEMM_BF16 || d->batch > 1 || d->M < LEAST_ROWS) return 0;
+  if (d->N < RFI_PANEL_COLUMNS || (d->b_stride[1] != 1 && d->b_stride[2] != 1) || K * N > d->M * (d->K + d->N))
+    return 0;
+  return K * N * 2 <= MOST_BYTES ? (size_t)(K * N) * 2 : 0;
+}
+
+static dnnl_status_t create_primitive(gemm *m, size_t *scratch) {
+  const rfi_module_gemm *d = &m->d;
+  desc_holder desc[ARGS];
+  memset(desc, 0, sizeof desc);
+  dnnl_primitive_attr_t attr = NULL;
+  dnnl_primitive_desc_t pd = NULL;
+  dnnl_status_t s = init_descs(d, m->packed, desc);
+  if (s == dnnl_success) s = init_attr(d, &attr);
+  if (s == dnnl_success) s = describe(&pd, m->engine, desc, d->bias != RFI_GEMM_NONE, attr);
+  if (s == dnnl_success && !is_fast(pd)) s = dnnl_unimplemented;
+  if (s == dnnl_success) s = dnnl_primitive_create(&m->primitive, pd);
+  for (int i = 0; s == dnnl_success && i < SCRATCH; i++)
+    if (i != BIAS || d->bias != RFI_GEMM_NONE)
+      s = dnnl_memory_create(&m->memory[i], ref(&desc[i]), m->engine->engine, DNNL_MEMORY_NONE);
+  if (s == dnnl_success) {
+    desc_ref md = dnnl_primitive_desc_query_md(pd, dnnl_query_scratchpad_md, 0);
+    *scratch = md ? dnnl_memory_desc_get_size(md) : 0;
+    if (*scratch) s = dnnl_memory_create(&m->memory[SCRATCH], md, m->engine->engine, DNNL_MEMORY_NONE);
+    *scratch += m->packed;
+  }
+  if (pd) dnnl_primitive_desc_destroy(pd);
+  if (attr) dnnl_primitive_attr_destroy(attr);
+  for (int i = 0; i < ARGS; i++) desc_deinit(&desc[i]);
+  return s;
+}
+
 static rfi_gemm_status gemm_create(void *p, const rfi_module_gemm *d, void **handle, size_t *scratch,
                                    const char **why) {
   engine *e = p;
@@ -218,32 +268,19 @@ static rfi_gemm_status gemm_create(void *p, const rfi_module_gemm *d, void **han
     return RFI_GEMM_UNSUPPORTED;
   }
   m->engine = e;
+  m->d = *d;
   m->threads = d->threads > 0 ? d->threads : 1;
-  desc_holder desc[ARGS];
-  memset(desc, 0, sizeof desc);
-  dnnl_primitive_attr_t attr = NULL;
-  dnnl_primitive_desc_t pd = NULL;
+  m->packed = packed_bytes(e, d);
   const int before = omp_get_max_threads(), dynamic = omp_get_dynamic();
   omp_set_dynamic(0); /* oneDNN plans for omp_get_max_threads(), which may be smaller on a busy machine */
   omp_set_num_threads(m->threads);
-  dnnl_status_t s = init_descs(d, desc);
-  if (s == dnnl_success) s = init_attr(d, &attr);
-  if (s == dnnl_success) s = describe(&pd, e, desc, d->bias != RFI_GEMM_NONE, attr);
-  if (s == dnnl_success && !is_fast(pd)) s = dnnl_unimplemented;
-  if (s == dnnl_success) s = dnnl_primitive_create(&m->primitive, pd);
-  for (int i = 0; s == dnnl_success && i < SCRATCH; i++)
-    if (i != BIAS || d->bias != RFI_GEMM_NONE)
-      s = dnnl_memory_create(&m->memory[i], ref(&desc[i]), e->engine, DNNL_MEMORY_NONE);
-  if (s == dnnl_success) {
-    desc_ref md = dnnl_primitive_desc_query_md(pd, dnnl_query_scratchpad_md, 0);
-    *scratch = md ? dnnl_memory_desc_get_size(md) : 0;
-    if (*scratch) s = dnnl_memory_create(&m->memory[SCRATCH], md, e->engine, DNNL_MEMORY_NONE);
+  dnnl_status_t s = create_primitive(m, scratch);
+  if (status_of(s) == RFI_GEMM_UNSUPPORTED && m->packed) {
+    m->packed = 0;
+    s = create_primitive(m, scratch);
   }
   omp_set_num_threads(before);
   omp_set_dynamic(dynamic);
-  if (pd) dnnl_primitive_desc_destroy(pd);
-  if (attr) dnnl_primitive_attr_destroy(attr);
-  for (int i = 0; i < ARGS; i++) desc_deinit(&desc[i]);
   if (s != dnnl_success) gemm_destroy(m);
   else *handle = m;
   return status_of(s);
@@ -265,7 +302,12 @@ static rfi_gemm_status gemm_execute(void *handle, const void *a, const void *b, 
     rfi_panel_execute(m->panels, a, b, bias, y, scratch);
     return RFI_GEMM_OK;
   }
-  void *data[ARGS] = {(void *)(uintptr_t)a, (void *)(uintptr_t)b, (void *)(uintptr_t)bias, y, scratch};
+  void *data[ARGS] = {(void *)(uintptr_t)a, (void *)(uintptr_t)b, (void *)(uintptr_t)bias, y,
+                      (char *)scratch + m->packed};
+  if (m->packed) {
+    rfi_panel_pack(scratch, b, m->d.K, m->d.N, m->d.b_stride[1], m->d.b_stride[2], m->threads);
+    data[B] = scratch;
+  }
   dnnl_exec_arg_t args[ARGS];
   dnnl_status_t s = dnnl_success;
   int count = 0;

@@ -438,6 +438,14 @@ void rfi_panel_execute_groups(const gemm *p, int64_t groups, rfi_gemm_group_fn g
 
 void rfi_panel_destroy(gemm *p) { free(p); }
 
+void rfi_panel_pack(void *to, const void *b, int64_t K, int64_t N, int64_t ks, int64_t ns, int threads) {
+  enum { PART = 4 * RFI_PANEL_COLUMNS }; /* columns at a time: 512 bytes of a row */
+  const int64_t deep = round_up(K, RFI_PANEL_ROWS);
+#pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1)
+  for (int64_t n = 0; n < N; n += PART)
+    dot_pack((uint16_t *)to + n * deep, RFI_PANEL_COLUMNS, (const uint16_t *)b + n * ns, min64(N - n, PART), K, ns, ks);
+}
+
 rfi_panel_isa rfi_panel_open(int amx, int bf16) {
   enum { REQUEST_PERMISSION = 0x1023, TILE_DATA = 18 };
   if (amx && syscall(SYS_arch_prctl, REQUEST_PERMISSION, TILE_DATA) == 0) return RFI_PANEL_AMX;
@@ -466,5 +474,8 @@ void rfi_panel_execute_groups(const rfi_panel_gemm *p, int64_t groups, rfi_gemm_
   (void)p, (void)groups, (void)group, (void)user, (void)scratch;
 }
 void rfi_panel_destroy(rfi_panel_gemm *p) { (void)p; }
+void rfi_panel_pack(void *to, const void *b, int64_t K, int64_t N, int64_t ks, int64_t ns, int threads) {
+  (void)to, (void)b, (void)K, (void)N, (void)ks, (void)ns, (void)threads;
+}
 
 #endif

@@ -22,4 +22,10 @@ void rfi_panel_execute_groups(const rfi_panel_gemm *p, int64_t groups, rfi_gemm_
                               void *scratch);
 void rfi_panel_destroy(rfi_panel_gemm *p); /* accepts NULL */
 
+/* Packs op(b) (K, N) of bf16, element (k, n) at k*ks + n*ns with one stride of 1, for AVX512-BF16: blocks of 64
+ * columns, each with pairs of rows interleaved. N is padded to a multiple of 64, K of 32, with zeros. oneDNN calls this
+ * layout BA16a64b2a. */
+enum { RFI_PANEL_COLUMNS = 64, RFI_PANEL_ROWS = 32 };
+void rfi_panel_pack(void *to, const void *b, int64_t K, int64_t N, int64_t ks, int64_t ns, int threads);
+
 #endif
