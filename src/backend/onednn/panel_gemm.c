@@ -2,10 +2,9 @@
  *
  * GEMMs of packed panels, for cases at which oneDNN is slow:
  *
- *   - bf16 with f32 results, mainly wgrads. The results are larger than the operands and are not read
+ *   - bf16 with AMX. f32 results, mainly those of wgrads, are larger than the operands and are not read
  *     before the optimizer, so results larger than the cache are written by non-temporal stores: a
  *     normal store first reads the line from memory.
- *   - bf16 with rows that are not adjacent, such as the gradients of logits.
  *   - f32 with a B whose rows along N are pages long: addresses at multiples of 4 KiB map to the same
  *     cache sets, and oneDNN takes up to twice its usual time.
  *   - grouped bf16, with sizes that are known only when it runs.
@@ -303,22 +302,17 @@ static int64_t group_of(int64_t most, int64_t panels, int threads) {
   return best;
 }
 
-/* Elements are adjacent along one dimension; *padded: the leading dimension is larger than that dimension. */
-static bool is_matrix(int64_t rows, int64_t cols, const int64_t stride[3], bool *padded) {
-  *padded |= stride[2] == 1 ? stride[1] > cols : stride[2] > rows;
-  return stride[1] == 1 || stride[2] == 1;
-}
+/* Elements are adjacent along one dimension. */
+static bool is_matrix(const int64_t stride[3]) { return stride[1] == 1 || stride[2] == 1; }
 
 /* Why oneDNN is used instead; NULL: this file is faster. */
 static const char *prefers_onednn(rfi_panel_isa isa, const rfi_module_gemm *d) {
   static const char best[] = "oneDNN is as fast";
-  bool padded = false;
   if (d->a != d->b || d->y == RFI_GEMM_F16 || d->bias == RFI_GEMM_F16) return "types are mixed";
   if (d->M < LEAST || d->N < LEAST) return "fewer than 32 rows or columns";
-  if (!is_matrix(d->M, d->K, d->a_stride, &padded) || !is_matrix(d->K, d->N, d->b_stride, &padded))
-    return "an operand has neither dense rows nor dense columns";
+  if (!is_matrix(d->a_stride) || !is_matrix(d->b_stride)) return "an operand has neither dense rows nor dense columns";
   if (isa == RFI_PANEL_DOT && !d->varies) return best;
-  if (d->a == RFI_GEMM_BF16) return padded || d->y == RFI_GEMM_F32 || d->varies ? NULL : best;
+  if (d->a == RFI_GEMM_BF16) return NULL;
   if (d->varies) return "in f32, groups are bitwise equal to separate GEMMs";
   const bool wide = d->b_stride[2] == 1 && d->b_stride[1] * 4 >= PAGE;
   return d->a == RFI_GEMM_F32 && d->y == RFI_GEMM_F32 && d->bias != RFI_GEMM_BF16 && wide ? NULL : best;
