@@ -13,20 +13,21 @@
 enum { RFI_LT_WORKSPACE = 32 << 20, RFI_LT_NAME = 256, RFI_LT_MOST = 8 };
 
 typedef struct rfi_lt_functions {
-#define RFI_LT_FUNCTIONS(X)           \
-  X(cublasLtCreate)                   \
-  X(cublasLtDestroy)                  \
-  X(cublasLtGetVersion)               \
-  X(cublasLtMatmul)                   \
-  X(cublasLtMatmulAlgoGetHeuristic)   \
-  X(cublasLtMatmulDescCreate)         \
-  X(cublasLtMatmulDescDestroy)        \
-  X(cublasLtMatmulDescSetAttribute)   \
-  X(cublasLtMatrixLayoutCreate)       \
-  X(cublasLtMatrixLayoutDestroy)      \
-  X(cublasLtMatrixLayoutSetAttribute) \
-  X(cublasLtMatmulPreferenceCreate)   \
-  X(cublasLtMatmulPreferenceDestroy)  \
+#define RFI_LT_FUNCTIONS(X)               \
+  X(cublasLtCreate)                       \
+  X(cublasLtDestroy)                      \
+  X(cublasLtGetVersion)                   \
+  X(cublasLtMatmul)                       \
+  X(cublasLtMatmulAlgoConfigGetAttribute) \
+  X(cublasLtMatmulAlgoGetHeuristic)       \
+  X(cublasLtMatmulDescCreate)             \
+  X(cublasLtMatmulDescDestroy)            \
+  X(cublasLtMatmulDescSetAttribute)       \
+  X(cublasLtMatrixLayoutCreate)           \
+  X(cublasLtMatrixLayoutDestroy)          \
+  X(cublasLtMatrixLayoutSetAttribute)     \
+  X(cublasLtMatmulPreferenceCreate)       \
+  X(cublasLtMatmulPreferenceDestroy)      \
   X(cublasLtMatmulPreferenceSetAttribute)
 #define RFI_LT_MEMBER(name) __typeof__(&name) name;
   RFI_LT_FUNCTIONS(RFI_LT_MEMBER)

@@ -82,22 +82,46 @@ static void test_refused(void **state) {
   }
 }
 
-/* With the gradient of GELU an algorithm must use all multiprocessors; otherwise it must have room for two tiles. */
+static cublasStatus_t custom_option(const cublasLtMatmulAlgo_t *algo, cublasLtMatmulAlgoConfigAttributes_t attr,
+                                    void *to, size_t size, size_t *written) {
+  if (attr != CUBLASLT_ALGO_CONFIG_CUSTOM_OPTION || size != sizeof(uint32_t)) return CUBLAS_STATUS_INVALID_VALUE;
+  *(uint32_t *)to = (uint32_t)algo->data[0];
+  *written = size;
+  return CUBLAS_STATUS_SUCCESS;
+}
+
+/* With the gradient of GELU an algorithm must use all multiprocessors; otherwise it must have room for two tiles. In 16
+ * bits its warpgroups must not share a tile. */
 static void test_preferred(void **state) {
   static const struct {
     int64_t gelu_ld;
     float waves;
     cublasStatus_t state;
     bool preferred;
-  } rows[] = {{3072, 0.91f, CUBLAS_STATUS_SUCCESS, false},      {3072, 1.0f, CUBLAS_STATUS_SUCCESS, true},
-              {3072, 1.0f, CUBLAS_STATUS_NOT_SUPPORTED, false}, {0, 1.0f, CUBLAS_STATUS_SUCCESS, false},
-              {0, 74.5f, CUBLAS_STATUS_SUCCESS, true},          {0, 62.0f, CUBLAS_STATUS_SUCCESS, false}};
+    int32_t type;
+    uint32_t option;
+  } rows[] = {{3072, 0.91f, CUBLAS_STATUS_SUCCESS, false},
+              {3072, 1.0f, CUBLAS_STATUS_SUCCESS, true},
+              {3072, 1.0f, CUBLAS_STATUS_NOT_SUPPORTED, false},
+              {0, 1.0f, CUBLAS_STATUS_SUCCESS, false},
+              {0, 74.5f, CUBLAS_STATUS_SUCCESS, true, CUDA_R_32F, 4},
+              {0, 62.0f, CUBLAS_STATUS_SUCCESS, false},
+              {0, 93.1f, CUBLAS_STATUS_SUCCESS, false},
+              {0, 93.1f, CUBLAS_STATUS_SUCCESS, true, CUDA_R_16BF, 1},
+              {0, 93.1f, CUBLAS_STATUS_SUCCESS, false, CUDA_R_16BF, 4},
+              {0, 74.5f, CUBLAS_STATUS_SUCCESS, true, CUDA_R_16F, 2},
+              {0, 74.5f, CUBLAS_STATUS_SUCCESS, false, CUDA_R_16F, 5},
+              {0, 124.1f, CUBLAS_STATUS_SUCCESS, false, CUDA_R_16BF, 0}};
   static const rfi_cuda_info info = {.sms = 132};
-  rfi_lt lt = {.info = &info};
+  rfi_lt lt = {.info = &info, .f.cublasLtMatmulAlgoConfigGetAttribute = custom_option};
   (void)state;
   for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
-    const gemm p = {.lt = &lt, .key = {.batch = 1, .d = {.rows = 3072, .cols = 65536}, .gelu_ld = rows[i].gelu_ld}};
-    const cublasLtMatmulHeuristicResult_t x = {.wavesCount = rows[i].waves, .state = rows[i].state};
+    const gemm p = {
+        .lt = &lt,
+        .key = {
+            .batch = 1, .a = {.type = rows[i].type}, .d = {.rows = 3072, .cols = 65536}, .gelu_ld = rows[i].gelu_ld}};
+    const cublasLtMatmulHeuristicResult_t x = {
+        .algo.data[0] = rows[i].option, .wavesCount = rows[i].waves, .state = rows[i].state};
     assert_int_equal(is_preferred(&p, &x), rows[i].preferred);
   }
 }
