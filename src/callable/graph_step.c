@@ -416,6 +416,7 @@ static rfr_status begin_checked(rfr_graphs *g, bool evaluating, const rfr_bindin
   }
   RFI_TRY(rfi_graphs_splits_report(g));
   RFI_TRY(rfi_step_memory_take(&g->m, true));
+  RFI_TRY(rfi_graphs_join_beside(g)); /* an abort may have failed to */
   g->state = RFI_STEP_BROKEN;
   g->evaluating = evaluating;
   g->ended = false;

@@ -255,15 +255,29 @@ rfr_status rfr_graphs_tensor(const rfr_graphs *g, const char *name, rfr_tensor *
   return RFR_OK;
 }
 
+/* Orders later work of the main stream after all W's of the side stream. Their numbers stay, because the step
+ * continues. */
+static rfr_status wait_for_all_beside(const rfr_graphs *g) {
+  return g->launched > g->waited ? g->m.backend->join_beside(g->m.device, 0) : RFR_OK;
+}
+
 rfr_status rfr_graphs_gradient(const rfr_graphs *g, const char *parameter, rfr_tensor *out) {
   RFI_TRY(RFI_CHECK_OUT(out, "out"));
   RFI_TRY(rfi_check_handle(g, "rfr_graphs"));
   rfi_named *x;
   RFI_TRY(rfi_graphs_get_gradient(g, parameter, &x));
   RFI_TRY(rfi_graphs_check_gradient(g, (int)(x - g->m.store.named)));
-  if (g->launched > g->waited) RFI_TRY(g->m.backend->join_beside(g->m.device, 0)); /* without a schedule */
+  RFI_TRY(wait_for_all_beside(g)); /* without a schedule */
   *out = x->tensor;
   return RFR_OK;
+}
+
+/* Whether a W may write it: a main gradient or a state. */
+static bool is_written(const rfr_graphs *g, const rfr_tensor *x) {
+  for (const rfi_named *n = g->m.store.named; n < g->m.store.named + g->m.store.n; n++)
+    if ((n->parameter >= 0 || n->written) && rfi_overlaps(x->data, x->bytes, n->tensor.data, n->tensor.bytes))
+      return true;
+  return false;
 }
 
 rfr_status rfr_graphs_write(rfr_graphs *g, const rfr_tensor *to, const void *from) {
@@ -272,6 +286,7 @@ rfr_status rfr_graphs_write(rfr_graphs *g, const rfr_tensor *to, const void *fro
   RFI_TRY(rfi_graphs_check_tensor(g, to));
   if (to->bytes > 0) RFI_TRY(rfi_check_handle(from, "from"));
   if (to->role == RFR_ROLE_FROZEN || to->role == RFR_ROLE_CONST) g->loaded = false;
+  RFI_TRY(wait_for_all_beside(g)); /* a W may read `to` */
   return g->m.backend->copy(g->m.device, to->data, from, (size_t)to->bytes);
 }
 
@@ -280,6 +295,7 @@ rfr_status rfr_graphs_read(rfr_graphs *g, const rfr_tensor *from, void *to) {
   RFI_TRY(rfi_check_handle(from, "from"));
   RFI_TRY(rfi_graphs_check_tensor(g, from));
   if (from->bytes > 0) RFI_TRY(rfi_check_handle(to, "to"));
+  if (is_written(g, from)) RFI_TRY(wait_for_all_beside(g));
   return g->m.backend->copy(g->m.device, to, from->data, (size_t)from->bytes);
 }
 

@@ -168,6 +168,70 @@ static void test_complete(void **state) {
   }
 }
 
+/* A copy to the host waits for all launched work, also for W's that add to a main gradient before its last W. */
+static void test_read(void **state) {
+  (void)state;
+  static const int some[] = {1, 3, 6, 10};
+  static rft_buffers b;
+  static unsigned char sum[2][1 << 16];
+  for (size_t i = 0; i < sizeof some / sizeof *some; i++) {
+    rft_scene s = scene(some[i], RFR_F32);
+    rfr_schedule *schedule[2];
+    rfr_graphs *g[2];
+    for (int k = 0; k < 2; k++) {
+      s.in_order = k == 0;
+      g[k] = rft_make_graphs(&s, &schedule[k]);
+      rft_fill_named(g[k]);
+      OK(rfr_graphs_begin_step(g[k], NULL, 0));
+    }
+    draw_all(&s, &b);
+    queue.most = 0;
+    while (next_call(g, &s, &b))
+      for (int x = 0; x < g[0]->m.store.n; x++) {
+        const rfi_named *named[2] = {&g[0]->m.store.named[x], &g[1]->m.store.named[x]};
+        if (named[0]->parameter < 0) continue;
+        assert_true(named[0]->tensor.bytes <= (int64_t)sizeof *sum);
+        for (int k = 0; k < 2; k++) OK(rfr_graphs_read(g[k], &named[k]->tensor, sum[k]));
+        assert_memory_equal(sum[0], sum[1], (size_t)named[0]->tensor.bytes);
+      }
+    assert_true(queue.most > 0);
+    for (int k = 0; k < 2; k++) {
+      OK(rfr_graphs_end_step(g[k]));
+      rfr_graphs_destroy(g[k]);
+      rfr_schedule_destroy(schedule[k]);
+    }
+  }
+}
+
+/* If an abort could not wait for the side stream, the next step does, before it clears the main gradients. */
+static int failing_joins;
+static rfr_status join_later(rfi_device *d, int but) {
+  if (failing_joins > 0 && failing_joins--) return rfi_fail(RFI_E_CUDA, "injected");
+  return run_queued(d, but);
+}
+
+static void test_failing_abort(void **state) {
+  (void)state;
+  static rft_buffers b;
+  const rft_scene s = scene(1, RFR_F32);
+  rfr_schedule *schedule;
+  ((rfi_backend *)rft_backend)->join_beside = join_later;
+  rfr_graphs *g = rft_make_graphs(&s, &schedule);
+  OK(rfr_graphs_begin_step(g, NULL, 0));
+  for (int m = 0; m < 2; m++)
+    for (int i = 0; i < s.blocks; i++) rft_forward(g, &s, &b, i, m);
+  rft_backward(g, &s, &b, 2, 0);
+  assert_int_equal(queue.n, 1);
+  failing_joins = 1;
+  rft_refused(rfr_graphs_abort_step(g), "cuda", "injected");
+  assert_int_equal(queue.n, 1);
+  OK(rfr_graphs_begin_step(g, NULL, 0));
+  assert_int_equal(queue.n, 0);
+  assert_int_equal(g->launched, 0);
+  rfr_graphs_destroy(g);
+  rfr_schedule_destroy(schedule);
+}
+
 /* After a launch that fails, the step can be aborted, and what is queued has run. */
 static void test_failure(void **state) {
   (void)state;
@@ -365,8 +429,8 @@ static void test_small_device(void **state) {
 #define LATE(f) cmocka_unit_test_setup_teardown(f, use_late_stream, restore)
 
 int main(void) {
-  const struct CMUnitTest tests[] = {LATE(test_results), LATE(test_complete),    LATE(test_failure),
-                                     LATE(test_plan),    LATE(test_report),      LATE(test_reasons),
-                                     LATE(test_budget),  LATE(test_small_device)};
+  const struct CMUnitTest tests[] = {
+      LATE(test_results), LATE(test_complete), LATE(test_read),    LATE(test_failing_abort), LATE(test_failure),
+      LATE(test_plan),    LATE(test_report),   LATE(test_reasons), LATE(test_budget),        LATE(test_small_device)};
   return cmocka_run_group_tests_name("W on a side stream", tests, NULL, NULL);
 }

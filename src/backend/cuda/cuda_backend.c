@@ -697,8 +697,9 @@ static rfr_status launch_beside(rfi_device *d, rfi_graph *graph) {
 static rfr_status join(rfi_device *d, int but) {
   const int64_t number = d->beside - but;
   if (number <= d->joined) return RFR_OK;
+  CUDA(cudaStreamWaitEvent(d->at, d->mark[(number - 1) % MARKS], 0), "waiting for an event");
   d->joined = number;
-  return rfi_cuda_check(cudaStreamWaitEvent(d->at, d->mark[(number - 1) % MARKS], 0), "waiting for an event");
+  return RFR_OK;
 }
 
 static rfr_status join_beside(rfi_device *d, int but) {
