@@ -157,10 +157,12 @@ static rfr_status plan(rfr_graphs *g, const rfr_callable *callables) {
 
 /* If the device has too little memory, retries with the smaller plan in which all W's run in order. */
 static rfr_status allocate(rfr_graphs *g) {
-  const int64_t bytes = g->memory.planned_bytes;
+  rfr_step_memory *step = g->m.layout.step;
+  const int64_t bytes = g->memory.planned_bytes, reserved = step ? step->bytes : 0;
   const rfr_status s = rfi_graphs_allocate(g);
-  if (s != RFR_NO_MEMORY || !g->beside || g->m.layout.step) return s;
+  if (s != RFR_NO_MEMORY || !g->beside || (step && step->data)) return s;
   rfi_layout_free(&g->m.layout, g->m.backend, g->m.device);
+  if (step) step->bytes = reserved;
   RFI_TRY(rfi_graphs_place(g, false));
   rfi_log(
       g->m.ctx, RFR_LOG_WARNING,

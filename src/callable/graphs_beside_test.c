@@ -398,32 +398,40 @@ static void test_budget(void **state) {
   }
 }
 
-/* A device that has room only for the plan in order. */
+/* A device that has room only for the plan in order: for the arena, or for step memory. */
 static int64_t device_bytes;
 static rfr_status alloc_some(rfi_device *d, rfi_memory kind, size_t bytes, void **out) {
   *out = NULL;
-  if (kind == RFI_MEMORY_ARENA && (int64_t)bytes > device_bytes) return rfi_fail(RFI_E_NO_MEMORY, "a small device");
+  if (kind != RFI_MEMORY_RING && (int64_t)bytes > device_bytes) return rfi_fail(RFI_E_NO_MEMORY, "a small device");
   return rfi_backend_cpu.alloc(d, kind, bytes, out);
 }
 
 static void test_small_device(void **state) {
   (void)state;
-  rft_scene s = scene(2, RFR_F32);
-  rfr_graphs_memory m = {.size = sizeof m};
-  rfr_schedule *schedule;
-  s.in_order = true;
-  rfr_graphs *g = rft_make_graphs(&s, &schedule);
-  OK(rfr_graphs_get_memory(g, &m));
-  rfr_graphs_destroy(g);
-  rfr_schedule_destroy(schedule);
-  device_bytes = m.planned_bytes + rfi_backend_cpu.guard;
-  ((rfi_backend *)rft_backend)->alloc = alloc_some;
-  s.in_order = false;
-  rft_run_scene(&s);
-  g = rft_make_graphs(&s, &schedule);
-  expect_report(g, 0, "in order: there is no room for its scratch\n");
-  rfr_graphs_destroy(g);
-  rfr_schedule_destroy(schedule);
+  rfi_backend *backend = (rfi_backend *)rft_backend;
+  for (int shared = 0; shared < 2; shared++) {
+    rft_scene s = scene(2, RFR_F32);
+    rfr_graphs_memory m = {.size = sizeof m}, now = m;
+    rfr_schedule *schedule;
+    if (shared) OK(rfr_step_memory_create(ctx, 0, &s.step_memory));
+    s.in_order = true;
+    rfr_graphs *g = rft_make_graphs(&s, &schedule);
+    OK(rfr_graphs_get_memory(g, &m));
+    rfr_graphs_destroy(g);
+    rfr_schedule_destroy(schedule);
+    device_bytes = (shared ? m.step_memory_bytes : m.planned_bytes) + rfi_backend_cpu.guard;
+    backend->alloc = alloc_some;
+    s.in_order = false;
+    if (!shared) rft_run_scene(&s);
+    g = rft_make_graphs(&s, &schedule);
+    expect_report(g, 0, "in order: there is no room for its scratch\n");
+    OK(rfr_graphs_get_memory(g, &now));
+    assert_int_equal(now.planned_bytes, m.planned_bytes);
+    rfr_graphs_destroy(g);
+    rfr_schedule_destroy(schedule);
+    backend->alloc = rfi_backend_cpu.alloc;
+    rfr_step_memory_destroy(s.step_memory);
+  }
 }
 
 #define LATE(f) cmocka_unit_test_setup_teardown(f, use_late_stream, restore)

@@ -214,6 +214,7 @@ rfr_graphs *rft_make_graphs(const rft_scene *s, rfr_schedule **schedule) {
   o.eager = s->eager;
   o.recompute = s->recompute;
   o.budget = s->budget;
+  o.step_memory = s->step_memory;
   o.debug = s->debug;
   o.wgrad_beside = !s->in_order;
   o.warmup_iterations = s->linked ? 2 : 0;

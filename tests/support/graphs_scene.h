@@ -43,6 +43,7 @@ typedef struct rft_scene {
   unsigned marked; /* blocks to recompute, a bit each */
   rfr_recompute recompute;
   int64_t budget;
+  rfr_step_memory *step_memory;
 } rft_scene;
 
 typedef struct rft_buffers { /* buffers of one side, by (microbatch, block) */
