@@ -192,7 +192,9 @@ typedef struct rfr_graphs_options {
   rfr_step_memory *step_memory;
   /* 1, the default: on a GPU, W may run on a side stream at the same time as later F and I, if their memory is
    * disjoint. Results do not change. These W's have scratch of their own; if `budget` or `step_memory` has no room for
-   * it, W runs in order. rfr_graphs_report with "wgrad" lists each W. 0: everything runs in order, in one stream. */
+   * it, W runs in order. Without a schedule, work in your stream may read a main gradient once rfr_graphs_gradient has
+   * returned it, or after the last call of the microbatch. rfr_graphs_report with "wgrad" lists each W. 0: everything
+   * runs in order, in one stream. */
   int wgrad_beside;
 } rfr_graphs_options;
 RFR_API rfr_graphs_options rfr_graphs_options_default(void);

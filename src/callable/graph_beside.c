@@ -29,10 +29,18 @@ static const char *op_defect(const rfi_opr *op) {
   return op->def->flags & RFI_COLLECTIVE && op->attr[0].i > 1 ? "W has collectives" : NULL;
 }
 
+/* Whether the caller gets the value as an input gradient, which stays valid after the call: it may change it there. */
+static bool is_returned(const rfi_callable *c, rfr_value owner) {
+  for (const rfi_port *p = c->in; p < c->in + c->n_in; p++)
+    if (p->grad.value >= 0 && !p->link && c->u.trace->values[p->grad.value].base == owner) return true;
+  return false;
+}
+
 /* The caller may write fixed memory between calls. Values that W hands to another part would need that part to wait. */
 static const char *use_defect(const rfi_callable *c, const rfi_use *u) {
   const rfi_location *x = &c->u.place[u->owner];
   if (x->region == RFI_FIXED) return "W uses fixed memory of the caller";
+  if (is_returned(c, u->owner)) return "W uses an input gradient, which the caller may change";
   return u->result && x->region != RFI_REGION_SHARED && x->region != RFI_NAMED ? "W writes a value of another part"
                                                                                : NULL;
 }

@@ -434,11 +434,43 @@ static void test_small_device(void **state) {
   }
 }
 
+/* dpos is the sum of dx, which the caller scales in place after the call that returns it. */
+static void test_changed(void **state) {
+  (void)state;
+  const rft_scene s = {.block = rft_block_linear, .dtype = RFR_F32};
+  const rfr_type type = {.dtype = RFR_F32, .rank = 2, .shape = {RFT_T, RFT_C}};
+  static float x[RFT_T * RFT_C], dy[RFT_T * RFT_C];
+  rfr_trace *t[2] = {rft_block_trace(&s, 0), NULL};
+  rfr_callable c[2] = {rfr_callable_default(), rfr_callable_default()};
+  rfr_graphs *g;
+  rfr_tensor out, dx, sum;
+  OK(rfr_trace_create(ctx, &t[1]));
+  const rfr_value in = rfr_input(t[1], "x", RFR_ROLE_INPUT_GRAD, RFR_F32, 2, type.shape);
+  const rfr_value pos = rfr_input(t[1], "pos", RFR_ROLE_TRAINABLE, RFR_F32, 2, type.shape);
+  rfr_output(t[1], "y", rfr_add(t[1], in, pos));
+  OK(rfr_trace_finish(t[1]));
+  for (int k = 0; k < 2; k++) c[k].trace = t[k];
+  OK(rfr_graphs_create(ctx, c, 2, NULL, &g));
+  rft_fill_named(g);
+  for (int i = 0; i < RFT_T * RFT_C; i++) dy[i] = (float)i;
+  const rfr_binding bx = {"x", type, x}, by = {"y", type, dy};
+  OK(rfr_graphs_begin_step(g, NULL, 0));
+  for (int k = 0; k < 2; k++) OK(rfr_graphs_forward(g, k, 0, &bx, 1, &out, 1));
+  OK(rfr_graphs_backward(g, 1, 0, &by, 1, &dx, 1));
+  memset(dx.data, 0, (size_t)dx.bytes);
+  OK(rfr_graphs_gradient(g, "pos", &sum));
+  assert_memory_equal(sum.data, dy, sizeof dy);
+  expect_report(g, 1, "in order: W uses an input gradient");
+  rfr_graphs_destroy(g);
+  for (int k = 0; k < 2; k++) rfr_trace_destroy(t[k]);
+}
+
 #define LATE(f) cmocka_unit_test_setup_teardown(f, use_late_stream, restore)
 
 int main(void) {
-  const struct CMUnitTest tests[] = {
-      LATE(test_results), LATE(test_complete), LATE(test_read),    LATE(test_failing_abort), LATE(test_failure),
-      LATE(test_plan),    LATE(test_report),   LATE(test_reasons), LATE(test_budget),        LATE(test_small_device)};
+  const struct CMUnitTest tests[] = {LATE(test_results),       LATE(test_complete),    LATE(test_read),
+                                     LATE(test_failing_abort), LATE(test_changed),     LATE(test_failure),
+                                     LATE(test_plan),          LATE(test_report),      LATE(test_reasons),
+                                     LATE(test_budget),        LATE(test_small_device)};
   return cmocka_run_group_tests_name("W on a side stream", tests, NULL, NULL);
 }
