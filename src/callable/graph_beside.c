@@ -37,9 +37,11 @@ static bool is_returned(const rfi_callable *c, rfr_value owner) {
 }
 
 /* The caller may write fixed memory between calls. Values that W hands to another part would need that part to wait. */
-static const char *use_defect(const rfi_callable *c, const rfi_use *u) {
+static const char *use_defect(const rfr_graphs *g, const rfi_callable *c, const rfi_use *u) {
   const rfi_location *x = &c->u.place[u->owner];
   if (x->region == RFI_FIXED) return "W uses fixed memory of the caller";
+  if (x->region == RFI_NAMED && !u->result && g->m.store.named[x->offset].tensor.data)
+    return "W reads memory of the caller";
   if (is_returned(c, u->owner)) return "W uses an input gradient, which the caller may change";
   return u->result && x->region != RFI_REGION_SHARED && x->region != RFI_NAMED ? "W writes a value of another part"
                                                                                : NULL;
@@ -58,7 +60,7 @@ static const char *defect(const rfr_graphs *g, const rfi_callable *c) {
   for (int i = c->u.start[RFI_PART_W]; i < c->u.start[RFI_PART_W + 1] && !why; i++)
     why = op_defect(&c->u.trace->ops[i]);
   for (rfi_use u = {0}; !why && rfi_next_use(c, &u);)
-    if (u.part == RFI_PART_W) why = use_defect(c, &u);
+    if (u.part == RFI_PART_W) why = use_defect(g, c, &u);
   return why;
 }
 

@@ -398,6 +398,33 @@ static void test_budget(void **state) {
   }
 }
 
+/* dpos = dy * m, and m is in the caller's memory: the caller may write it between calls. */
+static void test_read_of_callers(void **state) {
+  (void)state;
+  static float m[RFT_T * RFT_C];
+  const rft_scene s = {.block = rft_block_linear, .dtype = RFR_F32};
+  const rfr_type type = {.dtype = RFR_F32, .rank = 2, .shape = {RFT_T, RFT_C}};
+  const rfr_binding mine = {"m", type, m};
+  rfr_trace *t[2] = {rft_block_trace(&s, 0), NULL};
+  rfr_callable c[2] = {rfr_callable_default(), rfr_callable_default()};
+  OK(rfr_trace_create(ctx, &t[1]));
+  const rfr_value in = rfr_input(t[1], "x", RFR_ROLE_INPUT, RFR_F32, 2, type.shape);
+  const rfr_value pos = rfr_input(t[1], "pos", RFR_ROLE_TRAINABLE, RFR_F32, 2, type.shape);
+  const rfr_value mask = rfr_input(t[1], "m", RFR_ROLE_FROZEN, RFR_F32, 2, type.shape);
+  rfr_output(t[1], "y", rfr_add(t[1], in, rfr_mul(t[1], pos, mask)));
+  OK(rfr_trace_finish(t[1]));
+  for (int k = 0; k < 2; k++) c[k].trace = t[k];
+  for (int callers = 0; callers < 2; callers++) {
+    rfr_graphs_options o = rfr_graphs_options_default();
+    rfr_graphs *g;
+    if (callers) o.tensors = &mine, o.n_tensors = 1;
+    OK(rfr_graphs_create(ctx, c, 2, &o, &g));
+    expect_report(g, 1, callers ? "in order: W reads memory of the caller" : "beside later calls");
+    rfr_graphs_destroy(g);
+  }
+  for (int k = 0; k < 2; k++) rfr_trace_destroy(t[k]);
+}
+
 /* A device that has room only for the plan in order: for the arena, or for step memory. */
 static int64_t device_bytes;
 static rfr_status alloc_some(rfi_device *d, rfi_memory kind, size_t bytes, void **out) {
@@ -471,6 +498,6 @@ int main(void) {
   const struct CMUnitTest tests[] = {LATE(test_results),       LATE(test_complete),    LATE(test_read),
                                      LATE(test_failing_abort), LATE(test_changed),     LATE(test_failure),
                                      LATE(test_plan),          LATE(test_report),      LATE(test_reasons),
-                                     LATE(test_budget),        LATE(test_small_device)};
+                                     LATE(test_read_of_callers), LATE(test_budget),        LATE(test_small_device)};
   return cmocka_run_group_tests_name("W on a side stream", tests, NULL, NULL);
 }
