@@ -36,7 +36,8 @@ static bool is_returned(const rfi_callable *c, rfr_value owner) {
   return false;
 }
 
-/* The caller may write fixed memory between calls. Values that W hands to another part would need that part to wait. */
+/* The caller may write memory of its own between calls. If W wrote a value for another part, that part would have to
+ * wait. */
 static const char *use_defect(const rfr_graphs *g, const rfi_callable *c, const rfi_use *u) {
   const rfi_location *x = &c->u.place[u->owner];
   if (x->region == RFI_FIXED) return "W uses fixed memory of the caller";
