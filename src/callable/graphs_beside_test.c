@@ -100,24 +100,46 @@ static void test_results(void **state) {
 
 /* ---- complete gradients ---- */
 
-/* Makes the next call of both sets; false: there is none. */
-static bool next_call(rfr_graphs *const g[2], const rft_scene *s, rft_buffers *b) {
-  rfr_action a;
-  int callable;
-  OK(rfr_graphs_expected(g[0], &a, &callable));
-  if (a.op < 0 || a.microbatch >= s->microbatches) return false;
-  for (int k = 0; k < 2; k++)
-    if (a.op == RFR_ACTION_F) rft_forward(g[k], s, b, callable, a.microbatch);
-    else if (a.op == RFR_ACTION_W) OK(rfr_graphs_wgrad(g[k], callable, a.microbatch));
-    else rft_backward(g[k], s, b, callable, a.microbatch);
-  return true;
+typedef struct pair { /* the same set twice: with W in order, and beside later calls */
+  rft_scene s;
+  rfr_schedule *schedule[2];
+  rfr_graphs *g[2];
+} pair;
+
+/* Begins a step of both sets. */
+static void begin_pair(pair *p, int scene_number, rft_buffers *b) {
+  p->s = scene(scene_number, RFR_F32);
+  for (int k = 0; k < 2; k++) {
+    p->s.in_order = k == 0;
+    p->g[k] = rft_make_graphs(&p->s, &p->schedule[k]);
+    rft_fill_named(p->g[k]);
+    OK(rfr_graphs_begin_step(p->g[k], NULL, 0));
+  }
+  for (int m = 0; m < p->s.microbatches; m++) {
+    rft_draw(&p->s, b->x[m][0], 0, m, 1);
+    rft_draw(&p->s, b->dx[m][p->s.blocks], 0, m, 2);
+  }
 }
 
-static void draw_all(const rft_scene *s, rft_buffers *b) {
-  for (int m = 0; m < s->microbatches; m++) {
-    rft_draw(s, b->x[m][0], 0, m, 1);
-    rft_draw(s, b->dx[m][s->blocks], 0, m, 2);
+static void end_pair(pair *p) {
+  for (int k = 0; k < 2; k++) {
+    OK(rfr_graphs_end_step(p->g[k]));
+    rfr_graphs_destroy(p->g[k]);
+    rfr_schedule_destroy(p->schedule[k]);
   }
+}
+
+/* Makes the next call of both sets; false: there is none. */
+static bool next_call(const pair *p, rft_buffers *b) {
+  rfr_action a;
+  int callable;
+  OK(rfr_graphs_expected(p->g[0], &a, &callable));
+  if (a.op < 0 || a.microbatch >= p->s.microbatches) return false;
+  for (int k = 0; k < 2; k++)
+    if (a.op == RFR_ACTION_F) rft_forward(p->g[k], &p->s, b, callable, a.microbatch);
+    else if (a.op == RFR_ACTION_W) OK(rfr_graphs_wgrad(p->g[k], callable, a.microbatch));
+    else rft_backward(p->g[k], &p->s, b, callable, a.microbatch);
+  return true;
 }
 
 static void expect_equal(const rfr_tensor *x, const rfr_tensor *y) {
@@ -131,25 +153,18 @@ static void test_complete(void **state) {
   static const int some[] = {1, 3, 6, 10};
   static rft_buffers b;
   for (size_t i = 0; i < sizeof some / sizeof *some; i++) {
-    rft_scene s = scene(some[i], RFR_F32);
-    rfr_schedule *schedule[2];
-    rfr_graphs *g[2];
+    pair p;
     int seen = 0;
-    for (int k = 0; k < 2; k++) {
-      s.in_order = k == 0;
-      g[k] = rft_make_graphs(&s, &schedule[k]);
-      rft_fill_named(g[k]);
-      OK(rfr_graphs_begin_step(g[k], NULL, 0));
-    }
-    draw_all(&s, &b);
-    while (next_call(g, &s, &b)) {
+    begin_pair(&p, some[i], &b);
+    rfr_graphs *const *g = p.g;
+    while (next_call(&p, &b)) {
       rfr_tensor ready[2][32];
       int n[2];
       for (int k = 0; k < 2; k++) OK(rfr_graphs_grads_ready(g[k], ready[k], 32, &n[k]));
       assert_int_equal(n[0], n[1]);
       for (int x = 0; x < n[0]; x++) expect_equal(&ready[0][x], &ready[1][x]);
       seen += n[0];
-      for (int block = 0; block < s.blocks && !schedule[0]; block++) {
+      for (int block = 0; block < p.s.blocks && !p.schedule[0]; block++) {
         char name[16];
         rfr_tensor x, y;
         snprintf(name, sizeof name, "b%d.%s", block, "down");
@@ -160,11 +175,7 @@ static void test_complete(void **state) {
       }
     }
     assert_true(seen > 0);
-    for (int k = 0; k < 2; k++) {
-      OK(rfr_graphs_end_step(g[k]));
-      rfr_graphs_destroy(g[k]);
-      rfr_schedule_destroy(schedule[k]);
-    }
+    end_pair(&p);
   }
 }
 
@@ -175,18 +186,11 @@ static void test_read(void **state) {
   static rft_buffers b;
   static unsigned char sum[2][1 << 16];
   for (size_t i = 0; i < sizeof some / sizeof *some; i++) {
-    rft_scene s = scene(some[i], RFR_F32);
-    rfr_schedule *schedule[2];
-    rfr_graphs *g[2];
-    for (int k = 0; k < 2; k++) {
-      s.in_order = k == 0;
-      g[k] = rft_make_graphs(&s, &schedule[k]);
-      rft_fill_named(g[k]);
-      OK(rfr_graphs_begin_step(g[k], NULL, 0));
-    }
-    draw_all(&s, &b);
+    pair p;
+    begin_pair(&p, some[i], &b);
+    rfr_graphs *const *g = p.g;
     queue.most = 0;
-    while (next_call(g, &s, &b))
+    while (next_call(&p, &b))
       for (int x = 0; x < g[0]->m.store.n; x++) {
         const rfi_named *named[2] = {&g[0]->m.store.named[x], &g[1]->m.store.named[x]};
         if (named[0]->parameter < 0) continue;
@@ -195,11 +199,7 @@ static void test_read(void **state) {
         assert_memory_equal(sum[0], sum[1], (size_t)named[0]->tensor.bytes);
       }
     assert_true(queue.most > 0);
-    for (int k = 0; k < 2; k++) {
-      OK(rfr_graphs_end_step(g[k]));
-      rfr_graphs_destroy(g[k]);
-      rfr_schedule_destroy(schedule[k]);
-    }
+    end_pair(&p);
   }
 }
 
@@ -495,9 +495,9 @@ static void test_changed(void **state) {
 #define LATE(f) cmocka_unit_test_setup_teardown(f, use_late_stream, restore)
 
 int main(void) {
-  const struct CMUnitTest tests[] = {LATE(test_results),       LATE(test_complete),    LATE(test_read),
-                                     LATE(test_failing_abort), LATE(test_changed),     LATE(test_failure),
-                                     LATE(test_plan),          LATE(test_report),      LATE(test_reasons),
-                                     LATE(test_read_of_callers), LATE(test_budget),        LATE(test_small_device)};
+  const struct CMUnitTest tests[] = {
+      LATE(test_results), LATE(test_complete),        LATE(test_read),   LATE(test_failing_abort),
+      LATE(test_changed), LATE(test_failure),         LATE(test_plan),   LATE(test_report),
+      LATE(test_reasons), LATE(test_read_of_callers), LATE(test_budget), LATE(test_small_device)};
   return cmocka_run_group_tests_name("W on a side stream", tests, NULL, NULL);
 }

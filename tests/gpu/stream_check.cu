@@ -10,13 +10,11 @@
  *
  *   stream_check
  */
-#include <cuda_runtime_api.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include <vector>
 
+#include "calls.cuh"
 #include "refrain/graphs.h"
 #include "refrain/ops.h"
 
@@ -29,18 +27,6 @@ static void expect(const char *what, bool holds) {
   printf("%-64s %s\n", what, holds ? "ok" : "FAILED");
   fflush(stdout);
   wrong += !holds;
-}
-
-static void ok(rfr_status s) {
-  if (s == RFR_OK) return;
-  printf("FAILED: %s: %s\n", rfr_last_error()->slug, rfr_last_error()->message);
-  exit(1);
-}
-
-static void cuda(cudaError_t e) {
-  if (e == cudaSuccess) return;
-  printf("FAILED: %s\n", cudaGetErrorString(e));
-  exit(1);
 }
 
 static __global__ void wait_a_while(long long clocks) {

@@ -6,9 +6,6 @@
  *
  *   wgrad_check [SECONDS [WIDTH]]     for the times of each row, default 0.4; of one width, default all
  */
-#include <cuda_runtime_api.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <time.h>
 
@@ -16,24 +13,13 @@
 #include <cmath>
 #include <vector>
 
+#include "calls.cuh"
 #include "refrain/graphs.h"
 #include "refrain/ops.h"
 
 enum { WEIGHTS = 8, MOST_MICROBATCHES = 8, POOL = 4096 * 4096 };
 
 static int wrong;
-
-static void ok(rfr_status s) {
-  if (s == RFR_OK) return;
-  printf("FAILED: %s: %s\n", rfr_last_error()->slug, rfr_last_error()->message);
-  exit(1);
-}
-
-static void cuda(cudaError_t e) {
-  if (e == cudaSuccess) return;
-  printf("FAILED: %s\n", cudaGetErrorString(e));
-  exit(1);
-}
 
 static double now() {
   struct timespec t;
