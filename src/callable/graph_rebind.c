@@ -111,8 +111,10 @@ static rfr_status move_all(rfr_graphs *g, moves *m) {
   rfr_status s = rfi_graphs_check_overlap(g, &g->calls);
   if (s == RFR_OK) s = rfi_graphs_order_beside(g, &g->calls);
   if (s == RFR_OK) s = capture_again(g);
-  if (s != RFR_OK) exchange(g, m);
-  if (s != RFR_OK) rfi_graphs_order_beside(g, &g->calls); /* for the old addresses */
+  if (s != RFR_OK) {
+    exchange(g, m);
+    rfi_graphs_order_beside(g, &g->calls); /* for the old addresses */
+  }
   return s;
 }
 

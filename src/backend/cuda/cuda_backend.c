@@ -659,12 +659,16 @@ static rfr_status give(rfi_device *d, rfi_graph *graph, node_copy *c, const void
   return rfi_cuda_check(cudaMemcpyAsync(c->to, from, c->n, cudaMemcpyDefault, d->at), "copying");
 }
 
-static rfr_status launch_from(rfi_device *d, rfi_graph *graph, const void *const *from) {
-  for (int i = 0; i < graph->n_copies; i++) RFI_TRY(give(d, graph, &graph->copies[i], from[i]));
+static rfr_status launch_on(rfi_device *d, rfi_graph *graph, cudaStream_t stream) {
   rfi_ranges_begin_named(&d->ranges, "replay");
-  const cudaError_t e = cudaGraphLaunch(graph->exec, d->at);
+  const cudaError_t e = cudaGraphLaunch(graph->exec, stream);
   rfi_ranges_end(&d->ranges);
   return rfi_cuda_check(e, "launching a graph");
+}
+
+static rfr_status launch_from(rfi_device *d, rfi_graph *graph, const void *const *from) {
+  for (int i = 0; i < graph->n_copies; i++) RFI_TRY(give(d, graph, &graph->copies[i], from[i]));
+  return launch_on(d, graph, d->at);
 }
 
 static rfr_status launch(rfi_device *d, rfi_graph *graph, const void *const *from) {
@@ -679,10 +683,7 @@ static rfr_status launch(rfi_device *d, rfi_graph *graph, const void *const *fro
 static rfr_status enqueue_beside(rfi_device *d, rfi_graph *graph) {
   CUDA(cudaEventRecord(d->fork, d->at), "recording an event");
   CUDA(cudaStreamWaitEvent(d->side, d->fork, 0), "waiting for an event");
-  rfi_ranges_begin_named(&d->ranges, "replay");
-  const cudaError_t e = cudaGraphLaunch(graph->exec, d->side);
-  rfi_ranges_end(&d->ranges);
-  CUDA(e, "launching a graph");
+  RFI_TRY(launch_on(d, graph, d->side));
   return rfi_cuda_check(cudaEventRecord(d->mark[d->beside++ % MARKS], d->side), "recording an event");
 }
 
