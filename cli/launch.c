@@ -209,6 +209,9 @@ static rfr_status start_mpirun(const cli *c, char *self, char **argv, child *chi
   /* All ranks are on this machine. With its other interfaces Open MPI 5 may print that it cannot reach them. It refuses
    * both variables at once. */
   if (!getenv("OMPI_MCA_btl_tcp_if_exclude")) setenv("OMPI_MCA_btl_tcp_if_include", "lo", 0);
+  /* Without a barrier in MPI_Finalize, ranks end although another one is stopped there, and kill_stopped() finds it.
+   * They have completed all messages before (match_calls in comm_mpi.c). */
+  setenv("OMPI_MCA_async_mpi_finalize", "1", 0);
   if (geteuid() == 0) { /* Open MPI refuses root otherwise */
     setenv("OMPI_ALLOW_RUN_AS_ROOT", "1", 1);
     setenv("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1", 1);

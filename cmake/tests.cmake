@@ -102,6 +102,11 @@ if(TEST ranks_faults_test)
   set_tests_properties(ranks_faults_test PROPERTIES COST 2000) # it mostly waits
 endif()
 
+if(TARGET ranks_faults_test AND NOT RFR_SANITIZE)
+  add_library(stops_in_finalize MODULE tests/e2e/stops_in_finalize.c)
+  add_dependencies(ranks_faults_test stops_in_finalize)
+  target_compile_definitions(ranks_faults_test PRIVATE RFT_STOPS="$<TARGET_FILE:stops_in_finalize>")
+endif()
 if(TARGET comm_mpi_test)
   set_tests_properties(comm_mpi_test cli_ranks_test PROPERTIES SKIP_RETURN_CODE 77)
   # Open MPI leaks and takes locks in both orders. It unloads its components before leaks are reported, so only whole

@@ -225,6 +225,20 @@ static void one(int i) {
   fflush(stdout);
 }
 
+/* A rank that is stopped when it enters MPI_Finalize, where no other rank can name it. */
+static void stopped_in_finalize(void) {
+  const char *const folder = "finalize";
+  setenv("LD_PRELOAD", RFT_STOPS, 1); /* a sanitizer's library must be the first, so its builds leave this out */
+  setenv("RFT_STOPPED_RANK", "2", 1);
+  const pid_t launcher = start(folder, modes[0], false);
+  unsetenv("LD_PRELOAD");
+  for (double end = now() + PATIENCE_SECONDS; !has_checkpoint(folder, LAST) && now() < end;) usleep(5000);
+  const double stopped = now();
+  if (wait_for(launcher, LIMIT_SECONDS) <= 0 || !names_rank(folder, 2))
+    give_up("rank 2 stopped in MPI_Finalize", folder);
+  printf("rank 2 stopped in MPI_Finalize: ended after %.1f s\n", now() - stopped);
+}
+
 /* With its own copy of the data: sources change while a campaign runs. */
 static void write_configuration(void) {
   char path[128], command[512];
@@ -267,6 +281,9 @@ int main(int argc, char **argv) {
     }
     one(i);
   }
+#ifndef RFT_SANITIZED
+  stopped_in_finalize();
+#endif
   snprintf(command, sizeof command, "rm -rf %s", root);
   return system(command) == 0 ? 0 : 1;
 }
