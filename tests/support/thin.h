@@ -7,6 +7,7 @@
 #define RFT_THIN_H
 
 #include <stdbool.h>
+#include <stdio.h>
 #include <stdlib.h>
 
 /* Whether case k of a table is left out: with a sanitizer only one of n cases runs. */
@@ -29,7 +30,11 @@
 /* Whether the address sanitizer looks for leaks in programs under mpirun that start after this. For the suppressions it
  * needs whole stacks of all blocks that Open MPI allocates: that is four fifths of the time of a short run. */
 static inline void rft_find_leaks(bool wanted) {
-  setenv("ASAN_OPTIONS", wanted ? "fast_unwind_on_malloc=0" : "detect_leaks=0", 1);
+  char options[4096];
+  const char *given = getenv("ASAN_OPTIONS");
+  snprintf(options, sizeof options, "%s:%s", given ? given : "", /* the last value of an option counts */
+           wanted ? "detect_leaks=1:fast_unwind_on_malloc=0" : "detect_leaks=0:fast_unwind_on_malloc=1");
+  setenv("ASAN_OPTIONS", options, 1);
 }
 
 /* For cmocka: a test in which nothing starts a thread; the library does so for ranks alone. The thread sanitizer finds
