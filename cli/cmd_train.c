@@ -14,9 +14,10 @@ static _Atomic(rfr_run *) running;
 
 static void on_signal(int number) {
   rfr_run *run = atomic_load(&running);
-  signal(number, SIG_DFL); /* the handler of the second signal */
   if (run) rfr_run_request_stop(run);
-  else raise(number);
+  if (number == SIGUSR1) return; /* launch.c repeats it */
+  signal(number, SIG_DFL);       /* the handler of the second signal */
+  if (!run) raise(number);
 }
 
 /* ---- the run's folder ---- */
@@ -284,10 +285,10 @@ static rfr_status train(cli *c, rfr_run *run, progress *p, const char *folder) {
     cli_peak(c->ctx, info.dtype, &p->peak); /* if it fails, progress omits the share of the peak */
   }
   struct sigaction action = {.sa_handler = on_signal};
+  atomic_store(&running, run);
   sigaction(SIGINT, &action, NULL);
   sigaction(SIGTERM, &action, NULL);
-  if (cli_has_ranks(c)) sigaction(SIGUSR1, &action, NULL); /* returned by launch.c */
-  atomic_store(&running, run);
+  if (cli_has_ranks(c)) sigaction(SIGUSR1, &action, NULL); /* sent by launch.c */
   const double start = cli_now();
   const rfr_status s = rfr_run_train(run);
   const double seconds = cli_now() - start;

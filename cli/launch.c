@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * `train --ranks N`: on CPUs this process runs mpirun, on GPUs it starts one process for each GPU. Either way it waits,
- * and passes SIGINT and SIGTERM on: the first asks the ranks to stop after a step with a checkpoint, the second ends
+ * and passes SIGINT and SIGTERM on: the first asks the ranks to stop after a step with a checkpoint, the second kills
  * them. Under a launcher (mpirun, srun, torchrun) the process is a rank itself.
  */
 #include <dirent.h>
@@ -110,15 +110,28 @@ static void kill_stopped(lookout *l, rank_death *death) {
   for (int i = 0; i < n; i++) kill(pids[i], SIGKILL);
 }
 
+/* Passes a request on to the ranks themselves: mpirun drops a signal if it has not started them yet, and crashes if it
+ * gets one while it ends. A rank that does not train yet is killed by SIGUSR1. */
+static void signal_ranks(const lookout *l, int number) {
+  static pid_t pids[MOST_LOCAL];
+  int stopped;
+  const int n = find_ranks(l->parent, pids, l->ranks, &stopped);
+  for (int i = 0; i < n; i++) kill(pids[i], number);
+}
+
 /* Waits until all have ended; returns the first exit code that is not 0. After a failure the others have GRACE_SECONDS
  * to end by themselves, because they report what they saw. */
 static int wait_for(child *children, int n, lookout *l, rank_death *death) {
   int left = n, code = 0, passed = 0, sent = 0;
-  double failed_at = 0;
+  double failed_at = 0, next = 0;
   while (left > 0) {
     int status;
     const pid_t pid = waitpid(-1, &status, WNOHANG);
-    if (asked > passed) send(children, n, passed == 0 ? SIGUSR1 : SIGTERM), passed++;
+    if (asked > passed || (asked > 0 && cli_now() > next)) {
+      signal_ranks(l, asked == 1 ? SIGUSR1 : SIGKILL);
+      if (asked > 2) send(children, n, SIGKILL);
+      passed = asked, next = cli_now() + PERIOD_SECONDS; /* repeated for ranks that start later */
+    }
     if (code != 0 && sent < 2 && cli_now() - failed_at > GRACE_SECONDS + 5 * sent)
       send(children, n, sent++ == 0 ? SIGTERM : SIGKILL);
     rank_death_read(death);
@@ -275,8 +288,12 @@ rfr_status cli_start_ranks(cli *c, const char *device, char **argv, bool *done, 
   *done = true;
   lookout l = {.parent = gpu ? getpid() : children[0].pid, .ranks = (int)c->ranks};
   *code = wait_for(children, gpu ? (int)c->ranks : 1, &l, &death);
+  const bool killed = death.rank >= 0 && (asked > 1 || (asked == 1 && death.signal == SIGUSR1));
+  if (killed) death.rank = -1;
   rank_death_report(c, &death);
-  return RFR_OK;
+  return killed ? cli_fail(RFR_STOPPED, "--resume continues from the newest checkpoint, if there is one",
+                           "stopped without a checkpoint of the last step")
+                : RFR_OK;
 }
 
 /* ---- a rank ---- */

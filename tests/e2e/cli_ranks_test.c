@@ -258,11 +258,47 @@ static void stop(void **state) {
   rft_assert_says(rft_out, "\"message\": \"stopped\"");
 }
 
+/* SIGINT while mpirun or the ranks start, and twice: all processes end, and that is no failure of a rank. */
+static void stop_early(void **state) {
+  static const struct {
+    int ms, signals;
+  } rows[] = {{30, 1}, {60, 1}, {150, 1}, {300, 1}, {150, 2}, {600, 2}};
+  (void)state;
+  for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+    const pid_t child = fork();
+    assert_true(child >= 0);
+    if (child == 0) {
+      if (!freopen("stop-early.err", "w", stderr)) _exit(127);
+      execl(RFT_BINARY_DIR "/refrain", "refrain", "train", "small.yaml", "--ranks", "2", "--out", "stop-early",
+            "--quiet", "--set", "run.steps=1000000", (char *)NULL);
+      _exit(127);
+    }
+    int status = 0;
+    pid_t ended = 0;
+    nanosleep(&(struct timespec){.tv_nsec = 1000000L * rows[i].ms}, NULL);
+    for (int k = 0; k < rows[i].signals; k++, nanosleep(&(struct timespec){.tv_nsec = 300000000}, NULL))
+      kill(child, SIGINT);
+    for (int k = 0; k < 6000 && ended == 0; k++) {
+      nanosleep(&(struct timespec){.tv_nsec = 10000000}, NULL);
+      ended = waitpid(child, &status, WNOHANG);
+    }
+    if (ended == 0) kill(child, SIGKILL), waitpid(child, &status, 0);
+    rft_slurp("stop-early.err", rft_err, sizeof rft_err);
+    /* before launch.c has its handlers, the signal itself ends it */
+    const bool stopped = WIFEXITED(status) ? WEXITSTATUS(status) == 5 : WTERMSIG(status) == SIGINT;
+    if (!stopped || strstr(rft_err, "killed") || strstr(rft_err, "mpirun:"))
+      fail_msg("%d signals after %d ms: status %x\n%s", rows[i].signals, rows[i].ms, status, rft_err);
+    assert_false(exists("stop-early/failures.jsonl"));
+    assert_int_equal(system("rm -rf stop-early"), 0);
+  }
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(layouts),       cmocka_unit_test(pipelines),       cmocka_unit_test(profile),
       cmocka_unit_test(experts),       cmocka_unit_test(errors),          cmocka_unit_test(stop),
       cmocka_unit_test(json_of_ranks), cmocka_unit_test(wrapped_message), cmocka_unit_test(steps_of_slurm),
+      cmocka_unit_test(stop_early),
   };
   if (system("mpirun --version >/dev/null 2>&1") != 0) {
     puts("skipped: mpirun is missing (Debian: openmpi-bin)");
