@@ -11,6 +11,7 @@
 #include <stdio.h>
 
 #include "refrain/dist.h"
+#include "refrain/report.h"
 #include "refrain/schedule.h"
 #include "refrain/train.h"
 
@@ -126,6 +127,8 @@ rfr_status cli_fail(rfr_status status, const char *help, const char *format, ...
 rfr_status cli_usage(const char *help, const char *format, ...) __attribute__((format(printf, 2, 3)));
 /* A file that cannot be written: names it with errno, returns RFR_IO. */
 rfr_status cli_cannot_write(const char *path);
+/* Writes the page of a report into a file; "-" is standard output. */
+rfr_status cli_write_page(rfr_report *r, const char *path);
 /* Prints an error on standard error: two lines, or with --json one object, which for a rank ends in JSON_RANK N. */
 void cli_print_error(const rfr_error *e);
 #define JSON_RANK ", \"rank\": "
@@ -192,8 +195,8 @@ rfr_status cli_take_adapter(cli *c);
 /* The configuration that the operand names, from malloc: a file, that of a run, or one made for a model folder, whose
  * training step has 512 tokens. Sets c->config. */
 rfr_status cli_read_config(cli *c, char **out);
-/* runs/NAME for path/NAME.yaml */
-void cli_default_folder(const char *path, char *out, size_t size);
+/* PARENT/NAME for path/NAME.yaml */
+void cli_default_folder(const char *parent, const char *path, char *out, size_t size);
 /* Trains with the configuration `text` (NULL: that of the folder) and prints the result. */
 rfr_status cli_train_config(cli *c, const char *text, const char *folder);
 /* The configuration that fine-tunes c->operands[0] on the files in the later operands, from malloc. */

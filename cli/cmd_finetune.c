@@ -58,7 +58,7 @@ static void print_next(const cli *c, const char *folder, bool adapter) {
 rfr_status cli_finetune(cli *c) {
   char *text = NULL, folder[4200];
   if (c->out) snprintf(folder, sizeof folder, "%s", c->out);
-  else cli_default_folder(c->operands[1], folder, sizeof folder);
+  else cli_default_folder("runs", c->operands[1], folder, sizeof folder);
   rfr_status s = cli_finetune_config(c, &text);
   if (s == RFR_OK) s = cli_train_config(c, text, folder);
   const char *type = find_set(c, "adapter.type=");

@@ -4,24 +4,28 @@
  */
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 
 #include "report_server.h"
 
-static void write_file(const char *text, size_t n, void *user) { fwrite(text, 1, n, user); }
+static void write_text(const char *text, size_t n, void *user) { fwrite(text, 1, n, user); }
 
-/* Writes the page to FILE.tmp first, so that a page that cannot be written completely does not replace the old one. */
-static rfr_status write_page(rfr_report *r, const char *path) {
+/* Writes the page to FILE.tmp first, so that a page that cannot be written completely does not replace the old one. A
+ * link or a device, such as /dev/null, is written to: a rename would replace it. */
+rfr_status cli_write_page(rfr_report *r, const char *path) {
   char temporary[4200];
-  if (strcmp(path, "-") == 0) return rfr_report_page(r, 0, write_file, stdout);
-  if (snprintf(temporary, sizeof temporary, "%s.tmp", path) >= (int)sizeof temporary)
-    return cli_usage("choose a shorter name", "the name of --out is too long");
+  struct stat st;
+  if (strcmp(path, "-") == 0) return rfr_report_page(r, 0, write_text, stdout);
+  const bool replaces = lstat(path, &st) != 0 || S_ISREG(st.st_mode);
+  if (snprintf(temporary, sizeof temporary, "%s%s", path, replaces ? ".tmp" : "") >= (int)sizeof temporary)
+    return cli_usage("choose a shorter name", "the name of the report is too long");
   FILE *f = fopen(temporary, "wb");
   if (!f) return cli_cannot_write(path);
-  rfr_status s = rfr_report_page(r, 0, write_file, f);
+  rfr_status s = rfr_report_page(r, 0, write_text, f);
   const bool failed = ferror(f) != 0;
   if ((fclose(f) != 0 || failed) && s == RFR_OK) s = cli_cannot_write(path);
-  if (s == RFR_OK && rename(temporary, path) != 0) s = cli_cannot_write(path);
-  if (s != RFR_OK) remove(temporary);
+  if (s == RFR_OK && replaces && rename(temporary, path) != 0) s = cli_cannot_write(path);
+  if (s != RFR_OK && replaces) remove(temporary);
   return s;
 }
 
@@ -46,7 +50,7 @@ rfr_status cli_report(cli *c) {
     rfr_report_close(r);
     return s;
   }
-  if (s == RFR_OK) s = c->follow ? report_serve(r, c->port) : write_page(r, path);
+  if (s == RFR_OK) s = c->follow ? report_serve(r, c->port) : cli_write_page(r, path);
   if (s == RFR_OK && !c->follow && strcmp(path, "-") != 0 && !c->quiet && !c->json) fprintf(stderr, "wrote %s\n", path);
   rfr_report_close(r);
   return s;

@@ -17,7 +17,6 @@
 #include <unistd.h>
 
 #include "cli.h"
-#include "refrain/report.h"
 #include "refrain/sweep.h"
 
 enum { MOST_JOBS = 64 };
@@ -276,8 +275,6 @@ static void print_table(const sweep *s, const int *best, int n_best) {
   putchar('\n');
 }
 
-static void write_page(const char *text, size_t n, void *user) { fwrite(text, 1, n, user); }
-
 static rfr_status write_report(const sweep *s, const int *best, int n_best) {
   const char *folders[RFR_REPORT_RUNS];
   rfr_report *report;
@@ -289,10 +286,7 @@ static rfr_status write_report(const sweep *s, const int *best, int n_best) {
     return cli_fail(RFR_INVALID, "see the errors of the runs", "--report: no run is done, so there is no page");
   rfr_status status = rfr_report_open(s->c->ctx, folders, n, &report);
   if (status != RFR_OK) return status;
-  FILE *f = fopen(s->c->report, "wb");
-  if (!f) status = cli_cannot_write(s->c->report);
-  if (f) status = rfr_report_page(report, 0, write_page, f);
-  if (f && (ferror(f) != 0) + (fclose(f) != 0) > 0 && status == RFR_OK) status = cli_cannot_write(s->c->report);
+  status = cli_write_page(report, s->c->report);
   rfr_report_close(report);
   return status;
 }
@@ -354,8 +348,7 @@ rfr_status cli_sweep(cli *c) {
   sweep s = {.c = c, .folder = c->out ? c->out : folder};
   const char *device = c->device ? c->device : getenv("REFRAIN_DEVICE");
   rfr_sweep_options o = rfr_sweep_options_default();
-  cli_default_folder(c->operand, folder, sizeof folder);
-  if (!c->out) memmove(folder + 7, folder + 5, strlen(folder + 5) + 1), memcpy(folder, "sweeps/", 7);
+  cli_default_folder("sweeps", c->operand, folder, sizeof folder);
   if (c->jobs < 1 || c->jobs > MOST_JOBS)
     return cli_usage("give the number of runs at a time", "--jobs %lld; it is 1 to %d", (long long)c->jobs, MOST_JOBS);
   if (c->jobs > 1 && device && strncmp(device, "cuda", 4) == 0)

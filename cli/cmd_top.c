@@ -11,7 +11,6 @@
 #include <unistd.h>
 
 #include "cli.h"
-#include "refrain/report.h"
 
 static volatile sig_atomic_t ended;
 static void on_signal(int number) {

@@ -22,12 +22,12 @@ static void on_signal(int number) {
 
 /* ---- the run's folder ---- */
 
-void cli_default_folder(const char *path, char *out, size_t size) {
+void cli_default_folder(const char *parent, const char *path, char *out, size_t size) {
   const char *base = strrchr(path, '/');
   base = base ? base + 1 : path;
   const char *dot = strchr(base, '.');
   const int n = dot && dot != base ? (int)(dot - base) : (int)strlen(base);
-  snprintf(out, size, "runs/%.*s", n, base);
+  snprintf(out, size, "%s/%.*s", parent, n, base);
 }
 
 /* Finds the configuration to train (NULL: that of the run's folder) and the folder. */
@@ -53,7 +53,7 @@ static rfr_status find_run(cli *c, char **text, char folder[4200]) {
     default: break;
   }
   if (c->out) snprintf(folder, 4200, "%s", c->out);
-  else cli_default_folder(c->operand, folder, 4200);
+  else cli_default_folder("runs", c->operand, folder, 4200);
   return cli_read_config(c, text);
 }
 

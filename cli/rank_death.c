@@ -90,7 +90,7 @@ static void find_folder(const cli *c, char *out, size_t size) {
   struct stat st;
   if (c->out) snprintf(out, size, "%s", c->out);
   else if (c->operand && stat(c->operand, &st) == 0 && S_ISDIR(st.st_mode)) snprintf(out, size, "%s", c->operand);
-  else cli_default_folder(c->operand ? c->operand : "", out, size);
+  else cli_default_folder("runs", c->operand ? c->operand : "", out, size);
 }
 
 void rank_failure_append(const cli *c, rfr_ctx *ctx, int rank, int ranks, const char *error, const char *message) {

@@ -49,8 +49,10 @@ static void collect(const char *text, size_t n, void *user) {
 
 /* ---- one connection ---- */
 
+/* A client that reads slowly must not keep others waiting, nor one that sends slowly. */
 static void send_all(int fd, const char *text, size_t n) {
-  while (n > 0) {
+  const double until = cli_now() + WAIT_SECONDS;
+  while (n > 0 && cli_now() < until) {
     const ssize_t sent = send(fd, text, n, MSG_NOSIGNAL);
     if (sent <= 0) return; /* the browser has closed the connection */
     text += sent;
@@ -71,8 +73,9 @@ static void send_answer(int fd, const char *status, const char *type, const char
 
 /* Reads the request up to its empty line; false: it did not arrive. */
 static bool read_request(int fd, char request[REQUEST_BYTES]) {
+  const double until = cli_now() + WAIT_SECONDS;
   size_t n = 0;
-  while (n < REQUEST_BYTES - 1) {
+  while (n < REQUEST_BYTES - 1 && cli_now() < until) {
     const ssize_t got = recv(fd, request + n, REQUEST_BYTES - 1 - n, 0);
     if (got <= 0) return false;
     n += (size_t)got;

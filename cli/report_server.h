@@ -6,7 +6,6 @@
 #define REPORT_SERVER_H
 
 #include "cli.h"
-#include "refrain/report.h"
 
 /* Prints the address on standard output and serves until SIGINT or SIGTERM. Port 0: any free port. */
 rfr_status report_serve(rfr_report *r, int64_t port);

@@ -7,6 +7,7 @@
 #include <pty.h>
 #include <signal.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <time.h>
 
@@ -65,6 +66,13 @@ static void page(void **state) {
   assert_string_equal(rft_err, "wrote report.html\n");
   assert_int_equal(access("report.html", F_OK), 0);
   assert_int_equal(access("report.html.tmp", F_OK), -1);
+  struct stat st;
+  assert_int_equal(symlink("target.html", "link.html"), 0);
+  assert_int_equal(RUN("report", "a", "--out", "link.html"), 0);
+  assert_true(lstat("link.html", &st) == 0 && S_ISLNK(st.st_mode));
+  assert_int_equal(access("target.html", F_OK), 0);
+  assert_int_equal(RUN("report", "a", "--out", "/dev/full"), 4);
+  rft_assert_says(rft_err, "/dev/full cannot be written");
 }
 
 /* The load of the step is the maximum over the layers. */
@@ -154,12 +162,17 @@ static void compared(void **state) {
 
 /* ---- served ---- */
 
-/* Sends a request and reads the answer; returns its status. */
-static int ask(int port, const char *request) {
+static int connect_to(int port) {
   struct sockaddr_in at = {.sin_family = AF_INET, .sin_port = htons((uint16_t)port)};
   at.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
   const int fd = socket(AF_INET, SOCK_STREAM, 0);
   assert_int_equal(connect(fd, (struct sockaddr *)&at, sizeof at), 0);
+  return fd;
+}
+
+/* Sends a request and reads the answer; returns its status. */
+static int ask(int port, const char *request) {
+  const int fd = connect_to(port);
   assert_int_equal(write(fd, request, strlen(request)), strlen(request));
   size_t n = 0;
   for (ssize_t got; (got = read(fd, rft_out + n, sizeof rft_out - 1 - n)) > 0;) n += (size_t)got;
@@ -172,6 +185,21 @@ static int get(int port, const char *path) {
   char request[200];
   snprintf(request, sizeof request, "GET %s HTTP/1.1\r\nHost: 127.0.0.1:%d\r\n\r\n", path, port);
   return ask(port, request);
+}
+
+/* A client that sends a byte a second does not keep others waiting. */
+static void slow_client(int port) {
+  const int fd = connect_to(port);
+  const pid_t child = fork();
+  if (child == 0)
+    for (;; sleep(1))
+      if (send(fd, "G", 1, MSG_NOSIGNAL) != 1) _exit(0);
+  alarm(20); /* ends the test: the other client gets no answer */
+  assert_int_equal(get(port, "/"), 200);
+  alarm(0);
+  close(fd);
+  kill(child, SIGKILL);
+  assert_int_equal(waitpid(child, NULL, 0), child);
 }
 
 static void follow(void **state) {
@@ -202,6 +230,7 @@ static void follow(void **state) {
   assert_int_equal(ask(port, "GET / HTTP/1.1\r\n\r\n"), 403);
   snprintf(text, sizeof text, "POST / HTTP/1.1\r\nHost: localhost:%d\r\n\r\n", port);
   assert_int_equal(ask(port, text), 405);
+  slow_client(port);
   kill(child, SIGTERM);
   assert_int_equal(rft_finish(child), 0);
 }

@@ -92,6 +92,9 @@ static void refuses(void **state) {
   assert_int_equal(RUN("sweep", "bad.yaml"), 2);
   rft_assert_says(rft_err, "bad.yaml:4: unknown key \"optimizer.rl\"");
   assert_int_equal(access("sweeps", F_OK), -1);
+  static char name[4500]; /* too long for the system; the default folder is longer */
+  memset(name, 'a', sizeof name - 1);
+  assert_int_equal(RUN("sweep", name), 4);
   assert_int_equal(RUN("sweep", "grid.yaml", "--jobs", "0"), 2);
   assert_int_equal(RUN("sweep", "grid.yaml", "--jobs", "2", "--device", "cuda"), 2);
   rft_assert_says(rft_err, "the runs would share one GPU");
