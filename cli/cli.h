@@ -175,6 +175,8 @@ typedef struct cli_string {
   bool failed; /* out of memory */
 } cli_string;
 void cli_string_add(const char *text, size_t n, void *string); /* a rfr_write_fn */
+/* Adds a NUL-terminated text, with U+FFFD for each byte that is not part of UTF-8. */
+void cli_string_add_utf8(cli_string *s, const char *text, size_t n);
 
 /* Kinds of operands. */
 typedef enum cli_operand {
@@ -292,6 +294,7 @@ typedef struct json {
 void json_begin(json *j, const char *key, char bracket); /* key NULL: none */
 void json_end(json *j, char bracket);
 void json_text(json *j, const char *key, const char *value);
+void json_bytes(json *j, const char *key, const char *value, size_t n); /* a NUL follows them */
 void json_int(json *j, const char *key, int64_t value);
 void json_double(json *j, const char *key, double value);
 /* A value that is already JSON. */

@@ -136,7 +136,7 @@ static rfr_status answer_message(chat *x, const char *message) {
     json j = {.f = stdout};
     json_begin(&j, NULL, '{');
     json_text(&j, "role", "assistant");
-    json_text(&j, "content", a.text.data ? a.text.data : "");
+    json_bytes(&j, "content", a.text.data ? a.text.data : "", a.text.n);
     json_int(&j, "prompt_tokens", x->text.tokens.n);
     json_int(&j, "tokens", stream.tokens);
     json_double(&j, "tokens_per_second", cli_stream_rate(&stream));

@@ -35,11 +35,11 @@ static rfr_status encode(const cli *c, cli_text *t, const char *prompt, size_t n
   return s;
 }
 
-static void print_json(const char *prompt, const char *made, const cli_stream *x) {
+static void print_json(const char *prompt, const cli_string *made, const cli_stream *x) {
   json j = {.f = stdout};
   json_begin(&j, NULL, '{');
   json_text(&j, "prompt", prompt);
-  json_text(&j, "text", made ? made : "");
+  json_bytes(&j, "text", made->data ? made->data : "", made->n);
   json_int(&j, "tokens", x->tokens);
   json_double(&j, "prompt_seconds", x->tokens > 0 ? x->first - x->start : 0.0);
   json_double(&j, "tokens_per_second", cli_stream_rate(x));
@@ -55,7 +55,7 @@ static rfr_status continue_prompt(cli *c, rfr_run *run, cli_text *t, const char 
   if (s == RFR_OK && !c->json && !c->chat) show(prompt, n, NULL);
   if (s == RFR_OK) s = cli_stream_run(c, run, &x);
   if (s == RFR_OK && made.failed) s = RFR_NO_MEMORY;
-  if (s == RFR_OK && c->json) print_json(prompt, made.data, &x);
+  if (s == RFR_OK && c->json) print_json(prompt, &made, &x);
   if (s == RFR_OK && !c->json) putchar('\n');
   fflush(stdout);
   if (s == RFR_OK && !c->json && !c->quiet && x.tokens > 1)
@@ -152,7 +152,12 @@ static rfr_status write_line(prompts *p, line *x) {
   rfr_status s = cli_stream_end(&x->stream);
   if (s == RFR_OK && x->made.failed) s = RFR_NO_MEMORY;
   if (s != RFR_OK) return s;
-  json_object_set_new(x->row, "text", json_stringn(x->made.data ? x->made.data : "", x->made.n));
+  cli_string valid = {0}; /* a byte-level model may generate any byte */
+  cli_string_add_utf8(&valid, x->made.data ? x->made.data : "", x->made.n);
+  const bool failed = valid.failed ||
+                      json_object_set_new(x->row, "text", json_stringn(valid.data ? valid.data : "", valid.n)) != 0;
+  free(valid.data);
+  if (failed) return RFR_NO_MEMORY;
   json_object_set_new(x->row, "tokens", json_integer(x->stream.tokens));
   if (json_dumpf(x->row, p->out, 0) != 0 || fputc('\n', p->out) == EOF || fflush(p->out) != 0)
     return cli_cannot_write(p->c->out);

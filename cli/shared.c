@@ -296,10 +296,20 @@ static int utf8_length(const unsigned char *s) {
   return n;
 }
 
+void cli_string_add_utf8(cli_string *s, const char *text, size_t n) {
+  int length;
+  for (const char *end = text + n; text < end; text += length > 0 ? length : 1) {
+    length = utf8_length((const unsigned char *)text);
+    if (length == 0) cli_string_add("\xEF\xBF\xBD", 3, s);
+    else cli_string_add(text, (size_t)length, s);
+  }
+}
+
 /* Replaces each byte that is not part of UTF-8 text by U+FFFD, because a byte-level model may generate any byte. */
-static void put_escaped(FILE *f, const char *s) {
+static void put_escaped(FILE *f, const char *s, size_t bytes) {
+  int n;
   fputc('"', f);
-  for (int n; *s; s += n > 0 ? n : 1) {
+  for (const char *end = s + bytes; s < end; s += n > 0 ? n : 1) {
     unsigned char u = (unsigned char)*s;
     n = utf8_length((const unsigned char *)s);
     if (n == 0) fputs("\\ufffd", f);
@@ -314,7 +324,7 @@ static void put_key(json *j, const char *key) {
   if (j->comma) fputs(", ", j->f);
   j->comma = true;
   if (!key) return;
-  put_escaped(j->f, key);
+  put_escaped(j->f, key, strlen(key));
   fputs(": ", j->f);
 }
 
@@ -329,9 +339,11 @@ void json_end(json *j, char bracket) {
   j->comma = true;
 }
 
-void json_text(json *j, const char *key, const char *value) {
+void json_text(json *j, const char *key, const char *value) { json_bytes(j, key, value, strlen(value)); }
+
+void json_bytes(json *j, const char *key, const char *value, size_t n) {
   put_key(j, key);
-  put_escaped(j->f, value);
+  put_escaped(j->f, value, n);
 }
 
 void json_int(json *j, const char *key, int64_t value) {

@@ -460,13 +460,39 @@ static void generate(void **state) {
 #undef GENERATE
 }
 
+/* A byte model may generate bytes that are not UTF-8, and NUL, as a model of zeros does. */
+static void any_bytes(void **state) {
+  static const char zeros[1 << 17];
+  uint64_t header;
+  (void)state;
+  assert_int_equal(system("cp -r '" RFT_SOURCE_DIR "/tests/models/llama' zero && cp -r zero odd"), 0);
+  FILE *f = fopen("zero/model.safetensors", "r+b");
+  assert_true(f && fread(&header, sizeof header, 1, f) == 1);
+  assert_int_equal(fseek(f, 0, SEEK_END), 0);
+  const size_t n = (size_t)ftell(f) - 8 - header;
+  assert_true(n < sizeof zeros && fseek(f, (long)(8 + header), SEEK_SET) == 0);
+  assert_true(fwrite(zeros, n, 1, f) == 1 && fclose(f) == 0);
+  rft_write_file("prompts.jsonl", "{\"prompt\": \"ab\"}\n");
+  for (int i = 0; i < 4; i++) {
+    const char *model = i < 2 ? "zero" : "odd", *option = i % 2 ? "--prompt" : "--prompts";
+    assert_int_equal(RUN("generate", model, option, i % 2 ? "ab" : "prompts.jsonl", "--tokens", "8", "--temperature",
+                         "0", "--json"),
+                     0);
+    json_t *v = json_loads(rft_out, JSON_ALLOW_NUL, NULL);
+    const json_t *text = json_object_get(v, "text");
+    assert_int_equal(rft_number(v, "tokens"), 8);
+    if (json_string_length(text) < 8) fail_msg("%s %s: %s", model, option, rft_out);
+    json_decref(v);
+  }
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(check_data),   cmocka_unit_test(finetune),
       cmocka_unit_test(token_files),  cmocka_unit_test(trained_tokenizer),
       cmocka_unit_test(token_errors), cmocka_unit_test(first_errors),
       cmocka_unit_test(chats),        cmocka_unit_test(checkpoint_and_adapter),
-      cmocka_unit_test(generate),
+      cmocka_unit_test(generate),     cmocka_unit_test(any_bytes),
   };
   return cmocka_run_group_tests(tests, set_up, rft_program_tear_down);
 }
