@@ -154,8 +154,8 @@ static rfr_status write_line(prompts *p, line *x) {
   if (s != RFR_OK) return s;
   cli_string valid = {0}; /* a byte-level model may generate any byte */
   cli_string_add_utf8(&valid, x->made.data ? x->made.data : "", x->made.n);
-  const bool failed = valid.failed ||
-                      json_object_set_new(x->row, "text", json_stringn(valid.data ? valid.data : "", valid.n)) != 0;
+  const bool failed =
+      valid.failed || json_object_set_new(x->row, "text", json_stringn(valid.data ? valid.data : "", valid.n)) != 0;
   free(valid.data);
   if (failed) return RFR_NO_MEMORY;
   json_object_set_new(x->row, "tokens", json_integer(x->stream.tokens));

@@ -298,7 +298,7 @@ static int utf8_length(const unsigned char *s) {
 
 void cli_string_add_utf8(cli_string *s, const char *text, size_t n) {
   int length;
-  for (const char *end = text + n; text < end; text += length > 0 ? length : 1) {
+  for (const char *end = text + n; text<end; text += length> 0 ? length : 1) {
     length = utf8_length((const unsigned char *)text);
     if (length == 0) cli_string_add("\xEF\xBF\xBD", 3, s);
     else cli_string_add(text, (size_t)length, s);
@@ -309,7 +309,7 @@ void cli_string_add_utf8(cli_string *s, const char *text, size_t n) {
 static void put_escaped(FILE *f, const char *s, size_t bytes) {
   int n;
   fputc('"', f);
-  for (const char *end = s + bytes; s < end; s += n > 0 ? n : 1) {
+  for (const char *end = s + bytes; s<end; s += n> 0 ? n : 1) {
     unsigned char u = (unsigned char)*s;
     n = utf8_length((const unsigned char *)s);
     if (n == 0) fputs("\\ufffd", f);

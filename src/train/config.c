@@ -13,6 +13,7 @@
 #include <unistd.h>
 
 #include "refrain/train.h"
+#include "text/unicode.h"
 #include "train/config_value.h"
 
 #define RFI_CHOICE_TEXT(list, name) "|" #name
@@ -589,10 +590,17 @@ rfr_status rfi_config_print_value(const rfi_config *c, rfi_config_id id, rfi_str
   return rfi_config_format(&rows[id], (const char *)c + rows[id].offset, out);
 }
 
+/* The value of --set and the path of the working folder may have any bytes. */
 static rfr_status print_row(const rfi_config *c, int id, bool sources, rfi_string *out) {
   const rfi_config_source *source = &c->source[id];
   RFI_TRY(rfi_string_printf(out, "%s%s: ", *rows[id].section ? "  " : "", rows[id].key));
+  const size_t n = out->n;
   RFI_TRY(rfi_config_format(&rows[id], (const char *)c + rows[id].offset, out));
+  if (rfi_utf8_valid(out->data + n, out->n - n) < out->n - n)
+    return rfi_fail_at(
+        RFI_E_CONFIG_VALUE, c->file, 0,
+        "%s: %s is not valid UTF-8, so the run's config.yaml could not be read; rename the file or folder",
+        rows[id].path, out->data + n);
   if (sources && source->line) RFI_TRY(rfi_string_printf(out, " # %s:%lld", source->from, (long long)source->line));
   else if (sources) RFI_TRY(rfi_string_printf(out, " # %s", source->from));
   return rfi_string_append(out, "\n", 1);

@@ -364,6 +364,22 @@ static void test_json_is_yaml(void **state) {
   rfi_config_destroy(c);
 }
 
+/* Strings are printed as JSON strings; a value that a configuration cannot contain is refused. */
+static void test_any_bytes(void **state) {
+  rft_folder *f = *state;
+  rfi_string text = {.ctx = f->ctx};
+  rfi_config *c = must_read(f, MINIMAL, (const char *[]){"run.sample_prompt=\"\\e\\n\\x7f\\\\\""}, 1);
+  assert_string_equal(c->run_sample_prompt, "\033\n\177\\");
+  assert_int_equal(rfi_config_print_value(c, RFI_CFG_run_sample_prompt, &text), RFR_OK);
+  assert_string_equal(text.data, "\"\\u001b\\u000a\\u007f\\\\\"");
+  rfi_config_destroy(c);
+  c = must_read(f, MINIMAL, (const char *[]){"data.root=/\xff"}, 1);
+  assert_int_equal(rfi_config_print(c, false, &text), RFR_INVALID);
+  assert_non_null(strstr(rfr_last_error()->message, "data.root: \"/\xff\" is not valid UTF-8"));
+  rfi_config_destroy(c);
+  rfi_string_deinit(&text);
+}
+
 /* A truncated or corrupted file gives a status, never a crash or a leak. */
 static void test_damaged(void **state) {
   rft_folder *f = *state;
@@ -496,11 +512,12 @@ static void test_comma_locale(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      rft_folder_test(test_minimal),       rft_folder_test(test_full),         rft_folder_test(test_round_trip),
-      rft_folder_test(test_comments),      rft_folder_test(test_wrong),        rft_folder_test(test_between_keys),
-      rft_folder_test(test_sets),          rft_folder_test(test_json_is_yaml), rft_folder_test(test_damaged),
-      rft_folder_test(test_out_of_memory), rft_folder_test(test_table),        rft_folder_test(test_comma_locale),
-      cmocka_unit_test(test_keys),         rft_folder_test(test_limits),       rft_folder_test(test_foreign_keys),
+      rft_folder_test(test_minimal),      rft_folder_test(test_full),          rft_folder_test(test_round_trip),
+      rft_folder_test(test_comments),     rft_folder_test(test_wrong),         rft_folder_test(test_between_keys),
+      rft_folder_test(test_sets),         rft_folder_test(test_json_is_yaml),  rft_folder_test(test_any_bytes),
+      rft_folder_test(test_damaged),      rft_folder_test(test_out_of_memory), rft_folder_test(test_table),
+      rft_folder_test(test_comma_locale), cmocka_unit_test(test_keys),         rft_folder_test(test_limits),
+      rft_folder_test(test_foreign_keys),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

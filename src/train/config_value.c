@@ -370,7 +370,7 @@ static rfr_status format_text(const char *text, rfi_string *out) {
       continue;
     }
     if (c == '"' || c == '\\') RFI_TRY(rfi_string_printf(out, "\\%c", c));
-    else if (c < 0x20 || c == 0x7f) RFI_TRY(rfi_string_printf(out, "\\x%02x", c));
+    else if (c < 0x20 || c == 0x7f) RFI_TRY(rfi_string_printf(out, "\\u%04x", c));
     else RFI_TRY(rfi_string_append(out, text, 1));
   }
   return rfi_string_append(out, "\"", 1);

@@ -260,9 +260,7 @@ static void stop(void **state) {
 
 /* SIGINT while mpirun or the ranks start, and twice: all processes end, and that is no failure of a rank. */
 static void stop_early(void **state) {
-  static const struct {
-    int ms, signals;
-  } rows[] = {{30, 1}, {60, 1}, {150, 1}, {300, 1}, {150, 2}, {600, 2}};
+  static const struct { int ms, signals; } rows[] = {{30, 1}, {60, 1}, {150, 1}, {300, 1}, {150, 2}, {600, 2}};
   (void)state;
   for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
     const pid_t child = fork();

@@ -475,9 +475,9 @@ static void any_bytes(void **state) {
   rft_write_file("prompts.jsonl", "{\"prompt\": \"ab\"}\n");
   for (int i = 0; i < 4; i++) {
     const char *model = i < 2 ? "zero" : "odd", *option = i % 2 ? "--prompt" : "--prompts";
-    assert_int_equal(RUN("generate", model, option, i % 2 ? "ab" : "prompts.jsonl", "--tokens", "8", "--temperature",
-                         "0", "--json"),
-                     0);
+    assert_int_equal(
+        RUN("generate", model, option, i % 2 ? "ab" : "prompts.jsonl", "--tokens", "8", "--temperature", "0", "--json"),
+        0);
     json_t *v = json_loads(rft_out, JSON_ALLOW_NUL, NULL);
     const json_t *text = json_object_get(v, "text");
     assert_int_equal(rft_number(v, "tokens"), 8);
