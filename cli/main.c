@@ -4,6 +4,7 @@
  */
 #include <fcntl.h>
 #include <limits.h>
+#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -123,6 +124,7 @@ static void open_closed_streams(void) {
 int main(int argc, char **argv) {
   cli c;
   open_closed_streams();
+  signal(SIGCHLD, SIG_DFL); /* a parent may ignore it: then waitpid never returns a child */
   limit_spinning(argv);
   int started = 0; /* exit code of the ranks that this process has started */
   rfr_status s = cli_parse(argc, argv, &c);

@@ -256,7 +256,7 @@ static rfr_status open_folder(rfr_sweep *s, bool resume) {
   if (!kind && folder_kind) {
     rfi_paths names = {.ctx = s->ctx};
     rfr_status status = rfi_dir_list(s->folder, &names);
-    const bool empty = names.n == 0;
+    const bool empty = names.n == 0 || (names.n == 1 && strcmp(names.items[0], "sweep.lock") == 0);
     rfi_paths_deinit(&names);
     if (status == RFR_OK && !empty)
       status = rfi_fail_at(RFI_E_SWEEP_EXISTS, s->folder, 0, "is not empty, and has no sweep.json");
@@ -312,6 +312,8 @@ rfr_status rfr_sweep_open(rfr_ctx *ctx, const char *grid, const char *folder, co
   if (!sweep->file) RFI_GOTO(RFR_NO_MEMORY);
   RFI_GOTO(rfi_path_join(ctx, "", folder, &sweep->folder));
   RFI_GOTO(rfi_path_join(ctx, folder, "sweep.json", &sweep->path));
+  if (rfi_utf8_valid(grid, strlen(grid)) != strlen(grid)) /* sweep.json has it */
+    RFI_GOTO(rfi_fail(RFI_E_ARGUMENT, "rfr_sweep_open: the path \"%.200s\" is not UTF-8", grid));
   RFI_GOTO(copy_common(sweep, &o));
   RFI_GOTO(rfi_file_read_limited(ctx, grid, MOST_BYTES, &text, &n));
   RFI_GOTO(rfi_grid_read(ctx, sweep->arena, sweep->file, text, n, &sweep->grid));

@@ -92,6 +92,15 @@ static void refuses(void **state) {
   assert_int_equal(RUN("sweep", "bad.yaml"), 2);
   rft_assert_says(rft_err, "bad.yaml:4: unknown key \"optimizer.rl\"");
   assert_int_equal(access("sweeps", F_OK), -1);
+  /* a parent that ignores SIGCHLD, and a folder of a sweep that could not write its first record */
+  assert_int_equal(mkdir("empty", 0777), 0);
+  rft_write_file("empty/sweep.lock", "");
+  rft_write_file("one.yaml", "refrain: 1\nconfig: small.yaml\ngrid: {data.validation: [20%], run.steps: [2]}\n");
+  assert_int_equal(system("timeout -s KILL 100 env --ignore-signal=CHLD " RFT_BINARY_DIR
+                          "/refrain sweep one.yaml --out empty --threads 1 --quiet"),
+                   0);
+  assert_int_equal(RUN("sweep", "one\xff.yaml"), 2);
+  rft_assert_says(rft_err, "is not UTF-8");
   static char name[4500]; /* too long for the system; the default folder is longer */
   memset(name, 'a', sizeof name - 1);
   assert_int_equal(RUN("sweep", name), 4);
