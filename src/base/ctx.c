@@ -265,7 +265,7 @@ rfr_ctx_options rfr_ctx_options_default(void) {
              *device = getenv("REFRAIN_DEVICE"), *portable = getenv("RFR_CUDA_PORTABLE");
   if (threads != NULL && *threads != '\0') o.threads = parse_int(threads, 1, RFI_MAX_THREADS);
   if (isa != NULL && *isa != '\0') {
-    o.isa = "none (REFRAIN_ISA)";
+    o.isa = isa; /* of another value: rfr_ctx_create refuses it */
     for (size_t i = 0; i < sizeof isa_names / sizeof *isa_names; i++)
       if (strcmp(isa, isa_names[i]) == 0) o.isa = isa_names[i]; /* a later setenv may free the original */
   }
@@ -304,12 +304,14 @@ rfr_status rfi_choose_isa(unsigned levels, const char *asked, const char **out) 
     return RFR_OK;
   }
   while (chosen < 3 && strcmp(asked, isa_names[chosen]) != 0) chosen++;
-  if (chosen == 3) return rfi_fail(RFI_E_ARGUMENT, "isa \"%s\" is none of v2, v3, v4", asked);
+  if (chosen == 3) return rfi_fail(RFI_E_ARGUMENT, "isa (or REFRAIN_ISA) \"%s\" is none of v2, v3, v4", asked);
   if (chosen > best)
     return rfi_fail(RFI_E_UNSUPPORTED, "isa %s: this machine and build run %s at best", asked, isa_names[best]);
   if ((levels >> chosen & 1) == 0)
-    return rfi_fail(RFI_E_UNSUPPORTED, "isa %s: this library was built by `make demo` and has kernels of %s alone; run "
-                                       "`make`", asked, isa_names[best]);
+    return rfi_fail(RFI_E_UNSUPPORTED,
+                    "isa %s: this library was built by `make demo` and has kernels of %s alone; run "
+                    "`make`",
+                    asked, isa_names[best]);
   *out = isa_names[chosen];
   return RFR_OK;
 }
