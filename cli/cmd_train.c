@@ -284,7 +284,8 @@ static rfr_status train(cli *c, rfr_run *run, progress *p, const char *folder) {
     print_start(run, &info);
     cli_peak(c->ctx, info.dtype, &p->peak); /* if it fails, progress omits the share of the peak */
   }
-  struct sigaction action = {.sa_handler = on_signal};
+  /* SA_RESTART: fsync on a network file system is not retried by the library */
+  struct sigaction action = {.sa_handler = on_signal, .sa_flags = SA_RESTART};
   atomic_store(&running, run);
   sigaction(SIGINT, &action, NULL);
   sigaction(SIGTERM, &action, NULL);
