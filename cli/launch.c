@@ -39,12 +39,13 @@ static void send(const child *children, int n, int number) {
     if (children[i].pid > 0) kill(children[i].pid, number);
 }
 
-/* ---- detection of stopped ranks after the others have ended ---- */
+/* ---- detection of a stopped rank, or of mpirun alone, after the others have ended ---- */
 
 typedef struct lookout {
   pid_t parent; /* parent of the ranks: this process or mpirun */
   int ranks;
   double next, moved_at; /* time of the next check; time at which some rank was last seen running */
+  bool started, hung;    /* ranks were seen; mpirun was killed, because it did not end after its ranks */
 } lookout;
 
 /* Reads the state of a process, one letter of /proc/PID/stat, and its parent. */
@@ -96,17 +97,20 @@ static int rank_of(pid_t pid) {
 }
 
 /* Running ranks report a stopped one. When they have ended, only the launcher can detect it, and mpirun may name
- * another rank. */
+ * another rank. mpirun itself may wait for ever for ranks that ended while it started them. */
 static void kill_stopped(lookout *l, rank_death *death) {
   static pid_t pids[MOST_LOCAL];
   int stopped;
   if (cli_now() < l->next) return;
   l->next = cli_now() + PERIOD_SECONDS;
   const int n = find_ranks(l->parent, pids, l->ranks, &stopped);
-  const bool stuck = n > 0 && n < l->ranks && stopped == n;
+  l->started = l->started || n > 0;
+  const bool none = n == 0 && l->parent != getpid() && (l->started || asked);
+  const bool stuck = none || (n > 0 && n < l->ranks && stopped == n);
   if (!stuck) l->moved_at = cli_now();
   if (!stuck || cli_now() - l->moved_at < GRACE_SECONDS) return;
-  if (death->rank < 0) death->rank = rank_of(pids[0]), death->signal = SIGKILL, death->was_stopped = true;
+  if (none) kill(l->parent, SIGKILL), l->hung = true;
+  if (n > 0 && death->rank < 0) death->rank = rank_of(pids[0]), death->signal = SIGKILL, death->was_stopped = true;
   for (int i = 0; i < n; i++) kill(pids[i], SIGKILL);
 }
 
@@ -286,14 +290,17 @@ rfr_status cli_start_ranks(cli *c, const char *device, char **argv, bool *done, 
   s = gpu ? start_ranks(c, self, argv, children) : start_mpirun(c, self, argv, children, &death);
   if (s != RFR_OK) return s;
   *done = true;
-  lookout l = {.parent = gpu ? getpid() : children[0].pid, .ranks = (int)c->ranks};
+  lookout l = {.parent = gpu ? getpid() : children[0].pid, .ranks = (int)c->ranks, .moved_at = cli_now()};
   *code = wait_for(children, gpu ? (int)c->ranks : 1, &l, &death);
-  const bool killed = death.rank >= 0 && (asked > 1 || (asked == 1 && death.signal == SIGUSR1));
+  /* mpirun may end without naming a rank */
+  const bool killed = asked > 0 && (death.rank >= 0 ? asked > 1 || death.signal == SIGUSR1 : *code > 128);
   if (killed) death.rank = -1;
   rank_death_report(c, &death);
-  return killed ? cli_fail(RFR_STOPPED, "--resume continues from the newest checkpoint, if there is one",
-                           "stopped without a checkpoint of the last step")
-                : RFR_OK;
+  if (killed)
+    return cli_fail(RFR_STOPPED, "--resume continues from the newest checkpoint, if there is one",
+                    "stopped without a checkpoint of the last step");
+  if (l.hung) return cli_fail(RFR_IO, "start the command again", "mpirun did not end after its ranks, and was killed");
+  return RFR_OK;
 }
 
 /* ---- a rank ---- */
