@@ -173,6 +173,7 @@ static pid_t start(char *const argv[], const cli *c, int rank, int port, int mes
   prctl(PR_SET_PDEATHSIG, SIGTERM);
   signal(SIGINT, SIG_DFL);
   signal(SIGTERM, SIG_DFL);
+  signal(SIGTTOU, SIG_IGN); /* with `stty tostop` a terminal stops processes of other groups that write to it */
   if (rank >= 0) {
     set_number("WORLD_SIZE", c->ranks);
     set_number("RANK", rank);

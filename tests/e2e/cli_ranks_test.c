@@ -5,10 +5,13 @@
  * a table share the code.
  */
 #include <math.h>
+#include <poll.h>
+#include <pty.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
+#include <termios.h>
 #include <time.h>
 
 #include "support/program.h"
@@ -258,6 +261,32 @@ static void stop(void **state) {
   rft_assert_says(rft_out, "\"message\": \"stopped\"");
 }
 
+/* A terminal that stops processes in the background which write to it. */
+static void terminal(void **state) {
+  int fd, status = -1;
+  size_t n = 0;
+  (void)state;
+  const pid_t child = forkpty(&fd, NULL, NULL, NULL);
+  assert_true(child >= 0);
+  if (child == 0) {
+    struct termios t;
+    if (tcgetattr(0, &t) != 0) _exit(126);
+    t.c_lflag |= TOSTOP;
+    if (tcsetattr(0, TCSANOW, &t) != 0) _exit(126);
+    execl(RFT_BINARY_DIR "/refrain", "refrain", "train", "small.yaml", "--ranks", "2", "--out", "terminal", "--set",
+          "run.steps=2", (char *)NULL);
+    _exit(127);
+  }
+  struct pollfd waits = {.fd = fd, .events = POLLIN};
+  for (ssize_t got; poll(&waits, 1, 60000) == 1 && (got = read(fd, rft_out + n, sizeof rft_out - 1 - n)) > 0;)
+    rft_out[n += (size_t)got] = '\0';
+  if (poll(&waits, 1, 0) == 0) kill(child, SIGKILL);
+  close(fd);
+  assert_int_equal(waitpid(child, &status, 0), child);
+  if (!WIFEXITED(status) || WEXITSTATUS(status) != 0) fail_msg("status %x: %s", status, rft_out);
+  rft_assert_says(rft_out, "2 of 2 steps");
+}
+
 /* SIGINT while mpirun or the ranks start, and twice: all processes end, and that is no failure of a rank. */
 static void stop_early(void **state) {
   static const struct { int ms, signals; } rows[] = {{30, 1}, {60, 1}, {150, 1}, {300, 1}, {150, 2}, {600, 2}};
@@ -296,7 +325,7 @@ int main(void) {
       cmocka_unit_test(layouts),       cmocka_unit_test(pipelines),       cmocka_unit_test(profile),
       cmocka_unit_test(experts),       cmocka_unit_test(errors),          cmocka_unit_test(stop),
       cmocka_unit_test(json_of_ranks), cmocka_unit_test(wrapped_message), cmocka_unit_test(steps_of_slurm),
-      cmocka_unit_test(stop_early),
+      cmocka_unit_test(stop_early),    cmocka_unit_test(terminal),
   };
   if (system("mpirun --version >/dev/null 2>&1") != 0) {
     puts("skipped: mpirun is missing (Debian: openmpi-bin)");
