@@ -284,12 +284,12 @@ rfr_status rfi_graphs_set_microbatch(rfr_graphs *g, const rfi_step_call *call) {
 void rfi_graphs_invalidate(rfi_stage_plan *s, int slot) { s->valid[slot] = (rfi_validity){s->first, s->end}; }
 
 /* Marks the call's results as valid; the last gradient of a microbatch invalidates its outputs. */
-static void update_valid(rfr_graphs *g, const rfi_step_call *call) {
+static void update_valid(const rfi_step_call *call) {
   const rfi_stage_plan *s = call->of->stage;
   rfi_validity *valid = &s->valid[call->slot];
   if (call->op == RFR_ACTION_F) valid->outputs = call->of->u.index + 1;
   else if (call->op != RFR_ACTION_W) valid->gradients = call->of->u.index;
-  if (call->last && !g->inference && !g->evaluating) valid->outputs = s->first;
+  if (call->last && call->op != RFR_ACTION_F) valid->outputs = s->first;
 }
 
 /* The step counts as broken until end_call: after a failure it can only be aborted. */
@@ -310,7 +310,7 @@ static rfr_status end_call(rfr_graphs *g, const rfi_step_call *call) {
     if (over) RFI_TRY(rfi_graphs_poison_ended(g, stage, call->slot));
   }
   if (!g->evaluating) RFI_TRY(rfi_graphs_run_shard_actions(g, g->next + 1, &g->next_shard_action, false));
-  update_valid(g, call);
+  update_valid(call);
   g->next++;
   if (rfi_graphs_is_complete(g)) RFI_TRY(rfi_graphs_join_beside(g)); /* the caller may read all main gradients */
   g->state = RFI_STEP_OPEN;

@@ -169,6 +169,31 @@ static void test_given_in_inference(void **state) {
   for (int i = 0; i < 2; i++) rfr_trace_destroy((rfr_trace *)c[i].trace);
 }
 
+/* The same holds for a set that trains, if nothing in the stage has a gradient. */
+static void test_given_by_frozen(void **state) {
+  (void)state;
+  static float values[T * C], copy[T * C];
+  const rfr_type type = {.dtype = RFR_F32, .rank = 2, .shape = {T, C}};
+  const rfr_binding x = {NULL, type, values};
+  rfr_callable c = rfr_callable_default();
+  rfr_graphs *g;
+  rfr_trace *t;
+  rfr_tensor y;
+  OK(rfr_trace_create(ctx, &t));
+  rfr_output(t, "y", rfr_silu(t, rfr_input(t, "x", RFR_ROLE_INPUT, RFR_F32, 2, type.shape)));
+  OK(rfr_trace_finish(t));
+  c.trace = t;
+  OK(rfr_graphs_create(ctx, &c, 1, NULL, &g));
+  OK(rfr_graphs_begin_step(g, NULL, 0));
+  OK(rfr_graphs_forward(g, 0, 0, &x, 1, &y, 1));
+  OK(rfr_graphs_read(g, &y, copy));
+  rft_refused(rfr_graphs_forward(g, 0, 1, &(rfr_binding){NULL, type, y.data}, 1, &y, 1), "argument", "\"x\"");
+  OK(rfr_graphs_end_step(g));
+  OK(rfr_graphs_read(g, &y, copy));
+  rfr_graphs_destroy(g);
+  rfr_trace_destroy(t);
+}
+
 /* A linked output is valid until its reader has run: until then it may be read and passed to calls. */
 static void test_linked_from_slot(void **state) {
   (void)state;
@@ -327,8 +352,9 @@ static void test_made_of_gathered(void **state) {
 }
 
 int main(void) {
-  const struct CMUnitTest tests[] = {rft_context_test(test_given_from_slot), rft_context_test(test_given_between),
-                                     rft_context_test(test_given_in_inference), rft_context_test(test_linked_from_slot),
-                                     rft_context_test(test_made_of_gathered)};
+  const struct CMUnitTest tests[] = {
+      rft_context_test(test_given_from_slot),    rft_context_test(test_given_between),
+      rft_context_test(test_given_in_inference), rft_context_test(test_given_by_frozen),
+      rft_context_test(test_linked_from_slot),   rft_context_test(test_made_of_gathered)};
   return cmocka_run_group_tests_name("slots' memory given to graphs", tests, NULL, NULL);
 }
