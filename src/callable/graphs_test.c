@@ -193,6 +193,41 @@ static void test_order_and_signature(void **state) {
   rfr_schedule_destroy(schedule);
 }
 
+/* The output of h + linear(gelu(linear(h, w)), w) in bf16, h = silu(x), with w of a role. */
+static void run_residual(rfr_role role, const uint16_t *values, uint16_t *out) {
+  const rfr_type type = {.dtype = RFR_BF16, .rank = 2, .shape = {T, C}};
+  const rfr_binding x = {NULL, type, values};
+  rfr_callable c = rfr_callable_default();
+  rfr_graphs *g;
+  rfr_trace *t;
+  rfr_tensor y;
+  OK(rfr_trace_create(ctx, &t));
+  rfr_value h = rfr_silu(t, rfr_input(t, "x", RFR_ROLE_INPUT, RFR_BF16, 2, type.shape));
+  rfr_value w = rfr_input(t, "w", role, RFR_BF16, 2, ((int64_t[]){C, C}));
+  rfr_value inner = rfr_gelu(t, rfr_linear(t, h, w, RFR_NONE), 1);
+  rfr_output(t, "y", rfr_add(t, h, rfr_linear(t, inner, w, RFR_NONE)));
+  OK(rfr_trace_finish(t));
+  c.trace = t;
+  OK(rfr_graphs_create(ctx, &c, 1, NULL, &g));
+  rft_fill_named(g);
+  OK(rfr_graphs_begin_step(g, NULL, 0));
+  OK(rfr_graphs_forward(g, 0, 0, &x, 1, &y, 1));
+  OK(rfr_graphs_read(g, &y, out));
+  rfr_graphs_destroy(g);
+  rfr_trace_destroy(t);
+}
+
+/* A callable without gradients in a set that trains computes the bits of a trained one. */
+static void test_frozen_bits(void **state) {
+  (void)state;
+  static uint16_t x[T * C], trained[T * C], frozen[T * C];
+  const rfr_type type = {.dtype = RFR_BF16, .rank = 2, .shape = {T, C}};
+  rft_fill_by(&(rfr_tensor){.type = type, .data = x}, 1, 1);
+  run_residual(RFR_ROLE_TRAINABLE, x, trained);
+  run_residual(RFR_ROLE_FROZEN, x, frozen);
+  assert_memory_equal(trained, frozen, sizeof trained);
+}
+
 static rfr_status try_create(rfr_callable *c, int n, const rfr_graphs_options *o) {
   rfr_graphs *g;
   const rfr_status s = rfr_graphs_create(ctx, c, n, o, &g);
@@ -698,6 +733,7 @@ int main(int argc, char **argv) {
       rft_context_test(test_order_and_signature),
       rft_context_test(test_memory),
       rft_context_test(test_names_of_outputs),
+      rft_context_test(test_frozen_bits),
       rft_context_test(test_frozen_links),
       rft_context_test(test_hooks),
   };

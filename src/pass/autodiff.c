@@ -27,7 +27,7 @@ typedef struct autodiff {
   rfr_dtype *sum;                     /* per old value: the type in which a weight's gradients are summed */
   double *seed;                       /* per old value: constant cotangent of a loss root */
   bool *linear;                       /* per op: an op of the sum that forms the loss */
-  rfr_value loss;
+  rfr_value loss;                     /* RFR_NONE: no gradient is requested; then every output counts as a loss */
 } autodiff;
 
 static bool is_float(const rfr_trace *t, rfr_value v) { return rfr_dtype_is_float(t->values[v].type.dtype); }
@@ -101,7 +101,9 @@ static rfr_status sweep(autodiff *a, const rfr_trace *t) {
           op->n_in > 0 && op->in[0] >= 0 && a->weight[op->in[0]] && (op->def->flags & (RFI_VIEW | RFI_FORM));
     }
   }
-  a->needed[a->loss] = true;
+  if (a->loss >= 0) a->seed[a->loss] = 1;
+  for (int i = 0; i < t->n_outputs && a->loss < 0; i++) a->seed[t->outputs[i].value] = 1;
+  for (int v = 0; v < t->n_values; v++) a->needed[v] = a->seed[v] != 0;
   for (int i = t->n_ops - 1; i >= 0; i--) {
     const rfi_opr *op = &t->ops[i];
     if (!counts(a, op)) continue;
@@ -121,7 +123,6 @@ static rfr_status sweep(autodiff *a, const rfr_trace *t) {
 /* Finds the terms of the sum that forms the loss; a value with a seed is a root. A term with another reader has no
  * constant cotangent, so its op is differentiated like any other. */
 static void find_roots(autodiff *a, const rfr_trace *t, bool *elsewhere) {
-  a->seed[a->loss] = 1;
   for (int i = t->n_ops - 1; i >= 0; i--) {
     const rfi_opr *op = &t->ops[i];
     bool add = op->def->code == RFI_OP_add;
@@ -352,7 +353,7 @@ static rfr_status walk(autodiff *a, const rfr_trace *t) {
       s = backward_of(a, op->microbatch, i + 1);
   }
   rfi_free(t->ctx, last);
-  return s;
+  return s == RFR_OK && a->loss < 0 && a->everything ? backward_of(a, ALL, t->n_ops) : s;
 }
 
 /* Everything except the end of the new trace. */
@@ -369,8 +370,8 @@ static rfr_status differentiate(autodiff *a, const rfr_trace *in) {
   RFI_TRY(RFI_ALLOC(in->ctx, n * sizeof *a->sum, &a->sum));
   for (int v = 0; v < in->n_values; v++) a->cotangent[v] = RFR_NONE;
   RFI_TRY(find_requested(a, in));
+  if (a->loss >= 0 || a->everything) RFI_TRY(sweep(a, in));
   if (a->loss >= 0) {
-    RFI_TRY(sweep(a, in));
     bool *elsewhere;
     RFI_TRY(RFI_ALLOC(in->ctx, n, &elsewhere));
     find_roots(a, in, elsewhere);
@@ -392,13 +393,14 @@ static void deinit(autodiff *a, rfr_ctx *ctx) {
 }
 
 /* Differentiates a second time as if every frozen input were trained, for the fusions that depend on it and for the
- * report. If a rule fails, no fusion that changes results is allowed. */
-static rfr_status compare_trained(const autodiff *a, const rfr_trace *in, rfi_report *report) {
+ * report. If a rule fails, no fusion that changes results is allowed. If the trace `trains`, it is a part of a program
+ * with gradients, also if it has none itself. */
+static rfr_status compare_trained(const autodiff *a, const rfr_trace *in, bool trains, rfi_report *report) {
   autodiff full = {.everything = true};
   bool any = false;
   for (int i = 0; i < in->n_inputs; i++) any = any || rfi_is_frozen_float(in, in->inputs[i]);
-  if (a->loss < 0) return rfi_report_line(report, "no gradient is requested: no backward");
-  if (!any) return RFR_OK;
+  if (a->loss < 0) RFI_TRY(rfi_report_line(report, "no gradient is requested: no backward"));
+  if (!any || (a->loss < 0 && !trains)) return RFR_OK;
   rfr_status s = differentiate(&full, in);
   if (s == RFR_OK) {
     s = rfi_mark_reads(&a->r, &full.r, full.cotangent);
@@ -412,11 +414,10 @@ static rfr_status compare_trained(const autodiff *a, const rfr_trace *in, rfi_re
 }
 
 rfr_status rfi_pass_autodiff(const rfr_trace *in, const rfi_pass_options *o, rfi_report *report, rfr_trace **out) {
-  (void)o;
   autodiff a = {.everything = false};
   *out = NULL;
   rfr_status s = differentiate(&a, in);
-  if (s == RFR_OK) s = compare_trained(&a, in, report);
+  if (s == RFR_OK) s = compare_trained(&a, in, o->trains, report);
   if (s == RFR_OK) s = rfi_rewrite_end(&a.r, out);
   deinit(&a, in->ctx);
   return s;

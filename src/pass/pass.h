@@ -108,7 +108,7 @@ typedef struct rfi_pass_options {
   /* The position of a callable in a set whose linear layers share the states of fp8_delayed and the sites of nvfp4. */
   int slots, first_slot;   /* slots of delayed scaling: of the entire set, and before this callable */
   int64_t first_linear;    /* number of linear layers under a recipe that precede this callable */
-  bool trains;             /* the set trains: every forward collects its amax values */
+  bool trains;             /* the set trains: forwards collect amax values, frozen callables keep the bits of trained */
   bool lora;               /* the backend has kernels for lora_matmul */
   bool gelu_bwd;           /* the backend has GEMMs that apply the gradient of GELU */
   bool dx_sum;             /* layernorm_bwd sums the columns of dx */
