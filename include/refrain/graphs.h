@@ -109,7 +109,7 @@ typedef struct rfr_callable {
    * the earlier layers. It selects the dropout masks; with the right numbers a pipeline draws the masks of a single
    * program. -1, the default: continue from the previous callable in the list (from 0 for the first). In a schedule
    * with several ranks the first callable of each stage that draws random numbers must set it (graphs.callable),
-   * because the layers of the other ranks are not known here. */
+   * because the layers of the other ranks are not known here. At most 2^24. */
   int64_t first_site;
   /* The same for linear layers under a recipe: the sum of rfr_trace_linears over the earlier layers. It selects the
    * random numbers with which nvfp4 rounds, and the slots of fp8_delayed (recipe.h). */
@@ -155,7 +155,8 @@ typedef struct rfr_graphs_options {
    * number of microbatches, one at a time: F of all callables, then B from the last to the first. */
   const rfr_schedule *schedule; /* of the same context; may be destroyed after creation */
   int rank;
-  int first_microbatch; /* added to the number of a microbatch that addresses dropout masks; default 0 */
+  int first_microbatch; /* added to the number of a microbatch that addresses dropout masks; default 0. The sum must be
+                           below 2^20 where random numbers are drawn */
   /* 1: an input_grad or a trainable parameter may reach no output. The input_grad then has no gradient (data NULL). The
    * parameter has none either, unless `gradients` has an entry for it: then its main gradient gets zeros added, and is
    * final when a step begins. 0: it is graphs.callable. */

@@ -185,7 +185,7 @@ static rfr_status check_bindings(const rfr_graphs *g, const rfi_step_call *call,
   for (int k = 0; k < x->n; k++) wanted += is_expected(&x->port[k], x->grad);
   if (n_b != wanted || (n_b > 0 && !b))
     return rfi_fail(RFI_E_REPLAY_SIGNATURE, "callable \"%s\" takes %d %s, not %d", name, wanted,
-                    x->grad ? "output gradients" : "inputs", n_b);
+                    x->grad ? "output gradients" : "inputs", b ? n_b : 0);
   for (int i = 0; i < n_b; i++) {
     const rfi_port *p = find_expected(x, b[i].name, i);
     if (!p)
@@ -327,6 +327,11 @@ static rfr_status make_call(rfr_graphs *g, rfi_part part, int callable, int micr
   const rfi_ports taken = rfi_ports_taken(c, part), returned = rfi_ports_returned(c, part);
   RFI_TRY(check_bindings(g, &call, &taken, b, n_b));
   RFI_TRY(check_returned(c, &returned, results, n_results));
+  if (c->microbatch >= 0 && microbatch > RFI_MAX_MICROBATCH - g->options.first_microbatch)
+    return rfi_fail(RFI_E_ARGUMENT,
+                    "callable \"%s\" draws random numbers: microbatch %d + rfr_graphs_options.first_microbatch %d "
+                    "exceeds %d",
+                    c->u.name, microbatch, g->options.first_microbatch, RFI_MAX_MICROBATCH);
   RFI_TRY(begin_call(g, &call));
   RFI_TRY(rfi_graphs_wait_beside(g, call.waits));
   if (part == RFI_PART_F) RFI_TRY(rfi_graphs_set_microbatch(g, &call));

@@ -8,6 +8,7 @@
 
 #include "base/base.h"
 #include "callable/graphed.h"
+#include "core/rng.h"
 #include "exec/hook_lists.h"
 #include "exec/step_memory.h"
 #include "schedule/schedule.h"
@@ -27,15 +28,22 @@ rfr_main_gradient rfr_main_gradient_default(void) { return (rfr_main_gradient){.
 static rfr_status check_options(const rfr_graphs_options *o, int n) {
   RFI_TRY(rfi_check_options("rfr_graphs_options", o, o->size, sizeof *o));
   if (o->warmup_iterations < 0) return rfi_fail(RFI_E_ARGUMENT, "%d warm-up iterations", o->warmup_iterations);
+  if (o->first_microbatch < 0 || o->first_microbatch > RFI_MAX_MICROBATCH)
+    return rfi_fail(RFI_E_ARGUMENT, "rfr_graphs_options.first_microbatch is %d, allowed are 0 to %d",
+                    o->first_microbatch, RFI_MAX_MICROBATCH);
   RFI_TRY(rfi_check_hooks(o->hooks, o->n_hooks, n, "rfr_graphs_options", "callables"));
   RFI_TRY(rfi_check_hook_list(&o->pre_warmup));
   RFI_TRY(rfi_check_hook_list(&o->post_warmup));
   if (!rfi_is_list(o->tensors, o->n_tensors) || !rfi_is_list(o->gradients, o->n_gradients) || o->budget < 0 ||
       (unsigned)o->recompute > RFR_RECOMPUTE_AUTO)
-    return rfi_fail(RFI_E_ARGUMENT, "rfr_graphs_options: %d tensors, %d gradients, budget %lld, recompute %d",
+    return rfi_fail(RFI_E_ARGUMENT,
+                    "rfr_graphs_options: a list is NULL with n > 0, or a field is out of range: %d tensors, %d "
+                    "gradients, budget %lld, recompute %d",
                     o->n_tensors, o->n_gradients, (long long)o->budget, (int)o->recompute);
   return rfi_graphs_check_gradient_list(o->gradients, o->n_gradients);
 }
+
+static bool is_first(int64_t number) { return number >= -1 && number <= RFI_MOST_SITES; }
 
 static rfr_status check_arguments(rfr_ctx *ctx, const rfr_callable *callables, int n, const rfr_graphs_options *o) {
   RFI_TRY(rfi_check_handle(ctx, "rfr_ctx"));
@@ -46,12 +54,12 @@ static rfr_status check_arguments(rfr_ctx *ctx, const rfr_callable *callables, i
     if (c->size != sizeof *c)
       return rfi_fail(RFI_E_ARGUMENT, "callable %d: size %zu, rfr_callable_default sets %zu", i, c->size, sizeof *c);
     if (!c->trace || !rfi_is_list(c->links, c->n_links) || !rfi_is_list(c->fixed, c->n_fixed) ||
-        !rfi_is_list(c->samples, c->n_samples) || c->n_inputs < 0 || c->n_outputs < 0 || c->first_site < -1 ||
-        c->first_linear < -1)
-      return rfi_fail(RFI_E_ARGUMENT,
-                      "callable %d: trace is NULL, a list is NULL with n > 0, or first_site or first_linear is below "
-                      "-1",
-                      i);
+        !rfi_is_list(c->samples, c->n_samples) || !rfi_is_list(c->inputs, c->n_inputs) ||
+        !rfi_is_list(c->outputs, c->n_outputs))
+      return rfi_fail(RFI_E_ARGUMENT, "callable %d: trace is NULL, or a list is NULL with n > 0 or has n < 0", i);
+    if (!is_first(c->first_site) || !is_first(c->first_linear))
+      return rfi_fail(RFI_E_ARGUMENT, "callable %d: first_site is %lld, first_linear is %lld: allowed are -1 to %d", i,
+                      (long long)c->first_site, (long long)c->first_linear, RFI_MOST_SITES);
     if (!c->inference != !callables[0].inference)
       return rfi_fail(RFI_E_GRAPHS_CALLABLE,
                       "callable %d is for %s, the callables before it are not: all of a set are, or none", i,
@@ -102,13 +110,12 @@ static rfr_status name_callable(rfr_status s, const rfi_callable *c) {
              : rfi_fail_prefix("callable \"%s\": ", c->u.name);
 }
 
-enum { MOST_SLOTS = 1 << 24 };
-
 /* The slots of the caller's scales, which callables of other sets may share; 0: none. */
 static int callers_slots(const rfr_graphs_options *o) {
   for (int i = 0; i < o->n_tensors; i++) {
     const rfr_binding *b = &o->tensors[i];
-    if (b->name && strcmp(b->name, RFR_RECIPE_SCALE) == 0 && b->type.rank == 1 && b->type.shape[0] <= MOST_SLOTS)
+    if (b->name && strcmp(b->name, RFR_RECIPE_SCALE) == 0 && b->type.rank == 1 &&
+        b->type.shape[0] <= RFI_OPERANDS * RFI_MOST_SITES)
       return (int)b->type.shape[0];
   }
   return 0;
@@ -122,10 +129,8 @@ static rfr_status find_recipes(rfr_graphs *g, const rfr_callable *callables) {
     rfi_recipe_use *use = &g->callable[i].recipe;
     RFI_TRY(rfi_recipe_use_of(callables[i].trace, use));
     const int64_t linears = callables[i].first_linear;
-    if (linears >= 0) slot = RFI_OPERANDS * (linears < MOST_SLOTS ? linears : MOST_SLOTS);
+    if (linears >= 0) slot = RFI_OPERANDS * linears;
     if (use->slots > 0) {
-      if (slot > MOST_SLOTS - use->slots)
-        return rfi_fail(RFI_E_ARGUMENT, "callable %d: first_linear is %lld", i, (long long)linears);
       if (g->recipe.slots > 0) RFI_TRY(rfi_recipes_agree(&g->recipe.delayed, use->delayed));
       g->recipe.delayed = *use->delayed;
       if (g->recipe.slots < slot + use->slots) g->recipe.slots = (int)slot + use->slots;

@@ -177,6 +177,39 @@ static void test_first_site(void **state) {
   rfr_trace_destroy(t);
 }
 
+/* Numbers that would repeat the masks of another site or microbatch are refused. */
+static void test_ranges(void **state) {
+  (void)state;
+  static float values[RFT_T * RFT_C];
+  const rft_scene s = {.block = rft_block_mlp, .blocks = 1, .dtype = RFR_F32};
+  const rfr_binding x = {NULL, rft_activation(&s), values};
+  const int last = (1 << 20) - 1, wrong[] = {-1, last + 1, INT32_MAX};
+  rfr_trace *t = rft_block_trace(&s, 0);
+  rfr_callable c = rfr_callable_default();
+  rfr_graphs_options o = rfr_graphs_options_default();
+  rfr_graphs *g;
+  rfr_tensor y;
+  c.trace = t;
+  for (int i = 0; i < 3; i++) {
+    o.first_microbatch = wrong[i];
+    rft_refused(create(&c, 1, &o), "argument", "first_microbatch");
+  }
+  o.first_microbatch = last;
+  OK(rfr_graphs_create(ctx, &c, 1, &o, &g));
+  OK(rfr_graphs_begin_evaluation(g, NULL, 0));
+  OK(rfr_graphs_forward(g, 0, 0, &x, 1, &y, 1));
+  rft_refused(rfr_graphs_forward(g, 0, 1, &x, 1, &y, 1), "argument", "microbatch 1 + ");
+  OK(rfr_graphs_end_step(g));
+  rfr_graphs_destroy(g);
+  c.first_site = (1 << 24) + 1;
+  rft_refused(create(&c, 1, NULL), "argument", "first_site is 16777217");
+  c.first_site = -1, c.first_linear = INT64_MAX;
+  rft_refused(create(&c, 1, NULL), "argument", "first_linear is 9223372036854775807");
+  c.first_linear = -1, c.n_inputs = 1;
+  rft_refused(create(&c, 1, NULL), "argument", "a list is NULL");
+  rfr_trace_destroy(t);
+}
+
 /* ---- unused parameters ---- */
 
 static rfr_trace *record_unused(void) {
@@ -437,17 +470,12 @@ static void test_hook_misuse(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      rft_context_test(test_other_context),
-      rft_context_test(test_unfinished),
-      rft_context_test(test_null_out),
-      rft_context_test(test_bytes),
-      rft_context_test(test_first_site),
-      rft_context_test(test_unused_parameter),
-      rft_context_test(test_events),
-      rft_context_test(test_wgrad_reads),
-      rft_context_test(test_hooks_that_never_run),
-      rft_context_test(test_samples),
-      rft_context_test(test_hook_misuse),
+      rft_context_test(test_other_context),    rft_context_test(test_unfinished),
+      rft_context_test(test_null_out),         rft_context_test(test_bytes),
+      rft_context_test(test_first_site),       rft_context_test(test_ranges),
+      rft_context_test(test_unused_parameter), rft_context_test(test_events),
+      rft_context_test(test_wgrad_reads),      rft_context_test(test_hooks_that_never_run),
+      rft_context_test(test_samples),          rft_context_test(test_hook_misuse),
   };
   return cmocka_run_group_tests_name("graphs_create", tests, NULL, NULL);
 }

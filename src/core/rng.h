@@ -54,13 +54,15 @@ static inline uint64_t rfi_stream_id(const char *name) {
 #define RFI_STREAM_PREFIX "rng."
 enum { RFI_STREAM_NAME = 100 };
 
-/* Four draws for elements 4*block .. 4*block+3 of a site, microbatch and step. Two
- * addresses are different counters as long as block < 2^40, site < 2^24, microbatch < 2^16
- * and step < 2^48. */
+enum { RFI_MOST_SITES = 1 << 24 };
+
+/* Four draws for elements 4*block .. 4*block+3 of a site, microbatch and step. Two addresses are different counters as
+ * long as block < 2^40, site < RFI_MOST_SITES, microbatch < 2^16 and step < 2^48, or microbatch < 2^20 and
+ * step < 2^32. */
 RFI_BOTH_SIDES static inline rfi_u32x4 rfi_draw4(uint64_t key, uint64_t block, uint32_t site, uint32_t microbatch,
                                                  uint64_t step) {
-  rfi_u32x4 c = {{(uint32_t)block, (uint32_t)(block >> 32) ^ (site << 8), (microbatch << 16) ^ (uint32_t)(step >> 32),
-                  (uint32_t)step}};
+  rfi_u32x4 c = {{(uint32_t)block, (uint32_t)(block >> 32) ^ (site << 8),
+                  (microbatch << 16 | microbatch >> 16) ^ (uint32_t)(step >> 32), (uint32_t)step}};
   return rfi_philox(c, (uint32_t)key, (uint32_t)(key >> 32));
 }
 

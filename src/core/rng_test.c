@@ -59,6 +59,10 @@ static void test_addresses_are_distinct(void **state) {
       for (int m = 0; m < M; m++)
         for (int t = 0; t < T; t++) draws[n++] = rfi_draw4(42, blocks[b], sites[s], microbatches[m], steps[t]);
   assert_distinct(draws, n);
+  n = 0; /* more microbatches, fewer steps */
+  for (int m = 0; m < 40; m++)
+    for (int t = 0; t < 4; t++) draws[n++] = rfi_draw4(42, 1, 1, (m < 20 ? 1u << m : 65535u + (uint32_t)m), steps[t]);
+  assert_distinct(draws, n);
 
   /* A dense corner of the address space. */
   rfi_u32x4 *dense = malloc(32 * 16 * 8 * 32 * sizeof *dense);
