@@ -135,14 +135,6 @@ static rfr_status record_loss(rfi_callable *c, rfr_trace *t, const bool *reached
   return rfr_trace_status(t);
 }
 
-const rfr_main_gradient *rfi_main_gradient_of(const rfr_graphs *g, const char *parameter) {
-  for (int i = 0; i < g->options.n_gradients; i++) {
-    const rfr_main_gradient *m = &g->options.gradients[i];
-    if (m->parameter && strcmp(m->parameter, parameter) == 0) return m;
-  }
-  return NULL;
-}
-
 /* A parameter that reaches no output: if the caller declared a main gradient, it gets zeros; otherwise the parameter
  * has none. */
 static rfr_status record_unused(rfr_trace *t, const char *name, const rfr_main_gradient *m, const rfi_value *x) {

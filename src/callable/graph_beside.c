@@ -185,12 +185,7 @@ static rfr_status list_accesses(const rfr_graphs *g, accesses *x) {
 
 /* Without a schedule the caller may read main gradients only between microbatches, where the main stream waits for all
  * W's. */
-static bool completes(const rfi_calls *c, int i) {
-  const rfi_callable *of = c->call[i].of;
-  bool any = false;
-  for (int k = 0; k < of->n_gradients && !c->endless; k++) any = any || c->last[of->gradients[k]] == i;
-  return any;
-}
+static bool completes(const rfi_calls *c, int i) { return !c->endless && c->completes[i + 1] >= 0; }
 
 /* Whether a call runs a part on the main stream: F or I, then W unless that is on the side stream. */
 static bool runs_in_order(const rfi_step_call *call, rfi_part part) {

@@ -140,6 +140,21 @@ static rfr_status find_last_calls(const rfr_graphs *g, rfi_calls *c) {
   return RFR_OK;
 }
 
+/* Lists the main gradients that each call completes. */
+static rfr_status list_last_calls(const rfr_graphs *g, rfi_calls *c) {
+  c->completes = rfi_arena_alloc(c->arena, sizeof *c->completes * (size_t)(c->n + 1));
+  c->next = rfi_arena_alloc(c->arena, sizeof *c->next * (size_t)(g->m.store.n + 1));
+  if (!c->completes || !c->next) return RFR_NO_MEMORY;
+  for (int i = 0; i <= c->n; i++) c->completes[i] = -1;
+  for (int i = g->m.store.n - 1; i >= 0; i--) {
+    if (g->m.store.named[i].parameter < 0) continue;
+    int *first = &c->completes[c->last[i] + 1];
+    c->next[i] = *first;
+    *first = i;
+  }
+  return RFR_OK;
+}
+
 /* ---- creation ---- */
 
 rfr_status rfi_graphs_make_calls(rfr_graphs *g, const rfr_schedule *schedule, bool evaluation, rfi_calls *c) {
@@ -148,6 +163,7 @@ rfr_status rfi_graphs_make_calls(rfr_graphs *g, const rfr_schedule *schedule, bo
   RFI_TRY(list(g, schedule, evaluation, c));
   RFI_TRY(mark_ends(g, c));
   RFI_TRY(find_last_calls(g, c));
+  RFI_TRY(list_last_calls(g, c));
   return evaluation ? RFR_OK : rfi_graphs_order_beside(g, c);
 }
 
@@ -178,11 +194,8 @@ static int list_completed(const rfr_graphs *g, rfr_tensor *to) {
   if (c->endless && g->ended) first = -1, end = c->n;
   if (!c->endless && g->state == RFI_STEP_OPEN && !g->evaluating) end = (int)g->next, first = end - 1;
   for (int call = first; call < end; call++)
-    for (int i = 0; i < g->m.store.n; i++)
-      if (g->m.store.named[i].parameter >= 0 && c->last[i] == call) {
-        if (to) to[n] = g->m.store.named[i].tensor;
-        n++;
-      }
+    for (int i = c->completes[call + 1]; i >= 0; i = c->next[i], n++)
+      if (to) to[n] = g->m.store.named[i].tensor;
   return n;
 }
 

@@ -24,32 +24,16 @@ bool rfi_graphs_type_matches(const rfr_type *want, const rfr_type *type, char te
 
 const char *rfi_graphs_address_defect(const rfr_graphs *g, const void *data) {
   enum { ALIGNMENT = 16 }; /* required by the selected kernels */
-  return !data                                            ? "data is NULL"
-         : (uintptr_t)data % ALIGNMENT                    ? "its address is not a multiple of 16 bytes"
-         : !g->m.backend->reaches(g->m.device, data)      ? "it is not memory of the device"
-         : rfi_step_memory_has(g->m.layout.step, data, 1) ? "it is in the step memory, which other users overwrite"
-                                                          : NULL;
+  const int64_t arena = g->memory.planned_bytes - g->memory.step_memory_bytes;
+  return !data                                             ? "data is NULL"
+         : (uintptr_t)data % ALIGNMENT                     ? "its address is not a multiple of 16 bytes"
+         : !g->m.backend->reaches(g->m.device, data)       ? "it is not memory of the device"
+         : rfi_step_memory_has(g->m.layout.step, data, 1)  ? "it is in the step memory, which other users overwrite"
+         : rfi_overlaps(data, 1, g->m.layout.arena, arena) ? "it is in memory of these graphs"
+                                                           : NULL;
 }
 
 /* ---- names ---- */
-
-/* The caller's memory of a name; NULL: the graphs allocate it. */
-static rfr_status callers_memory(const rfr_graphs *g, const char *name, const rfr_type *type, void **data) {
-  const rfr_graphs_options *o = &g->options;
-  char other[RFI_MISMATCH_TEXT];
-  *data = NULL;
-  for (int i = 0; i < o->n_tensors; i++) {
-    const rfr_binding *b = &o->tensors[i];
-    if (!b->name || strcmp(b->name, name) != 0) continue;
-    if (!rfi_graphs_type_matches(type, &b->type, other))
-      return rfi_fail(RFI_E_PROGRAM_STATE, "\"%s\" of rfr_graphs_options.tensors: %s", name, other);
-    if (*data) return rfi_fail(RFI_E_PROGRAM_STATE, "rfr_graphs_options.tensors lists \"%s\" twice", name);
-    const char *defect = rfi_graphs_address_defect(g, b->data);
-    if (defect) return rfi_fail(RFI_E_PROGRAM_STATE, "\"%s\" of rfr_graphs_options.tensors: %s", name, defect);
-    *data = (void *)b->data;
-  }
-  return RFR_OK;
-}
 
 static const char *list_of(const int64_t *x, int n, char text[128]) {
   size_t at = 0;
@@ -83,8 +67,6 @@ rfr_status rfi_graphs_check_gradient_list(const rfr_main_gradient *m, int n) {
     if (!m[i].parameter) return rfi_fail(RFI_E_ARGUMENT, "main gradient %d: parameter is NULL", i);
     if (!is_main_dtype(m[i].type.dtype))
       return refuse_gradient(&m[i], "set type: dtype f32, bf16 or f16, and the parameter's shape");
-    for (int k = 0; k < i; k++)
-      if (strcmp(m[k].parameter, m[i].parameter) == 0) return refuse_gradient(&m[i], "it is listed twice");
   }
   return RFR_OK;
 }
@@ -112,7 +94,6 @@ rfr_status rfi_graphs_check_gradient_entry(const rfr_main_gradient *m, const rfr
 static rfr_status add_name(rfr_graphs *g, const rfi_callable *c, const rfi_value *x) {
   const size_t n = strlen(RFI_GRAD_PREFIX);
   rfi_named *own;
-  void *data = NULL;
   if (c->sharded && rfi_is_parameter(x->role) && rfi_storage_find(&g->m.store, x->name))
     return rfi_fail(RFI_E_GRAPHS_CALLABLE,
                     "callable \"%s\": parameter \"%s\" is also used by another callable: a sharded callable cannot "
@@ -123,34 +104,21 @@ static rfr_status add_name(rfr_graphs *g, const rfi_callable *c, const rfi_value
   const char *name = own->tensor.name;
   const int parameter = strncmp(name, RFI_GRAD_PREFIX, n) == 0 ? rfi_names_find(&g->m.store.names, name + n) : -1;
   if (strncmp(name, RFI_UNREDUCED_PREFIX, strlen(RFI_UNREDUCED_PREFIX)) == 0) own->region = RFI_REGION_WINDOW;
-  else if (parameter < 0) RFI_TRY(callers_memory(g, name, &x->type, &data));
-  own->tensor.data = data;
-  if (parameter >= 0 && g->m.store.named[parameter].tensor.role == RFR_ROLE_TRAINABLE) {
-    own->parameter = parameter;
-    g->m.store.named[parameter].gradient = g->m.store.n - 1;
-    const rfr_main_gradient *m = rfi_main_gradient_of(g, name + n);
-    if (!m) return RFR_OK;
-    RFI_TRY(rfi_graphs_check_gradient_entry(m, &x->type));
-    const char *defect = m->data ? rfi_graphs_address_defect(g, m->data) : NULL;
-    if (defect) return refuse_gradient(m, defect);
-    own->tensor.data = m->data;
-    own->accumulate = m->accumulate != 0;
-  }
+  if (parameter < 0 || g->m.store.named[parameter].tensor.role != RFR_ROLE_TRAINABLE) return RFR_OK;
+  own->parameter = parameter;
+  own->writer = c->u.index, own->writer_part = RFI_PART_W;
+  g->m.store.named[parameter].gradient = g->m.store.n - 1;
   return RFR_OK;
 }
 
 /* A main gradient belongs to one stage: with several stages the order of sums would depend on the schedule. */
-static rfr_status check_tied(const rfr_graphs *g, const rfi_callable *c, const char *name) {
-  for (const rfi_callable *o = g->callable; o < c; o++) {
-    if (o->stage == c->stage) continue;
-    for (int i = 0; i < o->n_gradients; i++)
-      if (strcmp(g->m.store.named[o->gradients[i]].tensor.name, name) == 0)
-        return rfi_fail(RFI_E_GRAPHS_CALLABLE,
-                        "callable \"%s\": parameter \"%s\" is also trained by callable \"%s\" of another stage: use "
-                        "one parameter per stage and add the gradients",
-                        c->u.name, name + strlen(RFI_GRAD_PREFIX), o->u.name);
-  }
-  return RFR_OK;
+static rfr_status check_tied(const rfr_graphs *g, const rfi_callable *c, const rfi_named *gradient) {
+  const rfi_callable *first = &g->callable[gradient->writer];
+  if (first->stage == c->stage) return RFR_OK;
+  return rfi_fail(RFI_E_GRAPHS_CALLABLE,
+                  "callable \"%s\": parameter \"%s\" is also trained by callable \"%s\" of another stage: use one "
+                  "parameter per stage and add the gradients",
+                  c->u.name, g->m.store.named[gradient->parameter].tensor.name, first->u.name);
 }
 
 /* The named entry of a value that owns storage; NULL: it has no name. */
@@ -173,7 +141,7 @@ rfr_status rfi_graphs_names(rfr_graphs *g, rfi_callable *c) {
     if (rfi_is_parameter(x->role)) c->parameters[c->n_parameters++] = id;
     if (g->m.store.named[id].region == RFI_REGION_WINDOW) c->unreduced[c->n_unreduced++] = id;
     if (g->m.store.named[id].parameter < 0) continue;
-    RFI_TRY(check_tied(g, c, x->name));
+    RFI_TRY(check_tied(g, c, &g->m.store.named[id]));
     c->gradients[c->n_gradients++] = id;
   }
   for (rfi_use u = {0}; rfi_next_use(c, &u);) {
@@ -251,19 +219,48 @@ rfr_status rfi_graphs_get_gradient(const rfr_graphs *g, const char *parameter, r
   return *out ? RFR_OK : rfi_fail(RFI_E_PROGRAM_NAME, "no callable trains \"%s\"", parameter ? parameter : "");
 }
 
-static rfr_status check_lists(const rfr_graphs *g) {
-  const rfr_graphs_options *o = &g->options;
+/* ---- the lists of the options ---- */
+
+static rfr_status bind_tensor(rfr_graphs *g, const rfr_binding *b) {
+  char other[RFI_MISMATCH_TEXT];
   rfi_named *x;
-  for (int i = 0; i < o->n_tensors; i++)
-    if (rfi_graphs_get(g, o->tensors[i].name, &x) != RFR_OK) return rfi_fail_prefix("rfr_graphs_options.tensors: ");
-  for (int i = 0; i < o->n_gradients; i++)
-    if (rfi_graphs_get_gradient(g, o->gradients[i].parameter, &x) != RFR_OK)
-      return rfi_fail_prefix("rfr_graphs_options.gradients: ");
+  if (rfi_graphs_get(g, b->name, &x) != RFR_OK) return rfi_fail_prefix("rfr_graphs_options.tensors: ");
+  const char *what = x->tensor.data                                              ? "it is listed twice"
+                     : rfi_graphs_type_matches(&x->tensor.type, &b->type, other) ? rfi_graphs_address_defect(g, b->data)
+                                                                                 : other;
+  if (what) return rfi_fail(RFI_E_PROGRAM_STATE, "\"%s\" of rfr_graphs_options.tensors: %s", b->name, what);
+  x->tensor.data = (void *)b->data;
   return RFR_OK;
 }
 
+static rfr_status bind_gradient(rfr_graphs *g, const rfr_main_gradient *m) {
+  rfi_named *x;
+  if (rfi_graphs_get_gradient(g, m->parameter, &x) != RFR_OK) return rfi_fail_prefix("rfr_graphs_options.gradients: ");
+  RFI_TRY(rfi_graphs_check_gradient_entry(m, &x->tensor.type));
+  const char *defect = m->data ? rfi_graphs_address_defect(g, m->data) : NULL;
+  if (defect) return refuse_gradient(m, defect);
+  x->tensor.data = m->data;
+  x->accumulate = m->accumulate != 0;
+  return RFR_OK;
+}
+
+rfr_status rfi_graphs_list_gradients(rfr_graphs *g) {
+  for (int i = 0; i < g->options.n_gradients; i++) {
+    const rfr_main_gradient *m = &g->options.gradients[i];
+    if (rfi_main_gradient_of(g, m->parameter)) return refuse_gradient(m, "it is listed twice");
+    if (!rfi_names_add(&g->gradients, g->m.strings, m->parameter, i)) return RFR_NO_MEMORY;
+  }
+  return RFR_OK;
+}
+
+const rfr_main_gradient *rfi_main_gradient_of(const rfr_graphs *g, const char *parameter) {
+  const int i = rfi_names_find(&g->gradients, parameter);
+  return i < 0 ? NULL : &g->options.gradients[i];
+}
+
 rfr_status rfi_graphs_check_names(rfr_graphs *g) {
-  RFI_TRY(check_lists(g));
+  for (int i = 0; i < g->options.n_tensors; i++) RFI_TRY(bind_tensor(g, &g->options.tensors[i]));
+  for (int i = 0; i < g->options.n_gradients; i++) RFI_TRY(bind_gradient(g, &g->options.gradients[i]));
   RFI_TRY(check_states(g));
   for (int i = 0; i < g->n; i++)
     for (int k = 0; k < g->callable[i].n_out; k++) RFI_TRY(check_output(g, &g->callable[i], &g->callable[i].out[k]));

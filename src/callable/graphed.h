@@ -164,6 +164,8 @@ typedef struct rfi_calls { /* the calls of a step */
   int n, cap_calls;
   bool endless; /* no schedule: the calls of one microbatch, repeated for the next */
   int *last;    /* per name: the last call that accumulates into it; -1: none */
+  /* main gradients by their last call: the first one of call i - 1, and per name the next one of its call; -1: none */
+  int *completes, *next;
   rfi_shard_action *shard_action;
   int n_shard_actions, cap_shard_actions;
 } rfi_calls;
@@ -173,6 +175,7 @@ typedef enum rfi_step_state { RFI_STEP_NONE, RFI_STEP_OPEN, RFI_STEP_BROKEN } rf
 struct rfr_graphs {
   rfi_executor m;
   rfr_graphs_options options;
+  rfi_names gradients; /* of options.gradients */
   bool inference;
   rfi_callable *callable;
   int n;
@@ -200,8 +203,6 @@ struct rfr_graphs {
 };
 
 /* ---- callable.c ---- */
-/* The options' entry for the main gradient of a parameter; NULL: none. */
-const rfr_main_gradient *rfi_main_gradient_of(const rfr_graphs *g, const char *parameter);
 /* Compiles a description, number `index` of a list: sets all fields up to `trace`, `start` and the ports. */
 rfr_status rfi_callable_compile(rfr_graphs *g, int index, const rfr_callable *desc, rfi_next *next);
 /* The pass options, without recompute. */
@@ -255,9 +256,13 @@ rfr_status rfi_graphs_check_gradient_list(const rfr_main_gradient *m, int n);
 /* The entry of a parameter, state or constant, and of the main gradient of a parameter. Errors: program.name. */
 rfr_status rfi_graphs_get(const rfr_graphs *g, const char *name, rfi_named **out);
 rfr_status rfi_graphs_get_gradient(const rfr_graphs *g, const char *parameter, rfi_named **out);
+/* Reads the names of rfr_graphs_options.gradients. */
+rfr_status rfi_graphs_list_gradients(rfr_graphs *g);
+/* The options' entry for the main gradient of a parameter; NULL: none. */
+const rfr_main_gradient *rfi_main_gradient_of(const rfr_graphs *g, const char *parameter);
 /* Adds the inputs that a callable shares by name with other callables. */
 rfr_status rfi_graphs_names(rfr_graphs *g, rfi_callable *c);
-/* Checks the lists of the options, states that several callables use, and names that outputs alias. */
+/* Reads the lists of the options; checks states that several callables use, and names that outputs alias. */
 rfr_status rfi_graphs_check_names(rfr_graphs *g);
 
 /* ---- graph_memory.c ---- */

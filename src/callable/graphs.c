@@ -147,6 +147,7 @@ static rfr_status find_recipes(rfr_graphs *g, const rfr_callable *callables) {
 /* Everything that the plan needs, without memory. */
 static rfr_status plan(rfr_graphs *g, const rfr_callable *callables) {
   rfi_next next = {0};
+  RFI_TRY(rfi_graphs_list_gradients(g));
   RFI_TRY(rfi_graphs_make_stages(g));
   RFI_TRY(find_recipes(g, callables));
   for (int i = 0; i < g->n; i++) {

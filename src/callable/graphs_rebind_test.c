@@ -155,6 +155,10 @@ static void test_refusals(void **state) {
       rft_main_gradient("b0.bias", (rfr_type){.dtype = RFR_F32, .rank = 1, .shape = {C}}, to.grad, 0);
   const rfr_main_gradient none = rft_main_gradient("b0.v", square, to.grad, 0);
   rft_refused(rfr_graphs_rebind(g, NULL, 0, &ours, 1, NULL, 0), "program.state", "memory of the graphs");
+  rfr_tensor bias;
+  OK(rfr_graphs_tensor(g, "b0.bias", &bias));
+  rft_refused(rfr_graphs_rebind(g, &(rfr_binding){"b0.w", square, bias.data}, 1, NULL, 0, NULL, 0), "program.state",
+              "\"b0.w\": it is in memory of these graphs");
   rft_refused(rfr_graphs_rebind(g, NULL, 0, &none, 1, NULL, 0), "program.name", "\"b0.v\"");
   OK(rfr_graphs_rebind(g, NULL, 0, NULL, 0, NULL, 0));
   const int64_t dense[2] = {C, 1}, turned[2] = {1, C};
