@@ -123,8 +123,9 @@ rfr_status rfi_graphs_check_tensor(const rfr_graphs *g, const rfr_tensor *x) {
   const rfr_tensor *now = named ? &named->tensor : NULL;
   const char *name = x->name ? x->name : "";
   bool is_slot;
-  if ((unsigned)x->type.dtype >= RFR_DTYPE_COUNT || x->type.rank < 0 || x->type.rank > RFR_MAX_RANK)
-    return rfi_fail(RFI_E_ARGUMENT, "tensor \"%s\" has no type", name);
+  if ((unsigned)x->type.dtype >= RFR_DTYPE_COUNT || x->type.rank < 0 || x->type.rank > RFR_MAX_RANK ||
+      !rfi_type_fits(&x->type))
+    return rfi_fail(RFI_E_ARGUMENT, "tensor \"%s\" has no valid type", name);
   if (x->bytes != rfi_bytes(&x->type))
     return rfi_fail(RFI_E_ARGUMENT, "tensor \"%s\": bytes is %lld, its type has %lld", name, (long long)x->bytes,
                     (long long)rfi_bytes(&x->type));

@@ -127,6 +127,8 @@ static void test_bytes(void **state) {
   rft_refused(rfr_graphs_write(g, &x, values), "argument", "\"w\": bytes is 512, the graphs have 256");
   x = w, x.bytes = -1;
   rft_refused(rfr_graphs_read(g, &x, values), "argument", "bytes is -1");
+  x = w, x.type.shape[0] = x.type.shape[1] = (int64_t)1 << 32, x.bytes = 0;
+  rft_refused(rfr_graphs_read(g, &x, values), "argument", "\"w\" has no valid type");
   x = w, x.name = NULL, x.data = values;
   rft_refused(rfr_graphs_write(g, &x, values), "argument", "is not memory of these graphs");
   OK(rfr_graphs_write(g, &w, values));

@@ -156,8 +156,7 @@ void rfr_value_set_name(rfr_trace *t, rfr_value v, const char *name) {
   else no_memory(t);
 }
 
-/* The size in bits fits in 63 bits, also with every 0 replaced by 1: no product of some of its dimensions overflows. */
-static bool type_fits(const rfr_type *type) {
+bool rfi_type_fits(const rfr_type *type) {
   int64_t bits = rfr_dtype_bits(type->dtype);
   for (int d = 0; d < type->rank; d++)
     if (type->shape[d] < 0 || __builtin_mul_overflow(bits, type->shape[d] ? type->shape[d] : 1, &bits)) return false;
@@ -188,7 +187,7 @@ rfr_value rfr_input_at(rfr_trace *t, rfr_source at, const char *name, rfr_role r
   for (int d = 0; d < rank; d++) {
     type.shape[d] = shape[d];
     type.rank = d + 1;
-    if (!type_fits(&type))
+    if (!rfi_type_fits(&type))
       return rfi_trace_fail(t, at, "input", RFI_E_TRACE_SHAPE, "\"%s\": dimension %d is %lld, or the size overflows",
                             name, d, (long long)shape[d]);
   }
@@ -335,7 +334,7 @@ rfr_status rfi_append(rfr_trace *t, const rfi_opr *proto, const bool *dead, rfr_
   rfi_infer c = {def, op.n_in, in, op.attr, types};
   RFI_TRY(def->infer(&c));
   for (int j = 0; j < op.n_out; j++)
-    if (types[j].rank >= 0 && !type_fits(&types[j]))
+    if (types[j].rank >= 0 && !rfi_type_fits(&types[j]))
       return rfi_fail(RFI_E_OVERFLOW, "the size of result %s overflows", def->result[j]);
   if (!rfi_arena_grow(t->arena, (void **)&t->ops, &t->cap_ops, t->n_ops + 1, sizeof *t->ops)) return RFR_NO_MEMORY;
   int first = t->n_values;

@@ -304,6 +304,8 @@ static inline int64_t rfi_count(const rfr_type *t) {
   for (int d = 0; d < t->rank; d++) n *= t->shape[d];
   return n;
 }
+/* The size in bits fits in 63 bits, also with every 0 replaced by 1: no product of some of its dimensions overflows. */
+bool rfi_type_fits(const rfr_type *type);
 /* Bytes of a dense value of this type. */
 static inline int64_t rfi_bytes(const rfr_type *t) { return (rfi_count(t) * rfr_dtype_bits(t->dtype) + 7) / 8; }
 
