@@ -179,11 +179,15 @@ static rfr_status check_data(const rfr_graphs *g, const rfi_step_call *call, con
   return fixed ? RFR_OK : check_slot_data(g, call, p->name, b->data, want->bytes, &is_slot);
 }
 
-static rfr_status check_bindings(const rfr_graphs *g, const rfi_step_call *call, const rfi_ports *x,
-                                 const rfr_binding *b, int n_b) {
+/* Sets g->given[] of the ports. */
+static rfr_status check_bindings(rfr_graphs *g, const rfi_step_call *call, const rfi_ports *x, const rfr_binding *b,
+                                 int n_b) {
   const char *name = call->of->u.name;
   int wanted = 0;
-  for (int k = 0; k < x->n; k++) wanted += is_expected(&x->port[k], x->grad);
+  for (int k = 0; k < x->n; k++) {
+    wanted += is_expected(&x->port[k], x->grad);
+    g->given[k] = NULL;
+  }
   if (n_b != wanted || (n_b > 0 && !b))
     return rfi_fail(RFI_E_REPLAY_SIGNATURE, "callable \"%s\" takes %d %s, not %d", name, wanted,
                     x->grad ? "output gradients" : "inputs", b ? n_b : 0);
@@ -192,10 +196,10 @@ static rfr_status check_bindings(const rfr_graphs *g, const rfi_step_call *call,
     if (!p)
       return rfi_fail(RFI_E_REPLAY_SIGNATURE, "callable \"%s\" takes no %s \"%s\"", name,
                       x->grad ? "gradient of an output" : "input", b[i].name);
-    for (int k = 0; k < i; k++)
-      if (find_expected(x, b[k].name, k) == p)
-        return rfi_fail(RFI_E_REPLAY_SIGNATURE, "callable \"%s\": \"%s\" is passed twice", name,
-                        p->name ? p->name : "an absent input");
+    if (g->given[p - x->port])
+      return rfi_fail(RFI_E_REPLAY_SIGNATURE, "callable \"%s\": \"%s\" is passed twice", name,
+                      p->name ? p->name : "an absent input");
+    g->given[p - x->port] = &b[i];
     if (check_data(g, call, p, x->grad, &b[i]) != RFR_OK) return rfi_fail_prefix("callable \"%s\", ", name);
   }
   return RFR_OK;
@@ -240,26 +244,15 @@ rfr_status rfi_graphs_capture_part(rfr_graphs *g, const rfi_callable *c, int slo
   return s;
 }
 
-/* The index of a port among the copies. */
-static int copy_index(const rfi_ports *x, const rfi_port *p) {
-  int index = 0;
-  for (const rfi_port *k = x->port; k < p; k++) index += is_copied(k, x->grad);
-  return index;
-}
-
 /* With a graph the copies are part of it; without one they are enqueued first. */
-static rfr_status run_with_inputs(rfr_graphs *g, const rfi_step_call *call, rfi_part part, const rfi_ports *x,
-                                  const rfr_binding *b, int n) {
+static rfr_status run_with_inputs(rfr_graphs *g, const rfi_step_call *call, rfi_part part, const rfi_ports *x) {
   const bool captured = call->of->u.instance[call->slot].graph[part] != NULL;
-  for (int i = 0; i < n; i++) {
-    const rfi_port *p = find_expected(x, b[i].name, i);
-    if (!is_copied(p, x->grad)) continue;
-    if (captured) {
-      g->from[copy_index(x, p)] = b[i].data;
-      continue;
-    }
-    const rfr_tensor to = rfi_port_tensor(g, call->slot, p, x->grad);
-    if (to.data != b[i].data) RFI_TRY(g->m.backend->move(g->m.device, to.data, b[i].data, (size_t)to.bytes));
+  int n = 0;
+  for (int i = 0; i < x->n; i++) {
+    if (!is_copied(&x->port[i], x->grad)) continue;
+    const void *from = g->from[n++] = g->given[i]->data;
+    const rfr_tensor to = rfi_port_tensor(g, call->slot, &x->port[i], x->grad);
+    if (!captured && to.data != from) RFI_TRY(g->m.backend->move(g->m.device, to.data, from, (size_t)to.bytes));
   }
   return rfi_graphs_run(g, call->of, call->slot, part, false);
 }
@@ -336,7 +329,7 @@ static rfr_status make_call(rfr_graphs *g, rfi_part part, int callable, int micr
   RFI_TRY(begin_call(g, &call));
   RFI_TRY(rfi_graphs_wait_beside(g, call.waits));
   if (part == RFI_PART_F) RFI_TRY(rfi_graphs_set_microbatch(g, &call));
-  if (part != RFI_PART_W) RFI_TRY(run_with_inputs(g, &call, part, &taken, b, n_b));
+  if (part != RFI_PART_W) RFI_TRY(run_with_inputs(g, &call, part, &taken));
   if (part == RFI_PART_F) RFI_TRY(rfi_graphs_splits_launched(g, &call));
   if (rfi_call_runs(&call, RFI_PART_W)) RFI_TRY(rfi_graphs_run_wgrad(g, &call));
   for (int i = 0, k = 0; i < returned.n; i++)

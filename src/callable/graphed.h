@@ -185,6 +185,7 @@ struct rfr_graphs {
   rfr_graphs_memory memory;
   rfr_tensor *event_tensors; /* capacity for the tensors of a hook event */
   const void **from;         /* capacity for the sources of a part's copies */
+  const rfr_binding **given; /* per port of the current call: the caller's entry; NULL: none */
   rfi_calls calls;
   rfi_calls evaluation; /* F of every callable, slot 0, repeated for each microbatch */
   bool evaluating;      /* the step is an evaluation */

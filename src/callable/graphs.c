@@ -100,7 +100,8 @@ static rfr_status make_room(rfr_graphs *g) {
   }
   g->event_tensors = rfi_arena_alloc(g->m.strings, sizeof *g->event_tensors * (size_t)(most + 1));
   g->from = rfi_arena_alloc(g->m.strings, sizeof *g->from * (size_t)(most + 1));
-  return g->event_tensors && g->from ? RFR_OK : RFR_NO_MEMORY;
+  g->given = rfi_arena_alloc(g->m.strings, sizeof *g->given * (size_t)(most + 1));
+  return g->event_tensors && g->from && g->given ? RFR_OK : RFR_NO_MEMORY;
 }
 
 /* Adds the callable to errors of passes, which do not know it. */
