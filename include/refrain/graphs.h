@@ -228,9 +228,10 @@ RFR_API rfr_status rfr_graphs_begin_step(rfr_graphs *g, const rfr_binding *input
  * rank in ascending order; rfr_graphs_end_step or rfr_graphs_abort_step ends it. Step counters, main gradients,
  * parameters and states do not change, so training continues as if there had been no evaluation. `inputs` as in
  * rfr_graphs_begin_step, but only constants and parameters. Outputs are valid until the next forward of the stage.
- * Sharded callables gather in each call. Dropout stays active, with the masks of the next step: to evaluate without it,
- * record an inference set without dropout over the same rfr_graphs_options.tensors. Errors: graphs.order; program.name;
- * replay.signature; graphs.callable, if a forward writes a state. */
+ * Fixed ports have their addresses of slot 0. Sharded callables gather in each call. Dropout stays active, with the
+ * masks of the next step: to evaluate without it, record an inference set without dropout over the same
+ * rfr_graphs_options.tensors. Errors: graphs.order; program.name; replay.signature; graphs.callable, if a forward
+ * writes a state. */
 RFR_API rfr_status rfr_graphs_begin_evaluation(rfr_graphs *g, const rfr_binding *inputs, int n_inputs);
 /* The forward of a callable. `inputs`: one binding per input that is not linked, by position if its name is NULL, else
  * by name; copied into the slot unless fixed. `outputs` has room for all outputs. They are valid until the slot's last

@@ -421,6 +421,7 @@ static void test_sizes(void **state) {
   assert_int_equal(rfr_step_memory_bytes(m), 100);
   rfr_step_memory_destroy(m);
   rft_refused(rfr_step_memory_create(ctx, -1, &m), "argument", "-1 bytes");
+  rft_refused(rfr_step_memory_create(ctx, INT64_MAX, &m), "argument", "9223372036854775807 bytes");
 }
 
 static void test_another_context(void **state) {

@@ -12,7 +12,8 @@
 rfr_status rfr_step_memory_create(rfr_ctx *ctx, int64_t bytes, rfr_step_memory **out) {
   RFI_TRY(RFI_CHECK_OUT(out, "rfr_step_memory *"));
   RFI_TRY(rfi_check_handle(ctx, "rfr_ctx"));
-  if (bytes < 0) return rfi_fail(RFI_E_ARGUMENT, "rfr_step_memory_create: %lld bytes", (long long)bytes);
+  if (bytes < 0 || bytes > INT64_MAX / 2)
+    return rfi_fail(RFI_E_ARGUMENT, "rfr_step_memory_create: %lld bytes", (long long)bytes);
   RFI_TRY(RFI_ALLOC(ctx, sizeof **out, out));
   **out = (rfr_step_memory){.ctx = ctx, .least = bytes, .bytes = bytes};
   return RFR_OK;
