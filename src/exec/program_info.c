@@ -102,6 +102,26 @@ static memory_kind kind_of(const rfi_program *g, const rfi_buffer *b) {
   return is_gradient(&g->u.trace->ops[v->op], v->result) ? GRADIENT : ACTIVATION;
 }
 
+/* The input of the trace that result j of an op updates; NULL: none. */
+static const rfi_value *updated_by(const rfr_trace *t, const rfi_opr *op, int j) {
+  const int k = op->def->alias[j];
+  const rfi_value *x = k >= 0 && op->in[k] >= 0 ? &t->values[t->values[op->in[k]].base] : NULL;
+  return x && x->op < 0 ? x : NULL;
+}
+
+/* Averages of weights (rfr_ema) have the role of a parameter, because they are sharded like one. */
+static bool is_average(const rfr_programs *p, const rfr_tensor *x) {
+  if (x->role != RFR_ROLE_TRAINABLE) return false;
+  for (int k = 0; k < p->n; k++) {
+    const rfr_trace *t = p->program[k].u.trace;
+    for (int i = 0; i < t->n_ops; i++) {
+      const rfi_value *v = t->ops[i].def->code == RFI_OP_ema ? updated_by(t, &t->ops[i], 0) : NULL;
+      if (v && strcmp(v->name, x->name) == 0) return true;
+    }
+  }
+  return false;
+}
+
 rfr_status rfr_program_plan_buffer(const rfr_programs *p, int program, int i, rfr_plan_buffer *out) {
   rfi_program *g;
   RFI_TRY(RFI_CHECK_OUT(out, "rfr_plan_buffer"));
@@ -109,8 +129,8 @@ rfr_status rfr_program_plan_buffer(const rfr_programs *p, int program, int i, rf
   if (i >= 0 && i < p->m.store.n) {
     const rfi_named *x = &p->m.store.named[i];
     const rfr_tensor *t = &x->tensor;
-    const bool weight = rfi_is_parameter(t->role);
-    *out = (rfr_plan_buffer){t->name,  weight ? "weight" : t->role == RFR_ROLE_STATE ? "state" : "input",
+    const bool state = t->role == RFR_ROLE_STATE || is_average(p, t);
+    *out = (rfr_plan_buffer){t->name,  state ? "state" : rfi_is_parameter(t->role) ? "weight" : "input",
                              t->bytes, rfi_layout_at(&p->m.layout, x->region) + x->offset,
                              0,        g->u.trace->n_ops};
     return RFR_OK;
@@ -130,18 +150,11 @@ rfr_status rfr_program_plan_buffer(const rfr_programs *p, int program, int i, rf
   return RFR_OK;
 }
 
-/* The input of the trace that result j of an op updates; NULL: none. */
-static const rfi_value *updated_by(const rfr_trace *t, const rfi_opr *op, int j) {
-  const int k = op->def->alias[j];
-  const rfi_value *x = k >= 0 && op->in[k] >= 0 ? &t->values[t->values[op->in[k]].base] : NULL;
-  return x && x->op < 0 ? x : NULL;
-}
-
 /* Marks the states that ops update together with a parameter: moments, master weights, averages. */
 static void mark_optimizer(const rfr_programs *p, const rfr_trace *t, bool *optimizer) {
   for (int i = 0; i < t->n_ops; i++) {
     const rfi_opr *op = &t->ops[i];
-    bool updates = false;
+    bool updates = op->def->code == RFI_OP_muon_momentum; /* the parameter is updated by a later op */
     for (int j = 0; j < op->n_out && op->def->flags & RFI_STATE; j++) {
       const rfi_value *x = updated_by(t, op, j);
       updates = updates || (x && x->role == RFR_ROLE_TRAINABLE);

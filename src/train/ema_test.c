@@ -13,6 +13,7 @@
 #include "support/ranks.h"
 #include "support/run.h"
 #include "support/thin.h"
+#include "trace/live.h"
 #include "train/state.h"
 
 #define OPTIMIZER(keys) "optimizer: {name: adamw, lr: 1e-2, weight_decay: 0.1, clip: 1.0, " keys "}\n"
@@ -102,6 +103,40 @@ static void test_average(void **state) {
   check(WITH(LLAMA, RAMPED, LORA BF16), true, 28);
   check(WITH(LLAMA, "optimizer: {name: sgd, lr: 1e-1, momentum: 0.9, ema: 0.9}\n", HALF), false, 21);
   check(WITH(EXPERTS, "optimizer: {name: muon, lr: 1e-2, ema: 0.9}\n", BF16), false, 25);
+}
+
+/* ---- the plan ---- */
+
+/* A plan lists averages and the momentum of Muon as states, and counts them with the optimizer's. */
+static void test_plan(void **state) {
+  (void)state;
+  static const char *const suffix[] = {".ema", ".master", ".momentum", ".exp_avg", ".exp_avg_sq"};
+  rfr_ctx *own = rft_run_ctx(1);
+  rft_record r = {0};
+  const rfr_run_options o = rft_run_options(&r);
+  rfr_run *run = rft_run_open(own, WITH(LLAMA, "optimizer: {name: muon, lr: 1e-2, ema: 0.9}\n", BF16), NULL, &o);
+  rfr_plan_summary sum;
+  rfr_memory m;
+  int64_t bytes = 0;
+  int found[5] = {0};
+  OK(rfr_program_plan(run->programs, 0, &sum));
+  OK(rfr_programs_memory(run->programs, &m));
+  for (int i = 0; i < sum.n_buffers; i++) {
+    rfr_plan_buffer b;
+    rfr_tensor x;
+    OK(rfr_program_plan_buffer(run->programs, 0, i, &b));
+    for (int k = 0; k < 5; k++) {
+      if (!rfi_ends_in(b.name, suffix[k])) continue;
+      assert_string_equal(b.kind, "state");
+      OK(rfr_programs_tensor(run->programs, b.name, &x));
+      bytes += rfi_storage_bytes(&x.type);
+      found[k]++;
+    }
+  }
+  for (int k = 0; k < 5; k++) assert_true(found[k] > 0);
+  assert_int_equal(m.optimizer, bytes);
+  rfr_run_close(run);
+  rfr_ctx_destroy(own);
 }
 
 /* ---- bits ---- */
@@ -398,6 +433,7 @@ static void test_refused(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {rft_one_thread_test(test_average),
+                                     rft_one_thread_test(test_plan),
                                      rft_one_thread_test(test_resume),
                                      rft_one_thread_test(test_training),
                                      cmocka_unit_test(test_reading) /* writes the folder that test_refused reads */,
