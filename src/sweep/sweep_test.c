@@ -111,7 +111,7 @@ static void test_refused(void **state) {
       {"refrain: 1\nconfig: none.yaml\nseeds: [1]\n", "file.open", "none.yaml"},
       {"refrain: 1\nconfig: base.yaml\ngird: {}\n", "sweep.grid", "grid.yaml:3: unknown key \"gird\""},
       {"refrain: 1\nconfig: base.yaml\ngrid:\n  optimizer.rl: [1]\n", "config.key",
-       "grid.yaml:4: unknown key \"optimizer.rl\"; did you mean \"lr\"?"},
+       "grid.yaml:4: unknown key \"optimizer.rl\"; did you mean \"optimizer.lr\"?"},
       {"refrain: 1\nconfig: base.yaml\ngrid:\n  optimiser.lr: [1]\n", "config.key", "grid.yaml:4: unknown key"},
       {"refrain: 1\nconfig: base.yaml\ngrid:\n  optimizer.lr: 1\n", "sweep.grid",
        "grid.yaml:4: optimizer.lr: a list of values is needed"},

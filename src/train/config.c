@@ -99,10 +99,10 @@ static const foreign *foreign_key(const char *key) {
   return NULL;
 }
 
-/* Fails with config.key and a suggestion: our key for another trainer's, else the nearest key of the section, else the
- * section that has such a key. `section` may be unknown. */
+/* Fails with config.key and a suggestion, with its section: our key for another trainer's, else the nearest key of the
+ * section, else such a key of another section. `section` may be unknown. */
 static rfr_status unknown_key(const char *file, int64_t line, const char *section, const char *key) {
-  const char *names[2 * RFI_CFG_COUNT], *suggestion = NULL, *last = strrchr(key, '.');
+  const char *names[2 * RFI_CFG_COUNT], *suggestion, *path = NULL, *last = strrchr(key, '.');
   const foreign *other = foreign_key(last ? last + 1 : key);
   int n = 0;
   if (!other && !is_section(section)) other = foreign_key(section);
@@ -116,14 +116,17 @@ static rfr_status unknown_key(const char *file, int64_t line, const char *sectio
     else if (!*section) names[n++] = rows[i].section;
   }
   suggestion = rfi_nearest(key, names, n);
-  for (int i = 0; i < RFI_CFG_COUNT && !suggestion; i++)
-    if (strcmp(rows[i].key, key) == 0) suggestion = rows[i].path;
+  for (int i = 0; i < RFI_CFG_COUNT && !path; i++)
+    if (strcmp(rows[i].key, suggestion ? suggestion : key) == 0 &&
+        (!suggestion || strcmp(rows[i].section, section) == 0))
+      path = rows[i].path;
   const char *dot = *section ? "." : "";
-  if (!suggestion && !*section)
+  if (!path) path = suggestion; /* a section */
+  if (!path && !*section)
     return rfi_fail_at(RFI_E_CONFIG_KEY, file, line, "unknown key \"%.100s\"; `refrain keys` lists all keys", key);
-  if (suggestion)
+  if (path)
     return rfi_fail_at(RFI_E_CONFIG_KEY, file, line, "unknown key \"%s%s%.100s\"; did you mean \"%s\"?", section, dot,
-                       key, suggestion);
+                       key, path);
   return rfi_fail_at(RFI_E_CONFIG_KEY, file, line,
                      "unknown key \"%s%s%.100s\"; `refrain keys %s` lists the keys of the section", section, dot, key,
                      section);

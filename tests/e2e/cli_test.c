@@ -177,7 +177,7 @@ static void bad_input(void **state) {
   rft_assert_says(rft_err, "did you mean \"model\"?");
   rft_assert_says(rft_err, "help: ");
   assert_int_equal(RUN("check", "small.yaml", "--set", "optimizer.lrr=1"), 2);
-  rft_assert_says(rft_err, "did you mean \"lr\"?");
+  rft_assert_says(rft_err, "did you mean \"optimizer.lr\"?");
   assert_int_equal(RUN("train", "small.yaml", "--set", "data.train=[\"none/*.c\"]", "--out", "none"), 2);
   rft_assert_says(rft_err, "none/*.c");
   rft_write_file("empty.txt", "");
