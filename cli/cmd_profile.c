@@ -13,6 +13,8 @@
 #include "profile_stages.h"
 
 enum { TOP = 20 };
+/* A line says so if a median step takes this many times the sum of the medians of the ops. */
+static const double DISTURBED = 1.25;
 
 static const char *const phases[] = {
 #define X(e, name) name,
@@ -98,6 +100,8 @@ static rfr_status print_tables(const cli *c, const op_times *t, const cli_ceilin
   char device[160];
   json j = {.f = stdout};
   rfr_status s = RFR_OK;
+  double sum = 0;
+  for (int i = 0; i < t->n; i++) sum += t->op[i].seconds;
   if (c->json) {
     json_begin(&j, NULL, '{');
     json_text(&j, "name", c->operand);
@@ -110,6 +114,8 @@ static rfr_status print_tables(const cli *c, const op_times *t, const cli_ceilin
   } else {
     printf("%s, %s, %s\n  %.2f ms in %d ops (median of %d steps)\n", c->operand, dtype, cli_device(c, device),
            1e3 * t->seconds, t->n, t->steps);
+    if (t->seconds > DISTURBED * sum)
+      printf("  the ops' own medians, below, sum to %.2f ms: other programs disturbed the steps\n", 1e3 * sum);
     ceilings_print(ceilings);
   }
   for (size_t i = 0; s == RFR_OK && i < sizeof tables / sizeof *tables; i++) {

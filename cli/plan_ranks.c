@@ -251,8 +251,9 @@ static void print_kind(const kind *k, FILE *f) {
 static void print_table(const scale *s, const estimate *e, FILE *f) {
   const bool pipeline = s->kinds[0].pipeline.ranks > 1;
   char text[32];
-  fprintf(f, "%d ranks, %s %s, %lld microbatches per rank, %lld tokens per step\n\n", s->info.ranks,
-          pipeline ? "pipeline" : "shard", mode(s), (long long)s->microbatches, (long long)s->info.tokens_per_step);
+  fprintf(f, "%d rank%s, %s %s, %lld microbatch%s per rank, %lld tokens per step\n\n", s->info.ranks,
+          s->info.ranks == 1 ? "" : "s", pipeline ? "pipeline" : "shard", mode(s), (long long)s->microbatches,
+          s->microbatches == 1 ? "" : "es", (long long)s->info.tokens_per_step);
   fprintf(f, "%-10s %11s %11s %11s %11s %11s %11s %11s %11s\n", "rank", "parameters", "optimizer", "gradients",
           "gathered", "activations", "workspaces", "other", "total");
   for (int i = 0; i < s->n_kinds; i++) print_kind(&s->kinds[i], f);

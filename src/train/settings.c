@@ -205,9 +205,10 @@ static rfr_status share_microbatches(rfi_settings *s, int64_t all) {
   if (least == all) return RFR_OK;
   char lower[64] = "";
   if (least > 0) snprintf(lower, sizeof lower, "%lld or ", (long long)(least * one));
-  return FAIL_AT(
-      s, RFI_CFG_batch_tokens, "batch.tokens: %lld are %lld microbatches, which %lld ranks do not divide; give %s%lld",
-      (long long)s->config->batch_tokens, (long long)all, (long long)ranks, lower, (long long)((least + ranks) * one));
+  return FAIL_AT(s, RFI_CFG_batch_tokens,
+                 "batch.tokens: %lld are %lld microbatch%s, which %lld ranks do not divide; give %s%lld",
+                 (long long)s->config->batch_tokens, (long long)all, all == 1 ? "" : "es", (long long)ranks, lower,
+                 (long long)((least + ranks) * one));
 }
 
 static rfr_status read_batch(rfi_settings *s) {
