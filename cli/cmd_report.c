@@ -39,8 +39,9 @@ static rfr_status open_runs(cli *c, rfr_report **out) {
 rfr_status cli_report(cli *c) {
   rfr_report *r = NULL;
   const char *path = c->out ? c->out : "report.html";
-  if (c->follow && c->out) return cli_usage("omit one of them", "--follow serves the page, --out writes it");
-  if (c->wandb && (c->follow || c->out)) return cli_usage("omit one of them", "--wandb writes no page");
+  if (c->follow && c->out) return cli_usage("omit --follow or --out", "--follow serves the page, --out writes it");
+  if (c->wandb && (c->follow || c->out))
+    return cli_usage(c->out ? "omit --out; --wandb names the folder" : "omit --follow", "--wandb writes no page");
   if (c->port && !c->follow) return cli_usage("add --follow, or omit --port", "--port is for --follow");
   rfr_status s = open_runs(c, &r);
   if (c->wandb) {

@@ -901,7 +901,8 @@ def _find() -> str:
     named = os.environ.get("REFRAIN_LIBRARY")
     path = pathlib.Path(named) if named else pathlib.Path(__file__).parent / "lib" / ("librefrain.so." + VERSION)
     if not path.is_file():
-        raise ImportError(f"{path} does not exist: install the wheel, or set REFRAIN_LIBRARY to librefrain.so")
+        raise ImportError(f"{path} does not exist: set REFRAIN_LIBRARY to librefrain.so, or install the wheel and "
+                          "import refrain outside of its source folder")
     return str(path)
 
 
