@@ -154,9 +154,8 @@ static const struct {
     {"`refrain eval MODEL` needs `--set data.validation=FILES`", "a model folder names no data"},
     {"a picture of a large plan merges buffers smaller than a pixel into bands of the dominant kind",
      "a picture with hundreds of thousands of rectangles is unreadable; `--json` has every buffer"},
-    {"a set of callables uses one stream: W does not overlap F or I of another microbatch, and collectives do not "
-     "overlap compute",
-     "the plan shares bytes between parts that never run at the same time"},
+    {"collectives of callables do not overlap with compute; only W runs on a side stream",
+     "the plan shares bytes between parts that do not run at the same time"},
     {"evaluation with a training set of callables applies dropout",
      "dropout is part of the trace; an inference set evaluates without it"},
     {"wgrad hooks run after `post_backward`; a hook that reshards there frees weights that W reads",

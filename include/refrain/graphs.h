@@ -338,8 +338,8 @@ RFR_API rfr_status rfr_graphs_get_memory(const rfr_graphs *g, rfr_graphs_memory 
 /* The compiled ops of a callable in the order load, setup, F, I, W (phases load, setup, forward, dgrad, wgrad).
  * Borrowed; NULL: no such callable. */
 RFR_API const rfr_trace *rfr_graphs_trace(const rfr_graphs *g, int callable);
-/* The decisions of a pass for a callable; NULL for an unknown pass. "wgrad": beside which calls each W runs, or why it
- * does not. Borrowed. */
+/* The decisions of a pass for a callable; NULL for an unknown pass. "wgrad": the stream of each W, and the call that
+ * waits for it or the reason why it runs in order. Borrowed. */
 RFR_API const char *rfr_graphs_report(const rfr_graphs *g, int callable, const char *pass);
 
 #ifdef __cplusplus

@@ -100,11 +100,11 @@ typedef struct rfi_backend {
   /* `from`: a source for each copy, as in `move`; a source equal to the destination skips the copy. Ignored if the
    * graph has no copies. */
   rfr_status (*launch)(rfi_device *d, rfi_graph *graph, const void *const *from);
-  /* Launches a graph without copies on a side stream, after all work enqueued so far. Graphs run there in order, at the
-   * same time as later work of the main stream, which `join_beside` orders after all of them except the last `but`.
-   * wait and poll include them. NULL: there is no side stream. */
-  rfr_status (*launch_beside)(rfi_device *d, rfi_graph *graph);
-  rfr_status (*join_beside)(rfi_device *d, int but);
+  /* launch_side launches a graph without copies on a side stream, after all work enqueued so far. Graphs run there in
+   * order, concurrently with later work of the main stream. join_side makes later work of the main stream wait for all
+   * of them except the last `but`. wait and poll include them. NULL: there is no side stream. */
+  rfr_status (*launch_side)(rfi_device *d, rfi_graph *graph);
+  rfr_status (*join_side)(rfi_device *d, int but);
   /* The op that failed in the last run, capture or launch; -1: unknown, or no error. */
   int (*failed)(const rfi_device *d);
   void (*graph_destroy)(rfi_device *d, rfi_graph *graph); /* accepts NULL */

@@ -164,7 +164,7 @@ rfr_status rfi_graphs_make_calls(rfr_graphs *g, const rfr_schedule *schedule, bo
   RFI_TRY(mark_ends(g, c));
   RFI_TRY(find_last_calls(g, c));
   RFI_TRY(list_last_calls(g, c));
-  return evaluation ? RFR_OK : rfi_graphs_order_beside(g, c);
+  return evaluation ? RFR_OK : rfi_graphs_order_side_stream(g, c);
 }
 
 const char *rfi_call_text(int op) {

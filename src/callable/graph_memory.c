@@ -10,9 +10,9 @@
  * second W may be in a block that slots share. Results returned to the caller are live to the end. The offsets come
  * from the planner that plans programs. Fixed ports use the caller's memory, and scratch memory during warm-up.
  *
- * A W that may run on the side stream (graph_beside.c) has scratch of its own: bytes after the shared bytes of all
- * other parts, in which these W's follow one another. If W has no second place on the axis, what it reads lives until
- * the I of the next callable has run.
+ * The W's that may run on the side stream (graph_side_stream.c) share a separate scratch area, after the shared bytes
+ * of all other parts. If such a W is not on the axis a second time, the values that it reads live until the I of the
+ * next callable in backward order has run.
  */
 #include <string.h>
 
@@ -143,8 +143,8 @@ static void lay_axis(axis *x) {
   x->end = at;
 }
 
-/* The time until which what a W reads must live; 0: only as long as the W runs. */
-static int end_beside(const axis *x, const rfi_callable *c) {
+/* The time until which the values that a W reads must live; 0: only as long as the W runs. */
+static int side_stream_end(const axis *x, const rfi_callable *c) {
   const int before = c->u.index - 1;
   if (c->in_order || before < x->stage->first) return 0;
   return x->timed[before - x->stage->first].at[RFI_PART_I] + ops_in(&x->g->callable[before].u, RFI_PART_I);
@@ -152,7 +152,7 @@ static int end_beside(const axis *x, const rfi_callable *c) {
 
 static void touch_ops(const axis *x, const rfi_callable *c) {
   const timed *when = timed_of(x, &c->u);
-  const int end = end_beside(x, c);
+  const int end = side_stream_end(x, c);
   for (rfi_use u = {0}; rfi_next_use(c, &u);) {
     const int after = 1 + u.op - c->u.start[u.part];
     touch(x, &c->u, u.owner, when->at[u.part] + after);
@@ -320,7 +320,8 @@ static rfr_status plan_stages(rfr_graphs *g) {
   shared_bytes most = {0};
   rfi_arena *a;
   rfr_status st = rfi_arena_create(g->m.ctx, &a);
-  const bool single_slot = g->n_stages == 1 && s->slots == 1 && !s->delayed && !rfi_stage_has_windows(s) && !g->beside;
+  const bool single_slot =
+      g->n_stages == 1 && s->slots == 1 && !s->delayed && !rfi_stage_has_windows(s) && !g->has_side_stream;
   g->m.workspaces = single_slot ? RFI_REGION_SLOT : RFI_REGION_SHARED;
   if (single_slot) merge_shared_into_slot(g);
   for (int i = 0; i < g->n_stages && st == RFR_OK; i++) st = plan_stage(g, &g->stage[i], a, &most);
@@ -414,11 +415,11 @@ rfr_status rfi_graphs_allocate(rfr_graphs *g) {
   return RFR_OK;
 }
 
-rfr_status rfi_graphs_place(rfr_graphs *g, bool beside) {
+rfr_status rfi_graphs_place(rfr_graphs *g, bool side_stream) {
   g->memory = (rfr_graphs_memory){.saved_bytes = g->memory.saved_bytes};
   rfi_layout_clear(&g->m.layout);
   for (int i = 0; i < g->n; i++) RFI_TRY(assign_storage(g, &g->callable[i]));
-  rfi_graphs_choose_beside(g, beside);
+  rfi_graphs_choose_side_stream(g, side_stream);
   RFI_TRY(plan_stages(g));
   RFI_TRY(rfi_graphs_place_windows(g));
   RFI_TRY(place_persistent(g));

@@ -109,11 +109,11 @@ static rfr_status move_all(rfr_graphs *g, moves *m) {
   RFI_TRY(g->m.backend->wait(g->m.device)); /* enqueued work uses the old addresses */
   exchange(g, m);
   rfr_status s = rfi_graphs_check_overlap(g, &g->calls);
-  if (s == RFR_OK) s = rfi_graphs_order_beside(g, &g->calls);
+  if (s == RFR_OK) s = rfi_graphs_order_side_stream(g, &g->calls);
   if (s == RFR_OK) s = capture_again(g);
   if (s != RFR_OK) {
     exchange(g, m);
-    rfi_graphs_order_beside(g, &g->calls); /* for the old addresses */
+    rfi_graphs_order_side_stream(g, &g->calls); /* for the old addresses */
   }
   return s;
 }

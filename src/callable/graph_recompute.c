@@ -36,14 +36,14 @@ static rfr_status apply_level(search *x, int callable, int level) {
   return rfi_callable_order(x->g, c);
 }
 
-static rfr_status select_and_place(rfr_graphs *g, bool beside) {
+static rfr_status select_and_place(rfr_graphs *g, bool side_stream) {
   rfi_arena_destroy(g->placed);
   g->placed = NULL;
   RFI_TRY(rfi_arena_create(g->m.ctx, &g->placed));
   for (int i = 0; i < g->n; i++)
     if (rfi_unit_select(&g->m, &g->callable[i].u, g->placed, NULL) != RFR_OK)
       return rfi_fail_prefix("callable %d: ", i);
-  return rfi_graphs_place(g, beside);
+  return rfi_graphs_place(g, side_stream);
 }
 
 /* Applies the first n steps of the merged order. */
@@ -126,17 +126,17 @@ static rfr_status place_with_levels(rfr_graphs *g) {
   return RFR_OK;
 }
 
-/* Whether budget and step memory have room for the plan. */
+/* Whether the plan is within the budget and the step memory. */
 static bool fits(const rfr_graphs *g) {
   const rfr_step_memory *step = g->m.layout.step;
   return (g->options.budget == 0 || g->memory.planned_bytes <= g->options.budget) &&
          (!step || !step->data || rfi_layout_step_bytes(&g->m.layout) <= step->bytes);
 }
 
-/* W's run on the side stream only if the plan has room for it once the levels are chosen: it saves less time than
- * recompute costs. */
+/* Levels are chosen as if all W's ran in order; then W's run on the side stream if that plan fits too. The side stream
+ * saves less time than the recomputation that its memory could require. */
 rfr_status rfi_graphs_lay_out(rfr_graphs *g) {
   RFI_TRY(place_with_levels(g));
-  if (g->options.wgrad_beside && g->m.backend->launch_beside) RFI_TRY(rfi_graphs_place(g, true));
-  return fits(g) || !g->beside ? RFR_OK : rfi_graphs_place(g, false);
+  if (g->options.wgrad_beside && g->m.backend->launch_side) RFI_TRY(rfi_graphs_place(g, true));
+  return fits(g) || !g->has_side_stream ? RFR_OK : rfi_graphs_place(g, false);
 }

@@ -306,7 +306,7 @@ static rfr_status end_call(rfr_graphs *g, const rfi_step_call *call) {
   if (!g->evaluating) RFI_TRY(rfi_graphs_run_shard_actions(g, g->next + 1, &g->next_shard_action, false));
   update_valid(call);
   g->next++;
-  if (rfi_graphs_is_complete(g)) RFI_TRY(rfi_graphs_join_beside(g)); /* the caller may read all main gradients */
+  if (rfi_graphs_is_complete(g)) RFI_TRY(rfi_graphs_join_side_stream(g)); /* the caller may read all main gradients */
   g->state = RFI_STEP_OPEN;
   return RFR_OK;
 }
@@ -327,7 +327,7 @@ static rfr_status make_call(rfr_graphs *g, rfi_part part, int callable, int micr
                     "exceeds %d",
                     c->u.name, microbatch, g->options.first_microbatch, RFI_MAX_MICROBATCH);
   RFI_TRY(begin_call(g, &call));
-  RFI_TRY(rfi_graphs_wait_beside(g, call.waits));
+  RFI_TRY(rfi_graphs_wait_side_stream(g, call.waits));
   if (part == RFI_PART_F) RFI_TRY(rfi_graphs_set_microbatch(g, &call));
   if (part != RFI_PART_W) RFI_TRY(run_with_inputs(g, &call, part, &taken));
   if (part == RFI_PART_F) RFI_TRY(rfi_graphs_splits_launched(g, &call));
@@ -415,7 +415,7 @@ static rfr_status begin_checked(rfr_graphs *g, bool evaluating, const rfr_bindin
   }
   RFI_TRY(rfi_graphs_splits_report(g));
   RFI_TRY(rfi_step_memory_take(&g->m, true));
-  RFI_TRY(rfi_graphs_join_beside(g)); /* an abort may have failed to */
+  RFI_TRY(rfi_graphs_join_side_stream(g)); /* an abort may have failed to */
   g->state = RFI_STEP_BROKEN;
   g->evaluating = evaluating;
   g->ended = false;
@@ -472,7 +472,7 @@ rfr_status rfr_graphs_abort_step(rfr_graphs *g) {
   if (g->state == RFI_STEP_NONE) return RFR_OK;
   const bool evaluating = g->evaluating;
   rfi_graphs_splits_abort(g);
-  const rfr_status joined = rfi_graphs_join_beside(g);
+  const rfr_status joined = rfi_graphs_join_side_stream(g);
   close_step(g);
   RFI_TRY(joined);
   return evaluating ? RFR_OK : rfi_graphs_count(g, true);

@@ -17,7 +17,8 @@
  *   graph_debug.c   fills dead buffers
  *   graph_rebind.c  new addresses for the caller's memory
  *   graph_splits.c  reports invalid group sizes
- *   graph_beside.c  which W's run on a side stream, and which calls wait for them
+ *   graph_side_stream.c
+ *                   selects the W's that run on a side stream, and the calls that wait for them
  *   graph_counts.c  advances the step counters and the states of delayed scaling
  *   graph_step.c    the calls of a step: order, the caller's tensors, copies, launches
  *
@@ -108,7 +109,7 @@ typedef struct rfi_callable {
   int *unreduced, n_unreduced; /* sharded: unreduced gradients, as indices of named entries */
   int level;                   /* level of its recompute frontier; -1: it has no frontier */
   const char *in_order;        /* why its W does not run on the side stream; NULL: it may */
-  rfi_report report;           /* of rfi_graphs_report_beside */
+  rfi_report report;           /* of rfi_graphs_report_side_stream */
 } rfi_callable;
 
 typedef struct rfi_validity { /* the results of a slot's microbatch that the caller may use */
@@ -198,7 +199,7 @@ struct rfr_graphs {
   rfi_exec_unit counts;
   rfi_set_recipe recipe;
   bool ended;           /* the last step ended without an abort */
-  bool beside;          /* a W may run on the side stream */
+  bool has_side_stream; /* a W may run on the side stream */
   int launched, waited; /* the last W there; the last that the main stream waits for */
   bool loaded;
 };
@@ -267,8 +268,8 @@ rfr_status rfi_graphs_names(rfr_graphs *g, rfi_callable *c);
 rfr_status rfi_graphs_check_names(rfr_graphs *g);
 
 /* ---- graph_memory.c ---- */
-/* Assigns storage to every value; sets g->memory. `beside`: W's may run on the side stream. */
-rfr_status rfi_graphs_place(rfr_graphs *g, bool beside);
+/* Assigns storage to every value; sets g->memory. `side_stream`: W's may run on the side stream. */
+rfr_status rfi_graphs_place(rfr_graphs *g, bool side_stream);
 /* Allocates the planned memory. */
 rfr_status rfi_graphs_allocate(rfr_graphs *g);
 /* The first byte of a slot, and of its block. */
@@ -277,19 +278,20 @@ unsigned char *rfi_graphs_block(const rfr_graphs *g, const rfi_stage_plan *s, in
 /* Writes addresses into the kernels of all slots. */
 void rfi_graphs_set_addresses(rfr_graphs *g);
 
-/* ---- graph_beside.c ---- */
-/* Chooses the callables whose W may run on the side stream; storage must be assigned. `fits`: there is memory for
- * it. */
-void rfi_graphs_choose_beside(rfr_graphs *g, bool fits);
-/* Chooses the W's of a step that run there, and the calls that wait for them, from the addresses of all slots. */
-rfr_status rfi_graphs_order_beside(const rfr_graphs *g, rfi_calls *calls);
+/* ---- graph_side_stream.c ---- */
+/* Selects the callables whose W may run on the side stream; storage must be assigned. `fits` 0: none, because the plan
+ * would exceed the budget or the step memory. */
+void rfi_graphs_choose_side_stream(rfr_graphs *g, bool fits);
+/* Selects the W's of a step that run there, and the calls that wait for them, from the addresses of all slots. */
+rfr_status rfi_graphs_order_side_stream(const rfr_graphs *g, rfi_calls *calls);
 /* Runs the W of a call, on either stream. */
 rfr_status rfi_graphs_run_wgrad(rfr_graphs *g, const rfi_step_call *call);
-/* Lets later work wait for the W's up to a number; for all, after which numbers start again. */
-rfr_status rfi_graphs_wait_beside(rfr_graphs *g, int number);
-rfr_status rfi_graphs_join_beside(rfr_graphs *g);
+/* Makes later work of the main stream wait for the W's up to `number`. */
+rfr_status rfi_graphs_wait_side_stream(rfr_graphs *g, int number);
+/* The same for all W's; after that, numbers start at 1 again. */
+rfr_status rfi_graphs_join_side_stream(rfr_graphs *g);
 /* A line per W of a callable, valid until the next call; NULL: no memory. */
-const char *rfi_graphs_report_beside(const rfr_graphs *g, int callable);
+const char *rfi_graphs_report_side_stream(const rfr_graphs *g, int callable);
 
 /* ---- graph_shard.c ---- */
 /* Whether the stage has sharded callables and shard actions. */

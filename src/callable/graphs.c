@@ -167,7 +167,7 @@ static rfr_status allocate(rfr_graphs *g) {
   rfr_step_memory *step = g->m.layout.step;
   const int64_t bytes = g->memory.planned_bytes, reserved = step ? step->bytes : 0;
   const rfr_status s = rfi_graphs_allocate(g);
-  if (s != RFR_NO_MEMORY || !g->beside || (step && step->data)) return s;
+  if (s != RFR_NO_MEMORY || !g->has_side_stream || (step && step->data)) return s;
   rfi_layout_free(&g->m.layout, g->m.backend, g->m.device);
   if (step) step->bytes = reserved;
   RFI_TRY(rfi_graphs_place(g, false));
@@ -266,8 +266,8 @@ rfr_status rfr_graphs_tensor(const rfr_graphs *g, const char *name, rfr_tensor *
 
 /* Orders later work of the main stream after all W's of the side stream. Their numbers stay, because the step
  * continues. */
-static rfr_status wait_for_all_beside(const rfr_graphs *g) {
-  return g->launched > g->waited ? g->m.backend->join_beside(g->m.device, 0) : RFR_OK;
+static rfr_status wait_for_side_stream(const rfr_graphs *g) {
+  return g->launched > g->waited ? g->m.backend->join_side(g->m.device, 0) : RFR_OK;
 }
 
 rfr_status rfr_graphs_gradient(const rfr_graphs *g, const char *parameter, rfr_tensor *out) {
@@ -276,7 +276,7 @@ rfr_status rfr_graphs_gradient(const rfr_graphs *g, const char *parameter, rfr_t
   rfi_named *x;
   RFI_TRY(rfi_graphs_get_gradient(g, parameter, &x));
   RFI_TRY(rfi_graphs_check_gradient(g, (int)(x - g->m.store.named)));
-  RFI_TRY(wait_for_all_beside(g)); /* without a schedule */
+  RFI_TRY(wait_for_side_stream(g)); /* without a schedule */
   *out = x->tensor;
   return RFR_OK;
 }
@@ -295,7 +295,7 @@ rfr_status rfr_graphs_write(rfr_graphs *g, const rfr_tensor *to, const void *fro
   RFI_TRY(rfi_graphs_check_tensor(g, to));
   if (to->bytes > 0) RFI_TRY(rfi_check_handle(from, "from"));
   if (to->role == RFR_ROLE_FROZEN || to->role == RFR_ROLE_CONST) g->loaded = false;
-  RFI_TRY(wait_for_all_beside(g)); /* a W may read `to` */
+  RFI_TRY(wait_for_side_stream(g)); /* a W may read `to` */
   return g->m.backend->copy(g->m.device, to->data, from, (size_t)to->bytes);
 }
 
@@ -304,7 +304,7 @@ rfr_status rfr_graphs_read(rfr_graphs *g, const rfr_tensor *from, void *to) {
   RFI_TRY(rfi_check_handle(from, "from"));
   RFI_TRY(rfi_graphs_check_tensor(g, from));
   if (from->bytes > 0) RFI_TRY(rfi_check_handle(to, "to"));
-  if (is_written(g, from)) RFI_TRY(wait_for_all_beside(g));
+  if (is_written(g, from)) RFI_TRY(wait_for_side_stream(g));
   return g->m.backend->copy(g->m.device, to, from->data, (size_t)from->bytes);
 }
 
@@ -345,6 +345,6 @@ const rfr_trace *rfr_graphs_trace(const rfr_graphs *g, int callable) {
 
 const char *rfr_graphs_report(const rfr_graphs *g, int callable, const char *pass) {
   const rfi_exec_unit *u = unit_of(g, callable);
-  if (u && pass && strcmp(pass, "wgrad") == 0) return rfi_graphs_report_beside(g, callable);
+  if (u && pass && strcmp(pass, "wgrad") == 0) return rfi_graphs_report_side_stream(g, callable);
   return u ? rfi_stage_report(rfi_unit_stage(u, pass)) : NULL;
 }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * W on a side stream (rfr_graphs_options.wgrad_beside). Transformer blocks of several widths, one callable each, run
- * under several schedules, with W in order and beside later calls. Main gradients and input gradients are bitwise equal
+ * under several schedules, with W in order and on the side stream. Main gradients and input gradients are bitwise equal
  * in every step, and the times of a step are printed: medians of rounds in which both sets take turns.
  *
  *   wgrad_check [SECONDS [WIDTH]]     for the times of each row, default 0.4; of one width, default all
@@ -237,7 +237,7 @@ static void check(rfr_ctx *ctx, const size *z, const row *r, const data *d, doub
     const size_t last = t[0].size() - 1;
     ratio.push_back(t[1][last] / t[0][last]);
   }
-  printf("%-8s %-8s %s  in order %9.1f us  beside %9.1f us  ratio %.4f (%.4f .. %.4f)  bytes %.1f -> %.1f MB\n",
+  printf("%-8s %-8s %s  in order %9.1f us  side stream %9.1f us  ratio %.4f (%.4f .. %.4f)  bytes %.1f -> %.1f MB\n",
          z->name, r->name, same ? "equal " : "DIFFER", 1e6 * median(t[0]), 1e6 * median(t[1]), median(ratio),
          *std::min_element(ratio.begin(), ratio.end()), *std::max_element(ratio.begin(), ratio.end()),
          1e-6 * (double)bytes[0], 1e-6 * (double)bytes[1]);

@@ -43,14 +43,14 @@ struct rfi_device {
   cudaEvent_t mark[MARKS];   /* recorded after op n of the side stream: element n % MARKS */
   int marked[MARKS];         /* per mark: the last op of its launch */
   int64_t free_at_open;
-  rfr_memory_use use;     /* `taken` is not set */
-  rfi_lt *lt;             /* NULL without a device */
-  rfr_comm *comm;         /* for collective ops, or NULL */
-  bool copies;            /* its ranks exchange memory by copy engines */
-  rfi_ranges ranges;      /* for a profiler */
-  double busy_since;      /* with `comm`: time of the first poll that found the stream busy; 0: none */
-  int failed;             /* the op whose enqueueing failed; -1: none */
-  int64_t beside, joined; /* graphs launched on the side stream; those that `at` waits for */
+  rfr_memory_use use;            /* `taken` is not set */
+  rfi_lt *lt;                    /* NULL without a device */
+  rfr_comm *comm;                /* for collective ops, or NULL */
+  bool copies;                   /* its ranks exchange memory by copy engines */
+  rfi_ranges ranges;             /* for a profiler */
+  double busy_since;             /* with `comm`: time of the first poll that found the stream busy; 0: none */
+  int failed;                    /* the op whose enqueueing failed; -1: none */
+  int64_t side_launches, joined; /* graphs launched on the side stream; those that `at` waits for */
 };
 
 typedef struct node_copy { /* a copy node of a graph; the source must be device memory */
@@ -680,30 +680,30 @@ static rfr_status launch(rfi_device *d, rfi_graph *graph, const void *const *fro
 
 /* ---- graphs on the side stream ---- */
 
-static rfr_status enqueue_beside(rfi_device *d, rfi_graph *graph) {
+static rfr_status enqueue_graph_side(rfi_device *d, rfi_graph *graph) {
   CUDA(cudaEventRecord(d->fork, d->at), "recording an event");
   CUDA(cudaStreamWaitEvent(d->side, d->fork, 0), "waiting for an event");
   RFI_TRY(launch_on(d, graph, d->side));
-  return rfi_cuda_check(cudaEventRecord(d->mark[d->beside++ % MARKS], d->side), "recording an event");
+  return rfi_cuda_check(cudaEventRecord(d->mark[d->side_launches++ % MARKS], d->side), "recording an event");
 }
 
-static rfr_status launch_beside(rfi_device *d, rfi_graph *graph) {
+static rfr_status launch_side(rfi_device *d, rfi_graph *graph) {
   int before;
   RFI_TRY(begin(d));
   RFI_TRY(enter(d, &before));
-  return leave(d, before, enqueue_beside(d, graph));
+  return leave(d, before, enqueue_graph_side(d, graph));
 }
 
 /* A later graph may have reused the event; to wait for that graph is correct too. */
 static rfr_status join(rfi_device *d, int but) {
-  const int64_t number = d->beside - but;
+  const int64_t number = d->side_launches - but;
   if (number <= d->joined) return RFR_OK;
   CUDA(cudaStreamWaitEvent(d->at, d->mark[(number - 1) % MARKS], 0), "waiting for an event");
   d->joined = number;
   return RFR_OK;
 }
 
-static rfr_status join_beside(rfi_device *d, int but) {
+static rfr_status join_side(rfi_device *d, int but) {
   int before;
   RFI_TRY(enter(d, &before));
   return leave(d, before, join(d, but));
@@ -782,8 +782,8 @@ static const rfi_backend backend = {
     .run_timed = run_timed,
     .capture = capture,
     .launch = launch,
-    .launch_beside = launch_beside,
-    .join_beside = join_beside,
+    .launch_side = launch_side,
+    .join_side = join_side,
     .failed = failed,
     .graph_destroy = graph_destroy,
     .wait = wait,

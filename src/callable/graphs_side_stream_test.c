@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * W's on the side stream. The CPU's backend gets one here that runs every graph as late as it may: when a call waits
- * for it. So a W reads what the calls until then have left in memory, and its main gradient arrives last. The plan is
- * checked too, op by op, because this stream does not run two kernels at the same time.
+ * W's on the side stream. The test adds a side stream to the CPU backend, which runs each graph as late as possible:
+ * when a call waits for it. So a missing wait shows: the W reads memory that later calls have overwritten. This stream
+ * does not run two kernels at the same time, so the plan is checked too, op by op.
  */
 #include <stdio.h>
 #include <string.h>
@@ -44,8 +44,8 @@ static rfr_status run_queued(rfi_device *d, int but) {
 
 static int use_late_stream(void **state) {
   rfi_backend *b = rft_change_backend();
-  b->launch_beside = launch_late;
-  b->join_beside = run_queued;
+  b->launch_side = launch_late;
+  b->join_side = run_queued;
   memset(&queue, 0, sizeof queue);
   return rft_context_setup(state);
 }
@@ -100,7 +100,7 @@ static void test_results(void **state) {
 
 /* ---- complete gradients ---- */
 
-typedef struct pair { /* the same set twice: with W in order, and beside later calls */
+typedef struct pair { /* the same set twice: with W in order, and on the side stream */
   rft_scene s;
   rfr_schedule *schedule[2];
   rfr_graphs *g[2];
@@ -215,7 +215,7 @@ static void test_failing_abort(void **state) {
   static rft_buffers b;
   const rft_scene s = scene(1, RFR_F32);
   rfr_schedule *schedule;
-  ((rfi_backend *)rft_backend)->join_beside = join_later;
+  ((rfi_backend *)rft_backend)->join_side = join_later;
   rfr_graphs *g = rft_make_graphs(&s, &schedule);
   OK(rfr_graphs_begin_step(g, NULL, 0));
   for (int m = 0; m < 2; m++)
@@ -291,8 +291,8 @@ static void check_pair(const rfi_step_call *w, const rfi_step_call *call, rfi_pa
                  w->microbatch, k, (int)part, b->index, call->microbatch);
 }
 
-/* No unit that may run at the same time as a W has memory in common with it that one of them writes; and the W's of a
- * callable run in order. Returns the number of parts beside which a W runs, over all W's. */
+/* A part that may run at the same time as a W does not conflict with it, and the W's of a callable run in order.
+ * Returns the number of such parts, over all W's. */
 static int check_plan(const rfr_graphs *g) {
   int many = 0;
   for (int i = 0, last = 0; i < g->calls.n; i++) {
@@ -339,9 +339,9 @@ static void test_report(void **state) {
   rft_scene s = scene(1, RFR_F32);
   rfr_schedule *schedule;
   rfr_graphs *g = rft_make_graphs(&s, &schedule);
-  expect_report(g, 0, "microbatch 0: in order, nothing can run beside it\n");
-  expect_report(g, 1, "microbatch 0: beside later calls, until wgrad of callable \"0\", microbatch 0\n");
-  expect_report(g, 2, "microbatch 3: in order, completes a main gradient\n");
+  expect_report(g, 0, "microbatch 0: in order: no later call can run at the same time\n");
+  expect_report(g, 1, "microbatch 0: side stream, until wgrad of callable \"0\", microbatch 0\n");
+  expect_report(g, 2, "microbatch 3: in order: completes a main gradient\n");
   rfr_graphs_destroy(g);
   rfr_schedule_destroy(schedule);
   s.in_order = true;
@@ -355,7 +355,7 @@ static void test_report(void **state) {
 static void test_reasons(void **state) {
   (void)state;
   static _Alignas(16) float x[RFT_T * RFT_C], sum[RFT_C * RFT_C];
-  static const char *const why[] = {"beside later calls", "W uses fixed memory", "its parameters are valid only",
+  static const char *const why[] = {": side stream, ", "W uses fixed memory", "its parameters are valid only",
                                     "the caller may add to its main gradients"};
   const rft_scene s = {.block = rft_block_linear, .dtype = RFR_F32};
   const rfr_type square = {.dtype = RFR_F32, .rank = 2, .shape = {RFT_C, RFT_C}};
@@ -378,21 +378,21 @@ static void test_reasons(void **state) {
   }
 }
 
-/* A budget for the plan in order has no room for scratch; one byte less than the plan beside neither. */
+/* W's run on the side stream with exactly the budget of that plan, and in order with one byte less. */
 static void test_budget(void **state) {
   (void)state;
   rft_scene s = scene(2, RFR_F32);
-  rfr_graphs_memory in_order = {.size = sizeof in_order}, beside = in_order, now = in_order;
+  rfr_graphs_memory in_order = {.size = sizeof in_order}, side_stream = in_order, now = in_order;
   rfr_schedule *schedule;
   for (int pass = 0; pass < 4; pass++) {
     s.in_order = pass == 0;
-    s.budget = pass < 2 ? 0 : pass == 2 ? beside.planned_bytes : beside.planned_bytes - 1;
+    s.budget = pass < 2 ? 0 : pass == 2 ? side_stream.planned_bytes : side_stream.planned_bytes - 1;
     rfr_graphs *g = rft_make_graphs(&s, &schedule);
-    OK(rfr_graphs_get_memory(g, pass == 0 ? &in_order : pass == 1 ? &beside : &now));
-    if (pass == 1) assert_true(beside.planned_bytes > in_order.planned_bytes);
-    if (pass == 2) assert_true(now.planned_bytes == beside.planned_bytes);
+    OK(rfr_graphs_get_memory(g, pass == 0 ? &in_order : pass == 1 ? &side_stream : &now));
+    if (pass == 1) assert_true(side_stream.planned_bytes > in_order.planned_bytes);
+    if (pass == 2) assert_true(now.planned_bytes == side_stream.planned_bytes);
     if (pass == 3) assert_true(now.planned_bytes == in_order.planned_bytes);
-    if (pass == 3) expect_report(g, 0, "in order: there is no room for its scratch\n");
+    if (pass == 3) expect_report(g, 0, "in order: too little memory for its scratch\n");
     rfr_graphs_destroy(g);
     rfr_schedule_destroy(schedule);
   }
@@ -419,7 +419,7 @@ static void test_read_of_callers(void **state) {
     rfr_graphs *g;
     if (callers) o.tensors = &mine, o.n_tensors = 1;
     OK(rfr_graphs_create(ctx, c, 2, &o, &g));
-    expect_report(g, 1, callers ? "in order: W reads memory of the caller" : "beside later calls");
+    expect_report(g, 1, callers ? "in order: W reads memory of the caller" : ": side stream, ");
     rfr_graphs_destroy(g);
   }
   for (int k = 0; k < 2; k++) rfr_trace_destroy(t[k]);
@@ -451,7 +451,7 @@ static void test_small_device(void **state) {
     s.in_order = false;
     if (!shared) rft_run_scene(&s);
     g = rft_make_graphs(&s, &schedule);
-    expect_report(g, 0, "in order: there is no room for its scratch\n");
+    expect_report(g, 0, "in order: too little memory for its scratch\n");
     OK(rfr_graphs_get_memory(g, &now));
     assert_int_equal(now.planned_bytes, m.planned_bytes);
     rfr_graphs_destroy(g);

@@ -1,17 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Which W's run on a side stream, and which calls wait for them. Within a step only the next W of the same
- * main gradient needs the result of a W, so F and I of other callables and microbatches can run at the same time.
+ * Selects the W's that run on a side stream, and the calls that wait for them. Within a step only the next W of the
+ * same main gradient needs the result of a W, so F and I of other callables and microbatches can run at the same time.
  *
- *   rfi_graphs_choose_beside  before the plan: the callables whose W may, from ops and storage alone
- *   graph_memory.c            gives these W's scratch of their own, and keeps what they read until the I of the next
- *                             callable has run. If the budget has no room for it, all W's run in order
- *   rfi_graphs_order_beside   once addresses are set: the first call after each W that conflicts with it waits for it
- *   graph_step.c              launches W's and waits, as the calls say
+ *   rfi_graphs_choose_side_stream  runs before the plan; selects the callables whose W may run there, from their ops
+ *                                  and storage
+ *   graph_memory.c                 plans separate scratch memory for these W's, and extends the lifetimes of the values
+ *                                  that they read. If this exceeds the budget, all W's run in order
+ *   rfi_graphs_order_side_stream   runs when addresses are known; selects the calls that wait
+ *   graph_step.c                   launches W's and waits
  *
- * Calls conflict if they access the same byte and one of them writes it. The comparison takes the addresses that the
- * kernels get, so results do not depend on what the plan keeps: a plan that keeps less makes a call wait earlier. W's
- * run one after the other in the order of the calls, so that each main gradient is the same sum as in one stream.
+ * Two calls conflict if they access the same byte and one of them writes it. The first call after a W that conflicts
+ * with it waits for it. Conflicts follow from the addresses that the kernels get, so results are correct for any plan:
+ * if a plan frees memory earlier, a call waits earlier. W's run one after the other in the order of the calls, so that
+ * each main gradient is the same sum as in one stream.
  *
  * A W that completes a main gradient runs in order, because the caller may read it after the call.
  */
@@ -29,15 +31,14 @@ static const char *op_defect(const rfi_opr *op) {
   return op->def->flags & RFI_COLLECTIVE && op->attr[0].i > 1 ? "W has collectives" : NULL;
 }
 
-/* Whether the caller gets the value as an input gradient, which stays valid after the call: it may change it there. */
+/* Whether the value is an input gradient that is returned to the caller, who may change it after the call. */
 static bool is_returned(const rfi_callable *c, rfr_value owner) {
   for (const rfi_port *p = c->in; p < c->in + c->n_in; p++)
     if (p->grad.value >= 0 && !p->link && c->u.trace->values[p->grad.value].base == owner) return true;
   return false;
 }
 
-/* The caller may write memory of its own between calls. If W wrote a value for another part, that part would have to
- * wait. */
+/* The caller may write its own memory between calls. A part that reads a value which W writes would have to wait. */
 static const char *use_defect(const rfr_graphs *g, const rfi_callable *c, const rfi_use *u) {
   const rfi_location *x = &c->u.place[u->owner];
   if (x->region == RFI_FIXED) return "W uses fixed memory of the caller";
@@ -48,7 +49,7 @@ static const char *use_defect(const rfr_graphs *g, const rfi_callable *c, const 
                                                                                : NULL;
 }
 
-/* The caller's memory that a step does not clear may have other users. */
+/* The caller may add to a main gradient in its memory that a step does not clear. */
 static bool adds_for_caller(const rfi_named *gradient) { return gradient->accumulate && gradient->tensor.data; }
 
 static const char *defect(const rfr_graphs *g, const rfi_callable *c) {
@@ -65,17 +66,17 @@ static const char *defect(const rfr_graphs *g, const rfi_callable *c) {
   return why;
 }
 
-void rfi_graphs_choose_beside(rfr_graphs *g, bool fits) {
+void rfi_graphs_choose_side_stream(rfr_graphs *g, bool fits) {
   const char *all = !g->options.wgrad_beside                                ? "rfr_graphs_options.wgrad_beside is 0"
-                    : !g->m.backend->launch_beside                          ? "the device has one stream"
-                    : g->n == 1 && g->n_stages == 1 && g->stage->slots == 1 ? "nothing can run beside it"
+                    : !g->m.backend->launch_side                            ? "the device has one stream"
+                    : g->n == 1 && g->n_stages == 1 && g->stage->slots == 1 ? "no call can run at the same time"
                     : g->options.debug                                      ? "debug mode fills memory between calls"
-                    : !fits                                                 ? "there is no room for its scratch"
+                    : !fits                                                 ? "too little memory for its scratch"
                                                                             : NULL;
-  g->beside = false;
+  g->has_side_stream = false;
   for (rfi_callable *c = g->callable; c < g->callable + g->n; c++) {
     c->in_order = all ? all : defect(g, c);
-    g->beside = g->beside || !c->in_order;
+    g->has_side_stream = g->has_side_stream || !c->in_order;
   }
 }
 
@@ -193,48 +194,48 @@ static bool runs_in_order(const rfi_step_call *call, rfi_part part) {
 }
 
 /* The first part after call i that conflicts with its W. *call: the call of that part; the number of calls, if there is
- * none. *beside: the parts before it on the main stream. */
-static rfi_part first_conflict(const accesses *x, const rfi_calls *c, int i, int *call, int *beside) {
+ * none. *concurrent: the number of parts between the two, which may run at the same time as the W. */
+static rfi_part first_conflict(const accesses *x, const rfi_calls *c, int i, int *call, int *concurrent) {
   const access *w = access_of(x, &c->call[i], RFI_PART_W);
-  *beside = 0;
+  *concurrent = 0;
   for (*call = i + 1; *call < c->n; ++*call)
     for (int part = RFI_PART_F; part <= RFI_PART_W; part++) {
       if (!runs_in_order(&c->call[*call], (rfi_part)part)) continue;
       if (conflict(access_of(x, &c->call[*call], (rfi_part)part), w)) return (rfi_part)part;
-      ++*beside;
+      ++*concurrent;
     }
   return RFI_PARTS;
 }
 
-/* From the last W to the first, because it depends on the later ones in which stream they run. A W with nothing beside
- * it runs in order: a change of streams takes a few microseconds. */
+/* From the last W to the first, because the choice for a W depends on the streams of later W's. If no part could run at
+ * the same time, a W runs in order, because a change of streams takes a few microseconds. */
 static void choose_calls(const accesses *x, rfi_calls *c) {
-  int beside, conflicting;
+  int concurrent, conflicting;
   for (int i = c->n - 1; i >= 0; i--) {
     rfi_step_call *call = &c->call[i];
     if (!rfi_call_runs(call, RFI_PART_W) || call->of->in_order || completes(c, i)) continue;
-    first_conflict(x, c, i, &conflicting, &beside);
-    call->number = beside > 0;
+    first_conflict(x, c, i, &conflicting, &concurrent);
+    call->number = concurrent > 0;
   }
 }
 
 static void order(const accesses *x, rfi_calls *c) {
-  int n = 0, beside, conflicting;
+  int n = 0, concurrent, conflicting;
   choose_calls(x, c);
   for (int i = 0; i < c->n; i++) {
     if (c->call[i].number == 0) continue;
     c->call[i].number = ++n;
-    const rfi_part part = first_conflict(x, c, i, &conflicting, &beside);
-    /* numbers ascend, so the last W that a part conflicts with counts */
+    const rfi_part part = first_conflict(x, c, i, &conflicting, &concurrent);
+    /* numbers ascend, so a part waits for the last W that it conflicts with */
     if (conflicting < c->n) *(part == RFI_PART_W ? &c->call[conflicting].wgrad_waits : &c->call[conflicting].waits) = n;
   }
 }
 
-/* After an error all W's run in order. Eager sets have the same plan, but no graphs to launch. */
-rfr_status rfi_graphs_order_beside(const rfr_graphs *g, rfi_calls *c) {
+/* After an error all W's run in order. Graphs with `eager` have the same plan, but no captured graphs to launch. */
+rfr_status rfi_graphs_order_side_stream(const rfr_graphs *g, rfi_calls *c) {
   accesses x = {0};
   for (int i = 0; i < c->n; i++) c->call[i].number = c->call[i].waits = c->call[i].wgrad_waits = 0;
-  if (!g->beside || g->options.eager) return RFR_OK;
+  if (!g->has_side_stream || g->options.eager) return RFR_OK;
   RFI_TRY(rfi_arena_create(g->m.ctx, &x.arena));
   const rfr_status s = list_accesses(g, &x);
   if (s == RFR_OK) order(&x, c);
@@ -244,24 +245,24 @@ rfr_status rfi_graphs_order_beside(const rfr_graphs *g, rfi_calls *c) {
 
 /* ---- execution ---- */
 
-rfr_status rfi_graphs_wait_beside(rfr_graphs *g, int number) {
+rfr_status rfi_graphs_wait_side_stream(rfr_graphs *g, int number) {
   if (number <= g->waited) return RFR_OK;
-  RFI_TRY(g->m.backend->join_beside(g->m.device, g->launched - number));
+  RFI_TRY(g->m.backend->join_side(g->m.device, g->launched - number));
   g->waited = number;
   return RFR_OK;
 }
 
-rfr_status rfi_graphs_join_beside(rfr_graphs *g) {
-  RFI_TRY(rfi_graphs_wait_beside(g, g->launched));
+rfr_status rfi_graphs_join_side_stream(rfr_graphs *g) {
+  RFI_TRY(rfi_graphs_wait_side_stream(g, g->launched));
   g->launched = g->waited = 0;
   return RFR_OK;
 }
 
 rfr_status rfi_graphs_run_wgrad(rfr_graphs *g, const rfi_step_call *call) {
-  RFI_TRY(rfi_graphs_wait_beside(g, call->wgrad_waits));
+  RFI_TRY(rfi_graphs_wait_side_stream(g, call->wgrad_waits));
   if (call->number == 0) return rfi_graphs_run(g, call->of, call->slot, RFI_PART_W, false);
   g->launched = call->number;
-  return g->m.backend->launch_beside(g->m.device, call->of->u.instance[call->slot].graph[RFI_PART_W]);
+  return g->m.backend->launch_side(g->m.device, call->of->u.instance[call->slot].graph[RFI_PART_W]);
 }
 
 /* ---- the report ---- */
@@ -270,13 +271,13 @@ static rfr_status report_call(const rfi_calls *c, int i, rfi_report *r) {
   const rfi_step_call *w = &c->call[i];
   int k = i + 1;
   if (w->number == 0)
-    return rfi_report_line(r, "microbatch %d: in order, %s", w->microbatch,
-                           completes(c, i) ? "completes a main gradient" : "nothing can run beside it");
+    return rfi_report_line(r, "microbatch %d: in order: %s", w->microbatch,
+                           completes(c, i) ? "completes a main gradient" : "no later call can run at the same time");
   while (k < c->n && c->call[k].waits < w->number && c->call[k].wgrad_waits < w->number) k++;
-  if (k == c->n) return rfi_report_line(r, "microbatch %d: beside all later calls", w->microbatch);
-  return rfi_report_line(r, "microbatch %d: beside later calls, until %s of callable \"%s\", microbatch %d",
-                         w->microbatch, c->call[k].waits < w->number ? "wgrad" : rfi_call_text(c->call[k].op),
-                         c->call[k].of->u.name, c->call[k].microbatch);
+  if (k == c->n) return rfi_report_line(r, "microbatch %d: side stream, no later call waits for it", w->microbatch);
+  return rfi_report_line(r, "microbatch %d: side stream, until %s of callable \"%s\", microbatch %d", w->microbatch,
+                         c->call[k].waits < w->number ? "wgrad" : rfi_call_text(c->call[k].op), c->call[k].of->u.name,
+                         c->call[k].microbatch);
 }
 
 static rfr_status report(const rfr_graphs *g, const rfi_callable *c, rfi_report *r) {
@@ -287,7 +288,7 @@ static rfr_status report(const rfr_graphs *g, const rfi_callable *c, rfi_report 
   return RFR_OK;
 }
 
-const char *rfi_graphs_report_beside(const rfr_graphs *g, int callable) {
+const char *rfi_graphs_report_side_stream(const rfr_graphs *g, int callable) {
   rfi_callable *c = &g->callable[callable];
   if (c->report.text.ctx) rfi_string_deinit(&c->report.text);
   c->report = (rfi_report){.text.ctx = g->m.ctx};
