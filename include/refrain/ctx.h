@@ -40,10 +40,10 @@ typedef struct rfr_ctx_options {
   const char *isa;         /* "v2", "v3" (AVX2), "v4" (AVX-512) or NULL: the best the CPU has */
   const char *module_path; /* folder of the loadable modules, an absolute path; NULL: that of the library */
   int use_onednn;          /* 1: GEMMs by oneDNN if it is available; 0: by the portable kernel */
-  const char *device;      /* "cpu" (or NULL), "cuda" (the first GPU), "cuda:1", ...; "cuda:none" plans for a GPU
-                              that is not there and runs nothing. Copied */
-  int cuda_portable;       /* 1: on a GPU, own kernels use no feature above compute capability 8.0 */
-  size_t byte_limit;       /* refuse to hold more than this many bytes; 0: no limit */
+  const char *device;      /* "cpu" (or NULL), "cuda" (the first GPU), "cuda:1", ...; "cuda:none" makes plans for a
+                              GPU without using one, and runs nothing. Copied */
+  int cuda_portable;       /* 1: the library's GPU kernels use no feature above compute capability 8.0 */
+  size_t byte_limit;       /* limit on the bytes that are allocated at one time; 0: no limit */
 } rfr_ctx_options;
 
 /* Defaults; reads REFRAIN_THREADS, REFRAIN_ISA, REFRAIN_ONEDNN (0 or 1), REFRAIN_DEVICE and

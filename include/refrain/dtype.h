@@ -50,8 +50,8 @@ RFR_API rfr_dtype rfr_dtype_parse(const char *name);
  * infinity; e4m3, e5m2, e3m2, e2m3 and e2m1 saturate to their largest finite value,
  * infinity too. NaN stays NaN, with its sign, where the type has one (bf16 keeps the upper
  * payload bits) and becomes the positive largest value where it has none. e8m0 holds powers
- * of two, 2^(bits - 127), and NaN as 0xFF: the magnitude's exponent rounds up, as the MX
- * recipe wants; 2^-127 and less give 0x00 (zero too), 2^127 and more 0xFE (infinity too).
+ * of two, 2^(bits - 127), and NaN as 0xFF: the magnitude's exponent rounds up, as MX
+ * requires; 2^-127 and less give 0x00 (zero too), 2^127 and more 0xFE (infinity too).
  * f32 is the identity; f64 and the integers have no such form: 0. */
 RFR_API uint32_t rfr_float_to_bits(rfr_dtype dtype, float x);
 RFR_API float rfr_float_from_bits(rfr_dtype dtype, uint32_t bits);

@@ -100,10 +100,10 @@ typedef struct rfr_callable {
   int n_samples; /* input, for example as a divisor */
   int inference; /* 1: no backward. All callables of a set or none */
   int sharded;   /* 1: each rank holds a shard of its parameters, see below */
-  /* 1: the caller gathers the parameters before each call and may drop them after it. Then nothing derived from
-   * parameters (a cast, for example) is kept between calls. It is set automatically for a callable with pre_forward
-   * hooks if rfr_graphs_options.tensors is not empty, because such hooks usually gather. A loop that gathers between
-   * the calls at run time, without hooks, has to set it: the graphs cannot see that. */
+  /* 1: the caller gathers the parameters before each call and may free them after it. Then no value derived from
+   * parameters, such as a cast, is kept between calls. It is set automatically for a callable with pre_forward hooks if
+   * rfr_graphs_options.tensors is not empty, because such hooks usually gather. Set it if your loop gathers between the
+   * calls without hooks, because the graphs cannot detect that. */
   int gathered;
   /* The number of random ops (rfr_dropout) that the model records before this callable: the sum of rfr_trace_sites over
    * the earlier layers. It selects the dropout masks; with the right numbers a pipeline draws the masks of a single
@@ -191,11 +191,11 @@ typedef struct rfr_graphs_options {
   /* Step memory (rfr_step_memory) for slots, shared bytes, gathered parameters and scratch. Others may use it between
    * the steps of these graphs. NULL: they are in the arena. */
   rfr_step_memory *step_memory;
-  /* 1, the default: on a GPU, W may run on a side stream at the same time as later F and I, if their memory is
-   * disjoint. Results do not change. These W's have scratch of their own; if `budget` or `step_memory` has no room for
-   * it, W runs in order. Without a schedule, work in your stream may read a main gradient once rfr_graphs_gradient has
-   * returned it, or after the last call of the microbatch. rfr_graphs_report with "wgrad" lists each W. 0: everything
-   * runs in order, in one stream. */
+  /* 1, the default: on a GPU, W may run on a side stream, concurrently with later F and I that do not conflict with it.
+   * Results do not change. These W's have separate scratch memory; if it exceeds `budget` or `step_memory`, all W's run
+   * in order. Without a schedule, work in your stream may read a main gradient after rfr_graphs_gradient has returned
+   * it, or after the last call of the microbatch. rfr_graphs_report with "wgrad" lists each W. 0: everything runs in
+   * order, in one stream. */
   int wgrad_beside;
 } rfr_graphs_options;
 RFR_API rfr_graphs_options rfr_graphs_options_default(void);

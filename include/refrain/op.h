@@ -66,11 +66,12 @@ enum {
   RFR_OP_ROWS = 1 << 2,   /* the kernel takes operands of which only the last dimension is dense */
   RFR_OP_ANY = 1 << 3,    /* the kernel takes operands with any strides */
   RFR_OP_STATE = 1 << 4,  /* writes state that outlives the step */
-  RFR_OP_HOST = 1 << 5,   /* has an effect that the host sees: keeps its order among such ops */
-  RFR_OP_RNG = 1 << 6,    /* addressed random numbers: the microbatch is part of its identity */
-  RFR_OP_FORM = 1 << 8,   /* the result is operand 0 in another form: of a weight, still a weight. Views are too */
-  RFR_OP_STOP = 1 << 9,   /* no gradient passes, and that is no error */
-  RFR_OP_LOCAL = 1 << 10, /* the result lives for one reader: each reader gets a separate op, just before it */
+  RFR_OP_HOST = 1 << 5,   /* has an effect that the host sees; such ops keep their order */
+  RFR_OP_RNG = 1 << 6,    /* draws addressed random numbers: equal ops of two microbatches differ */
+  RFR_OP_FORM = 1 << 8,   /* the result is operand 0 in another form: if that is a weight, so is the result. True of
+                             views without the flag */
+  RFR_OP_STOP = 1 << 9,   /* the gradient stops here, without an error */
+  RFR_OP_LOCAL = 1 << 10, /* each reader of the result gets a separate op, just before it */
 };
 
 /* Input of a shape rule. Operands may have any type and shape: check before use. Also the input of the rules for views
@@ -94,7 +95,8 @@ typedef struct rfr_grad {
   const rfr_value *in, *out; /* RFR_NONE: absent, dead */
   const rfr_attr *attr;
   const bool *need;
-  const bool *is_weight; /* operand k is a parameter: record under RFR_PHASE_WGRAD; preset when all needed are */
+  const bool *is_weight; /* operand k is a parameter: record its gradient in RFR_PHASE_WGRAD, which is set already if
+                            all needed operands are parameters */
   const rfr_value *dy;   /* cotangent of each result, RFR_NONE: none */
   rfr_value *dx;         /* all RFR_NONE at first; the library casts them to the required type */
   void *user;
@@ -114,7 +116,7 @@ typedef struct rfr_call {
   const rfr_attr *attr;
   int32_t microbatch; /* for addressed random numbers; -1 counts as 0 */
   void *workspace;    /* 64-byte aligned, as many bytes as the kernel's workspace rule returned */
-  int threads;        /* how many threads a parallel region may use; part of the bits */
+  int threads;        /* number of threads of a parallel region; results may depend on it */
   void *stream;       /* where to enqueue, a cudaStream_t; NULL on the CPU */
   void *library;      /* private data of the library's own ops; NULL for registered ops */
   void *user;         /* rfr_op_desc.user; NULL for the library's own ops */
@@ -140,14 +142,14 @@ typedef struct rfr_share {
  * there (not NULL). */
 typedef size_t (*rfr_workspace_fn)(const rfr_call *call);
 
-/* Strings are copied; all are in the notation of the library's own table:
- * operands    names in order; "b?" may be absent (RFR_NONE), "rest*" as the last takes any number, "by~" is
- *             a float without a gradient.
- * results     names in order, one at least; "lse!" may be infinite by definition; "w1@w" is the next version of
- *             operand w in w's own
- *             storage and needs RFR_OP_STATE, unless w may be absent: "y@acc" of "x acc?" is
- *             y added to acc when acc is given, and the fuse pass may give it.
- * attributes  name:type with b = 0/1, i = integer, f = double, t = dtype, s = shape. */
+/* The description of an op. Strings are copied. Their notation is that of the library's table (ops.def):
+ *   operands    names in order. "b?" may be absent (RFR_NONE); "rest*", as the last one, stands for any number of
+ *               operands; "by~" is a float without a gradient
+ *   results     names in order, at least one. "lse!" may be infinite by definition. "w1@w" is in the storage of operand
+ *               w, as its next version, and needs RFR_OP_STATE. If that operand may be absent, RFR_OP_STATE is not
+ *               needed: with the operands "x acc?", the result "y@acc" is added to acc if acc is given; the fuse pass
+ *               may give it
+ *   attributes  name:type; the types are b (0 or 1), i (integer), f (double), t (dtype), s (shape) */
 typedef struct rfr_op_desc {
   size_t size;
   const char *name; /* "mine.swish": words of letters, digits and _, with a dot between, at most 63 bytes */
@@ -160,9 +162,9 @@ typedef struct rfr_op_desc {
   rfr_workspace_fn cpu_workspace;
   double (*flops)(const rfr_infer *c); /* of a call, from the types, a multiply-add as two; NULL: 0, memory-bound */
   double (*bytes)(const rfr_infer *c); /* read and written; NULL: each operand and result once */
-  rfr_share share;                     /* profiles count this share of the work; of NULL: all of it */
-  /* RFR_OP_VIEW: from the strides of operand 0, in elements, fills those of the result and adds to *offset what lies
-   * before its first element. Returns false if no strides express the view; recording it is an error then. */
+  rfr_share share;                     /* the part of the work that profiles count; share.of NULL: all of it */
+  /* For RFR_OP_VIEW: computes the strides of the result from those of operand 0, in elements, and adds the offset of
+   * its first element to *offset. Returns false if no strides express the view; then recording it is an error. */
   bool (*view)(const rfr_infer *c, const int64_t *stride, int64_t *y_stride, int64_t *offset);
   void *user;         /* for the callbacks; outlives the context */
   rfr_kernel_fn cuda; /* launches the op on a GPU; NULL: compiling for one fails with bind.no_kernel */

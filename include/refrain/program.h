@@ -1,12 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Compiled programs: traces, rewritten by the passes, planned into one arena, bound
- * to kernels, run eagerly or captured and replayed.
+ * Compiled programs. rfr_compile rewrites traces with the passes, plans them into one arena and selects kernels. A
+ * program then runs eagerly, or is captured and replayed.
  *
- * Programs compiled together share their inputs by name (weights, states, rings) and
- * one arena: the peak is that of the largest, not the sum. Running and replaying do not call the context's allocator.
- * oneDNN still calls malloc, because it builds an argument list for every GEMM and frees it before it returns, and so
- * does the GPU driver. One thread at a time may use an rfr_programs.
+ * Programs compiled together share their inputs by name (weights, states, rings) and one arena, which is as large as
+ * the largest program needs. Running and replaying do not call the context's allocator. oneDNN still calls malloc for
+ * the argument list of each GEMM, and the GPU driver allocates too. One thread at a time may use an rfr_programs.
  *
  *   rfr_programs *p;
  *   rfr_compile(ctx, 1, (const rfr_trace *const[]){t}, (const char *const[]){"train"}, NULL, &p);
@@ -56,11 +55,11 @@ RFR_API int64_t rfr_step_memory_bytes(const rfr_step_memory *m);
 /* The passes in their order; "record" names the trace before the first. */
 #define RFR_PASSES(X) X(autodiff) X(quantize) X(prune) X(fuse) X(recompute) X(shard) X(lower)
 
-/* Values that the backward reads: kept, or recomputed. Holds for ops that rfr_set_recompute left at auto. */
+/* Recomputation of the values that the backward reads, for ops whose policy is auto (rfr_set_recompute). */
 typedef enum rfr_recompute {
-  RFR_RECOMPUTE_KEEP, /* all are kept */
-  RFR_RECOMPUTE_ALL,  /* all are recomputed that lower the peak */
-  RFR_RECOMPUTE_AUTO, /* as many are recomputed, cheapest first, as the budget demands */
+  RFR_RECOMPUTE_KEEP, /* nothing is recomputed */
+  RFR_RECOMPUTE_ALL,  /* every op is recomputed that lowers the peak */
+  RFR_RECOMPUTE_AUTO, /* as many ops as the budget requires are recomputed, cheapest first */
 } rfr_recompute;
 
 /* Tensors of a data-parallel step that are sharded over the ranks. All modes are bitwise equal, except that
@@ -103,7 +102,7 @@ RFR_API rfr_watch_options rfr_watch_options_default(void);
 typedef struct rfr_compile_options {
   size_t size;
   int64_t budget;          /* bytes of the arena and of `step_memory`; 0: no limit. A plan over it is an error that
-                          names the peak. A side stream uses only bytes that the plan leaves over. Guards of `debug`
+                          names the peak. The side stream uses only bytes that are left within it. Guards of `debug`
                           do not count */
   int fuse;                /* 1: the fuse pass runs (default) */
   int prune;               /* 1: CSE, DCE and hoisting run (default); 0: autodiff's result is used as it is */
@@ -123,10 +122,10 @@ typedef struct rfr_compile_options {
   rfr_shard shard; /* over the ranks of `comm`; default: none. Errors: dist.shard, naming the tensor */
   rfr_step_memory *step_memory;   /* for the step-scoped bytes, which others use too. NULL: they are in the arena */
   const rfr_watch_options *watch; /* NULL: nothing is watched. Errors: watch.name, with near names */
-  /* Hooks, an entry per program, or NULL and n_hooks 0. They run in rfr_program_run, before and after the forward and
-   * the backward of each microbatch (hooks.h). Borrowed until the compile returns. Without a side stream then. Errors:
-   * argument, for hooks of a part that the program does not have; wgrad hooks, as weight gradients are part of the
-   * backward. */
+  /* Hooks, one entry per program, or NULL and n_hooks 0. They run in rfr_program_run, before and after the forward and
+   * the backward of each microbatch (hooks.h). Programs with hooks have no side stream. Borrowed until the compile
+   * returns. Errors: argument, for hooks of a part that the program does not have, and for wgrad hooks, because weight
+   * gradients are part of the backward. */
   const rfr_hooks *hooks;
   int n_hooks;
 } rfr_compile_options;
@@ -140,16 +139,17 @@ RFR_API rfr_status rfr_compile(rfr_ctx *ctx, int n, const rfr_trace *const *trac
                                const rfr_compile_options *options, rfr_programs **out);
 RFR_API void rfr_programs_destroy(rfr_programs *p);
 
-/* The memory of an input (any role) by name; of the i-th, 0 based: RFR_INVALID past the end. */
+/* The memory of an input of any role, by its name. Errors: program.name. */
 RFR_API rfr_status rfr_programs_tensor(const rfr_programs *p, const char *name, rfr_tensor *out);
+/* The memory of the i-th input, from 0. Errors: RFR_INVALID, past the end. */
 RFR_API rfr_status rfr_programs_tensor_at(const rfr_programs *p, int i, rfr_tensor *out);
 /* The memory of an output of one program, always dense. Before the program's first run its bytes are undefined (the
  * arena starts as a fixed pattern); after it they are valid until the next run of any of these programs. Errors:
  * program.name, also for an output that is a strided view (record rfr_copy of it). */
 RFR_API rfr_status rfr_program_output(const rfr_programs *p, int program, const char *name, rfr_tensor *out);
 
-/* The i-th choice of a compile with `tune`, 0 based: RFR_INVALID past the end. Device and library come first: the other
- * choices are valid for these alone. The CPU has no choices. Borrowed. */
+/* The i-th choice of a compile with `tune`, from 0; borrowed. The first choices name the device and the library; the
+ * others are valid only for these. The CPU has no choices. Errors: RFR_INVALID, past the end. */
 RFR_API rfr_status rfr_programs_choice_at(const rfr_programs *p, int i, rfr_choice *out);
 
 /* Copies x->bytes between host memory and a tensor of these programs, on any device, after all earlier launches. To
@@ -195,8 +195,8 @@ RFR_API rfr_rng rfr_rng_fork(rfr_rng rng, uint64_t number);
 
 /* ---- running ---- */
 
-/* Runs the ops of phase load, which depend on frozen inputs and constants alone. Call it after weights were written
- * and before the first run. */
+/* Runs the ops of phase load, which depend only on frozen inputs and constants. Call it before the first run, and after
+ * weights were written. */
 RFR_API rfr_status rfr_programs_load(rfr_programs *p);
 /* Runs a program kernel by kernel (eager), with its hooks. The first run or replay of a program with collectives
  * compares them with those of the other ranks. Errors then: dist.mismatch on all ranks, naming the first that differs;
@@ -225,15 +225,15 @@ RFR_API rfr_status rfr_programs_poll(rfr_programs *p, int *idle);
 /* One op of a profiled run. */
 typedef struct rfr_op_time {
   int op;                /* rfr_program_op has its name, layer and phase */
-  const char *kernel;    /* "oneDNN", the instruction set of an own kernel ("v4"), "registered" */
-  double start, seconds; /* since the run began; of the op */
+  const char *kernel;    /* "oneDNN", the instruction set of a kernel of the library ("v4"), "registered" */
+  double start, seconds; /* seconds from the beginning of the run to the op; duration of the op */
   double flops;          /* of GEMMs and attention, a multiply-add as two; 0 for memory-bound ops */
   double bytes;          /* each operand read once, each result written once */
   rfr_dtype dtype;       /* of its first floating-point operand, for a comparison of its FLOPs with a peak */
 } rfr_op_time;
-/* Runs a program as rfr_program_run does, with a clock around each op, and fills one entry per op that has a kernel, in
- * order. *n gets their number; with times NULL nothing runs. Errors: argument, when `max` is less than that, the
- * program was compiled for debugging or it has hooks (nothing has run), and those of the kernels. */
+/* Runs a program as rfr_program_run does and times each op. Fills one entry per op that has a kernel, in order; *n gets
+ * their number. With `times` NULL nothing runs. Errors: argument, if `max` is too small, the program was compiled with
+ * `debug`, or it has hooks (then nothing has run); those of the kernels. */
 RFR_API rfr_status rfr_program_profile(rfr_programs *p, int program, rfr_op_time *times, int max, int *n);
 
 /* One buffer of the plan. `first` and `last` are op indices; persistent buffers are live from the first op to the
@@ -247,8 +247,8 @@ typedef struct rfr_plan_buffer {
 typedef struct rfr_plan_summary {
   int64_t planned_bytes; /* the arena: persistent + step-scoped, or all of the step memory */
   int64_t persistent_bytes;
-  int64_t transient_planned_bytes;     /* step-scoped, largest program */
-  int64_t transient_lower_bound_bytes; /* most bytes live at once in that program */
+  int64_t transient_planned_bytes;     /* step-scoped bytes of the largest program */
+  int64_t transient_lower_bound_bytes; /* largest number of bytes live at one op of that program */
   int n_buffers;
   int64_t budget;         /* the compile option; 0: none */
   double compile_seconds; /* of this program, from the recorded trace to the plan, kernel selection included */
@@ -258,26 +258,25 @@ typedef struct rfr_plan_summary {
 } rfr_plan_summary;
 RFR_API rfr_status rfr_program_plan(const rfr_programs *p, int program, rfr_plan_summary *out);
 RFR_API rfr_status rfr_program_plan_buffer(const rfr_programs *p, int program, int i, rfr_plan_buffer *out);
-/* The op that a buffer's `first` and `last` count. Strings are borrowed, never NULL. */
+/* An op; `first` and `last` of a buffer are indices of ops. Strings are borrowed, never NULL. */
 typedef struct rfr_plan_op {
   const char *name, *scope;
   const char *reason; /* of the pass that recorded or changed it, or "" */
   rfr_phase phase;
-  int microbatch;     /* -1: of the step */
+  int microbatch;     /* -1: once per step */
   int recompute_of;   /* the op that this one recomputes, -1 */
   int64_t sent_bytes; /* of a collective: bytes that a rank sends, if they pass through a ring; otherwise 0 */
 } rfr_plan_op;
 /* Errors: argument, past the last op. */
 RFR_API rfr_status rfr_program_op(const rfr_programs *p, int program, int i, rfr_plan_op *out);
-/* planned_bytes minus the 64-byte lines of the step-scoped part that still have the fill pattern of compile. The
- * persistent part, which compile fills with zeros, always counts in full. Bytes of a workspace that its kernel never
- * writes are not counted, and neither are lines that a kernel happens to fill with the pattern. Reads the step-scoped
- * part. -1: it could not be read, or there is none (plan_only). */
+/* The planned bytes that were written at least once. Compile fills the step-scoped part with a pattern; 64-byte lines
+ * that still have it do not count, such as the unwritten tail of a workspace. The persistent part counts in full. Reads
+ * the step-scoped part. -1: it could not be read, or there is none (plan_only). */
 RFR_API int64_t rfr_programs_touched_bytes(const rfr_programs *p);
 
-/* Planned bytes of a program's values that still have the fill pattern, in lines of 64: 0 after the program has run.
- * Workspaces do not count: a kernel may leave the tail of one unwritten. A byte counts once for each value that shares
- * it. -1: it could not be read, or there is none (plan_only). */
+/* The planned bytes of a program's values that still have the fill pattern, in 64-byte lines: 0 after the program has
+ * run. Workspaces do not count, because a kernel may leave the tail of one unwritten. A byte counts once for each value
+ * that shares it. -1: it could not be read, or there is none (plan_only). */
 RFR_API int64_t rfr_program_unwritten_bytes(const rfr_programs *p, int program);
 /* Errors: debug.overrun when a byte of the guard after the arena was written: 256 bytes, on a GPU 2 MiB. */
 RFR_API rfr_status rfr_programs_check(const rfr_programs *p);
@@ -289,13 +288,13 @@ typedef struct rfr_memory_use {
   int64_t arena;
   int64_t kernels; /* code and its static memory, loaded when programs first ran or were captured */
   int64_t graphs;
-  int64_t taken;     /* since the device was opened: the rows above and all else */
+  int64_t taken;     /* all memory taken since the device was opened: the fields above and everything else */
   int64_t available; /* free bytes of the device now; 0: unknown */
 } rfr_memory_use;
 RFR_API rfr_status rfr_programs_memory_use(const rfr_programs *p, rfr_memory_use *out);
 
-/* Planned bytes of all programs together, by kind. The persistent part is counted exactly; the step-scoped part is what
- * the program with the largest one has live at its peak. The fields up to `unused` sum to `total`. */
+/* Planned bytes of all programs together, by kind. The persistent part is exact; the step-scoped part has the bytes
+ * that are live at the peak of the program with the largest one. The fields up to `unused` sum to `total`. */
 typedef struct rfr_memory {
   int64_t weights;   /* inputs of role trainable and frozen */
   int64_t optimizer; /* states that an optimizer op updates with a parameter: moments, master weights */
@@ -327,9 +326,9 @@ typedef struct rfr_frontier_point {
   double extra_bytes;    /* read and written by recomputed ops, with the gathers that only they need, per run */
   int recomputed;        /* recomputed ops */
 } rfr_frontier_point;
-/* The recompute frontier of this program, from which RFR_RECOMPUTE_AUTO chooses: largest arena first, the last is the
- * smallest budget that works. Fills at most `max` (2 or more) points; *n gets their number. Plans each point: meant for
- * tools. Errors: argument, when the traces were not kept. */
+/* The recompute frontier of this program, from which RFR_RECOMPUTE_AUTO chooses: from the largest arena to the smallest
+ * budget that works. Fills at most `max` (2 or more) points; *n gets their number. It is slow, because it plans each
+ * point. Errors: argument, if the traces were not kept (keep_traces). */
 RFR_API rfr_status rfr_program_frontier(rfr_programs *p, int program, rfr_frontier_point *points, int max, int *n);
 
 #ifdef __cplusplus

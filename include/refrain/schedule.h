@@ -28,19 +28,19 @@ extern "C" {
 #endif
 
 /* X(name, of a microbatch, what). */
-#define RFR_ACTIONS(X)                                                          \
-  X(F, 1, "forward")                                                            \
-  X(I, 1, "backward: gradient of the input")                                    \
-  X(W, 1, "backward: gradients of the weights, from what F and I left")         \
-  X(B, 1, "I and W at once")                                                    \
-  X(OPT, 0, "optimizer step of the stage's weights")                            \
-  X(UNSHARD, 0, "gather the stage's weights")                                   \
-  X(RESHARD, 0, "drop what was gathered")                                       \
-  X(REDUCE, 0, "reduce the stage's weight gradients over those who share them") \
-  X(SEND_F, 1, "hand the stage's output to the next stage")                     \
-  X(RECV_F, 1, "take the stage's input from the stage before")                  \
-  X(SEND_B, 1, "hand the stage's input gradient to the stage before")           \
-  X(RECV_B, 1, "take the stage's output gradient from the next stage")
+#define RFR_ACTIONS(X)                                                  \
+  X(F, 1, "forward")                                                    \
+  X(I, 1, "backward: gradient of the input")                            \
+  X(W, 1, "backward: gradients of the weights")                         \
+  X(B, 1, "I and W in one action")                                      \
+  X(OPT, 0, "optimizer step of the stage's weights")                    \
+  X(UNSHARD, 0, "gather the stage's sharded weights")                   \
+  X(RESHARD, 0, "free the gathered weights")                            \
+  X(REDUCE, 0, "reduce the gradients of the stage's sharded weights")   \
+  X(SEND_F, 1, "send the stage's output to the next stage")             \
+  X(RECV_F, 1, "receive the stage's input from the previous stage")     \
+  X(SEND_B, 1, "send the stage's input gradient to the previous stage") \
+  X(RECV_B, 1, "receive the stage's output gradient from the next stage")
 typedef enum rfr_action_op {
 #define RFR_ACTION_ENUM(name, microbatch, what) RFR_ACTION_##name,
   RFR_ACTIONS(RFR_ACTION_ENUM)
@@ -96,7 +96,7 @@ typedef struct rfr_schedule_options {
   int microbatches;
   int chunks; /* stages per rank; 0: 2 for interleaved and zb-v, else 1. 1f1b has 1, zb-v 2 */
   int group;  /* interleaved and zb-h1 with several chunks: microbatches that a chunk runs before the next chunk;
-                 0: the number of ranks. Fewer need less memory and idle more */
+                 0: the number of ranks. With fewer, a step needs less memory and has a larger bubble */
 } rfr_schedule_options;
 RFR_API rfr_schedule_options rfr_schedule_options_default(void);
 /* The backwards of each stage run in ascending microbatches. gpipe, 1f1b and interleaved have B, the others I and W.
@@ -151,15 +151,15 @@ typedef struct rfr_stage_costs {
   int64_t gradient_bytes;   /* the output gradient: from its arrival to the last of I and W */
   int64_t weight_bytes;     /* of the stage, always live: weights, gradients, optimizer state */
 } rfr_stage_costs;
-/* F, I and W take 1 second and keep 1 byte from F to W, so that bytes count microbatches. */
+/* F, I and W take 1 second each, and a microbatch has 1 byte from F to W: bytes then count microbatches in flight. */
 RFR_API rfr_stage_costs rfr_stage_costs_default(void);
 
 typedef struct rfr_rank_result {
   double busy, idle;  /* seconds; their sum is the makespan */
-  int slots;          /* of its stages: the number of graphs per layer */
-  int live;           /* microbatches in flight at once, over all its stages: at most `slots` */
-  int64_t slot_bytes; /* weights, and for each slot activations and output gradient with separate addresses */
-  int64_t live_bytes; /* peak of live bytes: no plan is smaller */
+  int slots;          /* slots of all its stages; each slot has its own graphs */
+  int live;           /* largest number of microbatches in flight at one time, over all its stages */
+  int64_t slot_bytes; /* weights, and activations and output gradients of all slots */
+  int64_t live_bytes; /* peak of live bytes; no plan is smaller */
 } rfr_rank_result;
 typedef struct rfr_schedule_result {
   double makespan;

@@ -100,8 +100,9 @@ RFR_API void rfr_value_set_name(rfr_trace *t, rfr_value v, const char *name);
 /* Scope of the ops recorded from now ("layer3.attention"); copies the string; "" for none. The printer
  * shows consecutive layers that differ only in their number as one. */
 RFR_API void rfr_scope(rfr_trace *t, const char *scope);
-/* Microbatch of the ops recorded from now, below 2^20; -1 (initially): once per step, for no microbatch. Ascending
- * microbatches number their random sites alike: masks of rfr_dropout depend on the microbatch's number and the site. */
+/* Microbatch of the ops recorded from now, below 2^20; -1 (initially): once per step, for no microbatch. Record
+ * microbatches in ascending order: then equal layers have equal random sites in each of them, and a mask of rfr_dropout
+ * depends on the microbatch's number and the site. */
 RFR_API void rfr_microbatch(rfr_trace *t, int microbatch);
 /* Phase of the ops recorded from now; initially RFR_PHASE_FORWARD. Ops of RFR_PHASE_LOAD run once, before
  * all other ops; they must be recorded first and may read only frozen inputs and constants. */

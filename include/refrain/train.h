@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * A training run as a library: a configuration and a folder in, steps, events and
- * checkpoints out. The program `refrain` is a thin shell around these calls.
+ * Training runs: a run reads a configuration, trains, reports events, and writes checkpoints into a folder. The program
+ * `refrain` uses these calls.
  *
  * A run compiles its programs (train, evaluate, and prefill and decode for text) over one state and one arena, captures
  * them, and then replays them. It installs no signal handlers, writes to no standard stream and never exits. Only one
@@ -31,18 +31,17 @@ extern "C" {
 
 typedef struct rfr_run rfr_run;
 
-#define RFR_EVENTS(X)                                                                                                  \
-  X(RFR_EVENT_COMPILE, "compile")       /* message: the compile step that ended */                                     \
-  X(RFR_EVENT_START, "start")           /* the run is open; step: the steps done before */                             \
-  X(RFR_EVENT_METRICS, "metrics")       /* numbers of one step */                                                      \
-  X(RFR_EVENT_EVALUATION, "evaluation") /* loss, bits_per_byte and tokens over held-out data */                        \
-  X(RFR_EVENT_CHECKPOINT, "checkpoint") /* message: the folder written */                                              \
-  X(RFR_EVENT_WARNING, "warning")       /* message: one line; show it even where progress is not shown */              \
-  X(RFR_EVENT_END, "end")               /* message: done, stopped or the error's slug */                               \
-  X(RFR_EVENT_PROGRESS, "progress")     /* of an evaluation: windows of windows_planned; not logged */                 \
-  X(RFR_EVENT_SCHEDULE,                                                                                                \
-    "schedule")               /* a run given in time fixed its steps, or a ramp has another size; message: one line */ \
-  X(RFR_EVENT_WATCH, "watch") /* statistics of the values of run.watch in one step; in watch.jsonl */
+#define RFR_EVENTS(X)                                                                                                 \
+  X(RFR_EVENT_COMPILE, "compile")       /* message: the compile step that ended */                                    \
+  X(RFR_EVENT_START, "start")           /* the run is open; step: steps done by earlier sessions */                   \
+  X(RFR_EVENT_METRICS, "metrics")       /* numbers of one step */                                                     \
+  X(RFR_EVENT_EVALUATION, "evaluation") /* loss, bits_per_byte and tokens over held-out data */                       \
+  X(RFR_EVENT_CHECKPOINT, "checkpoint") /* message: the folder written */                                             \
+  X(RFR_EVENT_WARNING, "warning")       /* message: one line; show it even where progress is not shown */             \
+  X(RFR_EVENT_END, "end")               /* message: "done", "stopped" or the error's slug */                          \
+  X(RFR_EVENT_PROGRESS, "progress")     /* evaluated windows so far, of windows_planned; not logged */                \
+  X(RFR_EVENT_SCHEDULE, "schedule") /* run.time set the decay or the last step, or a ramp's phase begins; one line */ \
+  X(RFR_EVENT_WATCH, "watch")       /* statistics of the values of run.watch in one step; in watch.jsonl */
 typedef enum rfr_event_kind {
 #define RFR_EVENT_ENUM(e, name) e,
   RFR_EVENTS(RFR_EVENT_ENUM)
@@ -55,34 +54,34 @@ typedef struct rfr_event {
   size_t size;
   rfr_event_kind kind;
   const char *message;
-  int64_t step;              /* steps attempted so far; metrics: the step's own number, from 1 */
-  int64_t steps;             /* of the run; an estimate while rfr_run_info.steps_estimated is 1 */
-  double loss;               /* nats per token; with preferences the DPO loss per pair */
-  double bits_per_byte;      /* loss in bits per byte of text */
-  double grad_norm;          /* before clipping */
-  double lr;                 /* learning rate of the step */
-  int64_t tokens;            /* valid targets of the step, or of the evaluation; schedule: tokens of a step of a ramp */
-  int skipped;               /* 1: no weight was updated: gradients not finite, or rows of experts refused */
-  double seconds;            /* duration of the step, the evaluation or the checkpoint */
-  double most_load;          /* metrics, with experts: tokens of the fullest expert of all layers, over the mean */
-  double least_load;         /* and of the emptiest */
-  double seconds_left;       /* metrics: estimate of the time to the end of the run, 0 at the first step */
-  int64_t windows;           /* progress, evaluation: windows evaluated */
-  int64_t windows_planned;   /* that this evaluation takes */
-  int64_t windows_held_out;  /* of all held-out data: more than windows_planned if run.evaluate_windows limits it */
-  double margin;             /* metrics, evaluation, with preferences: mean reward margin of the pairs */
-  double accuracy;           /* share of the pairs with a margin over 0 */
-  const double *layer_loads; /* metrics, with experts: most_load of each of `layers` layers with experts */
-  int64_t layers;
-  int rank;                   /* of rfr_run_options.comm that sends the event; 0 without one */
-  const rfr_watched *watched; /* watch: `values` of them, of this rank's part and microbatches */
-  int64_t values;
+  int64_t step;             /* steps attempted so far; metrics: the step's own number, from 1 */
+  int64_t steps;            /* steps of the run; an estimate while rfr_run_info.steps_estimated is 1 */
+  double loss;              /* nats per token; with preferences the DPO loss per pair */
+  double bits_per_byte;     /* loss in bits per byte of text */
+  double grad_norm;         /* before clipping */
+  double lr;                /* learning rate of the step */
+  int64_t tokens;           /* valid targets of the step, or of the evaluation; schedule: tokens of a step of a ramp */
+  int skipped;              /* 1: no weight was updated: non-finite gradients, or invalid or too many rows of experts */
+  double seconds;           /* duration of the step, the evaluation or the checkpoint */
+  double most_load;         /* metrics, with experts: rows of the most loaded expert of all layers, over the mean */
+  double least_load;        /* the same for the least loaded expert */
+  double seconds_left;      /* metrics: estimate of the time to the end of the run, 0 at the first step */
+  int64_t windows;          /* progress, evaluation: windows evaluated */
+  int64_t windows_planned;  /* windows of this evaluation */
+  int64_t windows_held_out; /* all held-out windows; more than windows_planned if run.evaluate_windows limits it */
+  double margin;            /* metrics, evaluation, with preferences: mean reward margin of the pairs */
+  double accuracy;          /* the same: fraction of the pairs with a positive margin */
+  const double *layer_loads;  /* metrics, with experts: most_load of each layer with experts */
+  int64_t layers;             /* number of these layers */
+  int rank;                   /* the rank that sends the event; 0 without rfr_run_options.comm */
+  const rfr_watched *watched; /* watch: statistics over this rank's shard and microbatches */
+  int64_t values;             /* number of watched values */
 } rfr_event;
 /* Called on the thread that uses the run. The event is borrowed and valid until the function returns. */
 typedef void (*rfr_event_fn)(const rfr_event *event, void *user);
 
-/* Programs that a run compiles; bits. Prefill reads a prompt, decode appends a token. Generation needs both; only they
- * allocate caches of keys and values. */
+/* The programs that a run compiles, as bits. Prefill reads a prompt, decode appends a token. Generation needs both;
+ * only they have a KV cache. */
 #define RFR_RUN_PROGRAMS(X) X(TRAIN, train) X(EVALUATE, evaluate) X(PREFILL, prefill) X(DECODE, decode)
 enum {
   RFR_RUN_TRAIN = 1,
@@ -97,19 +96,19 @@ enum {
 enum { RFR_NO_TARGET = -100 };
 typedef struct rfr_window {
   size_t size;
-  int validation; /* 0: of training; 1: held out */
-  int64_t index;  /* of training: 0 for the first window of the run, then one more each, also after a resume; held
-                          out: 0 to validation_windows - 1 */
+  int validation; /* 0: training; 1: held out */
+  int64_t index; /* training: 0, 1, 2, ... over the run, continued by a resume; held out: 0 to validation_windows - 1 */
   int64_t sequence;
-  int32_t *tokens;  /* (sequence); 0 before the call */
-  int32_t *targets; /* (sequence): the token to predict at each position, usually the next one, or RFR_NO_TARGET, which
-                          all are before the call: a loss mask */
-  int32_t *documents;  /* (sequence): where documents begin, ascending; the first is 0. Attention stays in a document */
+  int32_t *tokens;     /* (sequence); zeros before the call */
+  int32_t *targets;    /* (sequence): the token to predict at each position, usually the next one; RFR_NO_TARGET, the
+                          value before the call, means no loss at this position */
+  int32_t *documents;  /* (sequence): positions at which documents begin, ascending from 0; attention stays within a
+                          document */
   int64_t n_documents; /* 1 before the call */
-  int64_t position;    /* in: as the call for the window before left it, 0 for the first; out: for the next call. Each
-                          checkpoint has that of its step, and a resume continues with it. Of held-out data: 0 at window
-                          0, never saved */
-  char message[256];   /* for the error, if the call fails */
+  int64_t position;    /* in: the value that the call for the previous window left, 0 for the first window; out: the
+                          value for the next call. A checkpoint stores the position of its step, and a resume continues
+                          with it. For held-out data it is 0 at window 0 and is not stored */
+  char message[256];   /* text of the error, if the call fails */
 } rfr_window;
 /* Fills a window. A result other than 0 fails the call of the run with data.source; if the step is repeated, the same
  * window is requested again. Called by rfr_run_step, rfr_run_train, rfr_run_profile and rfr_run_evaluate on their
@@ -123,8 +122,8 @@ typedef struct rfr_data_source {
   size_t size;
   rfr_window_fn fill; /* it and `user` are used until the run is closed */
   void *user;
-  const char *name;           /* of the data, or NULL; a resume with another name warns, as with other files */
-  int64_t train_windows;      /* of an epoch, for run.epochs; later windows have higher indices. 0: not known */
+  const char *name;           /* name of the data, or NULL; a resume with another name warns, as with other files */
+  int64_t train_windows;      /* windows of an epoch, for run.epochs; the next epoch continues the index. 0: unknown */
   int64_t validation_windows; /* held out; 0: none */
 } rfr_data_source;
 RFR_API rfr_data_source rfr_data_source_default(void);
@@ -139,7 +138,7 @@ typedef struct rfr_run_options {
                             reading */
   int resume;            /* 1: continue from the folder's newest checkpoint, or start if it has none */
   int strict;            /* 1: resume under another machine, library or thread count is an error */
-  int debug;             /* 1: guarded allocations, poisoned buffers and a NaN check after every op; slow */
+  int debug;             /* 1: guards around buffers, dead buffers filled with NaN, a NaN check after every op; slow */
   int eager;             /* 1: launch kernel by kernel instead of replay; bitwise equal */
   int keep_traces;       /* 1: rfr_program_trace has the trace after every pass */
   int no_data;           /* 1: read no data and no weights: for plans, traces and timing (random tokens) */
@@ -147,7 +146,7 @@ typedef struct rfr_run_options {
   void *event_user;
   int plan_only;               /* 1: as no_data, and the programs get no memory: rfr_compile_options.plan_only */
   const rfr_data_source *data; /* NULL: files; otherwise data.train is [], and no tokenizer is needed. Copied */
-  int64_t texts;  /* that rfr_run_generate_batch continues at once, 1 to 64; 0: 1. Each has its own caches */
+  int64_t texts;  /* texts that rfr_run_generate_batch continues at once, 1 to 64; 0: 1. Each has its own KV cache */
   rfr_comm *comm; /* this rank's handle; outlives the run. All ranks open the same run, and call the same functions in
                      the same order; only rank 0 writes the folder. NULL: one rank */
   int ema; /* 1: for reading: the averaged weights of the checkpoint (optimizer.ema) instead of the trained ones */
@@ -192,10 +191,11 @@ RFR_API void rfr_run_request_stop(rfr_run *run);
 typedef struct rfr_evaluation {
   double loss; /* mean over tokens, nats */
   double bits_per_byte;
-  int64_t tokens; /* predicted */
-  int64_t bytes;  /* of text that these tokens stand for */
+  int64_t tokens; /* predicted tokens */
+  int64_t bytes;  /* bytes of text that these tokens stand for */
   double seconds;
-  int64_t windows, windows_held_out; /* evaluated, and there: equal, unless training limits its evaluations */
+  int64_t windows, windows_held_out; /* evaluated windows; all held-out windows. Equal unless run.evaluate_windows
+                                        limits the evaluations during training */
   int64_t pairs;                     /* with preferences; `loss` is the mean DPO loss of the pairs */
   double margin, accuracy;           /* see rfr_event */
 } rfr_evaluation;
@@ -204,13 +204,13 @@ RFR_API rfr_status rfr_run_evaluate(rfr_run *run, rfr_evaluation *out);
 
 typedef struct rfr_generate_options {
   size_t size;
-  int64_t tokens;     /* to append; default 256 */
+  int64_t tokens;     /* maximum number of tokens to append; default 256 */
   double temperature; /* 0: the most probable token; default 0.8 */
   int64_t top_k;      /* sample from the k most probable; 0: all */
   double top_p;       /* sample from the smallest set of most probable tokens that sums to top_p; 1: all */
   uint64_t seed;
-  double min_p;              /* sample from tokens with min_p times the probability of the most probable one; 0: all */
-  double repetition_penalty; /* of the tokens in the text, prompt included: see rfr_text_append_at; default 1: none */
+  double min_p; /* sample from tokens with at least min_p times the probability of the most probable one; 0: all */
+  double repetition_penalty; /* for tokens in the text, prompt included: see rfr_text_append_at; default 1: none */
   const int32_t *stop;       /* n_stop tokens, each of which ends the text; borrowed until the call returns */
   int64_t n_stop;
 } rfr_generate_options;
@@ -267,43 +267,42 @@ RFR_API rfr_status rfr_failure_append(rfr_ctx *ctx, const char *folder, const rf
 
 typedef struct rfr_run_info {
   size_t size;
-  int64_t step, steps; /* attempted so far; of the run */
+  int64_t step, steps; /* steps attempted so far; steps of the run */
   int64_t skipped;     /* attempted steps that updated no weight */
   int64_t tokens_per_step;
   int64_t parameters;           /* elements of the model, without those of an adapter */
-  int64_t adapter_parameters;   /* of the adapter; 0: none */
-  int64_t trainable_parameters; /* of both, trained */
+  int64_t adapter_parameters;   /* elements of the adapter; 0: none */
+  int64_t trainable_parameters; /* trained elements of both */
   int64_t train_files, train_bytes, validation_files, validation_bytes;
   int64_t experts, expert_rows;            /* experts of a layer, 0: none; rows of a microbatch over all experts */
   int64_t expert_layers;                   /* layers with experts */
-  int64_t expert_bytes;                    /* of the expert weights of one layer */
+  int64_t expert_bytes;                    /* bytes of the expert weights of one layer */
   double flops_per_step;                   /* from the model's formulas: a multiply-add counts as two */
-  rfr_dtype dtype;                         /* of weights and activations */
+  rfr_dtype dtype;                         /* type of weights and activations */
   int byte_tokens;                         /* 1: bits_per_byte is defined: tokens are bytes, or the data is text */
-  const char *data_hash;                   /* of the data read, hexadecimal; borrowed */
-  const char *checkpoint;                  /* folder last written or loaded, or ""; borrowed */
+  const char *data_hash;                   /* hash of the data, hexadecimal; borrowed */
+  const char *checkpoint;                  /* folder of the checkpoint last written or loaded, or ""; borrowed */
   int64_t train_tokens, validation_tokens; /* 0 without data */
-  double epochs;                           /* run.epochs, or how often the steps pass over the data; an estimate where
-                                              steps is */
-  int64_t duplicate_files, empty_files;    /* left out of the data: equal to another file; without a byte */
-  int64_t checkpoint_bytes;                /* of one checkpoint's tensors: weights and optimizer state */
+  double epochs;                           /* passes over the data in all steps; an estimate if steps is one */
+  int64_t duplicate_files, empty_files;    /* files that were left out: equal to another file; empty */
+  int64_t checkpoint_bytes;                /* bytes of a checkpoint's tensors: weights and optimizer state */
   double time;                             /* run.time in seconds; 0: the run is given in steps */
   int steps_estimated;                     /* 1: run.time decides, and the last step is not known yet */
   int64_t train_rows, validation_rows;     /* of JSONL files; 0: the data is text */
   int64_t train_windows;                   /* windows of data.sequence tokens in an epoch */
-  int64_t trained_tokens;                  /* of train_tokens: those that get a loss */
+  int64_t trained_tokens;                  /* tokens of train_tokens that have a loss */
   int64_t truncated_rows, cut_tokens;      /* rows longer than data.sequence that were cut; tokens cut off */
   int64_t dropped_rows;                    /* rows left out because they are longer than data.sequence */
   int64_t untrained_rows;                  /* rows left out because they have no token with a loss */
   int64_t equal_rows;                      /* pairs left out because both answers are equal */
   int64_t cached_files;                    /* files whose tokens were read from the cache */
   int64_t max_positions;                   /* longest sequence of the model, tokens */
-  int64_t window;                          /* data.sequence: tokens of a window, and of the caches of generation */
+  int64_t window;                          /* data.sequence: tokens of a window, and of the KV cache */
   int64_t vocab_size;
   const char *model; /* the configuration's model, or "": there is none; borrowed */
   int preference;    /* 1: the run trains on pairs of answers; losses are per pair, bits per byte are not defined */
-  int64_t layers;    /* of the model */
-  int ranks;         /* of rfr_run_options.comm; 1 without one */
+  int64_t layers;    /* layers of the model */
+  int ranks;         /* ranks of rfr_run_options.comm; 1 without one */
   rfr_shard shard;   /* parallel.shard */
 } rfr_run_info;
 RFR_API void rfr_run_get_info(const rfr_run *run, rfr_run_info *out);
@@ -325,17 +324,17 @@ RFR_API const char *rfr_run_data_file(const rfr_run *run, int validation, int64_
 /* The stages of a run with parallel.pipeline, and the memory of their callables. */
 typedef struct rfr_run_pipeline {
   size_t size;
-  int ranks, rank; /* ranks 1: there is no pipeline; all below is 0 */
-  int stages;      /* of all ranks */
+  int ranks, rank; /* ranks 1: there is no pipeline, and all other fields are 0 */
+  int stages;      /* stages of all ranks */
   rfr_schedule_kind schedule;
   int64_t microbatches;
-  int64_t planned_bytes;     /* of the callables, without the programs' arena and step memory: persistent results */
-  int64_t slot_bytes, slots; /* microbatches in flight, in the step memory */
-  int64_t shared_bytes;      /* within one action, likewise */
-  int64_t message_bytes;     /* of an activation or its gradient */
-  int64_t messages;          /* that this rank sends in a step */
-  double recomputed_flops;   /* of a microbatch on this rank */
-  int64_t last_layers;       /* of the last stage; the other layers are split evenly over the other stages */
+  int64_t planned_bytes;     /* persistent results of the callables, outside the programs' arena and the step memory */
+  int64_t slot_bytes, slots; /* bytes and number of microbatch slots, in the step memory */
+  int64_t shared_bytes;      /* buffers that live within one action, in the step memory */
+  int64_t message_bytes;     /* bytes of an activation or of its gradient */
+  int64_t messages;          /* messages that this rank sends in a step */
+  double recomputed_flops;   /* recomputation of a microbatch on this rank */
+  int64_t last_layers;       /* layers of the last stage; the others are split evenly over the other stages */
 } rfr_run_pipeline;
 RFR_API void rfr_run_get_pipeline(const rfr_run *run, rfr_run_pipeline *out);
 /* Runs a step with a synchronization before and after each action. `costs` has rfr_run_pipeline.stages entries; each
@@ -344,16 +343,16 @@ RFR_API void rfr_run_get_pipeline(const rfr_run *run, rfr_run_pipeline *out);
  * a pipeline. */
 RFR_API rfr_status rfr_run_stage_costs(rfr_run *run, rfr_stage_costs *costs, double *update);
 
-/* The compiled programs and the index of one of them (RFR_RUN_TRAIN, ...), -1 if it was
- * not compiled; for plans, traces and tensors. Borrowed. */
+/* The compiled programs, for plans, traces and tensors; borrowed. The index of a program (RFR_RUN_TRAIN, ...); -1 if it
+ * was not compiled. */
 RFR_API rfr_programs *rfr_run_programs(rfr_run *run);
 RFR_API int rfr_run_program_index(const rfr_run *run, int program);
 
-/* A phase of a run: steps of one size (batch.ramp). A run without a ramp has one. */
+/* A phase of a run: consecutive steps of one size (batch.ramp). A run without a ramp has one phase. */
 typedef struct rfr_run_phase {
   size_t size;
-  int64_t until;    /* its last step; 0: the last phase */
-  int64_t tokens;   /* of a step, over all ranks */
+  int64_t until;    /* last step of the phase; 0: it is the last phase */
+  int64_t tokens;   /* tokens of a step, over all ranks */
   int64_t sequence; /* tokens of a sequence */
   int program;      /* index of its training program in rfr_run_programs, -1 if the run was opened without one */
 } rfr_run_phase;
@@ -373,9 +372,9 @@ typedef struct rfr_machine {
   const char *device;      /* the context's: "cpu", "cuda", ... */
 } rfr_machine;
 RFR_API rfr_status rfr_machine_describe(rfr_ctx *ctx, rfr_machine *out);
-/* The context's GPU, the first one for a context of the CPU, and its libraries as one line, at most `size` bytes with
- * the NUL: "NVIDIA H200, ...". Looks for them, which loads libraries: not for a run on the CPU. Errors:
- * backend.missing, with why none can be used. */
+/* Writes one line about the context's GPU and its libraries, at most `size` bytes with the NUL: "NVIDIA H200, ...". For
+ * a context on the CPU: about the first GPU. Loads the libraries, so do not call it in a run on the CPU. Errors:
+ * backend.missing, with the reason why no GPU can be used. */
 RFR_API rfr_status rfr_cuda_describe(rfr_ctx *ctx, char *text, size_t size);
 
 /* One component that GPUs need: the module, the driver, a library. */
@@ -384,7 +383,7 @@ typedef struct rfr_piece {
   char found[160];          /* with its version; "": not found */
   int missing;              /* 1: not found, or too old */
 } rfr_piece;
-/* The i-th, 0 based: RFR_INVALID past the end. Looks for them as rfr_cuda_describe does. */
+/* The i-th component, from 0. Loads the libraries, as rfr_cuda_describe does. Errors: argument, past the end. */
 RFR_API rfr_status rfr_cuda_piece(rfr_ctx *ctx, int i, rfr_piece *out);
 
 /* Writes the resolved configuration as YAML; with `sources` each line ends with the source of its value. Ignored keys
@@ -392,11 +391,11 @@ RFR_API rfr_status rfr_cuda_piece(rfr_ctx *ctx, int i, rfr_piece *out);
 RFR_API rfr_status rfr_config_resolve(rfr_ctx *ctx, const char *config_text, const rfr_run_options *options,
                                       int sources, rfr_write_fn write, void *user);
 
-/* The configuration of `refrain finetune`: writes the one that trains an adapter of `model`, a Hugging Face folder or a
- * GGUF file, on the n_data files or patterns `data` of rows. The length of its windows is that of the rows; rows of
- * pairs of answers make it a preference run; a few rows are held out. Overrides in `options` change this. Pass the same
- * options to rfr_run_open. `options` NULL: the defaults; on_event gets warnings alone. Reads the rows, loads no
- * weights. Errors: argument; file.open; data.format; those of a run's configuration and data. */
+/* Writes the configuration of `refrain finetune`: it trains an adapter of `model` (a Hugging Face folder or a GGUF
+ * file) on rows; `data` has n_data files or patterns. data.sequence is chosen from the lengths of the rows, some rows
+ * are held out, and rows with pairs of answers give a preference run. Overrides in `options` change this. Pass the same
+ * options to rfr_run_open. `options` NULL: the defaults; on_event gets only warnings. Reads the rows, loads no weights.
+ * Errors: argument; file.open; data.format; those of a run's configuration and data. */
 RFR_API rfr_status rfr_finetune_config(rfr_ctx *ctx, const char *model, const char *const *data, int n_data,
                                        const rfr_run_options *options, rfr_write_fn write, void *user);
 /* Writes a configuration that opens `model` without training it, for rfr_run_open with `folder` NULL and the programs
