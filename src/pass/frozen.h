@@ -12,8 +12,9 @@ static inline bool rfi_is_frozen_float(const rfr_trace *t, rfr_value v) {
   return x->op < 0 && x->role == RFR_ROLE_FROZEN && rfr_dtype_is_float(x->type.dtype);
 }
 
-/* Both functions compare two differentiated traces of one recorded trace, neither ended yet: `real`, and `full`, in
- * which frozen inputs have gradients too. cotangent: of `full`, per recorded value, RFR_NONE without one. */
+/* Both functions compare two differentiated traces of the same recorded trace, before their rewrites end: `real`, and
+ * `full`, in which frozen inputs have gradients too. `cotangent`: per recorded value its cotangent in `full`, or
+ * RFR_NONE. */
 
 /* Sets if_trained of the values of real->to. */
 rfr_status rfi_mark_reads(const rfi_rewrite *real, const rfi_rewrite *full, const rfr_value *cotangent);

@@ -69,8 +69,8 @@ int rfi_schedule_need(const rfr_schedule *s, int index);
 /* The window of a microbatch in a stage: indices of its first and last action. */
 int rfi_schedule_first(const rfr_schedule *s, int stage, int microbatch);
 int rfi_schedule_last(const rfr_schedule *s, int stage, int microbatch);
-/* Whether the schedule also works if a sender waits for its receiver, as between GPUs, when each rank has so many
- * buffers (1 or more) for the gradients that it sends; see waits.c. Errors: schedule.deadlock. */
+/* Checks that the ranks do not deadlock if senders wait for their receivers, as between GPUs (waits.c). `buffers`: the
+ * number of buffers of each rank for gradients that it sends, at least 1. Errors: schedule.deadlock. */
 rfr_status rfi_schedule_check_waits(const rfr_schedule *s, int buffers);
 
 #endif

@@ -1,17 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Whether a schedule's ranks can wait for each other in a cycle where a message is passed only when its receiver has
- * reached the RECV, as between GPUs. rfi_schedule_check assumes that senders never wait. Here an output is sent from
- * its slot, where it stays until the gradient for it has come, so its sender need not wait; an input gradient is sent
- * from one of `buffers` of its rank, which are used in turn, so
+ * Deadlock check for GPUs, where a message is transferred only when its receiver has reached the RECV.
+ * (rfi_schedule_check assumes that senders never wait.)
  *
- *   an action   waits for the earlier actions of its rank; a SEND is done for its rank when it begins
+ * An output is sent from its slot. The slot keeps it until its gradient has arrived, so the sender does not wait. An
+ * input gradient is sent from one of `buffers` buffers of the rank, which are used in rotation. This gives the rules:
+ *
+ *   an action   waits for the earlier actions of its rank; a SEND ends for its rank when it begins
  *   a RECV      also waits until its SEND has begun
- *   a SEND_B    also waits until the RECV of the gradient that its buffer had before is reached
+ *   a SEND_B    also waits until the receiver has reached the RECV of the previous gradient in the same buffer
  *
- * Receivers of a link ask in the order in which its messages are sent (rfi_schedule_check), so no earlier message of a
- * link is in the way. Every rank is run as far as possible until none can continue. The sums over data-parallel ranks
- * follow the last action of a step, and no action waits for one, so they cannot be in a cycle.
+ * The messages of a link are received in the order in which they are sent (rfi_schedule_check), so they do not block
+ * each other. The check runs every rank as far as possible until none can continue. The sums over data-parallel ranks
+ * follow the last action of a step, and no action waits for them, so they cannot be part of a cycle.
  */
 #include "schedule/schedule.h"
 
@@ -25,7 +26,7 @@ typedef struct waits {
 
 static int *buffer_of(const waits *w, int rank) { return &w->sent[rank * w->buffers + w->n[rank] % w->buffers]; }
 
-/* The RECV for which a SEND_B waits; -1: none. */
+/* The RECV that a SEND_B waits for; -1: none. */
 static int receive_of(const waits *w, int index) {
   const rfr_schedule *s = w->s;
   const int rank = rfi_schedule_rank_of(s, index);

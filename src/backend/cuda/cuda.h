@@ -53,9 +53,8 @@ typedef struct rfi_cuda_kernel {
   rfr_workspace_fn workspace; /* NULL: none */
   /* supports a call, by shapes and strides; NULL: every call that the op's rule allows */
   int (*takes)(const rfr_call *call);
-  rfr_status (*run_all)(const rfr_call *const *calls, int n); /* n successive ops, of which none reads what another
-                                                                 writes, by one launch on the first one's stream;
-                                                                 NULL: each op by itself */
+  rfr_status (*run_all)(const rfr_call *const *calls, int n); /* one launch for n successive independent ops, on the
+                                                                 stream of the first; NULL: one launch per op */
   const char *(*needs)(const rfr_call *call);                 /* architecture of the kernel: "sm90"; NULL: "sm80" */
   /* Writes why there is no kernel for the call, or no faster one; returns false if no reason is known. NULL: no
    * reasons. */

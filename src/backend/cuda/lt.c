@@ -297,9 +297,9 @@ static bool shares_tile(const gemm *p, const cublasLtMatmulAlgo_t *algo) {
   return s != CUBLAS_STATUS_SUCCESS || (option & SHARED) != 0;
 }
 
-/* Whether a Hopper multiprocessor has room for the accumulators of two tiles, of 128 x 160 to 128 x 176 each, so that
- * it stores one tile while it computes the other; in 16 bits also of 128 x 128, as with a bias there is no larger one.
- * The tile size is derived from the number of waves. */
+/* Whether a Hopper multiprocessor can have the accumulators of two tiles at a time, so that it stores one tile while it
+ * computes the other. These are tiles of 128 x 160 to 128 x 176; in 16 bits also 128 x 128, the largest tile with a
+ * bias. The tile size is derived from the number of waves. */
 static bool holds_two_tiles(const gemm *p, const cublasLtMatmulHeuristicResult_t *x) {
   enum { LEAST_WAVES = 4, LEAST_AREA = 19000, LEAST_AREA_16_BITS = 16000, MOST_AREA = 23000 };
   const bool narrow = is_16_bits(&p->key);

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The TMA of sm_90 and the barriers it reports to, and wgmma over 128, 192 and 256 columns.
+ * TMA copies of sm_90 with their barriers, and wgmma over 128, 192 and 256 columns.
  *
- * Copies and wgmma share panels: 64 rows of 128 bytes, with the 128-byte swizzle, aligned to 1024 bytes.
- * A panel is rows of the reduction (64 of them, 64 columns) or of the result (64 of them, 64 of the reduction), as
- * in memory; a template argument of wgmma selects one.
+ * TMA and wgmma use the same panels in shared memory: 64 rows of 128 bytes, with the 128-byte swizzle, aligned to 1024
+ * bytes. As in global memory, the rows of a panel are either 64 steps of the reduction, for 64 columns of the result, or
+ * 64 rows of the result, for 64 steps of the reduction. A template argument of wgmma selects one of the two.
  */
 #ifndef RFI_TMA_SM90_CUH
 #define RFI_TMA_SM90_CUH

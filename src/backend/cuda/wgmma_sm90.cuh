@@ -1,20 +1,22 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Tensor cores of sm_90a: wgmma m64n64k16 of bf16 or f16 with sums in f32, which a warpgroup (four warps,
- * the first a multiple of four) issues together and which reads its right operand, perhaps both, from shared memory
+ * Tensor cores of sm_90a: wgmma m64n64k16 of bf16 or f16 with sums in f32. A warpgroup (four warps, the first one a
+ * multiple of four) issues it together. It reads its right operand, and optionally the left one, from shared memory
  * while the warps continue.
  *
- * A tile in shared memory is a sequence of panels of 64 elements, each with rows of 128 bytes and beginning at a
- * multiple of 1024; chunk i (16 bytes) of row r lies at chunk i ^ (r % 8), the swizzle of 128 bytes. A wgmma reads a
- * panel either as rows of k (64 rows of 16 elements from element 16 i on, at + 32 i bytes) or columns of it (16 rows of
- * 64 elements from row 16 i on, at + 2048 i bytes, transposed).
+ * A tile in shared memory is a sequence of panels of 64 elements. A panel begins at a multiple of 1024 bytes and has
+ * rows of 128 bytes. Chunk i (16 bytes) of row r is stored as chunk i ^ (r % 8), the 128-byte swizzle. A wgmma reads a
+ * panel in one of two ways:
  *
- * Sums and a left operand in registers lie in each warp, which has 16 of the 64 rows, in the layouts of C and A in
+ *   along k     64 rows, 16 elements of each from element 16 i on, at + 32 i bytes
+ *   transposed  16 rows from row 16 i on, 64 elements of each, at + 2048 i bytes
+ *
+ * Each warp has 16 of the 64 rows. Its sums, and a left operand in registers, have the layouts of C and A in
  * mma_sm80.cuh.
  *
- * Between the start and the end of a wgmma its registers must not be accessed, which the compiler does not know: call
- * begin, the wgmma functions, end; begin and end fix the accumulators in registers. Writes of threads to shared memory,
- * by cp.async too, are visible to a wgmma after shared_written in each thread and a barrier.
+ * Between the start and the end of a wgmma its registers must not be accessed, but the compiler does not know this. So
+ * call begin, the wgmma functions, then end: begin and end keep the accumulators in registers. Threads that write
+ * shared memory, also by cp.async, make the data visible to a wgmma by shared_written in each thread and a barrier.
  */
 #ifndef RFI_WGMMA_SM90_CUH
 #define RFI_WGMMA_SM90_CUH

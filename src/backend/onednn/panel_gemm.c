@@ -1,30 +1,32 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * GEMMs of packed panels, for cases at which oneDNN is slow:
+ * GEMMs of packed panels, for cases in which oneDNN is slow:
  *
- *   - bf16 with AMX. f32 results, mainly those of wgrads, are larger than the operands and are not read
- *     before the optimizer, so results larger than the cache are written by non-temporal stores: a
- *     normal store first reads the line from memory.
- *   - f32 with a B whose rows along N are pages long: addresses at multiples of 4 KiB map to the same
- *     cache sets, and oneDNN takes up to twice its usual time.
- *   - grouped bf16, with sizes that are known only when it runs.
+ *   - bf16 with AMX. Results larger than the cache, mainly f32 results of wgrads, are not read before the optimizer. So
+ *     they are written by non-temporal stores: a normal store first reads the line from memory.
+ *   - f32, if the rows of B along N are at least a page long: addresses at multiples of 4 KiB map to the same cache
+ *     sets, and oneDNN takes up to twice its usual time.
+ *   - grouped bf16, because oneDNN needs the sizes of groups in advance.
  *
  * The smaller dimension of C is "fixed": its operand is packed completely and stays in the L2 cache. The larger one is
  * "moving": a thread packs a few panels of its operand at a time and multiplies them with all fixed panels. Results do
  * not depend on the assignment of panels to threads.
  *
- * One team of threads runs all passes of a GEMM, and of all groups. It has one barrier a pass, after the fixed panels
- * are packed; a thread that is done with a pass packs the next one's fixed panels into the other of two buffers.
+ * One team of threads runs all passes of a GEMM, and of all groups. There is one barrier per pass, after the fixed
+ * panels are packed. A thread that has finished a pass packs fixed panels of the next pass into the other of two
+ * buffers.
  *
- * A panel has the elements that one block of C reads along K, in the order of reading. It is padded with
- * zeros in all three dimensions, so the loop needs no tails. Units differ in blocks and panels: bf16
- * is multiplied by AMX in blocks of 32 x 32; for each step of 32 along K, a panel of A has the upper 16
- * rows (1 KiB), then the lower 16; a panel of B has the left 16 columns, as 16 pairs of rows, then the
- * right 16; four loads a step overlap with four tile multiplications. Without AMX, bf16 groups are multiplied by
- * AVX512-BF16 (panel_dot.h). f32 is multiplied by vectors (panel_f32.h).
+ * A panel has the elements that one block of C reads along K, in the order of reading. It is zero-padded in all three
+ * dimensions, so the loop needs no tails. The size of a block depends on the instructions:
  *
- * Invariants: one thread computes a block of C from the first step to the last; the passes over K depend
- * on K alone, so the bits do too. AMX and AVX512-BF16 treat subnormal numbers as zero.
+ *   AMX, bf16          32 x 32. For each step of 32 along K, a panel of A has the upper 16 rows (1 KiB), then the lower
+ *                      16; a panel of B has the left 16 columns, as 16 pairs of rows, then the right 16. The four loads
+ *                      of a step overlap with four tile multiplications
+ *   AVX512-BF16        panel_dot.h; only for groups, without AMX
+ *   f32                panel_f32.h
+ *
+ * Invariants: one thread computes a block of C from the first step to the last. The passes over K depend only on K, and
+ * so do the bits. AMX and AVX512-BF16 treat subnormal numbers as zero.
  */
 #include "backend/onednn/panel_gemm.h"
 

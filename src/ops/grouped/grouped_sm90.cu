@@ -2,22 +2,22 @@
  *
  * Grouped GEMMs on sm_90: tensor cores fed by TMA, over group sizes on the device.
  *
- *   scheduler  tiles are counted in units of two, group after group. A cluster of two blocks takes the next free
- *              unit: groups take different times if the reduction runs along their rows. One warp finds the unit's
- *              position, without a table, and publishes it to the other warps one tile ahead
+ *   scheduler  a unit is two tiles; units are numbered group after group. A cluster of two blocks takes the next free
+ *              unit, because groups take different times if the reduction runs along their rows. One warp computes the
+ *              position of the unit, without a table, and publishes it to the other warps one tile ahead
  *   producer   one warp copies the operands of the next 64 elements of the reduction into a ring of STAGES
  *   consumer   two warpgroups, 64 rows of the tile each, multiply and write
  *
- * The assignment of units to blocks changes from run to run, the results do not: one block computes a unit's sums in
- * one order.
+ * The assignment of units to blocks changes from run to run. Results do not, because one block computes the sums of a
+ * tile in one order.
  *
- * The two tiles of a unit are one below the other and share b, of which each block copies half for both. If a group's
- * number of tiles is odd, its last ones are side by side and share a. A warpgroup whose rows are after the group's end
- * does not multiply, so a group costs its rows rounded up to 64.
+ * The two tiles of a unit are vertically adjacent and share b: each block copies half of it for both. If a group has an
+ * odd number of tile rows, the tiles of its last row form horizontally adjacent pairs that share a. A warpgroup whose
+ * rows are after the group's end does not multiply, so a group costs its rows rounded up to 64.
  *
- * At a group's end a tile contains rows of other groups. In TN and NN they are rows of the result, and are not written.
- * In NT they are rows of the reduction: both operands are zeroed in shared memory first, since 0 x NaN is NaN. Rows
- * after the last group are one more group without a reduction.
+ * At a group's end a tile contains rows of other groups. In TN and NN these are rows of the result, and they are not
+ * written. In NT these are rows of the reduction; both operands are zeroed in shared memory first, because 0 x NaN is
+ * NaN. Rows after the last group form one more group, without a reduction.
  *
  * Each warp writes its 16 rows through its own shared memory, without waiting for another warp. TMA does this during
  * the next tile's GEMM, also for results that are added to f32 over long reductions. At a group's end, and when adding
