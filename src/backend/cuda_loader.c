@@ -54,13 +54,13 @@ rfr_status rfi_backend_cuda_piece(rfr_ctx *ctx, int i, rfr_piece *out) {
                      .missing = s != RFR_OK};
   if (i == 0 && s == RFR_OK) snprintf(out->found, sizeof out->found, "CUDA module");
   if (i == 0) return RFR_OK;
-  return s == RFR_OK ? module->piece(i - 1, out) : rfi_fail(RFI_E_ARGUMENT, "there is no piece %d", i);
+  return s == RFR_OK ? module->piece(i - 1, out) : rfi_fail(RFI_E_ARGUMENT, "there is no component %d", i);
 }
 
 rfr_status rfr_comm_nccl_id(rfr_ctx *ctx, void *id) {
   const rfi_cuda_module *module;
   RFI_TRY(rfi_check_handle(ctx, "rfr_ctx"));
-  if (!id) return rfi_fail(RFI_E_ARGUMENT, "no room for an id");
+  if (!id) return rfi_fail(RFI_E_ARGUMENT, "id is NULL");
   RFI_TRY(load(ctx, &module));
   return module->nccl_id(id);
 }
@@ -69,10 +69,12 @@ rfr_status rfr_comm_nccl_create(rfr_ctx *ctx, const void *id, int size, int rank
   const rfi_cuda_module *module;
   RFI_TRY(rfi_check_handle(ctx, "rfr_ctx"));
   if (!id || !out || size < 1 || rank < 0 || rank >= size || !(timeout >= 0))
-    return rfi_fail(RFI_E_ARGUMENT, "rank %d of %d, a timeout of %g seconds, or no id", rank, size, timeout);
+    return rfi_fail(RFI_E_ARGUMENT, "rank %d of %d or the timeout of %g seconds is not valid, or id or out is NULL",
+                    rank, size, timeout);
   *out = NULL;
   if (strcmp(rfi_ctx_device(ctx), "cpu") == 0)
-    return rfi_fail(RFI_E_ARGUMENT, "NCCL is for GPUs, the context's device is the CPU: rfr_comm_threads_create");
+    return rfi_fail(RFI_E_ARGUMENT,
+                    "NCCL needs a GPU, but the context's device is the CPU: use rfr_comm_threads_create");
   RFI_TRY(load(ctx, &module));
   return module->nccl_create(ctx, id, size, rank, timeout, out);
 }

@@ -49,7 +49,7 @@ void rfi_arena_destroy(rfi_arena *arena) {
 void *rfi_arena_alloc(rfi_arena *arena, size_t bytes) {
   const size_t header = round_up(sizeof(chunk));
   if (bytes > (SIZE_MAX >> 1) - header - ALIGNMENT) {
-    rfi_fail(RFI_E_OVERFLOW, "an arena block of %zu bytes", bytes);
+    rfi_fail(RFI_E_OVERFLOW, "an arena block of %zu bytes is too large", bytes);
     return NULL;
   }
   bytes = bytes == 0 ? ALIGNMENT : round_up(bytes); /* distinct blocks have distinct addresses */
@@ -84,7 +84,7 @@ char *rfi_arena_printf(rfi_arena *arena, const char *format, ...) {
   char *text = NULL;
   int n = rfi_vsnprintf(NULL, 0, format, args);
   if (n < 0) {
-    rfi_fail(RFI_E_INTERNAL, "a format that the C library refuses: %s", format);
+    rfi_fail(RFI_E_INTERNAL, "the C library refuses the format: %s", format);
   } else {
     text = rfi_arena_alloc(arena, (size_t)n + 1);
     if (text != NULL) rfi_vsnprintf(text, (size_t)n + 1, format, again);
@@ -102,7 +102,7 @@ bool rfi_arena_grow(rfi_arena *arena, void **array, int *capacity, int want, siz
   if (grown > INT_MAX) grown = INT_MAX;
   size_t bytes;
   if (__builtin_mul_overflow((size_t)grown, element, &bytes)) {
-    rfi_fail(RFI_E_OVERFLOW, "an array of %lld elements of %zu bytes", (long long)grown, element);
+    rfi_fail(RFI_E_OVERFLOW, "an array of %lld elements of %zu bytes is too large", (long long)grown, element);
     return false;
   }
   void *memory = rfi_arena_alloc(arena, bytes), *old;

@@ -77,12 +77,12 @@ rfr_status rfi_alloc(rfr_ctx *ctx, size_t bytes, void **out) {
   void *memory = NULL;
   memcpy(out, &memory, sizeof memory);
   RFI_TRY(rfi_check_handle(ctx, "rfr_ctx"));
-  if (bytes > (size_t)INT64_MAX / 2) return rfi_fail(RFI_E_OVERFLOW, "a block of %zu bytes", bytes);
+  if (bytes > (size_t)INT64_MAX / 2) return rfi_fail(RFI_E_OVERFLOW, "a block of %zu bytes is too large", bytes);
   const size_t total = sizeof(header) + ((bytes + ALIGNMENT - 1) & ~(size_t)(ALIGNMENT - 1));
 
   atomic_fetch_add(&ctx->alloc_calls, 1);
   if (must_fail(ctx))
-    return rfi_fail(RFI_E_NO_MEMORY, "an allocation of %zu bytes fails because rfr_ctx_fail_alloc asked for it", bytes);
+    return rfi_fail(RFI_E_NO_MEMORY, "rfr_ctx_fail_alloc makes this allocation of %zu bytes fail", bytes);
   const int64_t live = atomic_fetch_add(&ctx->live_bytes, (int64_t)total) + (int64_t)total;
   header *h = NULL;
   if (ctx->o.byte_limit == 0 || (uint64_t)live <= ctx->o.byte_limit)
@@ -90,9 +90,9 @@ rfr_status rfi_alloc(rfr_ctx *ctx, size_t bytes, void **out) {
   if (h == NULL) {
     atomic_fetch_sub(&ctx->live_bytes, (int64_t)total);
     if (ctx->o.byte_limit != 0 && (uint64_t)live > ctx->o.byte_limit)
-      return rfi_fail(RFI_E_NO_MEMORY, "%zu more bytes would make %lld, over the byte limit of %zu", total,
+      return rfi_fail(RFI_E_NO_MEMORY, "%zu more bytes would make %lld, which exceeds the byte limit of %zu", total,
                       (long long)live, ctx->o.byte_limit);
-    return rfi_fail(RFI_E_NO_MEMORY, "cannot allocate %zu bytes (%lld are held)", total,
+    return rfi_fail(RFI_E_NO_MEMORY, "cannot allocate %zu bytes (%lld are in use)", total,
                     (long long)(live - (int64_t)total));
   }
   atomic_fetch_add(&ctx->live_blocks, 1);

@@ -84,7 +84,7 @@ rfr_status rfi_json_get_int(const json_t *object, const char *file, const char *
   if (!json_is_integer(value)) return rfi_fail_at(RFI_E_JSON, file, 0, "\"%s\" is not an integer", key);
   json_int_t x = json_integer_value(value);
   if (x < min || x > max)
-    return rfi_fail_at(RFI_E_JSON, file, 0, "\"%s\" is %lld, it must lie in %lld .. %lld", key, (long long)x,
+    return rfi_fail_at(RFI_E_JSON, file, 0, "\"%s\" is %lld; it must be %lld to %lld", key, (long long)x,
                        (long long)min, (long long)max);
   *out = x;
   return RFR_OK;

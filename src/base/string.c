@@ -60,7 +60,7 @@ char *rfi_format_double(char buf[32], double x) {
 
 /* Reserves memory for `more` bytes and the NUL. */
 static rfr_status reserve(rfi_string *s, size_t more) {
-  if (more >= (SIZE_MAX >> 2) - s->n) return rfi_fail(RFI_E_OVERFLOW, "a string of %zu more bytes", more);
+  if (more >= (SIZE_MAX >> 2) - s->n) return rfi_fail(RFI_E_OVERFLOW, "a string cannot grow by %zu bytes", more);
   size_t want = s->n + more + 1;
   if (want <= s->capacity) return RFR_OK;
   size_t capacity = s->capacity == 0 ? 128 : 2 * s->capacity;
@@ -82,7 +82,7 @@ rfr_status rfi_string_printf(rfi_string *s, const char *format, ...) {
   size_t room = s->capacity - s->n;
   int n = rfi_vsnprintf(room == 0 ? NULL : s->data + s->n, room, format, args);
   if (n < 0) {
-    status = rfi_fail(RFI_E_INTERNAL, "a format that the C library refuses: %s", format);
+    status = rfi_fail(RFI_E_INTERNAL, "the C library refuses the format: %s", format);
   } else if ((size_t)n >= room) {
     if (room > 0) s->data[s->n] = '\0'; /* on failure the string is unchanged */
     status = reserve(s, (size_t)n);

@@ -47,8 +47,7 @@ static rfr_status copy_op(rfi_callable *c, rfi_rewrite *r, int i, int64_t site) 
     return refuse(c, "a callable cannot contain an op that waits for the host:", op->def->name);
   if (!rfi_is_random(op)) return rfi_rewrite_op(r, i, NULL);
   const int at = rfi_operand_index(op->def, "microbatch"), own_site = rfi_attr_find(op->def, "site");
-  if (at < 0 || own_site < 0)
-    return refuse(c, "a random op that cannot take the microbatch from the slot:", op->def->name);
+  if (at < 0 || own_site < 0) return refuse(c, "a random op cannot read the microbatch from the slot:", op->def->name);
   declare_microbatch(c, r->to);
   rfr_value in[RFI_MAX_NAMES];
   rfi_attr attr[RFI_MAX_ATTR];

@@ -203,8 +203,7 @@ rfr_status rfr_graphs_grads_ready(const rfr_graphs *g, rfr_tensor *gradients, in
   RFI_TRY(RFI_CHECK_OUT(n, "n"));
   RFI_TRY(rfi_check_handle(g, "rfr_graphs"));
   *n = list_completed(g, NULL);
-  if (gradients && max < *n)
-    return rfi_fail(RFI_E_ARGUMENT, "there is room for %d main gradients, but %d are complete", max, *n);
+  if (gradients && max < *n) return rfi_fail(RFI_E_ARGUMENT, "max is %d, but %d main gradients are complete", max, *n);
   list_completed(g, gradients);
   return RFR_OK;
 }
@@ -217,7 +216,8 @@ rfr_status rfi_graphs_check_gradient(const rfr_graphs *g, int gradient) {
   if (g->state == RFI_STEP_NONE || g->evaluating || (begun > 0 && g->next == begun)) return RFR_OK;
   if (last < g->next - begun) return RFR_OK;
   const rfi_step_call *call = &c->call[last];
-  return rfi_fail(RFI_E_GRAPHS_ORDER, "main gradient \"%s\" is complete after %s of callable \"%s\", microbatch %d",
+  return rfi_fail(RFI_E_GRAPHS_ORDER,
+                  "main gradient \"%s\" is available only after %s of callable \"%s\", microbatch %d",
                   g->m.store.named[gradient].tensor.name, rfi_call_text(call->op), call->of->u.name,
                   c->endless ? (int)(begun / c->n) : call->microbatch);
 }
@@ -270,8 +270,8 @@ static rfr_status read_stages(const rfr_graphs *g, const rfr_schedule *s, rfi_ar
   }
   if (next != g->n)
     return rfi_fail(RFI_E_GRAPHS_CALLABLE,
-                    "the stages of rank %d have %d layers for %d callables: see rfr_schedule_set_layers", rank, next,
-                    g->n);
+                    "the stages of rank %d have %d layers, but there are %d callables: call rfr_schedule_set_layers",
+                    rank, next, g->n);
   return RFR_OK;
 }
 

@@ -62,11 +62,11 @@ static rfr_status refuse_gradient(const rfr_main_gradient *m, const char *what) 
 rfr_status rfi_graphs_check_gradient_list(const rfr_main_gradient *m, int n) {
   for (int i = 0; i < n; i++) {
     if (m[i].size != sizeof m[i])
-      return rfi_fail(RFI_E_ARGUMENT, "main gradient %d: size %zu, rfr_main_gradient_default sets %zu", i, m[i].size,
-                      sizeof m[i]);
+      return rfi_fail(RFI_E_ARGUMENT, "main gradient %d: size is %zu, but rfr_main_gradient_default sets %zu", i,
+                      m[i].size, sizeof m[i]);
     if (!m[i].parameter) return rfi_fail(RFI_E_ARGUMENT, "main gradient %d: parameter is NULL", i);
     if (!is_main_dtype(m[i].type.dtype))
-      return refuse_gradient(&m[i], "set type: dtype f32, bf16 or f16, and the parameter's shape");
+      return refuse_gradient(&m[i], "its type must have dtype f32, bf16 or f16, and the parameter's shape");
   }
   return RFR_OK;
 }

@@ -37,8 +37,8 @@ static rfr_status check_options(const rfr_graphs_options *o, int n) {
   if (!rfi_is_list(o->tensors, o->n_tensors) || !rfi_is_list(o->gradients, o->n_gradients) || o->budget < 0 ||
       (unsigned)o->recompute > RFR_RECOMPUTE_AUTO)
     return rfi_fail(RFI_E_ARGUMENT,
-                    "rfr_graphs_options: a list is NULL with n > 0, or a field is out of range: %d tensors, %d "
-                    "gradients, budget %lld, recompute %d",
+                    "rfr_graphs_options: a list is NULL with n > 0, or n_tensors %d, n_gradients %d, budget %lld or "
+                    "recompute %d is out of range",
                     o->n_tensors, o->n_gradients, (long long)o->budget, (int)o->recompute);
   return rfi_graphs_check_gradient_list(o->gradients, o->n_gradients);
 }
@@ -52,7 +52,8 @@ static rfr_status check_arguments(rfr_ctx *ctx, const rfr_callable *callables, i
   for (int i = 0; i < n; i++) {
     const rfr_callable *c = &callables[i];
     if (c->size != sizeof *c)
-      return rfi_fail(RFI_E_ARGUMENT, "callable %d: size %zu, rfr_callable_default sets %zu", i, c->size, sizeof *c);
+      return rfi_fail(RFI_E_ARGUMENT, "callable %d: size is %zu, but rfr_callable_default sets %zu", i, c->size,
+                      sizeof *c);
     if (!c->trace || !rfi_is_list(c->links, c->n_links) || !rfi_is_list(c->fixed, c->n_fixed) ||
         !rfi_is_list(c->samples, c->n_samples) || !rfi_is_list(c->inputs, c->n_inputs) ||
         !rfi_is_list(c->outputs, c->n_outputs))
@@ -62,8 +63,8 @@ static rfr_status check_arguments(rfr_ctx *ctx, const rfr_callable *callables, i
                       (long long)c->first_site, (long long)c->first_linear, RFI_MOST_SITES);
     if (!c->inference != !callables[0].inference)
       return rfi_fail(RFI_E_GRAPHS_CALLABLE,
-                      "callable %d is for %s, the callables before it are not: all of a set are, or none", i,
-                      c->inference ? "inference" : "training");
+                      "callable %d is for %s, but the callables before it are not: all callables of a set must agree",
+                      i, c->inference ? "inference" : "training");
   }
   if (o) RFI_TRY(check_options(o, n));
   if (o && o->schedule && o->schedule->ctx != ctx)

@@ -493,7 +493,8 @@ static void take_ready(watched *w) {
   int n;
   OK(rfr_graphs_grads_ready(w->p.g, NULL, 0, &n));
   assert_true(w->n + n <= MOST_NAMES);
-  if (n > 0) rft_refused(rfr_graphs_grads_ready(w->p.g, w->ready, n - 1, &n), "argument", "room for");
+  if (n > 0)
+    rft_refused(rfr_graphs_grads_ready(w->p.g, w->ready, n - 1, &n), "argument", "main gradients are complete");
   OK(rfr_graphs_grads_ready(w->p.g, w->ready + w->n, n, &n));
   for (int i = w->n; i < w->n + n; i++) {
     w->at[i] = w->call;
@@ -670,7 +671,7 @@ static void test_reschedule_refusals(void **state) {
                {"0F0 0I0 0W0", "graphs.schedule", "separate W actions", 2},
                {"0F0 1F0 1B0 0B0", "graphs.schedule", "2 stages on this rank, but 1 were captured", 1},
                {"0F0 0F1", "graphs.callable", "is for inference", 2},
-               {"0F0 0B0", "graphs.callable", "have 3 layers for 2 callables", 3},
+               {"0F0 0B0", "graphs.callable", "have 3 layers, but there are 2 callables", 3},
                {"0F0 0B0 0OPT", "graphs.callable", "OPT", 2}};
   rfr_schedule *first;
   rfr_graphs *g = rft_make_graphs(&s, &first);

@@ -169,7 +169,7 @@ static void test_refusals(void **state) {
   good[1].data = own.grad;
   rft_refused(rfr_graphs_rebind(g, NULL, 0, &view, 1, NULL, 0), "program.state", "strides [1,32] are not dense");
   rft_refused(rfr_graphs_rebind(g, NULL, 0, &narrow, 1, NULL, 0), "program.state", "captured as f32, now bf16");
-  rft_refused(rfr_graphs_rebind(g, NULL, 0, &unknown, 1, NULL, 0), "program.state", "set type: dtype f32, bf16 or f16");
+  rft_refused(rfr_graphs_rebind(g, NULL, 0, &unknown, 1, NULL, 0), "program.state", "must have dtype f32, bf16 or f16");
   for (int i = 0; i < 2; i++) OK(rfr_graphs_rebind(g, NULL, 0, &good[i], 1, NULL, 0));
   rfr_graphs_destroy(g);
 }

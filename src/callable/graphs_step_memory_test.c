@@ -403,13 +403,13 @@ static void test_sizes(void **state) {
     OK(rfr_program_output(w.p, UPDATE, "norm", &norm));
     assert_null(norm.data);
     assert_int_equal(rfr_programs_touched_bytes(w.p), -1);
-    rft_refused(rfr_programs_check(w.p), "program.order", "step memory is used when");
+    rft_refused(rfr_programs_check(w.p), "program.order", "step memory is attached when");
     rft_refused(rfr_programs_read(w.p, &norm, &w), "tensor", "not within a tensor");
     OK(rfr_program_run(w.p, UPDATE));
     OK(rfr_program_output(w.p, UPDATE, "norm", &norm));
     assert_non_null(norm.data);
     if (reserved) OK(make_graphs(&w, w.p, false, 0, 0, &w.g));
-    else rft_refused(make_graphs(&w, w.p, false, 0, 0, &w.g), "plan.over_budget", "create first what needs most");
+    else rft_refused(make_graphs(&w, w.p, false, 0, 0, &w.g), "plan.over_budget", "create the largest user first");
     OK(rfr_program_run(w.p, UPDATE));
     destroy(&w);
   }

@@ -350,7 +350,7 @@ static void test_descriptions(void **state) {
   rfr_schedule_destroy(schedule);
   OK(rfr_schedule_parse(ctx, "test", "0F0 0B0", 7, &schedule));
   o.schedule = schedule;
-  rft_refused(try_create(c, 2, &o), "graphs.callable", "have 1 layers for 2 callables");
+  rft_refused(try_create(c, 2, &o), "graphs.callable", "have 1 layers, but there are 2 callables");
   OK(try_create(c, 1, &o));
   rfr_schedule_destroy(schedule);
   o = rfr_graphs_options_default();

@@ -330,7 +330,7 @@ static void test_types(void **state) {
   rfr_schedule *schedule;
   rfr_graphs *g;
   scene s = {.dtype = RFR_BF16, .n_main = 1, .main = {entry("front", 0, RFR_I32)}};
-  refused(make(&s, &g, &schedule), "program.state", "\"front\": set type: dtype f32, bf16 or f16");
+  refused(make(&s, &g, &schedule), "program.state", "\"front\": its type must have dtype f32, bf16 or f16");
   s.main[0] = rft_main_gradient("front", square, memory, 0);
   if (strcmp(rfi_ctx_device(ctx), "cpu") == 0) { /* a GPU cannot access this memory */
     memset(memory, 1, sizeof memory);
@@ -342,7 +342,7 @@ static void test_types(void **state) {
     rfr_schedule_destroy(schedule);
   }
   s.main[0].type.dtype = (rfr_dtype)0; /* f64 */
-  refused(make(&s, &g, &schedule), "program.state", "\"front\": set type");
+  refused(make(&s, &g, &schedule), "program.state", "\"front\": its type must have");
   s.main[0].type.dtype = RFR_F32; /* memory for bf16 */
   refused(make(&s, &g, &schedule), "program.state", "bytes is 3200, f32[40,40] needs 6400");
   s.main[0] = rft_main_gradient("front", (rfr_type){.dtype = RFR_F32, .rank = 2, .shape = {IN, OUT}}, NULL, 0);

@@ -91,7 +91,8 @@ rfr_status rfr_tensor_to_dlpack(rfr_ctx *ctx, const rfr_tensor *tensor, rfr_rele
   int row = 0;
   while (row < N_TYPES && types[row].dtype != type->dtype) row++;
   if (row == N_TYPES)
-    return rfi_fail(RFI_E_TENSOR, "tensor \"%s\": type %s has no DLPack form here", name, rfr_dtype_name(type->dtype));
+    return rfi_fail(RFI_E_TENSOR, "tensor \"%s\": type %s cannot be exported to DLPack", name,
+                    rfr_dtype_name(type->dtype));
   int64_t n;
   if (type->rank < 0 || type->rank > RFR_MAX_RANK || !count_elements(type->rank, type->shape, &n))
     return rfi_fail(RFI_E_TENSOR, "tensor \"%s\": its shape (rank %d) is not valid", name, type->rank);
@@ -132,47 +133,48 @@ static rfr_status check_layout(const rfi_dl_tensor *t, int64_t n) {
   for (int i = 0; i < t->rank; i++) {
     if (t->shape[i] == 1 || t->strides[i] == dense[i]) continue;
     char shape[160], strides[160];
-    return rfi_fail(RFI_E_TENSOR, "a DLPack tensor of shape (%s) has strides (%s), which are not dense: copy it first",
-                    format_dims(shape, sizeof shape, t->rank, t->shape),
-                    format_dims(strides, sizeof strides, t->rank, t->strides));
+    return rfi_fail(
+        RFI_E_TENSOR, "the DLPack tensor of shape (%s) has strides (%s), which are not dense: copy it first",
+        format_dims(shape, sizeof shape, t->rank, t->shape), format_dims(strides, sizeof strides, t->rank, t->strides));
   }
   return RFR_OK;
 }
 
 rfr_status rfr_tensor_from_dlpack(const DLManagedTensorVersioned *dl, rfr_tensor *out) {
   memset(out, 0, sizeof *out);
-  if (dl == NULL) return rfi_fail(RFI_E_TENSOR, "a DLPack tensor that is NULL");
+  if (dl == NULL) return rfi_fail(RFI_E_TENSOR, "the DLPack tensor is NULL");
   if (dl->version.major != RFI_DL_MAJOR)
-    return rfi_fail(RFI_E_TENSOR, "a DLPack tensor of version %u.%u; this library reads version %d", dl->version.major,
-                    dl->version.minor, RFI_DL_MAJOR);
+    return rfi_fail(RFI_E_TENSOR, "the DLPack tensor has version %u.%u; this library reads version %d",
+                    dl->version.major, dl->version.minor, RFI_DL_MAJOR);
   const rfi_dl_tensor *t = &dl->tensor;
   const int32_t device = t->device.type;
   const bool on_host = device == RFI_DL_CPU || device == RFI_DL_CUDA_HOST;
   if (!on_host && device != RFI_DL_CUDA && device != RFI_DL_CUDA_MANAGED)
     return rfi_fail(RFI_E_TENSOR,
-                    "a DLPack tensor on device type %d (id %d); only the CPU (type %d) and CUDA (type %d)"
+                    "the DLPack tensor is on device type %d (id %d); only the CPU (type %d) and CUDA (type %d)"
                     " are supported",
                     device, t->device.id, RFI_DL_CPU, RFI_DL_CUDA);
   int row = 0;
   while (row < N_TYPES && (types[row].code != t->type.code || types[row].bits != t->type.bits)) row++;
   if (row == N_TYPES || t->type.lanes != 1)
-    return rfi_fail(RFI_E_TENSOR, "a DLPack tensor of type code %d, %d bits, %d lanes, which is not supported",
+    return rfi_fail(RFI_E_TENSOR, "the DLPack tensor has type code %d, %d bits, %d lanes, which is not supported",
                     t->type.code, t->type.bits, t->type.lanes);
   if (t->rank < 0 || t->rank > RFR_MAX_RANK)
-    return rfi_fail(RFI_E_TENSOR, "a DLPack tensor of %d dimensions; at most %d are supported", t->rank, RFR_MAX_RANK);
+    return rfi_fail(RFI_E_TENSOR, "the DLPack tensor has %d dimensions; at most %d are supported", t->rank,
+                    RFR_MAX_RANK);
   if (t->rank > 0 && t->shape == NULL)
-    return rfi_fail(RFI_E_TENSOR, "a DLPack tensor of %d dimensions without a shape", t->rank);
+    return rfi_fail(RFI_E_TENSOR, "the DLPack tensor has %d dimensions, but its shape is NULL", t->rank);
   int64_t n;
   char dims[160];
   if (!count_elements(t->rank, t->shape, &n))
-    return rfi_fail(RFI_E_TENSOR, "a DLPack tensor with the invalid shape (%s)",
+    return rfi_fail(RFI_E_TENSOR, "the DLPack tensor has the invalid shape (%s)",
                     format_dims(dims, sizeof dims, t->rank, t->shape));
   RFI_TRY(check_layout(t, n));
-  if (n > 0 && t->data == NULL) return rfi_fail(RFI_E_TENSOR, "a DLPack tensor without data");
+  if (n > 0 && t->data == NULL) return rfi_fail(RFI_E_TENSOR, "the data of the DLPack tensor is NULL");
   const int64_t element = types[row].bits / 8;
   const uintptr_t address = n > 0 ? (uintptr_t)t->data + (uintptr_t)t->byte_offset : 0;
   if (address % (uintptr_t)element != 0)
-    return rfi_fail(RFI_E_TENSOR, "a DLPack tensor whose data is not aligned to its %d-byte elements: copy it first",
+    return rfi_fail(RFI_E_TENSOR, "the data of the DLPack tensor is not aligned to its %d-byte elements: copy it first",
                     (int)element);
 
   out->name = "";

@@ -268,7 +268,7 @@ static void test_in_refuses(void **state) {
   make_foreign(&f)->dl.tensor.rank = -1;
   assert_refused(rfr_tensor_from_dlpack(&f.dl, &t), "-1 dimensions");
   make_foreign(&f)->dl.tensor.shape = NULL;
-  assert_refused(rfr_tensor_from_dlpack(&f.dl, &t), "without a shape");
+  assert_refused(rfr_tensor_from_dlpack(&f.dl, &t), "its shape is NULL");
   make_foreign(&f)->shape[1] = -4;
   assert_refused(rfr_tensor_from_dlpack(&f.dl, &t), "invalid shape (3, -4)");
   make_foreign(&f)->shape[1] = INT64_MAX / 2;
@@ -277,7 +277,7 @@ static void test_in_refuses(void **state) {
   f.shape[1] = INT64_MAX;
   assert_refused(rfr_tensor_from_dlpack(&f.dl, &t), "invalid shape");
   make_foreign(&f)->dl.tensor.data = NULL;
-  assert_refused(rfr_tensor_from_dlpack(&f.dl, &t), "without data");
+  assert_refused(rfr_tensor_from_dlpack(&f.dl, &t), "data of the DLPack tensor is NULL");
   make_foreign(&f)->dl.tensor.byte_offset = 2;
   assert_refused(rfr_tensor_from_dlpack(&f.dl, &t), "aligned to its 4-byte");
 

@@ -134,7 +134,7 @@ static rfr_status begin(rfr_ctx *ctx, rfr_comm *comm, const char *run, const cha
 rfr_status rfi_checkpoint_begin(rfr_ctx *ctx, rfr_comm *comm, const char *run, int64_t step,
                                 rfi_checkpoint_writer **out) {
   *out = NULL;
-  if (step < 0) return rfi_fail(RFI_E_ARGUMENT, "a checkpoint of step %lld", (long long)step);
+  if (step < 0) return rfi_fail(RFI_E_ARGUMENT, "step is %lld; it must be at least 0", (long long)step);
   return begin(ctx, comm, run, NULL, step, out);
 }
 
@@ -166,7 +166,7 @@ rfr_status rfi_checkpoint_file(rfi_checkpoint_writer *w, const char *name, rfi_f
     return rfi_fail(RFI_E_ARGUMENT, "\"%s\" is not a valid file name in a checkpoint", name);
   RFI_TRY(finish_file(w));
   if (json_object_get(w->files, name))
-    return rfi_fail(RFI_E_ARGUMENT, "the checkpoint has a file \"%s\" already", name);
+    return rfi_fail(RFI_E_ARGUMENT, "the checkpoint already has a file \"%s\"", name);
   rfi_free(w->ctx, w->name);
   w->name = NULL;
   RFI_TRY(rfi_path_join(w->ctx, "", name, &w->name));

@@ -477,7 +477,7 @@ rfr_status rfi_dataset_count_windows(rfi_dataset *ds, const char *what) {
   rfi_dataset_stats *stats = &ds->stats;
   int64_t S = ds->sequence, N = stats->tokens[RFI_TRAIN], M = stats->tokens[RFI_VALIDATION];
   if (what && N == 0 && stats->files[RFI_VALIDATION] > 0)
-    return rfi_fail(RFI_E_DATA_EMPTY, "%d files are held out, and none that has %s is left to train on",
+    return rfi_fail(RFI_E_DATA_EMPTY, "%d files are held out; no other file has %s to train on",
                     stats->files[RFI_VALIDATION], what);
   if (what && N <= S)
     return rfi_fail(RFI_E_DATA_EMPTY, "there are %lld %s to train on; a window of sequence %lld needs %lld",
@@ -643,10 +643,11 @@ rfr_status rfi_dataset_check_options(const rfi_dataset_options *options) {
   if (options->sequence < 1)
     return rfi_fail(RFI_E_ARGUMENT, "sequence is %d; it must be at least 1", options->sequence);
   if (options->context < 0 || options->context >= options->sequence)
-    return rfi_fail(RFI_E_ARGUMENT, "context is %d; it must lie in 0 .. %d (sequence - 1)", options->context,
+    return rfi_fail(RFI_E_ARGUMENT, "context is %d; it must be 0 to %d (sequence - 1)", options->context,
                     options->sequence - 1);
   if (!(options->validation_fraction >= 0 && options->validation_fraction < 1))
-    return rfi_fail(RFI_E_ARGUMENT, "validation_fraction is %g; it must lie in [0, 1)", options->validation_fraction);
+    return rfi_fail(RFI_E_ARGUMENT, "validation_fraction is %g; it must be at least 0 and less than 1",
+                    options->validation_fraction);
   return RFR_OK;
 }
 
@@ -697,7 +698,7 @@ rfr_status rfi_dataset_window(rfi_dataset *ds, rfi_split split, uint64_t seed, i
 rfr_status rfi_dataset_windows(rfi_dataset *ds, uint64_t seed, double epochs, int64_t *out) {
   const double full = floor(epochs);
   int64_t windows, next;
-  if (!(epochs >= 0 && epochs <= 1e6)) return rfi_fail(RFI_E_ARGUMENT, "%g epochs; they must lie in 0 .. 1e6", epochs);
+  if (!(epochs >= 0 && epochs <= 1e6)) return rfi_fail(RFI_E_ARGUMENT, "epochs is %g; it must be 0 to 1e6", epochs);
   RFI_TRY(ds->calls->windows(ds, seed, (int64_t)full, &windows));
   if (epochs > full) {
     RFI_TRY(ds->calls->windows(ds, seed, (int64_t)full + 1, &next));

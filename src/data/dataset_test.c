@@ -438,7 +438,7 @@ static void test_no_files(void **state) {
   const char *train = "empty.txt", *held = "short.md"; /* the empty file is not held out */
   rfi_dataset_options o = {.root = f->path, .validation_patterns = &held, .n_validation_patterns = 1, .sequence = 4};
   assert_int_equal(rfi_dataset_open(f->ctx, &train, 1, &o, &ds), RFR_INVALID);
-  assert_non_null(strstr(rfr_last_error()->message, "none that has bytes is left to train on"));
+  assert_non_null(strstr(rfr_last_error()->message, "no other file has bytes to train on"));
 }
 
 /* Two tokens per byte; a file that begins with byte 255 is refused. */

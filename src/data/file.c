@@ -189,7 +189,8 @@ fail:
 
 rfr_status rfi_file_read_at(rfi_file *file, void *data, size_t n, int64_t offset) {
   if (offset < 0 || n > (uint64_t)INT64_MAX - (uint64_t)offset)
-    return rfi_fail_at(RFI_E_FILE_READ, file->path, 0, "no range of a file: %zu bytes at %lld", n, (long long)offset);
+    return rfi_fail_at(RFI_E_FILE_READ, file->path, 0, "%zu bytes at %lld are not a valid range of a file", n,
+                       (long long)offset);
   char *p = data;
   while (n > 0) {
     ssize_t got = sys_pread(file->fd, p, n, offset);

@@ -95,7 +95,7 @@ static rfr_status mixture_window(rfi_dataset *base, rfi_split split, uint64_t se
   if (c->next > sample) rewind_cursor(m, c);
   while (c->next <= sample)
     if ((s = draw_source(m, c)) < 0)
-      return rfi_fail(RFI_E_DATA_EMPTY, "data.max_epochs: the sources have %lld windows, and window %lld is wanted",
+      return rfi_fail(RFI_E_DATA_EMPTY, "data.max_epochs: the sources have %lld windows, but window %lld is needed",
                       (long long)c->next, (long long)sample);
   return rfi_dataset_window(m->parts[s].data, split, seed_of(seed, s), c->counts[s] - 1, tokens, targets, doc_offsets,
                             n_docs);
@@ -105,7 +105,7 @@ static rfr_status mixture_window(rfi_dataset *base, rfi_split split, uint64_t se
 static rfr_status mixture_windows(rfi_dataset *base, uint64_t seed, int64_t epochs, int64_t *out) {
   (void)base, (void)seed, (void)epochs;
   *out = 0;
-  return rfi_fail(RFI_E_UNSUPPORTED, "run.epochs: a mixture (data.shares) has no epoch; set run.steps");
+  return rfi_fail(RFI_E_UNSUPPORTED, "run.epochs: a mixture (data.shares) has no epochs; set run.steps");
 }
 
 static int64_t mixture_window_bytes(const rfi_dataset *base, int64_t sample) {

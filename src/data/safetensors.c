@@ -345,8 +345,8 @@ static rfr_status count_ranks(const char *folder, const char *kind, const rfi_pa
     rfi_safetensors_part_file(own, kind, (int)rank, (int)of);
     if (strcmp(own, name) != 0) continue;
     if (*ranks > 0 && of != *ranks)
-      return rfi_fail_at(RFI_E_SAFETENSORS, folder, 0, "files of %d and of %lld ranks: %s", *ranks, (long long)of,
-                         name);
+      return rfi_fail_at(RFI_E_SAFETENSORS, folder, 0, "has files of %d ranks and of %lld ranks: %s", *ranks,
+                         (long long)of, name);
     *ranks = (int)of;
   }
   return RFR_OK;
@@ -487,7 +487,8 @@ static rfr_status build_header(json_t *header, const rfi_safetensors_entry *entr
                       RFI_SAFETENSORS_RANK);
     if (!count_bytes(e->shape, e->rank, rfr_dtype_bits(e->dtype), &elements, &size) ||
         __builtin_add_overflow(at, size, &end))
-      return rfi_fail(RFI_E_SAFETENSORS, "tensor \"%s\": its shape has no size in whole bytes below 2^63", e->name);
+      return rfi_fail(RFI_E_SAFETENSORS,
+                      "tensor \"%s\": the size of its shape is not a whole number of bytes below 2^63", e->name);
     RFI_TRY(rfi_json_set(header, e->name, entry_of(e, at, end)));
     at = end;
   }
@@ -505,7 +506,7 @@ rfr_status rfi_safetensors_write_header(rfr_ctx *ctx, rfi_file *file, const rfi_
   RFI_GOTO(rfi_json_print_compact(header, &text));
   size_t padded = (text.n + 7) / 8 * 8; /* the data starts 8-aligned */
   if (padded > HEADER_LIMIT)
-    RFI_GOTO(rfi_fail(RFI_E_SAFETENSORS, "a header of %zu bytes, the format allows %d", padded, HEADER_LIMIT));
+    RFI_GOTO(rfi_fail(RFI_E_SAFETENSORS, "the header has %zu bytes; the format allows %d", padded, HEADER_LIMIT));
   uint8_t prefix[8];
   for (int i = 0; i < 8; i++) prefix[i] = (uint8_t)((uint64_t)padded >> (8 * i));
   RFI_GOTO(rfi_file_append(file, prefix, 8));

@@ -400,7 +400,7 @@ static void test_bad_parts(void **state) {
   write_rank(f, "model", 1, 2, 0, 0);
   expect_bad_parts(f, "34 of its 35 elements");
   write_rank(f, "model", 0, 3, 0, 35);
-  expect_bad_parts(f, "files of 2 and of 3 ranks");
+  expect_bad_parts(f, "files of 2 ranks and of 3 ranks");
   assert_int_equal(unlink(rft_path(f, "model-rank-0000-of-0003.safetensors")), 0);
   assert_int_equal(unlink(rft_path(f, "model-rank-0000-of-0002.safetensors")), 0);
   rfi_safetensors *st; /* a file is missing */

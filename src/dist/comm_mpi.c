@@ -458,7 +458,7 @@ rfr_status rfr_comm_mpi_create(rfr_ctx *ctx, double timeout, rfr_comm **out) {
   mpi_comm *c = NULL;
   RFI_TRY(rfi_check_handle(ctx, "rfr_ctx"));
   if (!(timeout >= 0) || timeout > 1e9 || !out)
-    return rfi_fail(RFI_E_ARGUMENT, "the timeout is %g seconds, which must be 0 to 1e9, or `out` is NULL", timeout);
+    return rfi_fail(RFI_E_ARGUMENT, "the timeout is %g seconds (allowed: 0 to 1e9), or out is NULL", timeout);
   *out = NULL;
   RFI_TRY(load(ctx, &mpi));
   RFI_TRY(RFI_ALLOC(ctx, sizeof *c, &c));

@@ -303,10 +303,9 @@ rfr_status rfr_comm_threads_create(rfr_ctx *ctx, int size, double timeout, rfr_c
   group *g;
   RFI_TRY(rfi_check_handle(ctx, "rfr_ctx"));
   if (size < 1 || size > MOST || !(timeout >= 0) || timeout > 1e9 || !out)
-    return rfi_fail(
-        RFI_E_ARGUMENT,
-        "%d ranks, which must be 1 to %d, a timeout of %g seconds, which must be 0 to 1e9, or `out` is NULL", size,
-        MOST, timeout);
+    return rfi_fail(RFI_E_ARGUMENT,
+                    "size is %d (allowed: 1 to %d), the timeout is %g seconds (allowed: 0 to 1e9), or out is NULL",
+                    size, MOST, timeout);
   for (int r = 0; r < size; r++) out[r] = NULL;
   RFI_TRY(RFI_ALLOC(ctx, sizeof *g + sizeof *g->end * (size_t)size, &g));
   g->ctx = ctx;

@@ -331,7 +331,7 @@ static bool has_result(const rfr_trace *t) {
 }
 
 static rfr_status check_trace(const rfr_ctx *ctx, int i, int n, const rfr_trace *t) {
-  if (!t) return rfi_fail(RFI_E_ARGUMENT, "program %d of %d has no trace", i, n);
+  if (!t) return rfi_fail(RFI_E_ARGUMENT, "the trace of program %d of %d is NULL", i, n);
   if (t->ctx != ctx)
     return rfi_fail(RFI_E_ARGUMENT, "the trace of program %d belongs to another context: record it in this one", i);
   const rfr_status s = rfr_trace_status(t);
@@ -345,8 +345,8 @@ static rfr_status check_watch(const rfr_watch_options *w, int programs) {
   if (!w) return RFR_OK;
   RFI_TRY(rfi_check_options("rfr_watch_options", w, w->size, sizeof *w));
   if (!rfi_is_list(w->patterns, w->n) || w->program < 0 || w->program >= programs || w->slots < 1)
-    return rfi_fail(RFI_E_ARGUMENT, "rfr_watch_options: %d patterns, program %d of %d, %lld slots", w->n, w->program,
-                    programs, (long long)w->slots);
+    return rfi_fail(RFI_E_ARGUMENT, "rfr_watch_options: n %d, program %d of %d or slots %lld is out of range", w->n,
+                    w->program, programs, (long long)w->slots);
   for (int i = 0; i < w->n; i++)
     if (!w->patterns[i]) return rfi_fail(RFI_E_ARGUMENT, "rfr_watch_options: pattern %d is NULL", i);
   return RFR_OK;
@@ -354,17 +354,19 @@ static rfr_status check_watch(const rfr_watch_options *w, int programs) {
 
 static rfr_status check_arguments(rfr_ctx *ctx, int n, const rfr_trace *const *traces, const rfr_compile_options *o) {
   RFI_TRY(rfi_check_handle(ctx, "rfr_ctx"));
-  if (n < 1 || !traces) return rfi_fail(RFI_E_ARGUMENT, "%d programs, or no traces", n);
+  if (n < 1 || !traces)
+    return rfi_fail(RFI_E_ARGUMENT, "n is %d; it must be at least 1, and traces must not be NULL", n);
   for (int i = 0; i < n; i++) RFI_TRY(check_trace(ctx, i, n, traces[i]));
   if (!o) return RFR_OK;
   RFI_TRY(rfi_check_options("rfr_compile_options", o, o->size, sizeof *o));
   if (o->budget < 0 || o->loss_chunk < 0 || (unsigned)o->recompute > RFR_RECOMPUTE_AUTO ||
       (unsigned)o->shard > RFR_SHARD_FULL)
-    return rfi_fail(RFI_E_ARGUMENT, "rfr_compile_options: budget %lld, loss_chunk %lld, recompute %d, shard %d",
+    return rfi_fail(RFI_E_ARGUMENT,
+                    "rfr_compile_options: budget %lld, loss_chunk %lld, recompute %d or shard %d is out of range",
                     (long long)o->budget, (long long)o->loss_chunk, (int)o->recompute, (int)o->shard);
   RFI_TRY(check_watch(o->watch, n));
   RFI_TRY(rfi_check_hooks(o->hooks, o->n_hooks, n, "rfr_compile_options", "programs"));
-  if (o->choices && !o->tune) return rfi_fail(RFI_E_ARGUMENT, "rfr_compile_options: choices, but tune is off");
+  if (o->choices && !o->tune) return rfi_fail(RFI_E_ARGUMENT, "rfr_compile_options: choices are given, but tune is 0");
   for (int i = 0; o->choices && i < o->n_choices; i++)
     if (!o->choices[i].name || !o->choices[i].value)
       return rfi_fail(RFI_E_ARGUMENT, "rfr_compile_options: choice %d has no name or no value", i);

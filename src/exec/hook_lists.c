@@ -38,7 +38,7 @@ rfr_status rfi_check_hooks(const rfr_hooks *h, int n_hooks, int n, const char *o
                     units);
   for (int i = 0; i < n_hooks; i++) {
     if (h[i].size != sizeof *h)
-      return rfi_fail(RFI_E_ARGUMENT, "hooks %d: size %zu, rfr_hooks_default sets %zu", i, h[i].size, sizeof *h);
+      return rfi_fail(RFI_E_ARGUMENT, "hooks %d: size is %zu, but rfr_hooks_default sets %zu", i, h[i].size, sizeof *h);
     for (int at = RFR_HOOK_PRE_FORWARD; at <= RFR_HOOK_POST_WGRAD; at++)
       RFI_TRY(rfi_check_hook_list(rfi_hooks_at(&h[i], at)));
   }

@@ -58,10 +58,10 @@ rfr_status rfi_layout_check_budget(const rfi_layout *l, int64_t budget, rfr_reco
   if (budget <= 0 || bytes <= budget) return RFR_OK;
   const char *how = fixed ? "which recompute cannot lower in inference"
                     : recompute == RFR_RECOMPUTE_AUTO
-                        ? "the smallest budget that works, with every op recomputed that lowers the peak"
-                    : recompute == RFR_RECOMPUTE_ALL ? "with every op recomputed that lowers the peak"
-                                                     : "with nothing recomputed: recompute auto may need less";
-  return rfi_fail(RFI_E_PLAN_OVER_BUDGET, "the plan needs %lld bytes, %s (%s), the budget is %lld", (long long)bytes,
+                        ? "the smallest budget that works: every op that lowers the peak is recomputed"
+                    : recompute == RFR_RECOMPUTE_ALL ? "although every op that lowers the peak is recomputed"
+                                                     : "because nothing is recomputed: recompute auto may need less";
+  return rfi_fail(RFI_E_PLAN_OVER_BUDGET, "the plan needs %lld bytes, %s (%s); the budget is %lld", (long long)bytes,
                   how, describe(l, text), (long long)budget);
 }
 

@@ -232,7 +232,7 @@ static void test_capture(void **state) {
   assert_same(plain, p);
   n.fails = n.calls; /* the first hook of the next capture fails, so the program has no graph */
   rft_refused(rfr_program_capture(p, 0), "graphs.hook", "microbatch -1, in capture");
-  rft_refused(rfr_program_replay(p, 0, NULL, 0), "program.order", "before rfr_program_capture");
+  rft_refused(rfr_program_replay(p, 0, NULL, 0), "program.order", "call rfr_program_capture first");
   rfr_programs_destroy(p);
   rfr_trace_destroy(t);
 
@@ -341,7 +341,7 @@ static void test_refused(void **state) {
   } cases[] = {{1, 2, 0, list, 0, "rfr_compile_options.hooks has 2 entries for 1 programs"},
                {1, 1, 0, {NULL, 1}, 0, "a hook list is NULL"},
                {1, 1, 1, {&none, 1}, 0, "has a hook without a function"},
-               {1, 1, 0, list, 8, "hooks 0: size 8"},
+               {1, 1, 0, list, 8, "hooks 0: size is 8"},
                {0, 1, 2, list, 0, "program \"step\" has pre_backward hooks, which never run: it has no backward"},
                {0, 1, 3, list, 0, "has post_backward hooks, which never run: it has no backward"},
                {1, 1, 4, list, 0, "has pre_wgrad hooks, which never run: it has no wgrad: weight gradients are part"},

@@ -281,7 +281,7 @@ static int64_t count_untouched(const rfr_programs *p, const rfi_buffer *b, int n
 static rfr_status check_attached(const rfr_programs *p, const char *call) {
   RFI_TRY(rfi_check_allocated(p, call));
   if (p->attached) return RFR_OK;
-  return rfi_fail(RFI_E_PROGRAM_ORDER, "%s: step memory is used when a program is first run or captured", call);
+  return rfi_fail(RFI_E_PROGRAM_ORDER, "%s: the step memory is attached when a program is first run or captured", call);
 }
 
 int64_t rfr_programs_touched_bytes(const rfr_programs *p) {
@@ -354,7 +354,7 @@ rfr_status rfr_program_frontier(rfr_programs *p, int program, rfr_frontier_point
   if (!stage || !stage->trace) return rfi_fail(RFI_E_ARGUMENT, "the traces of program \"%s\" were not kept", g->u.name);
   for (int i = 0; i < p->n; i++)
     if (i != program && p->program[i].plan.bytes > others) others = p->program[i].plan.bytes;
-  if (max < 2) return rfi_fail(RFI_E_ARGUMENT, "room for %d points, at least 2 are needed", max);
+  if (max < 2) return rfi_fail(RFI_E_ARGUMENT, "max is %d; it must be at least 2", max);
   rfi_frontier *l;
   RFI_TRY(rfi_program_frontier(p, g, &l));
   const rfi_levels levels = rfi_frontier_levels(l);

@@ -105,7 +105,7 @@ rfr_status rfr_program_profile(rfr_programs *p, int program, rfr_op_time *times,
   *n = g->u.n_bound - g->u.first[RFI_PART_F];
   if (!times) return RFR_OK;
   RFI_TRY(rfi_check_allocated(p, "rfr_program_profile"));
-  if (max < *n) return rfi_fail(RFI_E_ARGUMENT, "room for %d times, program \"%s\" has %d ops", max, g->u.name, *n);
+  if (max < *n) return rfi_fail(RFI_E_ARGUMENT, "max is %d, but program \"%s\" has %d ops", max, g->u.name, *n);
   if (p->options.debug) return rfi_fail(RFI_E_ARGUMENT, "program \"%s\" was compiled for debugging", g->u.name);
   if (rfi_program_has_hooks(p, g))
     return rfi_fail(RFI_E_ARGUMENT, "program \"%s\" has hooks, which a profile does not run", g->u.name);
@@ -160,8 +160,9 @@ rfr_status rfr_program_replay(rfr_programs *p, int program, const rfr_binding *b
   rfi_program *g;
   RFI_TRY(rfi_program_get_allocated(p, program, "rfr_program_replay", &g));
   if (!g->u.instance->graph[RFI_PART_F])
-    return rfi_fail(RFI_E_PROGRAM_ORDER, "replay of program \"%s\" before rfr_program_capture", g->u.name);
-  if (!rfi_is_list(bindings, n)) return rfi_fail(RFI_E_ARGUMENT, "%d bindings, and no list", n);
+    return rfi_fail(RFI_E_PROGRAM_ORDER, "program \"%s\" is not captured: call rfr_program_capture first", g->u.name);
+  if (!rfi_is_list(bindings, n))
+    return rfi_fail(RFI_E_ARGUMENT, "n is %d; it must not be negative, and bindings not NULL", n);
   for (int i = 0; i < n; i++) RFI_TRY(check_binding(p, g, &bindings[i]));
   return run_part(p, g, RFI_PART_F, false);
 }
@@ -204,8 +205,8 @@ static rfr_status check_copy(const rfr_programs *p, const rfr_tensor *x, const v
   RFI_TRY(rfi_check_handle(x, "rfr_tensor"));
   const char *name = x->name ? x->name : "";
   if (x->bytes < 0 || (x->bytes > 0 && !host))
-    return rfi_fail(RFI_E_ARGUMENT, "%s of \"%s\": %lld bytes, host memory at %p", call, name, (long long)x->bytes,
-                    host);
+    return rfi_fail(RFI_E_ARGUMENT, "%s of \"%s\": %lld bytes or host memory at %p is not valid", call, name,
+                    (long long)x->bytes, host);
   const rfi_named *input = rfi_storage_find(&p->m.store, name);
   if (input && is_part(x, &input->tensor)) return RFR_OK;
   for (int i = 0; i < p->m.store.n; i++)

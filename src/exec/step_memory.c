@@ -44,8 +44,8 @@ rfr_status rfi_step_memory_reserve(const rfi_executor *m) {
   if (!s || bytes <= s->bytes) return RFR_OK;
   if (s->data)
     return rfi_fail(RFI_E_PLAN_OVER_BUDGET,
-                    "the plan needs %lld bytes of step memory, which is allocated with %lld: create first what needs "
-                    "most, or pass the bytes to rfr_step_memory_create",
+                    "the plan needs %lld bytes of step memory, but %lld are allocated: create the largest user first, "
+                    "or pass the bytes to rfr_step_memory_create",
                     (long long)bytes, (long long)s->bytes);
   s->bytes = bytes;
   return RFR_OK;

@@ -31,7 +31,7 @@ rfr_status rfi_tune(rfr_programs *p) {
   const char *name, *stored;
   char value[RFI_CHOICE];
   if (p->options.n_choices > 0 && !p->m.backend->choice(p->m.device, 0))
-    return rfi_fail(RFI_E_TUNE_STORED, "%d choices are stored, but %s has none", p->options.n_choices,
+    return rfi_fail(RFI_E_TUNE_STORED, "%d choices are stored, but device %s has no choices", p->options.n_choices,
                     p->m.backend->name);
   for (int i = 0; (name = p->m.backend->choice(p->m.device, i)); i++) {
     RFI_TRY(find(&p->options, name, &stored));

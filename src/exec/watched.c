@@ -30,7 +30,7 @@ rfr_status rfr_programs_watched(const rfr_programs *p, int64_t step, int i, rfr_
   RFI_TRY(rfi_check_handle(out, "rfr_watched"));
   *out = (rfr_watched){.name = rfr_programs_watched_name(p, i)};
   if (!out->name || step < 0)
-    return rfi_fail(RFI_E_ARGUMENT, "watched value %d in step %lld: there is none", i, (long long)step);
+    return rfi_fail(RFI_E_ARGUMENT, "there is no watched value %d in step %lld", i, (long long)step);
   const rfi_named *ring = rfi_storage_find(&p->m.store, RFI_WATCH_NAME);
   const int64_t rows = ring->tensor.type.shape[1];
   const double *entry = (const double *)ring->tensor.data + step % p->watched.slots * rows * RFI_WATCH_SUMS;
@@ -49,5 +49,5 @@ rfr_status rfr_programs_watched(const rfr_programs *p, int64_t step, int i, rfr_
   out->zeros = n > 0 ? row[RFI_WATCH_ZEROS] / n : 0;
   if (before && has_step(entry, step)) return RFR_OK;
   return rfi_fail(RFI_E_PROGRAM_ORDER,
-                  "step %lld: the watched program has not ended it, or a later step has replaced it", (long long)step);
+                  "step %lld has no statistics: it has not ended, or a later step has replaced them", (long long)step);
 }

@@ -247,11 +247,11 @@ static void test_refused(void **state) {
   w.patterns = &patterns[3];
   assert_refused(t, &w, "argument", "pattern 0 is NULL");
   w.patterns = NULL;
-  assert_refused(t, &w, "argument", "1 patterns, program 0 of 1, 1 slots");
+  assert_refused(t, &w, "argument", "n 1, program 0 of 1 or slots 1 is out of range");
   w.patterns = patterns, w.program = 1;
   assert_refused(t, &w, "argument", "program 1 of 1");
   w.program = 0, w.slots = 0;
-  assert_refused(t, &w, "argument", "0 slots");
+  assert_refused(t, &w, "argument", "slots 0 is out of range");
   w.slots = 1, w.size = 8;
   assert_refused(t, &w, "argument", "rfr_watch_options");
   rfr_programs *p = compile_watched(t, "up.weight", 1, RFR_RECOMPUTE_KEEP);

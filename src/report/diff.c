@@ -28,7 +28,8 @@ rfr_status rfi_diff_set_pair(json_t *object, const char *key, json_t *a, json_t 
 
 /* Appends an object to a list, taking the reference. */
 static rfr_status append(json_t *list, json_t *item) {
-  return json_array_append_new(list, item) == 0 ? RFR_OK : rfi_fail(RFI_E_NO_MEMORY, "the differences of two runs");
+  return json_array_append_new(list, item) == 0 ? RFR_OK
+                                                : rfi_fail(RFI_E_NO_MEMORY, "out of memory while comparing two runs");
 }
 
 /* ---- configuration ---- */

@@ -153,7 +153,8 @@ static rfr_status put_difference(const difference *d, json_t *list) {
   if (s == RFR_OK) s = rfi_diff_set_pair(o, "shapes", shape_of(a), shape_of(b));
   if (s == RFR_OK) s = rfi_json_set(o, "max_abs", rfi_diff_real(d->max_abs));
   if (s == RFR_OK) s = rfi_json_set(o, "relative", rfi_diff_real(d->relative));
-  if (s == RFR_OK && json_array_append(list, o) != 0) s = rfi_fail(RFI_E_NO_MEMORY, "the differences of two runs");
+  if (s == RFR_OK && json_array_append(list, o) != 0)
+    s = rfi_fail(RFI_E_NO_MEMORY, "out of memory while comparing two runs");
   json_decref(o);
   return s;
 }
@@ -167,7 +168,7 @@ static rfr_status put_missing(const tensors *a, const tensors *b, const char *ke
     for (int i = 0; a->files[f] && i < rfi_safetensors_count(a->files[f]); i++) {
       const char *name = rfi_safetensors_at(a->files[f], i)->name;
       if (!find(b, name, &file) && json_array_append_new(list, json_string(name)) != 0)
-        return rfi_fail(RFI_E_NO_MEMORY, "the differences of two runs");
+        return rfi_fail(RFI_E_NO_MEMORY, "out of memory while comparing two runs");
     }
   return RFR_OK;
 }

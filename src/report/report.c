@@ -67,7 +67,7 @@ rfr_status rfr_report_open(rfr_ctx *ctx, const char *const *runs, int n, rfr_rep
   RFI_TRY(RFI_CHECK_OUT(out, "result"));
   RFI_TRY(rfi_check_handle(ctx, "rfr_ctx"));
   if (n < 1 || n > RFR_REPORT_RUNS)
-    return rfi_fail(RFI_E_ARGUMENT, "a report of %d runs; it has 1 to %d", n, RFR_REPORT_RUNS);
+    return rfi_fail(RFI_E_ARGUMENT, "%d runs are given; a report has 1 to %d", n, RFR_REPORT_RUNS);
   RFI_TRY(rfi_check_handle(runs, "list of runs"));
   RFI_TRY(RFI_ALLOC(ctx, sizeof *r, &r));
   r->ctx = ctx;

@@ -50,7 +50,7 @@ static rfr_status check_field(const rfr_schedule *s, int rank, int index) {
   if (rfi_action_of_microbatch(a.op)) {
     if (a.microbatch < 0) return bad(s, RFI_E_SCHEDULE_ACTION, index, "there is no microbatch %d", a.microbatch);
   } else if (a.microbatch != -1) {
-    return bad(s, RFI_E_SCHEDULE_ACTION, index, "microbatch %d, but the op is one of the whole stage (-1)",
+    return bad(s, RFI_E_SCHEDULE_ACTION, index, "microbatch is %d, but the op is for the stage: it must be -1",
                a.microbatch);
   }
   return RFR_OK;
@@ -71,7 +71,7 @@ static rfr_status check_fields(rfr_schedule *s) {
   if (forwards < 1) return rfi_fail_at(RFI_E_SCHEDULE_COUNT, s->file, 0, "there is no action of a microbatch");
   if (forwards > s->n)
     return rfi_fail_at(RFI_E_SCHEDULE_COUNT, s->file, 0,
-                       "stages to %d and microbatches to %d have %lld forwards, but there are %d actions in all",
+                       "stages 0 to %d and microbatches 0 to %d need %lld forwards, but there are %d actions in all",
                        most_stage, most_microbatch, (long long)forwards, s->n);
   s->stages = most_stage + 1;
   s->microbatches = most_microbatch + 1;

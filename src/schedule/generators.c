@@ -120,22 +120,24 @@ static void zb_v(maker *k, int r) {
 static rfr_status check_options(const rfr_schedule_options *o, maker *k) {
   const char *const name = rfr_schedule_kind_name(o->kind);
   if (!name) return rfi_fail(RFI_E_ARGUMENT, "there is no schedule kind %d", (int)o->kind);
-  if (o->ranks < 1) return rfi_fail(RFI_E_ARGUMENT, "%s: %d ranks; at least 1", name, o->ranks);
-  if (o->microbatches < 1) return rfi_fail(RFI_E_ARGUMENT, "%s: %d microbatches; at least 1", name, o->microbatches);
+  if (o->ranks < 1) return rfi_fail(RFI_E_ARGUMENT, "%s: ranks is %d; it must be at least 1", name, o->ranks);
+  if (o->microbatches < 1)
+    return rfi_fail(RFI_E_ARGUMENT, "%s: microbatches is %d; it must be at least 1", name, o->microbatches);
   if (o->chunks < 0)
-    return rfi_fail(RFI_E_ARGUMENT, "%s: %d chunks; at least 1, or 0 for what is usual", name, o->chunks);
+    return rfi_fail(RFI_E_ARGUMENT, "%s: chunks is %d; it must be at least 1, or 0 for the default", name, o->chunks);
   if (o->group < 0)
-    return rfi_fail(RFI_E_ARGUMENT, "%s: groups of %d microbatches; at least 1, or 0 for as many as ranks", name,
+    return rfi_fail(RFI_E_ARGUMENT, "%s: group is %d; it must be at least 1, or 0 for the number of ranks", name,
                     o->group);
   const bool two = o->kind == RFR_SCHEDULE_INTERLEAVED || o->kind == RFR_SCHEDULE_ZB_V;
   *k = (maker){.p = o->ranks, .m = o->microbatches, .v = o->chunks ? o->chunks : two ? 2 : 1};
   if (o->kind == RFR_SCHEDULE_1F1B && k->v != 1)
-    return rfi_fail(RFI_E_ARGUMENT, "1f1b has 1 chunk a rank, not %d; interleaved is 1f1b of several", k->v);
+    return rfi_fail(RFI_E_ARGUMENT, "1f1b has 1 chunk per rank, not %d; interleaved has several", k->v);
   if (o->kind == RFR_SCHEDULE_ZB_V && k->v != 2)
-    return rfi_fail(RFI_E_ARGUMENT, "zb-v has 2 chunks a rank, not %d; zb-h1 takes any number", k->v);
+    return rfi_fail(RFI_E_ARGUMENT, "zb-v has 2 chunks per rank, not %d; zb-h1 allows any number", k->v);
   const bool grouped = k->v > 1 && (o->kind == RFR_SCHEDULE_INTERLEAVED || o->kind == RFR_SCHEDULE_ZB_H1);
   if (o->group && !grouped)
-    return rfi_fail(RFI_E_ARGUMENT, "%s with %d chunks has no groups; interleaved and zb-h1 with several have", name,
+    return rfi_fail(RFI_E_ARGUMENT,
+                    "%s with %d chunks has no groups; only interleaved and zb-h1 with several chunks have them", name,
                     k->v);
   k->g = grouped ? o->group ? o->group : k->p : k->m;
   if (k->g > k->m) k->g = k->m;

@@ -383,12 +383,12 @@ static void test_options_refused(void **state) {
   } rows[] = {
       {-1, 1, 1, 0, 0, "there is no schedule kind -1"},
       {5, 1, 1, 0, 0, "there is no schedule kind 5"},
-      {RFR_SCHEDULE_GPIPE, 0, 1, 0, 0, "gpipe: 0 ranks; at least 1"},
-      {RFR_SCHEDULE_GPIPE, 1, 0, 0, 0, "gpipe: 0 microbatches; at least 1"},
-      {RFR_SCHEDULE_GPIPE, 1, 1, -1, 0, "gpipe: -1 chunks"},
-      {RFR_SCHEDULE_ZB_H1, 1, 1, 2, -1, "zb-h1: groups of -1 microbatches"},
-      {RFR_SCHEDULE_1F1B, 2, 2, 2, 0, "1f1b has 1 chunk a rank, not 2; interleaved is 1f1b of several"},
-      {RFR_SCHEDULE_ZB_V, 2, 2, 3, 0, "zb-v has 2 chunks a rank, not 3"},
+      {RFR_SCHEDULE_GPIPE, 0, 1, 0, 0, "gpipe: ranks is 0; it must be at least 1"},
+      {RFR_SCHEDULE_GPIPE, 1, 0, 0, 0, "gpipe: microbatches is 0; it must be at least 1"},
+      {RFR_SCHEDULE_GPIPE, 1, 1, -1, 0, "gpipe: chunks is -1"},
+      {RFR_SCHEDULE_ZB_H1, 1, 1, 2, -1, "zb-h1: group is -1"},
+      {RFR_SCHEDULE_1F1B, 2, 2, 2, 0, "1f1b has 1 chunk per rank, not 2; interleaved has several"},
+      {RFR_SCHEDULE_ZB_V, 2, 2, 3, 0, "zb-v has 2 chunks per rank, not 3"},
       {RFR_SCHEDULE_GPIPE, 2, 2, 2, 2, "gpipe with 2 chunks has no groups"},
       {RFR_SCHEDULE_INTERLEAVED, 2, 2, 1, 2, "interleaved with 1 chunks has no groups"},
       {RFR_SCHEDULE_ZB_V, INT32_MAX, 1, 0, 0, "are more than"},
@@ -427,7 +427,7 @@ static void test_costs_refused(void **state) {
     costs[0] = costs[1] = rfr_stage_costs_default();                                              \
   } while (0)
   assert_int_equal(rfr_schedule_simulate(s, costs, 3, &result, NULL, NULL, NULL), RFR_INVALID);
-  assert_non_null(strstr(rfr_last_error()->message, "costs of 3 stages for a schedule of 2"));
+  assert_non_null(strstr(rfr_last_error()->message, "n_costs is 3, but the schedule has 2 stages"));
   costs[1].seconds[RFR_ACTION_I] = -1;
   REFUSED("stage 1 has no cost of I");
   costs[0].seconds[RFR_ACTION_W] = -1;
@@ -437,9 +437,9 @@ static void test_costs_refused(void **state) {
   costs[1].seconds[RFR_ACTION_F] = INFINITY;
   REFUSED("stage 1: the cost of F is not finite");
   costs[1].gradient_bytes = -1;
-  REFUSED("stage 1: bytes are not negative");
+  REFUSED("stage 1: bytes must not be negative");
   costs[1].wgrad_bytes = 2;
-  REFUSED("stage 1: bytes are not negative, and wgrad_bytes are part");
+  REFUSED("stage 1: bytes must not be negative, and wgrad_bytes at most");
   costs[0].weight_bytes = INT64_MAX;
   REFUSED("rank 0: the bytes of its stages");
   costs[1].activation_bytes = INT64_MAX;

@@ -23,7 +23,8 @@ rfr_status rfr_layer_costs_stages(const rfr_layer_costs *costs, int64_t layers, 
   RFI_TRY(rfi_check_handle(costs, "costs"));
   RFI_TRY(rfi_check_handle(out, "out"));
   if (stages < 1 || layers < stages)
-    return rfi_fail(RFI_E_ARGUMENT, "%lld layers in %d stages; each stage has at least one", (long long)layers, stages);
+    return rfi_fail(RFI_E_ARGUMENT, "%lld layers cannot be split into %d stages; each stage needs at least one",
+                    (long long)layers, stages);
   for (int i = 0; i < stages; i++) {
     out[i] = (rfr_stage_costs){0};
     for (int op = 0; op < RFR_ACTION_COUNT; op++) out[i].seconds[op] = -1;

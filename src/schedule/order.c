@@ -136,7 +136,8 @@ static rfr_status read_order(reader *q, const int *layers, int n_layers, rfr_sch
   for (int i = 0; i < q->n; i++)
     if (q->entries[i].chunk > chunks) chunks = q->entries[i].chunk;
   if (chunks > q->n || q->ranks > INT32_MAX / chunks)
-    return rfi_fail_at(RFI_E_SCHEDULE_COUNT, q->name, 0, "chunks to %d, but there are %d numbers in all", chunks, q->n);
+    return rfi_fail_at(RFI_E_SCHEDULE_COUNT, q->name, 0, "there is a chunk %d, but there are only %d numbers in all",
+                       chunks, q->n);
   if (n_layers > 1 && n_layers != chunks)
     return rfi_fail(RFI_E_ARGUMENT, "%d counts of layers for %d chunks; give one count, or one for each chunk",
                     n_layers, chunks);

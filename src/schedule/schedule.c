@@ -42,7 +42,7 @@ rfr_status rfi_schedule_open(rfr_ctx *ctx, const char *file, rfr_schedule **out)
 }
 
 rfr_status rfi_schedule_rank(rfr_schedule *s, int line) {
-  if (s->ranks >= MOST_ACTIONS) return rfi_fail(RFI_E_OVERFLOW, "a schedule of more than %d ranks", MOST_ACTIONS);
+  if (s->ranks >= MOST_ACTIONS) return rfi_fail(RFI_E_OVERFLOW, "a schedule has at most %d ranks", MOST_ACTIONS);
   if (!rfi_arena_grow(s->arena, (void **)&s->begin, &s->begin_capacity, s->ranks + 2, sizeof *s->begin) ||
       !rfi_arena_grow(s->arena, (void **)&s->line, &s->line_capacity, s->ranks + 1, sizeof *s->line))
     return RFR_NO_MEMORY;
@@ -53,7 +53,7 @@ rfr_status rfi_schedule_rank(rfr_schedule *s, int line) {
 }
 
 rfr_status rfi_schedule_add(rfr_schedule *s, int op, int stage, int microbatch) {
-  if (s->n >= MOST_ACTIONS) return rfi_fail(RFI_E_OVERFLOW, "a schedule of more than %d actions", MOST_ACTIONS);
+  if (s->n >= MOST_ACTIONS) return rfi_fail(RFI_E_OVERFLOW, "a schedule has at most %d actions", MOST_ACTIONS);
   if (!rfi_arena_grow(s->arena, (void **)&s->action, &s->capacity, s->n + 1, sizeof *s->action)) return RFR_NO_MEMORY;
   s->action[s->n++] = (rfr_action){op, stage, microbatch};
   s->begin[s->ranks] = s->n;
@@ -75,7 +75,7 @@ rfr_status rfr_schedule_create(rfr_ctx *ctx, int ranks, const rfr_action *const 
   rfr_schedule *made;
   *out = NULL;
   RFI_TRY(rfi_check_handle(ctx, "rfr_ctx"));
-  if (ranks < 1) return rfi_fail(RFI_E_ARGUMENT, "a schedule of %d ranks", ranks);
+  if (ranks < 1) return rfi_fail(RFI_E_ARGUMENT, "ranks is %d; it must be at least 1", ranks);
   RFI_TRY(rfi_check_handle(actions, "list of lists"));
   RFI_TRY(rfi_check_handle(n_actions, "list of lengths"));
   RFI_TRY(rfi_schedule_open(ctx, "", &made));
@@ -144,10 +144,10 @@ rfr_status rfr_schedule_set_layers(rfr_schedule *s, const int *layers, int n) {
   int64_t sum = 0;
   for (int i = 0; i < s->stages; i++) {
     const int count = layers[n == 1 ? 0 : i];
-    if (count < 1) return rfi_fail(RFI_E_ARGUMENT, "stage %d: %d layers; a stage has at least one", i, count);
+    if (count < 1) return rfi_fail(RFI_E_ARGUMENT, "stage %d has %d layers; it must have at least one", i, count);
     sum += count;
   }
-  if (sum > INT32_MAX) return rfi_fail(RFI_E_OVERFLOW, "%lld layers", (long long)sum);
+  if (sum > INT32_MAX) return rfi_fail(RFI_E_OVERFLOW, "%lld layers are too many", (long long)sum);
   for (int i = 0; i < s->stages; i++) s->layers[i] = layers[n == 1 ? 0 : i];
   return RFR_OK;
 }

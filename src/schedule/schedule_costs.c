@@ -44,7 +44,7 @@ static rfr_status store(const char *file, int64_t line, const struct key *key, d
                         int n) {
   if (!(x >= 0 && x <= (key->op < 0 ? 0x1p53 : 1e30)) || (key->op < 0 && x != floor(x)))
     return rfi_fail_at(RFI_E_SCHEDULE_PARSE, file, line, "%s is %g; %s", key->name, x,
-                       key->op < 0 ? "bytes are a whole number that is not negative" : "seconds are not negative");
+                       key->op < 0 ? "bytes must be a whole number, 0 or more" : "seconds must be 0 or more");
   for (int i = 0; i < n; i++) {
     if (key->op >= 0) costs[i].seconds[key->op] = x;
     else *(int64_t *)((char *)&costs[i] + key->offset) = (int64_t)x;
@@ -73,7 +73,7 @@ static rfr_status read_json(const char *file, const json_t *root, int stages, rf
     rfr_layer_costs layered;
     RFI_TRY(rfi_layer_costs_read(file, root, &layered));
     if (layered.layers < stages)
-      return rfi_fail_at(RFI_E_SCHEDULE_PARSE, file, 0, "costs of %lld layers for a schedule of %d stages",
+      return rfi_fail_at(RFI_E_SCHEDULE_PARSE, file, 0, "the costs are of %lld layers, but the schedule has %d stages",
                          (long long)layered.layers, stages);
     RFI_TRY(rfr_layer_costs_stages(&layered, layered.layers, stages, costs));
   }
@@ -132,7 +132,7 @@ static rfr_status read_header(table *t, const char *p, const char *end) {
     for (int i = 0; key && i < t->n_columns; i++) twice |= t->column[i] == key;
     if (!key && !is_stage) return unknown(t->file, t->line, cell, n);
     if (twice)
-      return rfi_fail_at(RFI_E_SCHEDULE_PARSE, t->file, t->line, "the column %.*s is there twice", (int)n, cell);
+      return rfi_fail_at(RFI_E_SCHEDULE_PARSE, t->file, t->line, "the column %.*s is given twice", (int)n, cell);
     has_stage |= is_stage;
     t->column[t->n_columns++] = key;
   }
@@ -147,13 +147,15 @@ static rfr_status read_row(const table *t, const char *p, const char *end, rfr_s
   for (; take_cell(&rest, end, &cell, &n); i++) {
     if (i >= t->n_columns || t->column[i] || (n == 1 && *cell == '*')) continue;
     if (!read_number(cell, n, &x) || x < 0 || x >= t->stages || x != floor(x))
-      return rfi_fail_at(RFI_E_SCHEDULE_PARSE, t->file, t->line, "stage %.*s; stages are 0 to %d, or * for all",
-                         (int)(n < 40 ? n : 40), cell, t->stages - 1);
+      return rfi_fail_at(RFI_E_SCHEDULE_PARSE, t->file, t->line,
+                         "there is no stage %.*s; stages are 0 to %d, or * for all", (int)(n < 40 ? n : 40), cell,
+                         t->stages - 1);
     first = (int)x;
     count = 1;
   }
   if (i != t->n_columns)
-    return rfi_fail_at(RFI_E_SCHEDULE_PARSE, t->file, t->line, "%d cells in a row of %d columns", i, t->n_columns);
+    return rfi_fail_at(RFI_E_SCHEDULE_PARSE, t->file, t->line, "the row has %d cells, but there are %d columns", i,
+                       t->n_columns);
   for (i = 0; take_cell(&p, end, &cell, &n); i++) {
     if (!t->column[i] || n == 0) continue;
     if (!read_number(cell, n, &x))

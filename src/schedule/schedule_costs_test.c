@@ -8,7 +8,7 @@
 #include "refrain/schedule.h"
 #include "support/context.h"
 
-#define LAYER_COSTS(layers)                                                                                 \
+#define LAYER_COSTS(layers)                                                                                      \
   "{\"layers\": " layers ", \"tokens\": 64, \"layer\": {\"F\": 1, \"I\": 2, \"W\": 3}, \"first\": {\"F\": 0.5, " \
   "\"I\": 0, \"W\": 0.25}, \"last\": {\"F\": 4, \"I\": 5, \"W\": 6}, \"update\": 1e-9, \"SEND_F\": 0.125}"
 
@@ -53,28 +53,28 @@ static void test_refused(void **state) {
       {"{\"F\": 1, \"F\": 1}", "json", "duplicate"},
       {"{\"f\": 1}", "schedule.parse", "there is no key \"f\"; keys are stage (stages), an action's op (F, I, W"},
       {"{\"F\": \"1\"}", "schedule.parse", "F is not a number"},
-      {"{\"F\": -1}", "schedule.parse", "F is -1; seconds are not negative"},
+      {"{\"F\": -1}", "schedule.parse", "F is -1; seconds must be 0 or more"},
       {"{\"F\": 1e300}", "schedule.parse", "F is 1e+300"},
-      {"{\"weight_bytes\": 1.5}", "schedule.parse", "weight_bytes is 1.5; bytes are a whole number"},
+      {"{\"weight_bytes\": 1.5}", "schedule.parse", "weight_bytes is 1.5; bytes must be a whole number"},
       {"{\"weight_bytes\": 1e17}", "schedule.parse", "weight_bytes is 1e+17"},
       {"{\"stages\": {}}", "schedule.parse", "\"stages\" is not a list of 2 objects"},
       {"{\"stages\": [{}]}", "schedule.parse", "\"stages\" is not a list of 2 objects"},
       {"{\"stages\": [{}, 3]}", "schedule.parse", "stage 1 is not an object"},
       {"{\"stages\": [{}, {\"stages\": []}]}", "schedule.parse", "there is no key \"stages\""},
       {"{\"layer\": 3}", "schedule.parse", "layer is missing, or is not an object of F, I and W"},
-      {LAYER_COSTS("1"), "schedule.parse", "costs of 1 layers for a schedule of 2 stages"},
+      {LAYER_COSTS("1"), "schedule.parse", "the costs are of 1 layers, but the schedule has 2 stages"},
       {LAYER_COSTS("0"), "json", "layers"},
-      {"stage,F\n0,1\n2,1\n", "schedule.parse", "test:3: stage 2; stages are 0 to 1, or * for all"},
-      {"stage,F\n-1,1\n", "schedule.parse", "test:2: stage -1"},
-      {"stage,F\n0.5,1\n", "schedule.parse", "test:2: stage 0.5"},
-      {"stage,F\n,1\n", "schedule.parse", "test:2: stage ; stages are"},
+      {"stage,F\n0,1\n2,1\n", "schedule.parse", "test:3: there is no stage 2; stages are 0 to 1, or * for all"},
+      {"stage,F\n-1,1\n", "schedule.parse", "test:2: there is no stage -1"},
+      {"stage,F\n0.5,1\n", "schedule.parse", "test:2: there is no stage 0.5"},
+      {"stage,F\n,1\n", "schedule.parse", "test:2: there is no stage ; stages are"},
       {"stage,F\n0,x\n", "schedule.parse", "test:2: F: \"x\" is not a number"},
       {"stage,F\n0,nan\n", "schedule.parse", "test:2: F: \"nan\" is not a number"},
       {"stage,F\n0,0x1\n", "schedule.parse", "\"0x1\" is not a number"},
-      {"stage,F\n0,1,2\n", "schedule.parse", "test:2: 3 cells in a row of 2 columns"},
-      {"stage,F\n0\n", "schedule.parse", "test:2: 1 cells in a row of 2 columns"},
-      {"stage,F,F\n", "schedule.parse", "test:1: the column F is there twice"},
-      {"stage,stage\n", "schedule.parse", "the column stage is there twice"},
+      {"stage,F\n0,1,2\n", "schedule.parse", "test:2: the row has 3 cells, but there are 2 columns"},
+      {"stage,F\n0\n", "schedule.parse", "test:2: the row has 1 cells, but there are 2 columns"},
+      {"stage,F,F\n", "schedule.parse", "test:1: the column F is given twice"},
+      {"stage,stage\n", "schedule.parse", "the column stage is given twice"},
       {"F,I\n1,2\n", "schedule.parse", "test:1: there is no column \"stage\""},
       {"stage,G\n", "schedule.parse", "test:1: there is no key \"G\""},
       {"stage;F\n", "schedule.parse", "there is no key \"stage;F\""},

@@ -90,7 +90,7 @@ static void test_refused(void **state) {
       {"0F", "schedule.parse", "\"0F\""},
       {"0SEND_F0 0send_b0", "schedule.parse", "action 1: \"0send_b0\""},
       {"0UNSHARD", "schedule.count", "there is no action of a microbatch"},
-      {"2000000000F2000000000", "schedule.count", "have 4000000004000000001 forwards, but there are 1 actions"},
+      {"2000000000F2000000000", "schedule.count", "need 4000000004000000001 forwards, but there are 1 actions"},
       {"0F0 0F0", "schedule.count", "rank 0, action 1 (0F0): 0F0 was done before, by rank 0, action 0 (0F0)"},
       {"0F0 0B0 0W0", "schedule.count", "action 2 (0W0): 0W0 was done before, by rank 0, action 1 (0B0)"},
       {"0F0 0B0 0F1 0I1", "schedule.count", "0W1 is missing: stage 0 has 1 of its 2"},
@@ -155,8 +155,8 @@ static void test_lists_refused(void **state) {
               {{RFR_ACTION_COUNT, 0, 0}, "schedule.action", "rank 1, action 1: there is no op 12"},
               {{RFR_ACTION_I, -1, 0}, "schedule.action", "rank 1, action 1 (-1I0): there is no stage -1"},
               {{RFR_ACTION_I, 1, -1}, "schedule.action", "(1I-1): there is no microbatch -1"},
-              {{RFR_ACTION_OPT, 1, 0}, "schedule.action", "(1OPT): microbatch 0, but the op is one of the whole stage"},
-              {{RFR_ACTION_I, INT32_MAX, INT32_MAX}, "schedule.count", "have 4611686018427387904 forwards"}};
+              {{RFR_ACTION_OPT, 1, 0}, "schedule.action", "(1OPT): microbatch is 0, but the op is for the stage"},
+              {{RFR_ACTION_I, INT32_MAX, INT32_MAX}, "schedule.count", "need 4611686018427387904 forwards"}};
   const rfr_action rank0[] = {{RFR_ACTION_F, 0, 0}};
   rfr_action rank1[] = {{RFR_ACTION_F, 1, 0}, {0}};
   rfr_schedule *s;
@@ -211,7 +211,7 @@ static void test_orders(void **state) {
       {"1 -1\nx", "schedule.parse", "test:2: list 1: a number expected at \"x\""},
       {"1 --1", "schedule.parse", "a number expected"},
       {"99999999999 1", "schedule.parse", "chunks count from 1"},
-      {"2000000000 -2000000000", "schedule.count", "chunks to 2000000000, but there are 2 numbers"},
+      {"2000000000 -2000000000", "schedule.count", "there is a chunk 2000000000, but there are only 2 numbers"},
       {"1 1 -1", "schedule.count", "test:1: list 0: chunk 1 has 2 forwards, 1 backwards and 0 weight gradients"},
       {"1 1 -1 -1 -1.5", "schedule.count", "chunk 1 has 2 forwards, 2 backwards and 1 weight gradients"},
       {"1 2 -2 -2.5 -2.5 -1", "schedule.count", "chunk 2 has 1 forwards, 1 backwards and 2 weight gradients"},

@@ -37,7 +37,7 @@ static double cost(const simulation *q, int op, int stage) {
 static rfr_status check_costs(const simulation *q) {
   static const int wanted[] = {RFR_ACTION_F, RFR_ACTION_I, RFR_ACTION_W};
   if (q->n_costs != 1 && q->n_costs != q->s->stages)
-    return rfi_fail(RFI_E_ARGUMENT, "costs of %d stages for a schedule of %d; give those of one, or of each",
+    return rfi_fail(RFI_E_ARGUMENT, "n_costs is %d, but the schedule has %d stages: give one entry, or one per stage",
                     q->n_costs, q->s->stages);
   for (int i = 0; i < q->n_costs; i++) {
     const rfr_stage_costs *c = &q->costs[i];
@@ -46,7 +46,7 @@ static rfr_status check_costs(const simulation *q) {
         return rfi_fail(RFI_E_ARGUMENT, "stage %d: the cost of %s is not finite", i, rfi_action_name(op));
     if (c->activation_bytes < 0 || c->wgrad_bytes < 0 || c->gradient_bytes < 0 || c->weight_bytes < 0 ||
         c->wgrad_bytes > c->activation_bytes)
-      return rfi_fail(RFI_E_ARGUMENT, "stage %d: bytes are not negative, and wgrad_bytes are part of activation_bytes",
+      return rfi_fail(RFI_E_ARGUMENT, "stage %d: bytes must not be negative, and wgrad_bytes at most activation_bytes",
                       i);
   }
   for (int i = 0; i < q->s->n; i++) {
@@ -148,7 +148,7 @@ static rfr_status walk_memory(const simulation *q, level *levels, rfr_rank_resul
       walk_action(q, i, &levels[r]);
       live -= i == rfi_schedule_last(s, a.stage, a.microbatch);
     }
-    if (levels[r].overflow) return rfi_fail(RFI_E_OVERFLOW, "rank %d: the bytes of its stages", r);
+    if (levels[r].overflow) return rfi_fail(RFI_E_OVERFLOW, "rank %d: the bytes of its stages overflow", r);
     ranks[r].live_bytes = levels[r].most;
     ranks[r].slot_bytes = levels[r].slots;
   }

@@ -60,7 +60,7 @@ static rfr_status check_common(const rfr_sweep *s, const rfi_point *p) {
       const char *path = rfi_config_path(p->keys[k]);
       const size_t n = strlen(path);
       if (strncmp(s->common[i], path, n) == 0 && s->common[i][n] == '=')
-        return rfi_fail_at(RFI_E_SWEEP_GRID, s->file, p->line, "%s is in the grid and in --set", path);
+        return rfi_fail_at(RFI_E_SWEEP_GRID, s->file, p->line, "%s is in both the grid and --set", path);
     }
   return RFR_OK;
 }
@@ -84,7 +84,8 @@ static rfr_status check_config(rfr_sweep *s, run *r, const char *text, size_t n)
   if (config->data_validation.percent <= 0 && config->data_validation.patterns.n == 0 && config->data_train.n > 0)
     status = rfi_fail_at(
         RFI_E_SWEEP_GRID, s->file, r->point->line,
-        "%s holds out no data, and runs are ranked by their held-out loss; set data.validation, as 5%%", s->config);
+        "%s holds out no data, and runs are ranked by their held-out loss; set data.validation, such as 5%%",
+        s->config);
   if (status == RFR_OK) status = hash_config(s, config, r);
   rfi_config_destroy(config);
   return status;

@@ -123,7 +123,7 @@ static void test_refused(void **state) {
       {"refrain: 1\nconfig: base.yaml\nruns: [1]\n", "sweep.grid", "grid.yaml:3: runs: a run is a map"},
       {"refrain: 1\nconfig: base.yaml\ngrid: {data.validation: [0%]}\n", "sweep.grid", "holds out no data"},
       {"refrain: 1\nconfig: base.yaml\ngrid: {run.steps: [1]}\n", "sweep.grid",
-       "run.steps is in the grid and in --set"},
+       "run.steps is in both the grid and --set"},
   };
   static const char *const steps[] = {"run.steps=9"};
   rfr_sweep_options o = rfr_sweep_options_default();

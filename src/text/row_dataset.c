@@ -651,7 +651,8 @@ rfr_status rfi_row_dataset_open(const rfi_row_encoder *encoder, const rfi_row_da
   *out = NULL;
   if (o->sequence < 1) return rfi_fail(RFI_E_ARGUMENT, "sequence is %d; it must be at least 1", o->sequence);
   if (!(o->validation_fraction >= 0 && o->validation_fraction < 1))
-    return rfi_fail(RFI_E_ARGUMENT, "validation_fraction is %g; it must lie in [0, 1)", o->validation_fraction);
+    return rfi_fail(RFI_E_ARGUMENT, "validation_fraction is %g; it must be at least 0 and less than 1",
+                    o->validation_fraction);
   if (o->n_patterns < 1 && o->n_validation_patterns < 1)
     return rfi_fail(RFI_E_DATA_EMPTY, "there is no pattern for training files");
   RFI_TRY(RFI_ALLOC(encoder->ctx, sizeof *ds, &ds));

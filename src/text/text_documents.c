@@ -37,7 +37,8 @@ rfr_status rfi_text_documents_encode(void *user, const char *path, rfi_hash file
     if (s == RFR_OK) s = rfi_token_table_add(out, tokens.ids, tokens.widths, tokens.n, 0, 0);
     else if (s != RFR_NO_MEMORY) rfi_fail_prefix("%s, from byte %lld: ", full, (long long)documents[i].offset);
   }
-  if (s == RFR_OK && found && out->rows != n) s = rfi_fail_at(RFI_E_INTERNAL, full, 0, "a cache of %d documents", n);
+  if (s == RFR_OK && found && out->rows != n)
+    s = rfi_fail_at(RFI_E_INTERNAL, full, 0, "the cache does not have %d documents", n);
   if (s == RFR_OK && !found) s = rfi_token_cache_save(t->cache, full, key, out);
   rfi_row_tokens_deinit(&tokens);
   rfi_free(ctx, full);

@@ -53,7 +53,8 @@ rfr_status rfr_tokenizer_write_files(const rfr_tokenizer *tokenizer, const char 
   if (documents) *documents = 0;
   if (tokens) *tokens = 0;
   RFI_TRY(rfi_check_handle(tokenizer, "rfr_tokenizer"));
-  if (n < 1 || !paths || !out) return rfi_fail(RFI_E_ARGUMENT, "rfr_tokenizer_write_files: no file, or no output");
+  if (n < 1 || !paths || !out)
+    return rfi_fail(RFI_E_ARGUMENT, "rfr_tokenizer_write_files: paths is empty, or out is NULL");
   if (format < RFR_TOKENS_NANOGPT || format > RFR_TOKENS_MEGATRON)
     return rfi_fail(RFI_E_ARGUMENT, "rfr_tokenizer_write_files: no format %d", (int)format);
   const rfi_row_encoder encoder = {.ctx = rfi_tokenizer_ctx(tokenizer), .tokenizer = tokenizer};

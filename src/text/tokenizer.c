@@ -166,7 +166,7 @@ static rfr_status vocabulary_init(rfi_vocabulary *v, const rfi_tokenizer_spec *s
     if (text[i].n > v->longest) v->longest = text[i].n;
   }
   if (s == RFR_OK && bytes > UINT32_MAX)
-    s = rfi_fail_at(RFI_E_TOKENIZER, spec->name, 0, "the texts of the tokens have %zu bytes", bytes);
+    s = rfi_fail_at(RFI_E_TOKENIZER, spec->name, 0, "the texts of the tokens have %zu bytes, which is too many", bytes);
   if (s == RFR_OK) s = RFI_ALLOC(v->ctx, bytes, &v->text);
   if (s == RFR_OK) s = RFI_ALLOC(v->ctx, ((size_t)v->n + 1) * sizeof *v->begin, &v->begin);
   if (s == RFR_OK) s = RFI_ALLOC(v->ctx, (size_t)v->n, &v->is_used);
@@ -465,7 +465,8 @@ static rfr_status check_spec(const rfi_tokenizer_spec *spec) {
                        RFI_TOKENS_LIMIT);
   for (int64_t i = 0; i < spec->n_added; i++)
     if (spec->added[i].id < 0 || spec->added[i].id >= RFI_TOKENS_LIMIT)
-      return rfi_fail_at(RFI_E_TOKENIZER, spec->name, 0, "an added token has the id %d", spec->added[i].id);
+      return rfi_fail_at(RFI_E_TOKENIZER, spec->name, 0, "the id %d of an added token is out of range",
+                         spec->added[i].id);
   if (spec->unknown >= spec->n_tokens)
     return rfi_fail_at(RFI_E_TOKENIZER, spec->name, 0, "the unknown token's id %d is not in the vocabulary",
                        spec->unknown);

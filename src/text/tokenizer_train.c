@@ -51,8 +51,9 @@ static rfr_status check_options(rfr_tokenizer_train_options *o, bool is_file) {
   if (o->pattern < RFR_WORDS_GPT2 || o->pattern > RFR_WORDS_QWEN2)
     return rfi_fail(RFI_E_ARGUMENT, "there is no pattern %d", (int)o->pattern);
   if (o->min_frequency < 1)
-    return rfi_fail(RFI_E_ARGUMENT, "min_frequency is %lld, below 1", (long long)o->min_frequency);
-  if (o->max_bytes < 0) return rfi_fail(RFI_E_ARGUMENT, "max_bytes is %lld, below 0", (long long)o->max_bytes);
+    return rfi_fail(RFI_E_ARGUMENT, "min_frequency is %lld; it must be at least 1", (long long)o->min_frequency);
+  if (o->max_bytes < 0)
+    return rfi_fail(RFI_E_ARGUMENT, "max_bytes is %lld; it must be at least 0", (long long)o->max_bytes);
   if (o->chat_template && is_file)
     return rfi_fail(RFI_E_ARGUMENT, "a chat template needs a folder, and the output ends in .json");
   return RFR_OK;
@@ -303,7 +304,7 @@ rfr_status rfr_tokenizer_train(rfr_ctx *ctx, const char *const *paths, int64_t n
   char kind;
   RFI_TRY(rfi_check_handle(ctx, "rfr_ctx"));
   if (!paths || n < 1 || n > 1 << 20 || !out || !*out)
-    return rfi_fail(RFI_E_ARGUMENT, "rfr_tokenizer_train: no file, or no output");
+    return rfi_fail(RFI_E_ARGUMENT, "rfr_tokenizer_train: paths is empty, or out is missing");
   for (int64_t i = 0; i < n; i++)
     if (!paths[i]) return rfi_fail(RFI_E_ARGUMENT, "rfr_tokenizer_train: path %lld is NULL", (long long)i);
   if (options) {

@@ -98,7 +98,7 @@ void rfr_scope(rfr_trace *t, const char *scope) {
 void rfr_microbatch(rfr_trace *t, int microbatch) {
   if (!rfi_trace_records(t)) return;
   if (microbatch < -1 || microbatch > RFI_MAX_MICROBATCH) {
-    rfi_trace_fail(t, nowhere, "", RFI_E_ARGUMENT, "microbatch %d, allowed are -1 to %d", microbatch,
+    rfi_trace_fail(t, nowhere, "", RFI_E_ARGUMENT, "microbatch is %d; it must be -1 to %d", microbatch,
                    RFI_MAX_MICROBATCH);
     return;
   }

@@ -24,14 +24,14 @@ static rfr_status check_options(const rfr_generate_options *o, int64_t n) {
   if (o->size != sizeof *o) return rfi_fail(RFI_E_ARGUMENT, "rfr_generate_options: size %zu", o->size);
   if (n <= 0) return rfi_fail(RFI_E_ARGUMENT, "the prompt is empty; a model continues at least one token");
   if (o->tokens < 0 || o->top_k < 0 || !(o->temperature >= 0.0))
-    return rfi_fail(RFI_E_ARGUMENT, "tokens %lld, top_k %lld, temperature %g: none may be below 0",
+    return rfi_fail(RFI_E_ARGUMENT, "tokens is %lld, top_k %lld and temperature %g; none may be negative",
                     (long long)o->tokens, (long long)o->top_k, o->temperature);
   if (!(o->top_p > 0.0 && o->top_p <= 1.0))
-    return rfi_fail(RFI_E_ARGUMENT, "top_p is %g; it is more than 0 and at most 1", o->top_p);
+    return rfi_fail(RFI_E_ARGUMENT, "top_p is %g; it must be more than 0 and at most 1", o->top_p);
   if (!(o->min_p >= 0.0 && o->min_p <= 1.0))
-    return rfi_fail(RFI_E_ARGUMENT, "min_p is %g; it is between 0 and 1", o->min_p);
+    return rfi_fail(RFI_E_ARGUMENT, "min_p is %g; it must be 0 to 1", o->min_p);
   if (!(o->repetition_penalty > 0.0 && o->repetition_penalty <= 1e6))
-    return rfi_fail(RFI_E_ARGUMENT, "repetition_penalty is %g; it is more than 0, and 1 for none",
+    return rfi_fail(RFI_E_ARGUMENT, "repetition_penalty is %g; it must be more than 0; 1 has no effect",
                     o->repetition_penalty);
   if (o->n_stop < 0 || (o->n_stop > 0 && !o->stop))
     return rfi_fail(RFI_E_ARGUMENT, "stop: %lld tokens", (long long)o->n_stop);
@@ -247,7 +247,7 @@ rfr_status rfr_run_generate(rfr_run *run, const char *prompt, size_t n, const rf
   if (!run) return rfi_fail(RFI_E_ARGUMENT, "run is NULL");
   if (run->settings->tokenizer)
     return rfi_fail(RFI_E_DATA_TOKENIZER, "the model's tokens are not bytes: rfr_run_generate_tokens takes tokens");
-  if (n > INT32_MAX) return rfi_fail(RFI_E_ARGUMENT, "the prompt has %zu bytes", n);
+  if (n > INT32_MAX) return rfi_fail(RFI_E_ARGUMENT, "the prompt has %zu bytes, which is too many", n);
   RFI_TRY(RFI_ALLOC(run->ctx, (n + 1) * sizeof *tokens, &tokens));
   for (size_t i = 0; i < n; i++) tokens[i] = (unsigned char)prompt[i];
   RFI_GOTO(rfr_run_generate_tokens(run, tokens, (int64_t)n, options, write_byte, &w));

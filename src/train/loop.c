@@ -223,7 +223,9 @@ rfr_status rfr_run_step(rfr_run *run) {
 rfr_status rfr_run_profile(rfr_run *run, rfr_op_time *times, int max, int *n) {
   *n = 0;
   RFI_TRY(rfi_run_check(run, RFR_RUN_TRAIN));
-  if (run->stages) return rfi_fail(RFI_E_UNSUPPORTED, "the ops of a pipeline's step; time its stages instead");
+  if (run->stages)
+    return rfi_fail(RFI_E_UNSUPPORTED,
+                    "the ops of a pipeline's step cannot be timed; time its stages (rfr_run_stage_costs)");
   if (times) return step(run, run->step + 1, times, max, n);
   return rfr_program_profile(run->programs, rfi_training_program(run, run->step), NULL, 0, n);
 }

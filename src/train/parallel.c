@@ -62,14 +62,15 @@ static const struct {
     {"run.time", has_time, NONE | OPTIMIZER | FULL, "the clocks of the ranks differ; give run.steps or run.epochs"},
     {"run.tune", has_tune, NONE | OPTIMIZER | FULL, "ranks would choose different algorithms; remove the key"},
     {"data of the program", has_own_data, NONE | OPTIMIZER | FULL,
-     "windows are asked for in order on one rank; give files in data.train"},
+     "only one rank can request windows in order; give files in data.train"},
     {"an adapter", has_adapter, EXPERTS, "give parallel.expert: 1"},
     {"precision.recipe", has_recipe, EXPERTS, "ranks would have different scales; give parallel.expert: 1"},
-    {"optimizer.state_dtype: u8", has_moments8, EXPERTS, "a rank's part would have other blocks; give bf16 or f32"},
+    {"optimizer.state_dtype: u8", has_moments8, EXPERTS,
+     "the experts of a rank would have other blocks; give bf16 or f32"},
     {"optimizer.name: muon", has_muon, OPTIMIZER | FULL | EXPERTS,
      "a rank needs complete matrices; give parallel.shard: none and parallel.expert: 1"},
     {"optimizer.ema with parallel.shard", has_sharded_ema, EXPERTS,
-     "the averages of a rank's experts have no gather; give parallel.shard: none"},
+     "the averages of experts cannot be gathered; give parallel.shard: none"},
 };
 
 /* `with`: text for the flag, before "over N ranks". */
@@ -92,7 +93,7 @@ static rfr_status check_pipeline(const rfi_settings *s, const rfr_run_options *o
                    ranks);
   if (s->parallel.shard != RFR_SHARD_NONE)
     return FAIL_AT(s, RFI_CFG_parallel_shard,
-                   "parallel.shard: %s with a pipeline: the ranks of a stage share nothing; give none",
+                   "parallel.shard: %s with a pipeline: each rank keeps all parameters of its stages; give none",
                    rfr_shard_name(s->parallel.shard));
   if (c->source[RFI_CFG_parallel_data].from && c->parallel_data != ranks / P)
     return FAIL_AT(s, RFI_CFG_parallel_data,

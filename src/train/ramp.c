@@ -16,7 +16,7 @@ static rfr_status check_others(const rfi_settings *s) {
     return REFUSE(
         s, "batch.ramp with parallel.pipeline: a schedule has one number of microbatches; give parallel.pipeline: 1");
   if (s->time > 0)
-    return REFUSE(s, "batch.ramp with run.time: the clock expects steps of one length; give run.steps or run.epochs");
+    return REFUSE(s, "batch.ramp with run.time: run.time needs steps of one size; give run.steps or run.epochs");
   if (s->config->run_watch.n > 0)
     return REFUSE(s, "batch.ramp with run.watch: the program that watches has one size; remove run.watch");
   return RFR_OK;

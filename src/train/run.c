@@ -40,7 +40,7 @@ static rfr_status check_options(const rfr_run_options *o, const char *config_tex
   if (o->size != sizeof *o)
     return rfi_fail(RFI_E_ARGUMENT, "rfr_run_options: size %zu; start from the default", o->size);
   if (o->texts < 0 || o->texts > 64)
-    return rfi_fail(RFI_E_ARGUMENT, "rfr_run_options.texts is %lld; it is 1 to 64", (long long)o->texts);
+    return rfi_fail(RFI_E_ARGUMENT, "rfr_run_options.texts is %lld; it must be 1 to 64", (long long)o->texts);
   if (o->programs & ~RFR_RUN_ALL) return rfi_fail(RFI_E_ARGUMENT, "rfr_run_options.programs is %d", o->programs);
   if (o->n_overrides < 0 || (o->n_overrides > 0 && !o->overrides))
     return rfi_fail(RFI_E_ARGUMENT, "rfr_run_options: %d overrides, but no list", o->n_overrides);

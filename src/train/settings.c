@@ -332,10 +332,9 @@ static rfr_status read_rounding(rfi_settings *s) {
                    "optimizer.rounding: stochastic is for weights in bf16, and these are %s; give nearest",
                    rfr_dtype_name(p->model.dtype));
   if (p->master)
-    return FAIL_AT(
-        s, RFI_CFG_optimizer_rounding,
-        "optimizer.rounding: stochastic, but a weight with a f32 master weight loses nothing by rounding; give "
-        "optimizer.master_weights: false, or nearest");
+    return FAIL_AT(s, RFI_CFG_optimizer_rounding,
+                   "optimizer.rounding: stochastic is for weights without an f32 master weight; give "
+                   "optimizer.master_weights: false, or nearest");
   return RFR_OK;
 }
 

@@ -596,7 +596,7 @@ static void test_cost_and_failure(void **state) {
   OK(rfr_trace_create(w.ctx, &t));
   rfr_microbatch(t, -2);
   assert_int_equal(rfr_trace_status(t), RFR_INVALID);
-  assert_true(strncmp(rfr_last_error()->message, "microbatch -2", 13) == 0);
+  assert_true(strncmp(rfr_last_error()->message, "microbatch is -2", 16) == 0);
   rfr_trace_destroy(t);
   end(&w, 1);
 }

@@ -118,7 +118,7 @@ rfr_status rfi_cuda_piece(const rfi_cuda_host *core, int i, rfr_piece *out) {
                 "module was built",
                 "", 0},
   };
-  if (i < 0 || i >= PIECES) return core->fail(RFI_E_ARGUMENT, "there is no piece %d", i);
+  if (i < 0 || i >= PIECES) return core->fail(RFI_E_ARGUMENT, "there is no component %d", i);
   *out = pieces[i];
   if (i == DRIVER) find_driver(out);
   if (i == LT) out->missing = !rfi_lt_describe(core, out->found, sizeof out->found);
