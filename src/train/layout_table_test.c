@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The table of docs/distributed.md, "What works over several ranks": each row is opened in each of its columns, as a
+ * The table of docs/distributed.md, "What works together": each row is opened in each of its columns, as a
  * plan, and opens or is refused as its cell says. Pairs of rows open too, or are refused by name.
  */
 #include <stdio.h>

@@ -3,8 +3,8 @@
  * TMA copies of sm_90 with their barriers, and wgmma over 128, 192 and 256 columns.
  *
  * TMA and wgmma use the same panels in shared memory: 64 rows of 128 bytes, with the 128-byte swizzle, aligned to 1024
- * bytes. As in global memory, the rows of a panel are either 64 steps of the reduction, for 64 columns of the result, or
- * 64 rows of the result, for 64 steps of the reduction. A template argument of wgmma selects one of the two.
+ * bytes. As in global memory, the rows of a panel are either 64 steps of the reduction, for 64 columns of the result,
+ * or 64 rows of the result, for 64 steps of the reduction. A template argument of wgmma selects one of the two.
  */
 #ifndef RFI_TMA_SM90_CUH
 #define RFI_TMA_SM90_CUH
