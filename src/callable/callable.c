@@ -425,8 +425,8 @@ rfi_pass_options rfi_callable_options(rfr_graphs *g, const rfi_callable *c) {
   o.prune = o.split_phases = true;
   o.sharded = c->gathered;
   o.copies = count_copies(g);
-  o.delayed = c->stage->delayed;
-  o.gathered = c->gathered && o.delayed;
+  o.separate_wgrad = c->stage->separate_wgrad;
+  o.gathered = c->gathered && o.separate_wgrad;
   o.slots = g->recipe.slots;
   o.first_slot = c->first_slot;
   o.first_linear = c->first_linear;

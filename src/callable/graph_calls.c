@@ -263,7 +263,7 @@ static rfr_status read_stages(const rfr_graphs *g, const rfr_schedule *s, rfi_ar
         .first = next,
         .end = end,
         .number = k,
-        .delayed = ops & 1 << RFR_ACTION_W,
+        .separate_wgrad = ops & 1 << RFR_ACTION_W,
         .fsdp_actions = ops & (1 << RFR_ACTION_UNSHARD | 1 << RFR_ACTION_RESHARD | 1 << RFR_ACTION_REDUCE),
         .slots = rfr_schedule_slots(s, k)};
     next = end;
@@ -291,7 +291,7 @@ static bool overlap_before_wgrad(const rfr_graphs *g, const rfr_schedule *s, int
 /* Assigns blocks to the slots of a stage with separate W. */
 static rfr_status assign_blocks(rfr_graphs *g, rfi_stage_plan *s) {
   if (!(s->block = rfi_arena_alloc(g->m.strings, sizeof *s->block * (size_t)(s->slots + 1)))) return RFR_NO_MEMORY;
-  for (int slot = 0; slot < s->slots && s->delayed; slot++) {
+  for (int slot = 0; slot < s->slots && s->separate_wgrad; slot++) {
     for (int k = 0; k < slot; k++)
       if (s->block[k] == s->block[slot] && overlap_before_wgrad(g, g->options.schedule, s->number, k, slot))
         s->block[slot]++, k = -1; /* compare with all slots again */
@@ -339,7 +339,7 @@ static rfr_status check_stage(const rfr_graphs *g, const rfi_stage_plan *was, co
   if (now->slots > was->slots)
     return rfi_fail(RFI_E_GRAPHS_SCHEDULE, "it has %d microbatches of stage %d in flight, but %d slots were captured",
                     now->slots, now->number, was->slots);
-  if (now->delayed && !was->delayed)
+  if (now->separate_wgrad && !was->separate_wgrad)
     return rfi_fail(RFI_E_GRAPHS_SCHEDULE,
                     "it has separate W actions for stage %d, whose memory was planned for W directly after I",
                     now->number);

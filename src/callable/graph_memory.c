@@ -137,8 +137,8 @@ static void lay_axis(axis *x) {
     for (int part = RFI_PART_I; part <= RFI_PART_REDUCE; part++) at = lay_part(x, c, (rfi_part)part, at);
   x->late = at;
   for (int c = s->end - 1; c >= s->first; c--) {
-    x->timed[c - s->first].late_w = s->delayed ? at : -1;
-    if (s->delayed) at += 1 + ops_in(&x->g->callable[c].u, RFI_PART_W);
+    x->timed[c - s->first].late_w = s->separate_wgrad ? at : -1;
+    if (s->separate_wgrad) at += 1 + ops_in(&x->g->callable[c].u, RFI_PART_W);
   }
   x->end = at;
 }
@@ -321,7 +321,7 @@ static rfr_status plan_stages(rfr_graphs *g) {
   rfi_arena *a;
   rfr_status st = rfi_arena_create(g->m.ctx, &a);
   const bool single_slot =
-      g->n_stages == 1 && s->slots == 1 && !s->delayed && !rfi_stage_has_windows(s) && !g->has_side_stream;
+      g->n_stages == 1 && s->slots == 1 && !s->separate_wgrad && !rfi_stage_has_windows(s) && !g->has_side_stream;
   g->m.workspaces = single_slot ? RFI_REGION_SLOT : RFI_REGION_SHARED;
   if (single_slot) merge_shared_into_slot(g);
   for (int i = 0; i < g->n_stages && st == RFR_OK; i++) st = plan_stage(g, &g->stage[i], a, &most);

@@ -120,7 +120,7 @@ typedef struct rfi_validity { /* the results of a slot's microbatch that the cal
 typedef struct rfi_stage_plan {
   int first, end;                     /* range of callables */
   int number;                         /* stage number in the schedule */
-  bool delayed;                       /* the schedule has separate W actions */
+  bool separate_wgrad;                /* the schedule has separate W actions */
   bool fsdp_actions;                  /* the schedule has UNSHARD, RESHARD or REDUCE */
   bool sharded, reduces, wgrad_reads; /* a callable is sharded; and has W; and its W reads parameters */
   int slots;

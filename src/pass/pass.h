@@ -92,8 +92,8 @@ typedef struct rfi_pass_options {
   /* Forward, dgrad and wgrad become separate programs that run once per microbatch: no fusion crosses programs, and ops
    * that depend only on parameters move to phase setup. The next four fields apply only if it is set. */
   bool split_phases;
-  int copies;   /* microbatches in flight: the number of copies of values that live from one program to the next */
-  bool delayed; /* wgrad may run long after dgrad, and keeps the values that live until then */
+  int copies; /* microbatches in flight: the number of copies of values that live from one program to the next */
+  bool separate_wgrad; /* wgrad may run long after dgrad, and keeps the values that live until then */
   /* parameters, and values that depend only on them, are gathered for forward and dgrad, but not for wgrad */
   bool gathered;
   /* whether another program writes the state between forward and backward; NULL: no program does */

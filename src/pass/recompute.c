@@ -213,7 +213,8 @@ static double evaluate_move(frontier *l, int c, kind how, const rfi_choice_cost 
   int levels = l->n_levels;
   const bool later = how == IN_LATER || how == IN_EACH;
   if (later && l->m.lates == 1) return 0;
-  if (later && l->class[c].marked && !l->m.delayed) return 0; /* wgrad follows directly, so it reads dgrad's clones */
+  if (later && l->class[c].marked && !l->m.separate_wgrad)
+    return 0; /* wgrad follows directly, so it reads dgrad's clones */
   add_levels(l, &l->class[c], how);
   if (l->n_levels == levels) return 0;
   rfi_choice_cost then = rfi_recompute_evaluate(&l->m);

@@ -404,7 +404,7 @@ static void test_account_apart(void **state) {
   const rfr_trace *t = rfr_graphs_trace(g, 0);
   int own = 0;
   for (int delayed = 0; delayed < 2; delayed++) {
-    rfi_pass_options o = {.prune = true, .split_phases = true, .copies = COPIES, .delayed = delayed};
+    rfi_pass_options o = {.prune = true, .split_phases = true, .copies = COPIES, .separate_wgrad = delayed};
     rfi_recompute_model m;
     OK(rfi_recompute_model_init(&m, t, &o));
     for (uint64_t seed = 0; seed < 60; seed++) {

@@ -157,7 +157,7 @@ rfr_status rfi_recompute_model_init(rfi_recompute_model *m, const rfr_trace *t, 
   *m = (rfi_recompute_model){.t = t,
                              .lates = o->split_phases ? RFI_LATES : 1,
                              .copies = o->split_phases ? o->copies : 1,
-                             .delayed = o->split_phases && o->delayed};
+                             .separate_wgrad = o->split_phases && o->separate_wgrad};
   RFI_GOTO(RFI_ALLOC(t->ctx, ops, &m->late));
   RFI_GOTO(RFI_ALLOC(t->ctx, ops, &m->can));
   RFI_GOTO(RFI_ALLOC(t->ctx, ops, &m->near));
@@ -436,7 +436,7 @@ rfi_choice_cost rfi_recompute_evaluate(rfi_recompute_model *m) {
   c.clones = place_clones(m);
   find_lives(m);
   if (m->copies > 1) {
-    const int64_t later = m->delayed ? bytes_across(m, RFI_LATER) : 0;
+    const int64_t later = m->separate_wgrad ? bytes_across(m, RFI_LATER) : 0;
     c.across = bytes_across(m, RFI_LATE);
     if (later > c.across) c.across = later;
   }

@@ -54,7 +54,7 @@ typedef struct rfi_recompute_model {
   int lates;      /* 1 for a single program, else RFI_LATES */
   /* microbatches in flight: copies of the bytes that live from one program to the next; 1 for a single program */
   int copies;
-  bool delayed;          /* RFI_LATER may run long after RFI_LATE */
+  bool separate_wgrad;   /* RFI_LATER may run long after RFI_LATE */
   int begins[RFI_LATES]; /* first op of each late program; n_ops: none */
   bool *near;            /* per op: it is near the peak; set by rfi_recompute_mark_near */
   /* Results of evaluate: */
