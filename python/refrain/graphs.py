@@ -80,7 +80,7 @@ class Trace(Handle):
 
     @property
     def linears(self) -> int:
-        """The number of linears under a recipe, for Callable.first_linear of a later layer."""
+        """The number of linear layers under a recipe, for Callable.first_linear of a later layer."""
         return int(self._call(lib.rfr_trace_linears))
 
     def shape(self, value: int) -> Tuple[int, ...]:
@@ -102,8 +102,8 @@ class Trace(Handle):
 
     @contextmanager
     def recipe(self, name: str, *, keep: Sequence[str] = (), high_backward: bool = False) -> Iterator[None]:
-        """Quantizes the GEMMs of the linears that are recorded within: "fp8_current", "nvfp4", ..., or "none", with the
-        usual settings (docs/recipes.md). keep: patterns of weights that are not quantized."""
+        """Quantizes the GEMMs of the linear layers that are recorded within: "fp8_current", "nvfp4", ..., or
+        "none", with the usual settings (docs/recipes.md). keep: patterns of weights that are not quantized."""
         kinds = {text(lib.rfr_recipe_name(i)): i for i in range(_RECIPES)}
         options: _abi.rfr_recipe = lib.rfr_recipe_default(_choice(kinds, name, "recipe"))
         patterns = (ctypes.c_char_p * len(keep))(*[k.encode() for k in keep])
@@ -451,7 +451,7 @@ class Graphs(UsesCommunicator):
             self._inputs.clear()
 
     def begin_step(self, inputs: Optional[Mapping[str, Any]] = None) -> None:
-        """`inputs` are copied into states and constants; an input that names a parameter has its address compared."""
+        """`inputs` are copied into states and constants; if an input names a parameter, its address is compared."""
         self._begin(lib.rfr_graphs_begin_step, inputs or {})
 
     def begin_evaluation(self, inputs: Optional[Mapping[str, Any]] = None) -> None:
@@ -504,7 +504,7 @@ class Graphs(UsesCommunicator):
         return Tensor(self, mine, self._stream)
 
     def wgrad(self, callable: int, microbatch: int) -> None:
-        """The weight gradients of a callable, in a schedule that has them apart from I."""
+        """The weight gradients of a callable, in a schedule with separate W actions."""
         self._call(lib.rfr_graphs_wgrad, callable, microbatch)
 
     def expected(self) -> Optional[Tuple[str, int, int, int]]:
@@ -525,7 +525,7 @@ class Graphs(UsesCommunicator):
         self._inputs.clear()
 
     def changed(self) -> None:
-        """Frozen parameters or constants were written by other means than Tensor.write and step inputs."""
+        """Call it after writing frozen parameters or constants by other means than Tensor.write and step inputs."""
         self._call(lib.rfr_graphs_changed)
 
     # ---- queries ----

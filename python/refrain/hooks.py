@@ -110,7 +110,7 @@ def _run(address: int, function: HookFn) -> int:
 
 
 class HookMemory:
-    """The C form of hooks, which must live as long as what they were given to."""
+    """The C structs of hooks; the object that uses them must keep them."""
 
     def __init__(self, context: Context) -> None:
         self.context = context

@@ -65,7 +65,7 @@ class Programs(UsesCommunicator):
         self._create(context, run, options, comm)
 
     def load(self) -> None:
-        """Computes what depends on frozen inputs and constants alone: after they were written, before the first run."""
+        """Runs the ops that depend only on frozen inputs and constants; after writing these, before the first run."""
         self._call(lib.rfr_programs_load)
 
     def run(self, program: int = 0) -> None:

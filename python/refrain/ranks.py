@@ -105,7 +105,7 @@ class Communicator(Handle):
                    host=not context.device.startswith("cuda"))
 
     def leave(self) -> None:
-        """The end of a rank that has done its work: waits until all ranks are here, and closes the handle. Close what
+        """Ends the work of a rank: waits until all ranks have called it, and closes the handle. Close what
         uses it first."""
         with self._busy:
             if self._exports > 0:
@@ -118,7 +118,7 @@ class Communicator(Handle):
             lib.rfr_launch_leave(context, pointer)  # without the context's lock, see _call; it only allocates there
 
     def abort(self) -> None:
-        """Ends all current and later calls with "dist.peer"; from any thread. Threads: those of all ranks."""
+        """Ends all current and later calls with "dist.peer", with thread ranks those of all ranks. From any thread."""
         with self._abort_lock:
             if self._pointer is not None:
                 lib.rfr_comm_abort(self._pointer)

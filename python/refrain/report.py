@@ -54,7 +54,7 @@ class Report(Handle):
 
     def data(self) -> Dict[str, Any]:
         """The data of the page: configurations, curves, experts, memory, samples of each run. Its keys may change from
-        version to version; the log itself is FOLDER/metrics.jsonl."""
+        version to version; the log itself is FOLDER/log.jsonl."""
         found: Dict[str, Any] = json.loads(self._written(lib.rfr_report_data))
         return found
 

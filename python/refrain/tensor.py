@@ -152,7 +152,7 @@ class Tensor:
     """Memory of graphs or programs: a parameter, a gradient, an output. torch.from_dlpack and others read it without a
     copy.
 
-    It says when it is valid in docs/graphs.md; the memory itself stays as long as a consumer has it."""
+    docs/graphs.md says how long its values are valid; the memory stays as long as a consumer has it."""
 
     def __init__(self, owner: Handle, struct: _abi.rfr_tensor, stream: Optional[int] = None) -> None:
         self.owner, self.struct, self._stream = owner, struct, stream
