@@ -5,8 +5,8 @@
  * it; so does an evaluation.
  *
  * Graphs are captured per slot, not per microbatch. So another schedule of the same stages needs no new graphs under
- * three conditions. It has no more microbatches in flight. It has no separate W where saved activations were planned to
- * live only until I. No two microbatches before I have slots that share a block.
+ * three conditions. It has no more microbatches in flight. It has no separate W in a stage whose saved activations were
+ * planned without it. Slots that share a block never hold microbatches between F and I at the same time.
  */
 #include <string.h>
 
@@ -319,8 +319,8 @@ static rfr_status check_blocks(const rfr_graphs *g, const rfi_stage_plan *s, con
     for (int k = 0; k < i; k++)
       if (s->block[i] == s->block[k] && overlap_before_wgrad(g, schedule, s->number, k, i))
         return rfi_fail(RFI_E_GRAPHS_SCHEDULE,
-                        "slots %d and %d of stage %d share what is dead after I, but it has microbatches of both "
-                        "between F and I at the same time: create new graphs for it",
+                        "slots %d and %d of stage %d share a block, but it has microbatches of both between F and I "
+                        "at the same time: create new graphs for it",
                         k, i, s->number);
   return RFR_OK;
 }
