@@ -46,17 +46,39 @@ static void put_option(FILE *f, const cli_option *o) {
   cli_put_wrapped(f, text, HELP_COLUMN, HELP_COLUMN);
 }
 
+/* The commands by purpose. Each command is in one group. */
+static const struct {
+  const char *title, *commands;
+} groups[] = {
+    {"Train", "train finetune sweep"},
+    {"Look at runs", "top report diff eval"},
+    {"Use a model", "generate chat export inspect"},
+    {"Prepare a run", "check keys tokenize tokenizer-train"},
+    {"Study a step", "plan trace profile schedule bench"},
+    {"Check the machine", "doctor"},
+};
+enum { N_GROUPS = sizeof groups / sizeof groups[0] };
+
+static void print_group(FILE *f, int group) {
+  const cli_command *c;
+  char name[64];
+  fprintf(f, "%s:\n", groups[group].title);
+  for (const char *rest = groups[group].commands; (rest = next_choice(rest, name));)
+    for (int i = 0; (c = cli_command_at(i)); i++) {
+      if (strcmp(c->name, name) != 0) continue;
+      const int n = fprintf(f, "  %-9s %s", c->name, c->operands);
+      fprintf(f, "%*s %s\n", n < 33 ? 33 - n : 0, "", c->summary);
+    }
+  fputc('\n', f);
+}
+
 static void print_commands(FILE *f) {
   fputs("usage: refrain COMMAND [OPERANDS] [OPTIONS]\n\n"
-        "Trains transformers. A step is traced once, planned to the byte, captured and replayed.\n\n",
+        "Trains and fine-tunes transformers. A training step is recorded once, planned, captured and replayed.\n\n",
         f);
-  const cli_command *c;
   const char *meaning, *word;
-  for (int i = 0; (c = cli_command_at(i)); i++) {
-    const int n = fprintf(f, "  %-9s %s", c->name, c->operands);
-    fprintf(f, "%*s %s\n", n < 33 ? 33 - n : 0, "", c->summary);
-  }
-  fputc('\n', f);
+  for (int i = 0; i < N_GROUPS; i++) print_group(f, i);
+  fputs("Operands:\n", f);
   for (int i = 0; (word = cli_operand_word(i, &meaning)); i++) fprintf(f, "  %-9s %s\n", word, meaning);
   fputs("\n`refrain help COMMAND` prints a command's options, `refrain --version` the version.\n"
         "\nExit codes: 0 done; 1 the run failed; 2 wrong usage or input; 3 does not fit, or a library\n"

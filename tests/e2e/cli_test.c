@@ -65,9 +65,12 @@ static void help(void **state) {
   rft_assert_says(rft_err, "help: did you mean train?");
 }
 
-/* `help --json` has the same commands and options. */
+/* `help --json` has the same commands and options; `help` lists each command once. */
 static void help_as_json(void **state) {
   (void)state;
+  static char list[1 << 13];
+  assert_int_equal(RUN("help"), 0);
+  snprintf(list, sizeof list, "%s", rft_out);
   assert_int_equal(RUN("help", "--json"), 0);
   json_t *all = rft_parsed();
   const json_t *commands = json_object_get(all, "commands");
@@ -76,6 +79,10 @@ static void help_as_json(void **state) {
     const json_t *c = json_array_get(commands, i), *options = json_object_get(c, "options");
     const char *name = json_string_value(json_object_get(c, "name"));
     bool help = false;
+    char line[64];
+    snprintf(line, sizeof line, "\n  %s ", name);
+    const char *first = strstr(list, line);
+    assert_true(first && !strstr(first + 1, line));
     assert_int_equal(RUN(name, "--help"), 0);
     for (size_t k = 0; k < json_array_size(options); k++) {
       char text[64];
