@@ -102,7 +102,7 @@ typedef struct rfi_callable {
   struct rfi_stage_plan *stage;
   bool sharded;
   bool wgrad_reads;      /* W reads parameters */
-  rfi_recipe_use recipe; /* recipes of its linears; `delayed` is not set */
+  rfi_recipe_use recipe; /* recipes of its linear layers; `delayed` is not set */
   int first_slot;        /* the first slot of delayed scaling */
   int64_t first_linear;
   bool gathered;               /* sharded, or gathered by the caller: parameters are valid only within calls */

@@ -15,8 +15,9 @@
 
 enum { ROWS = 3, WIDTH = 20, MICROBATCHES = 3 };
 
-/* Two linears and a loss, all targets 0; with microbatches the sum of their losses is trained by SGD, without any it is
- * one forward. With one microbatch a gradient is zeroed for the fused loss, before the forward has ended. */
+/* Two linear layers and a loss, all targets 0. With microbatches the sum of their losses is trained by SGD; without any
+ * the program is one forward. With one microbatch a gradient is zeroed for the fused loss, before the forward has
+ * ended. */
 static rfr_trace *record(int microbatches) {
   rfr_trace *t;
   OK(rfr_trace_create(ctx, &t));

@@ -19,7 +19,7 @@
 #include "support/context.h"
 #include "support/rewrite.h"
 
-/* ---- a chain of six bias-free linears; every weight with an even index is frozen ---- */
+/* ---- a chain of six linear layers without bias; every weight with an even index is frozen ---- */
 
 enum { ROWS = 24, LINEARS = 6 };
 static const int64_t width[LINEARS + 1] = {32, 64, 128, 64, 32, 64, 32};

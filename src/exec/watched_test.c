@@ -14,7 +14,7 @@
 
 enum { ROWS = 6, MICROBATCHES = 2, IN = 19, HIDDEN = 37, OUT = 11 };
 
-/* Two microbatches through two linears, SGD. */
+/* Two microbatches through two linear layers, SGD. */
 static rfr_trace *record_step(bool has_step) {
   rfr_trace *t;
   OK(rfr_trace_create(ctx, &t));

@@ -125,7 +125,8 @@ typedef struct rfi_nn {
 rfr_value rfi_nn_parameter(const rfi_nn *n, rfi_param_kind kind); /* RFR_NONE if the model does not have it */
 /* x W (+ b), with W in the layout of the model type. */
 rfr_value rfi_nn_linear(const rfi_nn *n, rfr_value x, rfi_param_kind weight);
-/* The same with the adapter's part that several linears of x share: u[i] of rfi_nn_project, for at most 3 weights. */
+/* The same with the adapter's part that several linear layers of x share: u[i] of rfi_nn_project, for at most 3
+ * weights. */
 rfr_value rfi_nn_linear_with(const rfi_nn *n, rfr_value x, rfi_param_kind weight, rfr_value u);
 void rfi_nn_project(const rfi_nn *n, rfr_value x, const rfi_param_kind *weights, int count, rfr_value *u);
 /* Records the ops on adapters of layers `first` to `end` - 1 that depend only on weights; must precede everything

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Programs of two linears under every recipe: plain and grouped, with packed and separate weights; weights, biases,
- * factors of biases and input trained or not; one group empty; one or two microbatches; with and without recompute. For
- * each, eager and replayed runs must be bitwise equal, results must be close to those in f32, and the number of
- * quantized copies must follow a closed formula.
+ * Programs of two linear layers under every recipe: plain and grouped, with packed and separate weights; weights,
+ * biases, factors of biases and input trained or not; one group empty; one or two microbatches; with and without
+ * recompute. For each, eager and replayed runs must be bitwise equal, results must be close to those in f32, and the
+ * number of quantized copies must follow a closed formula.
  *
- * x is read as x.row, and as x.col where its linear's weight is trained; w as w.row, and as w.col where its input
- * needs a gradient; dy as dy.row and dy.col in the same two cases.
+ * x is read as x.row, and as x.col if the weight of its layer is trained; w is read as w.row, and as w.col if the input
+ * of its layer needs a gradient; dy is read as dy.row and dy.col in these two cases.
  */
 #include <math.h>
 #include <stdio.h>

@@ -11,12 +11,11 @@
 
 #include "backend/backend.h"
 
-#define RFT_ENTRIES(X)                                                                                          \
-  X(open)                                                                                                       \
-  X(alloc)                                                                                                      \
-  X(fill)                                                                                                       \
-  X(copy) X(move) X(inspect) X(memory_use) X(select) X(choose) X(run) X(run_timed) X(capture) X(launch) X(wait) \
-      X(poll)
+#define RFT_ENTRIES(X) \
+  X(open)              \
+  X(alloc)             \
+  X(fill)              \
+  X(copy) X(move) X(inspect) X(memory_use) X(select) X(choose) X(run) X(run_timed) X(capture) X(launch) X(wait) X(poll)
 typedef enum rft_entry {
 #define RFT_ENTRY_ENUM(name) RFT_ENTRY_##name,
   RFT_ENTRIES(RFT_ENTRY_ENUM)
@@ -30,7 +29,7 @@ typedef struct rft_fault {
   bool sticky;
   int64_t cap;      /* maximum bytes of arenas; 0: no limit */
   const void *away; /* memory that does not count as the device's */
-  int version;      /* version of its library, in halves; 0 has one GEMM to choose for, all others two */
+  int version;      /* it reports version / 2; 0: one GEMM has choices, else two have */
   /* counters */
   int64_t calls[RFT_ENTRY_N];
   bool failed, dead;

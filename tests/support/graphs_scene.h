@@ -19,7 +19,7 @@ typedef struct rft_recorder { /* parameters of one block; of all blocks */
   int block;
   unsigned frozen; /* a bit per block */
   rfr_value offsets, step;
-  bool marks; /* policies apply: in a callable's trace; the reference program keeps everything */
+  bool marks; /* recompute policies apply; the reference program has none, and keeps all values */
 } rft_recorder;
 
 /* Records block r->block; x and the result are (T, C). Parameters are "b<block>.<name>". */

@@ -28,7 +28,7 @@
 #define RFT_STRING(x) RFT_STRING_OF(x)
 
 /* Whether the address sanitizer looks for leaks in programs under mpirun that start after this. For the suppressions it
- * needs whole stacks of all blocks that Open MPI allocates: that is four fifths of the time of a short run. */
+ * needs whole stacks of all blocks that Open MPI allocates, which takes four fifths of the time of a short run. */
 static inline void rft_find_leaks(bool wanted) {
   char options[4096];
   const char *given = getenv("ASAN_OPTIONS");

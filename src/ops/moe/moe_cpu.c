@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Moving tokens to experts and back on the CPU. Sorting counts, scans and scatters, one pass over the slots in order
- * each, so it is stable. Every row is gathered, never scattered: in both directions one thread owns a row of the result
- * and adds its terms in the order of j.
+ * Moving tokens to experts and back on the CPU. The sort by expert is a counting sort that reads the slots in order, so
+ * it is stable. Every row is gathered, never scattered: in both directions one thread owns a row of the result and adds
+ * its terms in the order of j.
  */
 #include "backend/cpu/cpu.h"
 #include "ops/walk.h"

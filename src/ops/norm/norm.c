@@ -3,7 +3,7 @@
  * layernorm and rmsnorm over the last dimension. The forward keeps one or two f32 numbers per row (mean, rstd); the
  * backward recomputes the normalized row from x. dx, dw and db are separate ops, so that a frozen weight costs nothing.
  * If all of them are requested, the fuse pass replaces them by one op, X_bwd, which is bitwise equal on every device.
- * add_X is the norm of a sum that is also a result: the residual stream's.
+ * add_X has two results: a sum, which is the residual stream, and its norm.
  */
 #include "ops/rule.h"
 
