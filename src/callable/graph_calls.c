@@ -275,28 +275,37 @@ static rfr_status read_stages(const rfr_graphs *g, const rfr_schedule *s, rfi_ar
   return RFR_OK;
 }
 
-/* Whether the microbatches of two slots are between F and their last I at the same time. */
-static bool overlap_before_wgrad(const rfr_graphs *g, const rfr_schedule *s, int stage, int one, int other) {
-  int n, live = 0;
+/* Sets (*out)[i * slots + k] for slots whose microbatches are between F and their last I at the same time. The caller
+ * frees it. */
+static rfr_status find_overlaps(const rfr_graphs *g, const rfr_schedule *s, int stage, bool **out) {
+  const size_t slots = (size_t)rfr_schedule_slots(s, stage);
+  int n;
   const rfr_action *a = rfr_schedule_actions(s, g->options.rank, &n);
-  for (int i = 0; i < n && live < 2; i++) {
-    const uint8_t parts = rfi_parts_of(a[i].op);
-    if (a[i].stage != stage || parts == 0) continue;
-    const int slot = rfr_schedule_slot(s, stage, a[i].microbatch);
-    if (slot == one || slot == other) live += (a[i].op == RFR_ACTION_F) - ((parts & 1 << RFI_PART_I) != 0);
+  RFI_TRY(RFI_ALLOC(g->m.ctx, (slots + 1) * slots, out));
+  bool *live = *out + slots * slots;
+  for (int i = 0; i < n; i++) {
+    if (a[i].stage != stage || rfi_parts_of(a[i].op) == 0) continue;
+    const size_t slot = (size_t)rfr_schedule_slot(s, stage, a[i].microbatch);
+    for (size_t k = 0; k < slots && a[i].op == RFR_ACTION_F; k++)
+      if (live[k]) (*out)[slot * slots + k] = (*out)[k * slots + slot] = true;
+    live[slot] = a[i].op == RFR_ACTION_F;
   }
-  return live == 2;
+  return RFR_OK;
 }
 
 /* Assigns blocks to the slots of a stage with separate W. */
 static rfr_status assign_blocks(rfr_graphs *g, rfi_stage_plan *s) {
+  bool *overlaps;
   if (!(s->block = rfi_arena_alloc(g->m.strings, sizeof *s->block * (size_t)(s->slots + 1)))) return RFR_NO_MEMORY;
-  for (int slot = 0; slot < s->slots && s->separate_wgrad; slot++) {
+  if (!s->separate_wgrad) return RFR_OK;
+  RFI_TRY(find_overlaps(g, g->options.schedule, s->number, &overlaps));
+  for (int slot = 0; slot < s->slots; slot++) {
     for (int k = 0; k < slot; k++)
-      if (s->block[k] == s->block[slot] && overlap_before_wgrad(g, g->options.schedule, s->number, k, slot))
+      if (s->block[k] == s->block[slot] && overlaps[(size_t)slot * (size_t)s->slots + (size_t)k])
         s->block[slot]++, k = -1; /* compare with all slots again */
     if (s->blocks <= s->block[slot]) s->blocks = s->block[slot] + 1;
   }
+  rfi_free(g->m.ctx, overlaps);
   return RFR_OK;
 }
 
@@ -315,14 +324,19 @@ rfr_status rfi_graphs_make_stages(rfr_graphs *g) {
 /* ---- another schedule ---- */
 
 static rfr_status check_blocks(const rfr_graphs *g, const rfi_stage_plan *s, const rfr_schedule *schedule, int slots) {
-  for (int i = 0; i < slots && s->block_bytes > 0; i++)
-    for (int k = 0; k < i; k++)
-      if (s->block[i] == s->block[k] && overlap_before_wgrad(g, schedule, s->number, k, i))
-        return rfi_fail(RFI_E_GRAPHS_SCHEDULE,
-                        "slots %d and %d of stage %d share a block, but it has microbatches of both between F and I "
-                        "at the same time: create new graphs for it",
-                        k, i, s->number);
-  return RFR_OK;
+  bool *overlaps;
+  rfr_status st = RFR_OK;
+  if (s->block_bytes == 0) return RFR_OK;
+  RFI_TRY(find_overlaps(g, schedule, s->number, &overlaps));
+  for (int i = 0; i < slots && st == RFR_OK; i++)
+    for (int k = 0; k < i && st == RFR_OK; k++)
+      if (s->block[i] == s->block[k] && overlaps[(size_t)i * (size_t)slots + (size_t)k])
+        st = rfi_fail(RFI_E_GRAPHS_SCHEDULE,
+                      "slots %d and %d of stage %d share a block, but it has microbatches of both between F and I "
+                      "at the same time: create new graphs for it",
+                      k, i, s->number);
+  rfi_free(g->m.ctx, overlaps);
+  return st;
 }
 
 static rfr_status check_stage(const rfr_graphs *g, const rfi_stage_plan *was, const rfi_stage_plan *now) {
