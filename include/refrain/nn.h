@@ -76,8 +76,8 @@ typedef struct rfr_model_config {
   int64_t max_positions;     /* longest document; GPT-2: rows of the position table */
   double norm_eps;
   double rope_theta; /* Llama */
-  double
-      local_theta; /* Gemma 3: rope_theta of the layers with a window, which have no scaling; 0: those of all layers */
+  /* Gemma 3: theta of the layers with a window, which have no scaling; 0: theta and scaling of the others */
+  double local_theta;
   rfr_rope_scaling rope_scaling;
   rfr_rope_extension rope_extension;
   int64_t rotary_dim; /* Phi-3: columns of a head that RoPE rotates, the first ones; 0: all */
@@ -104,10 +104,10 @@ typedef struct rfr_model_config {
   int64_t experts_per_token;
   int64_t expert_size;                    /* intermediate size of each expert */
   uint64_t mlp_only[RFR_MAX_LAYERS / 64]; /* bit l % 64 of element l / 64: layer l has an MLP instead of experts */
-  int64_t
-      shared_size;   /* Qwen2-MoE: intermediate size of a shared expert for all tokens, times a sigmoid gate; 0: none */
-  int expert_norm;   /* the weights of a token's experts are normalized to 1; must be 1 for Mixtral */
-  int router_narrow; /* router logits and weights are rounded to dtype, as in the transformers library */
+  /* Qwen2-MoE: intermediate size of the shared expert, whose result for each token has a sigmoid gate; 0: none */
+  int64_t shared_size;
+  int expert_norm;     /* the weights of a token's experts are normalized to 1; must be 1 for Mixtral */
+  int router_narrow;   /* router logits and weights are rounded to dtype, as in the transformers library */
   double balance_loss; /* factors of the aux loss and the z-loss, see rfr_model_routing_loss */
   double z_loss;
   int64_t longest;            /* rows of the longest document, for counting work; 0: max_positions */

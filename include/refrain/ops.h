@@ -9,6 +9,9 @@
  *   rfr_value h = rfr_linear(t, x, w1, RFR_NONE);
  *   rfr_value y = rfr_linear(t, rfr_silu(t, h), w2, b2);
  *
+ * rfr_NAME(t, ...) is a macro for rfr_NAME_at(t, RFR_HERE, ...): `at` is the source line that an error names. The
+ * functions are documented here; the macros are at the end of the file.
+ *
  * Shapes are written (rows, columns). T is the number of tokens of all documents of a microbatch, which are packed one
  * after the other. Float operands are f32, bf16 or f16 unless stated; sums are f32. Errors, unless stated: trace.shape
  * for operands whose shapes or types do not match, trace.value or argument for other misuse. No op fails at replay
@@ -128,9 +131,9 @@ RFR_API int64_t rfr_quant_bytes(rfr_quant format, int rank, const int64_t *shape
  * threads. */
 RFR_API rfr_status rfr_quant_encode(rfr_ctx *ctx, rfr_quant format, int rank, const int64_t *shape, rfr_dtype dtype,
                                     const void *data, int threads, void *out);
-/* y (shape) of type `to` = the values of x, u8 (rfr_quant_bytes). Each value is an f32 product, rounded to `to`, with
- * bitwise equal on every device. Each op that reads y gets its own dequantize op just before it: the values are never
- * kept for the backward or for another step. */
+/* y (shape) of type `to` = the values of x, u8 (rfr_quant_bytes). Each value is an f32 product, rounded to `to`, and is
+ * bitwise equal on every device. Each op that reads y gets a separate dequantize op just before it, so the values are
+ * never kept for the backward or for another step. */
 RFR_API rfr_value rfr_dequantize_at(rfr_trace *t, rfr_source at, rfr_value x, rfr_quant format, int rank,
                                     const int64_t *shape, rfr_dtype to);
 
@@ -195,15 +198,19 @@ RFR_API rfr_value rfr_moe_row_weight_at(rfr_trace *t, rfr_source at, rfr_value w
 /* (T,C): the sum of each token's rows of y (T*k,C), times weight (T,k) unless that is RFR_NONE. */
 RFR_API rfr_value rfr_moe_unpermute_at(rfr_trace *t, rfr_source at, rfr_value y, rfr_value order, rfr_value place,
                                        rfr_value weight);
-/* The aux loss f32 (1), over the N tokens whose target, i32 (T), is not `ignore`: balance E / N^2 sum over experts of n
- * P + z / N sum of lse^2, where n is how often an expert is in index, P the sum of its probabilities (softmax, or
- * sigmoids over their sum), lse the log of a token's sum of exp(logits). Sources: Fedus et al., arXiv 2101.03961; Zoph
- * et al., arXiv 2202.08906. */
+/* The aux loss f32 (1) over the N tokens whose target, i32 (T), is not `ignore`:
+ *
+ *   balance E / N^2 (sum over experts of n P) + z / N (sum over tokens of lse^2)
+ *
+ * n: how often the expert is in index; P: the sum of its probabilities over the tokens (softmax; with `sigmoid` the
+ * logistic functions divided by their sum); lse: the logarithm of the token's sum of exp(logits). Sources: Fedus et
+ * al., arXiv 2101.03961; Zoph et al., arXiv 2202.08906. */
 RFR_API rfr_value rfr_moe_loss_at(rfr_trace *t, rfr_source at, rfr_value logits, rfr_value index, rfr_value targets,
                                   int sigmoid, double balance, double z, int ignore);
-/* Over the splits of routings, n values i32 (E) or (routings,E): the largest number of rows of one expert divided by
- * its routing's mean, f32 (1); *least: the smallest one; *by_layer f32 (layers): the largest of each layer, where the
- * routings are those of layer 0, 1, ..., layers - 1, 0, ... `least` and `by_layer` may be NULL. */
+/* The load of experts, from the splits of routings: n values, i32 (E) or (routings,E). The load of an expert is its
+ * number of rows divided by the mean over the experts of its routing. Returns the largest load, f32 (1). *least f32 (1)
+ * is the smallest load; *by_layer f32 (layers) is the largest load of each layer, where the routings are those of layer
+ * 0, 1, ..., layers - 1, 0, ... `least` and `by_layer` may be NULL. */
 RFR_API rfr_value rfr_moe_load_at(rfr_trace *t, rfr_source at, int n, const rfr_value *splits, int64_t layers,
                                   rfr_value *least, rfr_value *by_layer);
 
@@ -239,8 +246,8 @@ typedef struct rfr_attention_options {
   int causal;     /* row t attends to rows s <= t of its document */
   int64_t window; /* with causal: row t attends only to the last `window` of them, itself included; 0: all */
   double cap;     /* scores x become cap tanh(x / cap); 0: no cap */
-  int64_t
-      longest; /* upper bound of the rows of a document, used to count work; 0: unknown. A wrong bound changes no bit */
+  /* upper bound of the rows of a document, only to count work; 0: unknown. A wrong bound does not change results */
+  int64_t longest;
 } rfr_attention_options;
 /* o (T,H,D) = softmax(scale q kT) v within documents; q (T,H,D), k and v (T,Hk,D), Hk a divisor of H; offsets i32
  * (documents+1), a device value. options: NULL for no mask and no cap. */
@@ -321,12 +328,18 @@ RFR_API rfr_value rfr_token_loss_at(rfr_trace *t, rfr_source at, rfr_value logit
 /* f32 (S): element s = the sum of x[offsets[s]] ... x[offsets[s+1] - 1]. x (T), offsets i32 (S+1), ascending, from 0
  * to T. */
 RFR_API rfr_value rfr_segment_sum_at(rfr_trace *t, rfr_source at, rfr_value x, rfr_value offsets);
-/* Direct preference optimization (Rafailov et al., 2023): f32 (1) = inv_pairs times the sum over pairs of
- * -(1 - smoothing) log sigmoid(beta h) - smoothing log sigmoid(-beta h), h = sums[2p+1] - sums[2p] - reference[p].
- * sums (2P): for pair p the loss in nats of the chosen and of the rejected answer, as from rfr_segment_sum; reference
- * f32 (P): sums[2p+1] - sums[2p] of the reference model; pairs i32 (P): negative where there is no pair; inv_pairs
- * f32 (1): 1 / number of pairs, as from rfr_token_count of `pairs`. *margin and *accuracy, f32 (1), unless NULL: the
- * sums of beta h and of h > 0, times inv_pairs, without a gradient. */
+/* Direct preference optimization (Rafailov et al., arXiv 2305.18290), f32 (1):
+ *
+ *   inv_pairs sum over pairs p of -(1 - smoothing) log sigmoid(beta h) - smoothing log sigmoid(-beta h)
+ *   h = sums[2p+1] - sums[2p] - reference[p]
+ *
+ *   sums (2P)         for pair p the loss in nats of the chosen and of the rejected answer, as from rfr_segment_sum
+ *   reference f32 (P) sums[2p+1] - sums[2p] of the reference model
+ *   pairs i32 (P)     negative where there is no pair
+ *   inv_pairs f32 (1) 1 / number of pairs, as from rfr_token_count of `pairs`
+ *
+ * *margin and *accuracy, f32 (1), are inv_pairs times the sums of beta h and of h > 0, without a gradient. Both may be
+ * NULL. */
 RFR_API rfr_value rfr_dpo_loss_at(rfr_trace *t, rfr_source at, rfr_value sums, rfr_value reference, rfr_value pairs,
                                   rfr_value inv_pairs, double beta, double smoothing, rfr_value *margin,
                                   rfr_value *accuracy);
@@ -408,10 +421,15 @@ typedef struct rfr_adamw_options {
   int64_t draws;
 } rfr_adamw_options;
 RFR_API rfr_adamw_options rfr_adamw_options_default(void); /* 0.9, 0.95, 1e-8, decay 0.1, lr_scale 1 */
-/* Updates w, m, v (and master, f32, if w is narrower) in place unless skip is 1; clip and skip may be RFR_NONE. m and v
- * are f32 or bf16 in w's shape, or both u8 and initially zeros: m as RFR_QUANT_DYNAMIC8, v as RFR_QUANT_DYNAMIC8U. Each
- * must be an input, not a view of one: w with the role trainable or input, the others state.
- * Returns the next version of w. */
+/* AdamW with t = applied + 1:
+ *
+ *   m = beta1 m + (1 - beta1) clip g,  v = beta2 v + (1 - beta2) (clip g)^2
+ *   w -= lr lr_scale (m / (1 - beta1^t) / (sqrt(v / (1 - beta2^t)) + eps) + decay w)
+ *
+ * Updates w, m, v (and master, f32, if w is narrower) in place unless skip is 1; clip and skip may be RFR_NONE. With a
+ * master weight the update is computed on it, and w is its rounding. m and v are f32 or bf16 in w's shape, or both u8
+ * and initially zeros: m as RFR_QUANT_DYNAMIC8, v as RFR_QUANT_DYNAMIC8U. Each must be an input, not a view of one: w
+ * with the role trainable or input, the others state. Returns the next version of w. */
 RFR_API rfr_value rfr_adamw_at(rfr_trace *t, rfr_source at, rfr_value w, rfr_value g, rfr_value m, rfr_value v,
                                rfr_value master, rfr_value lr, rfr_value clip, rfr_value skip, rfr_value step,
                                const rfr_adamw_options *o);
@@ -424,15 +442,18 @@ RFR_API rfr_value rfr_sgd_at(rfr_trace *t, rfr_source at, rfr_value w, rfr_value
 RFR_API rfr_value rfr_sgd_stochastic_at(rfr_trace *t, rfr_source at, rfr_value w, rfr_value g, rfr_value momentum,
                                         rfr_value lr, rfr_value clip, rfr_value skip, rfr_value step,
                                         double momentum_factor, double decay, double lr_scale, int64_t draws);
-/* The exponential moving average of a weight: average += (1 - d) (w - average), after the update of w, unless skip (may
- * be RFR_NONE) is 1. `average` is an input, f32, initially a copy of w; w is the updated weight or its master weight.
- * With n = applied + 1 - start the average is w itself while n < 1; then d = decay, in [0, 1), with `warmup` 1 at most
- * (1 + n) / (10 + n). Returns the next version of average. */
+/* The exponential moving average of a weight, after the update of w, with n = applied + 1 - start:
+ *
+ *   average = w                             while n < 1
+ *   average += (1 - d) (w - average)        then, with d = decay, or with `warmup` min(decay, (1 + n) / (10 + n))
+ *
+ * If skip is 1 the average does not change; skip may be RFR_NONE. `average` is an input, f32, initially a copy of w. w
+ * is the updated weight or its master weight. decay is in [0, 1). Returns the next version of average. */
 RFR_API rfr_value rfr_ema_at(rfr_trace *t, rfr_source at, rfr_value average, rfr_value w, rfr_value skip,
                              rfr_value step, double decay, int64_t start, int warmup);
 /* The dynamic loss scale of f16 training: f32 (1), a power of two from 2^0 to 2^24, initially 2^16; *inverse f32 (1) is
- * its reciprocal. `state` is a state i32 (2) that begins with zeros. Multiply the loss's inverse count by the scale,
- * and the norm of the gradients and the factor that an update takes by the inverse. */
+ * its reciprocal. `state` is a state i32 (2), initially zeros. Multiply inv_valid of the loss by the scale. Multiply
+ * the gradient norm, and the clip factor of the updates, by the inverse. */
 RFR_API rfr_value rfr_loss_scale_at(rfr_trace *t, rfr_source at, rfr_value state, rfr_value *inverse);
 /* The next version of the state: a skipped step halves the scale, `every` good steps in a row double it. */
 RFR_API rfr_value rfr_loss_scale_end_at(rfr_trace *t, rfr_source at, rfr_value state, rfr_value skip, int64_t every);
