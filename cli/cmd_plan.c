@@ -66,7 +66,8 @@ static void print_summary(const rfr_plan_summary *sum) {
                            ? (double)sum->transient_planned_bytes / (double)sum->transient_lower_bound_bytes
                            : 1.0;
   printf("\npeak         %14lld bytes  %s\n", (long long)sum->planned_bytes, cli_bytes(a, sum->planned_bytes));
-  printf("  persistent %14lld bytes  weights, optimizer states, inputs, outputs\n", (long long)sum->persistent_bytes);
+  printf("  persistent %14lld bytes  weights, states, inputs, results of phase load\n",
+         (long long)sum->persistent_bytes);
   printf("  step       %14lld bytes  lower bound %lld, ratio %.4f\n", (long long)sum->transient_planned_bytes,
          (long long)sum->transient_lower_bound_bytes, ratio);
   if (sum->branch_ops > 0)

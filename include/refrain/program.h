@@ -239,7 +239,7 @@ RFR_API rfr_status rfr_program_profile(rfr_programs *p, int program, rfr_op_time
 /* One buffer of the plan. `first` and `last` are op indices; persistent buffers are live from the first op to the
  * end. */
 typedef struct rfr_plan_buffer {
-  const char *name; /* value, or "workspace of OP" */
+  const char *name; /* of the input or value; else the op, for a result of phase load the weight that it is from */
   const char *kind; /* weight, state, input, output, activation, gradient, workspace, load */
   int64_t bytes, offset;
   int first, last;

@@ -69,15 +69,33 @@ rfr_status rfr_program_output(const rfr_programs *p, int program, const char *na
   return rfi_fail(RFI_E_PROGRAM_NAME, "program \"%s\" has no output \"%s\"", g->u.name, name);
 }
 
+/* Finds result k of phase load of all programs; returns the number of such results. Each program has its own, and its
+ * load ops come first. */
+static int find_loaded(const rfr_programs *p, int k, const rfi_exec_unit **unit, rfr_value *value) {
+  int n = 0;
+  for (int i = 0; i < p->n; i++) {
+    const rfi_exec_unit *u = &p->program[i].u;
+    const rfi_value *x = u->trace->values;
+    const int ops = u->start[RFI_PART_F];
+    for (rfr_value v = 0; ops > 0 && v < u->trace->n_values && x[v].op < ops; v++) {
+      if (x[v].op < 0 || x[v].base != v) continue;
+      if (n++ == k) *unit = u, *value = v;
+    }
+  }
+  return n;
+}
+
 rfr_status rfr_program_plan(const rfr_programs *p, int program, rfr_plan_summary *out) {
   rfi_program *g;
+  const rfi_exec_unit *unit;
+  rfr_value value;
   RFI_TRY(RFI_CHECK_OUT(out, "rfr_plan_summary"));
   RFI_TRY(rfi_program_get(p, program, &g));
   *out = (rfr_plan_summary){rfi_layout_at(&p->m.layout, RFI_REGIONS),
                             rfi_layout_at(&p->m.layout, RFI_REGION_SLOT),
                             g->plan.bytes,
                             g->plan.lower_bound,
-                            p->m.store.n + g->plan.n,
+                            p->m.store.n + find_loaded(p, -1, &unit, &value) + g->plan.n,
                             p->options.budget,
                             g->compile_seconds,
                             g->n_side_ops,
@@ -135,9 +153,25 @@ rfr_status rfr_program_plan_buffer(const rfr_programs *p, int program, int i, rf
                              0,        g->u.trace->n_ops};
     return RFR_OK;
   }
-  if (i < 0 || i >= p->m.store.n + g->plan.n)
-    return rfi_fail(RFI_E_ARGUMENT, "buffer %d of %d", i, p->m.store.n + g->plan.n);
-  const rfi_buffer *b = &g->plan.buffer[i - p->m.store.n];
+  const rfi_exec_unit *unit = NULL;
+  rfr_value value = RFR_NONE;
+  const int before = p->m.store.n + find_loaded(p, i - p->m.store.n, &unit, &value);
+  if (i < 0 || i >= before + g->plan.n) return rfi_fail(RFI_E_ARGUMENT, "buffer %d of %d", i, before + g->plan.n);
+  if (unit) {
+    const rfi_value *all = unit->trace->values, *x = &all[value];
+    const rfi_opr *op = &unit->trace->ops[x->op];
+    const char *from = op->n_in > 0 && op->in[0] >= 0 ? all[all[op->in[0]].base].name : "";
+    *out = (rfr_plan_buffer){x->name[0] ? x->name
+                             : from[0]  ? from
+                                        : op->def->name,
+                             "load",
+                             rfi_storage_bytes(&x->type),
+                             rfi_layout_at(&p->m.layout, RFI_REGION_PERSISTENT) + unit->place[value].offset,
+                             0,
+                             g->u.trace->n_ops};
+    return RFR_OK;
+  }
+  const rfi_buffer *b = &g->plan.buffer[i - before];
   const rfi_opr *op = &g->u.trace->ops[b->value >= 0 ? g->u.trace->values[b->value].op : b->first];
   const char *name = b->value >= 0 ? g->u.trace->values[b->value].name : "";
   static const char *const kinds[N_MEMORY_KINDS] = {"output", "activation", "gradient", "workspace"};

@@ -439,6 +439,21 @@ static rfr_trace *doubling(int64_t rows, const char *input) {
   return t;
 }
 
+/* The plan lists every persistent byte: inputs, and the results of phase load of each program. */
+static void check_persistent(const rfr_programs *p, const rfr_plan_summary *sum, int loaded) {
+  int64_t bytes = 0;
+  for (int i = 0; i < sum->n_buffers; i++) {
+    rfr_plan_buffer b;
+    OK(rfr_program_plan_buffer(p, 0, i, &b));
+    assert_int_equal(b.offset < sum->persistent_bytes,
+                     strcmp(b.kind, "weight") == 0 || strcmp(b.kind, "input") == 0 || strcmp(b.kind, "load") == 0);
+    if (b.offset < sum->persistent_bytes) bytes += rfi_align(b.bytes);
+    if (strcmp(b.kind, "load") == 0) assert_string_equal(b.name, "w"), loaded--;
+  }
+  assert_int_equal(loaded, 0);
+  assert_int_equal(bytes, sum->persistent_bytes);
+}
+
 static void test_programs_share(void **state) {
   (void)state;
   rfr_trace *t[2] = {doubling(64, "a"), doubling(16, "b")};
@@ -449,6 +464,8 @@ static void test_programs_share(void **state) {
   OK(rfr_program_plan(p, 0, &both));
   OK(rfr_program_plan(alone, 0, &one));
   assert_int_equal(both.planned_bytes - both.persistent_bytes, one.planned_bytes - one.persistent_bytes);
+  check_persistent(p, &both, 2);
+  check_persistent(alone, &one, 1);
   assert_int_equal(rft_count_ops(rfr_program_trace(p, 0, "lower"), RFI_OP_cast, RFR_PHASE_LOAD), 1);
   rft_fill_inputs(p);
   OK(rfr_programs_load(p));
