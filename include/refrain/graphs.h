@@ -196,7 +196,7 @@ typedef struct rfr_graphs_options {
    * in order. Without a schedule, work in your stream may read a main gradient after rfr_graphs_gradient has returned
    * it, or after the last call of the microbatch. rfr_graphs_report with "wgrad" lists each W. 0: everything runs in
    * order, in one stream. */
-  int wgrad_beside;
+  int wgrad_side_stream;
 } rfr_graphs_options;
 RFR_API rfr_graphs_options rfr_graphs_options_default(void);
 

@@ -335,7 +335,7 @@ class rfr_graphs_options(Record):
     post_warmup: rfr_hook_list
     comm: Pointer
     step_memory: Pointer
-    wgrad_beside: Int
+    wgrad_side_stream: Int
 
 
 @struct

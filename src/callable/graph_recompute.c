@@ -137,6 +137,6 @@ static bool fits(const rfr_graphs *g) {
  * saves less time than the recomputation that its memory could require. */
 rfr_status rfi_graphs_lay_out(rfr_graphs *g) {
   RFI_TRY(place_with_levels(g));
-  if (g->options.wgrad_beside && g->m.backend->launch_side) RFI_TRY(rfi_graphs_place(g, true));
+  if (g->options.wgrad_side_stream && g->m.backend->launch_side) RFI_TRY(rfi_graphs_place(g, true));
   return fits(g) || !g->has_side_stream ? RFR_OK : rfi_graphs_place(g, false);
 }

@@ -67,8 +67,8 @@ static const char *defect(const rfr_graphs *g, const rfi_callable *c) {
 }
 
 void rfi_graphs_choose_side_stream(rfr_graphs *g, bool fits) {
-  const char *all = !g->options.wgrad_beside                                ? "rfr_graphs_options.wgrad_beside is 0"
-                    : !g->m.backend->launch_side                            ? "the device has one stream"
+  const char *all = !g->options.wgrad_side_stream ? "rfr_graphs_options.wgrad_side_stream is 0"
+                    : !g->m.backend->launch_side  ? "the device has one stream"
                     : g->n == 1 && g->n_stages == 1 && g->stage->slots == 1 ? "no call can run at the same time"
                     : g->options.debug                                      ? "debug mode fills memory between calls"
                     : !fits                                                 ? "too little memory for its scratch"

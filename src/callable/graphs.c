@@ -18,7 +18,7 @@ rfr_callable rfr_callable_default(void) {
 }
 
 rfr_graphs_options rfr_graphs_options_default(void) {
-  return (rfr_graphs_options){.size = sizeof(rfr_graphs_options), .fuse = 1, .wgrad_beside = 1};
+  return (rfr_graphs_options){.size = sizeof(rfr_graphs_options), .fuse = 1, .wgrad_side_stream = 1};
 }
 
 rfr_main_gradient rfr_main_gradient_default(void) { return (rfr_main_gradient){.size = sizeof(rfr_main_gradient)}; }

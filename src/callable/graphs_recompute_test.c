@@ -251,7 +251,7 @@ static int64_t plan_tiny(const tiny_case *x, rfr_recompute recompute, int64_t bu
   OK(rfr_schedule_parse(ctx, "test", x->schedule, strlen(x->schedule), &schedule));
   OK(rfr_schedule_set_layers(schedule, x->layers, x->layers[1] ? 2 : 1));
   o.schedule = schedule, o.recompute = recompute, o.budget = budget, o.fuse = x->fuse, o.eager = 1;
-  o.wgrad_beside = 0; /* its scratch is not part of what recompute compares */
+  o.wgrad_side_stream = 0; /* its scratch is not part of what recompute compares */
   *fits = rfr_graphs_create(ctx, c, n, &o, &g) == RFR_OK;
   if (*fits) {
     OK(rfr_graphs_get_memory(g, &m));

@@ -346,7 +346,7 @@ static void test_report(void **state) {
   rfr_schedule_destroy(schedule);
   s.in_order = true;
   g = rft_make_graphs(&s, &schedule);
-  expect_report(g, 0, "in order: rfr_graphs_options.wgrad_beside is 0\n");
+  expect_report(g, 0, "in order: rfr_graphs_options.wgrad_side_stream is 0\n");
   rfr_graphs_destroy(g);
   rfr_schedule_destroy(schedule);
 }

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * W on a side stream (rfr_graphs_options.wgrad_beside). Transformer blocks of several widths, one callable each, run
- * under several schedules, with W in order and on the side stream. Main gradients and input gradients are bitwise equal
- * in every step, and the times of a step are printed: medians of rounds in which both sets take turns.
+ * W on a side stream (rfr_graphs_options.wgrad_side_stream). Transformer blocks of several widths, one callable each,
+ * run under several schedules, with W in order and on the side stream. Main gradients and input gradients are bitwise
+ * equal in every step, and the times of a step are printed: medians of rounds in which both sets take turns.
  *
  *   wgrad_check [SECONDS [WIDTH]]     for the times of each row, default 0.4; of one width, default all
  */
@@ -108,7 +108,7 @@ static std::vector<uint16_t> values(size_t n, int from, int k) {
   return v;
 }
 
-static rfr_graphs *make(rfr_ctx *ctx, const size *z, const rfr_schedule *s, int beside, int64_t *bytes) {
+static rfr_graphs *make(rfr_ctx *ctx, const size *z, const rfr_schedule *s, int side_stream, int64_t *bytes) {
   std::vector<rfr_callable> c((size_t)z->layers, rfr_callable_default());
   std::vector<rfr_callable_link> link((size_t)z->layers);
   rfr_graphs_options o = rfr_graphs_options_default();
@@ -119,7 +119,7 @@ static rfr_graphs *make(rfr_ctx *ctx, const size *z, const rfr_schedule *s, int 
     if (i > 0) c[i].links = &link[i], c[i].n_links = 1;
   }
   o.schedule = s;
-  o.wgrad_beside = beside;
+  o.wgrad_side_stream = side_stream;
   o.warmup_iterations = 1;
   ok(rfr_graphs_create(ctx, c.data(), z->layers, &o, &g));
   for (int i = 0; i < z->layers; i++) rfr_trace_destroy((rfr_trace *)c[i].trace);

@@ -216,7 +216,7 @@ rfr_graphs *rft_make_graphs(const rft_scene *s, rfr_schedule **schedule) {
   o.budget = s->budget;
   o.step_memory = s->step_memory;
   o.debug = s->debug;
-  o.wgrad_beside = !s->in_order;
+  o.wgrad_side_stream = !s->in_order;
   o.warmup_iterations = s->linked ? 2 : 0;
   OK(rfr_graphs_create(ctx, c, s->blocks, &o, &g));
   for (int i = 0; i < s->blocks; i++) rfr_trace_destroy(t[i]);
