@@ -39,41 +39,45 @@ static void send(const child *children, int n, int number) {
     if (children[i].pid > 0) kill(children[i].pid, number);
 }
 
-/* ---- detection of a stopped rank, or of mpirun alone, after the others have ended ---- */
+/* ---- ranks and mpirun that would never end ---- */
+
+/* The name of a process from joining to leaving the other ranks, where they wait for it with a deadline. */
+#define RANK_NAME "refrain rank "
+
+typedef struct process {
+  pid_t pid;
+  bool stopped, joined;
+} process;
 
 typedef struct lookout {
   pid_t parent; /* parent of the ranks: this process or mpirun */
   int ranks;
-  double next, moved_at; /* time of the next check; time at which some rank was last seen running */
+  double next, moved_at; /* time of the next check; time at which nothing was last seen to be stuck */
   bool started, hung;    /* ranks were seen; mpirun was killed, because it did not end after its ranks */
 } lookout;
 
-/* Reads the state of a process, one letter of /proc/PID/stat, and its parent. */
-static bool read_stat(const char *pid, char *state, int *parent) {
-  char path[300], text[512];
+/* Reads /proc/PID/stat: process, (name), state, parent. False: it is not a process of that parent, or has ended. */
+static bool read_stat(const char *pid, pid_t parent, process *p) {
+  char path[300], text[512], state;
+  int of;
   snprintf(path, sizeof path, "/proc/%s/stat", pid);
   const int fd = open(path, O_RDONLY | O_CLOEXEC);
   if (fd < 0) return false;
   const ssize_t n = read(fd, text, sizeof text - 1);
   close(fd);
   text[n > 0 ? n : 0] = 0;
-  const char *end = strrchr(text, ')'); /* the name of the program may contain any characters */
-  return end && sscanf(end + 1, " %c %d", state, parent) == 2;
+  const char *name = strchr(text, '('), *end = strrchr(text, ')'); /* the name may contain any characters */
+  if (!name || !end || sscanf(end + 1, " %c %d", &state, &of) != 2 || of != parent || state == 'Z') return false;
+  *p = (process){(pid_t)strtol(pid, NULL, 10), state == 'T', strncmp(name + 1, RANK_NAME, strlen(RANK_NAME)) == 0};
+  return true;
 }
 
-/* Lists the ranks that run or are stopped, at most `most`; *stopped: the number of ranks stopped by SIGSTOP. */
-static int find_ranks(pid_t parent, pid_t *pids, int most, int *stopped) {
+/* Lists the ranks that run or are stopped. */
+static int find_ranks(const lookout *l, process ranks[MOST_LOCAL]) {
   int n = 0;
-  *stopped = 0;
   DIR *d = opendir("/proc");
-  for (struct dirent *e; d && n < most && (e = readdir(d));) {
-    char state;
-    int of;
-    if (e->d_name[0] < '1' || e->d_name[0] > '9' || !read_stat(e->d_name, &state, &of) || of != parent || state == 'Z')
-      continue;
-    *stopped += state == 'T';
-    pids[n++] = (pid_t)strtol(e->d_name, NULL, 10);
-  }
+  for (struct dirent *e; d && n < l->ranks && (e = readdir(d));)
+    n += e->d_name[0] >= '1' && e->d_name[0] <= '9' && read_stat(e->d_name, l->parent, &ranks[n]);
   if (d) closedir(d);
   return n;
 }
@@ -96,31 +100,39 @@ static int rank_of(pid_t pid) {
   return -1;
 }
 
-/* Running ranks report a stopped one. When they have ended, only the launcher can detect it, and mpirun may name
- * another rank. mpirun itself may wait for ever for ranks that ended while it started them. */
-static void kill_stopped(lookout *l, rank_death *death) {
-  static pid_t pids[MOST_LOCAL];
-  int stopped;
+/* Keeps the ranks that are stuck: stopped while they start or end, or after the others have ended. Otherwise the other
+ * ranks report a stopped one. If all are stopped, the user has suspended the run. */
+static int keep_stuck(process *ranks, int n, int all) {
+  int stopped = 0, stuck = 0;
+  for (int i = 0; i < n; i++) stopped += ranks[i].stopped;
+  for (int i = 0; i < n && stopped < all; i++)
+    if (ranks[i].stopped && (!ranks[i].joined || stopped == n)) ranks[stuck++] = ranks[i];
+  return stuck;
+}
+
+/* After GRACE_SECONDS kills ranks that are stuck, and mpirun, which may wait for ever for ranks that ended while it
+ * started them. mpirun may name another rank. */
+static void kill_stuck(lookout *l, rank_death *death) {
+  static process ranks[MOST_LOCAL];
   if (cli_now() < l->next) return;
   l->next = cli_now() + PERIOD_SECONDS;
-  const int n = find_ranks(l->parent, pids, l->ranks, &stopped);
+  const int n = find_ranks(l, ranks), stuck = keep_stuck(ranks, n, l->ranks);
   l->started = l->started || n > 0;
   const bool none = n == 0 && l->parent != getpid() && (l->started || asked);
-  const bool stuck = none || (n > 0 && n < l->ranks && stopped == n);
-  if (!stuck) l->moved_at = cli_now();
-  if (!stuck || cli_now() - l->moved_at < GRACE_SECONDS) return;
+  if (stuck == 0 && !none) l->moved_at = cli_now();
+  if (cli_now() - l->moved_at < GRACE_SECONDS) return;
   if (none) kill(l->parent, SIGKILL), l->hung = true;
-  if (n > 0 && death->rank < 0) death->rank = rank_of(pids[0]), death->signal = SIGKILL, death->was_stopped = true;
-  for (int i = 0; i < n; i++) kill(pids[i], SIGKILL);
+  if (stuck > 0 && death->rank < 0)
+    death->rank = rank_of(ranks[0].pid), death->signal = SIGKILL, death->was_stopped = true;
+  for (int i = 0; i < stuck; i++) kill(ranks[i].pid, SIGKILL);
 }
 
 /* Passes a request on to the ranks themselves: mpirun drops a signal if it has not started them yet, and crashes if it
  * gets one while it ends. A rank that does not train yet is killed by SIGUSR1. */
 static void signal_ranks(const lookout *l, int number) {
-  static pid_t pids[MOST_LOCAL];
-  int stopped;
-  const int n = find_ranks(l->parent, pids, l->ranks, &stopped);
-  for (int i = 0; i < n; i++) kill(pids[i], number);
+  static process ranks[MOST_LOCAL];
+  const int n = find_ranks(l, ranks);
+  for (int i = 0; i < n; i++) kill(ranks[i].pid, number);
 }
 
 /* Waits until all have ended; returns the first exit code that is not 0. After a failure the others have GRACE_SECONDS
@@ -140,7 +152,7 @@ static int wait_for(child *children, int n, lookout *l, rank_death *death) {
       send(children, n, sent++ == 0 ? SIGTERM : SIGKILL);
     rank_death_read(death);
     if (pid <= 0) {
-      kill_stopped(l, death);
+      kill_stuck(l, death);
       usleep(20000);
       continue;
     }
@@ -227,9 +239,6 @@ static rfr_status start_mpirun(const cli *c, char *self, char **argv, child *chi
   /* All ranks are on this machine. With its other interfaces Open MPI 5 may print that it cannot reach them. It refuses
    * both variables at once. */
   if (!getenv("OMPI_MCA_btl_tcp_if_exclude")) setenv("OMPI_MCA_btl_tcp_if_include", "lo", 0);
-  /* Without a barrier in MPI_Finalize, ranks end although another one is stopped there, and kill_stopped() finds it.
-   * They have completed all messages before (match_calls in comm_mpi.c). */
-  setenv("OMPI_MCA_async_mpi_finalize", "1", 0);
   if (geteuid() == 0) { /* Open MPI refuses root otherwise */
     setenv("OMPI_ALLOW_RUN_AS_ROOT", "1", 1);
     setenv("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1", 1);
@@ -307,10 +316,16 @@ rfr_status cli_start_ranks(cli *c, const char *device, char **argv, bool *done, 
 /* ---- a rank ---- */
 
 rfr_status cli_join_ranks(cli *c) {
-  return cli_has_ranks(c) ? rfr_launch_join(c->ctx, &c->launch, JOIN_SECONDS, &c->comm) : RFR_OK;
+  char name[16];
+  if (!cli_has_ranks(c)) return RFR_OK;
+  const rfr_status s = rfr_launch_join(c->ctx, &c->launch, JOIN_SECONDS, &c->comm);
+  snprintf(name, sizeof name, RANK_NAME "%d", c->launch.rank % 1000); /* of another host, if there are more */
+  if (s == RFR_OK) prctl(PR_SET_NAME, name);
+  return s;
 }
 
 rfr_status cli_leave_ranks(cli *c) {
+  prctl(PR_SET_NAME, "refrain");
   const rfr_status s = rfr_launch_leave(c->ctx, c->comm);
   c->comm = NULL;
   if (s != RFR_OK && c->command == CLI_INDEX_train)

@@ -108,7 +108,7 @@ void rank_death_report(const cli *c, rank_death *d) {
   while (d->n_reports > 0) free(d->reports[--d->n_reports]);
   if (d->rank < 0) return;
   snprintf(what, sizeof what, "rank %d was killed by signal %d (%s)%s", d->rank, d->signal, strsignal(d->signal),
-           d->was_stopped ? ": it was stopped (SIGSTOP) when other ranks had ended" : "");
+           d->was_stopped ? ": it was stopped (SIGSTOP) while it started or ended" : "");
   cli_fail(
       RFR_IO,
       d->was_stopped

@@ -226,22 +226,28 @@ static void one(int i) {
 }
 
 #ifndef RFT_SANITIZED
-/* A rank that is stopped when it enters MPI_Finalize, where no other rank can name it. Not with a sanitizer, whose
- * library must be loaded first. */
-static void stopped_in_finalize(void) {
-  const char *const folder = "finalize";
+/* A rank that is stopped when it makes a call of MPI in which the others wait without a deadline. Not with a sanitizer,
+ * whose library must be loaded first. */
+static void stopped_in(const char *call, bool trains) {
+  char log[128];
+  size_t n;
   setenv("LD_PRELOAD", RFT_STOPS, 1);
   setenv("RFT_STOPPED_RANK", "2", 1);
-  const pid_t launcher = start(folder, modes[0], false);
+  setenv("RFT_STOPPED_IN", call, 1);
+  const pid_t launcher = start(call, modes[0], false);
   unsetenv("LD_PRELOAD");
-  for (double end = now() + PATIENCE_SECONDS; !has_checkpoint(folder, LAST) && now() < end;) usleep(5000);
+  for (double end = now() + PATIENCE_SECONDS; trains && !has_checkpoint(call, LAST) && now() < end;) usleep(5000);
   const double stopped = now();
-  if (wait_for(launcher, LIMIT_SECONDS) <= 0 || !names_rank(folder, 2))
-    give_up("rank 2 stopped in MPI_Finalize", folder);
-  printf("rank 2 stopped in MPI_Finalize: ended after %.1f s\n", now() - stopped);
+  const int code = wait_for(launcher, LIMIT_SECONDS);
+  snprintf(log, sizeof log, "%s/%s.log", root, call);
+  char *text = read_all(log, &n);
+  const bool named = text && strstr(text, "rank 2 was killed by signal 9 (Killed): it was stopped");
+  free(text);
+  if (code <= 0 || !named || names_rank(call, 2) != trains) give_up("rank 2 stopped in a call of MPI", call);
+  printf("rank 2 stopped in %s: ended after %.1f s\n", call, now() - stopped);
 }
 #else
-static void stopped_in_finalize(void) {}
+static void stopped_in(const char *call, bool trains) { (void)call, (void)trains; }
 #endif
 
 /* With its own copy of the data: sources change while a campaign runs. */
@@ -286,7 +292,8 @@ int main(int argc, char **argv) {
     }
     one(i);
   }
-  stopped_in_finalize();
+  stopped_in("MPI_Init_thread", false);
+  stopped_in("MPI_Finalize", true);
   snprintf(command, sizeof command, "rm -rf %s", root);
   return system(command) == 0 ? 0 : 1;
 }
