@@ -297,25 +297,27 @@ static int utf8_length(const unsigned char *s) {
 }
 
 void cli_string_add_utf8(cli_string *s, const char *text, size_t n) {
-  int length;
-  for (const char *end = text + n; text<end; text += length> 0 ? length : 1) {
-    length = utf8_length((const unsigned char *)text);
+  const char *const end = text + n;
+  while (text < end) {
+    const int length = utf8_length((const unsigned char *)text);
     if (length == 0) cli_string_add("\xEF\xBF\xBD", 3, s);
     else cli_string_add(text, (size_t)length, s);
+    text += length == 0 ? 1 : length;
   }
 }
 
 /* Replaces each byte that is not part of UTF-8 text by U+FFFD, because a byte-level model may generate any byte. */
 static void put_escaped(FILE *f, const char *s, size_t bytes) {
-  int n;
+  const char *const end = s + bytes;
   fputc('"', f);
-  for (const char *end = s + bytes; s<end; s += n> 0 ? n : 1) {
-    unsigned char u = (unsigned char)*s;
-    n = utf8_length((const unsigned char *)s);
+  while (s < end) {
+    const unsigned char u = (unsigned char)*s;
+    const int n = utf8_length((const unsigned char *)s);
     if (n == 0) fputs("\\ufffd", f);
     else if (u == '"' || u == '\\') fprintf(f, "\\%c", u);
     else if (u < 0x20) fprintf(f, "\\u%04x", u);
     else fwrite(s, 1, (size_t)n, f);
+    s += n == 0 ? 1 : n;
   }
   fputc('"', f);
 }
