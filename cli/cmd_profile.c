@@ -100,8 +100,6 @@ static rfr_status print_tables(const cli *c, const op_times *t, const cli_ceilin
   char device[160];
   json j = {.f = stdout};
   rfr_status s = RFR_OK;
-  double sum = 0;
-  for (int i = 0; i < t->n; i++) sum += t->op[i].seconds;
   if (c->json) {
     json_begin(&j, NULL, '{');
     json_text(&j, "name", c->operand);
@@ -114,6 +112,8 @@ static rfr_status print_tables(const cli *c, const op_times *t, const cli_ceilin
   } else {
     printf("%s, %s, %s\n  %.2f ms in %d ops (median of %d steps)\n", c->operand, dtype, cli_device(c, device),
            1e3 * t->seconds, t->n, t->steps);
+    double sum = 0;
+    for (int i = 0; i < t->n; i++) sum += t->op[i].seconds;
     if (t->seconds > DISTURBED * sum)
       printf("  the ops' own medians, below, sum to %.2f ms: other programs disturbed the steps\n", 1e3 * sum);
     ceilings_print(ceilings);

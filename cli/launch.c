@@ -42,7 +42,7 @@ static void send(const child *children, int n, int number) {
 /* ---- ranks and mpirun that would never end ---- */
 
 /* The name of a process from joining to leaving the other ranks, where they wait for it with a deadline. */
-#define RANK_NAME "refrain rank "
+#define RANK_NAME "refrain #"
 
 typedef struct process {
   pid_t pid;
@@ -316,16 +316,16 @@ rfr_status cli_start_ranks(cli *c, const char *device, char **argv, bool *done, 
 /* ---- a rank ---- */
 
 rfr_status cli_join_ranks(cli *c) {
-  char name[16];
+  char name[32]; /* prctl keeps 15 characters: six digits */
   if (!cli_has_ranks(c)) return RFR_OK;
   const rfr_status s = rfr_launch_join(c->ctx, &c->launch, JOIN_SECONDS, &c->comm);
-  snprintf(name, sizeof name, RANK_NAME "%d", c->launch.rank % 1000); /* of another host, if there are more */
+  snprintf(name, sizeof name, RANK_NAME "%d", c->launch.rank);
   if (s == RFR_OK) prctl(PR_SET_NAME, name);
   return s;
 }
 
 rfr_status cli_leave_ranks(cli *c) {
-  prctl(PR_SET_NAME, "refrain");
+  if (cli_has_ranks(c)) prctl(PR_SET_NAME, "refrain");
   const rfr_status s = rfr_launch_leave(c->ctx, c->comm);
   c->comm = NULL;
   if (s != RFR_OK && c->command == CLI_INDEX_train)
